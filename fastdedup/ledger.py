@@ -16,12 +16,13 @@ from .gate import former_ids
 from .gate.audit import check_reason, tell_forgotten
 from .gate.connection import Connection
 from .gate.counters import outcome_of
-from .gate.listed_ids import ListedId
+from .gate.listed_ids import ListedId, settle_pending
 from .gate.namespace import Namespace
 from .gate.together import Together
 from .gate.undo import MAX_GIVEN_UP
 from .keys import check_namespace
 from .model import BreakerState, LedgerResize, LedgerStats, Record
+from .protocol.granted import GRANTED
 from .protocol.ledger_forms import DENSE_WIDTH, FILLING, SLOTS, LedgerForm
 from .protocol.ledger_ids import (
     NONCE_BYTES,
@@ -43,6 +44,7 @@ from .protocol.ledger_views import (
     form_in,
     nonce_of,
     over_ms,
+    patience_of,
 )
 from .protocol.ledgers import FOREVER_MS, FirstOp, ForgetIdOp, IdPlace, LedgerOp, LedgerTerms, SeenOp, WeighOp
 from .protocol.operations import Code, ForgetOp, ReadOp, Reply, StoredForm, Verb, Weight
@@ -62,6 +64,11 @@ _LOOK_AGAIN: Final = 600.0
 _TRIES: Final = 5
 _OK: Final = Code.OK  # naming an enum's member through its class costs 50 ns on Python 3.11
 _ALREADY: Final = Code.ALREADY
+_PENDING: Final = Code.PENDING
+_PAUSES: Final = 8
+"""Looks at an id that another call may still give back, half a timeout apart: it may do so for two timeouts."""
+_TOLD: Final = (Code.OK, Code.ALREADY, Code.PENDING)
+"""Answers to a call for an id that need no verdict."""
 
 AnyFirst = TypeVar("AnyFirst", bound=FirstOp)
 
@@ -107,6 +114,7 @@ class Ledger:
         self._width = check_width(exact, width, dense, write)
         self._dense = self._width == DENSE_WIDTH
         self._write = write
+        self._patience = patience_of(namespace.connection.timeout)
         self._wire = ledger_wire(namespace.settings.namespace, name)
         self._allows_eviction = bool(allow_eviction)
         # Mutable: the form as it was read last; the task that reads it; the text of a form that the store has called
@@ -158,12 +166,14 @@ class Ledger:
         """
         data = self._bytes_of(id)
         name = draw_owner() if owner is None else owner_field(owner)
-        nonce, named = nonce_of(name), owner is not None
+        nonce, named = nonce_of(name, self._patience), owner is not None
         namespace = self._namespace
         since = namespace.ask.now
         op: FirstOp | None = None
         try:
-            for tries in range(_TRIES):
+            tries, pauses = -1, 0
+            while tries + 1 < _TRIES:
+                tries += 1
                 view = self._view
                 if view is None or view.until <= monotonic():
                     view = await self._look_again()
@@ -187,7 +197,15 @@ class Ledger:
                     reply = self._without_reply(op, error, named=named)
                 if reply is not _OK:
                     reply = self._verdict(op, entry, reply, name, named=named)
+                if reply is _PENDING:
+                    if pauses < _PAUSES and op.place not in GRANTED and not (undo and undo.knows(op)):
+                        pauses += 1
+                        tries -= 1
+                        await asyncio.sleep(namespace.connection.timeout / 2)
+                        continue
+                    reply = _ALREADY
                 if reply is _OK:
+                    GRANTED.add(op.place)
                     if view.terms.seen_fill > view.form.filling_from:
                         self._is_filling(view)
                     if namespace.watchers.counters is not None:
@@ -226,7 +244,8 @@ class Ledger:
         asked: list[ListedId] = []
         since = self._namespace.ask.now
         try:
-            answers = await self._answers(dict.fromkeys(data), nonce_of(name), asked, named=owner is not None)
+            nonce = nonce_of(name, self._patience)
+            answers = await self._answers(dict.fromkeys(data), nonce, asked, named=owner is not None)
         except BaseException as error:
             if isinstance(error, UnavailableError):
                 error.owner = owner_text(name)
@@ -298,6 +317,7 @@ class Ledger:
         for _ in range(_TRIES):
             view = await self._present_view()
             op = ForgetIdOp(*view.addresses.find(data), view.terms, data, reason)
+            GRANTED.discard(op.place)
             reply = await self._namespace.ask.run(op)
             if view.former is not None and reply is Code.ABSENT:
                 reply = await former_ids.forget(self._namespace, view.former, data, reason)
@@ -450,7 +470,7 @@ class Ledger:
                 self._namespace.ask.take_back(op)
             error.owner = owner_text(name)
             raise
-        if op.entry is not own and reply is not _OK and reply is not _ALREADY:
+        if op.entry is not own and reply is not _OK and reply is not _ALREADY and reply is not _PENDING:
             # It was not done, so what that call has remembered is still to be taken back.
             self._namespace.connection.undo.add_id(op)
         return reply
@@ -476,9 +496,12 @@ class Ledger:
         """Return an answer for each of some ids that differ. Whatever is sent is put into `asked` before."""
         answers: dict[bytes, bool] = {}
         missing = list(ids)
-        for tries in range(_TRIES):
+        tries, pauses = -1, 0
+        while tries + 1 < _TRIES:
+            tries += 1
             if not missing:
                 return answers
+            pending = False
             for start in range(0, len(missing), _AT_ONCE):
                 view = await self._present_view()
                 part = missing[start : start + _AT_ONCE]
@@ -489,7 +512,9 @@ class Ledger:
                     answers |= known
                     part = [each for each in part if each not in known]
                 ops = await self._ask_list(view, part, nonce, asked, named=named)
-                if self._namespace.connection.undo:
+                undo = self._namespace.connection.undo
+                pending |= settle_pending(ops, undo, again=pauses < _PAUSES)
+                if undo:
                     duplicates = [op for op in ops if op.answer is Code.ALREADY]
                     for op in await self._may_be_first(duplicates, tries, named=named):
                         op.answer = Code.STALE
@@ -497,6 +522,10 @@ class Ledger:
                     if op.answer is not Code.STALE:
                         answers[each] = op.answer is Code.OK
             missing = [each for each in missing if each not in answers]
+            if pending:
+                pauses += 1
+                tries -= 1
+                await asyncio.sleep(self._namespace.connection.timeout / 2)
             if not missing and view.terms.seen_fill > view.form.filling_from:
                 self._is_filling(view)
         if missing:
@@ -535,11 +564,11 @@ class Ledger:
         asked += ops
         await shared.send(ops, namespace.ask.begin)
         for op in ops:
-            if op.answer is not Code.OK and op.answer is not Code.ALREADY:
+            if op.answer not in _TOLD:
                 if isinstance(op.answer, UnavailableError):
                     view.distrust()
                 op.answer = namespace.ask.verdict(op, op.answer)
-                if op.answer is not Code.OK and op.answer is not Code.ALREADY:
+                if op.answer not in _TOLD:
                     if op.entry[-NONCE_BYTES:] != nonce:
                         undo.add_id(op)  # as in `_ask_first`
                     self._judge(op.answer)

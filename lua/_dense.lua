@@ -98,14 +98,33 @@ local function dense(slot)
     return nil, code or FOREIGN
   end
 
-  -- Returns whether the call of this nonce has remembered the id, which lies at `at`; nil and a code.
-  local function is_of(bucket, at, digest, nonce)
-    if at > 0 then return sub(bucket.text, at + STRAY - NONCE, at + STRAY - 1) == nonce end
+  -- Returns the nonce of the call that has remembered the id, which lies at `at`; nil and a code. In a cell it may be that of
+  -- another chunk's id.
+  local function nonce_at(bucket, at, digest)
+    if at > 0 then return sub(bucket.text, at + STRAY - NONCE, at + STRAY - 1) end
     local beside, fault = nonces_of(bucket.key, bucket.size)
     if not beside then return nil, fault end
     local _, place = split(digest)
     local from = Y_HEAD + place * NONCE
-    return redis.call('GETRANGE', beside, from, from + NONCE - 1) == nonce
+    return redis.call('GETRANGE', beside, from, from + NONCE - 1)
+  end
+
+  -- Returns whether the call of this nonce has remembered the id, which lies at `at`; nil and a code.
+  local function is_of(bucket, at, digest, nonce)
+    local stored, fault = nonce_at(bucket, at, digest)
+    if not stored then return nil, fault end
+    return same_call(stored, nonce)
+  end
+
+  -- Returns the answer to a call for an id that lies at `at`: nil where the call itself has remembered it.
+  local function answer_at(bucket, at, digest, nonce, patience, ledger)
+    local stored, fault = nonce_at(bucket, at, digest)
+    if not stored then return fault end
+    if same_call(stored, nonce) then return write_again(bucket.key) end
+    if #stored < NONCE then return ALREADY end
+    local _, place = split(digest)
+    local then_slot = at > 0 and byte(bucket.text, at + DENSE_WIDTH) or byte(cell_of(bucket, floor(place / 64)), 1)
+    return answer_known(ledger, patience, then_slot, byte(stored, 1, NONCE))
   end
 
   local function each_stray(bucket, visit)
@@ -261,7 +280,7 @@ local function dense(slot)
 
   -- Remembers the i-th id; returns how many strays its bucket has.
   local function first(i, key, entry, ledger, answer)
-    local digest, nonce = sub(entry, 1, DENSE_WIDTH), sub(entry, DENSE_WIDTH + 1)
+    local digest, nonce = sub(entry, 1, DENSE_WIDTH), sub(entry, DENSE_WIDTH + 1, -2) .. ledger.ticked
     local chunk, place = split(digest)
     if not present or present.key ~= key then
       write(ledger, answer)
@@ -280,8 +299,7 @@ local function dense(slot)
     if bucket.fresh[digest] then
       code = bucket.fresh[digest] ~= nonce and ALREADY or nil
     elseif at then
-      local same, fault = is_of(bucket, at, digest, nonce)
-      code = fault or (same and write_again(key)) or (not same and ALREADY) or nil
+      code = answer_at(bucket, at, digest, nonce, byte(entry, -1), ledger)
     else
       code = remember_in(bucket, digest, nonce, ledger)
       if not code then

@@ -20,14 +20,16 @@
 -- is set, so none gets older than 226 slots. An age of 228 and more stands for an entry that came before the server's
 -- clock was set back, by up to a quarter of the window: it lives.
 --
--- The nonce names the call that remembered an id: the same call asked again, after a lost reply, is answered as the
--- first time.
+-- The first four bytes of a nonce name the call that remembered an id: the same call asked again, after a lost reply, is
+-- answered as the first time. The fifth is the tick in which the id was remembered: half a second, modulo 256. By it another
+-- call learns that the first one may still be taken back. Four zeros name no call: they stand for a completed claim.
 
 local SLOTS, AHEAD = 100, 228
 local EXPIRY_SERVES = 22 -- slots for which a bucket's expiry serves further entries
 local HEAD = 7
-local NONCE = 5
+local NONCE, NAME = 5, 4
 local TAG = 2
+local TICK_US = 500000
 
 -- Tags that are read with the head: nearly every bucket has fewer. Those of exact ledgers are planned for fewer entries.
 local function tags_at_once(width)
@@ -43,6 +45,20 @@ end
 local function lives(then_slot, slot)
   local age = (slot - then_slot) % 255
   return age <= SLOTS or age >= AHEAD
+end
+
+-- True for the nonces of one call. `entry` may be a whole entry, which ends in its nonce.
+local function same_call(nonce, entry)
+  return sub(nonce, 1, NAME) == sub(entry, -NONCE, -NONCE + NAME - 1)
+end
+
+-- Returns what a call is told of an id that another call has remembered, in `then_slot` and with the nonce whose bytes are
+-- n1 to tick: PENDING where that call may still be taken back, so that the id is no duplicate yet. `patience`: ticks for which
+-- that may be so; an entry of the same tick in an earlier slot is older.
+local function answer_known(ledger, patience, then_slot, n1, n2, n3, n4, tick)
+  if (ledger.tick - tick) % 256 > patience or patience == 0 or n1 + n2 + n3 + n4 == 0 then return ALREADY end
+  local slots = (ledger.slot - then_slot) % 255
+  return (slots - 1) * ledger.slot_us <= (patience + 1) * TICK_US and PENDING or ALREADY
 end
 
 -- Returns the beginning of the bucket up to its tags, the index of the first tag, how many old entries it has, and the

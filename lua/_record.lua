@@ -18,7 +18,7 @@ local CLAIMS = 'IPWSFR'
 local OK, REENTERED, TAKEN, IN_PROGRESS, SUCCEEDED, FAILED, MISMATCH = 0, 1, 2, 3, 4, 5, 6
 local UNKNOWN, LOST, FOREIGN, ALREADY, ILLEGAL, STALE, ABSENT = 7, 8, 9, 10, 11, 12, 13
 local OUTRANKED, OVERRULED, UNCONFIRMED, UNSURE, TOO_LARGE, ELSEWHERE, REFUSED, AGAIN = 14, 15, 16, 17, 18, 19, 20, 21
-local FULL = 22
+local FULL, PENDING = 22, 23
 local MAX_STATE = 64 -- bytes of a machine's state
 
 local sub, find = string.sub, string.find

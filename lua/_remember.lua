@@ -29,30 +29,37 @@ local function rewrite(key, bucket, tags, old, entry, ledger)
   }), 'PX', ledger.keep)
 end
 
--- Returns nil where the id is remembered for this call, else a code.
+-- Returns nil where the id is remembered for this call, else a code. The last byte of `entry` is the call's patience, see
+-- `answer_known`; what is stored has the tick there.
 local function remember(key, entry, ledger)
   local width, slot, step = ledger.width, ledger.slot, ledger.step
   local bucket, tags, old, since = fetch_bucket(key, width)
   if bucket == nil then return tags end
-  if not bucket then return put('SET', key, ledger.fresh .. entry .. ledger.rest, 'PX', ledger.keep) end
+  if not bucket then
+    return put('SET', key, ledger.fresh .. sub(entry, 1, -2) .. ledger.ticked .. ledger.rest, 'PX', ledger.keep)
+  end
   local place, tag = place_of(bucket, tags, old, sub(entry, 1, width), slot)
   if place then
-    if tag or sub(bucket, place + width + 1, place + step - 1) ~= sub(entry, width + 1) then return ALREADY end
-    return write_again(key)
+    if tag then return ALREADY end
+    local n1, n2, n3, n4, then_tick = byte(bucket, place + width + 1, place + step - 1)
+    local e1, e2, e3, e4, patience = byte(entry, width + 1, width + NONCE)
+    if n1 == e1 and n2 == e2 and n3 == e3 and n4 == e4 then return write_again(key) end
+    return answer_known(ledger, patience, byte(bucket, place), n1, n2, n3, n4, then_tick)
   end
   local free = find(bucket, ledger.zeros, HEAD + 1, true)
   -- The nonce before a free place may end in zeros.
   free = free and HEAD + 1 + math.ceil((free - HEAD - 1) / step) * step
   entries = entries + old + (math.min(free or tags, tags) - HEAD - 1) / step
   if not free or free >= tags or (slot - since) % 255 > EXPIRY_SERVES then
-    return rewrite(key, bucket, tags, old, entry, ledger)
+    return rewrite(key, bucket, tags, old, sub(entry, 1, -2) .. ledger.ticked, ledger)
   end
-  return put('SETRANGE', key, free - 1, ledger.stamp .. entry)
+  return put('SETRANGE', key, free - 1, ledger.stamp .. sub(entry, 1, -2) .. ledger.ticked)
 end
 
 -- What the ids of a run share; its arguments begin at `a`.
 local function ledger_of(a)
-  local slot, width, young = slot_of(tonumber(ARGV[a + 1])), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
+  local slot_us, width, young = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
+  local slot, tick = slot_of(slot_us), floor(now_us / TICK_US) % 256
   local head, step = VERSION .. 'L' .. char(width, slot, young), width + 1 + NONCE
   local zeros, at_once = string.rep('\0', step), tags_at_once(width)
   return {
@@ -60,6 +67,6 @@ local function ledger_of(a)
     most = tonumber(ARGV[a + 6]), head = head, step = step, zeros = zeros, stamp = char(slot),
     fresh = head .. '\0\0' .. char(slot), rest = string.rep(zeros, young - 1),
     tags = HEAD + 1 + young * step, at_once = at_once, reach = tostring(HEAD + young * step + TAG * at_once - 1),
-    offsets = {},
+    offsets = {}, slot_us = slot_us, tick = tick, ticked = char(tick),
   }
 end

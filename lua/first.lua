@@ -8,8 +8,11 @@
 --          named: how many entries keep their nonces when the bucket is written anew
 --          most: entries that a bucket may have
 --          until_ms: the server's time until which the client may rely on what it knows of the ledger
+--          nonce: 4 bytes that name the call, and how many ticks of half a second it waits for another call that may be
+--          taken back
 -- returns  {now_us, 0, entries, i, code, ...}: how many entries (of a dense ledger: strays) the buckets of this call have, to
---          learn how full the ledger is; a pair for each key that was not OK: ALREADY, STALE (what is known of the ledger is too old: nothing was
+--          learn how full the ledger is; a pair for each key that was not OK: ALREADY, PENDING (remembered for a call that may
+--          still be taken back), STALE (what is known of the ledger is too old: nothing was
 --          done), FULL (the bucket has no room: nothing was done), FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
 local reply = { now_us, 0, 0 }
@@ -60,17 +63,17 @@ local function fill(key, entry, ledger)
   local at = find(part, sub(entry, 1, TAG), HEAD + 2, true)
   if at and at < tags + TAG * low then return false end
   local free, step = find(part, ledger.zeros, HEAD + 1, true), ledger.step
-  if not free then return turn_over(key, part, low, entry, ledger) end
+  if not free then return turn_over(key, part, low, sub(entry, 1, -2) .. ledger.ticked, ledger) end
   local beyond = (free - HEAD - 1) % step
   if beyond > 0 then free = free + step - beyond end -- the nonce before ends in zeros
-  if free >= tags then return turn_over(key, part, low, entry, ledger) end
+  if free >= tags then return turn_over(key, part, low, sub(entry, 1, -2) .. ledger.ticked, ledger) end
   local offset = ledger.offsets[free]
   if not offset then
     offset = tostring(free - 1)
     ledger.offsets[free] = offset
   end
   entries = entries + low + (free - HEAD - 1) / step
-  return type(pcall('SETRANGE', key, offset, ledger.stamp .. entry)) == 'number'
+  return type(pcall('SETRANGE', key, offset, ledger.stamp .. sub(entry, 1, -2) .. ledger.ticked)) == 'number'
 end
 
 local a, i = 3, 1

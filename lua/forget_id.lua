@@ -28,7 +28,9 @@ local function remove(key, entry, slot, width)
   local nonce = sub(entry, width + 1)
   local place, tag = place_of(bucket, tags, old, sub(entry, 1, width), slot)
   if not place then return ABSENT end
-  if nonce ~= '' and (tag or sub(bucket, place + width + 1, place + width + NONCE) ~= nonce) then return ABSENT end
+  if nonce ~= '' and (tag or not same_call(sub(bucket, place + width + 1, place + width + NONCE), nonce)) then
+    return ABSENT
+  end
   return put('SET', key, without(bucket, tags, old, place, tag, width), 'KEEPTTL') or OK
 end
 

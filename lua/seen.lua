@@ -19,7 +19,7 @@ local function look(key, entry, slot, width)
   local place, tag
   if bucket then place, tag = place_of(bucket, tags, old, digest, slot) end
   if not place then return ABSENT end
-  local same = nonce ~= '' and not tag and sub(bucket, place + width + 1, place + width + NONCE) == nonce
+  local same = nonce ~= '' and not tag and same_call(sub(bucket, place + width + 1, place + width + NONCE), nonce)
   return same and OK or ALREADY
 end
 

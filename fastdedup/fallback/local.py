@@ -11,7 +11,7 @@ from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
 from ..model import Outcome
 from ..protocol.keyspace import names_of
-from ..protocol.ledger_ids import NONCE_BYTES
+from ..protocol.ledger_ids import NONCE_BYTES, without_patience
 from ..protocol.ledgers import (
     ECHO_MS,
     FirstOp,
@@ -173,7 +173,7 @@ class LocalLRU:
         if entry is None or entry.state not in LIVE or not is_of(entry, op):
             return self._apply_alone(op)
         # Not the nonce of the store's completions, by which two processes that did the work would count as one.
-        nonce = blake2b(op.owner + b"%d" % entry.fence, digest_size=NONCE_BYTES).digest()
+        nonce = without_patience(blake2b(op.owner + b"%d" % entry.fence, digest_size=NONCE_BYTES).digest())
         first = FirstOp(op.bucket, op.digest + nonce, op.ledger_terms, op.id)
         self._ids.answer(first, UnavailableError("the id is not known"))
         try:

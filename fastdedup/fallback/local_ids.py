@@ -15,9 +15,10 @@ from collections import OrderedDict
 
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
+from ..protocol.granted import GRANTED
 from ..protocol.keyspace import names_of
 from ..protocol.ledger_forms import SLOTS, LedgerForm
-from ..protocol.ledger_ids import NONCE_BYTES, ledger_of
+from ..protocol.ledger_ids import NONCE_BYTES, ledger_of, same_call, without_patience
 from ..protocol.ledgers import (
     FirstOp,
     ForgetIdOp,
@@ -127,7 +128,7 @@ class LocalIds:
         held = self._ids.held(op.wire, digest)
         if held is not None:
             self._used(place)
-            first = held[1] == op.entry[len(digest) :]
+            first = same_call(held[1], op.entry[len(digest) :])
             if not first and isinstance(line, IdLine) and hasattr(op, "at"):
                 line.shared = True  # it was sent before, so the store may have remembered the id for it
             return Code.OK if first else Code.ALREADY
@@ -217,7 +218,7 @@ class LocalIds:
                 self._saw_id(op, reply)
             elif isinstance(op, FirstOp) and isinstance(line, IdLine) and reply is Code.OK:
                 held = self._held(line)
-                if held is None or held[1] != op.entry[len(line.digest) :]:
+                if held is None or not same_call(held[1], op.entry[len(line.digest) :]):
                     line.shared = True
 
     def _saw_id(self, op: IdOp, reply: Reply) -> None:
@@ -226,11 +227,11 @@ class LocalIds:
         held = self._ids.held(op.wire, digest)
         if isinstance(op, FirstOp) and reply is Code.OK:
             nonce = op.entry[len(digest) :]
-            if held is not None and held[1] == nonce:
+            if held is not None and same_call(held[1], nonce):
                 self._used(op.place)  # asked again
             elif not op.future.done():  # else its caller was cancelled, and it is taken back
                 self._know(op, nonce, now, op.terms.window_ms)
-        elif reply is Code.ALREADY or (isinstance(op, SeenOp) and reply is Code.OK):
+        elif _is_known(op, reply):
             if held is None or held[1] == b"":
                 self._know(op, b"", now, op.terms.window_ms // SLOTS)
             else:
@@ -335,7 +336,7 @@ class LocalIds:
         held = self._held(line)
         if held is None:
             return SeenOp(line.bucket, line.digest, ledger.terms, line.id)
-        return FirstOp(line.bucket, line.digest + held[1], ledger.terms, line.id)
+        return FirstOp(line.bucket, line.digest + without_patience(held[1]), ledger.terms, line.id)
 
     def adopted(self, op: LedgerOp | IdOp, reply: object) -> Conflict | Unreplayed | None:
         """Take the store's reply."""
@@ -426,3 +427,10 @@ class LocalIds:
             self._unreplayed(line, "")
         namespace, name = names_of(wire)
         return Unreplayed(namespace, name, "", f"the ledger's form cannot be read: {len(lines)} ids are lost")
+
+
+def _is_known(op: IdOp, reply: Reply) -> bool:
+    """True if the store remembers an id for another call, and that call will not be taken back."""
+    if reply is Code.PENDING:
+        return op.place in GRANTED
+    return reply is Code.ALREADY or (isinstance(op, SeenOp) and reply is Code.OK)

@@ -17,6 +17,7 @@ from ..errors import ConfigError, ShortfallError, UnavailableError, foreign
 from ..events import KEPT_LOCALLY, Degraded, Shortfall, Unreplayed
 from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPolicy
 from ..fallback.reject import Reject
+from ..protocol.granted import GRANTED
 from ..protocol.keyspace import names_of
 from ..protocol.ledgers import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
 from ..protocol.operations import (
@@ -34,7 +35,6 @@ from ..protocol.operations import (
 from ..protocol.owners import owner_text
 from .connection import Connection
 from .counters import verb_of
-from .granted import GRANTED
 from .settings import Settings
 from .watchers import Watchers
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from ..protocol.granted import GRANTED
 from ..protocol.ledgers import FirstOp, LedgerTerms
-from ..protocol.operations import Reply
+from ..protocol.operations import Code, Reply
 from .together import Together
+from .undo import UndoList
 
 
 class ListedId(FirstOp):
@@ -32,3 +35,19 @@ class ListedId(FirstOp):
         """Keep the error that came in the reply's place."""
         self.answer = error
         self._list.answered()
+
+
+def settle_pending(ops: Sequence[ListedId], undo: UndoList, *, again: bool) -> bool:
+    """Answer the ids of a list that another call may still give back, and note what is the list's own.
+
+    Such an id is ALREADY if this process was told of it, or takes it back itself, or if it is not asked for `again`.
+    Else it is STALE: its caller pauses, and asks again. Return True if there is such an id.
+    """
+    pending = False
+    for op in ops:
+        if op.answer is Code.PENDING:
+            stays = not again or op.place in GRANTED or undo.knows(op)
+            op.answer = Code.ALREADY if stays else Code.STALE
+            pending |= not stays
+    GRANTED.update([op.place for op in ops if op.answer is Code.OK])
+    return pending

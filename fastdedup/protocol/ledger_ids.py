@@ -13,9 +13,15 @@ from .keyspace import Kind
 from .ledger_forms import DENSE_WIDTH, IN_STEP, LedgerForm
 
 NONCE_BYTES: Final = 5
+"""Bytes of a nonce: `CALL_BYTES` name a call, and the last says how many ticks it waits for another call that may be
+taken back. The store keeps the time in its place; see `lua/_ledger.lua`."""
+CALL_BYTES: Final = 4
+TICK_MS: Final = 500
+MAX_PATIENCE: Final = 100
+"""Ticks, at most, of the 256 that the store tells apart."""
 MAX_DENSE: Final = (1 << 63) - 1
 """The greatest id of a dense ledger."""
-_ODD: Final = 0x9E3779B97F
+_ODD: Final = 0x9E3779B9
 MAX_ID: Final = 64 * 1024
 """Bytes of an id, at most."""
 _DIGITS: Final = [
@@ -100,15 +106,24 @@ class DenseAddresses:
         Chunks take turns in the nonces' string, so the ids of one call must have different nonces there.
         """
         wire, digest = self.find(data)
-        own = (int.from_bytes(nonce, "big") + int.from_bytes(digest[:-2], "big") * _ODD) % (
-            1 << 8 * NONCE_BYTES
-        )
-        return wire, digest + own.to_bytes(NONCE_BYTES, "big")
+        call = int.from_bytes(nonce[:CALL_BYTES], "big")
+        own = (call + int.from_bytes(digest[:-2], "big") * _ODD) % (1 << 8 * CALL_BYTES)
+        return wire, digest + own.to_bytes(CALL_BYTES, "big") + nonce[CALL_BYTES:]
 
     def bucket(self, number: int) -> bytes:
         """Return the store key of a bucket. In braces stands what it shares with the nonces of its ids."""
         name = _PAIRS[number >> 12 & 4095] + _PAIRS[number & 4095]
         return self._stem + _DIGITS[number % IN_STEP] + self._end + name
+
+
+def without_patience(nonce: bytes) -> bytes:
+    """Return the nonce of the same call, which waits for no other call."""
+    return nonce[:CALL_BYTES] + b"\0"
+
+
+def same_call(nonce: bytes, other: bytes) -> bool:
+    """True for the nonces of one call."""
+    return nonce[:CALL_BYTES] == other[:CALL_BYTES]
 
 
 def record_wire(bucket: bytes, wire: bytes, namespace: str) -> bytes:

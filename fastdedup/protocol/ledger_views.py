@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from math import ceil
 from typing import Any, Final, Literal, cast
 
 from ..checks import shown
 from ..errors import ConfigError
 from .ledger_forms import DENSE_WIDTH, LedgerForm
-from .ledger_ids import NONCE_BYTES, places_of
+from .ledger_ids import CALL_BYTES, MAX_PATIENCE, NONCE_BYTES, TICK_MS, places_of
 from .ledgers import FOREVER_MS, LedgerTerms
 from .operations import StoredForm
 
@@ -165,8 +166,12 @@ def check_width(exact: Any, width: Any, dense: Any = False, write: Any = "set") 
     return cast(int, width)
 
 
-def nonce_of(name: bytes) -> bytes:
-    """Return the nonce of a call by its owner field."""
-    if name[0]:
-        return blake2b(name, digest_size=NONCE_BYTES).digest()
-    return name[1 : 1 + NONCE_BYTES]
+def nonce_of(name: bytes, patience: int = 0) -> bytes:
+    """Return the nonce of a call by its owner field. `patience`: ticks that it waits, see `NONCE_BYTES`."""
+    call = blake2b(name, digest_size=NONCE_BYTES).digest() if name[0] else name[1:]
+    return call[:CALL_BYTES] + bytes((patience,))
+
+
+def patience_of(timeout: float) -> int:
+    """Return for how many ticks a call may be taken back that got no reply: two timeouts, in seconds."""
+    return min(ceil(2000 * timeout / TICK_MS), MAX_PATIENCE)

@@ -42,6 +42,7 @@ class Code(IntEnum):
     REFUSED = 20
     AGAIN = 21
     FULL = 22
+    PENDING = 23
 
 
 class Verb(StrEnum):

@@ -47,7 +47,8 @@ class Store(Protocol):
     14. When a watched key is freed or settled, the listener is told.
     15. A record made elsewhere is adopted, unless the key holds a record that outranks it: then both are named.
     16. Of any number of calls that name an id of a ledger within its window, exactly one is the first.
-    17. The same call naming its id again, after a lost reply, gets the same answer.
+    17. The same call naming its id again, after a lost reply, gets the same answer. Another call gets ALREADY; or
+        PENDING, for as long as it says that the first call may still be taken back.
     18. An id is remembered for its ledger's window, and up to 1 % longer; then it is new again.
     19. What a call has remembered is taken back by its nonce alone, and by `forget` for everybody.
     20. A claim whose success a ledger remembers keeps all these promises while it is under way and for a while after;

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from ..protocol.ledger_ids import CALL_BYTES, NONCE_BYTES, TICK_MS, same_call
 from ..protocol.ledgers import FirstOp, ForgetIdOp, LedgerOp, SeenOp, WeighOp
 from ..protocol.operations import Code, Reply, StoredForm, Weight
 
 BucketOp = FirstOp | SeenOp | ForgetIdOp | WeighOp
+_COMPLETED = bytes(NONCE_BYTES)
+"""The nonce of what no call of `first` has remembered, but a claim's completion."""
 ID_BYTES = 300
 """Rough size of a remembered id."""
 _SLACK = 1024
@@ -82,8 +85,8 @@ class MemoryLedgers:
         if held is None:
             return Code.ABSENT
         if isinstance(op, SeenOp):
-            return Code.OK if len(entry) > width and held[1] == entry[width:] else Code.ALREADY
-        if len(entry) > width and held[1] != entry[width:]:
+            return Code.OK if len(entry) > width and same_call(held[1], entry[width:]) else Code.ALREADY
+        if len(entry) > width and not same_call(held[1], entry[width:]):
             return Code.ABSENT
         self._remove(op.wire, entry[:width])
         return Code.OK
@@ -104,7 +107,12 @@ class MemoryLedgers:
         digest, nonce = op.entry[: terms.width], op.entry[terms.width :]
         bucket = self._buckets.get(op.wire)
         if bucket is not None and digest in bucket:
-            return Code.OK if bucket[digest][1] == nonce else Code.ALREADY
+            ends, former = bucket[digest]
+            if same_call(former, nonce):
+                return Code.OK
+            age_ms = now_ms - (ends - terms.window_ms)
+            pending = age_ms < nonce[CALL_BYTES] * TICK_MS and not same_call(former, _COMPLETED)
+            return Code.PENDING if pending else Code.ALREADY
         self.put(op.wire, digest, nonce, now_ms, terms.window_ms)
         terms.saw_fill(len(self._buckets[op.wire]), 1)
         return Code.OK

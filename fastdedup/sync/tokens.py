@@ -7,9 +7,9 @@ from typing import Any
 from ..checks import Seconds
 from ..claim import Claim as AsyncClaim
 from ..errors import UnavailableError
-from ..gate.granted import GRANTED
 from ..gateway import Dedup as AsyncDedup
 from ..model import Outcome
+from ..protocol.granted import GRANTED
 from ..protocol.operations import ReleaseOp
 from .background import Bound
 from .claim import Claim, answered

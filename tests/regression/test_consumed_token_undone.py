@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastdedup import Dedup, Outcome
-from fastdedup.gate.granted import GRANTED
+from fastdedup.protocol.granted import GRANTED
 from fastdedup.protocol.operations import ClaimOp, Code, Mode, ReleaseOp, SettleOp, Verb, terms
 from fastdedup.protocol.owners import draw_owner, owner_field
 from fastdedup.tokens import subject_mark

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -139,6 +140,92 @@ async def test_a_use_that_is_taken_back_is_never_told_as_used(
         with pytest.raises(UnavailableError):
             await first
         assert await consume_there(token) == Outcome.SUCCEEDED
+
+
+Remember = Callable[[int], Awaitable[bool]]
+LEDGER = {"window": 60, "capacity": 1_000}
+_fresh = itertools.count()
+
+
+@asynccontextmanager
+async def ledger_of_a_gate(url: str, dense: bool) -> AsyncIterator[Remember]:
+    async with Dedup(url, namespace="t", timeout=TIMEOUT) as dedup:
+        yield dedup.ledger("orders", **LEDGER, dense=dense).first
+
+
+@asynccontextmanager
+async def list_of_a_gate(url: str, dense: bool) -> AsyncIterator[Remember]:
+    async with Dedup(url, namespace="t", timeout=TIMEOUT) as dedup:
+        ledger = dedup.ledger("orders", **LEDGER, dense=dense)
+
+        async def first(id: int) -> bool:
+            return (await ledger.first_many([id + 1_000_000, id]))[1]
+
+        yield first
+
+
+@asynccontextmanager
+async def ledger_of_synchronous_code(url: str, dense: bool) -> AsyncIterator[Remember]:
+    with synchronous.Dedup(url, namespace="t", timeout=TIMEOUT) as dedup:
+        yield functools.partial(asyncio.to_thread, dedup.ledger("orders", **LEDGER, dense=dense).first)
+
+
+@asynccontextmanager
+async def ledger_of_a_sidecar(url: str, dense: bool) -> AsyncIterator[Remember]:
+    config = f"[ledgers.orders]\nwindow = 60\ncapacity = 1_000\ndense = {str(dense).lower()}\n"
+    options = ("--namespace", "t", "--timeout", str(TIMEOUT))
+    with Sidecar("--url", url, *options, config=config) as sidecar, sidecar.client() as client:
+
+        async def first(id: int) -> bool:
+            (new,) = await asyncio.to_thread(client.execute_command, "FD.FIRST", "orders", str(id))
+            return bool(new)
+
+        yield first
+
+
+@asynccontextmanager
+async def ledger_behind_a_sidecar(url: str, dense: bool) -> AsyncIterator[Remember]:
+    with Sidecar("--url", url, "--allow-stores") as sidecar:
+        async with ledger_of_a_gate(f"sidecar://{sidecar.path}", dense) as first:
+            yield first
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["digests", "dense"])
+@pytest.mark.parametrize(
+    "asker",
+    [
+        ledger_of_a_gate,
+        list_of_a_gate,
+        ledger_of_synchronous_code,
+        ledger_of_a_sidecar,
+        ledger_behind_a_sidecar,
+    ],
+)
+async def test_an_id_that_is_given_back_is_never_told_as_a_duplicate(
+    redis_url: str,
+    redis_server: RedisServer,
+    wait_until: Callable[..., Awaitable[None]],
+    asker: Any,
+    dense: bool,
+) -> None:
+    """To another process that asks while the first still waits for its reply. One that was answered costs no wait."""
+    async with (
+        proxied(redis_server) as proxy,
+        Dedup(proxy.url, namespace="t", timeout=TIMEOUT) as dedup,
+        Dedup(redis_url, namespace="t", timeout=5.0) as witness,
+        asker(redis_url, dense) as first_there,
+    ):
+        ours, theirs = (gate.ledger("orders", **LEDGER, dense=dense) for gate in (dedup, witness))
+        warm, new = next(_fresh), next(_fresh)  # of a dense ledger, this process knows which ids it was told
+        assert await ours.first(warm)
+        await theirs.seen(new)
+        hold_for(proxy, 1.5 * TIMEOUT)
+        first = asyncio.ensure_future(ours.first(new))
+        await wait_until(lambda: theirs.seen(new), description="it is remembered")
+        assert await first_there(new)
+        with pytest.raises(UnavailableError):
+            await first
+        assert not await first_there(new)
 
 
 def records(server: RedisServer) -> dict[bytes, bytes]:

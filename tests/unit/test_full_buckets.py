@@ -15,7 +15,7 @@ from fastdedup.stores.redis.verbs import load_scripts
 
 SLOT_S = 3600
 START_S = 1_700_000_000
-CALL = "return turn_over(key, part, low, entry, ledger)"
+CALL = "return turn_over(key, part, low, sub(entry, 1, -2) .. ledger.ticked, ledger)"
 DONE = "  entries = entries + old + ledger.young\n"
 
 

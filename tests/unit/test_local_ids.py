@@ -14,7 +14,7 @@ from fastdedup.protocol.operations import Code, Reply, StoredForm
 
 WIRE = ledger_wire("shop", "orders")
 DOWN = UnavailableError("the store is down")
-MINE, THEIRS = b"mine.", b"their"
+MINE, THEIRS = b"mine\0", b"thei\0"
 
 
 class Policy(LocalLRU):

@@ -53,6 +53,7 @@ from fastdedup.stores.sidecar.wire import (
     MAX_ARGUMENTS,
     MAX_OPERATIONS,
     OF_IDS,
+    PATIENT,
     UNSURE,
     WHY,
     Fill,
@@ -207,12 +208,24 @@ def test_every_verb_has_a_batch_here() -> None:
 @pytest.mark.parametrize("ops", BATCHES, ids=lambda ops: ops[0].verb.value)
 def test_operations_are_read_as_they_were_packed(ops: list[Op]) -> None:
     verb = ops[0].verb
-    packed = hiredis.pack_command(
-        ("FD.RUN", verb.value, len(ops), *[op.wire for op in ops], *FACES[verb].pack(ops), *ids(verb, ops))
-    )
+    args = [*FACES[verb].pack(ops), *ids(verb, ops)]
+    if verb is Verb.FIRST:
+        args = [PATIENT, *args]
+    packed = hiredis.pack_command(("FD.RUN", verb.value, len(ops), *[op.wire for op in ops], *args))
     [command] = Frames(max_bytes=65_536, max_arguments=3).feed(packed)
     keys, args = command[3 : 3 + len(ops)], command[3 + len(ops) :]
     assert [facts(op) for op in unpack(verb, keys, args)] == [facts(op) for op in ops]
+
+
+def test_a_client_that_does_not_know_pending_waits_for_no_other_call() -> None:
+    """Version 0.1.0 has random bytes where later ones say how long they wait."""
+    (ops,) = (ops for ops in BATCHES if ops[0].verb is Verb.FIRST)
+    wires, args = (
+        [op.wire for op in ops],
+        [str(arg).encode() if isinstance(arg, int) else arg for arg in FACES[Verb.FIRST].pack(ops)],
+    )
+    read = unpack(Verb.FIRST, wires, [*args, *ids(Verb.FIRST, ops)])
+    assert [op.entry for op in read] == [op.entry[:-1] + b"\0" for op in ops]
 
 
 def test_answers_are_read_as_they_were_written() -> None:

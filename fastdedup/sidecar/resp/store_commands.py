@@ -41,6 +41,7 @@ from ...stores.base import EvictingStore, ListedStore, Query
 from ...stores.sidecar.unpack import unpack
 from ...stores.sidecar.wire import (
     MAX_OPERATIONS,
+    PATIENT,
     PROTOCOL,
     REMEMBERING,
     UNSURE,
@@ -340,8 +341,8 @@ def marks_of(verb: Verb) -> bytes:
 def store(connection: RespConnection, command: list[bytes]) -> bytes:
     """`FD.STORE protocol`, a store's first command.
 
-    The reply: the protocol, a command's limit in bytes, and the time of the sidecar's store in microseconds since
-    1970; 0 where that has told none.
+    The reply: the protocol, a command's limit in bytes, the time of the sidecar's store in microseconds since 1970, 0
+    where that has told none, and that it takes `PATIENT`.
     """
     if command[1:] != [b"%d" % PROTOCOL]:
         raise ConfigError(
@@ -349,7 +350,7 @@ def store(connection: RespConnection, command: list[bytes]) -> bytes:
         )
     namespaces = connection.namespaces
     return encode_value(
-        [PROTOCOL, namespaces.limits.frame, namespaces.root._namespace.connection.store_time_us]
+        [PROTOCOL, namespaces.limits.frame, namespaces.root._namespace.connection.store_time_us, PATIENT]
     )
 
 

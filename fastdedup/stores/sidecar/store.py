@@ -30,7 +30,7 @@ from ..redis.listener import Listener
 from ..redis.reconnect import OnPush, Reconnector
 from ..redis.scripts import pack
 from ..redis.verbs import FACES
-from .wire import OF_IDS, PROTOCOL, UNSURE, Fill, Present, ids_of, read, terms_of, with_reasons
+from .wire import OF_IDS, PATIENT, PROTOCOL, UNSURE, Fill, Present, ids_of, read, terms_of, with_reasons
 
 _FORM = "sidecar:///run/fastdedup/fastdedup.sock"
 _LONGEST_PATH = 107
@@ -63,6 +63,8 @@ class SidecarStore:
         self._frame = _DEFAULT_FRAME
         # Mutable: whether the sidecar logs why a record is forgotten, or records are listed.
         self._takes_reasons = False
+        # Mutable: whether the sidecar tells that an id may still be given back.
+        self._tells_pending = False
         # Mutable: how far the clock of the sidecar's store is ahead of this process's monotonic one; 0 is unknown.
         self._ahead_us = 0
 
@@ -203,6 +205,8 @@ class SidecarStore:
             args += ids_of(ops)
         if self._takes_reasons and verb in UNREPEATED:
             args = with_reasons(ops, args)
+        if self._tells_pending and verb is Verb.FIRST:
+            args = [PATIENT, *args]
         packed = pack("FD.RUN", verb.value, len(ops), *[op.wire for op in ops], *args)
         if len(packed) <= self._frame:
             return [RunCall(ops, packed)]
@@ -246,6 +250,7 @@ class SidecarStore:
                 raise hello
             self._frame = int(hello[1])
             self._takes_reasons = len(hello) > 2  # version 0.1.0 tells no time, and takes none
+            self._tells_pending = len(hello) > 3
             if len(hello) > 2 and hello[2]:
                 self._ahead_us = int(hello[2]) - monotonic_ns() // 1000
         except BaseException:

@@ -15,7 +15,7 @@ from ...checks import MAX_SECONDS, MOST_REASON
 from ...errors import ConfigError
 from ...protocol.keyspace import start_beside
 from ...protocol.ledger_forms import DENSE_WIDTH, SLOTS, LedgerForm
-from ...protocol.ledger_ids import MAX_ID, NONCE_BYTES
+from ...protocol.ledger_ids import MAX_ID, NONCE_BYTES, without_patience
 from ...protocol.ledgers import (
     FOREVER_MS,
     FirstOp,
@@ -46,7 +46,7 @@ from ...protocol.operations import (
     terms,
 )
 from ..redis.records import MAX_FENCE, is_state, read_record
-from .wire import OF_IDS, WHY
+from .wire import OF_IDS, PATIENT, WHY
 
 Keys = Sequence[bytes]
 Args = Sequence[bytes]
@@ -84,6 +84,9 @@ def unpack(verb: Verb, keys: Keys, args: Args) -> list[Op]:
             reasons, args = args[1 : 1 + len(keys)], args[1 + len(keys) :]
             if len(reasons) < len(keys):
                 raise ValueError("there must be a reason for each key")
+        patient = verb is Verb.FIRST and args[:1] == [PATIENT]
+        if patient:
+            args = args[1:]
         if verb in OF_IDS:
             if len(args) < len(keys):
                 raise ValueError("there must be an id for each key")
@@ -93,11 +96,19 @@ def unpack(verb: Verb, keys: Keys, args: Args) -> list[Op]:
             _take_id(op, name)
         for op, reason in zip(ops, reasons, strict=False):
             _take_reason(op, reason)
+        if verb is Verb.FIRST and not patient:
+            _let_hurry(ops)
     except (LookupError, ValueError) as error:
         raise ConfigError(f"FD.RUN {verb}: malformed arguments: {error}") from None
     if len(ops) != len(keys):
         raise ConfigError(f"FD.RUN {verb}: the arguments are for {len(ops)} of {len(keys)} keys")
     return ops
+
+
+def _let_hurry(ops: Sequence[Any]) -> None:
+    """Let no operation wait for another call that may be taken back: its client does not know PENDING."""
+    for op in ops:
+        op.entry = op.entry[:-NONCE_BYTES] + without_patience(op.entry[-NONCE_BYTES:])
 
 
 def _take_id(op: Any, id: bytes) -> None:

@@ -6,6 +6,7 @@ The arguments are those of the verb's script (`lua/<verb>.lua`), packed by the s
 key of a bucket is left out where a record's key begins with it. Behind the arguments of a verb of `OF_IDS` stand the
 ids themselves, one for each operation: the sidecar's policy needs them, as another form has other digests. Where
 somebody said why a record or an id is forgotten, `WHY` and a reason for each operation stand before the arguments.
+Before those of `first` stands `PATIENT`.
 
 The reply is an array of runs. A run has the number of operations that it answers, its kind, and its fields: an answer
 to a batch of fresh claims, or of settled ones, is a single run. Unlike a script's reply it also tells what a policy
@@ -40,6 +41,8 @@ MAX_OPERATIONS = 256
 """The operations that one FD.RUN may have."""
 WHY = b"why"
 """Stands before the reasons of operations; no script has an argument like it. Version 0.1.0 does not know it."""
+PATIENT = b"patient"
+"""Stands before the arguments of `first`: the client knows PENDING, and the last byte of a nonce is its patience."""
 MAX_ARGUMENTS = 3 + 14 * MAX_OPERATIONS
 """The arguments that one FD.RUN may have: a key and at most 13 arguments for each operation."""
 OF_IDS = frozenset({Verb.FIRST, Verb.SEEN, Verb.FORGET_ID, Verb.CLAIM_REMEMBERED, Verb.SETTLE_REMEMBERED})

@@ -1,0 +1,50 @@
+"""Uses of tokens, and ids of ledgers, that this process was lately told are its own.
+
+A use, or a first call for an id, that was sent and not answered is taken back. So a process that finds a token used,
+or an id remembered, cannot know for two timeouts whether that stays: see `Ask.use`. Of its own it does know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import monotonic
+from typing import Final
+
+MOST: Final = 50_000
+"""Entries after which a new generation begins. To drop one early costs the next duplicate a wait, and no more."""
+_SECONDS: Final = 30.0
+"""Seconds for which an entry is remembered at least, unless there are more than `MOST`."""
+
+
+class Granted:
+    """The store keys of used tokens and the places of ids, in two generations; the older one is dropped whole."""
+
+    def __init__(self) -> None:
+        # Mutable: both generations, and when the next one begins, by time.monotonic().
+        self._present: set[bytes] = set()
+        self._former: set[bytes] = set()
+        self._until = 0.0
+
+    def add(self, place: bytes) -> None:
+        """Remember a use or an id: this process was told of it."""
+        self.update((place,))
+
+    def update(self, places: Iterable[bytes]) -> None:
+        """Remember several."""
+        now = monotonic()
+        if now > self._until or len(self._present) >= MOST:
+            self._former, self._present = self._present, set()
+            self._until = now + _SECONDS
+        self._present.update(places)
+
+    def discard(self, place: bytes) -> None:
+        """Forget a use or an id, because it is taken back or forgotten."""
+        self._present.discard(place)
+        self._former.discard(place)
+
+    def __contains__(self, place: object) -> bool:
+        return place in self._present or place in self._former
+
+
+GRANTED: Final = Granted()
+"""Of all gates of this process."""
