@@ -7,8 +7,9 @@ is issued again. An owner that the caller chose is left alone: the same name get
 be free later gets a lease that ends then.
 
 If nothing is found, the key is looked at again, after pauses that double: a server that was frozen may find the old
-command in its socket only after it has answered the new one, and a proxy may pass it on much later. So is the key of
-a claim that was sent more than once, after its release: see `watch`.
+command in its socket only after it has answered the new one, and a proxy may pass it on much later. So it is after
+something was taken back, because what was sent twice may also arrive twice. So is the key of a claim that was sent
+more than once, after its release: see `watch`.
 """
 
 from __future__ import annotations
@@ -92,6 +93,12 @@ class GivenUp:
         self.again_at = asyncio.get_running_loop().time() + _SECOND_LOOK * 2**self.looks
         self.looks += 1
 
+    def watch(self) -> None:
+        """Look for whatever a late copy of it leaves from now on, and count it as over."""
+        self.fence, self.free_at = 0, 0.0
+        self.looks = max(self.looks, _PENDING_LOOKS)
+        self.again_at = asyncio.get_running_loop().time() + _SECOND_LOOK
+
     def look(self, wire: bytes) -> Op:
         """Return the operation that finds out what it left; of an id, that removes it at once, by its nonce."""
         return ReadOp(wire) if self.id is None else ForgetIdOp(wire, self.id.entry, self.id.terms)
@@ -129,11 +136,13 @@ class UndoList:
         self._most = most
         # Mutable: what was given up, by store key and owner, the oldest first; the same of owners that look on; the
         # entries of ids by place, some of which are over; the places that the store is asked about now, and when
-        # that ends; the pause before the next try, the timer that ends it, and the try itself.
+        # that ends; whether some are only watched; the pause before the next try, the timer that ends it, and the try
+        # itself.
         self._given_up: OrderedDict[Holding, GivenUp] = OrderedDict()
         self._waiting: dict[Holding, GivenUp | None] = {}
         self._places: dict[bytes, list[bytes]] = {}
         self._under_way: set[bytes] = set()
+        self._watches = False
         self._round_ended: asyncio.Future[None] | None = None
         self._pause = _FIRST_PAUSE
         self._alarm: asyncio.TimerHandle | None = None
@@ -183,9 +192,8 @@ class UndoList:
         if self._closed or op.named or not is_drawn(op.owner):
             return
         released = GivenUp(op.terms.consumes)
-        while released.is_pending:
-            released.look_later()
-        released.again_at = asyncio.get_running_loop().time() + _SECOND_LOOK
+        released.watch()
+        self._watches = True
         self._put((op.wire, op.owner), released)
 
     def add_id(self, op: FirstOp) -> None:
@@ -295,10 +303,14 @@ class UndoList:
 
     def _put(self, holding: Holding, given_up: GivenUp) -> None:
         self._given_up[holding] = given_up
+        if len(self._given_up) > self._most and self._watches:
+            # These first: nothing is likely to be left of them.
+            self._watches = False
+            for each in [each for each, kept in self._given_up.items() if not kept.is_pending]:
+                del self._given_up[each]
         if len(self._given_up) > self._most:
-            (wire, _), dropped = self._given_up.popitem(last=False)
-            if dropped.is_pending:
-                self._report(UndoOverflow(*names_of(wire)))
+            (wire, _), _ = self._given_up.popitem(last=False)
+            self._report(UndoOverflow(*names_of(wire)))
         self._try_later()
 
     def take_over(self, former: UndoList) -> None:
@@ -391,8 +403,8 @@ class UndoList:
                 # To the end: where a store is made of parts, the others' turn must come.
                 self._given_up.move_to_end(holding)
             elif record is Code.OK:  # an id, which was removed just now
-                del self._given_up[holding]
                 self.undone += 1
+                self._taken_back(holding, given_up)
             else:
                 self._nothing_found(holding, given_up)
         answers = await self._ask([freeing for _, freeing in held])
@@ -401,15 +413,26 @@ class UndoList:
             self.undone += answer is Code.OK
             if given_up_then is not None and isinstance(answer, UnavailableError):
                 self._given_up[holding] = given_up_then  # to the end
+            elif given_up_then is not None:
+                self._taken_back(holding, given_up_then)
         return not any(is_unanswered(record) for record in found) and not any(
             isinstance(answer, UnavailableError) for answer in answers
         )
+
+    def _taken_back(self, holding: Holding, given_up: GivenUp) -> None:
+        """Only watch a key from now on; not that of an owner with a name, who may claim it again."""
+        self._given_up.pop(holding, None)
+        if not self._closed and (given_up.id is not None or is_drawn(holding[1])):
+            given_up.watch()
+            self._watches = True
+            self._given_up[holding] = given_up
 
     def _nothing_found(self, holding: Holding, given_up: GivenUp) -> None:
         if self._closed or given_up.looks + 1 >= _LOOKS:
             del self._given_up[holding]
         else:
             given_up.look_later()
+            self._watches = self._watches or not given_up.is_pending
 
     async def _ask(self, ops: list[Op]) -> list[object]:
         """Return a reply for each; an operation that the store did not answer has UnavailableError."""

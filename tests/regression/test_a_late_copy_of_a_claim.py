@@ -7,6 +7,7 @@ was looked for twice within a second, and not again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,13 @@ from typing import Any
 import pytest
 
 from fastdedup import Dedup, UnavailableError
+from fastdedup.events import Event, UndoOverflow
+from fastdedup.gate.undo import UndoList
+from fastdedup.protocol.ledger_forms import LedgerForm
+from fastdedup.protocol.ledgers import FOREVER_MS, FirstOp, LedgerTerms, SeenOp
+from fastdedup.protocol.operations import ClaimOp, Code, IssueOp, Mode, Op, ReadOp, Reply, Stored, terms
+from fastdedup.protocol.owners import draw_owner
+from fastdedup.stores.memory import MemoryStore
 
 from ..proxy import Fate, Proxy, proxied
 from ..servers import RedisServer
@@ -108,3 +116,71 @@ async def test_a_claim_that_was_sent_once_is_not_watched(redis_url: str) -> None
         for use in (claim, claim_and_wait, claim_many, lock):
             await use(dedup)
         assert not dedup._namespace.connection.undo
+
+
+# What was taken back once was not looked at again, so a copy that came after that stayed: a consumed token was lost
+# for its whole time, and an id for its whole window.
+
+
+def a_claim() -> ClaimOp:
+    return ClaimOp(b"t:=key", terms(Mode.CLAIM, 30_000, 60_000, False), draw_owner(), None)
+
+
+def a_use() -> ClaimOp:
+    return ClaimOp(b"t:>token", terms(Mode.CONSUME, 60_000, 60_000, False), draw_owner(), None)
+
+
+def an_id() -> FirstOp:
+    form = LedgerForm.drawn(capacity=1_000, width=7, window_ms=60_000)
+    return FirstOp(b"t:~l{AAAA}", bytes(7) + b"call\0", LedgerTerms(form, "set", FOREVER_MS))
+
+
+def is_taken(store: MemoryStore, op: ClaimOp | FirstOp) -> bool:
+    if isinstance(op, FirstOp):
+        return store.apply(SeenOp(op.wire, op.entry[:7], op.terms)) is Code.ALREADY
+    found = store.apply(ReadOp(op.wire))
+    return isinstance(found, Stored) and found.state in "PS"
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("make", [a_claim, a_use, an_id])
+async def test_a_copy_that_comes_after_the_taking_back_is_taken_back_as_well(
+    wait_until: WaitUntil, make: Callable[[], ClaimOp | FirstOp]
+) -> None:
+    loop = asyncio.get_running_loop()
+    store, op = MemoryStore(clock=lambda: 1_700_000_000 + loop.time()), make()
+    if make is a_use:
+        store.apply(IssueOp(op.wire, draw_owner(), None, 60_000))
+
+    def submit(sent: Op) -> asyncio.Future[Reply]:
+        reply: asyncio.Future[Reply] = loop.create_future()
+        reply.set_result(store.apply(sent))
+        return reply
+
+    undo = UndoList(submit, lambda event: pytest.fail(f"{event}"))
+    (undo.add_id if isinstance(op, FirstOp) else undo.add)(op)
+    for copy in range(2):
+        store.apply(op)
+        assert is_taken(store, op)
+        await wait_until(lambda: not is_taken(store, op), description=f"copy {copy} is taken back")
+        assert not len(undo)
+    await wait_until(lambda: not undo.all(), description="nobody looks any more", deadline=60.0)
+    assert loop.time() < 60
+
+
+@pytest.mark.virtual_time
+async def test_what_is_only_watched_makes_room_for_what_is_to_be_taken_back() -> None:
+    told: list[Event] = []
+    never = asyncio.get_running_loop().create_future()
+    undo = UndoList(lambda op: never, told.append, most=3)
+    pending = [a_claim() for _ in range(3)]
+    for op in pending[:2]:
+        undo.add(op)
+    for _ in range(9):
+        undo.watch(a_claim())
+    undo.add(pending[2])
+    assert {owner for _, owner in undo.all()} == {op.owner for op in pending}
+    assert told == []
+    undo.add(a_claim())
+    assert [type(event) for event in told] == [UndoOverflow]
+    await undo.finish(0.0)
