@@ -664,7 +664,10 @@ class Claim:
                     await asyncio.shield(self._namespace.connection.keep(self._record_unstorable()))
             return
         if self._lost:
-            if error is None:
+            if error is None and self._lost_in_outage and not release:
+                # The body has ended all the same, in a thread. The store knows whether another owner has the key.
+                await self.complete()
+            elif error is None:
                 raise self._lost_error()
             return
         if error is None and not release and not self._may_be("released"):

@@ -349,6 +349,8 @@ class Ask:
         if self._timed is not None and (time_us := connection.store_time_us):
             self._timed.hear_time(time_us)
         try:
+            if self._remembers and connection.engine is None and not self._holds(op):
+                raise error  # the gate is closed, so nobody would bring the policy's answer into the store
             reply = self._policy.answer(op, error)
         except UnavailableError as refusal:
             self._report_degraded(op, error, answered=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route as Path
 
-from fastdedup import ClaimLostError, Dedup
+from fastdedup import ClaimLostError, Dedup, Outcome
 from fastdedup.integrations import asgi, wsgi
 from fastdedup.model import BreakerState
 from fastdedup.sync import Dedup as SyncDedup
@@ -105,3 +106,33 @@ async def test_a_loop_that_was_blocked_beyond_the_lease_met_no_outage(server: Re
         with pytest.raises(ClaimLostError) as lost:
             await work(dedup)
     assert not lost.value.outage
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_a_synchronous_body_that_ends_after_the_outage_is_recorded(
+    server: RedisServer, overtaken: bool
+) -> None:
+    """A thread is not stopped: its work is done, so the store decides, by the fence, whether that counts."""
+    with (
+        SyncDedup(server.url, namespace="t", timeout=0.3, lease=LEASE) as dedup,
+        SyncDedup(server.url, namespace="t", timeout=5.0) as other,
+        pytest.raises(ClaimLostError) if overtaken else nullcontext(),
+        dedup.claim("k", renew=True) as claim,
+    ):
+        server.freeze()
+        until(lambda: claim.lost, "the lease is lost")
+        server.thaw()
+        until(lambda: dedup.breaker is BreakerState.CLOSED, "Redis is back")
+        if overtaken:
+            other.forget("k")
+            assert other.claim("k").acquired
+    with SyncDedup(server.url, namespace="t") as other:
+        expected = Outcome.IN_PROGRESS if overtaken else Outcome.SUCCEEDED
+        assert other.claim("k").outcome is expected
+
+
+def until(predicate: Callable[[], bool], description: str) -> None:
+    ends = time.monotonic() + 10.0
+    while not predicate():
+        assert time.monotonic() < ends, f"waited in vain: {description}"
+        time.sleep(0.01)
