@@ -482,12 +482,11 @@ class Ledger:
         """
         undo = self._namespace.connection.undo
         again = [op for op in duplicates if undo.knows(op)] if undo else []
-        if not named:
-            return again
-        if tries + 1 == _TRIES:
+        if named and tries + 1 == _TRIES:
             return []  # what was given up is not there: the id is another call's
         for op in again:
-            await undo.take_back_id(op)
+            if named or undo.is_removing(op):
+                await undo.take_back_id(op)
         return again
 
     async def _answers(

@@ -56,6 +56,7 @@ class Engine:
         on_batch: called with the number of operations of each batch that starts.
         on_store_call: called with the verb and the seconds of each batch that has ended.
         on_given_up: see `OnGivenUp`.
+        on_resent: see `Unwanted`.
         on_named: called with each claim of a caller-chosen owner, who may ask again for what was given up.
     """
 
@@ -74,6 +75,7 @@ class Engine:
         on_batch: OnBatch | None = None,
         on_store_call: OnStoreCall | None = None,
         on_given_up: OnGivenUp | None = None,
+        on_resent: OnGivenUp | None = None,
         on_named: OnGivenUp | None = None,
     ) -> None:
         self._store = store
@@ -87,7 +89,7 @@ class Engine:
         self._on_breaker = on_breaker
         self._on_batch = on_batch
         self._on_store_call = on_store_call
-        self._unwanted = Unwanted(self._enqueue, on_given_up)
+        self._unwanted = Unwanted(self._enqueue, on_given_up, on_resent)
         self._on_named = on_named
         self._health = StoreHealth(store, timeout=timeout, wire=probe_wire, on_change=self._breaker_changed)
         # Mutable: how many operations may be pending; 0 once closed and while the breaker is open, so that one
@@ -377,7 +379,10 @@ class Engine:
         if task.cancelled():
             self._end(batch, too_late(self._timeout))
         else:
-            self._end(batch, task.exception() or task.result())
+            outcome = task.exception() or task.result()
+            self._end(batch, outcome)
+            if batch.verb in _CLAIMS and not isinstance(outcome, BaseException):
+                self._unwanted.watch_resent(cast("Sequence[ClaimOp]", batch.ops), outcome)
 
     def _end(self, batch: Batch, outcome: Sequence[Reply] | BaseException) -> None:
         self._batches.discard(batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,19 +23,32 @@ class Unwanted:
     Args:
         submit: sends a release and returns the future of its reply.
         on_given_up: see `OnGivenUp`.
+        on_resent: called with each claim that was sent again and did not acquire its key: the first sending may.
     """
 
-    __slots__ = ("_on_given_up", "_submit")
+    __slots__ = ("_on_given_up", "_on_resent", "_submit")
 
     def __init__(
-        self, submit: Callable[[ReleaseOp], asyncio.Future[Any]], on_given_up: OnGivenUp | None
+        self,
+        submit: Callable[[ReleaseOp], asyncio.Future[Any]],
+        on_given_up: OnGivenUp | None,
+        on_resent: OnGivenUp | None = None,
     ) -> None:
         self._submit = submit
         self._on_given_up = on_given_up
+        self._on_resent = on_resent
 
     def leave_to_parent(self) -> None:
         """Tell of nothing any more in a forked child: the claims are the parent's."""
-        self._on_given_up = None
+        self._on_given_up = self._on_resent = None
+
+    def watch_resent(self, ops: Sequence[ClaimOp], replies: Sequence[Reply]) -> None:
+        """Tell of the claims of a batch that were sent again, and whose key another owner has."""
+        if self._on_resent is None:
+            return
+        for op, reply in zip(ops, replies, strict=False):
+            if hasattr(op, "unsure") and isinstance(reply, Verdict) and reply.outcome is not Outcome.ACQUIRED:
+                self._on_resent(op)
 
     def give_up(self, op: ClaimOp) -> None:
         """Tell of a claim that was sent and got no reply."""

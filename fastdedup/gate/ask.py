@@ -42,6 +42,7 @@ _FREEING: Final = (Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.FORGE
 _LOOKS: Final = 8
 """Looks at a token's use, half a timeout apart: twice as many as a use needs to be sure. Meanwhile another caller may
 have used the token, and lost its reply as well."""
+_OF_OWNERS: Final = (Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.RENEW)
 _GRANTING: Final = (Verb.CLAIM, Verb.CLAIM_REMEMBERED, Verb.TRANSITION, Verb.FIRST)
 
 
@@ -198,6 +199,7 @@ class Ask:
             again.named = op.named
             verdict = await self._used(again)
         if verdict.outcome == "acquired":
+            self._connection.undo.keep(op)  # an earlier look may be watched
             GRANTED.add(op.wire)
         return verdict
 
@@ -349,7 +351,7 @@ class Ask:
         if self._timed is not None and (time_us := connection.store_time_us):
             self._timed.hear_time(time_us)
         try:
-            if self._remembers and connection.engine is None and not self._holds(op):
+            if op.verb in _OF_OWNERS and connection.engine is None and not self._holds(op):
                 raise error  # the gate is closed, so nobody would bring the policy's answer into the store
             reply = self._policy.answer(op, error)
         except UnavailableError as refusal:

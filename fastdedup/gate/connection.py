@@ -435,6 +435,7 @@ class Connection:
             on_batch=self.on_batch,
             on_store_call=self.on_store_call,
             on_given_up=self.undo.add,
+            on_resent=self.undo.watch,
             on_named=self.undo.keep,
             min_batch=min_batch or self.min_batch,
             max_in_flight=max_in_flight,

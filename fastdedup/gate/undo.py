@@ -63,9 +63,10 @@ class GivenUp:
         kept_ms: how long its record outlives its lease.
         again_at: when to look again, in the loop's time, once nothing was found; 0 before.
         looks: how often nothing was found.
+        removed: the store was asked to remove an id; that may come late.
     """
 
-    __slots__ = ("again_at", "consumed", "fence", "free_at", "id", "kept_ms", "looks")
+    __slots__ = ("again_at", "consumed", "fence", "free_at", "id", "kept_ms", "looks", "removed")
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class GivenUp:
         self.kept_ms = kept_ms
         self.again_at = 0.0
         self.looks = 0
+        self.removed = False
 
     @property
     def is_pending(self) -> bool:
@@ -101,7 +103,10 @@ class GivenUp:
 
     def look(self, wire: bytes) -> Op:
         """Return the operation that finds out what it left; of an id, that removes it at once, by its nonce."""
-        return ReadOp(wire) if self.id is None else ForgetIdOp(wire, self.id.entry, self.id.terms)
+        if self.id is None:
+            return ReadOp(wire)
+        self.removed = True
+        return ForgetIdOp(wire, self.id.entry, self.id.terms)
 
     def freeing(self, holding: Holding, fence: int) -> ReleaseOp | RenewOp:
         """Return the operation that frees the key of a holding that was found: now, or by a lease that ends later."""
@@ -185,16 +190,20 @@ class UndoList:
             self._put(holding, given_up)
 
     def watch(self, op: ClaimOp) -> None:
-        """Look again and again, for 38 seconds, whether a late copy of a claim takes the key that was released.
+        """Look again and again, for 38 seconds, whether a late copy of a claim takes a key.
 
-        For a claim that was sent more than once: an earlier sending may still lie in a proxy or a socket.
+        For a claim that was sent more than once, and that was released or told of another owner: an earlier sending
+        may still lie in a proxy or a socket.
         """
         if self._closed or op.named or not is_drawn(op.owner):
             return
-        released = GivenUp(op.terms.consumes)
-        released.watch()
+        holding, watched = (op.wire, op.owner), GivenUp(op.terms.consumes)
+        watched.watch()
+        if holding in self._waiting:
+            self._waiting[holding] = self._waiting[holding] or watched
+            return
         self._watches = True
-        self._put((op.wire, op.owner), released)
+        self._put(holding, watched)
 
     def add_id(self, op: FirstOp) -> None:
         """Remember an id that a call may have remembered, and of which nobody was told."""
@@ -231,30 +240,42 @@ class UndoList:
         """Leave an id alone: the call that gave it up asks for it again.
 
         A call without a name takes the place of one that was given up, nonce and all. So it is told True where that
-        has taken effect, also where its command lies in a socket still and takes effect later.
+        has taken effect, also where its command lies in a socket still and takes effect later. Not once the store was
+        asked to remove that call's id: the removal may come late, and would take the id from this call.
         """
         if self._given_up.pop((op.wire, op.entry), None) is None and not named and self._places:
             for entry in self._entries(op.place):
-                del self._given_up[op.wire, entry]
-                op.entry = entry
-                break
+                if not self._given_up[op.wire, entry].removed:
+                    del self._given_up[op.wire, entry]
+                    op.entry = entry
+                    break
+
+    def is_removing(self, op: FirstOp) -> bool:
+        """True if the store was asked to remove what a given-up call has remembered of this id."""
+        return any(self._given_up[op.wire, entry].removed for entry in self._pending_entries(op.place))
 
     async def take_back_id(self, op: FirstOp) -> None:
-        """Take back now what was given up of an id: a call with a name of its own asks for it.
+        """Take back now what was given up of an id: another call asks for it, and cannot take that call's place.
 
         Raises UnavailableError where the store did not answer: whether the id is new is then not known.
         """
-        holdings = [(op.wire, entry) for entry in self._entries(op.place)]
+        holdings = [(op.wire, entry) for entry in self._pending_entries(op.place)]
         answers = await self._ask([self._given_up[holding].look(op.wire) for holding in holdings])
         for holding, answer in zip(holdings, answers, strict=True):
             if isinstance(answer, UnavailableError):
                 raise answer
-            if answer is Code.OK:
-                self._given_up.pop(holding, None)
+            if holding in self._given_up and (answer is Code.OK or answer is Code.ABSENT):
+                self._taken_back(holding, self._given_up[holding])
 
     def knows(self, op: FirstOp) -> bool:
         """True where the id that a call asked for may be remembered for a call that was given up."""
-        return bool(self._places) and bool(self._entries(op.place))
+        return bool(self._places) and bool(self._pending_entries(op.place))
+
+    def _pending_entries(self, place: bytes) -> list[bytes]:
+        """Return those of `_entries` of which it is not likely that nothing is left."""
+        entries = self._entries(place)
+        wires = place[: len(place) - len(entries[0]) + NONCE_BYTES] if entries else b""
+        return [entry for entry in entries if self._given_up[wires, entry].is_pending]
 
     def _entries(self, place: bytes) -> list[bytes]:
         """Return the given-up entries of an id; what was given up meanwhile for good is dropped from the list."""
@@ -299,6 +320,7 @@ class UndoList:
         finally:
             given_up = self._waiting.pop(holding, None)
             if given_up is not None and not self._closed:
+                self._watches = self._watches or not given_up.is_pending
                 self._put(holding, given_up)
 
     def _put(self, holding: Holding, given_up: GivenUp) -> None:
@@ -317,6 +339,7 @@ class UndoList:
         """Go on with what another list has left, whose event loop has ended."""
         for holding, given_up in former._given_up.items():
             mine = GivenUp(given_up.consumed, given_up.id, given_up.fence, given_up.free_at, given_up.kept_ms)
+            mine.removed = given_up.removed
             self._given_up.setdefault(holding, mine)
             if given_up.id is not None:
                 self._places.setdefault(given_up.id.place, []).append(given_up.id.entry)

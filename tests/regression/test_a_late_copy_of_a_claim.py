@@ -168,6 +168,46 @@ async def test_a_copy_that_comes_after_the_taking_back_is_taken_back_as_well(
     assert loop.time() < 60
 
 
+async def test_a_late_copy_of_a_refused_claim_holds_no_key(
+    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
+) -> None:
+    """Its second sending was told of another owner, so nobody looked for what the first one does later."""
+    async with gates(redis_server) as (proxy, dedup, other):
+        held = await other.claim("key", lease=LEASE)
+        keep_claims(proxy, 1)
+        assert not (await dedup.claim("key", lease=LEASE)).acquired
+        assert len(proxy.kept) == 1
+        await held.release()
+        await proxy.deliver()
+        assert not (await other.claim("key")).acquired
+        await is_free_soon(other, wait_until)
+
+
+async def test_a_call_takes_no_place_whose_removal_may_come_late() -> None:
+    """The removal of a given-up id arrived late, and removed the id of the call that had taken its place."""
+    lost: list[asyncio.Future[Reply]] = []
+
+    def submit(sent: Op) -> asyncio.Future[Reply]:
+        lost.append(asyncio.get_running_loop().create_future())
+        return lost[-1]
+
+    undo = UndoList(submit, lambda event: None)
+    for asked in (False, True):
+        op, again = an_id(), an_id()
+        again.entry = op.entry[:7] + b"more\0"
+        undo.add_id(op)
+        if asked:
+            looking = asyncio.ensure_future(undo.take_back_id(again))
+            await asyncio.sleep(0)
+            lost.pop().set_exception(UnavailableError("no reply"))
+            with pytest.raises(UnavailableError):
+                await looking
+        mine = again.entry
+        undo.keep_id(again, named=False)
+        assert (again.entry == mine, undo.is_removing(again)) == (asked, asked)
+    await undo.finish(0.0)
+
+
 @pytest.mark.virtual_time
 async def test_what_is_only_watched_makes_room_for_what_is_to_be_taken_back() -> None:
     told: list[Event] = []
