@@ -51,11 +51,12 @@ class AsgiExchange:
         self._size = 0
         self._ended = False
         self._gone = False
-        # Of the claim, once there is one: its response, the scope of its request until the application has ended, and
-        # who cancels the handler when the client leaves.
+        # Of the claim, once there is one: its response; until the application has ended the scope of its request, the
+        # application and its coroutine; who cancels the handler when the client leaves.
         self.recorder: Recorder | None = None
         self._scope: Scope | None = None
         self._app: ASGIApp | None = None
+        self._running: Any = None
         self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
         # What ends the work that clients of HTTP ask for, while the application runs.
@@ -181,7 +182,7 @@ class AsgiExchange:
         Return False for a handler in a thread: it would go on beside a retry, so its end is awaited, and its response
         kept unless another request has taken over.
         """
-        in_thread = self._scope is not None and runs_in_thread(self._scope, self._app)
+        in_thread = self._scope is not None and runs_in_thread(self._scope, self._app, self._running)
         if in_thread and not (self.recorder is not None and self.recorder.passing):
             return False
         self._stopping = True
@@ -215,7 +216,8 @@ class AsgiExchange:
         self._app = app
         failure: BaseException | None = None
         try:
-            await app(scope, self.receive, self.send)
+            running = self._running = app(scope, self.receive, self.send)
+            await running
         except BaseException as error:  # noqa: BLE001 -- raised again below, where a compiled module may await
             failure = error
         if self._timer is not None:
@@ -227,7 +229,7 @@ class AsgiExchange:
                 raise failure
         finally:
             failure = None  # its traceback refers to this frame
-            self._scope = self._app = None  # they refer to this exchange
+            self._scope = self._app = self._running = None  # they refer to this exchange
             leave(self._work)
             if self._watcher is not None:
                 self._watcher.cancel()

@@ -30,7 +30,7 @@ from .guarded import claim_of, request_of, values_of
 from .late_exits import dependencies_of, warn_of_late_exits
 from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 from .openapi import MARK, describe
-from .threads import is_plain_function
+from .threads import is_awaited
 from .unreached import watch_handlers
 
 try:
@@ -336,9 +336,10 @@ def _check(rule: Rule, limit: int, endpoint: Any) -> None:
         raise ConfigError(
             f"max_request={rule.max_request} is over the {limit} of Idempotency(...): lower it, or raise that one"
         )
-    if rule.on_disconnect == "cancel" and is_plain_function(endpoint):
+    if rule.on_disconnect == "cancel" and not is_awaited(endpoint):
+        name = getattr(endpoint, "__name__", type(endpoint).__name__)
         raise ConfigError(
-            f"on_disconnect='cancel' needs an async handler: {endpoint.__name__}() runs in a thread, which cannot "
+            f"on_disconnect='cancel' needs an async handler: {name}() runs in a thread, which cannot "
             "be cancelled and would go on beside the retry"
         )
 

@@ -505,9 +505,18 @@ async def test_cancelling_is_for_handlers_that_can_be_cancelled() -> None:
     @app.post("/a")
     def call(claim: Annotated[Claim, Claimed(principal=everyone, on_disconnect="cancel")]) -> None: ...
 
+    class Call:
+        def __call__(
+            self, claim: Annotated[Claim, Claimed(principal=everyone, on_disconnect="cancel")]
+        ) -> None: ...
+
+    app.post("/b")(Call())
+
     async with dedup, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
         with pytest.raises(ConfigError, match=r"on_disconnect='cancel'.*call\(\)"):
             await http.post("/a", headers=key("k"))
+        with pytest.raises(ConfigError, match=r"on_disconnect='cancel'.*Call\(\)"):
+            await http.post("/b", headers=key("k"))
 
 
 async def test_background_tasks_run_after_the_response_is_stored() -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Annotated, Any
 
 import httpx
 import litestar
+import litestar.di
 import pytest
 from asgiref.wsgi import WsgiToAsgi
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
@@ -27,12 +29,19 @@ from fastdedup.integrations import starlette as for_starlette
 from fastdedup.integrations.fastapi import Claimed, Idempotency, OneTimeToken, everyone
 from fastdedup.model import BreakerState
 
+from ..integrations import django_project  # noqa: F401 - configures Django
 from ..servers import RedisServer
+
+from django.core.handlers.asgi import ASGIHandler  # isort: skip
+from django.http import HttpRequest, HttpResponse  # isort: skip
+from django.test import override_settings  # isort: skip
+from django.urls import path  # isort: skip
 
 KEY = {"idempotency-key": "k"}
 LEASE = 0.8
 Work = Callable[[Any], str]
 """The handler's work, with the claim; it returns the text of its response."""
+AsyncWork = Callable[[], Awaitable[None]]
 
 
 @pytest.fixture
@@ -110,6 +119,107 @@ def litestar_handler(dedup: Dedup, work: Work) -> Any:
     return litestar.Litestar([order])
 
 
+def claimed_object(dedup: Dedup, work: Work) -> Any:
+    class Order:
+        def __call__(self, claim: Annotated[Claim, Claimed(principal=everyone)]) -> str:
+            return work(claim)
+
+    app = FastAPI()
+    Idempotency(app, dedup)
+    app.post("/orders")(Order())
+    return app
+
+
+def decorated_by_a_class(dedup: Dedup, work: Work) -> Any:
+    class Counted:
+        def __init__(self, function: Callable[..., str]) -> None:
+            functools.update_wrapper(self, function)
+            self.function = function
+
+        def __call__(self, *args: Any, **named: Any) -> str:
+            return self.function(*args, **named)
+
+    def order(request: Request) -> str:
+        return work(asgi.claim_of(request.scope))
+
+    app = FastAPI()
+    app.post("/orders")(functools.partial(Counted(order)))
+    return asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
+
+
+def claimed_dependency(dedup: Dedup, work: Work) -> Any:
+    app = FastAPI()
+    Idempotency(app, dedup)
+
+    def charged(claim: Annotated[Claim, Claimed(principal=everyone)]) -> str:
+        return work(claim)
+
+    async def twice(charge: str = Depends(charged)) -> str:
+        return charge
+
+    @app.post("/orders")
+    async def order(charge: str = Depends(twice)) -> str:
+        return charge
+
+    return app
+
+
+def dependency_below_middleware(dedup: Dedup, work: Work) -> Any:
+    """Starlette's BaseHTTPMiddleware runs what is below in a task of its own."""
+    app = FastAPI()
+
+    @app.middleware("http")
+    async def passed_on(request: Request, call_next: Any) -> Any:
+        return await call_next(request)
+
+    def charged(request: Request) -> str:
+        return work(asgi.claim_of(request.scope))
+
+    @app.post("/orders")
+    async def order(charge: str = Depends(charged)) -> str:
+        return charge
+
+    return asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
+
+
+def litestar_dependency(dedup: Dedup, work: Work) -> Any:
+    def charged(request: litestar.Request[Any, Any, Any]) -> str:
+        return work(asgi.claim_of(request.scope))  # type: ignore[arg-type] # a TypedDict of its own
+
+    @litestar.post("/orders", dependencies={"charge": litestar.di.Provide(charged, sync_to_thread=True)})
+    async def order(charge: Annotated[str, "a dependency"]) -> str:
+        return charge
+
+    return asgi.IdempotencyMiddleware(litestar.Litestar([order]), dedup, principal=asgi.everyone)
+
+
+def django_view(dedup: Dedup, work: Work) -> Any:
+    def order(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(work(asgi.claim_of(request.scope)))  # type: ignore[attr-defined] # an ASGIRequest
+
+    return django(dedup, order)
+
+
+def django(dedup: Dedup, view: Callable[..., Any]) -> Any:
+    guarded = asgi.IdempotencyMiddleware(Outer(ASGIHandler()), dedup, principal=asgi.everyone)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        with override_settings(ROOT_URLCONF=(path("orders", view),)):
+            await guarded(scope, receive, send)
+
+    return app
+
+
+class Outer:
+    """An application's own middleware."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.app(scope, receive, send)
+
+
 APPS = (
     claimed,
     one_time_token,
@@ -118,6 +228,12 @@ APPS = (
     starlette_function,
     starlette_method,
     litestar_handler,
+    claimed_object,
+    decorated_by_a_class,
+    claimed_dependency,
+    dependency_below_middleware,
+    litestar_dependency,
+    django_view,
 )
 
 
@@ -160,8 +276,24 @@ async def test_a_handler_in_a_thread_keeps_its_response(server: RedisServer, mak
     assert len(runs) == 1
 
 
-@pytest.mark.parametrize("mounted", [False, True])
-async def test_a_wsgi_application_keeps_its_response(server: RedisServer, mounted: bool) -> None:
+def alone(adapter: Any) -> Any:
+    return adapter
+
+
+def mounted(adapter: Any) -> Any:
+    return Starlette(routes=[Mount("/", app=adapter)])
+
+
+def wrapped_and_mounted(adapter: Any) -> Any:
+    return mounted(Outer(adapter))
+
+
+def in_litestar(adapter: Any) -> Any:
+    return litestar.Litestar([litestar.asgi("/", is_mount=True, copy_scope=True)(Outer(adapter))])
+
+
+@pytest.mark.parametrize("place", [alone, Outer, mounted, wrapped_and_mounted, in_litestar])
+async def test_a_wsgi_application_keeps_its_response(server: RedisServer, place: Any) -> None:
     """Its adapter for ASGI runs it in a thread, under the middleware itself or mounted somewhere below."""
     runs, lost = [], threading.Event()
 
@@ -182,9 +314,7 @@ async def test_a_wsgi_application_keeps_its_response(server: RedisServer, mounte
             start_response("200 OK", [])
             return [b"done"]
 
-        app: Any = WsgiToAsgi(wsgi)
-        if mounted:
-            app = Starlette(routes=[Mount("/", app=app)])
+        app = place(WsgiToAsgi(wsgi))
         guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
         first, again = await posted(guarded, dedup, 2)
     assert (first.status_code, again.content, len(runs)) == (200, b"done", 1)
@@ -208,21 +338,113 @@ async def test_a_handler_in_a_thread_that_was_overtaken_does_not_answer(
     assert (lost.status_code, lost.json()["type"]) == (409, "urn:fastdedup:problem:claim-lost")
 
 
-async def test_an_async_handler_beside_it_is_cancelled(server: RedisServer) -> None:
-    async with Dedup(server.url, timeout=0.3, lease=LEASE) as dedup:
-        app = FastAPI()
-        app.add_middleware(asgi.IdempotencyMiddleware, dedup=dedup, principal=asgi.everyone)
+def async_function(dedup: Dedup, work: AsyncWork) -> Any:
+    app = FastAPI()
 
-        @app.post("/orders")
-        async def order() -> None:
+    @app.post("/orders")
+    async def order() -> None:
+        await work()
+
+    return asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
+
+
+def async_object(dedup: Dedup, work: AsyncWork) -> Any:
+    class Order:
+        async def __call__(self, claim: Annotated[Claim, Claimed(principal=everyone)]) -> None:
+            await work()
+
+    app = FastAPI()
+    Idempotency(app, dedup)
+    app.post("/orders")(Order())
+    return app
+
+
+def async_function_in_a_plain_decorator(dedup: Dedup, work: AsyncWork) -> Any:
+    async def order() -> None:
+        await work()
+
+    @functools.wraps(order)
+    def counted() -> Any:
+        return order()
+
+    app = FastAPI()
+    app.post("/orders")(counted)
+    return asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
+
+
+def async_after_a_dependency(dedup: Dedup, work: AsyncWork) -> Any:
+    app = FastAPI()
+    Idempotency(app, dedup)
+
+    def account() -> str:
+        return "mary"
+
+    @app.post("/orders")
+    async def order(
+        claim: Annotated[Claim, Claimed(principal=everyone)], name: str = Depends(account)
+    ) -> None:
+        await work()
+
+    return app
+
+
+def async_in_litestar_after_a_dependency(dedup: Dedup, work: AsyncWork) -> Any:
+    def account() -> str:
+        return "mary"
+
+    @litestar.post("/orders", dependencies={"name": litestar.di.Provide(account, sync_to_thread=True)})
+    async def order(name: Annotated[str, "a dependency"]) -> None:
+        await work()
+
+    return asgi.IdempotencyMiddleware(litestar.Litestar([order]), dedup, principal=asgi.everyone)
+
+
+def asgi_application(dedup: Dedup, work: AsyncWork) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await work()
+
+    routes = [Mount("/", app=Outer(app))]
+    return asgi.IdempotencyMiddleware(Starlette(routes=routes), dedup, principal=asgi.everyone)
+
+
+def async_django_view(dedup: Dedup, work: AsyncWork) -> Any:
+    async def order(request: HttpRequest) -> None:
+        await work()
+
+    return django(dedup, order)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        async_function,
+        async_object,
+        async_function_in_a_plain_decorator,
+        async_after_a_dependency,
+        async_in_litestar_after_a_dependency,
+        asgi_application,
+        async_django_view,
+    ],
+)
+async def test_an_async_handler_is_cancelled(server: RedisServer, make: Any) -> None:
+    """Also if it stands beside a function that has run in a thread: a retry is not to run beside it."""
+    async with Dedup(server.url, timeout=0.3, lease=LEASE) as dedup:
+        cancelled = False
+
+        async def work() -> None:
+            nonlocal cancelled
             server.freeze()
-            await asyncio.Event().wait()
+            try:
+                await asyncio.wait_for(asyncio.Event().wait(), 10.0)
+            except asyncio.CancelledError:
+                cancelled = True
+                raise
 
         try:
-            (lost,) = await posted(app, dedup)
+            (lost,) = await posted(make(dedup, work), dedup)
         finally:
             server.thaw()
-    assert lost.status_code == 503
+    assert (lost.status_code, cancelled) == (503, True)
 
 
 async def test_a_client_that_leaves_does_not_cancel_a_handler_in_a_thread(redis_url: str) -> None:
