@@ -11,7 +11,7 @@ from ..compiled import mypyc_attr
 from ..gateway import Dedup
 from ..web.answers import REFUSALS, answer, refusal
 from ..web.header import parse
-from ..web.request import EVERYONE, Request, normal_host
+from ..web.request import EVERYONE, Request, host_of
 from ..web.response import Response
 from .exchange import CLAIM, AsgiExchange, supported
 from .guard import Guard
@@ -42,9 +42,8 @@ class GuardedApp:
         if not self._watched:
             self._watched = True
             watch(scope.get("app", self.app))
-        if (
-            claim_of(scope) is not None
-        ):  # an outer guard has claimed it: one response cannot settle two claims
+        if CLAIM in scope:
+            # An outer guard has claimed the request, and one response cannot settle two claims.
             return await self.app(scope, receive, send)
         exchange = AsgiExchange(receive, send, guard.rule.max_request)
         claim: Claim | None = None
@@ -84,11 +83,12 @@ def values_of(headers: Any, name: bytes) -> list[bytes]:
 
 def request_of(scope: Scope, body: bytes) -> Request:
     """Return the request of an ASGI scope."""
-    mount, path = scope.get("root_path", ""), scope["path"]
+    path = scope["path"]
+    headers = scope["headers"]
+    mount = scope.get("root_path", "")
     if mount and not f"{path}/".startswith(mount.rstrip("/") + "/"):
         path = mount.rstrip("/") + path  # a proxy has removed the mount, and a retry may come past that proxy
-    headers = scope["headers"]
-    host = normal_host(b",".join(values_of(headers, b"host")).decode("latin-1"), scope.get("scheme", "http"))
+    host = host_of(headers, scope.get("scheme", "http"))
     return Request(scope["method"].upper(), path, scope["query_string"], headers, body, scope, mount, host)
 
 

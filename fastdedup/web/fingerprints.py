@@ -20,7 +20,7 @@ def bare_path(path: str) -> str:
     Many serve `/orders/` as `/orders`; Litestar also serves `//orders`; and the `$` of Starlette's patterns matches
     before a line feed at the end.
     """
-    if "//" in path or path[-1:] in ("/", "\n"):
+    if "//" in path or path.endswith(("/", "\n")):
         return re.sub("/+", "/", path).rstrip("/\n") or "/"
     return path
 
@@ -31,6 +31,11 @@ def request_fingerprint(request: Request) -> Fingerprint:
     `/orders` and `/orders/` are one path, as they are for a rule: one may redirect to the other. A multipart body's
     boundary is left out, as clients draw a new one when they encode a form again.
     """
+    return fingerprint_at(request, b"")
+
+
+def fingerprint_at(request: Request, place: bytes) -> Fingerprint:
+    """Digest what `request_fingerprint` digests, and the place at which the request is served."""
     body, query = request.body, request.query
     path = bare_path(request.path).encode("utf-8", "surrogateescape")
     method = request.method.encode()
@@ -38,7 +43,9 @@ def request_fingerprint(request: Request) -> Fingerprint:
         kind = request.header("content-type")
         if kind is not None and kind[:10].lower() == "multipart/":
             body = _without_boundary(kind.encode("latin-1"), body)
-    head = b"%d %d %d\n%b%b%b" % (len(method), len(path), len(query), method, path, query)
+    head = b"%d %d %d %d\n%b%b%b%b" % (
+        len(place), len(method), len(path), len(query), place, method, path, query
+    )  # fmt: skip
     return _fingerprint(head + body, b"http")
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Final, Literal
 from uuid import UUID
 
 from ..checks import named
@@ -100,6 +101,21 @@ def normal_host(host: str, scheme: str) -> str:
     """Return the value of a Host header in one spelling: lower case, no default port, no dot at the end."""
     name = host.strip().lower().removesuffix(":443" if scheme == "https" else ":80")
     return name.removesuffix(".").replace(".:", ":")
+
+
+def host_of(headers: Headers, scheme: str) -> str:
+    """Return the host that a request's headers name, by `normal_host`; two Host headers are one with a comma."""
+    named = b",".join([value for name, value in headers if name == b"host"])
+    return (_known_host if len(named) < _LONG_HOST else _host)(named, scheme)
+
+
+def _host(named: bytes, scheme: str) -> str:
+    return normal_host(named.decode("latin-1"), scheme)
+
+
+_known_host = lru_cache(maxsize=256)(_host)
+_LONG_HOST: Final = 256
+"""The number of bytes from which a host is not cached: a name has fewer, and clients may send any text."""
 
 
 def by_header(name: str) -> Callable[[Request], str | None]:

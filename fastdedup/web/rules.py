@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from hashlib import blake2b
 from inspect import iscoroutinefunction
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
@@ -12,7 +13,7 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 from ..checks import check_count, check_seconds, shown
 from ..errors import ConfigError
 from ..keys import Fingerprint, fingerprint
-from .fingerprints import bare_path, request_fingerprint
+from .fingerprints import bare_path, fingerprint_at, request_fingerprint
 from .header import BadKey, KeyMissing
 from .record_keys import scope_key, shortened
 from .request import FingerprintOf, Named, Principal, PrincipalMissing, Request, Tenant, name_of_caller
@@ -148,6 +149,8 @@ class Rule:
     """Returns the parts by which two requests are the same; by default method, path, query and body."""
     retry_after: float = 1.0
     """Seconds after which the duplicate of a running request may try again (Retry-After)."""
+    by_path: bool = field(init=False, repr=False)
+    """True if a key belongs to the path of its request: by `key_scope`, or because the route ends in *."""
 
     def __post_init__(self) -> None:
         if not callable(self.principal):
@@ -182,6 +185,7 @@ class Rule:
             raise ConfigError(f"on_disconnect must be 'finish' or 'cancel', got {self.on_disconnect!r}")
         if self.key_scope not in ("route", "path"):
             raise ConfigError(f"key_scope must be 'route' or 'path', got {self.key_scope!r}")
+        self._set("by_path", self.path[-1] == "*" or self.key_scope == "path")
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -231,13 +235,16 @@ class Rule:
             PrincipalMissing: the tenant function returned None. Also as for `scope_key`.
             ConfigError: the tenant function returned a value of another type. Also as for `scope_key` and `mark`.
         """
-        tenant: object = ""
-        if self.tenant is not None:
-            tenant = name_of_caller(self.tenant(request), "tenant")
-            if tenant is None:
-                raise PrincipalMissing("the tenant function found no tenant for this request")
-        method, path, mount = request.method, request.path, request.mount
-        return self.scope_key(method, path, principal, key, mount=mount, tenant=tenant), self.mark(request)
+        tenant = "" if self.tenant is None else self._tenant_of(request)
+        place = self._place_of(request.method, request.path, request.mount)
+        return scope_key(place, principal, key, tenant), self.mark(request)
+
+    def _tenant_of(self, request: Request) -> str:
+        assert self.tenant is not None
+        tenant = name_of_caller(self.tenant(request), "tenant")
+        if tenant is None:
+            raise PrincipalMissing("the tenant function found no tenant for this request")
+        return _checked_tenant(tenant)
 
     def scope_key(
         self, method: str, path: str, principal: Named, key: str, *, mount: str = "", tenant: object = ""
@@ -251,11 +258,14 @@ class Rule:
             PrincipalMissing: the principal is None or "": callers without a name would share their keys.
             ConfigError: the principal or the tenant is of another type.
         """
-        if not isinstance(tenant, str):
-            raise ConfigError(f"a tenant must be text, a number or a UUID, got {shown(tenant)}")
-        by_path = self.path[-1] == "*" or self.key_scope == "path"
-        place = bare_path(path if by_path else mount.rstrip("/") + self.path)
-        return scope_key(f"{method} {shortened(place)}", principal, key, tenant)
+        return scope_key(self._place_of(method, path, mount), principal, key, _checked_tenant(tenant))
+
+    def _place_of(self, method: str, path: str, mount: str) -> str:
+        if self.by_path:
+            return _place(method, path)
+        if mount:
+            return _place(method, mount.rstrip("/") + self.path)
+        return _place_of_route(method, self.path)
 
     def mark(self, request: Request) -> Fingerprint:
         """Return a request's fingerprint: what `fingerprint` returns, with the host, the route and the path.
@@ -267,15 +277,32 @@ class Rule:
         Raises:
             ConfigError: a fingerprint function returned None, or a value that cannot be digested.
         """
+        host = request.host if self.tenant is None else ""
+        place = f"{len(host)} {host}{self.path}".encode("utf-8", "surrogatepass")
+        if self.fingerprint is request_fingerprint:
+            return fingerprint_at(request, place)
         value = self.fingerprint(request)
         if value is None:
             raise ConfigError(
                 "the function given as fingerprint= returned None; return a value to digest, such as request.body"
             )
-        mark = value if self.fingerprint is request_fingerprint else fingerprint(value)
-        host = request.host if self.tenant is None else ""
-        place = f"{host}\n{self.path}\n{bare_path(request.path)}".encode("utf-8", "surrogatepass")
-        return Fingerprint(blake2b(mark + place, digest_size=16, person=b"place").digest())
+        path = bare_path(request.path).encode("utf-8", "surrogatepass")
+        whole = b"%b%d %b%b" % (fingerprint(value), len(place), place, path)
+        return Fingerprint(blake2b(whole, digest_size=16, person=b"place").digest())
+
+
+def _checked_tenant(tenant: object) -> str:
+    if not isinstance(tenant, str):
+        raise ConfigError(f"a tenant must be text, a number or a UUID, got {shown(tenant)}")
+    return tenant
+
+
+def _place(method: str, path: str) -> str:
+    return f"{method} {shortened(bare_path(path))}"
+
+
+_place_of_route = lru_cache(maxsize=1024, typed=True)(_place)
+"""Not for the paths of requests: clients choose them, and they may be long."""
 
 
 def declared(path: str) -> str:
