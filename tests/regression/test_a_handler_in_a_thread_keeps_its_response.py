@@ -201,13 +201,16 @@ def django_view(dedup: Dedup, work: Work) -> Any:
 
 
 def django(dedup: Dedup, view: Callable[..., Any]) -> Any:
-    guarded = asgi.IdempotencyMiddleware(Outer(ASGIHandler()), dedup, principal=asgi.everyone)
+    return with_view(view, asgi.IdempotencyMiddleware(Outer(ASGIHandler()), dedup, principal=asgi.everyone))
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        with override_settings(ROOT_URLCONF=(path("orders", view),)):
-            await guarded(scope, receive, send)
 
-    return app
+def with_view(view: Callable[..., Any], app: Any) -> Any:
+    class WithView(Outer):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            with override_settings(ROOT_URLCONF=(path("orders", view),)):
+                await super().__call__(scope, receive, send)
+
+    return WithView(app)
 
 
 class Outer:
@@ -288,11 +291,21 @@ def wrapped_and_mounted(adapter: Any) -> Any:
     return mounted(Outer(adapter))
 
 
+class ByProtocol:
+    """Has its applications as ProtocolTypeRouter of Channels has them."""
+
+    def __init__(self, app: Any) -> None:
+        self.application_mapping = {"http": app}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.application_mapping[scope["type"]](scope, receive, send)
+
+
 def in_litestar(adapter: Any) -> Any:
     return litestar.Litestar([litestar.asgi("/", is_mount=True, copy_scope=True)(Outer(adapter))])
 
 
-@pytest.mark.parametrize("place", [alone, Outer, mounted, wrapped_and_mounted, in_litestar])
+@pytest.mark.parametrize("place", [alone, Outer, ByProtocol, mounted, wrapped_and_mounted, in_litestar])
 async def test_a_wsgi_application_keeps_its_response(server: RedisServer, place: Any) -> None:
     """Its adapter for ASGI runs it in a thread, under the middleware itself or mounted somewhere below."""
     runs, lost = [], threading.Event()
@@ -447,20 +460,35 @@ async def test_an_async_handler_is_cancelled(server: RedisServer, make: Any) -> 
     assert (lost.status_code, cancelled) == (503, True)
 
 
-async def test_a_client_that_leaves_does_not_cancel_a_handler_in_a_thread(redis_url: str) -> None:
+def starlette_app(work: Callable[[], str]) -> Any:
+    def order(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(work())
+
+    return Starlette(routes=[Route("/orders", order, methods=["POST"])])
+
+
+def django_app(work: Callable[[], str]) -> Any:
+    def order(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(work())
+
+    return with_view(order, ASGIHandler())
+
+
+@pytest.mark.parametrize("make", [starlette_app, django_app])
+async def test_a_client_that_leaves_does_not_cancel_a_handler_in_a_thread(redis_url: str, make: Any) -> None:
     working, left = asyncio.Event(), threading.Event()
     runs = []
 
     async with Dedup(redis_url, namespace="t") as dedup:
         loop = asyncio.get_running_loop()
 
-        def order(request: Request) -> PlainTextResponse:
-            runs.append(request)
+        def work() -> str:
+            runs.append("order")
             loop.call_soon_threadsafe(working.set)
             assert left.wait(10.0)
-            return PlainTextResponse("done")
+            return "done"
 
-        app = Starlette(routes=[Route("/orders", order, methods=["POST"])])
+        app = make(work)
         guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone, on_disconnect="cancel")
         request = httpx.Request("POST", "http://shop.test/orders", headers=KEY)
         scope = {
