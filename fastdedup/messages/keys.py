@@ -13,6 +13,7 @@ from ..protocol.keyspace import MAX_KEY_BYTES
 KeyRule = Callable[[Any], str | None]
 """Returns the key of a broker's message, or None where it has none."""
 _DIGEST_BYTES = 16
+_NO_KEY = "the message has no key: its publisher must set what key= reads"
 
 
 class NoKeyError(InvalidKeyError):
@@ -34,7 +35,10 @@ def check_rule(rule: Any, what: str = "key") -> KeyRule:
 
 
 def key_of(rule: KeyRule, message: Any) -> str:
-    """Return a message's key.
+    """Return a message's key, as a plain `str`.
+
+    The text of a subclass of `str` is taken without its methods: one that raises would end the consumer, at each
+    start again.
 
     Raises:
         NoKeyError: the rule found none, or failed: a header is missing, the body is not what it expects.
@@ -43,13 +47,16 @@ def key_of(rule: KeyRule, message: Any) -> str:
         key = rule(message)
     except Exception as error:
         raise NoKeyError(f"the rule for its key failed: {describe_error(error)}") from error
-    if not key:
-        raise NoKeyError("the message has no key: its publisher must set what key= reads")
-    if not isinstance(key, str):
+    if key is None:
+        raise NoKeyError(_NO_KEY)
+    if not issubclass(type(key), str):  # isinstance() would ask the value's own __class__
         raise NoKeyError(
             f"key= must return text, got {type(key).__name__}: convert it, for example with str()"
         )
-    return key
+    text = str.__str__(key)
+    if not text:
+        raise NoKeyError(_NO_KEY)
+    return text
 
 
 def text_of(value: Any) -> str | None:
