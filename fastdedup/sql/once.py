@@ -124,7 +124,7 @@ class OnceRules:
         """Take in how a key stands that was committed.
 
         Raises:
-            ConfigError: it is not there.
+            ConfigError: its row is not there. It was there before the COMMIT: `InboxRules.finish` has looked.
         """
         if outcome is Outcome.ACQUIRED:
             raise ConfigError(
@@ -342,7 +342,7 @@ class Transactions:
                     return receipt._answer()
                 await receipt._begin_work()
                 # The work may have ended the transaction, or caught an error that has: its COMMIT would do nothing.
-                await receipt._finish(await self._work(transaction))
+                await receipt._finish(await self._work(transaction), look=not self._rules.proven)
                 commits = True
         except BaseException as error:
             if commits and is_committed_perhaps(error):

@@ -91,10 +91,10 @@ class AnyReceipt:
         """Return the name of the savepoint. Within another transaction of an inbox's it must be another one's."""
         return f"{_ANCHOR}_{self._id.hex()}" if self._driver.is_nested() else _ANCHOR
 
-    def _finishing(self, result: Any) -> Flow[bytes]:
+    def _finishing(self, result: Any, look: bool) -> Flow[bytes]:
         if not self._driver.is_open():
             raise ended()
-        return self._rules.finish(self._driver.database, self._id, result, self._anchor())
+        return self._rules.finish(self._driver.database, self._id, result, self._anchor(), look=look)
 
     def _keep(self, payload: bytes) -> None:
         """Remember the result in the form that duplicates get it."""
@@ -130,7 +130,7 @@ class Receipt(AnyReceipt):
         driver, rules = self._driver, self._rules
         await run(driver, rules.dialect(driver.database).anchor(self._anchor()), rules.table_name)
 
-    async def _finish(self, result: Any) -> None:
+    async def _finish(self, result: Any, look: bool) -> None:
         """Keep the result in the transaction that holds the row, before its COMMIT: see `InboxRules.finish`."""
         driver, rules = self._driver, self._rules
-        self._keep(await run(driver, self._finishing(result), rules.table_name))
+        self._keep(await run(driver, self._finishing(result, look), rules.table_name))

@@ -234,15 +234,20 @@ class InboxRules(TableRules):
             raise ended()
         return payload
 
-    def finish(self, database: Database, row_id: bytes, result: Any, anchor: str) -> Flow[bytes]:
+    def finish(
+        self, database: Database, row_id: bytes, result: Any, anchor: str, *, look: bool
+    ) -> Flow[bytes]:
         """Keep the result of a key that was received as first, before the COMMIT; return its bytes.
+
+        `look`: look whether the row is still there, also if that takes a statement of its own.
 
         Raises:
             ResultError, ResultTooLargeError: it cannot be stored.
-            UsageError: the transaction or savepoint that holds the row has ended, or a statement has failed in it.
+            UsageError: the transaction or savepoint that holds the row has ended, a statement has failed in it, or
+                the row was deleted.
         """
         payload = encode(self.codec, result, self.max_result)
-        if not (yield from self.dialect(database).finish(row_id, payload or None, anchor)):
+        if not (yield from self.dialect(database).finish(row_id, payload or None, anchor, look=look)):
             raise ended()
         return payload
 
@@ -316,15 +321,19 @@ def _duplicate(kept: Kept, mark: bytes | None) -> Found:
 
 
 class TransactionEndedError(UsageError):
-    """The work has ended the transaction that holds its row. What it did before its own commit() stands."""
+    """The work has ended the transaction that holds its row, or has deleted the row.
+
+    What it did before its own commit() stands.
+    """
 
 
 def ended() -> TransactionEndedError:
     """Return the error for a row that the present transaction does not hold any more."""
     return TransactionEndedError(
-        "the transaction that holds the inbox's row has ended: it, or the savepoint that the row was received in, "
-        "was rolled back or committed before the work was done, and what the work did after that is rolled back. "
-        "Leave commit and rollback to the block that begins the transaction; to go on after an error, use a savepoint"
+        "the transaction that holds the inbox's row has ended (it, or the savepoint that the row was received in, "
+        "was rolled back or committed before the work was done), or the row was deleted. What the work did in the "
+        "present transaction is rolled back. Leave commit and rollback to the block that begins the transaction, and "
+        "leave the inbox's rows alone; to go on after an error, use a savepoint"
     )
 
 

@@ -73,9 +73,9 @@ class Receipt(AnyReceipt):
         driver, rules = self._driver, self._rules
         run_now(driver, rules.dialect(driver.database).anchor(self._anchor()), rules.table_name)
 
-    def _finish(self, result: Any) -> None:
+    def _finish(self, result: Any, look: bool) -> None:
         """Keep the result in the transaction that holds the row, before its COMMIT: see `InboxRules.finish`."""
-        self._keep(run_now(self._driver, self._finishing(result), self._rules.table_name))
+        self._keep(run_now(self._driver, self._finishing(result, look), self._rules.table_name))
 
 
 class Inbox(AnyInbox[Begin]):
@@ -294,7 +294,7 @@ class Once:
                     receipt.replay()  # may raise
                     return receipt._answer()
                 receipt._begin_work()
-                receipt._finish(self._work(transaction))
+                receipt._finish(self._work(transaction), look=not self._rules.proven)
                 commits = True
         except BaseException as error:
             if commits and is_committed_perhaps(error):

@@ -168,12 +168,18 @@ class Dialect(ABC):
         """Set a savepoint in the transaction that has inserted a row. The transaction's end removes it."""
         yield Statement(f"SAVEPOINT {name}")
 
-    def finish(self, row_id: bytes, payload: bytes | None, anchor: str) -> Flow[bool]:
+    def finish(self, row_id: bytes, payload: bytes | None, anchor: str, *, look: bool) -> Flow[bool]:
         """Keep a row's result, if there is one; return whether the row was inserted by the present transaction.
 
         A row that is merely there may be a twin's, or committed before, if a rollback or a commit has ended the
-        transaction of the row. `anchor`: the name that `anchor` was given. If a statement has failed in the
-        transaction, and the database has ended it for that, this fails.
+        transaction of the row. If a statement has failed in the transaction, and the database has ended it for that,
+        this fails.
+
+        Args:
+            row_id: the row's id.
+            payload: the result; None for a row that keeps no result.
+            anchor: the name that `anchor` was given.
+            look: look whether the row is still there, also if that takes a statement of its own.
         """
         try:
             yield Statement(f"RELEASE SAVEPOINT {anchor}")
@@ -181,7 +187,9 @@ class Dialect(ABC):
             if fault_of(error) is not DatabaseFault.REFUSED:
                 raise
             return False
-        return payload is None or bool((yield self.complete(row_id, payload)).count)
+        if payload is None:
+            return not look or row_id in (yield from self.kept([row_id], marked=False))
+        return bool((yield self.complete(row_id, payload)).count)
 
     @abstractmethod
     def purge(self, keep: float, size: int) -> Flow[int | None]:

@@ -152,8 +152,8 @@ class PostgreSQL(Dialect):
         """See `Dialect`. The row itself tells which transaction has inserted it."""
         yield from ()
 
-    def finish(self, row_id: bytes, payload: bytes | None, anchor: str) -> Flow[bool]:
-        """See `Dialect`."""
+    def finish(self, row_id: bytes, payload: bytes | None, anchor: str, *, look: bool) -> Flow[bool]:
+        """See `Dialect`. Each way looks at the row."""
         if payload is not None:
             return bool((yield self.complete(row_id, payload)).count)
         return bool((yield Statement(self._is_own, (self._uuid(row_id),))).rows)
