@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from .limits import LimitError, Limits
+from .read_turns import ReadTurns
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
@@ -27,14 +27,6 @@ _OPERATION: Final = 2560
 _SMALL: Final = 32 * 1024
 """The bytes up to which a batch need not wait: about ten operations."""
 _MEMORY: Final = "the batches of all clients take too much memory (limits.requests_in_all): ask again later"
-_READS: Final = (
-    "too many clients ask for lists of records and figures of ledgers, which take turns: ask again later"
-)
-_SHARE: Final = 3.0
-"""The pause after a read, in lengths of that read, up to `_LONGEST_PAUSE` seconds."""
-_LONGEST_PAUSE: Final = 0.5
-_READS_WAITING: Final = 4096
-"""The reads of all clients that wait for their turn."""
 _PARSED: Final = 24
 """The bytes, at most, that a byte of JSON takes once it is parsed: a list takes 56."""
 
@@ -115,12 +107,10 @@ class BatchGate:
         most: the bytes that the batches inside may take; a larger one goes in alone.
         line: the bytes of bodies that may wait.
         patience: the seconds that a batch waits for its turn.
-        busy: what a batch that finds no place is told.
     """
 
-    def __init__(self, most: int, line: int, patience: float, busy: str = _MEMORY) -> None:
+    def __init__(self, most: int, line: int, patience: float) -> None:
         self._most = most
-        self._busy = busy
         self._most_waiting = line
         self._patience = patience
         # Mutable: the bytes of the batches inside; those that wait, each with its weight; the bytes of their bodies.
@@ -142,7 +132,7 @@ class BatchGate:
             self.inside += weight
             return
         if self._waiting + size > self._most_waiting:
-            raise LimitError(self._busy)
+            raise LimitError(_MEMORY)
         await self._wait(weight, size)
 
     def leave(self, weight: int) -> None:
@@ -158,7 +148,7 @@ class BatchGate:
         turn: asyncio.Future[None] = loop.create_future()
         self._line.append((weight, turn))
         self._waiting += size
-        timer = loop.call_later(self._patience, _refuse, turn, self._busy)
+        timer = loop.call_later(self._patience, _refuse, turn)
         try:
             await turn
         except BaseException:
@@ -183,9 +173,9 @@ class BatchGate:
             turn.set_result(None)
 
 
-def _refuse(turn: asyncio.Future[None], busy: str) -> None:
+def _refuse(turn: asyncio.Future[None]) -> None:
     if not turn.done():
-        turn.set_exception(LimitError(busy))
+        turn.set_exception(LimitError(_MEMORY))
 
 
 class Turns:
@@ -200,7 +190,7 @@ class Turns:
         self.waiting = TaskPlaces(_TASKS, _WAITING_OF_ONE)
         self.brief = TaskPlaces(_TASKS, _BRIEF_OF_ONE)
         self.reading = TaskPlaces(_TASKS, 1)
-        self._reads = BatchGate(0, _READS_WAITING, limits.request_timeout, _READS)
+        self.reads = ReadTurns(limits.request_timeout)
         most, line = limits.requests_in_all // 2, limits.requests_in_all // 4
         self._brief_batches = BatchGate(most, line, limits.request_timeout)
         self._waiting_batches = BatchGate(most, line, limits.request_timeout)
@@ -208,24 +198,6 @@ class Turns:
     def batches(self, *, waiting: bool) -> BatchGate:
         """Return the gate for batches, by whether one of their operations may wait for a key."""
         return self._waiting_batches if waiting else self._brief_batches
-
-    @asynccontextmanager
-    async def read(self) -> AsyncIterator[None]:
-        """Wait for the turn of a read that looks at many keys; one runs at a time, for all clients.
-
-        A pause follows it, because the claims of other clients need the store and the event loop, too.
-
-        Raises:
-            LimitError: too many wait, or it has waited for too long.
-        """
-        weight, loop = _SMALL + 1, asyncio.get_running_loop()
-        await self._reads.enter(weight, 1)
-        began = loop.time()
-        try:
-            yield
-        finally:
-            pause = min(_SHARE * (loop.time() - began), _LONGEST_PAUSE)
-            loop.call_later(pause, self._reads.leave, weight)
 
 
 def weight_of(operations: int, size: int) -> int:

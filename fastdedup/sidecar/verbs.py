@@ -260,7 +260,7 @@ async def records(namespaces: Namespaces, dedup: Dedup, wanted: ListOptions, pee
     """Return a list of records for JSON, for the client `peer`, and report that."""
     why = check_reason(wanted.reason)
     with list_audit(namespaces, dedup.settings.namespace, wanted.prefix, peer, why) as told:
-        async with namespaces.turns.read():
+        async with namespaces.turns.reads.turn(namespaces.access.path, peer):
             found = await inspection.listing(
                 dedup._namespace,
                 kind=wanted.kind,

@@ -94,7 +94,7 @@ async def test_one_runs_at_a_time_for_all_clients() -> None:
 
     async def read() -> None:
         nonlocal running
-        async with turns.read():
+        async with turns.reads.turn("", None):
             running += 1
             assert running == 1
             await asyncio.sleep(0)

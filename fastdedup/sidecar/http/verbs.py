@@ -465,4 +465,6 @@ async def list_records(namespaces: Namespaces, ask: models.ListQuery, client: Cl
     """`GET /v1/records/list`."""
     dedup = namespaces.passing(ask.namespace)
     wanted = ListOptions(**ask.model_dump(exclude={"namespace"}))
-    return HttpAnswer(200, await records(namespaces, dedup, wanted, client.peer))
+    # If the client hangs up, its read gives its turn to the next one.
+    found = await client.unless_gone(records(namespaces, dedup, wanted, client.peer))
+    return HttpAnswer(200, found)

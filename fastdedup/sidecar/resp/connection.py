@@ -286,7 +286,7 @@ class RespConnection(asyncio.Protocol):
             verb: its name, for the metrics.
             repeatable: it may have a large reply, and then may run again.
             waits: it waits for a key, perhaps for long: then no command that does not wait follows it.
-            reads: it looks at many keys and takes turns (`Turns.read`): one of a client's at a time.
+            reads: it looks at many keys and takes turns (`ReadTurns`): one of a client's at a time.
         """
         slot = Slot()
         line = self._patient if waits else self._reads if reads else self._brief

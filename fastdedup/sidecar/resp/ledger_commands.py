@@ -59,9 +59,10 @@ def forget(connection: RespConnection, command: list[bytes]) -> Slot:
 def stats(connection: RespConnection, command: list[bytes]) -> Slot:
     """`FD.LEDGER [NS n] ledger`: the reply is what the ledger holds, as JSON."""
     served, _, _ = _asked(connection, command, _OTHERS, ids=False)
+    namespaces = connection.namespaces
 
     async def work() -> bytes:
-        async with connection.namespaces.turns.read():
+        async with namespaces.turns.reads.turn(namespaces.access.path, connection.peer):
             return encode(orjson.dumps(await served.facts()))
 
     return connection.spawn(work, served.dedup, "ledger", reads=True)

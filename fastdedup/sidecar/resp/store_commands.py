@@ -385,7 +385,7 @@ def page(connection: RespConnection, command: list[bytes]) -> Slot:
         wanted = tuple(KINDS[kind] for kind in kinds.split(",") if kind in LISTED)
         count = min(max(number_of("FD.PAGE", command[5], 1), 1), MOST_PAGE)
         with list_audit(namespaces, name, prefix, connection.peer, why) as told:
-            async with namespaces.turns.read():
+            async with namespaces.turns.reads.turn(namespaces.access.path, connection.peer):
                 found = await backend.page(Query(name, wanted, prefix), cursor, count)
             told(len(found.found))
         head = [encode_value(value) for value in (found.cursor, found.seen, found.now_us)]
