@@ -45,7 +45,7 @@ from .recent import RecentSuccesses
 from .renewal import RenewalQueue
 from .returns import Returns
 from .undo import UndoList
-from .wakeups import Wakeups
+from .wakeups import SHORT, Wakeups
 from .watchers import Watchers
 
 T = TypeVar("T")
@@ -555,18 +555,30 @@ class Connection:
 
     def tell_deaf(self, pause: float) -> None:
         """Log, once for each loss, that waiters hear of no freed keys and look every `pause` seconds instead."""
-        why = self.wakeups.why_deaf()
+        self._tell_deaf(
+            SHORT,
+            "gate %r: the store answers but tells of no freed keys, so waiters look every %g s: %s",
+            pause,
+        )
+
+    def _tell_deaf(self, short: float, text: str, *values: Any) -> None:
+        why = self.wakeups.why_deaf(short)
         if why and (self.incidents is None or self.incidents.may_tell("waiters hear of no freed keys")):
-            text = "gate %r: the store answers but tells of no freed keys, so waiters look every %g s: %s"
-            log.warning(text, self.name, pause, why)
+            log.warning(text, self.name, *values, why)
 
     async def overhear(self, on_freed: Callable[[bytes | None], None]) -> Callable[[], None]:
         """Call `on_freed` for all that wakes a waiter, as `Store.listen` does; return what ends that.
 
         Raises:
-            UnavailableError: the store cannot be listened to just now.
+            UnavailableError: the store cannot be listened to just now. If that lasts, a line in the log says why.
         """
-        await self.store.listen(self.wakeups.freed)
+        if not await self.listens():
+            # Before the clients have lines of their own, which refer to this one.
+            self._tell_deaf(
+                SHORT / 2,
+                "gate %r: the store tells of no freed keys, so the clients' waiters look instead: %s",
+            )
+            raise UnavailableError("the store tells of no freed keys")
         self.wakeups.overheard_by.add(on_freed)
         return partial(self.wakeups.overheard_by.discard, on_freed)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from ..errors import UnavailableError
 from ..stores.base import Store
 
-_SHORT = 2.0
+SHORT = 2.0
 """Seconds for which a lost subscription is not worth a line in the log: a failover takes as long."""
 
 
@@ -38,9 +38,9 @@ class Wakeups:
         self._deaf, self._said = "", False
         return True
 
-    def why_deaf(self) -> str:
-        """Return, once for each loss, why the store has told of no freed keys for a while; else an empty text."""
-        if not self._deaf or self._said or asyncio.get_running_loop().time() - self._since < _SHORT:
+    def why_deaf(self, short: float) -> str:
+        """Return, once for each loss, why the store tells of no freed keys, after `short` seconds; else no text."""
+        if not self._deaf or self._said or asyncio.get_running_loop().time() - self._since < short:
             return ""
         self._said = True
         return self._deaf

@@ -56,7 +56,7 @@ from ..reply_memory import LARGE
 from ..verbs import list_audit, without_addresses
 from .connection import Command, RespConnection
 from .errors import error_reply
-from .frames import OK
+from .frames import OK, error
 from .frames import encode as encode_value
 from .options import check_count, number_of, text_of
 from .reply_places import Slot
@@ -81,6 +81,7 @@ _CLAIMING_NOTHING: Final = {
     Verb.FORGET_ID,
     Verb.WEIGH,
 }
+_DEAF: Final = "its store tells it of no freed keys at present; the sidecar's log says why"
 _LOOK_AGAIN: Final = 0.05
 """Seconds between two checks whether a client reads again."""
 
@@ -400,7 +401,12 @@ def listen(connection: RespConnection, command: list[bytes]) -> Slot:
 
     async def work() -> bytes:
         ear = Ear(connection, connection.namespaces.access.namespaces)
-        end = await connection.namespaces.root._namespace.connection.overhear(ear.hear)
+        try:
+            end = await connection.namespaces.root._namespace.connection.overhear(ear.hear)
+        except UnavailableError as fault:
+            return error(
+                "UNAVAILABLE", f"{round(fault.retry_after * 1000)} {_DEAF}"
+            )  # the store may well answer
         if connection.listens or connection.gone:
             end()
         else:

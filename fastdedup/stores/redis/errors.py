@@ -31,8 +31,8 @@ class WrongPortError(MistakeError):
 
 
 _NEEDED = (
-    "EVALSHA, EVAL, GETRANGE, SET, SETRANGE, PEXPIRE, PTTL, DEL, TIME and PUBLISH on its keys, "
-    "CLIENT and SELECT; SCAN to list records"
+    "EVALSHA, EVAL, GETRANGE, SET, SETRANGE, PEXPIRE, PTTL, DEL and TIME on its keys, "
+    "PUBLISH and SUBSCRIBE on the channel fastdedup:settled, CLIENT and SELECT; SCAN to list records"
 )
 FORBIDDEN = f"the Redis user may not do this: it needs {_NEEDED}"
 _NO_PASSWORD_SET = "Redis has no password for this user: remove the one in the URL, or set it in Redis"
