@@ -113,11 +113,17 @@ def _settings(options: CommandOptions, wait: Callable[[], float]) -> dict[str, A
 async def claim_in_task(
     connection: RespConnection, dedup: Dedup, call: Callable[[], Awaitable[Claim]], ephemeral: bool
 ) -> bytes:
-    """Make a claim that takes a task; return the reply."""
+    """Make a claim that takes a task; return the reply.
+
+    If the client has gone meanwhile, a claim of a drawn owner is released: nobody knows that owner.
+    """
     if not ephemeral:
         answer = await call()
         if answer.acquired:
-            connection.namespaces.ephemeral.won_again((dedup, *answer._hold), connection.holdings)
+            holding = (dedup, *answer._hold)
+            connection.namespaces.ephemeral.won_again(holding, connection.holdings)
+            if not holding[2][0] and connection.has_gone():  # a drawn owner's length byte is 0
+                connection.hold(holding, answer._verdict.left_ms)
     else:
         connection.holdings.ask()
         try:
@@ -146,7 +152,7 @@ class Claiming(Asked):
 
     def done(self) -> bool:
         """True once nobody waits, also where the client has gone; the engine then releases the claim."""
-        return self._connection.gone or self._op is None
+        return self._connection.has_gone() or self._op is None
 
     def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Reply with the verdict."""
@@ -186,7 +192,7 @@ class Repeated(Asked):
 
     def done(self) -> bool:
         """True once nobody waits, also where the client has gone; the engine then releases the claim."""
-        return self._connection.gone or self._op is None
+        return self._connection.has_gone() or self._op is None
 
     def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Reply as the first time. The record may have ended meanwhile: then the claim is won."""

@@ -223,6 +223,13 @@ class RespConnection(asyncio.Protocol):
 
     # The commands' calls
 
+    def has_gone(self) -> bool:
+        """True if nobody reads the replies. A client that has closed its sending side may be gone without a sign."""
+        if self._draining and not self.gone and hung_up(self._transport):
+            self.gone = True
+            self._transport.abort()
+        return self.gone
+
     def answer(self, slot: ReplyPlace, reply: bytes) -> None:
         """Give a command its reply. The replies of one turn of the loop go out in one write."""
         slots = self._slots
