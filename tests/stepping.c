@@ -1,4 +1,5 @@
-/* Preloaded into a redis-server: the time of day, moved by the number of microseconds in a file that a test writes.
+/* Preloaded into a redis-server: the time of day, which a test sets by two numbers of microseconds in a file. The first
+ * one moves the machine's time. If the second one is not 0, the time is exactly that number, and stands still.
  * Not libfaketime, which does not start under jemalloc. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -10,22 +11,24 @@
 #include <time.h>
 #include <unistd.h>
 
-static const volatile int64_t *offset_us;
+static const volatile int64_t *clock_us;
 
-__attribute__((constructor)) static void find_offset(void)
+__attribute__((constructor)) static void find_clock(void)
 {
-    const char *path = getenv("CLOCK_OFFSET_FILE");
+    const char *path = getenv("CLOCK_FILE");
     int file = path ? open(path, O_RDONLY) : -1;
-    void *found = file < 0 ? MAP_FAILED : mmap(NULL, sizeof(int64_t), PROT_READ, MAP_SHARED, file, 0);
+    void *found = file < 0 ? MAP_FAILED : mmap(NULL, 2 * sizeof(int64_t), PROT_READ, MAP_SHARED, file, 0);
     if (found != MAP_FAILED)
-        offset_us = found;
+        clock_us = found;
 }
 
 int clock_gettime(clockid_t clock, struct timespec *now)
 {
     int failed = (int)syscall(SYS_clock_gettime, clock, now);
-    if (!failed && clock == CLOCK_REALTIME && offset_us) {
-        int64_t all = now->tv_sec * 1000000000LL + now->tv_nsec + *offset_us * 1000;
+    if (!failed && clock == CLOCK_REALTIME && clock_us) {
+        int64_t exact_us = clock_us[1];
+        int64_t moved = now->tv_sec * 1000000000LL + now->tv_nsec + clock_us[0] * 1000;
+        int64_t all = exact_us ? exact_us * 1000 : moved;
         now->tv_sec = all / 1000000000LL;
         now->tv_nsec = all % 1000000000LL;
     }

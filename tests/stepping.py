@@ -27,18 +27,26 @@ class SteppingClock:
         assert compiler, "there is no C compiler on the PATH: .ci/compiler.sh finds or installs one"
         library = folder / LIBRARY
         subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE], check=True)
-        self._file = folder / "offset"
-        self._file.write_bytes(bytes(8))
-        self.env: Mapping[str, str] = {"LD_PRELOAD": str(library), "CLOCK_OFFSET_FILE": str(self._file)}
+        self._file = folder / "clock"
+        self._file.write_bytes(bytes(16))
+        self.env: Mapping[str, str] = {"LD_PRELOAD": str(library), "CLOCK_FILE": str(self._file)}
 
     def set_back(self, seconds: float) -> None:
         """Let the clock be so much behind this machine's."""
-        with self._file.open("r+b") as offset:
-            offset.write(round(-seconds * 1_000_000).to_bytes(8, "little", signed=True))
+        self._write(0, round(-seconds * 1_000_000))
+
+    def set_to(self, now_us: int) -> None:
+        """Let the clock show exactly this time, in microseconds since 1970, and stand still."""
+        self._write(8, now_us)
+
+    def _write(self, at: int, number: int) -> None:
+        with self._file.open("r+b") as clock:
+            clock.seek(at)
+            clock.write(number.to_bytes(8, "little", signed=True))
 
 
 class SteppingServer(RedisServer):
-    """A server whose clock can be set back."""
+    """A server whose clock can be set back, or set to a time at which it stands still."""
 
     def start(self, *, loading: bool = False) -> RedisServer:
         self.clock = SteppingClock(self.folder)
@@ -48,6 +56,10 @@ class SteppingServer(RedisServer):
     def set_back(self, seconds: float) -> None:
         """Let the server's clock be so much behind this machine's."""
         self.clock.set_back(seconds)
+
+    def set_to(self, now_us: int) -> None:
+        """Let the server's clock show exactly this time; what expires, expires by it."""
+        self.clock.set_to(now_us)
 
 
 def clock_us(server: RedisServer) -> int:

@@ -1,0 +1,379 @@
+"""The stores that are held against the spec.
+
+A side puts records in place, executes operations, and shows what came of them. It gets many cases at once, each under
+a key of its own: then a real server answers 100,000 of them in seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import fakeredis
+import hiredis
+import pytest
+
+from fastdedup import Outcome as ClaimOutcome
+from fastdedup.protocol.operations import (
+    Adopted,
+    AdoptOp,
+    ClaimOp,
+    Code,
+    ForgetOp,
+    Holding,
+    IssueOp,
+    Mode,
+    Moved,
+    Op,
+    ReadOp,
+    ReleaseOp,
+    RenewOp,
+    SettleOp,
+    Stored,
+    TransitionOp,
+    Verdict,
+    terms,
+)
+from fastdedup.stores.entry import Entry
+from fastdedup.stores.memory import MemoryStore
+from fastdedup.stores.redis.scripts import MAX_RECORD, pack
+from fastdedup.stores.redis.verbs import load_scripts
+
+from ..stepping import SteppingServer
+from . import spec
+from .spec import Record, Reply
+
+
+class Case(NamedTuple):
+    """A record that stands at `NOW_US`, and an operation that comes `wait` milliseconds later."""
+
+    record: Record | None
+    wait: int
+    name: str
+    operation: Any
+
+
+Image = tuple[bytes, int] | None
+"""A record's bytes, and when it expires."""
+Outcome = tuple[Image, Reply, Image, Reply]
+"""What stands after the operation, and its reply; the same after it was sent again."""
+
+NOW_US = 1_800_000_000_000_500
+"""In the middle of a millisecond."""
+NOW_MS = NOW_US // 1000
+
+
+def image(record: Record | None) -> Image:
+    """Return a record as a store has it: the layout is described in `lua/_record.lua`."""
+    if record is None:
+        return None
+    head = b"\1" + record.state.encode() + record.fence.to_bytes(7, "big")
+    if record.state == spec.MACHINE:
+        return head + record.owner + record.result, record.expires
+    shape = record.owner[0] + 64 * record.token + 128 * (record.fingerprint is not None)
+    times = record.until.to_bytes(6, "big") + record.attempt.to_bytes(2, "big")
+    tail = bytes((shape,)) + record.owner[1:] + (record.fingerprint or b"") + record.result
+    return head + times + tail, record.expires
+
+
+def operation(ask: Any, wire: bytes) -> Op:
+    """Return what the library sends for an operation of the spec."""
+    match ask:
+        case spec.Claim():
+            shared = terms(Mode(ask.mode), ask.lease, ask.keep, ask.watch)
+            return ClaimOp(wire, shared, ask.owner, ask.fingerprint)
+        case spec.Settle():
+            done = ask.state == spec.SUCCEEDED
+            return SettleOp(wire, ask.owner, ask.fence, succeeded=done, keep_ms=ask.keep, payload=ask.result)
+        case spec.Release():
+            return ReleaseOp(wire, ask.owner, ask.fence, consumed=ask.consumed)
+        case spec.Renew():
+            return RenewOp(wire, ask.owner, ask.fence, ask.lease, ask.keep)
+        case spec.Issue():
+            return IssueOp(wire, ask.issuer, ask.subject, ask.keep)
+        case spec.Transition():
+            return transition(ask, wire)
+        case spec.Adopt():
+            return AdoptOp(wire, stored(ask), None if ask.base is None else Holding(*ask.base))
+        case spec.Read():
+            return ReadOp(wire)
+        case spec.Forget():
+            return ForgetOp(wire)
+    raise TypeError(ask)
+
+
+def transition(ask: spec.Transition, wire: bytes) -> TransitionOp:
+    op = TransitionOp(
+        wire,
+        to=ask.to.decode(),
+        initial=ask.initial.decode(),
+        sources=frozenset(state.decode() for state in ask.sources),
+        version=ask.version,
+        change=ask.change,
+        keep_ms=ask.keep,
+    )
+    op.unsure = ask.again
+    return op
+
+
+def stored(ask: spec.Adopt) -> Stored:
+    record = ask.record
+    return Stored(
+        record.state,
+        owner=record.owner,
+        fence=record.fence,
+        attempt=record.attempt,
+        left_ms=ask.left,
+        ttl_ms=ask.keep,
+        fingerprint=record.fingerprint,
+        payload=record.result,
+        token=record.token,
+    )
+
+
+def reply_of(answer: Any, now_us: int, wakes: bool) -> Reply:
+    """Return a store's answer in the words of the spec."""
+    match answer:
+        case Verdict():
+            former = answer.former
+            met = former[7:] if former else getattr(answer, "present", b"")
+            return Reply(
+                answer.outcome.name,
+                answer.fence,
+                answer.attempt,
+                answer.left_ms,
+                answer.payload,
+                answer.fresh,
+                met if answer.outcome is not ClaimOutcome.UNKNOWN else b"",
+                int.from_bytes(former[:7], "big"),
+                wakes=wakes,
+            )
+        case Moved():
+            return Reply(answer.code.name, answer.version, result=answer.state.encode(), wakes=wakes)
+        case Adopted():
+            return Reply(
+                answer.code.name,
+                owner=answer.owner,
+                former=answer.fence,
+                settled=answer.settled,
+                wakes=wakes,
+            )
+        case Stored():
+            return Reply("OK", record=record_of(answer, spec.clock(now_us).end), wakes=wakes)
+        case Code():
+            return Reply(answer.name, wakes=wakes)
+    raise AssertionError(f"a store answered {answer!r}")
+
+
+def record_of(found: Stored, now_ms: int) -> Record:
+    return Record(
+        found.state,
+        found.owner,
+        found.fence,
+        found.attempt,
+        0 if found.state == spec.MACHINE else found.left_ms + now_ms,  # a machine has no lease
+        found.ttl_ms + now_ms,
+        found.fingerprint,
+        found.payload,
+        found.token,
+    )
+
+
+def by_spec(case: Case) -> tuple[Record | None, Reply, Record | None, Reply]:
+    now_us = NOW_US + case.wait * 1000
+    first, reply = spec.step(case.record, case.operation, now_us)
+    return first, reply, *spec.step(first, case.operation, now_us)
+
+
+class MemorySide:
+    """The memory store, with a clock of this test."""
+
+    name = "memory"
+    expires_early = False
+
+    def __init__(self) -> None:
+        self._now_us = NOW_US
+        self._store = MemoryStore(clock=lambda: self._now_us / 1_000_000)
+        self._store._offset = NOW_US % 1000  # so that it gives the same fences as the others
+        self._woken: list[bytes | None] = []
+        asyncio.run(self._store.listen(self._woken.append))
+
+    def run(self, cases: Sequence[Case]) -> Iterable[Outcome]:
+        for case in cases:
+            self._now_us = NOW_US
+            if case.record is not None:
+                self._store.put(b"k", entry(case.record), case.record.expires)
+            self._store._fence = 0
+            self._now_us += case.wait * 1000
+            op = operation(case.operation, b"k")
+            yield (*self._apply(op), *self._apply(op))
+            self._store.drop(b"k")
+
+    def _apply(self, op: Op) -> tuple[Image, Reply]:
+        self._woken.clear()
+        answer = self._store.apply(op)
+        found = self._store.entry(b"k")
+        return image(found and record_in(found)), reply_of(answer, self._now_us, bool(self._woken))
+
+
+def entry(record: Record) -> Entry:
+    made = Entry(record.state, record.owner, record.fence, record.attempt, record.until, 0)
+    made.fingerprint, made.payload, made.token = record.fingerprint, record.result, record.token
+    return made
+
+
+def record_in(found: Entry) -> Record:
+    return Record(
+        found.state,
+        found.owner,
+        found.fence,
+        found.attempt,
+        found.until,
+        found.expires,
+        found.fingerprint,
+        found.payload,
+        found.token,
+    )
+
+
+_PLACE = """
+for i, key in ipairs(KEYS) do
+  if ARGV[2 * i - 1] == '' then redis.call('DEL', key)
+  else redis.call('SET', key, ARGV[2 * i - 1], 'PX', ARGV[2 * i]) end
+end
+"""
+_SHOW = """
+local shown = {}
+for i, key in ipairs(KEYS) do
+  shown[2 * i - 1], shown[2 * i] = redis.call('GET', key), redis.call('PTTL', key)
+end
+return shown
+"""
+
+
+class ScriptSide:
+    """Redis's scripts, on whatever answers packed commands and has a clock that a test sets."""
+
+    name = "redis"
+    expires_early = False
+
+    def __init__(
+        self,
+        ask: Callable[[bytes], Any],
+        set_to: Callable[[int], None],
+        woken: Callable[[], set[bytes]],
+    ) -> None:
+        self._ask = ask
+        self._set_to = set_to
+        self._woken = woken
+        self._scripts = load_scripts()
+        for script in self._scripts.values():
+            ask(pack("SCRIPT", "LOAD", script.text))
+
+    def run(self, cases: Sequence[Case]) -> Iterable[Outcome]:
+        wires = [b"k%d" % at for at in range(len(cases))]
+        images = [image(case.record) or (b"", 0) for case in cases]
+        self._set_to(NOW_US - 1_000_000)
+        placed = [part for value, expires in images for part in (value, expires - 1 - NOW_MS + 1000)]
+        self._ask(pack("EVAL", _PLACE, len(wires), *wires, *placed))
+        now_us = NOW_US + cases[0].wait * 1000
+        self._set_to(now_us)
+        ops = [operation(case.operation, wire) for case, wire in zip(cases, wires, strict=True)]
+        tries = [(self._replies(ops, now_us), self._images(wires, now_us)) for _ in range(2)]
+        (first, shown), (again, then) = tries
+        return zip(shown, first, then, again, strict=True)
+
+    def _replies(self, ops: Sequence[Op], now_us: int) -> list[Reply]:
+        answers: dict[bytes, Any] = {}
+        for verb in dict.fromkeys(op.verb for op in ops):
+            same, script = [op for op in ops if op.verb is verb], self._scripts[verb]
+            reply = self._ask(script.command(same, 0, MAX_RECORD))
+            answers |= zip([op.wire for op in same], script.read(same, reply), strict=True)
+        woken = self._woken()
+        return [reply_of(answers[op.wire], now_us, op.wire in woken) for op in ops]
+
+    def _images(self, wires: Sequence[bytes], now_us: int) -> list[Image]:
+        shown = self._ask(pack("EVAL", _SHOW, len(wires), *wires))
+        pairs = zip(shown[::2], shown[1::2], strict=True)
+        now_ms = now_us // 1000
+        # PTTL counts down to the millisecond after which Redis removes the key.
+        return [None if value is None else (value, now_ms + left + 1) for value, left in pairs]
+
+
+class Connection:
+    """A connection to a server that answers one packed command after the other."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(60)
+        self._socket.connect(path)
+        self._reader = hiredis.Reader()
+
+    def ask(self, packed: bytes) -> Any:
+        self._socket.sendall(packed)
+        return self.next()
+
+    def next(self) -> Any:
+        while (reply := self._reader.gets()) is False:
+            self._reader.feed(self._socket.recv(1 << 20))
+        if isinstance(reply, hiredis.ReplyError):
+            raise reply
+        return reply
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class ServerSide(ScriptSide):
+    """A redis-server, or whatever stands under this name on the PATH, such as a Valkey."""
+
+    def __init__(self) -> None:
+        self._server = SteppingServer()
+        self._server.start()
+        self._calls, self._channel = (Connection(str(self._server.socket)) for _ in range(2))
+        self._channel.ask(pack("SUBSCRIBE", "fastdedup:settled"))
+        super().__init__(self._calls.ask, self._server.set_to, self._told)
+
+    def _told(self) -> set[bytes]:
+        """Return the keys of the messages until now: the server sends each before the reply of its script."""
+        told = set()
+        reply = self._channel.ask(pack("PING"))
+        while reply[0] == b"message":
+            told.add(reply[2])
+            reply = self._channel.next()
+        return told
+
+    def close(self) -> None:
+        self._calls.close()
+        self._channel.close()
+        self._server.stop()
+
+
+class FakeSide(ScriptSide):
+    """fakeredis, which takes the time of this process."""
+
+    name = "fakeredis"
+    expires_early = True
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._now_us = NOW_US
+        patch.setattr("time.time", lambda: self._now_us / 1_000_000)
+        client = fakeredis.FakeRedis(protocol=2)
+        channel = client.pubsub(ignore_subscribe_messages=True)
+        channel.subscribe("fastdedup:settled")
+        channel.get_message()  # the confirmation
+
+        def ask(packed: bytes) -> Any:
+            reader = hiredis.Reader()
+            reader.feed(packed)
+            return client.execute_command(*reader.gets())
+
+        def told() -> set[bytes]:
+            return {message["data"] for message in iter(channel.get_message, None)}
+
+        def set_to(now_us: int) -> None:
+            self._now_us = now_us
+
+        super().__init__(ask, set_to, told)
