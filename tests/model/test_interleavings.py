@@ -1,0 +1,157 @@
+"""In no order of their operations, and with no fault, are clients told what is not true."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations_with_replacement
+from typing import Any, NamedTuple
+
+import pytest
+
+from . import interleavings, spec
+from .interleavings import ACCEPTED, OVER, START_US, Client, Event, Play, Script, World, set_client
+from .spec import ISSUED, Record
+
+
+def script(verbs: str, *, named: bool = False) -> Script:
+    return Script(tuple(verbs.split()), named)
+
+
+CLAIMS = (
+    script("claim complete"),
+    script("claim renew complete"),
+    script("claim claim complete"),
+    script("claim release"),
+    script("claim complete", named=True),
+    script("claim fail"),
+    script("claim renew"),  # and then it dies
+    script("claim release claim complete", named=True),
+)
+TOKENS = (
+    script("redeem complete"),
+    script("redeem release"),
+    script("consume"),
+    script("redeem consume", named=True),
+    script("consume", named=True),
+    script("redeem redeem renew complete"),
+    script("consume consume"),
+)
+TOKEN = Record(
+    ISSUED,
+    b"\0" + b"i" * 10,
+    fence=START_US - 1_000_000,
+    until=START_US // 1000 + 1000,
+    expires=START_US // 1000 + 1000,
+    token=True,
+)
+
+
+class Cast(NamedTuple):
+    """So many clients, each with any of these scripts, and the faults of a schedule."""
+
+    scripts: Sequence[Script]
+    record: Record | None
+    clients: int
+    losses: int
+    leases: int
+    worlds: int
+    schedules: int
+
+
+CASTS = {
+    "two claim": Cast(CLAIMS, None, 2, 2, 2, 814_470, 22_575_984),
+    "two use a token": Cast(TOKENS, TOKEN, 2, 2, 2, 220_688, 7_646_702),
+    "three claim": Cast(CLAIMS[:5], None, 3, 1, 1, 288_799, 3_804_260),
+    "three use a token": Cast(TOKENS[:5], TOKEN, 3, 1, 1, 121_439, 648_251),
+}
+"""The last two numbers: a smaller one says that something is no longer tried; after a new move they are larger."""
+
+
+def play(cast: Cast) -> tuple[int, int, Counter[str]]:
+    """Return the number of worlds and of schedules, and what was accepted how often."""
+    worlds, schedules, accepted = 0, 0, Counter[str]()
+    for scripts in combinations_with_replacement(cast.scripts, cast.clients):
+        game = Play(scripts, cast.record, losses=cast.losses, copies=1, leases=cast.leases)
+        schedules += game.run()
+        worlds += game.worlds
+        accepted += game.accepted
+    return worlds, schedules, accepted
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_no_client_is_told_what_is_not_true(name: str) -> None:
+    cast = CASTS[name]
+    worlds, schedules, accepted = play(cast)
+    assert (worlds, schedules) == (cast.worlds, cast.schedules)
+    reasons = [*ACCEPTED] if cast.record else [*ACCEPTED][:2]
+    assert sorted(accepted) == sorted(reasons)
+
+
+# The rules can fail
+
+
+def ignores_the_fence(record: Record | None, ask: Any) -> bool:
+    return record is not None and record.owner == ask.owner
+
+
+def keeps_the_fence(former: Record | None, ask: Any, now: Any) -> spec.Next:
+    record, reply = ACQUIRE(former, ask, now)
+    fence = former.fence if former else now.us
+    return record._replace(fence=fence), reply._replace(fence=fence)
+
+
+def consumes_nothing(record: Record, ask: Any, now: Any) -> spec.Next:
+    return record, spec.acquired(record, now)._replace(fresh=False)
+
+
+def knows_no_owner(record: Record, ask: Any, now: Any) -> spec.Next:
+    return record, spec.met("IN_PROGRESS", record, now)
+
+
+def settles_twice(record: Record | None, ask: Any, now: Any) -> spec.Next:
+    settled = record is not None and record.state in spec.SETTLED and record.owner == ask.owner
+    return SETTLE(record._replace(state=spec.WORKING) if settled else record, ask, now)
+
+
+def removes_what_it_releases(record: Record | None, ask: Any, now: Any) -> spec.Next:
+    freed, reply = RELEASE(record, ask, now)
+    return (None if reply == spec.OK else freed), reply
+
+
+ACQUIRE, SETTLE, RELEASE = spec.acquire, spec.settle, spec.release
+FAULTS: list[tuple[str, Any, str]] = [
+    ("is_owner", ignores_the_fence, "there is one live owner"),
+    ("is_live", lambda record, now: False, "there is one live owner"),
+    ("is_live", lambda record, now: record.state in spec.HELD, "a reply is true"),
+    ("acquire", keeps_the_fence, "fences rise"),
+    ("release", removes_what_it_releases, "fences rise"),
+    ("consume_own", consumes_nothing, "a reply is true"),
+    ("own_claim_back", knows_no_owner, "an owner is never its own rival"),
+    ("settle", settles_twice, "settled stays settled"),
+]
+
+
+@pytest.mark.parametrize(("name", "fault", "rule"), FAULTS, ids=lambda each: getattr(each, "__name__", each))
+def test_a_faulty_contract_breaks_a_rule(
+    name: str, fault: Any, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = getattr(spec, name)
+    monkeypatch.setattr(spec, name, fault)
+    for operation, rules in spec._RULES.items():
+        if rules is right:
+            monkeypatch.setitem(spec._RULES, operation, fault)
+    monkeypatch.setattr(interleavings, "step", spec.step)
+    with pytest.raises(AssertionError, match=f"broken: {rule}"):
+        for cast in CASTS.values():
+            play(cast)
+
+
+def test_what_is_given_up_and_not_taken_back_breaks_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(game: Play, world: World, who: int, client: Client) -> Any:
+        over = client._replace(phase=OVER, gave_up=True)
+        return Event(who, "gives up"), set_client(world, who, over)
+
+    monkeypatch.setattr(Play, "_give_up", leave)
+    with pytest.raises(AssertionError, match="broken: nothing is held for nobody"):
+        play(CASTS["two claim"])
