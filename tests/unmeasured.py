@@ -38,6 +38,8 @@ FILES = frozenset(
         "integrations/test_wsgi_server.py",
         "messages/test_celery.py",
         "messages/test_killed_workers.py",
+        "model/test_closure.py",
+        "model/test_interleavings.py",
         "outage/test_faults.py",
         "outage/test_policies.py",
         "outage/test_processes_and_loops.py",
