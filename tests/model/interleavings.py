@@ -2,8 +2,9 @@
 
 A client follows a script of two to four operations. Each sending may go well, lose its reply, or get lost, or be held
 back: then it arrives at any later point. A client without a reply asks again or gives up. What it gave up is taken
-back as `fastdedup/gate/undo.py` does it: read, then release by owner and fence. At any point the lease may end, and
-then the record. The rules at the end of this file say what must never happen, and what is accepted for which reason.
+back as `fastdedup/gate/undo.py` shall do it: read, then release by owner and fence, then look for a late copy. At any
+point the lease may end, and then the record. The rules at the end of this file say what must never happen, and what
+is accepted for which reason.
 
 Schedules that lead to the same world go on alike: the rest is explored once, and each is counted.
 """
@@ -63,7 +64,7 @@ class World(NamedTuple):
     copy: tuple[int, Any] | None
     """A sending that is still under way, and whose it is."""
     came_late: int
-    """Whose late copy was executed; -1: none was."""
+    """Whose copy has taken the key after its client looked for the last time; -1: no copy has."""
     losses: int
     copies: int
     leases: int
@@ -274,12 +275,15 @@ class Play:
         consumed = self._verb(who, client) == "consume"
         ask = Release(self._owners[who], client.fence, consumed=consumed)
         record, reply = step(world.record, ask, world.now_us)
-        after = set_client(world._replace(record=record), who, client._replace(phase=OVER))
-        return Event(who, "takes it back", ask, reply), after
+        # A copy may still come: of a claim that was sent twice, or that has taken the key once more since the look.
+        looks = client.asked_twice or reply.code != "OK"
+        client = client._replace(phase=LOOKING, looks=1) if looks else client._replace(phase=OVER)
+        return Event(who, "takes it back", ask, reply), set_client(world._replace(record=record), who, client)
 
     def _arrive(self, world: World, who: int, ask: Any) -> Move:
         record, reply = step(world.record, ask, world.now_us)
-        after = rise(world._replace(record=record, copy=None, came_late=who))
+        too_late = reply.code == "ACQUIRED" and world.clients[who].looks == 0
+        after = rise(world._replace(record=record, copy=None, came_late=who if too_late else -1))
         return Event(who, "the copy arrives", ask, reply), after
 
     def _wait(self, world: World) -> Iterator[Move]:
@@ -415,11 +419,12 @@ class Accepted(NamedTuple):
 
 
 def a_copy_came_after_the_last_look(owners: Sequence[bytes], world: World) -> bool:
-    return world.came_late >= 0 and world.clients[world.came_late].phase == OVER
+    return world.came_late >= 0 and world.record is not None and world.record.owner == owners[world.came_late]
 
 
 def a_chosen_owner_gave_up(owners: Sequence[bytes], world: World) -> bool:
-    return any(client.gave_up and mine[0] for client, mine in zip(world.clients, owners, strict=True))
+    named = world.record is not None and world.record.owner[0] > 0
+    return named and world.clients[owners.index(world.record.owner)].gave_up
 
 
 def a_consumer_gave_up(owners: Sequence[bytes], world: World) -> bool:
