@@ -64,7 +64,7 @@ class World(NamedTuple):
     copy: tuple[int, Any] | None
     """A sending that is still under way, and whose it is."""
     came_late: int
-    """Whose copy has taken the key after its client looked for the last time; -1: no copy has."""
+    """Whose copy has taken the key when its client looked no more; -1: no copy has."""
     losses: int
     copies: int
     leases: int
@@ -282,7 +282,9 @@ class Play:
 
     def _arrive(self, world: World, who: int, ask: Any) -> Move:
         record, reply = step(world.record, ask, world.now_us)
-        too_late = reply.code == "ACQUIRED" and world.clients[who].looks == 0
+        client = world.clients[who]
+        unseen = client.phase == OVER and not (client.gave_up and client.looks)
+        too_late = reply.code == "ACQUIRED" and unseen
         after = rise(world._replace(record=record, copy=None, came_late=who if too_late else -1))
         return Event(who, "the copy arrives", ask, reply), after
 
@@ -418,8 +420,16 @@ class Accepted(NamedTuple):
     when: Callable[[Sequence[bytes], World], bool]
 
 
-def a_copy_came_after_the_last_look(owners: Sequence[bytes], world: World) -> bool:
+def a_copy_took_the_key(owners: Sequence[bytes], world: World) -> bool:
     return world.came_late >= 0 and world.record is not None and world.record.owner == owners[world.came_late]
+
+
+def a_copy_came_after_the_last_look(owners: Sequence[bytes], world: World) -> bool:
+    return a_copy_took_the_key(owners, world) and not world.clients[world.came_late].looks
+
+
+def a_copy_came_after_another_answer(owners: Sequence[bytes], world: World) -> bool:
+    return a_copy_took_the_key(owners, world) and world.clients[world.came_late].looks > 0
 
 
 def a_chosen_owner_gave_up(owners: Sequence[bytes], world: World) -> bool:
@@ -434,6 +444,9 @@ def a_consumer_gave_up(owners: Sequence[bytes], world: World) -> bool:
 ACCEPTED: dict[str, Accepted] = {
     "a copy comes out of the network after the gate has looked for the last time": Accepted(
         LAST_RULES, a_copy_came_after_the_last_look
+    ),
+    "a claim was sent twice and told IN_PROGRESS, and its copy comes when the key is free": Accepted(
+        LAST_RULES, a_copy_came_after_another_answer
     ),
     "an owner that the caller chose gets its claim back by its name, so it is not taken back": Accepted(
         LAST_RULES, a_chosen_owner_gave_up

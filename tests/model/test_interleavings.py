@@ -62,11 +62,11 @@ class Cast(NamedTuple):
 
 
 CASTS = {
-    "two claim": Cast(CLAIMS, None, 2, 2, 1, 0, 0, (0, 0, 0)),
-    "two claim, and records expire": Cast(CLAIMS[:4], None, 2, 2, 2, 0, 0, (0, 0, 0)),
-    "two use a token": Cast(TOKENS, TOKEN, 2, 2, 2, 0, 0, (0, 0, 0)),
-    "three claim": Cast(CLAIMS[:5], None, 3, 1, 1, 0, 0, (0, 0, 0)),
-    "three use a token": Cast(TOKENS[:5], TOKEN, 3, 1, 1, 0, 0, (0, 0, 0)),
+    "two claim": Cast(CLAIMS, None, 2, 2, 1, 281_516, 5_834_800, (1010, 0, 1362, 0)),
+    "two claim, and records expire": Cast(CLAIMS[:4], None, 2, 2, 2, 195_598, 7_033_477, (526, 0, 0, 0)),
+    "two use a token": Cast(TOKENS, TOKEN, 2, 2, 2, 210_296, 8_559_551, (557, 298, 1571, 221)),
+    "three claim": Cast(CLAIMS[:5], None, 3, 1, 1, 295_232, 3_922_831, (350, 0, 130, 0)),
+    "three use a token": Cast(TOKENS[:5], TOKEN, 3, 1, 1, 125_923, 671_283, (225, 219, 1424, 198)),
 }
 """A smaller number: something is no longer tried. A larger one, after a new move: write it here."""
 
