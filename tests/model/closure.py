@@ -15,12 +15,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Protocol
 
-from .sides import NOW_MS, NOW_US, Case, Outcome, by_spec, image
+from .sides import CALL, NOW_MS, NOW_US, OTHER, Case, Outcome, by_spec, image
 from .spec import (
     FAILED,
     HELD,
+    ISSUED,
     MACHINE,
+    RELEASED,
     SUCCEEDED,
+    WATCHED,
+    WORKING,
+    Adopt,
     Claim,
     Forget,
     Issue,
@@ -32,6 +37,7 @@ from .spec import (
     Transition,
     present,
 )
+from .windows import ClaimRemembered, CompleteRemembered, Entry, First, ForgetId, Place, Seen
 
 A, B = b"\0" + b"a" * 10, b"\5buyer"
 ISSUER, ANOTHER = b"\0" + b"i" * 10, b"\0" + b"j" * 10
@@ -121,6 +127,102 @@ MACHINES: Alphabet = {
 }
 
 
+def brings(
+    ours: Record, fence: str = "the same", base: str = "", left: int = LEASE, keep: int = KEEP
+) -> Callable[[Record], Adopt]:
+    """Return an adoption. `fence`: the same, earlier or later. `base`: what is met, our own record, or unknown."""
+
+    def made(met: Record) -> Adopt:
+        away = {"the same": 0, "earlier": -10, "later": 2_000_000}[fence]
+        record = ours._replace(fence=max(met.fence + away, 1))
+        bases = {"": None, "met": (met.owner or A, met.fence), "own": (record.owner, record.fence)}
+        return Adopt(record, left, keep, bases[base])
+
+    return made
+
+
+def chosen(alphabet: Alphabet, *names: str) -> Alphabet:
+    return {name: alphabet[name] for name in names}
+
+
+DAYS_AHEAD = NOW_US + 3 * 86_400_000_000
+AT_WORK, DONE = Record(WORKING, A, attempt=1), Record(SUCCEEDED, A, attempt=1, result=b"done")
+USED = Record(SUCCEEDED, A, attempt=1, token=True)
+IDLE = Record(RELEASED, A, attempt=1)
+ADOPTIONS: Alphabet = {
+    **chosen(
+        CLAIMS, "A claims", "B claims and waits", "B claims X", "A redeems X", "A consumes", "A completes"
+    ),
+    **chosen(CLAIMS, "B completes", "A fails", "B fails", "A releases", "B releases what it consumed"),
+    **chosen(CLAIMS, "A renews", "a token is issued for X", "its record is read", "its record is forgotten"),
+    "A is at work elsewhere": brings(AT_WORK),
+    "A is at work elsewhere, and was later": brings(AT_WORK, "later"),
+    "A is at work elsewhere, and was earlier": brings(AT_WORK, "earlier"),
+    "A is at work elsewhere, as the store had said": brings(AT_WORK, "earlier", "own"),
+    "A is at work elsewhere, and B gave way": brings(AT_WORK, "later", "met"),
+    "B is at work elsewhere for X": brings(Record(WATCHED, B, attempt=2, fingerprint=X), "later"),
+    "A worked elsewhere, and its lease is over": brings(AT_WORK, "later", left=-1),
+    "A has released elsewhere": brings(IDLE, left=0),
+    "A has released elsewhere, and was earlier": brings(IDLE, "earlier", left=0),
+    "A has released elsewhere what is here": brings(IDLE, "the same", "met", left=0),
+    "A is done elsewhere": brings(DONE, left=25, keep=25),
+    "A is done elsewhere, and was later": brings(DONE, "later", left=25, keep=25),
+    "A is done elsewhere, as the store had said": brings(DONE, "earlier", "own", left=25, keep=25),
+    "A is done elsewhere, and B gave way": brings(DONE, "earlier", "met", left=25, keep=25),
+    "A has failed elsewhere": brings(DONE._replace(state=FAILED), left=20, keep=20),
+    "A has failed elsewhere, and was later": brings(DONE._replace(state=FAILED), "later", left=20, keep=20),
+    "A has used a token elsewhere": brings(USED, left=KEEP),
+    "A has used a token elsewhere, and was later": brings(USED, "later", left=KEEP),
+    "B has used a token elsewhere": brings(USED._replace(owner=B), "later", left=KEEP),
+    "a token was issued elsewhere": brings(Record(ISSUED, ISSUER, token=True), left=35, keep=35),
+    "a record comes from the far future": lambda met: Adopt(AT_WORK._replace(fence=DAYS_AHEAD), LEASE, KEEP),
+    "a record comes that is over": brings(AT_WORK, "later", left=-1, keep=0),
+}
+PAID = Record(MACHINE, PAY, result=b"paid")
+MOVES_ELSEWHERE: Alphabet = {
+    **MACHINES,
+    "was paid elsewhere": brings(PAID, "later", left=KEEP),
+    "was paid elsewhere before it was shipped": brings(PAID, "earlier", left=KEEP),
+    "was shipped elsewhere from here": brings(
+        Record(MACHINE, SHIP, result=b"shipped"), "the same", "met", left=KEEP
+    ),
+}
+
+
+WINDOW, SLOT = 1000, 10
+
+
+def remembered(who: bytes, fingerprint: bytes | None = None, watch: bool = False) -> Any:
+    return lambda met: ClaimRemembered(Claim(who, LEASE, KEEP, fingerprint, watch=watch))
+
+
+def completes(who: bytes, late: int = 0, keep: int = 25) -> Any:
+    return lambda met: CompleteRemembered(Settle(who, met.fence - late, keep, SUCCEEDED, b"done"), WINDOW)
+
+
+LEDGERS: Alphabet = {
+    "a call asks whether it is the first": lambda met: First(CALL, WINDOW),
+    "another call asks whether it is the first": lambda met: First(OTHER, WINDOW),
+    "the id is looked for": lambda met: Seen(),
+    "the first call looks whether it was": lambda met: Seen(CALL),
+    "the id is forgotten": lambda met: ForgetId(),
+    "the first call is taken back": lambda met: ForgetId(CALL),
+    "another call is taken back": lambda met: ForgetId(OTHER),
+    "A claims what is remembered": remembered(A),
+    "A claims X, which is remembered": remembered(A, X),
+    "B claims what is remembered, and waits": remembered(B, watch=True),
+    "B claims Y, which is remembered": remembered(B, Y),
+    "A completes what is remembered": completes(A),
+    "A completes late what is remembered": completes(A, late=1),
+    "B completes what is remembered": completes(B, keep=40),
+    **chosen(CLAIMS, "A fails", "B fails", "A releases", "B releases", "A renews for less"),
+    **chosen(CLAIMS, "its record is read", "its record is forgotten"),
+}
+
+DENSE: Alphabet = {name: made for name, made in LEDGERS.items() if "call" in name or "the id" in name}
+"""A dense ledger remembers no claims."""
+
+
 class Side(Protocol):
     """A store; see `sides.py`."""
 
@@ -128,14 +230,22 @@ class Side(Protocol):
     expires_early: bool
     """It removes a record at the last millisecond of its life, and not after it."""
 
-    def run(self, cases: Sequence[Case]) -> Any:
-        """Return an outcome for each of these cases, which all come after the same wait."""
+    def run(self, cases: Sequence[Case], width: int) -> Any:
+        """Return an outcome for each of these cases, which all come after the same wait.
+
+        `width`: of the digests of the ledger; 0 where there is none.
+        """
         ...
 
 
-def canonical(record: Record | None, now_us: int) -> Record | None:
-    """Return the record that stands for all those like this one, as it stands at `NOW_US`."""
-    record = present(record, now_us)
+def canonical(place: Place, now_us: int) -> Place:
+    """Return the place that stands for all those like this one, as it stands at `NOW_US`."""
+    return Place(
+        canonical_record(present(place.record, now_us), now_us), canonical_entry(place.entry, now_us)
+    )
+
+
+def canonical_record(record: Record | None, now_us: int) -> Record | None:
     if record is None:
         return None
     now_ms = now_us // 1000
@@ -146,18 +256,32 @@ def canonical(record: Record | None, now_us: int) -> Record | None:
     return record._replace(fence=fence, attempt=min(record.attempt, 2), until=until, expires=expires)
 
 
-def waits(record: Record | None) -> Iterator[int]:
+def canonical_entry(entry: Entry | None, now_us: int) -> Entry | None:
+    """Nothing happens to an entry before its window ends."""
+    left = -1 if entry is None else entry.until - now_us // 1000
+    if left < 0:
+        return None
+    return entry._replace(until=NOW_MS + (WINDOW if left > WINDOW // 2 else left))
+
+
+def waits(place: Place) -> Iterator[int]:
     """Yield how many milliseconds pass before the next operation."""
-    yield 0
-    if record is None:
-        return
-    left, ttl = record.until - NOW_MS, record.expires - NOW_MS
-    ends = [left - 1, left] if record.state in HELD and left > 0 else []
-    yield from sorted({each for each in (*ends, ttl - 1, ttl) if each > 0})
+    moments = {0}
+    if place.record is not None:
+        left, ttl = place.record.until - NOW_MS, place.record.expires - NOW_MS
+        moments |= {ttl - 1, ttl}
+        if place.record.state in HELD:
+            moments |= {left - 1, left}
+    if place.entry is not None:
+        left = place.entry.until - NOW_MS
+        gone = left + 1 + SLOT + WINDOW // 100
+        moments = {each for each in moments if not left < each < gone} | {left, gone}
+    yield from sorted(each for each in moments if each >= 0)
 
 
 def is_in_last_millisecond(case: Case) -> bool:
-    return case.record is not None and case.record.expires == NOW_MS + case.wait + 1
+    record = case.place.record
+    return record is not None and record.expires == NOW_MS + case.wait + 1
 
 
 class Closure:
@@ -165,64 +289,64 @@ class Closure:
 
     Args:
         alphabet: the operations.
+        width: of the digests of the ledger; 0 where there is none.
         every: the sides execute each so many-th case, and the spec each of them.
     """
 
-    def __init__(self, alphabet: Alphabet, *, every: int = 1) -> None:
+    def __init__(self, alphabet: Alphabet, *, width: int = 0, every: int = 1) -> None:
         self._alphabet = alphabet
+        self._width = width
         self._every = every
-        self.ways: dict[Record | None, tuple[Record | None, int, str] | None] = {None: None}
-        """Each record, with a record before it, a wait, and the operation that made it."""
+        self.ways: dict[Place, tuple[Place, int, str] | None] = {Place(): None}
+        """Each place that was reached, with a place before it, a wait, and the operation that led from there."""
         self.transitions = 0
 
     def explore(self, *sides: Side) -> Closure:
         """Hold each side against the spec; raises AssertionError with the shortest way to the first difference."""
-        frontier: list[Record | None] = [None]
+        frontier = [Place()]
         while frontier:
-            reached: dict[Record | None, None] = {}
+            known = len(self.ways)
             for cases in self._batches(frontier):
-                now_us = NOW_US + cases[0].wait * 1000
                 told = [by_spec(case) for case in cases]
                 for side in sides:
                     self._compare(side, cases[:: self._every], told[:: self._every])
                 for case, (first, _, second, _) in zip(cases, told, strict=True):
-                    for record in (first, second):
-                        after = canonical(record, now_us)
-                        if after not in self.ways:
-                            self.ways[after] = case.record, case.wait, case.name
-                            reached[after] = None
+                    for place in (first, second):
+                        after = canonical(place, NOW_US + case.wait * 1000)
+                        self.ways.setdefault(after, (case.place, case.wait, case.name))
                 self.transitions += len(cases)
-            frontier = list(reached)
+            frontier = list(self.ways)[known:]
         return self
 
-    def _batches(self, frontier: Sequence[Record | None]) -> Iterator[list[Case]]:
+    def _batches(self, frontier: Sequence[Place]) -> Iterator[list[Case]]:
         after: defaultdict[int, list[Case]] = defaultdict(list)
-        for record in frontier:
-            met = record or Record("", b"", FENCE)
+        for place in frontier:
+            met = place.record or Record("", b"", FENCE)
             operations = [(name, make(met)) for name, make in self._alphabet.items()]
-            for wait in waits(record):
-                after[wait] += [Case(record, wait, name, ask) for name, ask in operations]
+            for wait in waits(place):
+                after[wait] += [Case(place, wait, name, ask) for name, ask in operations]
         for cases in after.values():
             for at in range(0, len(cases), BATCH):
                 yield cases[at : at + BATCH]
 
     def _compare(self, side: Side, cases: Sequence[Case], told: Sequence[Any]) -> None:
-        for case, (first, reply, second, again), outcome in zip(cases, told, side.run(cases), strict=True):
+        outcomes = side.run(cases, self._width)
+        for case, (first, reply, second, again), outcome in zip(cases, told, outcomes, strict=True):
             expected = image(first), reply, image(second), again
             if outcome != expected and not (side.expires_early and is_in_last_millisecond(case)):
                 raise AssertionError(self._report(side, case, expected, outcome))
 
     def _report(self, side: Side, case: Case, expected: Outcome, outcome: Outcome) -> str:
-        steps = [*self._way(case.record), f"{case.wait} ms later: {case.name}, and again"]
+        steps = [*self._way(case.place), f"{case.wait} ms later: {case.name}, and again"]
         lines = [f"{number}. {each}" for number, each in zip(count(1), steps)]
-        names = ("the record", "the reply", "the record after the resend", "its reply")
+        names = ("what stands", "the reply", "what stands after the resend", "its reply")
         for name, right, found in zip(names, expected, outcome, strict=True):
             if right != found:
                 lines += [f"{name} by the spec: {right}", f"{name} by {side.name}: {found}"]
         return "\n".join(("the shortest way to a difference:", *lines))
 
-    def _way(self, record: Record | None) -> list[str]:
-        way = self.ways[record]
+    def _way(self, place: Place) -> list[str]:
+        way = self.ways[place]
         if way is None:
             return []
         before, wait, name = way

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import fakeredis
@@ -16,6 +18,16 @@ import hiredis
 import pytest
 
 from fastdedup import Outcome as ClaimOutcome
+from fastdedup.protocol.ledger_forms import LedgerForm
+from fastdedup.protocol.ledgers import (
+    FOREVER_MS,
+    FirstOp,
+    ForgetIdOp,
+    LedgerTerms,
+    RememberedClaimOp,
+    RememberedSettleOp,
+    SeenOp,
+)
 from fastdedup.protocol.operations import (
     Adopted,
     AdoptOp,
@@ -36,36 +48,46 @@ from fastdedup.protocol.operations import (
     Verdict,
     terms,
 )
-from fastdedup.stores.entry import Entry
+from fastdedup.stores import entry as memory
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.scripts import MAX_RECORD, pack
 from fastdedup.stores.redis.verbs import load_scripts
 
 from ..stepping import SteppingServer
-from . import spec
+from . import spec, windows
 from .spec import Record, Reply
+from .windows import Entry, Place
 
 
 class Case(NamedTuple):
-    """A record that stands at `NOW_US`, and an operation that comes `wait` milliseconds later."""
+    """What stands at `NOW_US`, and an operation that comes `wait` milliseconds later."""
 
-    record: Record | None
+    place: Place
     wait: int
     name: str
     operation: Any
 
 
-Image = tuple[bytes, int] | None
+RecordImage = tuple[bytes, int] | None
 """A record's bytes, and when it expires."""
+Image = tuple[RecordImage, bytes | None]
+"""A record, and the nonce of a remembered id."""
 Outcome = tuple[Image, Reply, Image, Reply]
 """What stands after the operation, and its reply; the same after it was sent again."""
 
 NOW_US = 1_800_000_000_000_500
 """In the middle of a millisecond."""
 NOW_MS = NOW_US // 1000
+CALL, OTHER = b"call1", b"call2"
+NONCES = (CALL, OTHER, windows.COMPLETED)
+"""Of the calls that ask a ledger."""
 
 
-def image(record: Record | None) -> Image:
+def image(place: Place) -> Image:
+    return record_image(place.record), place.entry and place.entry.nonce
+
+
+def record_image(record: Record | None) -> RecordImage:
     """Return a record as a store has it: the layout is described in `lua/_record.lua`."""
     if record is None:
         return None
@@ -78,9 +100,31 @@ def image(record: Record | None) -> Image:
     return head + times + tail, record.expires
 
 
-def operation(ask: Any, wire: bytes) -> Op:
-    """Return what the library sends for an operation of the spec."""
+@cache
+def ledger(width: int) -> LedgerTerms:
+    """Return what is known of a ledger whose digests have this width, with a window of 1 s."""
+    form = LedgerForm(capacity=1000, width=width, window_ms=1000, secret=bytes(16))
+    return LedgerTerms(form, "set", FOREVER_MS)
+
+
+def operation(ask: Any, wire: bytes, width: int = 0) -> Op:
+    """Return what the library sends for an operation of the spec. `width`: of a ledger's digests."""
+    bucket, digest = b"ledger" + wire + b"last", bytes(width)
     match ask:
+        case windows.First():
+            return FirstOp(bucket, digest + ask.nonce, ledger(width))
+        case windows.Seen():
+            return SeenOp(bucket, digest + ask.nonce, ledger(width))
+        case windows.ForgetId():
+            return ForgetIdOp(bucket, digest + ask.nonce, ledger(width))
+        case windows.ClaimRemembered(claim=claim):
+            shared = terms(Mode.CLAIM, claim.lease, claim.keep, claim.watch, True)
+            place = bucket, digest, ledger(width)
+            return RememberedClaimOp(wire, shared, claim.owner, claim.fingerprint, place)
+        case windows.CompleteRemembered(settle=settle):
+            place = bucket, digest, ledger(width)
+            named = {"keep_ms": settle.keep, "payload": settle.result, "place": place}
+            return RememberedSettleOp(wire, settle.owner, settle.fence, **named)
         case spec.Claim():
             shared = terms(Mode(ask.mode), ask.lease, ask.keep, ask.watch)
             return ClaimOp(wire, shared, ask.owner, ask.fingerprint)
@@ -181,10 +225,15 @@ def record_of(found: Stored, now_ms: int) -> Record:
     )
 
 
-def by_spec(case: Case) -> tuple[Record | None, Reply, Record | None, Reply]:
+def by_spec(case: Case) -> tuple[Place, Reply, Place, Reply]:
     now_us = NOW_US + case.wait * 1000
-    first, reply = spec.step(case.record, case.operation, now_us)
-    return first, reply, *spec.step(first, case.operation, now_us)
+    first, reply = windows.step(case.place, case.operation, now_us)
+    return first, reply, *windows.step(first, case.operation, now_us)
+
+
+def began(entry: Entry) -> int:
+    """Return when the id was remembered, in microseconds."""
+    return NOW_US + (entry.until - NOW_MS - 1000) * 1000
 
 
 class MemorySide:
@@ -200,31 +249,40 @@ class MemorySide:
         self._woken: list[bytes | None] = []
         asyncio.run(self._store.listen(self._woken.append))
 
-    def run(self, cases: Sequence[Case]) -> Iterable[Outcome]:
+    def run(self, cases: Sequence[Case], width: int) -> Iterable[Outcome]:
         for case in cases:
-            self._now_us = NOW_US
-            if case.record is not None:
-                self._store.put(b"k", entry(case.record), case.record.expires)
-            self._store._fence = 0
-            self._now_us += case.wait * 1000
-            op = operation(case.operation, b"k")
-            yield (*self._apply(op), *self._apply(op))
+            self._put(case.place, width)
+            self._now_us = NOW_US + case.wait * 1000
+            op = operation(case.operation, b"k", width)
+            yield (*self._apply(op, width), *self._apply(op, width))
             self._store.drop(b"k")
 
-    def _apply(self, op: Op) -> tuple[Image, Reply]:
+    def _put(self, place: Place, width: int) -> None:
+        self._store.ledgers.clear()
+        if place.entry is not None:
+            self._now_us = began(place.entry)
+            self._store.apply(operation(windows.First(place.entry.nonce, 0), b"k", width))
+        self._now_us = NOW_US
+        if place.record is not None:
+            self._store.put(b"k", entry(place.record), place.record.expires)
+        self._store._fence = 0
+
+    def _apply(self, op: Op, width: int) -> tuple[Image, Reply]:
         self._woken.clear()
         answer = self._store.apply(op)
         found = self._store.entry(b"k")
-        return image(found and record_in(found)), reply_of(answer, self._now_us, bool(self._woken))
+        held = self._store.ledgers.held(b"ledgerklast", bytes(width))
+        shown = record_image(found and record_in(found)), held and held[1]
+        return shown, reply_of(answer, self._now_us, bool(self._woken))
 
 
-def entry(record: Record) -> Entry:
-    made = Entry(record.state, record.owner, record.fence, record.attempt, record.until, 0)
+def entry(record: Record) -> memory.Entry:
+    made = memory.Entry(record.state, record.owner, record.fence, record.attempt, record.until, 0)
     made.fingerprint, made.payload, made.token = record.fingerprint, record.result, record.token
     return made
 
 
-def record_in(found: Entry) -> Record:
+def record_in(found: memory.Entry) -> Record:
     return Record(
         found.state,
         found.owner,
@@ -272,34 +330,65 @@ class ScriptSide:
         for script in self._scripts.values():
             ask(pack("SCRIPT", "LOAD", script.text))
 
-    def run(self, cases: Sequence[Case]) -> Iterable[Outcome]:
+    def run(self, cases: Sequence[Case], width: int) -> Iterable[Outcome]:
         wires = [b"k%d" % at for at in range(len(cases))]
-        images = [image(case.record) or (b"", 0) for case in cases]
-        self._set_to(NOW_US - 1_000_000)
-        placed = [part for value, expires in images for part in (value, expires - 1 - NOW_MS + 1000)]
-        self._ask(pack("EVAL", _PLACE, len(wires), *wires, *placed))
+        self._put_records(cases, wires)
+        if width:
+            self._put_entries(cases, wires, width)
         now_us = NOW_US + cases[0].wait * 1000
         self._set_to(now_us)
-        ops = [operation(case.operation, wire) for case, wire in zip(cases, wires, strict=True)]
-        tries = [(self._replies(ops, now_us), self._images(wires, now_us)) for _ in range(2)]
+        ops = [operation(case.operation, wire, width) for case, wire in zip(cases, wires, strict=True)]
+        tries = [(self._replies(ops, now_us), self._images(wires, now_us, width)) for _ in range(2)]
         (first, shown), (again, then) = tries
         return zip(shown, first, then, again, strict=True)
 
+    def _put_records(self, cases: Sequence[Case], wires: Sequence[bytes]) -> None:
+        images = [record_image(case.place.record) or (b"", 0) for case in cases]
+        self._set_to(NOW_US - 1_000_000)
+        placed = [part for value, expires in images for part in (value, expires - 1 - NOW_MS + 1000)]
+        self._ask(pack("EVAL", _PLACE, len(wires), *wires, *placed))
+
+    def _put_entries(self, cases: Sequence[Case], wires: Sequence[bytes], width: int) -> None:
+        # A dense ledger keeps nonces beside its bucket, under the same key without the last four bytes.
+        buckets = [b"ledger" + wire + end for wire in wires for end in (b"last", b"")]
+        self._ask(pack("DEL", *buckets))
+        began_at = defaultdict(list)
+        for case, wire in zip(cases, wires, strict=True):
+            if case.place.entry is not None:
+                first = windows.First(case.place.entry.nonce, 0)
+                began_at[began(case.place.entry)].append(operation(first, wire, width))
+        for now_us, ops in began_at.items():
+            self._set_to(now_us)
+            self._replies(ops, now_us)
+
     def _replies(self, ops: Sequence[Op], now_us: int) -> list[Reply]:
-        answers: dict[bytes, Any] = {}
+        answers: dict[Op, Any] = {}
         for verb in dict.fromkeys(op.verb for op in ops):
             same, script = [op for op in ops if op.verb is verb], self._scripts[verb]
             reply = self._ask(script.command(same, 0, MAX_RECORD))
-            answers |= zip([op.wire for op in same], script.read(same, reply), strict=True)
+            answers |= zip(same, script.read(same, reply), strict=True)
         woken = self._woken()
-        return [reply_of(answers[op.wire], now_us, op.wire in woken) for op in ops]
+        return [reply_of(answers[op], now_us, op.wire in woken) for op in ops]
 
-    def _images(self, wires: Sequence[bytes], now_us: int) -> list[Image]:
+    def _images(self, wires: Sequence[bytes], now_us: int, width: int) -> list[Image]:
         shown = self._ask(pack("EVAL", _SHOW, len(wires), *wires))
         pairs = zip(shown[::2], shown[1::2], strict=True)
         now_ms = now_us // 1000
         # PTTL counts down to the millisecond after which Redis removes the key.
-        return [None if value is None else (value, now_ms + left + 1) for value, left in pairs]
+        records = [None if value is None else (value, now_ms + left + 1) for value, left in pairs]
+        return list(zip(records, self._nonces(wires, now_us, width), strict=True))
+
+    def _nonces(self, wires: Sequence[bytes], now_us: int, width: int) -> list[bytes | None]:
+        """Return by which call each id is remembered: each call of the alphabet asks for it."""
+        found: list[bytes | None] = [None] * len(wires)
+        for nonce in NONCES if width else ():
+            replies = self._replies([operation(windows.Seen(nonce), wire, width) for wire in wires], now_us)
+            for at, reply in enumerate(replies):
+                if reply == spec.OK:
+                    found[at] = nonce
+                elif reply == windows.ALREADY and found[at] is None:
+                    found[at] = b"of no call"
+        return found
 
 
 class Connection:

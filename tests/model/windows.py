@@ -1,0 +1,109 @@
+"""What a ledger promises of one id, as one pure function, and of a claim whose success the ledger remembers.
+
+`step` is to these what `spec.step` is to a record; the numbers are the guarantees of `fastdedup/stores/base.py`. An
+id is remembered for the ledger's window, and forgotten at the latest 1 % of the window later. In between a store may
+give either answer, so nothing asks then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from . import spec
+from .spec import ABSENT, OK, Claim, Record, Reply, Settle, clock, differ, is_live, is_owner, present
+
+ALREADY = Reply("ALREADY")
+COMPLETED = bytes(5)
+"""The nonce of an id that a claim's completion has remembered: no call of `first` has it."""
+
+
+class Entry(NamedTuple):
+    """A remembered id: the nonce of the call that was the first, and until when it is certainly remembered, in ms."""
+
+    nonce: bytes
+    until: int
+
+
+class Place(NamedTuple):
+    """What a ledger's store keeps of one key."""
+
+    record: Record | None = None
+    entry: Entry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """Ask whether this call is the first one that names the id."""
+
+    nonce: bytes
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Ask whether the id is remembered; with a nonce, whether by that call."""
+
+    nonce: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetId:
+    """Forget the id; with a nonce only if that call has remembered it."""
+
+    nonce: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRemembered:
+    """Claim the key, unless the ledger knows that it is done."""
+
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteRemembered:
+    """Complete the claim: the ledger remembers it, and the record stays for a moment as an echo."""
+
+    settle: Settle
+    window: int
+
+
+def step(place: Place, operation: Any, now_us: int) -> tuple[Place, Reply]:
+    """Return what stands after an operation, and the reply."""
+    now = clock(now_us)
+    record, entry = present(place.record, now_us), place.entry
+    if entry is not None and entry.until < now.ms:
+        entry = None  # [18]
+    match operation:
+        case First(nonce, window):
+            if entry is None:
+                return Place(record, Entry(nonce, now.ms + window)), OK  # [16]
+            return Place(record, entry), OK if entry.nonce == nonce else ALREADY  # [17]
+        case Seen(nonce):
+            known = entry is not None and entry.nonce == nonce
+            return Place(record, entry), OK if known else ALREADY if entry else ABSENT
+        case ForgetId(nonce):
+            goes = entry is not None and nonce in (b"", entry.nonce)  # [19]
+            return (Place(record), OK) if goes else (Place(record, entry), ABSENT)
+        case ClaimRemembered(ask):
+            if entry is not None and would_acquire(record, ask, now_us):
+                return Place(record, entry), Reply(
+                    "SUCCEEDED"
+                )  # [20] also if it was released, or its lease is over
+            record, reply = spec.step(record, ask, now_us)
+            return Place(record, entry), reply
+        case CompleteRemembered(ask, window):
+            if entry is None and is_owner(record, ask) and record.state in spec.HELD:
+                entry = Entry(COMPLETED, now.ms + window)  # [20] in the same step
+            record, reply = spec.step(record, ask, now_us)
+            return Place(record, entry), reply
+    record, reply = spec.step(record, operation, now_us)
+    return Place(record, entry), reply
+
+
+def would_acquire(record: Record | None, ask: Claim, now_us: int) -> bool:
+    if record is None:
+        return True
+    free = record.state not in spec.SETTLED and not is_live(record, clock(now_us))
+    return free and not differ(record, ask.fingerprint)
