@@ -150,11 +150,7 @@ AT_WORK, DONE = Record(WORKING, A, attempt=1), Record(SUCCEEDED, A, attempt=1, r
 USED = Record(SUCCEEDED, A, attempt=1, token=True)
 IDLE = Record(RELEASED, A, attempt=1)
 ADOPTIONS: Alphabet = {
-    **chosen(
-        CLAIMS, "A claims", "B claims and waits", "B claims X", "A redeems X", "A consumes", "A completes"
-    ),
-    **chosen(CLAIMS, "B completes", "A fails", "B fails", "A releases", "B releases what it consumed"),
-    **chosen(CLAIMS, "A renews", "a token is issued for X", "its record is read", "its record is forgotten"),
+    **CLAIMS,
     "A is at work elsewhere": brings(AT_WORK),
     "A is at work elsewhere, and was later": brings(AT_WORK, "later"),
     "A is at work elsewhere, and was earlier": brings(AT_WORK, "earlier"),
@@ -187,8 +183,6 @@ MOVES_ELSEWHERE: Alphabet = {
         Record(MACHINE, SHIP, result=b"shipped"), "the same", "met", left=KEEP
     ),
 }
-
-
 WINDOW, SLOT = 1000, 10
 
 

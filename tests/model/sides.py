@@ -102,8 +102,8 @@ def record_image(record: Record | None) -> RecordImage:
 
 @cache
 def ledger(width: int) -> LedgerTerms:
-    """Return what is known of a ledger whose digests have this width, with a window of 1 s."""
-    form = LedgerForm(capacity=1000, width=width, window_ms=1000, secret=bytes(16))
+    """Return what is known of a large ledger, so that its buckets are short; its window is 1 s."""
+    form = LedgerForm(capacity=10_000_000, width=width, window_ms=1000, secret=bytes(16))
     return LedgerTerms(form, "set", FOREVER_MS)
 
 
