@@ -53,7 +53,7 @@ test-compiled: $(DEV) redis-server compiler ## test the compiled package with mo
 
 # What depends on the server: its scripts, its Cluster, its Sentinel, its WAIT. Not TLS, which some builds do not have.
 SERVER_TESTS = --ignore tests/contract/test_transports.py --ignore tests/regression/test_another_hosts_certificate.py \
-	tests/contract tests/outage/test_cluster.py tests/outage/test_sentinel.py tests/outage/test_replicas.py \
+	tests/contract tests/model/test_closure.py tests/outage/test_cluster.py tests/outage/test_sentinel.py tests/outage/test_replicas.py \
 	tests/outage/test_lost_replies.py tests/regression
 
 test-servers: $(DEV) compiler ## test on Redis 6.2, Redis 8.2 and Valkey 8 what depends on the server

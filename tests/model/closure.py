@@ -16,11 +16,14 @@ from itertools import count
 from typing import Any, Protocol
 
 from .sides import CALL, NOW_MS, NOW_US, OTHER, Case, Outcome, by_spec, image
-from .spec import (
+from .spec import present
+from .windows import ClaimRemembered, CompleteRemembered, Entry, First, ForgetId, Place, Seen
+from .words import (
     FAILED,
     HELD,
     ISSUED,
     MACHINE,
+    MAX_ATTEMPT,
     RELEASED,
     SUCCEEDED,
     WATCHED,
@@ -35,9 +38,7 @@ from .spec import (
     Renew,
     Settle,
     Transition,
-    present,
 )
-from .windows import ClaimRemembered, CompleteRemembered, Entry, First, ForgetId, Place, Seen
 
 A, B = b"\0" + b"a" * 10, b"\5buyer"
 ISSUER, ANOTHER = b"\0" + b"i" * 10, b"\0" + b"j" * 10
@@ -184,6 +185,7 @@ MOVES_ELSEWHERE: Alphabet = {
     ),
 }
 WINDOW, SLOT = 1000, 10
+EMPTY = Place()
 
 
 def remembered(who: bytes, fingerprint: bytes | None = None, watch: bool = False) -> Any:
@@ -247,7 +249,8 @@ def canonical_record(record: Record | None, now_us: int) -> Record | None:
     fence = version if record.state == MACHINE else FENCE if record.fence <= now_us else AHEAD
     until = record.until and max(record.until - now_ms, 0) + NOW_MS
     expires = record.expires - now_ms + NOW_MS
-    return record._replace(fence=fence, attempt=min(record.attempt, 2), until=until, expires=expires)
+    attempt = min(record.attempt, 2) if record.attempt < MAX_ATTEMPT - 1 else record.attempt
+    return record._replace(fence=fence, attempt=attempt, until=until, expires=expires)
 
 
 def canonical_entry(entry: Entry | None, now_us: int) -> Entry | None:
@@ -285,19 +288,20 @@ class Closure:
         alphabet: the operations.
         width: of the digests of the ledger; 0 where there is none.
         every: the sides execute each so many-th case, and the spec each of them.
+        start: what stands at first.
     """
 
-    def __init__(self, alphabet: Alphabet, *, width: int = 0, every: int = 1) -> None:
+    def __init__(self, alphabet: Alphabet, *, width: int = 0, every: int = 1, start: Place = EMPTY) -> None:
         self._alphabet = alphabet
         self._width = width
         self._every = every
-        self.ways: dict[Place, tuple[Place, int, str] | None] = {Place(): None}
+        self.ways: dict[Place, tuple[Place, int, str] | None] = {start: None}
         """Each place that was reached, with a place before it, a wait, and the operation that led from there."""
         self.transitions = 0
 
     def explore(self, *sides: Side) -> Closure:
         """Hold each side against the spec; raises AssertionError with the shortest way to the first difference."""
-        frontier = [Place()]
+        frontier = [*self.ways]
         while frontier:
             known = len(self.ways)
             for cases in self._batches(frontier):

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from . import spec
-from .spec import HELD, SETTLED, SUCCEEDED, Claim, Record, Release, Renew, Reply, Settle
+from .words import FAILED, HELD, SETTLED, SUCCEEDED, Claim, Record, Release, Renew, Reply, Settle
 
 LEASE, KEEP = 10, 30
 START_US = 1_800_000_000_000_500
@@ -101,7 +101,7 @@ def operation(verb: str, mine: bytes, fence: int) -> Any:
         case "complete":
             return Settle(mine, fence, KEEP, SUCCEEDED, b"done")
         case "fail":
-            return Settle(mine, fence, KEEP, spec.FAILED)
+            return Settle(mine, fence, KEEP, FAILED)
         case "release":
             return Release(mine, fence)
         case "renew":

@@ -54,9 +54,9 @@ from fastdedup.stores.redis.scripts import MAX_RECORD, pack
 from fastdedup.stores.redis.verbs import load_scripts
 
 from ..stepping import SteppingServer
-from . import spec, windows
-from .spec import Record, Reply
+from . import spec, windows, words
 from .windows import Entry, Place
+from .words import Record, Reply
 
 
 class Case(NamedTuple):
@@ -76,7 +76,7 @@ Outcome = tuple[Image, Reply, Image, Reply]
 """What stands after the operation, and its reply; the same after it was sent again."""
 
 NOW_US = 1_800_000_000_000_500
-"""In the middle of a millisecond."""
+"""In the middle of a millisecond. At its very beginning Redis keeps a record 1 ms longer than the memory store."""
 NOW_MS = NOW_US // 1000
 CALL, OTHER = b"call1", b"call2"
 NONCES = (CALL, OTHER, windows.COMPLETED)
@@ -92,7 +92,7 @@ def record_image(record: Record | None) -> RecordImage:
     if record is None:
         return None
     head = b"\1" + record.state.encode() + record.fence.to_bytes(7, "big")
-    if record.state == spec.MACHINE:
+    if record.state == words.MACHINE:
         return head + record.owner + record.result, record.expires
     shape = record.owner[0] + 64 * record.token + 128 * (record.fingerprint is not None)
     times = record.until.to_bytes(6, "big") + record.attempt.to_bytes(2, "big")
@@ -123,32 +123,38 @@ def operation(ask: Any, wire: bytes, width: int = 0) -> Op:
             return RememberedClaimOp(wire, shared, claim.owner, claim.fingerprint, place)
         case windows.CompleteRemembered(settle=settle):
             place = bucket, digest, ledger(width)
-            named = {"keep_ms": settle.keep, "payload": settle.result, "place": place}
-            return RememberedSettleOp(wire, settle.owner, settle.fence, **named)
-        case spec.Claim():
+            return RememberedSettleOp(
+                wire,
+                settle.owner,
+                settle.fence,
+                keep_ms=settle.keep,
+                payload=settle.result,
+                place=place,
+            )
+        case words.Claim():
             shared = terms(Mode(ask.mode), ask.lease, ask.keep, ask.watch)
             return ClaimOp(wire, shared, ask.owner, ask.fingerprint)
-        case spec.Settle():
-            done = ask.state == spec.SUCCEEDED
+        case words.Settle():
+            done = ask.state == words.SUCCEEDED
             return SettleOp(wire, ask.owner, ask.fence, succeeded=done, keep_ms=ask.keep, payload=ask.result)
-        case spec.Release():
+        case words.Release():
             return ReleaseOp(wire, ask.owner, ask.fence, consumed=ask.consumed)
-        case spec.Renew():
+        case words.Renew():
             return RenewOp(wire, ask.owner, ask.fence, ask.lease, ask.keep)
-        case spec.Issue():
+        case words.Issue():
             return IssueOp(wire, ask.issuer, ask.subject, ask.keep)
-        case spec.Transition():
+        case words.Transition():
             return transition(ask, wire)
-        case spec.Adopt():
+        case words.Adopt():
             return AdoptOp(wire, stored(ask), None if ask.base is None else Holding(*ask.base))
-        case spec.Read():
+        case words.Read():
             return ReadOp(wire)
-        case spec.Forget():
+        case words.Forget():
             return ForgetOp(wire)
     raise TypeError(ask)
 
 
-def transition(ask: spec.Transition, wire: bytes) -> TransitionOp:
+def transition(ask: words.Transition, wire: bytes) -> TransitionOp:
     op = TransitionOp(
         wire,
         to=ask.to.decode(),
@@ -162,7 +168,7 @@ def transition(ask: spec.Transition, wire: bytes) -> TransitionOp:
     return op
 
 
-def stored(ask: spec.Adopt) -> Stored:
+def stored(ask: words.Adopt) -> Stored:
     record = ask.record
     return Stored(
         record.state,
@@ -217,7 +223,7 @@ def record_of(found: Stored, now_ms: int) -> Record:
         found.owner,
         found.fence,
         found.attempt,
-        0 if found.state == spec.MACHINE else found.left_ms + now_ms,  # a machine has no lease
+        0 if found.state == words.MACHINE else found.left_ms + now_ms,  # a machine has no lease
         found.ttl_ms + now_ms,
         found.fingerprint,
         found.payload,
@@ -384,7 +390,7 @@ class ScriptSide:
         for nonce in NONCES if width else ():
             replies = self._replies([operation(windows.Seen(nonce), wire, width) for wire in wires], now_us)
             for at, reply in enumerate(replies):
-                if reply == spec.OK:
+                if reply == words.OK:
                     found[at] = nonce
                 elif reply == windows.ALREADY and found[at] is None:
                     found[at] = b"of no call"

@@ -1,9 +1,10 @@
 """What fastdedup promises, as one pure function: `step(record, operation, now_us)` returns a record and a reply.
 
-Read this file first. A store is right if it does to one key what `step` does, whatever came before; `closure.py`
-holds every store against it. The numbers in brackets are the guarantees of `fastdedup/stores/base.py`: a line that
-holds a guarantee ends with its number. Two guarantees hold by the form of this file. An operation is one step, so one
-of many claims is the first [1]. A step sees one key, so the operations of a batch are independent [13].
+Read this file first; `words.py` has its nouns. A store is right if it does to a key what `step` does, whatever came
+before: `closure.py` holds every store against it. The numbers in brackets are the guarantees of
+`fastdedup/stores/base.py`; a line that holds a guarantee ends with its number. Two of them hold by the form of this
+file. An operation is one step, so one of many claims is the first [1]. A step sees one key, so the operations of a
+batch are independent [13].
 
 The life of a record:
 
@@ -15,159 +16,47 @@ The life of a record:
                                                         v
                                             free: attempt + 1, a higher fence
 
-Times are milliseconds since 1970, durations are milliseconds. A lease starts at the end of the present millisecond
-and is compared with the beginning of it, so it never ends before its full length.
+A lease starts at the end of the present millisecond and is compared with the beginning of it, so it never ends before
+its full length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-ISSUED, WORKING, WATCHED, SUCCEEDED, FAILED, RELEASED, MACHINE = "IPWSFRM"
-HELD = (WORKING, WATCHED)
-"""Somebody works. WATCHED: another claimant waits, and hears of the end."""
-SETTLED = (SUCCEEDED, FAILED)
-MAX_ATTEMPT = 65_535
-MAX_VERSION = 31 << 48
-DAY_US = 86_400_000_000
-
-
-class Record(NamedTuple):
-    """What a store keeps under one key. A machine's record has its version as `fence` and its state as `result`."""
-
-    state: str
-    owner: bytes
-    fence: int = 0
-    attempt: int = 0
-    until: int = 0
-    """When the lease ends, or the result; 0 once the key was released."""
-    expires: int = 0
-    """When the record is gone."""
-    fingerprint: bytes | None = None
-    result: bytes = b""
-    token: bool = False
-
-
-class Reply(NamedTuple):
-    """What a caller is told. `wakes`: those who wait for the key are told, too, that they shall ask again [14]."""
-
-    code: str
-    fence: int = 0
-    attempt: int = 0
-    left: int = 0
-    result: bytes = b""
-    fresh: bool = True
-    """False if an owner got its own claim back."""
-    owner: bytes = b""
-    """Whose record the caller met; whose record it replaced, if it acquired the key."""
-    former: int = 0
-    """The fence of the record that it replaced."""
-    record: Record | None = None
-    settled: bool = False
-    """An adoption has met a result."""
-    wakes: bool = False
-
-
-class Clock(NamedTuple):
-    """The store's time: in microseconds, and the beginning and the end of the present millisecond."""
-
-    us: int
-    ms: int
-    end: int
-
+from .words import (
+    ABSENT,
+    DAY_US,
+    FAILED,
+    FOREIGN,
+    HELD,
+    ISSUED,
+    LOST,
+    MACHINE,
+    MAX_ATTEMPT,
+    MAX_VERSION,
+    OK,
+    RELEASED,
+    SETTLED,
+    SUCCEEDED,
+    WATCHED,
+    WORKING,
+    Adopt,
+    Claim,
+    Clock,
+    Forget,
+    Issue,
+    Read,
+    Record,
+    Release,
+    Renew,
+    Reply,
+    Settle,
+    Transition,
+)
 
 Next = tuple[Record | None, Reply]
-OK, LOST, ABSENT, FOREIGN = Reply("OK"), Reply("LOST"), Reply("ABSENT"), Reply("FOREIGN")
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Ask for a key. `mode`: claim, redeem (only what was issued), or consume (redeem and succeed in one step)."""
-
-    owner: bytes
-    lease: int
-    keep: int
-    fingerprint: bytes | None = None
-    mode: str = "claim"
-    watch: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """Complete or fail. `fence` 0, here and below: of any holding of this owner."""
-
-    owner: bytes
-    fence: int
-    keep: int
-    state: str = SUCCEEDED
-    result: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Free a key. `consumed`: also a token that this owner has consumed."""
-
-    owner: bytes
-    fence: int
-    consumed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Renew:
-    """Ask for a lease that runs from now."""
-
-    owner: bytes
-    fence: int
-    lease: int
-    keep: int
-
-
-@dataclass(frozen=True, slots=True)
-class Issue:
-    """Make a token. Its subject is its fingerprint."""
-
-    issuer: bytes
-    keep: int
-    subject: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """Move a machine. `change` names this call; `again`: it was sent before and got no reply."""
-
-    change: bytes
-    to: bytes
-    sources: frozenset[bytes]
-    initial: bytes
-    keep: int
-    version: int | None = None
-    again: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Look at a record."""
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Remove a record, whoever owns it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Adopt:
-    """Bring in a record that a policy has made while the store was out of reach.
-
-    `left` and `keep`: for how long its lease and the record still live. `base`: the owner and the fence that the
-    store had last, as far as the policy knows.
-    """
-
-    record: Record
-    left: int
-    keep: int
-    base: tuple[bytes, int] | None = None
 
 
 def step(record: Record | None, operation: Any, now_us: int) -> Next:
@@ -346,7 +235,7 @@ def transition(record: Record | None, ask: Transition, now: Clock) -> Next:
     return moved, Reply("OK", version + 1, result=ask.to)  # [11]
 
 
-# Whoever looks after the store
+# Administration
 
 
 def read(record: Record | None, ask: Read, now: Clock) -> Next:

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from . import spec
-from .closure import ADOPTIONS, CLAIMS, DENSE, ISSUER, LEDGERS, MOVES_ELSEWHERE, Alphabet, Closure, Side
-from .sides import Case, FakeSide, MemorySide, Outcome, ServerSide
+from fastdedup.stores import base
+
+from . import spec, windows, words
+from .closure import (
+    ADOPTIONS,
+    CLAIMS,
+    DENSE,
+    FENCE,
+    ISSUER,
+    KEEP,
+    LEDGERS,
+    MOVES_ELSEWHERE,
+    A,
+    Alphabet,
+    Closure,
+    Side,
+    chosen,
+)
+from .sides import NOW_MS, Case, FakeSide, MemorySide, Outcome, ServerSide
+from .windows import Place
+from .words import MAX_ATTEMPT, WORKING, Record
 
 
 class Scene(NamedTuple):
@@ -66,12 +86,26 @@ def test_issuing_again_is_one_call_said_twice(side: Side, request: pytest.Fixtur
     if side.name == "memory":
         request.applymarker(pytest.mark.xfail(strict=True, reason="in memory only the issuer is compared"))
     issuing: Alphabet = {
-        "a token is issued": lambda met: spec.Issue(ISSUER, 35),
-        "it is issued again for X": lambda met: spec.Issue(ISSUER, 35, b"x" * 16),
-        "its issuer redeems it": lambda met: spec.Claim(ISSUER, 10, 30, None, "redeem"),
-        "and completes it": lambda met: spec.Settle(ISSUER, 0, 30, spec.SUCCEEDED, b"done"),
+        "a token is issued": lambda met: words.Issue(ISSUER, 35),
+        "it is issued again for X": lambda met: words.Issue(ISSUER, 35, b"x" * 16),
+        "its issuer redeems it": lambda met: words.Claim(ISSUER, 10, 30, None, "redeem"),
+        "and completes it": lambda met: words.Settle(ISSUER, 0, 30, words.SUCCEEDED, b"done"),
     }
     Closure(issuing).explore(side)
+
+
+def test_the_spec_names_each_guarantee_of_a_store() -> None:
+    text = "".join(Path(module.__file__ or "").read_text() for module in (spec, windows))
+    named = {int(number) for number in re.findall(r" \[(\d+)\]", text)}
+    guarantees = re.findall(r"^    (\d+)\. ", base.Store.__doc__ or "", re.MULTILINE)
+    assert sorted(named) == [int(number) for number in guarantees]
+
+
+def test_attempts_are_counted_to_the_end(side: Side) -> None:
+    """A record has two bytes for them."""
+    worked = Record(WORKING, A, FENCE, MAX_ATTEMPT - 1, NOW_MS, NOW_MS + KEEP)
+    claiming = chosen(CLAIMS, "A claims", "B claims and waits", "A consumes", "A releases")
+    Closure(claiming, start=Place(worked)).explore(side)
 
 
 class Silent(MemorySide):

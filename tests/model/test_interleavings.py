@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from . import interleavings, spec
+from . import interleavings, spec, words
 from .interleavings import ACCEPTED, OVER, START_US, Client, Event, Play, Script, World, set_client
-from .spec import ISSUED, Record
+from .words import ISSUED, Record
 
 
 def script(verbs: str, *, named: bool = False) -> Script:
@@ -112,13 +112,13 @@ def knows_no_owner(record: Record, ask: Any, now: Any) -> spec.Next:
 
 
 def forgets_what_is_settled(record: Record | None, ask: Any, now: Any) -> spec.Next:
-    settled = record is not None and record.state in spec.SETTLED
+    settled = record is not None and record.state in words.SETTLED
     return ACQUIRE(record, ask, now) if settled else CLAIM(record, ask, now)
 
 
 def removes_what_it_releases(record: Record | None, ask: Any, now: Any) -> spec.Next:
     freed, reply = RELEASE(record, ask, now)
-    return (None if reply == spec.OK else freed), reply
+    return (None if reply == words.OK else freed), reply
 
 
 ACQUIRE, CLAIM, RELEASE = spec.acquire, spec.claim, spec.release
@@ -128,7 +128,7 @@ FAULTS: dict[str, tuple[str, Any, Script, str]] = {
     "a lease ends at once": ("is_live", lambda *_: False, COMPLETES, "there is one live owner"),
     "a lease never ends": (
         "is_live",
-        lambda record, _: record.state in spec.HELD,
+        lambda record, _: record.state in words.HELD,
         COMPLETES,
         "a reply is true",
     ),

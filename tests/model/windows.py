@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from . import spec
-from .spec import ABSENT, OK, Claim, Record, Reply, Settle, clock, differ, is_live, is_owner, present
+from .spec import clock, differ, is_live, is_owner, present
+from .words import ABSENT, HELD, OK, SETTLED, Claim, Record, Reply, Settle
 
 ALREADY = Reply("ALREADY")
 COMPLETED = bytes(5)
@@ -94,7 +95,7 @@ def step(place: Place, operation: Any, now_us: int) -> tuple[Place, Reply]:
             record, reply = spec.step(record, ask, now_us)
             return Place(record, entry), reply
         case CompleteRemembered(ask, window):
-            if entry is None and is_owner(record, ask) and record.state in spec.HELD:
+            if entry is None and is_owner(record, ask) and record.state in HELD:
                 entry = Entry(COMPLETED, now.ms + window)  # [20] in the same step
             record, reply = spec.step(record, ask, now_us)
             return Place(record, entry), reply
@@ -105,5 +106,5 @@ def step(place: Place, operation: Any, now_us: int) -> tuple[Place, Reply]:
 def would_acquire(record: Record | None, ask: Claim, now_us: int) -> bool:
     if record is None:
         return True
-    free = record.state not in spec.SETTLED and not is_live(record, clock(now_us))
+    free = record.state not in SETTLED and not is_live(record, clock(now_us))
     return free and not differ(record, ask.fingerprint)
