@@ -96,31 +96,29 @@ def claim(record: Record | None, ask: Claim, now: Clock) -> Next:
 
 
 def acquire(former: Record | None, ask: Claim, now: Clock) -> Next:
-    consumes = ask.mode == "consume"
+    before, consumes = former or Record("", b""), ask.mode == "consume"
     record = Record(
         SUCCEEDED if consumes else WORKING,
         ask.owner,
-        fence=max(now.us, former.fence + 1 if former else 0),  # [4] [8] the fence rises
-        attempt=min(former.attempt + 1 if former else 1, MAX_ATTEMPT),  # [4] [8]
+        fence=max(now.us, before.fence + 1),  # [4] [8]
+        attempt=min(before.attempt + 1, MAX_ATTEMPT),  # [4] [8]
         until=now.end + (ask.keep if consumes else ask.lease),
         expires=now.end + ask.keep,  # [12]
-        fingerprint=ask.fingerprint
-        or (former.fingerprint if former else None),  # [9] a dead owner's one stays
-        token=former is not None and former.token,
+        fingerprint=ask.fingerprint or before.fingerprint,  # [9] that of an owner that died stays
+        token=before.token,
     )
-    reply = acquired(record, now)
-    return record, reply._replace(owner=former.owner, former=former.fence) if former else reply
+    return record, acquired(record, now)._replace(owner=before.owner, former=before.fence)
 
 
 def own_claim_back(record: Record, ask: Claim, now: Clock) -> Next:
-    """The reply was lost, so the owner asks again: same fence, same attempt, and a lease that is never shortened."""
+    """Return the same fence and attempt. The lease starts anew and is never shortened."""
     until, expires = max(record.until, now.end + ask.lease), max(record.expires, now.end + ask.keep)
     record = record._replace(until=until, expires=expires)
     return record, acquired(record, now)._replace(fresh=False)
 
 
 def consume_own(record: Record, ask: Claim, now: Clock) -> Next:
-    """The owner ends its use of a token: what it redeemed becomes a success; what it consumed is told again."""
+    """End the owner's use of a token: what it redeemed becomes a success, what it consumed stays one."""
     if record.state == SUCCEEDED:
         return record, acquired(record, now)._replace(fresh=False)
     ends = now.end + ask.keep
@@ -149,17 +147,16 @@ def acquired(record: Record, now: Clock) -> Reply:
 
 
 def met(code: str, record: Record, now: Clock) -> Reply:
-    result = record.result if code in ("SUCCEEDED", "FAILED") else b""
-    return Reply(
-        code, record.fence, record.attempt, max(record.until - now.end, 0), result, owner=record.owner
-    )
+    result = record.result if code in ("SUCCEEDED", "FAILED") else b""  # [9] never to another fingerprint
+    left = max(record.until - now.end, 0)
+    return Reply(code, record.fence, record.attempt, left, result, owner=record.owner)
 
 
 # What an owner does with its claim
 
 
 def is_owner(record: Record | None, ask: Settle | Release | Renew) -> bool:
-    """Owner and fence name one acquisition, so an owner that was overtaken and came back is another one [5]."""
+    """True for the owner of this very acquisition: one that was overtaken and came back has another fence [5]."""
     return record is not None and record.owner == ask.owner and ask.fence in (0, record.fence)
 
 
@@ -170,7 +167,7 @@ def settle(record: Record | None, ask: Settle, now: Clock) -> Next:
         return record, OK  # [6] the first result stays [7]
     if record.state not in HELD:
         return record, LOST  # [7] settled stays settled
-    # A lease that has ended does not matter while nobody else acquired the key.
+    # The lease may be over: until another owner acquires the key, the claim is still this owner's.
     ends = now.end + ask.keep
     settled = record._replace(state=ask.state, until=ends, expires=ends, result=ask.result)
     return settled, OK._replace(wakes=wakes(record))
@@ -195,7 +192,7 @@ def renew(record: Record | None, ask: Renew, now: Clock) -> Next:
     if not is_owner(record, ask) or record.state not in HELD:
         return record, LOST  # [5]
     renewed = record._replace(until=now.end + ask.lease, expires=now.end + ask.keep)
-    # Those who wait know when the former lease ends, and would sleep beyond the end of a shorter one.
+    # Waiters know when the former lease ends, and would sleep beyond the end of a shorter one.
     return renewed, OK._replace(wakes=wakes(record) and renewed.until < record.until)
 
 
@@ -203,12 +200,8 @@ def issue(record: Record | None, ask: Issue, now: Clock) -> Next:
     if record is None:
         ends = now.end + ask.keep
         return Record(ISSUED, ask.issuer, now.us, 0, ends, ends, ask.subject, token=True), OK
-    same = record.token and (record.owner, record.fingerprint, record.result) == (
-        ask.issuer,
-        ask.subject,
-        b"",
-    )
-    return record, OK if same else FOREIGN  # [6]
+    first = record.owner == ask.issuer and record.fingerprint == ask.subject and not record.result
+    return record, OK if record.token and first else FOREIGN  # [6]
 
 
 # Machines
@@ -265,7 +258,7 @@ def adopt(record: Record | None, ask: Adopt, now: Clock) -> Next:
 
 
 def rank(ours: Record, base: tuple[bytes, int] | None, former: Record, now: Clock) -> tuple[str, bool]:
-    """Which of two records stands, and whether the other one is lost; see the table in `fallback/adoption.py`."""
+    """Return the reply, and whether our record replaces the former one: see the table in `fallback/adoption.py`."""
     if MACHINE in (ours.state, former.state):
         known = former.owner == ours.owner or (base is not None and former.owner == base[0])
         return ("OK", True) if known else ("OUTRANKED", False)
