@@ -53,6 +53,7 @@ from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.scripts import MAX_RECORD, pack
 from fastdedup.stores.redis.verbs import load_scripts
 
+from ..servers import DEBUG_OPTION
 from ..stepping import SteppingServer
 from . import spec, windows, words
 from .windows import Entry, Place
@@ -425,9 +426,11 @@ class ServerSide(ScriptSide):
     """A redis-server, or whatever stands under this name on the PATH, such as a Valkey."""
 
     def __init__(self) -> None:
-        self._server = SteppingServer()
+        self._server = SteppingServer(DEBUG_OPTION, "yes")
         self._server.start()
         self._calls, self._channel = (Connection(str(self._server.socket)) for _ in range(2))
+        # Since Redis 8 the server removes keys by itself 1 ms before a command would.
+        self._calls.ask(pack("DEBUG", "SET-ACTIVE-EXPIRE", "0"))
         self._channel.ask(pack("SUBSCRIBE", "fastdedup:settled"))
         super().__init__(self._calls.ask, self._server.set_to, self._told)
 
