@@ -38,6 +38,7 @@ FILES = frozenset(
         "integrations/test_wsgi_server.py",
         "messages/test_celery.py",
         "messages/test_killed_workers.py",
+        "model/test_calls.py",
         "model/test_closure.py",
         "model/test_interleavings.py",
         "outage/test_faults.py",
