@@ -229,7 +229,7 @@ class Side(Protocol):
     def run(self, cases: Sequence[Case], width: int) -> Any:
         """Return an outcome for each of these cases, which all come after the same wait.
 
-        `width`: of the digests of the ledger; 0 where there is none.
+        `width`: of the digests of the ledger; 0 if there is none.
         """
         ...
 
@@ -286,7 +286,7 @@ class Closure:
 
     Args:
         alphabet: the operations.
-        width: of the digests of the ledger; 0 where there is none.
+        width: of the digests of the ledger; 0 if there is none.
         every: the sides execute each so many-th case, and the spec each of them.
         start: what stands at first.
     """
@@ -309,7 +309,7 @@ class Closure:
                 for side in sides:
                     self._compare(side, cases[:: self._every], told[:: self._every])
                 for case, (first, _, second, _) in zip(cases, told, strict=True):
-                    for place in (first, second):
+                    for place in dict.fromkeys((first, second)):
                         after = canonical(place, NOW_US + case.wait * 1000)
                         self.ways.setdefault(after, (case.place, case.wait, case.name))
                 self.transitions += len(cases)

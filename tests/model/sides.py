@@ -10,7 +10,7 @@ import asyncio
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import fakeredis
@@ -88,6 +88,7 @@ def image(place: Place) -> Image:
     return record_image(place.record), place.entry and place.entry.nonce
 
 
+@lru_cache(50_000)
 def record_image(record: Record | None) -> RecordImage:
     """Return a record as a store has it: the layout is described in `lua/_record.lua`."""
     if record is None:

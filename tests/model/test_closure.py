@@ -33,7 +33,7 @@ from .words import MAX_ATTEMPT, WORKING, Record
 
 
 class Scene(NamedTuple):
-    """Operations on one key, and what they reach. `width`: of the digests of a ledger; 0: there is none."""
+    """Operations on one key, and what they reach. `width`: of the digests of a ledger; 0 if there is none."""
 
     alphabet: Alphabet
     width: int

@@ -70,8 +70,14 @@ class CompleteRemembered:
     window: int
 
 
+OF_LEDGERS = (First, Seen, ForgetId, ClaimRemembered, CompleteRemembered)
+
+
 def step(place: Place, operation: Any, now_us: int) -> tuple[Place, Reply]:
-    """Return what stands after an operation, and the reply."""
+    """Return what stands after an operation, and the reply. An operation on the record alone goes to `spec.step`."""
+    if place.entry is None and not isinstance(operation, OF_LEDGERS):
+        record, reply = spec.step(place.record, operation, now_us)
+        return Place(record), reply
     now = clock(now_us)
     record, entry = present(place.record, now_us), place.entry
     if entry is not None and entry.until < now.ms:
