@@ -50,11 +50,11 @@ class Client(NamedTuple):
     duplicate: bool = False
     """It was told that the work is done."""
     gave_up: bool = False
-    """It got no reply to its claim and was told of an error."""
+    """It got no reply to its claim or its release, and was told of an error."""
 
 
 class World(NamedTuple):
-    """All that the rest of a schedule depends on. The last four are budgets."""
+    """All that the rest of a schedule depends on. The last three are budgets."""
 
     record: Record | None
     now_us: int
@@ -199,6 +199,8 @@ class Play:
     def _send(self, world: World, who: int, client: Client) -> Iterator[Move]:
         verb = self._verb(who, client)
         ask = operation(verb, self._owners[who], client.fence)
+        if verb in CLAIMING:
+            client = client._replace(fence=0)
         if verb in ("complete", "fail", "release"):
             client = client._replace(until=0)  # from here on the key may be another client's
         if verb in ("complete", "fail"):
@@ -255,7 +257,7 @@ class Play:
     def _give_up(self, world: World, who: int, client: Client) -> Move:
         verb = self._verb(who, client)
         taken_back = verb == "release" or (verb in CLAIMING and not self._scripts[who].named)
-        after = client._replace(phase=LOOKING if taken_back else OVER, gave_up=verb in CLAIMING)
+        after = client._replace(phase=LOOKING if taken_back else OVER, gave_up=taken_back or verb in CLAIMING)
         return Event(who, f"gives up {verb}"), set_client(world, who, after)
 
     def _look(self, world: World, who: int, client: Client) -> Move:
@@ -433,8 +435,11 @@ def a_copy_came_after_another_answer(owners: Sequence[bytes], world: World) -> b
 
 
 def a_chosen_owner_gave_up(owners: Sequence[bytes], world: World) -> bool:
-    named = world.record is not None and world.record.owner[0] > 0
-    return named and world.clients[owners.index(world.record.owner)].gave_up
+    """Gave up its claim: a release is asked for again by any owner."""
+    if world.record is None or not world.record.owner[0]:
+        return False
+    client = world.clients[owners.index(world.record.owner)]
+    return client.gave_up and not client.fence
 
 
 def a_consumer_gave_up(owners: Sequence[bytes], world: World) -> bool:

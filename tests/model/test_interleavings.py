@@ -62,9 +62,9 @@ class Cast(NamedTuple):
 
 
 CASTS = {
-    "two claim": Cast(CLAIMS, None, 2, 2, 1, 281_516, 5_834_800, (1010, 0, 1362, 0)),
-    "two claim, and records expire": Cast(CLAIMS[:4], None, 2, 2, 2, 195_598, 7_033_477, (526, 0, 0, 0)),
-    "two use a token": Cast(TOKENS, TOKEN, 2, 2, 2, 210_296, 8_559_551, (557, 298, 1571, 221)),
+    "two claim": Cast(CLAIMS, None, 2, 2, 1, 280_674, 5_834_800, (1099, 0, 1270, 0)),
+    "two claim, and records expire": Cast(CLAIMS[:4], None, 2, 2, 2, 198_378, 7_033_477, (561, 0, 0, 0)),
+    "two use a token": Cast(TOKENS, TOKEN, 2, 2, 2, 213_172, 8_559_551, (571, 298, 1570, 221)),
     "three claim": Cast(CLAIMS[:5], None, 3, 1, 1, 295_232, 3_922_831, (350, 0, 130, 0)),
     "three use a token": Cast(TOKENS[:5], TOKEN, 3, 1, 1, 125_923, 671_283, (225, 219, 1424, 198)),
 }
