@@ -433,7 +433,7 @@ class MemoryStore:
         entry.payload = op.to.encode()
         self._bytes += len(entry.payload)
         self._entries[op.wire] = entry
-        self._keep(op.wire, entry, now + op.keep_ms)
+        self._keep(op.wire, entry, self._from + op.keep_ms)
         return Moved(Code.OK, op.to, version + 1)
 
     def _read(self, op: ReadOp, now: int) -> Reply:

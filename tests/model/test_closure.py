@@ -71,11 +71,7 @@ def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sid
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_each_store_does_what_the_spec_does(name: str, side: Side, request: pytest.FixtureRequest) -> None:
-    if (name, side.name) == ("machines", "memory"):
-        request.applymarker(
-            pytest.mark.xfail(strict=True, reason="a machine expires 1 ms too soon in memory")
-        )
+def test_each_store_does_what_the_spec_does(name: str, side: Side) -> None:
     scene = SCENES[name]
     closure = Closure(scene.alphabet, width=scene.width, every=SAMPLED.get(side.name, 1)).explore(side)
     assert (len(closure.ways), closure.transitions) == (scene.places, scene.transitions)
