@@ -400,7 +400,8 @@ class MemoryStore:
     def _issue(self, op: IssueOp, now: int) -> Code:
         entry = self._entries.get(op.wire)
         if entry is not None:
-            return Code.OK if entry.owner == op.issuer and entry.token else Code.FOREIGN
+            said_twice = entry.owner == op.issuer and entry.fingerprint == op.fingerprint and not entry.payload
+            return Code.OK if entry.token and said_twice else Code.FOREIGN
         self._make_room()
         self._bytes += _OVERHEAD
         entry = Entry("I", op.issuer, max(self._fence_time(), self._fence + 1), 0, self._from + op.ttl_ms, 0)

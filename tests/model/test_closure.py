@@ -77,10 +77,8 @@ def test_each_store_does_what_the_spec_does(name: str, side: Side) -> None:
     assert (len(closure.ways), closure.transitions) == (scene.places, scene.transitions)
 
 
-def test_issuing_again_is_one_call_said_twice(side: Side, request: pytest.FixtureRequest) -> None:
+def test_issuing_again_is_one_call_said_twice(side: Side) -> None:
     """Another subject, or a record that was acquired since, is not the issuer's first call."""
-    if side.name == "memory":
-        request.applymarker(pytest.mark.xfail(strict=True, reason="in memory only the issuer is compared"))
     issuing: Alphabet = {
         "a token is issued": lambda met: words.Issue(ISSUER, 35),
         "it is issued again for X": lambda met: words.Issue(ISSUER, 35, b"x" * 16),
