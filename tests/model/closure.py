@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Protocol
 
-from .sides import CALL, NOW_MS, NOW_US, OTHER, Case, Outcome, by_spec, image
+from .sides import CALL, NOW_MS, NOW_US, OTHER, WINDOW, Case, Outcome, by_spec, image
 from .spec import present
-from .windows import ClaimRemembered, CompleteRemembered, Entry, First, ForgetId, Place, Seen
+from .windows import TICK, ClaimRemembered, CompleteRemembered, Entry, First, ForgetId, Place, Seen
 from .words import (
     FAILED,
     HELD,
@@ -184,7 +184,11 @@ MOVES_ELSEWHERE: Alphabet = {
         Record(MACHINE, SHIP, result=b"shipped"), "the same", "met", left=KEEP
     ),
 }
-WINDOW, SLOT = 1000, 10
+SLOT, PATIENCE = WINDOW // 100, 1
+PENDS = PATIENCE * TICK
+"""For so many milliseconds an id is pending for a call with patience, and for up to a tick more."""
+AGES = (0, PENDS - 1, PENDS + TICK)
+"""Of an id: just remembered, the last one at which it is pending, and one at which it is no more."""
 EMPTY = Place()
 
 
@@ -199,6 +203,7 @@ def completes(who: bytes, late: int = 0, keep: int = 25) -> Any:
 LEDGERS: Alphabet = {
     "a call asks whether it is the first": lambda met: First(CALL, WINDOW),
     "another call asks whether it is the first": lambda met: First(OTHER, WINDOW),
+    "a call with patience asks whether it is the first": lambda met: First(OTHER, WINDOW, PATIENCE),
     "the id is looked for": lambda met: Seen(),
     "the first call looks whether it was": lambda met: Seen(CALL),
     "the id is forgotten": lambda met: ForgetId(),
@@ -254,11 +259,12 @@ def canonical_record(record: Record | None, now_us: int) -> Record | None:
 
 
 def canonical_entry(entry: Entry | None, now_us: int) -> Entry | None:
-    """Nothing happens to an entry before its window ends."""
+    """Return an entry with an age at which the same happens: until its window ends, whether it is pending."""
     left = -1 if entry is None else entry.until - now_us // 1000
-    if left < 0:
+    if entry is None or left < 0:
         return None
-    return entry._replace(until=NOW_MS + (WINDOW if left > WINDOW // 2 else left))
+    age = max(each for each in AGES if each <= WINDOW - left)
+    return entry._replace(until=NOW_MS + (WINDOW - age if left > 0 else 0))
 
 
 def waits(place: Place) -> Iterator[int]:
@@ -271,8 +277,10 @@ def waits(place: Place) -> Iterator[int]:
             moments |= {left - 1, left}
     if place.entry is not None:
         left = place.entry.until - NOW_MS
-        gone = left + 1 + SLOT + WINDOW // 100
-        moments = {each for each in moments if not left < each < gone} | {left, gone}
+        age, gone = WINDOW - left, left + 1 + 2 * SLOT
+        pends, wraps = PENDS - age, 256 * TICK - age
+        moments = {each for each in moments if not (left < each < gone or pends <= each < pends + TICK)}
+        moments |= {pends - 1, pends + TICK, wraps, left, gone}
     yield from sorted(each for each in moments if each >= 0)
 
 

@@ -72,20 +72,22 @@ class Case(NamedTuple):
 RecordImage = tuple[bytes, int] | None
 """A record's bytes, and when it expires."""
 Image = tuple[RecordImage, bytes | None]
-"""A record, and the nonce of a remembered id."""
+"""A record, and the name of the call that has remembered an id."""
 Outcome = tuple[Image, Reply, Image, Reply]
 """What stands after the operation, and its reply; the same after it was sent again."""
 
 NOW_US = 1_800_000_000_000_500
 """In the middle of a millisecond. At its very beginning Redis keeps a record 1 ms longer than the memory store."""
 NOW_MS = NOW_US // 1000
-CALL, OTHER = b"call1", b"call2"
-NONCES = (CALL, OTHER, windows.COMPLETED)
-"""Of the calls that ask a ledger."""
+WINDOW = 200_000
+"""A ledger's window: longer than the 256 ticks after which the number of a tick comes again."""
+CALL, OTHER = b"cal1", b"cal2"
+NAMES = (CALL, OTHER, windows.COMPLETED)
+"""Of what remembers an id."""
 
 
 def image(place: Place) -> Image:
-    return record_image(place.record), place.entry and place.entry.nonce
+    return record_image(place.record), place.entry and place.entry.call
 
 
 @lru_cache(50_000)
@@ -104,8 +106,8 @@ def record_image(record: Record | None) -> RecordImage:
 
 @cache
 def ledger(width: int) -> LedgerTerms:
-    """Return what is known of a large ledger, so that its buckets are short; its window is 1 s."""
-    form = LedgerForm(capacity=10_000_000, width=width, window_ms=1000, secret=bytes(16))
+    """Return what is known of a large ledger, so that its buckets are short."""
+    form = LedgerForm(capacity=10_000_000, width=width, window_ms=WINDOW, secret=bytes(16))
     return LedgerTerms(form, "set", FOREVER_MS)
 
 
@@ -114,11 +116,11 @@ def operation(ask: Any, wire: bytes, width: int = 0) -> Op:
     bucket, digest = b"ledger" + wire + b"last", bytes(width)
     match ask:
         case windows.First():
-            return FirstOp(bucket, digest + ask.nonce, ledger(width))
+            return FirstOp(bucket, digest + ask.call + bytes([ask.patience]), ledger(width))
         case windows.Seen():
-            return SeenOp(bucket, digest + ask.nonce, ledger(width))
+            return SeenOp(bucket, digest + nonce_of(ask), ledger(width))
         case windows.ForgetId():
-            return ForgetIdOp(bucket, digest + ask.nonce, ledger(width))
+            return ForgetIdOp(bucket, digest + nonce_of(ask), ledger(width))
         case windows.ClaimRemembered(claim=claim):
             shared = terms(Mode.CLAIM, claim.lease, claim.keep, claim.watch, True)
             place = bucket, digest, ledger(width)
@@ -154,6 +156,10 @@ def operation(ask: Any, wire: bytes, width: int = 0) -> Op:
         case words.Forget():
             return ForgetOp(wire)
     raise TypeError(ask)
+
+
+def nonce_of(ask: windows.Seen | windows.ForgetId) -> bytes:
+    return ask.call and ask.call + b"\0"
 
 
 def transition(ask: words.Transition, wire: bytes) -> TransitionOp:
@@ -241,7 +247,7 @@ def by_spec(case: Case) -> tuple[Place, Reply, Place, Reply]:
 
 def began(entry: Entry) -> int:
     """Return when the id was remembered, in microseconds."""
-    return NOW_US + (entry.until - NOW_MS - 1000) * 1000
+    return NOW_US + (entry.until - NOW_MS - WINDOW) * 1000
 
 
 class MemorySide:
@@ -269,7 +275,7 @@ class MemorySide:
         self._store.ledgers.clear()
         if place.entry is not None:
             self._now_us = began(place.entry)
-            self._store.apply(operation(windows.First(place.entry.nonce, 0), b"k", width))
+            self._store.apply(operation(windows.First(place.entry.call, 0), b"k", width))
         self._now_us = NOW_US
         if place.record is not None:
             self._store.put(b"k", entry(place.record), place.record.expires)
@@ -280,7 +286,7 @@ class MemorySide:
         answer = self._store.apply(op)
         found = self._store.entry(b"k")
         held = self._store.ledgers.held(b"ledgerklast", bytes(width))
-        shown = record_image(found and record_in(found)), held and held[1]
+        shown = record_image(found and record_in(found)), held and held[1][: len(CALL)]
         return shown, reply_of(answer, self._now_us, bool(self._woken))
 
 
@@ -363,7 +369,7 @@ class ScriptSide:
         began_at = defaultdict(list)
         for case, wire in zip(cases, wires, strict=True):
             if case.place.entry is not None:
-                first = windows.First(case.place.entry.nonce, 0)
+                first = windows.First(case.place.entry.call, 0)
                 began_at[began(case.place.entry)].append(operation(first, wire, width))
         for now_us, ops in began_at.items():
             self._set_to(now_us)
@@ -384,16 +390,16 @@ class ScriptSide:
         now_ms = now_us // 1000
         # PTTL counts down to the millisecond after which Redis removes the key.
         records = [None if value is None else (value, now_ms + left + 1) for value, left in pairs]
-        return list(zip(records, self._nonces(wires, now_us, width), strict=True))
+        return list(zip(records, self._names(wires, now_us, width), strict=True))
 
-    def _nonces(self, wires: Sequence[bytes], now_us: int, width: int) -> list[bytes | None]:
+    def _names(self, wires: Sequence[bytes], now_us: int, width: int) -> list[bytes | None]:
         """Return by which call each id is remembered: each call of the alphabet asks for it."""
         found: list[bytes | None] = [None] * len(wires)
-        for nonce in NONCES if width else ():
-            replies = self._replies([operation(windows.Seen(nonce), wire, width) for wire in wires], now_us)
+        for call in NAMES if width else ():
+            replies = self._replies([operation(windows.Seen(call), wire, width) for wire in wires], now_us)
             for at, reply in enumerate(replies):
                 if reply == words.OK:
-                    found[at] = nonce
+                    found[at] = call
                 elif reply == windows.ALREADY and found[at] is None:
                     found[at] = b"of no call"
         return found

@@ -44,8 +44,8 @@ class Scene(NamedTuple):
 SCENES = {
     "claims and tokens": Scene(ADOPTIONS, 0, 891, 166_530),
     "machines": Scene(MOVES_ELSEWHERE, 0, 21, 816),
-    "a ledger and its claims": Scene(LEDGERS, 7, 411, 38_808),
-    "a dense ledger": Scene(DENSE, 9, 5, 77),
+    "a ledger and its claims": Scene(LEDGERS, 7, 417, 59_664),
+    "a dense ledger": Scene(DENSE, 9, 9, 280),
 }
 """A smaller number: a place is no longer reached. A larger one, after a new line of the alphabet: write it here."""
 

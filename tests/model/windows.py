@@ -1,8 +1,9 @@
 """What a ledger promises of one id, as one pure function, and of a claim whose success the ledger remembers.
 
 `step` is to these what `spec.step` is to a record; the numbers are the guarantees of `fastdedup/stores/base.py`. An
-id is remembered for the ledger's window, and forgotten at the latest 1 % of the window later. In between a store may
-give either answer, so nothing asks then.
+id is remembered for the ledger's window, and forgotten at the latest 1 % of the window later. A call that asks with
+patience is told PENDING of an id that another call has remembered less than so many ticks ago, and may be told so for
+one tick more. In between a store may give either answer, so nothing asks then.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ from typing import Any, NamedTuple
 
 from . import spec
 from .spec import clock, differ, is_live, is_owner, present
-from .words import ABSENT, HELD, OK, SETTLED, Claim, Record, Reply, Settle
+from .words import ABSENT, HELD, OK, SETTLED, Claim, Clock, Record, Reply, Settle
 
-ALREADY = Reply("ALREADY")
-COMPLETED = bytes(5)
-"""The nonce of an id that a claim's completion has remembered: no call of `first` has it."""
+ALREADY, PENDING = Reply("ALREADY"), Reply("PENDING")
+COMPLETED = bytes(4)
+"""The name of what has remembered an id if that was a claim's completion: no call of `first` has it."""
+TICK = 500
 
 
 class Entry(NamedTuple):
-    """A remembered id: the nonce of the call that was the first, and until when it is certainly remembered, in ms."""
+    """A remembered id: the name of the call that was the first, and until when it is certainly remembered."""
 
-    nonce: bytes
+    call: bytes
     until: int
 
 
@@ -35,24 +37,28 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """Ask whether this call is the first one that names the id."""
+    """Ask whether this call is the first one that names the id.
 
-    nonce: bytes
+    `patience`: for how many ticks another call may still be taken back. Until then the id is no duplicate yet.
+    """
+
+    call: bytes
     window: int
+    patience: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Ask whether the id is remembered; with a nonce, whether by that call."""
+    """Ask whether the id is remembered; with the name of a call, whether by that call."""
 
-    nonce: bytes = b""
+    call: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetId:
-    """Forget the id; with a nonce only if that call has remembered it."""
+    """Forget the id; with the name of a call only if that call has remembered it."""
 
-    nonce: bytes = b""
+    call: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +89,20 @@ def step(place: Place, operation: Any, now_us: int) -> tuple[Place, Reply]:
     if entry is not None and entry.until < now.ms:
         entry = None  # [18]
     match operation:
-        case First(nonce, window):
+        case First(call, window):
             if entry is None:
-                return Place(record, Entry(nonce, now.ms + window)), OK  # [16]
-            return Place(record, entry), OK if entry.nonce == nonce else ALREADY  # [17]
-        case Seen(nonce):
-            known = entry is not None and entry.nonce == nonce
-            return Place(record, entry), OK if known else ALREADY if entry else ABSENT
-        case ForgetId(nonce):
-            goes = entry is not None and nonce in (b"", entry.nonce)  # [19]
+                return Place(record, Entry(call, now.ms + window)), OK  # [16]
+            return Place(record, entry), OK if entry.call == call else known(entry, operation, now)  # [17]
+        case Seen(call):
+            mine = entry is not None and entry.call == call
+            return Place(record, entry), OK if mine else ALREADY if entry else ABSENT
+        case ForgetId(call):
+            goes = entry is not None and call in (b"", entry.call)  # [19]
             return (Place(record), OK) if goes else (Place(record, entry), ABSENT)
         case ClaimRemembered(ask):
             if entry is not None and would_acquire(record, ask, now_us):
-                return Place(record, entry), Reply(
-                    "SUCCEEDED"
-                )  # [20] also if it was released, or its lease is over
+                # [20] also if it was released, or its lease is over
+                return Place(record, entry), Reply("SUCCEEDED")
             record, reply = spec.step(record, ask, now_us)
             return Place(record, entry), reply
         case CompleteRemembered(ask, window):
@@ -107,6 +112,12 @@ def step(place: Place, operation: Any, now_us: int) -> tuple[Place, Reply]:
             return Place(record, entry), reply
     record, reply = spec.step(record, operation, now_us)
     return Place(record, entry), reply
+
+
+def known(entry: Entry, ask: First, now: Clock) -> Reply:
+    """Return what a call is told of an id that another one has remembered. What a completion has, stays."""
+    age = now.ms - (entry.until - ask.window)
+    return PENDING if age < ask.patience * TICK and entry.call != COMPLETED else ALREADY  # [17]
 
 
 def would_acquire(record: Record | None, ask: Claim, now_us: int) -> bool:
