@@ -2,8 +2,9 @@
 
 A client follows a script of two to four operations. Each sending may go well, lose its reply, or get lost, or be held
 back: then it arrives at any later point. A client without a reply asks again or gives up. What it gave up is taken
-back as `fastdedup/gate/undo.py` shall do it: read, then release by owner and fence, then look for a late copy. At any
-point the lease may end, and then the record. The rules at the end of this file say what must never happen, and what
+back as `fastdedup/gate/undo.py` shall do it: read, then release by owner and fence, then look for a late copy. A
+consume that meets the use of another client asks again until that use is gone, or older than two timeouts. At any point
+the lease may end, and then the record, and two timeouts may pass after a use. The rules at the end of this file say what must never happen, and what
 is accepted for which reason.
 
 Schedules that lead to the same world go on alike: the rest is explored once, and each is counted.
@@ -20,6 +21,8 @@ from . import spec
 from .words import FAILED, HELD, SETTLED, SUCCEEDED, Claim, Record, Release, Renew, Reply, Settle
 
 LEASE, KEEP = 10, 30
+SURE = 4
+"""Two timeouts: a use that is older stays, unless what was given up is taken back too late."""
 START_US = 1_800_000_000_000_500
 READY, SILENT, LOOKING, FREEING, OVER = "ready", "silent", "looking", "freeing", "over"
 step = cache(spec.step)
@@ -47,8 +50,8 @@ class Client(NamedTuple):
     """How often it still looks for what it gave up."""
     did: bool = False
     """It has done the work."""
-    duplicate: bool = False
-    """It was told that the work is done."""
+    duplicate: str = ""
+    """The verb to which it was told that the work is done."""
     gave_up: bool = False
     """It got no reply to its claim or its release, and was told of an error."""
 
@@ -65,6 +68,8 @@ class World(NamedTuple):
     """A sending that is still under way, and whose it is."""
     came_late: int
     """Whose copy has taken the key when its client looked no more; -1: no copy has."""
+    freed: str
+    """A use was taken back: in time, or late, which is more than two timeouts after it was made."""
     losses: int
     copies: int
     leases: int
@@ -130,7 +135,7 @@ class Play:
         self._owners = [owner(who, script) for who, script in enumerate(scripts)]
         top = record.fence if record else 0
         clients = tuple(Client() for _ in scripts)
-        self._start = World(record, START_US, clients, top, None, -1, losses, copies, leases)
+        self._start = World(record, START_US, clients, top, None, -1, "", losses, copies, leases)
         self._schedules: dict[World, int] = {}
         self._trace: list[Event] = []
         self.accepted: Counter[str] = Counter()
@@ -195,6 +200,9 @@ class Play:
             yield self._arrive(world, *world.copy)
         if world.leases:
             yield from self._wait(world)
+        record = world.record
+        if record is not None and record.token and spec.is_consumed(record) and is_young(record.fence, world):
+            yield Event(-1, "two timeouts pass"), world._replace(now_us=world.now_us + SURE * 1000)
 
     def _send(self, world: World, who: int, client: Client) -> Iterator[Move]:
         verb = self._verb(who, client)
@@ -207,7 +215,9 @@ class Play:
             client = client._replace(did=True)
         record, reply = step(world.record, ask, world.now_us)
         done = rise(world._replace(record=record))
-        yield Event(who, verb, ask, reply, True), set_client(done, who, self._hear(who, client, reply, world))
+        heard = self._hear(who, client, reply, world)
+        if heard != world.clients[who] or verb != "consume":  # else it is to ask again later
+            yield Event(who, verb, ask, reply, True), set_client(done, who, heard)
         if not world.losses:
             return
         asked_twice = client.asked_twice or client.phase == SILENT
@@ -228,8 +238,10 @@ class Play:
         """Return the client that goes on as the reply says."""
         verb, verbs = self._verb(who, client), self._scripts[who].verbs
         asked_twice = client.asked_twice or (client.phase == SILENT and verb in CLAIMING)
-        client = client._replace(phase=READY, at=client.at + 1, asked_twice=asked_twice)
-        over = client._replace(phase=OVER)
+        client = client._replace(phase=READY, asked_twice=asked_twice)
+        if verb == "consume" and reply.code == "SUCCEEDED" and is_young(reply.fence, world):
+            return client  # it tries again
+        client = client._replace(at=client.at + 1)
         if reply.code == "ACQUIRED":
             until = spec.clock(world.now_us).end + reply.left
             client = client._replace(fence=reply.fence, until=until, did=client.did or verb == "consume")
@@ -237,22 +249,21 @@ class Play:
                 client = client._replace(at=client.at + 1)  # it needs no further try
         elif reply.code == "IN_PROGRESS" and verbs[client.at : client.at + 1] == (verb,):
             return client  # it tries again
-        elif reply.code in ("SUCCEEDED", "FAILED"):
-            return over._replace(duplicate=True)
-        elif reply.code == "LOST":
-            return over._replace(until=0)
         elif reply.code != "OK":
-            return over
+            told = verb if reply.code in ("SUCCEEDED", "FAILED") else ""
+            until = 0 if reply.code == "LOST" else client.until
+            return self._end(who, client._replace(duplicate=told, until=until), reply)
         if verb == "renew":
             client = client._replace(until=spec.clock(world.now_us).end + LEASE)
-        if client.at < len(verbs):
-            return client
-        watches = verb == "release" and client.asked_twice and not self._scripts[who].named
-        return (
-            client._replace(phase=LOOKING, at=client.at - 1, looks=1)
-            if watches
-            else client._replace(phase=OVER)
-        )
+        return client if client.at < len(verbs) else self._end(who, client, reply)
+
+    def _end(self, who: int, client: Client, reply: Reply) -> Client:
+        """Return the client that has nothing more to do but, if its claim was sent twice, look for a late copy."""
+        last = client.at - 1
+        watches = looks_after(self._scripts[who].verbs[last], reply)
+        if watches and client.asked_twice and not self._scripts[who].named:
+            return client._replace(phase=LOOKING, at=last, looks=1)
+        return client._replace(phase=OVER)
 
     def _give_up(self, world: World, who: int, client: Client) -> Move:
         verb = self._verb(who, client)
@@ -280,7 +291,10 @@ class Play:
         # A copy may still come: of a claim that was sent twice, or that has taken the key once more since the look.
         looks = client.asked_twice or reply.code != "OK"
         client = client._replace(phase=LOOKING, looks=1) if looks else client._replace(phase=OVER)
-        return Event(who, "takes it back", ask, reply), set_client(world._replace(record=record), who, client)
+        after = world._replace(record=record)
+        if consumed and reply.code == "OK" and world.freed != "late":
+            after = after._replace(freed="in time" if is_young(client.fence, world) else "late")
+        return Event(who, "takes it back", ask, reply), set_client(after, who, client)
 
     def _arrive(self, world: World, who: int, ask: Any) -> Move:
         record, reply = step(world.record, ask, world.now_us)
@@ -303,6 +317,19 @@ class Play:
 
     def _verb(self, who: int, client: Client) -> str:
         return self._scripts[who].verbs[client.at]
+
+
+def looks_after(verb: str, reply: Reply) -> bool:
+    """True if a client that has sent its claim twice looks for a late copy after this reply.
+
+    It does not look after IN_PROGRESS and SUCCEEDED: see `a_copy_came_after_another_answer`.
+    """
+    return verb == "release" and reply.code == "OK"
+
+
+def is_young(fence: int, world: World) -> bool:
+    """True if a use of this fence may still be taken back."""
+    return world.now_us // 1000 - fence // 1000 < SURE
 
 
 def set_client(world: World, who: int, client: Client) -> World:
@@ -442,22 +469,29 @@ def a_chosen_owner_gave_up(owners: Sequence[bytes], world: World) -> bool:
     return client.gave_up and not client.fence
 
 
-def a_consumer_gave_up(owners: Sequence[bytes], world: World) -> bool:
-    return bool(world.record and world.record.token) and any(client.gave_up for client in world.clients)
+def a_use_was_taken_back_late(owners: Sequence[bytes], world: World) -> bool:
+    return world.freed == "late"
+
+
+def only_a_redeem_was_told(owners: Sequence[bytes], world: World) -> bool:
+    return world.freed == "in time" and {client.duplicate for client in world.clients} <= {"", "redeem"}
 
 
 ACCEPTED: dict[str, Accepted] = {
     "a copy comes out of the network after the gate has looked for the last time": Accepted(
         LAST_RULES, a_copy_came_after_the_last_look
     ),
-    "a claim was sent twice and told IN_PROGRESS, and its copy comes when the key is free": Accepted(
+    "a claim was sent twice and told of another owner, and its copy comes when that one is gone": Accepted(
         LAST_RULES, a_copy_came_after_another_answer
     ),
     "an owner that the caller chose gets its claim back by its name, so it is not taken back": Accepted(
         LAST_RULES, a_chosen_owner_gave_up
     ),
-    "a consume makes a duplicate before it is taken back; its caller got an error and calls again": Accepted(
-        (a_duplicate_is_of_work_that_was_done,), a_consumer_gave_up
+    "a consume that was given up is taken back later than two timeouts after it was done": Accepted(
+        (a_duplicate_is_of_work_that_was_done,), a_use_was_taken_back_late
+    ),
+    "a redeem does not wait until a use by another client is sure": Accepted(
+        (a_duplicate_is_of_work_that_was_done,), only_a_redeem_was_told
     ),
 }
 """All reasons; docs/promises.md tells the user of each."""
