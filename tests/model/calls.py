@@ -1,7 +1,7 @@
 """Calls that act at once and hold nothing: `first` of a ledger and the transitions of a machine, in every order.
 
 As in `interleavings.py`, a sending may lose its reply, get lost, or be held back; then its caller asks again or gives
-up. If a `first` was given up, its caller looks twice and takes back what it finds. A `first` that is told PENDING asks
+up. If a caller has given a `first` up, it looks twice and takes back what it finds. If it is told PENDING, it asks
 again. At any point two timeouts may pass. A transition that was sent before says so.
 """
 
@@ -67,8 +67,8 @@ class World(NamedTuple):
 
 
 Rules = tuple[Callable[[Sequence[bytes], World], bool], ...]
-COPY = "the copy of a sending acts after its caller has looked for the last time, or after another sending of the call"
-LATE = "what was given up is taken back later than two timeouts after it was done"
+COPY = "a copy comes out of the network after the last look, or after its transition was made and undone"
+LATE = "a `first` that was given up is taken back later than two timeouts after it was done"
 ACCEPTED = (COPY, LATE)
 """All reasons for which a rule may be broken; docs/promises.md and docs/ledger.md tell the user of each."""
 

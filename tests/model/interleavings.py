@@ -1,11 +1,11 @@
 """Clients that share one key, in every order of their operations and with every fault.
 
 A client follows a script of two to four operations. Each sending may go well, lose its reply, or get lost, or be held
-back: then it arrives at any later point. A client without a reply asks again or gives up. What it gave up is taken
-back as `fastdedup/gate/undo.py` shall do it: read, then release by owner and fence, then look for a late copy. A
-consume that meets the use of another client asks again until that use is gone, or older than two timeouts. At any point
-the lease may end, and then the record, and two timeouts may pass after a use. The rules at the end of this file say what must never happen, and what
-is accepted for which reason.
+back: then it arrives at any later point. A client without a reply asks again or gives up. It takes back what it gave
+up as `fastdedup/gate/undo.py` does: it reads the record, releases it by owner and fence, and looks for a late copy. A
+`consume` that meets a use by another client asks again until that use is gone, or is older than two timeouts. At any
+point the lease may end, and then the record. The rules at the end of this file say what must never happen, and
+`ACCEPTED` says where they are broken, and why.
 
 Schedules that lead to the same world go on alike: the rest is explored once, and each is counted.
 """
@@ -487,10 +487,10 @@ ACCEPTED: dict[str, Accepted] = {
     "an owner that the caller chose gets its claim back by its name, so it is not taken back": Accepted(
         LAST_RULES, a_chosen_owner_gave_up
     ),
-    "a consume that was given up is taken back later than two timeouts after it was done": Accepted(
+    "a `consume` that was given up is taken back later than two timeouts after it was done": Accepted(
         (a_duplicate_is_of_work_that_was_done,), a_use_was_taken_back_late
     ),
-    "a redeem does not wait until a use by another client is sure": Accepted(
+    "a `redeem` is told at once of a use that may still be taken back": Accepted(
         (a_duplicate_is_of_work_that_was_done,), only_a_redeem_was_told
     ),
 }

@@ -122,7 +122,7 @@ def removes_what_it_releases(record: Record | None, ask: Any, now: Any) -> spec.
 
 
 ACQUIRE, CLAIM, RELEASE = spec.acquire, spec.claim, spec.release
-LATE_USE = "a consume that was given up is taken back later than two timeouts after it was done"
+LATE_USE = "a `consume` that was given up is taken back later than two timeouts after it was done"
 COMPLETES, RELEASES, TWICE = CLAIMS[0], CLAIMS[3], CLAIMS[7]
 FAULTS: dict[str, tuple[str, Any, Script, str]] = {
     "a stale owner may act": ("is_owner", ignores_the_fence, TWICE, "a reply is true"),
