@@ -395,13 +395,13 @@ class ScriptSide:
     def _names(self, wires: Sequence[bytes], now_us: int, width: int) -> list[bytes | None]:
         """Return by which call each id is remembered: each call of the alphabet asks for it."""
         found: list[bytes | None] = [None] * len(wires)
-        for call in NAMES if width else ():
-            replies = self._replies([operation(windows.Seen(call), wire, width) for wire in wires], now_us)
-            for at, reply in enumerate(replies):
-                if reply == words.OK:
-                    found[at] = call
-                elif reply == windows.ALREADY and found[at] is None:
-                    found[at] = b"of no call"
+        asked = range(len(wires)) if width else ()
+        for call in NAMES:
+            replies = self._replies([operation(windows.Seen(call), wires[at], width) for at in asked], now_us)
+            known = [(at, reply) for at, reply in zip(asked, replies, strict=True) if reply != words.ABSENT]
+            for at, reply in known:
+                found[at] = call if reply == words.OK else b"of no call"
+            asked = [at for at, reply in known if reply != words.OK]
         return found
 
 
