@@ -461,12 +461,12 @@ def a_copy_came_after_another_answer(owners: Sequence[bytes], world: World) -> b
     return a_copy_took_the_key(owners, world) and world.clients[world.came_late].looks > 0
 
 
-def a_chosen_owner_gave_up(owners: Sequence[bytes], world: World) -> bool:
-    """Gave up its claim: a release is asked for again by any owner."""
+def a_chosen_owner_is_gone(owners: Sequence[bytes], world: World) -> bool:
+    """It gave up its claim, or its copy came late. Its release is another matter: that is asked for again."""
     if world.record is None or not world.record.owner[0]:
         return False
     client = world.clients[owners.index(world.record.owner)]
-    return client.gave_up and not client.fence
+    return a_copy_took_the_key(owners, world) or (client.gave_up and not client.fence)
 
 
 def a_use_was_taken_back_late(owners: Sequence[bytes], world: World) -> bool:
@@ -481,11 +481,11 @@ ACCEPTED: dict[str, Accepted] = {
     "a copy comes out of the network after the gate has looked for the last time": Accepted(
         LAST_RULES, a_copy_came_after_the_last_look
     ),
+    "an owner that the caller chose gets its claim back by its name, so it is not taken back": Accepted(
+        LAST_RULES, a_chosen_owner_is_gone
+    ),
     "a claim was sent twice and told of another owner, and its copy comes when that one is gone": Accepted(
         LAST_RULES, a_copy_came_after_another_answer
-    ),
-    "an owner that the caller chose gets its claim back by its name, so it is not taken back": Accepted(
-        LAST_RULES, a_chosen_owner_gave_up
     ),
     "a `consume` that was given up is taken back later than two timeouts after it was done": Accepted(
         (a_duplicate_is_of_work_that_was_done,), a_use_was_taken_back_late
