@@ -3,8 +3,8 @@
 Breadth first from the absent key. Two records count as one if they differ only in what nothing depends on: the time
 of day, how high the fence is, how often beyond twice the key was acquired, how long ago its lease has ended. Each
 operation comes at once, just before and just after the lease ends, and just before and just after the record expires.
-If an id is remembered, it also comes at the last moment at which the id is pending, once it is not, when the number of
-its tick comes again, and at and after the end of the window. Each operation is sent twice.
+If an id is remembered, an operation also comes at the last moment at which the id is pending, once it is not, when
+the number of its tick comes again, and at and after the end of the window. Each operation is sent twice.
 
 A new verb, or a new way to call one, is one line of an alphabet.
 """

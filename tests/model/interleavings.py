@@ -320,11 +320,8 @@ class Play:
 
 
 def looks_after(verb: str, reply: Reply) -> bool:
-    """True if a client that has sent its claim twice looks for a late copy after this reply.
-
-    It does not look after IN_PROGRESS and SUCCEEDED: see `a_copy_came_after_another_answer`.
-    """
-    return verb == "release" and reply.code == "OK"
+    """True if a client that has sent its claim twice looks for a late copy after this reply."""
+    return reply.code == "OK" if verb == "release" else verb in CLAIMING and reply.code != "ACQUIRED"
 
 
 def is_young(fence: int, world: World) -> bool:
@@ -457,10 +454,6 @@ def a_copy_came_after_the_last_look(owners: Sequence[bytes], world: World) -> bo
     return a_copy_took_the_key(owners, world) and not world.clients[world.came_late].looks
 
 
-def a_copy_came_after_another_answer(owners: Sequence[bytes], world: World) -> bool:
-    return a_copy_took_the_key(owners, world) and world.clients[world.came_late].looks > 0
-
-
 def a_chosen_owner_is_gone(owners: Sequence[bytes], world: World) -> bool:
     """It gave up its claim, or its copy came late. Its release is another matter: that is asked for again."""
     if world.record is None or not world.record.owner[0]:
@@ -483,9 +476,6 @@ ACCEPTED: dict[str, Accepted] = {
     ),
     "an owner that the caller chose gets its claim back by its name, so it is not taken back": Accepted(
         LAST_RULES, a_chosen_owner_is_gone
-    ),
-    "a claim was sent twice and told of another owner, and its copy comes when that one is gone": Accepted(
-        LAST_RULES, a_copy_came_after_another_answer
     ),
     "a `consume` that was given up is taken back later than two timeouts after it was done": Accepted(
         (a_duplicate_is_of_work_that_was_done,), a_use_was_taken_back_late

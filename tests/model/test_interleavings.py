@@ -62,11 +62,11 @@ class Cast(NamedTuple):
 
 
 CASTS = {
-    "two claim": Cast(CLAIMS, None, 2, 2, 1, 280_674, 5_834_800, (1099, 1270, 0, 0, 0)),
-    "two claim, and records expire": Cast(CLAIMS[:4], None, 2, 2, 2, 198_378, 7_033_477, (561, 0, 0, 0, 0)),
-    "two use a token": Cast(TOKENS, TOKEN, 2, 2, 2, 243_627, 9_813_744, (649, 1749, 154, 261, 108)),
-    "three claim": Cast(CLAIMS[:5], None, 3, 1, 1, 295_232, 3_922_831, (350, 130, 0, 0, 0)),
-    "three use a token": Cast(TOKENS[:5], TOKEN, 3, 1, 1, 161_482, 1_108_729, (225, 1546, 97, 198, 66)),
+    "two claim": Cast(CLAIMS, None, 2, 2, 1, 300_953, 6_274_041, (1099, 1282, 0, 0)),
+    "two claim, and records expire": Cast(CLAIMS[:4], None, 2, 2, 2, 215_606, 7_538_100, (561, 0, 0, 0)),
+    "two use a token": Cast(TOKENS, TOKEN, 2, 2, 2, 262_478, 10_728_543, (803, 1762, 313, 140)),
+    "three claim": Cast(CLAIMS[:5], None, 3, 1, 1, 320_274, 4_411_856, (350, 130, 0, 0)),
+    "three use a token": Cast(TOKENS[:5], TOKEN, 3, 1, 1, 173_207, 1_199_490, (322, 1546, 229, 74)),
 }
 """A smaller number: something is no longer tried. A larger one, after a new move: write it here."""
 
