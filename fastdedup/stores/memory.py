@@ -400,7 +400,9 @@ class MemoryStore:
     def _issue(self, op: IssueOp, now: int) -> Code:
         entry = self._entries.get(op.wire)
         if entry is not None:
-            said_twice = entry.owner == op.issuer and entry.fingerprint == op.fingerprint and not entry.payload
+            said_twice = (
+                entry.owner == op.issuer and entry.fingerprint == op.fingerprint and not entry.payload
+            )
             return Code.OK if entry.token and said_twice else Code.FOREIGN
         self._make_room()
         self._bytes += _OVERHEAD
