@@ -455,6 +455,8 @@ class UndoList:
             del self._given_up[holding]
         else:
             given_up.look_later()
+            if is_drawn(holding[1]):
+                given_up.fence = 0  # what this owner holds from now on, a late copy has acquired
             self._watches = self._watches or not given_up.is_pending
 
     async def _ask(self, ops: list[Op]) -> list[object]:

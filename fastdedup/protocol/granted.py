@@ -42,6 +42,11 @@ class Granted:
         self._present.discard(place)
         self._former.discard(place)
 
+    def clear(self) -> None:
+        """Forget all."""
+        self._present.clear()
+        self._former.clear()
+
     def __contains__(self, place: object) -> bool:
         return place in self._present or place in self._former
 
