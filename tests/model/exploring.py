@@ -1,0 +1,39 @@
+"""Which runs are made: each fate at each packet with each step of a cancellation, then pairs of fates, and orders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, product
+
+from .network import FATES
+from .simulation import Outcome, Run, simulate
+
+FURTHER = 2
+"""Packets beyond those of an undisturbed run that get a fate too: what fates before them make the clients send."""
+
+
+def cancelled(run: Run) -> Iterator[Outcome]:
+    """Simulate a run, then the same with a cancellation at each step of its main client."""
+    undisturbed = simulate(run)
+    yield undisturbed
+    for step in range(2, undisturbed.steps + 1):
+        yield simulate(run._replace(cancel_step=step))
+
+
+def single_fates(scenario: str, order: int = 0) -> Iterator[Outcome]:
+    """Simulate each fate of each packet, with each cancellation."""
+    packets = simulate(Run(scenario, order=order)).packets + FURTHER
+    yield from cancelled(Run(scenario, order=order))
+    for number, fate in product(range(packets), FATES):
+        yield from cancelled(Run(scenario, ((number, fate),), order=order))
+
+
+def pairs_of_fates(scenario: str, order: int = 0, *, cancels: bool = False) -> Iterator[Outcome]:
+    """Simulate each pair of fates of two packets, if asked with each cancellation."""
+    packets = simulate(Run(scenario, order=order)).packets + FURTHER
+    for numbers, fates in product(combinations(range(packets), 2), product(FATES, FATES)):
+        run = Run(scenario, tuple(zip(numbers, fates, strict=True)), order=order)
+        if cancels:
+            yield from cancelled(run)
+        else:
+            yield simulate(run)

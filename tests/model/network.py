@@ -1,0 +1,297 @@
+"""A simulated network: the real `RedisStore` talks over it to a far end in virtual time, and each packet has a fate.
+
+The store, its server, its connections and its listener are the package's own. Two things are simulated: the
+transport under a connection, and what stands in a command: a number in place of a script's arguments. The number
+leads to the operations, which the far end executes, and to their replies. So Lua and the packing of arguments are
+not part of the simulation; `tests/contract` is for them.
+
+A packet is one write to a connection. Its fate is one of `FATES`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol
+
+from fastdedup import UnavailableError
+from fastdedup.protocol.operations import ClaimOp, Code, Op, ReadOp, Reply, Stored, Verb, Verdict
+from fastdedup.stores.memory import MemoryStore
+from fastdedup.stores.redis import RedisStore
+from fastdedup.stores.redis.connection import RedisConnection
+
+LATENCY = 0.001
+"""Seconds that a packet takes in one direction."""
+LATE = 0.55
+"""Seconds after which a packet that was held up takes effect: long after its deadline of 0.25 s."""
+CONNECTS = 5
+"""Attempts to connect that an outage refuses; three failures open the breaker, and then its probes fail."""
+
+FATES = {
+    "refused": "the connection breaks before the packet arrives, and so does the next attempt to connect",
+    "outage": f"the same, and so do the next {CONNECTS} attempts of this process to connect",
+    "cut": "it takes effect, then the connection breaks: the store sends it again",
+    "lost": "it takes effect and its reply never comes, nor any other reply on this connection",
+    "hung": f"it takes effect {LATE} s late, after its deadline, as all that follows on this connection",
+    "dropped": "it never takes effect, nor does anything that follows on this connection",
+    "copied": f"the connection breaks, the packet is sent again, and the first copy takes effect {LATE} s late",
+}
+_SILENT = ("lost", "hung", "dropped")
+_SIZE = 8
+_SUBSCRIBED = b"*3\r\n$9\r\nsubscribe\r\n$17\r\nfastdedup:settled\r\n:1\r\n"
+_INFO = b"$27\r\nmaxmemory_policy:noeviction\r\n"
+_PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
+_NEWS = b"*3\r\n$7\r\nmessage\r\n$17\r\nfastdedup:settled\r\n$%d\r\n%b\r\n"
+
+
+class FarEnd(Protocol):
+    """What executes the operations: the memory store, or an executable contract."""
+
+    def apply(self, op: Op) -> Reply:
+        """Execute one operation now."""
+
+    def records(self) -> Iterable[tuple[bytes, Stored]]:
+        """Return each store key and its record as it is now."""
+
+    def on_freed(self, tell: Callable[[bytes], None]) -> None:
+        """Call `tell` for each watched key that is freed or settled."""
+
+
+class MemoryFarEnd:
+    """The memory store as the far end."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._store = MemoryStore(clock=clock)
+
+    def apply(self, op: Op) -> Reply:
+        try:
+            return self._store.apply(op)
+        except UnavailableError as error:
+            return error
+
+    def records(self) -> Iterable[tuple[bytes, Stored]]:
+        for wire, _ in self._store:
+            found = self._store.apply(ReadOp(wire))
+            if isinstance(found, Stored):
+                yield wire, found
+
+    def on_freed(self, tell: Callable[[bytes], None]) -> None:
+        self._store._listeners.append(tell)
+
+
+class Packet(NamedTuple):
+    """What was sent at once."""
+
+    number: int
+    verb: str
+    ops: Sequence[Op]
+
+    def __str__(self) -> str:
+        named = [f"{str(op.wire)[2:-1]} {_short(getattr(op, 'owner', b''))}".strip() for op in self.ops]
+        return f"packet {self.number} {self.verb} {', '.join(named)}".strip()
+
+
+def describe(reply: Reply) -> str:
+    """Return a reply as a trace shows it."""
+    if isinstance(reply, Verdict):
+        return f"{reply.outcome}(fence {reply.fence}, {reply.left_ms} ms left)"
+    if isinstance(reply, Stored):
+        return f"record({reply.state}, owner {_short(reply.owner)}, fence {reply.fence}, {reply.left_ms} ms left)"
+    return reply.name if isinstance(reply, Code) else repr(reply)
+
+
+def _short(owner: bytes) -> str:
+    return owner.hex()[2:8]
+
+
+class CarriedScript:
+    """A script whose command is a number: see the module's docstring."""
+
+    text = ""
+
+    def __init__(self, network: Network, verb: Verb) -> None:
+        self._network = network
+        self._verb = verb
+
+    def command(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
+        return self._network.pack(self._verb, ops)
+
+    command_with_text = command_undeclared = undeclared_with_text = command
+
+    def read(self, ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
+        return self._network.replies[reply[1]]
+
+
+class Network:
+    """All connections of a run, their packets in order of sending, and a log of what became of each.
+
+    Args:
+        fates: the fate of a packet by its number; any other packet arrives and is answered.
+        log: called with a packet, what happens to it, and the replies if it takes effect.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        far_end: FarEnd,
+        clock: Callable[[], float],
+        fates: Mapping[int, str],
+        log: Callable[..., None],
+    ) -> None:
+        self.loop = loop
+        self._far_end = far_end
+        self._clock = clock
+        self._fates = fates
+        self._log = log
+        # Mutable: the packed operations by number; the replies to them; the packets sent; who hears news.
+        self._packed: list[tuple[str, Sequence[Op]]] = []
+        self.replies: dict[int, list[Reply]] = {}
+        self.sent = 0
+        self._subscribed: list[SimulatedTransport] = []
+        self._scripts = {verb: CarriedScript(self, verb) for verb in Verb}
+        far_end.on_freed(self._tell)
+
+    def store(self, name: str, timeout: float) -> RedisStore:
+        """Return the store of one process."""
+        process = Process(self, name)
+        store = RedisStore(f"redis://{name}:6379/0", timeout=timeout, connect=process.connect)
+        store._server._scripts = self._scripts  # type: ignore[assignment]
+        return store
+
+    def heal(self) -> None:
+        """Let every further packet arrive and be answered."""
+        self._fates = {}
+
+    def pack(self, verb: Verb, ops: Sequence[Op]) -> bytes:
+        self._packed.append((verb.value, [op if isinstance(op, ClaimOp) else copy(op) for op in ops]))
+        return b"@%07d" % (len(self._packed) - 1)
+
+    def carry(self, transport: SimulatedTransport, data: bytes) -> None:
+        """Take a write to a connection: let its fate happen to it."""
+        if b"PING" in data:
+            transport.answer_later(_PONG)
+            return
+        number, self.sent = self.sent, self.sent + 1
+        numbers = [int(data[at + 1 : at + _SIZE]) for at in range(0, len(data), _SIZE)] if data[:1] == b"@" else []
+        other = "info" if b"INFO" in data else "subscribe"
+        verb, ops = self._packed[numbers[0]] if numbers else (other, ())
+        packet = Packet(number, verb, ops)
+        fate = transport.silent or self._fates.get(number, "")
+        self._log(packet, fate or "sent")
+        self._let_happen(transport, packet, numbers, fate)
+
+    def _let_happen(
+        self, transport: SimulatedTransport, packet: Packet, numbers: list[int], fate: str
+    ) -> None:
+        def arrives(answers: bool = True) -> None:
+            reply = self._execute(transport, packet, numbers)
+            if answers:
+                transport.answer_later(reply)
+
+        def arrives_and_breaks() -> None:
+            arrives(False)
+            transport.lose()
+
+        if fate in _SILENT:
+            transport.silent = fate
+        if fate == "":
+            self.loop.call_later(LATENCY, arrives)
+        elif fate == "cut":
+            self.loop.call_later(LATENCY, arrives_and_breaks)
+        elif fate == "lost":
+            self.loop.call_later(LATENCY, arrives, False)
+        elif fate in ("hung", "copied"):
+            self.loop.call_later(LATE, arrives, False)
+        if fate in ("refused", "outage"):
+            transport.process.refuse(1 if fate == "refused" else CONNECTS)
+        if fate == "copied":
+            transport.lose()
+
+    def _execute(self, transport: SimulatedTransport, packet: Packet, numbers: list[int]) -> bytes:
+        if packet.verb == "info":
+            return _INFO
+        if not numbers:
+            self._subscribed.append(transport)
+            return _SUBSCRIBED
+        out = []
+        for number in numbers:
+            replies = self.replies[number] = [self._far_end.apply(op) for op in self._packed[number][1]]
+            out.append(b"*2\r\n:%d\r\n:%d\r\n" % (round(self._clock() * 1_000_000), number))
+        self._log(packet, "takes effect", replies)
+        return b"".join(out)
+
+    def _tell(self, wire: bytes) -> None:
+        for transport in self._subscribed:
+            transport.answer_later(_NEWS % (len(wire), wire))
+
+
+class Process:
+    """The way of one process to the far end."""
+
+    def __init__(self, network: Network, name: str) -> None:
+        self._network = network
+        self.name = name
+        # Mutable: how many attempts to connect are still refused; the open transports.
+        self._refusing = 0
+        self._transports: dict[SimulatedTransport, None] = {}
+
+    async def connect(self, on_push: Callable[[Any], None] | None) -> RedisConnection:
+        await asyncio.sleep(LATENCY)
+        if self._refusing:
+            self._refusing -= 1
+            raise ConnectionRefusedError(f"{self.name}: connection refused")
+        transport = SimulatedTransport(self._network, self)
+        self._transports[transport] = None
+        link: Any = SimpleNamespace(_writer=SimpleNamespace(transport=transport), host=self.name, port=6379)
+        return RedisConnection(link, on_push)
+
+    def refuse(self, times: int) -> None:
+        """Break all connections, and refuse the next attempts to connect."""
+        self._refusing += times
+        for transport in tuple(self._transports):
+            transport.lose()
+
+    def forget(self, transport: SimulatedTransport) -> None:
+        self._transports.pop(transport, None)
+
+
+class SimulatedTransport(asyncio.Transport):
+    """Carries what one connection writes, and the replies in their order."""
+
+    def __init__(self, network: Network, process: Process) -> None:
+        super().__init__()
+        self._network = network
+        self.process = process
+        self._protocol: Any = None
+        self._closing = False
+        self.silent = ""
+        """The fate of every further packet, after one that was lost, hung or dropped."""
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def write(self, data: Any) -> None:
+        if not self._closing:
+            self._network.carry(self, data)
+
+    def answer_later(self, data: bytes) -> None:
+        if not self.silent:
+            self._network.loop.call_later(LATENCY, self._answer, data)
+
+    def _answer(self, data: bytes) -> None:
+        if not self._closing and not self.silent:
+            self._protocol.data_received(data)
+
+    def lose(self) -> None:
+        """Break the connection."""
+        if not self._closing:
+            self._closing = True
+            self.process.forget(self)
+            self._network.loop.call_soon(self._protocol.connection_lost, None)
+
+    abort = close = lose

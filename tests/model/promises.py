@@ -1,0 +1,153 @@
+"""What the clients of a run were told, and whether it may all be true.
+
+A scenario tells it what each client was told and did; each thing that contradicts a promise of fastdedup becomes a
+line of `broken`. Nothing here knows the far end.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Holding:
+    """A client that holds a key: until it has ended with it, or until its lease ends as the client counts it."""
+
+    who: str
+    fence: int
+    until: float
+    ended: bool = False
+    settling: bool = False
+    """Its client has begun to settle it."""
+    died: bool = False
+    """Its client ended without settling: only the end of the lease frees the key."""
+
+
+@dataclass
+class Effect:
+    """Work that was done, with its result; `excused` once its client was told that it is not recorded, or lost."""
+
+    who: str
+    value: Any
+    recorded: bool = False
+    excused: bool = False
+
+
+@dataclass
+class Use:
+    """A call that asked for something that only one call may have: an id's first, a token's use."""
+
+    who: str
+    asked: float
+    ended: float = 0.0
+    answer: bool | None = None
+    """True for the one that has it; None for a call that was told nothing, because it failed or was cancelled."""
+
+
+class Promises:
+    """Checks what is told of each key.
+
+    Args:
+        now: the virtual time.
+        log: called with a client's name and what it was told.
+    """
+
+    def __init__(self, now: Callable[[], float], log: Callable[[str, str], None]) -> None:
+        self._now = now
+        self._log = log
+        self.broken: list[str] = []
+        self.effects: defaultdict[str, list[Effect]] = defaultdict(list)
+        self._holdings: defaultdict[str, list[Holding]] = defaultdict(list)
+        self._uses: defaultdict[str, list[Use]] = defaultdict(list)
+        self.conflicts = 0
+        """Events that tell of work that two owners may have done, in a fallback's time."""
+
+    def broke(self, what: str) -> None:
+        self._log("PROMISE", what)
+        self.broken.append(f"{self._now():.3f} {what}")
+
+    # One owner, one effect
+
+    @contextmanager
+    def holds(self, who: str, key: str, *, fence: int = 0, until: float = float("inf")) -> Iterator[Holding]:
+        """In the body, this client believes that it alone holds the key; at the end it has given it up."""
+        for other in self._holdings[key]:
+            if not other.ended and other.until > self._now() and not self.conflicts:
+                self.broke(f"{who} holds {key!r} beside {other.who}")
+            if fence and other.fence >= fence and not self.conflicts:
+                self.broke(f"{who} has fence {fence} of {key!r}, not above {other.fence} of {other.who}")
+        holding = Holding(who, fence, until)
+        self._holdings[key].append(holding)
+        self._log(who, f"holds {key!r}" + (f", fence {fence}" if fence else ""))
+        try:
+            yield holding
+        except BaseException:
+            holding.died = not holding.settling
+            raise
+        finally:
+            holding.ended = True
+
+    def left_by_the_dead(self) -> set[int]:
+        """Return the fences of clients that died."""
+        return {each.fence for held in self._holdings.values() for each in held if each.died}
+
+    def works(self, who: str, key: str, value: Any = None) -> Effect:
+        """The client does the work, and will say at once that it is done."""
+        effect = Effect(who, value)
+        self.effects[key].append(effect)
+        self._log(who, f"does the work of {key!r}")
+        return effect
+
+    def duplicate(self, who: str, key: str, value: Any = None) -> None:
+        """The client was told that the work is done, and got this result."""
+        self._log(who, f"is told that {key!r} is done: {value!r}")
+        if not any(effect.value == value for effect in self.effects[key]):
+            self.broke(f"{who} was told that {key!r} is done ({value!r}); what was done: {self.effects[key]}")
+
+    def check_effects(self, key: str) -> None:
+        """At the end: the work was done once, but for the work whose client was told that its claim was lost."""
+        done = self.effects[key]
+        most = 1 + sum(effect.excused for effect in done) + self.conflicts
+        if len(done) > most:
+            self.broke(f"{key!r} was done {len(done)} times: {done}")
+
+    def must_be_done(self, key: str) -> bool:
+        """True if whoever asks now must be told that the work is done."""
+        return any(effect.recorded or not effect.excused for effect in self.effects[key])
+
+    # One use
+
+    def asks(self, who: str, thing: str) -> Use:
+        """A call begins that asks for something that only one call may have."""
+        use = Use(who, self._now())
+        self._uses[thing].append(use)
+        return use
+
+    def told(self, use: Use, answer: bool | None) -> None:
+        """The call has ended."""
+        use.ended, use.answer = self._now(), answer
+        self._log(use.who, f"is told {answer}")
+
+    def was_given(self, thing: str) -> bool:
+        """True if a call was told that it is the one."""
+        return any(use.answer for use in self._uses[thing])
+
+    def check_uses(self, thing: str, slack: float) -> None:
+        """At the end: one call at most was the one; a call was a duplicate only of another call that was.
+
+        Accepted: a duplicate that asked before another call was told nothing, or within `slack` seconds of that. Then
+        what the other call had left was not taken back yet, and the docs say so.
+        """
+        uses = self._uses[thing]
+        given = [use for use in uses if use.answer]
+        if len(given) > 1:
+            self.broke(f"{thing!r} was given {len(given)} times: {given}")
+        for use in uses:
+            if use.answer is False and not given:
+                untold = [other for other in uses if other.answer is None and other.ended + slack > use.asked]
+                if not untold:
+                    self.broke(f"{use.who} is a duplicate of {thing!r}, which nobody was given: {uses}")

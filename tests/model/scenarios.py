@@ -1,0 +1,478 @@
+"""What clients do with their gates: a scenario for each way in which fastdedup is used.
+
+The first client, `main`, is the one that may be cancelled. Each tells the world's promises what it was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from fastdedup import (
+    Claim,
+    ClaimLostError,
+    Dedup,
+    DedupError,
+    InProgressError,
+    Outcome,
+    TransitionOutcome,
+    UnavailableError,
+)
+
+from .simulation import LEASE, TIMEOUT, UNDO, World, scenario
+
+T = TypeVar("T")
+LOST = (ClaimLostError, UnavailableError)
+
+
+async def patiently(call: Callable[[], Awaitable[T]], tries: int = 8) -> T:
+    """Repeat a call while the store is unavailable, as a broker or a retrying client does."""
+    for _ in range(tries - 1):
+        with suppress(UnavailableError):
+            return await call()
+        await asyncio.sleep(0.3)
+    return await call()
+
+
+def audited(world: World, key: str) -> None:
+    """At the end: whoever claims the key now is told of the work, or gets it if it was not done."""
+
+    async def audit() -> None:
+        world.promises.check_effects(key)
+        claim = await world.gates[-1].claim(key)
+        done = world.promises.must_be_done(key)
+        expected = Outcome.SUCCEEDED if done else Outcome.ACQUIRED
+        if claim.outcome is not expected and not (claim.outcome is Outcome.SUCCEEDED and world.promises.effects[key]):
+            world.promises.broke(f"at the end {key!r} is {claim.outcome}, expected {expected}")
+
+    world.at_end(audit)
+
+
+async def settle(world: World, who: str, key: str, claim: Claim, value: object) -> None:
+    """Do the work and complete the claim; what the client is told of that counts."""
+    effect = world.promises.works(who, key, value)
+    try:
+        with world.bounded(who, LEASE + TIMEOUT):
+            await claim.complete(value)
+        effect.recorded = True
+    except LOST as error:
+        effect.excused = True
+        world.promises._log(who, f"gets {error!r}")
+
+
+async def claim_work_complete(world: World, who: str, gate: Dedup, key: str, wait: float = 0.0) -> Outcome:
+    """Claim; work for a while, complete."""
+    asked = world.loop.time()
+    with world.bounded(who, wait + 2 * TIMEOUT):
+        claim = await gate.claim(key, wait=wait)
+    if claim.outcome is Outcome.SUCCEEDED:
+        world.promises.duplicate(who, key, claim.result)
+    if claim.acquired:
+        with world.promises.holds(who, key, fence=claim.fence, until=asked + LEASE) as holding:
+            await asyncio.sleep(0.02)
+            holding.settling = True
+            await settle(world, who, key, claim, who)
+    return claim.outcome
+
+
+@scenario()
+async def claim_and_complete(world: World) -> None:
+    audited(world, "k")
+
+    async def second() -> None:
+        await asyncio.sleep(0.01)
+        await claim_work_complete(world, "second", world.gate, "k")
+
+    world.start("second", second())
+    await claim_work_complete(world, "main", world.gate, "k")
+    await claim_work_complete(world, "main again", world.gate, "k")
+
+
+async def in_a_body(world: World, who: str, gate: Dedup, key: str) -> None:
+    async with gate.claim(key) as claim:
+        if claim.outcome is Outcome.SUCCEEDED:
+            world.promises.duplicate(who, key)
+        if not claim.acquired:
+            return
+        with world.promises.holds(who, key, fence=claim.fence) as holding:
+            holding.settling = True  # leaving settles, whatever happens
+            await asyncio.sleep(0.02)
+            effect = world.promises.works(who, key)
+    effect.recorded = True
+
+
+@scenario()
+async def async_with(world: World) -> None:
+    audited(world, "k")
+
+    async def second() -> None:
+        await asyncio.sleep(0.4)
+        await patiently(lambda: in_a_body(world, "second", world.gate, "k"))
+
+    world.start("second", second())
+    await in_a_body(world, "main", world.gate, "k")
+
+
+@scenario(gates=2)
+async def once(world: World) -> None:
+    audited(world, "k")
+
+    def place_on(gate: Dedup, who: str) -> Callable[[str], Awaitable[str]]:
+        @gate.once(key=lambda order: order, wait=1.0)
+        async def place(order: str) -> str:
+            with world.promises.holds(who, order):
+                await asyncio.sleep(0.02)
+                world.promises.works(who, order, "placed")
+                return "placed"
+
+        return place
+
+    async def order(who: str, gate: Dedup) -> None:
+        place = place_on(gate, who)
+        with suppress(InProgressError):
+            world.promises.duplicate(who, "k", await patiently(lambda: place("k")))
+
+    world.start("second", order("second", world.gates[1]))
+    await order("main", world.gates[0])
+
+
+@scenario()
+async def release_and_claim(world: World) -> None:
+    audited(world, "k")
+
+    async def second() -> None:
+        await asyncio.sleep(0.3)
+        await patiently(lambda: claim_work_complete(world, "second", world.gate, "k", wait=3.0))
+
+    world.start("second", second())
+    asked = world.loop.time()
+    claim = await world.gate.claim("k")
+    if claim.acquired:
+        with world.promises.holds("main", "k", fence=claim.fence, until=asked + LEASE) as holding:
+            await asyncio.sleep(0.02)
+            holding.settling = holding.ended = True
+        await claim.release()
+
+
+@scenario()
+async def redeem(world: World) -> None:
+    token = await world.gate.tokens.issue("user:7")
+
+    async def submit(who: str) -> None:
+        asked = world.loop.time()
+        claim = await world.gate.tokens.redeem(token, "user:7")
+        if claim.outcome is Outcome.SUCCEEDED:
+            world.promises.duplicate(who, "token", claim.result)
+        if claim.acquired:
+            with world.promises.holds(who, "token", fence=claim.fence, until=asked + LEASE) as holding:
+                await asyncio.sleep(0.02)
+                holding.settling = True
+                await settle(world, who, "token", claim, who)
+
+    async def check() -> None:
+        world.promises.check_effects("token")
+        if await world.gate.tokens.consume(token, "user:7") is Outcome.ACQUIRED and world.promises.must_be_done("token"):
+            world.promises.broke("a token that was used is given again")
+
+    world.at_end(check)
+
+    async def second() -> None:
+        await asyncio.sleep(0.3)
+        await patiently(lambda: submit("second"))
+
+    world.start("second", second())
+    await submit("main")
+
+
+def given_once(world: World, thing: str, again: Callable[[], Awaitable[bool]]) -> None:
+    """At the end: what no call was given is given now, and what was given is not given again."""
+
+    async def check() -> None:
+        world.promises.check_uses(thing, UNDO_SLACK)
+        if await again() == world.promises.was_given(thing):
+            world.promises.broke(f"at the end {thing!r} is given though it was, or is not though it was not")
+
+    world.at_end(check)
+
+
+UNDO_SLACK = 0.05
+"""Seconds from a cancellation or an error within which what it left may still be there."""
+
+
+async def use(world: World, who: str, thing: str, call: Callable[[], Awaitable[bool]]) -> bool:
+    """Ask for what only one call may have."""
+    asked, answer = world.promises.asks(who, thing), None
+    try:
+        with world.bounded(who, 3 * TIMEOUT):
+            answer = await call()
+    finally:
+        world.promises.told(asked, answer)
+    return answer
+
+
+@scenario()
+async def consume(world: World) -> None:
+    token = await world.gate.tokens.issue()
+
+    async def consumes(who: str) -> bool:
+        async def call() -> bool:
+            return await world.gate.tokens.consume(token) is Outcome.ACQUIRED
+
+        return await use(world, who, "token", call)
+
+    given_once(world, "token", lambda: consumes("audit"))
+
+    async def second() -> None:
+        await asyncio.sleep(0.3)
+        await patiently(lambda: consumes("second"))
+
+    world.start("second", second())
+    await patiently(lambda: consumes("main"))
+
+
+@scenario()
+async def redeem_then_consume(world: World) -> None:
+    """An owner who has redeemed a token consumes it: it is used up, and nobody else gets it."""
+    token = await world.gate.tokens.issue()
+    claim = await world.gate.tokens.redeem(token, owner="ann")
+    if claim.acquired and await world.gate.tokens.consume(token, owner="ann") is Outcome.ACQUIRED:
+
+        async def check() -> None:
+            if await world.gate.tokens.consume(token, owner="bob") is not Outcome.SUCCEEDED:
+                world.promises.broke("a token that was consumed is given again")
+
+        world.at_end(check)
+
+
+@scenario(gates=2)
+async def transition(world: World) -> None:
+    moves = {"pending": ("paid", "canceled"), "paid": (), "canceled": ()}
+    machines = [gate.machine("order", initial="pending", transitions=moves) for gate in world.gates]
+    changed: list[str] = []
+
+    async def move(who: str, at: int, to: str) -> None:
+        moved = await patiently(lambda: machines[at].transition("42", to=to))
+        world.promises._log(who, repr(moved))
+        if moved.outcome is TransitionOutcome.CHANGED:
+            changed.append(to)
+        elif moved.state == "pending":
+            world.promises.broke(f"{who} gets {moved}")
+
+    async def check() -> None:
+        state, version = await machines[0].get("42")
+        if len(changed) > 1 or version > 1 or (changed and changed != [state]):
+            world.promises.broke(f"changed to {changed}, and is {state!r}, version {version}")
+
+    world.at_end(check)
+    world.start("second", move("second", 1, "canceled"))
+    await move("main", 0, "paid")
+
+
+@scenario(gates=2)
+async def lock(world: World) -> None:
+    async def critical(who: str, gate: Dedup) -> None:
+        async with gate.lock("k", lease=LEASE, wait=3.0) as held:
+            with world.promises.holds(who, "k", fence=held.fence) as holding:
+                holding.settling = True
+                await asyncio.sleep(0.05)
+
+    async def second() -> None:
+        await asyncio.sleep(0.01)
+        with suppress(InProgressError), world.bounded("second", 8 * TIMEOUT + 3.5):
+            await critical("second", world.gates[1])
+
+    world.start("second", second())
+    await critical("main", world.gates[0])
+
+
+@scenario()
+async def claim_many(world: World) -> None:
+    for key in "abc":
+        audited(world, key)
+
+    async def take(who: str, keys: str) -> None:
+        asked = world.loop.time()
+        claims = await world.gate.claim_many(list(keys))
+        for claim in claims:
+            if claim.outcome is Outcome.SUCCEEDED:
+                world.promises.duplicate(who, claim.key, claim.result)
+            if claim.acquired:
+                with world.promises.holds(who, claim.key, fence=claim.fence, until=asked + LEASE) as holding:
+                    holding.settling = True
+                    await settle(world, who, claim.key, claim, who)
+
+    async def second() -> None:
+        await asyncio.sleep(0.3)
+        await patiently(lambda: take("second", "cb"))
+
+    world.start("second", second())
+    await take("main", "abc")
+
+
+@scenario()
+async def first(world: World) -> None:
+    ledger = world.gate.ledger("seen", window=3600.0, capacity=1000)
+
+    async def asks(who: str) -> bool:
+        return await use(world, who, "id", lambda: ledger.first("id"))
+
+    given_once(world, "id", lambda: asks("audit"))
+
+    async def second() -> None:
+        await asyncio.sleep(0.3)
+        await patiently(lambda: asks("second"))
+
+    world.start("second", second())
+    await patiently(lambda: asks("main"))
+
+
+@scenario(gates=2)
+async def first_many(world: World) -> None:
+    ledgers = [gate.ledger("seen", window=3600.0, capacity=1000) for gate in world.gates]
+
+    async def asks(who: str, at: int, ids: str) -> None:
+        async def call() -> None:
+            uses = [world.promises.asks(who, id) for id in ids]
+            answers: list[bool] | list[None] = [None] * len(ids)
+            try:
+                answers = await ledgers[at].first_many(list(ids))
+            finally:
+                for asked, answer in zip(uses, answers, strict=True):
+                    world.promises.told(asked, answer)
+
+        await patiently(call)
+
+    for id in "abc":
+        given_once(world, id, lambda id=id: use(world, "audit", id, lambda: ledgers[1].first(id)))
+
+    async def second() -> None:
+        await asyncio.sleep(0.3)
+        await asks("second", 1, "cb")
+
+    world.start("second", second())
+    await asks("main", 0, "abc")
+
+
+@scenario(gates=2)
+async def wait(world: World) -> None:
+    audited(world, "k")
+
+    async def second() -> None:
+        await asyncio.sleep(0.005)
+        outcome = await claim_work_complete(world, "second", world.gates[1], "k", wait=3.0)
+        if outcome is Outcome.IN_PROGRESS and not world.promises.left_by_the_dead():
+            world.promises.broke("a waiter was told nothing of a key that was settled")
+
+    world.start("second", second())
+    await claim_work_complete(world, "main", world.gates[0], "k")
+
+
+@scenario()
+async def renew(world: World) -> None:
+    """The body takes longer than its lease, which is renewed."""
+    audited(world, "k")
+
+    async def body(who: str) -> None:
+        async with world.gate.claim("k", lease=0.9, renew=True) as claim:
+            if not claim.acquired:
+                return
+            with world.promises.holds(who, "k", fence=claim.fence) as holding:
+                holding.settling = True
+                await asyncio.sleep(1.3)
+                effect = world.promises.works(who, "k")
+        effect.recorded = True
+
+    async def until_lost(who: str) -> None:
+        with suppress(ClaimLostError):
+            await body(who)
+
+    async def second() -> None:
+        await asyncio.sleep(1.0)
+        await patiently(lambda: until_lost("second"))
+
+    world.start("second", second())
+    await until_lost("main")
+
+
+@scenario()
+async def remember(world: World) -> None:
+    ledger = world.gate.ledger("done", window=3600.0, capacity=1000)
+
+    async def take(who: str) -> None:
+        asked = world.loop.time()
+        claim = await world.gate.claim("k", remember=ledger)
+        if claim.outcome is Outcome.SUCCEEDED and not claim.remembered:
+            world.promises.duplicate(who, "k", claim.result)
+        if claim.acquired:
+            with world.promises.holds(who, "k", fence=claim.fence, until=asked + LEASE) as holding:
+                await asyncio.sleep(0.02)
+                holding.settling = True
+                await settle(world, who, "k", claim, who)
+
+    async def check() -> None:
+        world.promises.check_effects("k")
+        claim = await world.gate.claim("k", remember=ledger)
+        if claim.acquired and world.promises.must_be_done("k"):
+            world.promises.broke("what a ledger shall remember is given again")
+
+    world.at_end(check)
+
+    async def second() -> None:
+        await asyncio.sleep(0.3)
+        await patiently(lambda: take("second"))
+
+    world.start("second", second())
+    await take("main")
+
+
+@scenario(gates=2, local=True)
+async def local_lru(world: World) -> None:
+    """In an outage each process answers for itself; two that did the same work are told of it by a conflict."""
+    audited(world, "k")
+
+    async def second() -> None:
+        await asyncio.sleep(0.3)
+        await claim_work_complete(world, "second", world.gates[1], "k")
+
+    world.start("second", second())
+    await claim_work_complete(world, "main", world.gates[0], "k")
+    await claim_work_complete(world, "main again", world.gates[0], "k")
+
+
+@scenario()
+async def settled_anew(world: World) -> None:
+    """A client whose completion is cut short says anew how its claim ends: as another way, or as the same."""
+    audited(world, "k")
+    asked = world.loop.time()
+    claim = await world.gate.claim("k")
+    if not claim.acquired:
+        return
+    with world.promises.holds("main", "k", fence=claim.fence, until=asked + LEASE) as holding:
+        holding.settling = True
+        effect = world.promises.works("main", "k", 1)
+        try:
+            async with asyncio.timeout(0.0015):
+                await claim.complete(1)
+        except TimeoutError:
+            try:
+                await claim.complete(1)
+            except ClaimLostError:
+                world.promises.broke("a claim that its owner settled itself is called lost")
+            except DedupError:
+                effect.excused = True
+            return
+        effect.recorded = True
+
+
+@scenario(gates=2)
+async def two_gates(world: World) -> None:
+    audited(world, "k")
+
+    async def second() -> None:
+        await asyncio.sleep(0.002)
+        await patiently(lambda: claim_work_complete(world, "second", world.gates[1], "k"))
+
+    world.start("second", second())
+    await patiently(lambda: claim_work_complete(world, "main", world.gates[0], "k"))

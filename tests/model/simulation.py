@@ -1,0 +1,266 @@
+"""Deterministic simulation: the real gate on the real `RedisStore`, in virtual time, over a simulated network.
+
+A run is a tuple: the scenario, the fates of packets by their number, the step of the loop at which the scenario's
+main client is cancelled (0: it is not), and the order of tasks. `replay` repeats it exactly, with its trace. See
+`scenarios.py` for what the clients do, `network.py` for the fates, `promises.py` for what must be true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from fastdedup import Dedup, LocalLRU, UnavailableError
+from fastdedup.events import Conflict, Event
+from fastdedup.protocol.operations import Reply
+
+from .determinism import SteppingLoop, begin, pinned
+from .network import MemoryFarEnd, Network, Packet, describe
+from .promises import Promises
+
+TIMEOUT = 0.25
+LEASE = 8.0
+UNDO = 2.5
+"""Seconds after the end of all clients in which everything that was given up must have been taken back."""
+PATIENCE = 60.0
+"""Seconds after which a client counts as waiting for ever. All that a scenario does takes less."""
+GRACE = 0.2
+"""Seconds that an operation may take beyond its own bound: the engine's grace, and latencies."""
+
+T = TypeVar("T")
+Main = Callable[["World"], Coroutine[Any, Any, None]]
+
+
+class Run(NamedTuple):
+    """What decides a run."""
+
+    scenario: str
+    fates: tuple[tuple[int, str], ...] = ()
+    cancel_step: int = 0
+    order: int = 0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What the clients do, and the gates that they have; each gate is a process of its own."""
+
+    main: Main
+    gates: int = 1
+    local: bool = False
+    """The policy is LocalLRU."""
+    orders: bool = True
+
+
+@dataclass
+class Outcome:
+    """What became of a run."""
+
+    run: Run
+    broken: list[str]
+    trace: list[str]
+    steps: int
+    """Steps until the main client was done."""
+    packets: int
+    """Packets until all clients were done."""
+
+    def __str__(self) -> str:
+        return "\n".join([f"replay({self.run!r})", *self.broken, "", *self.trace])
+
+
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(gates: int = 1, local: bool = False) -> Callable[[Main], Main]:
+    """Register a scenario by its function's name."""
+
+    def registered(main: Main) -> Main:
+        SCENARIOS[main.__name__] = Scenario(main, gates, local)
+        return main
+
+    return registered
+
+
+class World:
+    """What a scenario works with: its gates, its further clients, and what must be true at the end."""
+
+    def __init__(self, run: Run, loop: SteppingLoop) -> None:
+        self.loop = loop
+        self._trace: list[tuple[float, object, str, Sequence[Reply]]] = []
+        kind = SCENARIOS[run.scenario]
+        self._far_end = MemoryFarEnd(loop.clock)
+        self.network = Network(loop, self._far_end, loop.clock, dict(run.fates), self._log_packet)
+        self.promises = Promises(loop.time, self._log)
+        policies = [LocalLRU(100, clock=loop.clock) if kind.local else None for _ in range(kind.gates)]
+        self.gates = [
+            Dedup(
+                self.network.store(f"gate{at}", TIMEOUT),
+                namespace="sim",
+                lease=LEASE,
+                timeout=TIMEOUT,
+                on_unavailable=policy,
+                on_event=self._on_event,
+            )
+            for at, policy in enumerate(policies)
+        ]
+        self.clients: dict[asyncio.Task[None], str] = {}
+        self._at_end: list[Callable[[], Awaitable[None]]] = []
+        loop.set_exception_handler(self._on_loop_error)
+
+    @property
+    def gate(self) -> Dedup:
+        return self.gates[0]
+
+    # For scenarios
+
+    def start(self, who: str, work: Coroutine[Any, Any, None]) -> None:
+        """Start another client."""
+        self.clients[self.loop.create_task(self._client(who, work), name=who)] = who
+
+    def at_end(self, check: Callable[[], Awaitable[None]]) -> None:
+        """Call this at the end, once the far end is well and all leases are over."""
+        self._at_end.append(check)
+
+    @contextmanager
+    def bounded(self, who: str, seconds: float) -> Iterator[None]:
+        """A call in the body must be answered within so many seconds."""
+        since = self.loop.time()
+        try:
+            yield
+        finally:
+            took = self.loop.time() - since
+            if took > seconds + GRACE:
+                self.promises.broke(f"{who} got its answer after {took:.3f} s, not within {seconds:g} s")
+
+    async def _client(self, who: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            self._log(who, "is cancelled")
+        except UnavailableError as error:
+            self._log(who, f"gets {type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 -- whatever else is raised is a finding
+            self.promises.broke(f"{who} gets {error!r}")
+
+    # The machine
+
+    async def play(self, run: Run) -> tuple[int, int]:
+        """Run the clients to their ends, then look at what is left. Return `Outcome`'s steps and packets."""
+        for gate in self.gates:
+            await gate.open()
+        first = self.loop.steps
+        main = self.loop.create_task(self._client("main", SCENARIOS[run.scenario].main(self)), name="main")
+        self.clients[main] = "main"
+        ends: list[int] = []
+        main.add_done_callback(lambda _: ends.append(self.loop.steps - first))
+        if run.cancel_step:
+            self._cancel_at(main, first + run.cancel_step)
+        await self._end_clients()
+        packets = self.network.sent
+        self.network.heal()
+        self._log("network", "is well from now on")
+        await asyncio.sleep(UNDO)
+        self._check_held()
+        await asyncio.sleep(LEASE)
+        for check in self._at_end:
+            await check()
+        await self._close()
+        return (ends or [self.loop.steps])[0], packets
+
+    def _cancel_at(self, main: asyncio.Task[None], step: int) -> None:
+        def on_step(number: int) -> None:
+            if number == step and not main.done():
+                self._log("main", "cancelled")
+                main.cancel()
+
+        self.loop.on_step = on_step
+
+    async def _end_clients(self) -> None:
+        seen = 0
+        while seen < len(self.clients):  # a client may start another one
+            seen = len(self.clients)
+            _, waiting = await asyncio.wait(self.clients, timeout=PATIENCE)
+            for task in waiting:
+                self.promises.broke(f"{self.clients[task]} waits for ever")
+                task.cancel()
+
+    def _check_held(self) -> None:
+        """All clients have ended, so nobody holds a key, but a client that died between two calls."""
+        died = self.promises.left_by_the_dead()
+        for wire, record in self._far_end.records():
+            if record.state in "PW" and record.left_ms > 0 and record.fence not in died:
+                self.promises.broke(f"{wire!r} is held for nobody for {record.left_ms} ms more")
+
+    async def _close(self) -> None:
+        for gate in self.gates:
+            await gate.aclose()
+        left = asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
+        if left:
+            self.promises.broke(f"tasks left behind: {left}")
+
+    # The trace
+
+    def _log(self, who: str, text: str) -> None:
+        self._trace.append((self.loop.time(), who, text, ()))
+
+    def _log_packet(self, packet: Packet, text: str, replies: Sequence[Reply] = ()) -> None:
+        self._trace.append((self.loop.time(), packet, text, replies))
+
+    def _on_event(self, event: Event) -> None:
+        self._log("event", repr(event))
+        if isinstance(event, Conflict):
+            self.promises.conflicts += 1
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.promises.broke(f"the loop's exception handler: {context}")
+
+    def trace(self) -> list[str]:
+        """Return a line for each packet's sending and effect, and for what each client was told."""
+        lines = []
+        for at, who, text, replies in self._trace:
+            answers = f": {', '.join(map(describe, replies))}" if replies else ""
+            lines.append(f"{at:9.4f} {who}: {text}{answers}")
+        return lines
+
+
+def simulate(run: Run, *, traced: bool = False) -> Outcome:
+    """Run it, within `simulating()`. It has its trace if a promise is broken, or if that is asked for."""
+    loop = SteppingLoop(run.order)
+    begin(loop)
+    world = World(run, loop)
+    steps = packets = 0
+    try:
+        steps, packets = loop.run_until_complete(world.play(run))
+    except Exception as error:  # noqa: BLE001 -- the machine itself is stuck: a finding as well
+        world.promises.broke(f"the run ended with {error!r}")
+    finally:
+        loop.on_step = None
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+    broken = world.promises.broken
+    return Outcome(run, broken, world.trace() if broken or traced else [], steps, packets)
+
+
+def replay(run: Run) -> Outcome:
+    """Run it once more, with its trace."""
+    with simulating():
+        return simulate(run, traced=True)
+
+
+@contextmanager
+def simulating() -> Iterator[None]:
+    """Prepare many runs: time and randomness are pinned, nothing is logged, garbage is collected by the way."""
+    log = logging.getLogger("fastdedup")
+    disabled, log.disabled = log.disabled, True
+    gc.collect()
+    gc.freeze()
+    try:
+        with pinned():
+            yield
+    finally:
+        log.disabled = disabled
+        gc.unfreeze()
