@@ -16,7 +16,7 @@ from copy import copy
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
-from fastdedup import UnavailableError
+from fastdedup import Outcome, UnavailableError
 from fastdedup.protocol.operations import ClaimOp, Code, Op, ReadOp, Reply, Stored, Verb, Verdict
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis import RedisStore
@@ -149,13 +149,19 @@ class Network:
         self._packed: list[tuple[str, Sequence[Op]]] = []
         self.replies: dict[int, list[Reply]] = {}
         self.sent = 0
+        self._processes: list[Process] = []
         self._subscribed: list[SimulatedTransport] = []
+        self.late: set[tuple[str, bytes, bytes]] = set()
+        """What packets of the fates hung and copied have done: their verb, with a store key and its owner or entry."""
+        self.found_another: set[tuple[bytes, bytes]] = set()
+        """The store keys and owners of claims that have found another owner at work."""
         self._scripts = {verb: CarriedScript(self, verb) for verb in Verb}
         far_end.on_freed(self._tell)
 
     def store(self, name: str, timeout: float) -> RedisStore:
         """Return the store of one process."""
         process = Process(self, name)
+        self._processes.append(process)
         store = RedisStore(f"redis://{name}:6379/0", timeout=timeout, connect=process.connect)
         store._server._scripts = self._scripts  # type: ignore[assignment]
         return store
@@ -163,6 +169,8 @@ class Network:
     def heal(self) -> None:
         """Let every further packet arrive and be answered."""
         self._fates = {}
+        for process in self._processes:
+            process.refusing = 0
 
     def pack(self, verb: Verb, ops: Sequence[Op]) -> bytes:
         self._packed.append((verb.value, [op if isinstance(op, ClaimOp) else copy(op) for op in ops]))
@@ -186,7 +194,7 @@ class Network:
         self, transport: SimulatedTransport, packet: Packet, numbers: list[int], fate: str
     ) -> None:
         def arrives(answers: bool = True) -> None:
-            reply = self._execute(transport, packet, numbers)
+            reply = self._execute(transport, packet, numbers, late=fate in ("hung", "copied"))
             if answers:
                 transport.answer_later(reply)
 
@@ -209,7 +217,7 @@ class Network:
         if fate == "copied":
             transport.lose()
 
-    def _execute(self, transport: SimulatedTransport, packet: Packet, numbers: list[int]) -> bytes:
+    def _execute(self, transport: SimulatedTransport, packet: Packet, numbers: list[int], *, late: bool) -> bytes:
         if packet.verb == "info":
             return _INFO
         if not numbers:
@@ -219,8 +227,19 @@ class Network:
         for number in numbers:
             replies = self.replies[number] = [self._far_end.apply(op) for op in self._packed[number][1]]
             out.append(b"*2\r\n:%d\r\n:%d\r\n" % (round(self._clock() * 1_000_000), number))
+            self._note(packet, replies, late=late)
         self._log(packet, "takes effect", replies)
         return b"".join(out)
+
+    def _note(self, packet: Packet, replies: Sequence[Reply], *, late: bool) -> None:
+        for op, reply in zip(packet.ops, replies, strict=True):
+            took = reply is Code.OK
+            if isinstance(reply, Verdict):
+                took = reply.outcome is Outcome.ACQUIRED
+                if reply.outcome is Outcome.IN_PROGRESS:
+                    self.found_another.add((op.wire, op.owner))
+            if late and took:
+                self.late.add((packet.verb, op.wire, getattr(op, "owner", None) or getattr(op, "entry", b"")))
 
     def _tell(self, wire: bytes) -> None:
         for transport in self._subscribed:
@@ -234,13 +253,13 @@ class Process:
         self._network = network
         self.name = name
         # Mutable: how many attempts to connect are still refused; the open transports.
-        self._refusing = 0
+        self.refusing = 0
         self._transports: dict[SimulatedTransport, None] = {}
 
     async def connect(self, on_push: Callable[[Any], None] | None) -> RedisConnection:
         await asyncio.sleep(LATENCY)
-        if self._refusing:
-            self._refusing -= 1
+        if self.refusing:
+            self.refusing -= 1
             raise ConnectionRefusedError(f"{self.name}: connection refused")
         transport = SimulatedTransport(self._network, self)
         self._transports[transport] = None
@@ -249,7 +268,7 @@ class Process:
 
     def refuse(self, times: int) -> None:
         """Break all connections, and refuse the next attempts to connect."""
-        self._refusing += times
+        self.refusing += times
         for transport in tuple(self._transports):
             transport.lose()
 

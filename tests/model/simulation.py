@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from fastdedup import Dedup, LocalLRU, UnavailableError
 from fastdedup.events import Conflict, Event
 from fastdedup.protocol.operations import Reply
 
 from .determinism import SteppingLoop, begin, pinned
-from .network import MemoryFarEnd, Network, Packet, describe
+from .network import FATES, LATE, MemoryFarEnd, Network, Packet, describe
 from .promises import Promises
 
 TIMEOUT = 0.25
@@ -32,7 +33,14 @@ PATIENCE = 60.0
 GRACE = 0.2
 """Seconds that an operation may take beyond its own bound: the engine's grace, and latencies."""
 
-T = TypeVar("T")
+BACK_AT_ONCE = 0.05
+"""Seconds in which a call that was told nothing is taken back while all goes well."""
+BACK = {
+    **dict.fromkeys(FATES, 2 * TIMEOUT),
+    "outage": 2.0,  # until a probe is answered
+    **dict.fromkeys(("hung", "copied"), LATE + 0.6),  # until the undo list looks again
+}
+"""Further seconds for each fate."""
 Main = Callable[["World"], Coroutine[Any, Any, None]]
 
 
@@ -62,6 +70,7 @@ class Outcome:
 
     run: Run
     broken: list[str]
+    accepted: Counter[str]
     trace: list[str]
     steps: int
     """Steps until the main client was done."""
@@ -91,6 +100,7 @@ class World:
     def __init__(self, run: Run, loop: SteppingLoop) -> None:
         self.loop = loop
         self._trace: list[tuple[float, object, str, Sequence[Reply]]] = []
+        self.slack = BACK_AT_ONCE + sum(BACK[fate] for _, fate in run.fates)
         kind = SCENARIOS[run.scenario]
         self._far_end = MemoryFarEnd(loop.clock)
         self.network = Network(loop, self._far_end, loop.clock, dict(run.fates), self._log_packet)
@@ -192,8 +202,16 @@ class World:
         """All clients have ended, so nobody holds a key, but a client that died between two calls."""
         died = self.promises.left_by_the_dead()
         for wire, record in self._far_end.records():
-            if record.state in "PW" and record.left_ms > 0 and record.fence not in died:
-                self.promises.broke(f"{wire!r} is held for nobody for {record.left_ms} ms more")
+            if record.state not in "PW" or record.left_ms <= 0 or record.fence in died:
+                continue
+            if record.owner[:1] != b"\0":
+                continue  # the same name gets its claim back, so it is left alone
+            what = f"{wire!r} is held for nobody for {record.left_ms} ms more"
+            holding = (wire, record.owner)
+            if holding in self.network.found_another and ("claim", *holding) in self.network.late:
+                self.promises.accept("late claim", what)
+            else:
+                self.promises.broke(what)
 
     async def _close(self) -> None:
         for gate in self.gates:
@@ -242,7 +260,7 @@ def simulate(run: Run, *, traced: bool = False) -> Outcome:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
     broken = world.promises.broken
-    return Outcome(run, broken, world.trace() if broken or traced else [], steps, packets)
+    return Outcome(run, broken, world.promises.accepted, world.trace() if broken or traced else [], steps, packets)
 
 
 def replay(run: Run) -> Outcome:
