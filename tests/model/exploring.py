@@ -28,6 +28,13 @@ def single_fates(scenario: str, order: int = 0) -> Iterator[Outcome]:
         yield from cancelled(Run(scenario, ((number, fate),), order=order))
 
 
+def uncancelled(scenario: str, order: int = 0) -> Iterator[Outcome]:
+    """Simulate each fate of each packet."""
+    packets = simulate(Run(scenario, order=order)).packets + FURTHER
+    for number, fate in product(range(packets), FATES):
+        yield simulate(Run(scenario, ((number, fate),), order=order))
+
+
 def pairs_of_fates(scenario: str, order: int = 0, *, cancels: bool = False) -> Iterator[Outcome]:
     """Simulate each pair of fates of two packets, if asked with each cancellation."""
     packets = simulate(Run(scenario, order=order)).packets + FURTHER

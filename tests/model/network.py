@@ -99,7 +99,9 @@ def describe(reply: Reply) -> str:
         return f"{reply.outcome}(fence {reply.fence}, {reply.left_ms} ms left)"
     if isinstance(reply, Stored):
         return f"record({reply.state}, owner {_short(reply.owner)}, fence {reply.fence}, {reply.left_ms} ms left)"
-    return reply.name if isinstance(reply, Code) else repr(reply)
+    if isinstance(reply, Code):
+        return reply.name
+    return repr(reply) if isinstance(reply, Exception) else type(reply).__name__
 
 
 def _short(owner: bytes) -> str:
@@ -155,6 +157,8 @@ class Network:
         """What packets of the fates hung and copied have done: their verb, with a store key and its owner or entry."""
         self.found_another: set[tuple[bytes, bytes]] = set()
         """The store keys and owners of claims that have found another owner at work."""
+        self.taken_back: set[tuple[bytes, bytes]] = set()
+        """The store keys and owners of live records that were read: so the undo list finds what it releases."""
         self._scripts = {verb: CarriedScript(self, verb) for verb in Verb}
         far_end.on_freed(self._tell)
 
@@ -238,6 +242,8 @@ class Network:
                 took = reply.outcome is Outcome.ACQUIRED
                 if reply.outcome is Outcome.IN_PROGRESS:
                     self.found_another.add((op.wire, op.owner))
+            if isinstance(reply, Stored) and reply.state in "PW":
+                self.taken_back.add((op.wire, reply.owner))
             if late and took:
                 self.late.add((packet.verb, op.wire, getattr(op, "owner", None) or getattr(op, "entry", b"")))
 

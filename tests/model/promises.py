@@ -18,12 +18,14 @@ ACCEPTED = {
     "first had left could be taken back: its process was cut off, or its packet came late. The docs say so.",
     "late claim": "A late copy of a claim takes a free key for nobody until its lease ends. Its resend had found "
     "another owner at work, so nothing watches that key. (A copy of a claim that was acquired is watched.)",
+    "late claim after its undo": "A claim was sent twice and told nothing, and the undo list released what one copy "
+    "took. It then forgets the claim, and the other copy comes late and takes the key until its lease ends.",
     "late take-back of an id": "A call takes over the nonce of a call that was given up, and is told True; then a late "
     "copy of the take-back, which names that nonce, removes the id, and it is given once more.",
     "late copy of an id": "A call was sent twice, cancelled, and taken back; then its late copy makes the id a "
     "duplicate for the whole window, and no call was the first.",
 }
-"""What the runs meet and is not counted as a broken promise, with its reason. The last three are faults to mend."""
+"""What the runs meet and is not counted as a broken promise, with its reason. The last four are faults to mend."""
 
 
 @dataclass

@@ -207,9 +207,12 @@ class World:
             if record.owner[:1] != b"\0":
                 continue  # the same name gets its claim back, so it is left alone
             what = f"{wire!r} is held for nobody for {record.left_ms} ms more"
-            holding = (wire, record.owner)
-            if holding in self.network.found_another and ("claim", *holding) in self.network.late:
+            holding, network = (wire, record.owner), self.network
+            late = ("claim", *holding) in network.late
+            if late and holding in network.found_another:
                 self.promises.accept("late claim", what)
+            elif late and holding in network.taken_back:
+                self.promises.accept("late claim after its undo", what)
             else:
                 self.promises.broke(what)
 
@@ -272,13 +275,13 @@ def replay(run: Run) -> Outcome:
 @contextmanager
 def simulating() -> Iterator[None]:
     """Prepare many runs: time and randomness are pinned, nothing is logged, garbage is collected by the way."""
-    log = logging.getLogger("fastdedup")
-    disabled, log.disabled = log.disabled, True
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     gc.collect()
     gc.freeze()
     try:
         with pinned():
             yield
     finally:
-        log.disabled = disabled
+        logging.disable(disabled)
         gc.unfreeze()
