@@ -61,6 +61,7 @@ class Use:
     ended: float = 0.0
     answer: bool | None = None
     """True for the one that has it; None for a call that was told nothing, because it failed or was cancelled."""
+    cancelled: bool = False
 
 
 class Promises:
@@ -150,28 +151,29 @@ class Promises:
         self._uses[thing].append(use)
         return use
 
-    def told(self, use: Use, answer: bool | None) -> None:
+    def told(self, use: Use, answer: bool | None, *, cancelled: bool = False) -> None:
         """The call has ended."""
-        use.ended, use.answer = self._now(), answer
+        use.ended, use.answer, use.cancelled = self._now(), answer, cancelled
         self._log(use.who, f"is told {answer}")
 
     def was_given(self, thing: str) -> bool:
         """True if a call was told that it is the one."""
         return any(use.answer for use in self._uses[thing])
 
-    def check_uses(self, thing: str, slack: float) -> None:
+    def check_uses(self, thing: str, after_error: float, after_cancel: float) -> None:
         """At the end: one call at most was the one; a call was a duplicate only of another call that was.
 
-        `slack`: seconds from the end of a call that was told nothing, in which it may not be taken back yet.
+        The numbers are seconds from the end of a call that was told nothing, in which it may not be taken back yet.
         """
         uses = self._uses[thing]
         given = [use for use in uses if use.answer]
         if len(given) > 1:
             self.broke(f"{thing!r} was given {len(given)} times: {given}")
+        untold = [(use.ended + (after_cancel if use.cancelled else after_error)) for use in uses if use.answer is None]
         for use in uses:
             if use.answer is False and not given:
                 what = f"{use.who} is a duplicate of {thing!r}, which nobody was given: {uses}"
-                if any(other.answer is None and use.asked < other.ended + slack for other in uses):
+                if any(use.asked < until for until in untold):
                     self.accept("not taken back yet", what)
                 else:
                     self.broke(what)

@@ -21,6 +21,7 @@ from fastdedup import (
     UnavailableError,
 )
 
+from .network import LATENCY
 from .promises import Effect
 from .simulation import LEASE, TIMEOUT, World, scenario
 
@@ -194,7 +195,7 @@ def given_once(world: World, thing: str, again: Callable[[], Awaitable[bool]]) -
     """At the end: what no call was given is given now, and what was given is not given again."""
 
     async def check() -> None:
-        world.promises.check_uses(thing, world.slack)
+        world.promises.check_uses(thing, world.after_error, world.after_cancel)
         was_given = world.promises.was_given(thing)
         given_again = await again()
         late = {verb for verb, _, _ in world.network.late}
@@ -210,33 +211,45 @@ def given_once(world: World, thing: str, again: Callable[[], Awaitable[bool]]) -
 
 async def use(world: World, who: str, thing: str, call: Callable[[], Awaitable[bool]]) -> bool:
     """Ask for what only one call may have."""
-    asked, answer = world.promises.asks(who, thing), None
+    asked, answer, cancelled = world.promises.asks(who, thing), None, False
     try:
         with world.bounded(who, 3 * TIMEOUT):
             answer = await call()
+    except asyncio.CancelledError:
+        cancelled = True
+        raise
     finally:
-        world.promises.told(asked, answer)
+        world.promises.told(asked, answer, cancelled=cancelled)
     return answer
 
 
-@scenario()
+async def redelivered(world: World, call: Callable[[int], Awaitable[object]]) -> None:
+    """Let one process call after the other until a call is answered, as a broker delivers a message again at once."""
+    for at in (0, 1, 0):
+        with suppress(UnavailableError):
+            await call(at)
+            return
+    await patiently(lambda: call(1))
+
+
+@scenario(gates=2)
 async def consume(world: World) -> None:
     token = await world.gate.tokens.issue()
 
-    async def consumes(who: str) -> bool:
+    async def consumes(who: str, at: int) -> bool:
         async def call() -> bool:
-            return await world.gate.tokens.consume(token) is Outcome.ACQUIRED
+            return await world.gates[at].tokens.consume(token) is Outcome.ACQUIRED
 
         return await use(world, who, "token", call)
 
-    given_once(world, "token", lambda: consumes("audit"))
+    given_once(world, "token", lambda: consumes("audit", 0))
 
     async def second() -> None:
         await asyncio.sleep(0.3)
-        await patiently(lambda: consumes("second"))
+        await patiently(lambda: consumes("second", 1))
 
     world.start("second", second())
-    await patiently(lambda: consumes("main"))
+    await redelivered(world, lambda at: consumes(f"main at {at}", at))
 
 
 @scenario()
@@ -322,21 +335,21 @@ async def claim_many(world: World) -> None:
     await take("main", "abc")
 
 
-@scenario()
+@scenario(gates=2)
 async def first(world: World) -> None:
-    ledger = world.gate.ledger("seen", window=3600.0, capacity=1000)
+    ledgers = [gate.ledger("seen", window=3600.0, capacity=1000) for gate in world.gates]
 
-    async def asks(who: str) -> bool:
-        return await use(world, who, "id", lambda: ledger.first("id"))
+    async def asks(who: str, at: int) -> bool:
+        return await use(world, who, "id", lambda: ledgers[at].first("id"))
 
-    given_once(world, "id", lambda: asks("audit"))
+    given_once(world, "id", lambda: asks("audit", 0))
 
     async def second() -> None:
         await asyncio.sleep(0.3)
-        await patiently(lambda: asks("second"))
+        await patiently(lambda: asks("second", 0))
 
     world.start("second", second())
-    await patiently(lambda: asks("main"))
+    await redelivered(world, lambda at: asks(f"main at {at}", at))
 
 
 @scenario(gates=2)
@@ -344,26 +357,27 @@ async def first_many(world: World) -> None:
     ledgers = [gate.ledger("seen", window=3600.0, capacity=1000) for gate in world.gates]
 
     async def asks(who: str, at: int, ids: str) -> None:
-        async def call() -> None:
-            uses = [world.promises.asks(who, id) for id in ids]
-            answers: list[bool] | list[None] = [None] * len(ids)
-            try:
-                answers = await ledgers[at].first_many(list(ids))
-            finally:
-                for asked, answer in zip(uses, answers, strict=True):
-                    world.promises.told(asked, answer)
+        uses = [world.promises.asks(who, id) for id in ids]
+        answers: list[bool] | list[None] = [None] * len(ids)
+        cancelled = False
+        try:
+            answers = await ledgers[at].first_many(list(ids))
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
+        finally:
+            for asked, answer in zip(uses, answers, strict=True):
+                world.promises.told(asked, answer, cancelled=cancelled)
 
-        await patiently(call)
-
-    for id in "abc":
+    for id in "ab":
         given_once(world, id, lambda id=id: use(world, "audit", id, lambda: ledgers[1].first(id)))
 
     async def second() -> None:
         await asyncio.sleep(0.3)
-        await asks("second", 1, "cb")
+        await patiently(lambda: asks("second", 1, "b"))
 
     world.start("second", second())
-    await asks("main", 0, "abc")
+    await redelivered(world, lambda at: asks(f"main at {at}", at, "ab"))
 
 
 @scenario(gates=2)
@@ -459,29 +473,69 @@ async def local_lru(world: World) -> None:
     await claim_work_complete(world, "main again", world.gates[0], "k")
 
 
-@scenario()
-async def settled_anew(world: World) -> None:
-    """A client whose completion is cut short says anew how its claim ends: as another way, or as the same."""
-    audited(world, "k")
+async def cut_short(call: Callable[[], Awaitable[None]]) -> bool:
+    """Begin to settle a claim and give up before the answer comes, after it has taken effect; False if it came."""
+    try:
+        async with asyncio.timeout(1.5 * LATENCY):
+            await call()
+    except TimeoutError:
+        return True
+    return False
+
+
+async def say_anew(world: World, how: str) -> None:
+    """Complete a claim, but the call is cut short; then say how it ends, again."""
     asked = world.loop.time()
     claim = await world.gate.claim("k")
-    if not claim.acquired:
-        return
     with world.promises.holds("main", "k", fence=claim.fence, until=asked + LEASE) as holding:
         holding.settling = True
         effect = world.promises.works("main", "k", 1)
-        try:
-            async with asyncio.timeout(0.0015):
-                await claim.complete(1)
-        except TimeoutError:
-            try:
-                await claim.complete(1)
-            except ClaimLostError:
-                world.promises.broke("a claim that its owner settled itself is called lost")
-            except DedupError:
-                effect.excused = True
+        if not await cut_short(lambda: claim.complete(1)):
+            effect.recorded = True
             return
-        effect.recorded = True
+        try:
+            await (claim.complete(1) if how == "completed" else claim.fail("it failed"))
+        except ClaimLostError as error:
+            world.promises.broke(f"its owner settled it, and is told {error!r}")
+        except DedupError as error:  # it was completed before, or is not recorded
+            world.promises._log("main", repr(error))
+            effect.excused = isinstance(error, UnavailableError)
+        else:
+            effect.excused = how == "failed"
+
+
+@scenario()
+async def completed_anew(world: World) -> None:
+    audited(world, "k")
+    await say_anew(world, "completed")
+
+
+@scenario()
+async def failed_anew(world: World) -> None:
+    async def check() -> None:
+        claim = await world.gate.claim("k")
+        done = world.promises.effects["k"]
+        if claim.acquired and done and not done[0].excused:
+            world.promises.broke("what was settled is given again")
+
+    world.at_end(check)
+    await say_anew(world, "failed")
+
+
+@scenario()
+async def released_anew(world: World) -> None:
+    """A release is cut short; the client says once more that the key is free."""
+    asked = world.loop.time()
+    claim = await world.gate.claim("k")
+    with world.promises.holds("main", "k", fence=claim.fence, until=asked + LEASE) as holding:
+        holding.settling = True
+        try:
+            if await cut_short(claim.release):
+                await claim.release()
+        except UnavailableError:
+            holding.died = True  # it does not call again
+        except DedupError as error:
+            world.promises.broke(f"its owner released it, and is told {error!r}")
 
 
 @scenario(gates=2)

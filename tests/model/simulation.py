@@ -100,7 +100,12 @@ class World:
     def __init__(self, run: Run, loop: SteppingLoop) -> None:
         self.loop = loop
         self._trace: list[tuple[float, object, str, Sequence[Reply]]] = []
-        self.slack = BACK_AT_ONCE + sum(BACK[fate] for _, fate in run.fates)
+        fates = [fate for _, fate in run.fates]
+        self.after_cancel = BACK_AT_ONCE + sum(BACK[fate] for fate in fates)
+        """Seconds in which what a cancelled call has left may be there still."""
+        waits_enough = len(fates) < 2 and not {"hung", "copied", "outage"}.intersection(fates)
+        self.after_error = 0.0 if waits_enough else self.after_cancel
+        """The same after a call's error, which waits for the taking back, for one further timeout at most."""
         kind = SCENARIOS[run.scenario]
         self._far_end = MemoryFarEnd(loop.clock)
         self.network = Network(loop, self._far_end, loop.clock, dict(run.fates), self._log_packet)

@@ -24,7 +24,7 @@ from .simulation import SCENARIOS, Outcome, Run, replay, simulating
 
 NIGHTLY = os.environ.get("MODEL_DEPTH") == "nightly"
 ORDERS = range(1, 6) if NIGHTLY else (1,)
-SMALL = ("redeem_then_consume", "settled_anew", "transition", "release_and_claim")
+SMALL = ("redeem_then_consume", "failed_anew", "released_anew", "transition", "release_and_claim")
 """Scenarios whose pairs of fates are simulated each time."""
 RUNS: dict[str, int] = dict.fromkeys(SCENARIOS, 0)
 
