@@ -171,8 +171,8 @@ class Promises:
             self.broke(f"{thing!r} was given {len(given)} times: {given}")
         untold = [(use.ended + (after_cancel if use.cancelled else after_error)) for use in uses if use.answer is None]
         for use in uses:
-            if use.answer is False and not given:
-                what = f"{use.who} is a duplicate of {thing!r}, which nobody was given: {uses}"
+            if use.answer is False and not any(other.asked <= use.ended for other in given):
+                what = f"{use.who} is a duplicate of {thing!r}, which no call before had: {uses}"
                 if any(use.asked < until for until in untold):
                     self.accept("not taken back yet", what)
                 else:
