@@ -114,9 +114,8 @@ def pinned() -> Iterator[None]:
     real = {name: getattr(time, name) for name in _CLOCKS}
     patches = [patch.object(time, name, clocks[name]) for name in _CLOCKS if name != "perf_counter"]
     for module in [each for name, each in sys.modules.items() if name.startswith("fastdedup")]:
-        for name in _CLOCKS:
-            if getattr(module, name, None) is real[name]:
-                patches.append(patch.object(module, name, clocks[name]))
+        copied = [name for name in _CLOCKS if getattr(module, name, None) is real[name]]
+        patches += [patch.object(module, name, clocks[name]) for name in copied]
     patches.append(patch.object(os, "urandom", lambda size: _Pinned.bytes_of(size)))
     patches.append(patch.object(random, "_urandom", lambda size: _Pinned.bytes_of(size)))
     state, drawn = random.getstate(), list(owners._drawn)

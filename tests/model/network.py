@@ -11,16 +11,17 @@ A packet is one write to a connection. Its fate is one of `FATES`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from fastdedup import Outcome, UnavailableError
-from fastdedup.protocol.operations import ClaimOp, Code, Op, ReadOp, Reply, Stored, Verb, Verdict
-from fastdedup.stores.memory import MemoryStore
+from fastdedup import Outcome
+from fastdedup.protocol.operations import ClaimOp, Code, Op, Reply, Stored, Verb, Verdict
 from fastdedup.stores.redis import RedisStore
 from fastdedup.stores.redis.connection import RedisConnection
+
+from .far_end import FarEnd, Packet
 
 LATENCY = 0.001
 """Seconds that a packet takes in one direction."""
@@ -44,68 +45,6 @@ _SUBSCRIBED = b"*3\r\n$9\r\nsubscribe\r\n$17\r\nfastdedup:settled\r\n:1\r\n"
 _INFO = b"$27\r\nmaxmemory_policy:noeviction\r\n"
 _PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
 _NEWS = b"*3\r\n$7\r\nmessage\r\n$17\r\nfastdedup:settled\r\n$%d\r\n%b\r\n"
-
-
-class FarEnd(Protocol):
-    """What executes the operations: the memory store, or an executable contract."""
-
-    def apply(self, op: Op) -> Reply:
-        """Execute one operation now."""
-
-    def records(self) -> Iterable[tuple[bytes, Stored]]:
-        """Return each store key and its record as it is now."""
-
-    def on_freed(self, tell: Callable[[bytes], None]) -> None:
-        """Call `tell` for each watched key that is freed or settled."""
-
-
-class MemoryFarEnd:
-    """The memory store as the far end."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._store = MemoryStore(clock=clock)
-
-    def apply(self, op: Op) -> Reply:
-        try:
-            return self._store.apply(op)
-        except UnavailableError as error:
-            return error
-
-    def records(self) -> Iterable[tuple[bytes, Stored]]:
-        for wire, _ in self._store:
-            found = self._store.apply(ReadOp(wire))
-            if isinstance(found, Stored):
-                yield wire, found
-
-    def on_freed(self, tell: Callable[[bytes], None]) -> None:
-        self._store._listeners.append(tell)
-
-
-class Packet(NamedTuple):
-    """What was sent at once."""
-
-    number: int
-    verb: str
-    ops: Sequence[Op]
-
-    def __str__(self) -> str:
-        named = [f"{str(op.wire)[2:-1]} {_short(getattr(op, 'owner', b''))}".strip() for op in self.ops]
-        return f"packet {self.number} {self.verb} {', '.join(named)}".strip()
-
-
-def describe(reply: Reply) -> str:
-    """Return a reply as a trace shows it."""
-    if isinstance(reply, Verdict):
-        return f"{reply.outcome}(fence {reply.fence}, {reply.left_ms} ms left)"
-    if isinstance(reply, Stored):
-        return f"record({reply.state}, owner {_short(reply.owner)}, fence {reply.fence}, {reply.left_ms} ms left)"
-    if isinstance(reply, Code):
-        return reply.name
-    return repr(reply) if isinstance(reply, Exception) else type(reply).__name__
-
-
-def _short(owner: bytes) -> str:
-    return owner.hex()[2:8]
 
 
 class CarriedScript:
@@ -154,7 +93,7 @@ class Network:
         self._processes: list[Process] = []
         self._subscribed: list[SimulatedTransport] = []
         self.late: set[tuple[str, bytes, bytes]] = set()
-        """What packets of the fates hung and copied have done: their verb, with a store key and its owner or entry."""
+        """What packets of the fates hung and copied have done: verb, store key, and owner or entry."""
         self.found_another: set[tuple[bytes, bytes]] = set()
         """The store keys and owners of claims that have found another owner at work."""
         self.taken_back: set[tuple[bytes, bytes]] = set()
@@ -186,7 +125,9 @@ class Network:
             transport.answer_later(_PONG)
             return
         number, self.sent = self.sent, self.sent + 1
-        numbers = [int(data[at + 1 : at + _SIZE]) for at in range(0, len(data), _SIZE)] if data[:1] == b"@" else []
+        numbers = (
+            [int(data[at + 1 : at + _SIZE]) for at in range(0, len(data), _SIZE)] if data[:1] == b"@" else []
+        )
         other = "info" if b"INFO" in data else "subscribe"
         verb, ops = self._packed[numbers[0]] if numbers else (other, ())
         packet = Packet(number, verb, ops)
@@ -221,7 +162,9 @@ class Network:
         if fate == "copied":
             transport.lose()
 
-    def _execute(self, transport: SimulatedTransport, packet: Packet, numbers: list[int], *, late: bool) -> bytes:
+    def _execute(
+        self, transport: SimulatedTransport, packet: Packet, numbers: list[int], *, late: bool
+    ) -> bytes:
         if packet.verb == "info":
             return _INFO
         if not numbers:

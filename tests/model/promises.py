@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-
 ACCEPTED = {
     "not taken back yet": "A first() or consume() was told nothing, and another call was a duplicate before what the "
     "first had left could be taken back: its process was cut off, or its packet came late. The docs say so.",
@@ -20,8 +19,8 @@ ACCEPTED = {
     "another owner at work, so nothing watches that key. (A copy of a claim that was acquired is watched.)",
     "late claim after its undo": "A claim was sent twice and told nothing, and the undo list released what one copy "
     "took. It then forgets the claim, and the other copy comes late and takes the key until its lease ends.",
-    "late take-back of an id": "A call takes over the nonce of a call that was given up, and is told True; then a late "
-    "copy of the take-back, which names that nonce, removes the id, and it is given once more.",
+    "late take-back of an id": "A call takes over the nonce of a call that was given up, and is told True; then a "
+    "late copy of the take-back, which names that nonce, removes the id, and it is given once more.",
     "late copy of an id": "A call was sent twice, cancelled, and taken back; then its late copy makes the id a "
     "duplicate for the whole window, and no call was the first.",
 }
@@ -74,7 +73,8 @@ class Promises:
 
     def __init__(self, now: Callable[[], float], log: Callable[[str, str], None]) -> None:
         self._now = now
-        self._log = log
+        self.note = log
+        """Writes a line of the trace: who, and what it was told."""
         self.broken: list[str] = []
         self.accepted: Counter[str] = Counter()
         """What is no promise, or a known fault: by the names in `ACCEPTED`."""
@@ -85,13 +85,13 @@ class Promises:
         """Events that tell of work that two owners may have done, in a fallback's time."""
 
     def broke(self, what: str) -> None:
-        self._log("PROMISE", what)
+        self.note("PROMISE", what)
         self.broken.append(f"{self._now():.3f} {what}")
 
     def accept(self, name: str, what: str) -> None:
         """Count what would be a broken promise but for an entry of `ACCEPTED`."""
         assert name in ACCEPTED
-        self._log("ACCEPTED", f"{name}: {what}")
+        self.note("ACCEPTED", f"{name}: {what}")
         self.accepted[name] += 1
 
     # One owner, one effect
@@ -106,7 +106,7 @@ class Promises:
                 self.broke(f"{who} has fence {fence} of {key!r}, not above {other.fence} of {other.who}")
         holding = Holding(who, fence, until)
         self._holdings[key].append(holding)
-        self._log(who, f"holds {key!r}" + (f", fence {fence}" if fence else ""))
+        self.note(who, f"holds {key!r}" + (f", fence {fence}" if fence else ""))
         try:
             yield holding
         except BaseException:
@@ -123,12 +123,12 @@ class Promises:
         """The client does the work, and will say at once that it is done."""
         effect = Effect(who, value)
         self.effects[key].append(effect)
-        self._log(who, f"does the work of {key!r}")
+        self.note(who, f"does the work of {key!r}")
         return effect
 
     def duplicate(self, who: str, key: str, value: Any = None) -> None:
         """The client was told that the work is done, and got this result."""
-        self._log(who, f"is told that {key!r} is done: {value!r}")
+        self.note(who, f"is told that {key!r} is done: {value!r}")
         if not any(effect.value == value for effect in self.effects[key]):
             self.broke(f"{who} was told that {key!r} is done ({value!r}); what was done: {self.effects[key]}")
 
@@ -154,7 +154,7 @@ class Promises:
     def told(self, use: Use, answer: bool | None, *, cancelled: bool = False) -> None:
         """The call has ended."""
         use.ended, use.answer, use.cancelled = self._now(), answer, cancelled
-        self._log(use.who, f"is told {answer}")
+        self.note(use.who, f"is told {answer}")
 
     def was_given(self, thing: str) -> bool:
         """True if a call was told that it is the one."""
@@ -169,7 +169,11 @@ class Promises:
         given = [use for use in uses if use.answer]
         if len(given) > 1:
             self.broke(f"{thing!r} was given {len(given)} times: {given}")
-        untold = [(use.ended + (after_cancel if use.cancelled else after_error)) for use in uses if use.answer is None]
+        untold = [
+            (use.ended + (after_cancel if use.cancelled else after_error))
+            for use in uses
+            if use.answer is None
+        ]
         for use in uses:
             if use.answer is False and not any(other.asked <= use.ended for other in given):
                 what = f"{use.who} is a duplicate of {thing!r}, which no call before had: {uses}"

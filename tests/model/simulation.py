@@ -21,7 +21,8 @@ from fastdedup.events import Conflict, Event
 from fastdedup.protocol.operations import Reply
 
 from .determinism import SteppingLoop, begin, pinned
-from .network import FATES, LATE, MemoryFarEnd, Network, Packet, describe
+from .far_end import MemoryFarEnd, Packet, describe
+from .network import FATES, LATE, Network
 from .promises import Promises
 
 TIMEOUT = 0.25
@@ -268,7 +269,9 @@ def simulate(run: Run, *, traced: bool = False) -> Outcome:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
     broken = world.promises.broken
-    return Outcome(run, broken, world.promises.accepted, world.trace() if broken or traced else [], steps, packets)
+    return Outcome(
+        run, broken, world.promises.accepted, world.trace() if broken or traced else [], steps, packets
+    )
 
 
 def replay(run: Run) -> Outcome:

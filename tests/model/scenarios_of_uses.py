@@ -1,0 +1,189 @@
+"""Scenarios of what only one call may have: a token's use, an id's first, a move of a machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from fastdedup import Outcome, TransitionOutcome, UnavailableError
+
+from .scenarios import patiently, settle
+from .simulation import LEASE, TIMEOUT, World, scenario
+
+
+@scenario()
+async def redeem(world: World) -> None:
+    token = await world.gate.tokens.issue("user:7")
+
+    async def submit(who: str) -> None:
+        asked = world.loop.time()
+        claim = await world.gate.tokens.redeem(token, "user:7")
+        if claim.outcome is Outcome.SUCCEEDED:
+            world.promises.duplicate(who, "token", claim.result)
+        if claim.acquired:
+            with world.promises.holds(who, "token", fence=claim.fence, until=asked + LEASE) as holding:
+                await asyncio.sleep(0.02)
+                holding.settling = True
+                await settle(world, who, "token", claim, who)
+
+    async def check() -> None:
+        world.promises.check_effects("token")
+        outcome = await world.gate.tokens.consume(token, "user:7")
+        if outcome is Outcome.ACQUIRED and world.promises.must_be_done("token"):
+            world.promises.broke("a token that was used is given again")
+
+    world.at_end(check)
+
+    async def second() -> None:
+        await asyncio.sleep(0.3)
+        await patiently(lambda: submit("second"))
+
+    world.start("second", second())
+    await submit("main")
+
+
+def given_once(world: World, thing: str, again: Callable[[], Awaitable[bool]]) -> None:
+    """At the end: what no call was given is given now, and what was given is not given again."""
+
+    async def check() -> None:
+        world.promises.check_uses(thing, world.after_error, world.after_cancel)
+        was_given = world.promises.was_given(thing)
+        given_again = await again()
+        late = {verb for verb, _, _ in world.network.late}
+        if was_given and given_again:
+            what, name = f"{thing!r} was given, and is given again", "late take-back of an id"
+            world.promises.accept(name, what) if "forget_id" in late else world.promises.broke(what)
+        elif not was_given and not given_again:
+            what, name = f"{thing!r} was given to no call, and is a duplicate", "late copy of an id"
+            world.promises.accept(name, what) if "first" in late else world.promises.broke(what)
+
+    world.at_end(check)
+
+
+async def use(world: World, who: str, thing: str, call: Callable[[], Awaitable[bool]]) -> bool:
+    """Ask for what only one call may have."""
+    asked, answer, cancelled = world.promises.asks(who, thing), None, False
+    try:
+        with world.bounded(who, 3 * TIMEOUT):
+            answer = await call()
+    except asyncio.CancelledError:
+        cancelled = True
+        raise
+    finally:
+        world.promises.told(asked, answer, cancelled=cancelled)
+    return answer
+
+
+async def redelivered(world: World, call: Callable[[int], Awaitable[object]]) -> None:
+    """Let one process call after the other until a call is answered, as a broker delivers a message again at once."""
+    for at in (0, 1, 0):
+        with suppress(UnavailableError):
+            await call(at)
+            return
+    await patiently(lambda: call(1))
+
+
+@scenario(gates=2)
+async def consume(world: World) -> None:
+    token = await world.gate.tokens.issue()
+
+    async def consumes(who: str, at: int) -> bool:
+        async def call() -> bool:
+            return await world.gates[at].tokens.consume(token) is Outcome.ACQUIRED
+
+        return await use(world, who, "token", call)
+
+    given_once(world, "token", lambda: consumes("audit", 0))
+
+    async def second() -> None:
+        await asyncio.sleep(0.3)
+        await patiently(lambda: consumes("second", 1))
+
+    world.start("second", second())
+    await redelivered(world, lambda at: consumes(f"main at {at}", at))
+
+
+@scenario()
+async def redeem_then_consume(world: World) -> None:
+    """An owner who has redeemed a token consumes it: it is used up, and nobody else gets it."""
+    token = await world.gate.tokens.issue()
+    claim = await world.gate.tokens.redeem(token, owner="ann")
+    with world.promises.holds("main", "token", fence=claim.fence):
+        if await world.gate.tokens.consume(token, owner="ann") is not Outcome.ACQUIRED:
+            world.promises.broke("the owner of a token cannot use it up")
+
+    async def check() -> None:
+        if await world.gate.tokens.consume(token, owner="bob") is not Outcome.SUCCEEDED:
+            world.promises.broke("a token that was consumed is given again")
+
+    world.at_end(check)
+
+
+@scenario(gates=2)
+async def transition(world: World) -> None:
+    moves = {"pending": ("paid", "canceled"), "paid": (), "canceled": ()}
+    machines = [gate.machine("order", initial="pending", transitions=moves) for gate in world.gates]
+    changed: list[str] = []
+
+    async def move(who: str, at: int, to: str) -> None:
+        moved = await patiently(lambda: machines[at].transition("42", to=to))
+        world.promises.note(who, repr(moved))
+        if moved.outcome is TransitionOutcome.CHANGED:
+            changed.append(to)
+        elif moved.state == "pending":
+            world.promises.broke(f"{who} gets {moved}")
+
+    async def check() -> None:
+        state, version = await machines[0].get("42")
+        if len(changed) > 1 or version > 1 or (changed and changed != [state]):
+            world.promises.broke(f"changed to {changed}, and is {state!r}, version {version}")
+
+    world.at_end(check)
+    world.start("second", move("second", 1, "canceled"))
+    await move("main", 0, "paid")
+
+
+@scenario(gates=2)
+async def first(world: World) -> None:
+    ledgers = [gate.ledger("seen", window=3600.0, capacity=1000) for gate in world.gates]
+
+    async def asks(who: str, at: int) -> bool:
+        return await use(world, who, "id", lambda: ledgers[at].first("id"))
+
+    given_once(world, "id", lambda: asks("audit", 0))
+
+    async def second() -> None:
+        await asyncio.sleep(0.3)
+        await patiently(lambda: asks("second", 0))
+
+    world.start("second", second())
+    await redelivered(world, lambda at: asks(f"main at {at}", at))
+
+
+@scenario(gates=2)
+async def first_many(world: World) -> None:
+    ledgers = [gate.ledger("seen", window=3600.0, capacity=1000) for gate in world.gates]
+
+    async def asks(who: str, at: int, ids: str) -> None:
+        uses = [world.promises.asks(who, each) for each in ids]
+        answers: list[bool] | list[None] = [None] * len(ids)
+        cancelled = False
+        try:
+            answers = await ledgers[at].first_many(list(ids))
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
+        finally:
+            for asked, answer in zip(uses, answers, strict=True):
+                world.promises.told(asked, answer, cancelled=cancelled)
+
+    for each in "ab":
+        given_once(world, each, lambda each=each: use(world, "audit", each, lambda: ledgers[1].first(each)))
+
+    async def second() -> None:
+        await asyncio.sleep(0.3)
+        await patiently(lambda: asks("second", 1, "b"))
+
+    world.start("second", second())
+    await redelivered(world, lambda at: asks(f"main at {at}", at, "ab"))

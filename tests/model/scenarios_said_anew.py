@@ -1,0 +1,98 @@
+"""Scenarios of settlings that are cut short, and said once more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from fastdedup import ClaimLostError, DedupError, UnavailableError
+
+from .network import LATENCY
+from .scenarios import audited, claim_work_complete, patiently
+from .simulation import LEASE, World, scenario
+
+
+async def cut_short(call: Callable[[], Awaitable[None]]) -> bool:
+    """Begin to settle a claim and give up before the answer comes, after it has taken effect; False if it came."""
+    try:
+        async with asyncio.timeout(1.5 * LATENCY):
+            await call()
+    except TimeoutError:
+        return True
+    return False
+
+
+async def say_anew(world: World, how: str) -> None:
+    """Complete a claim, but the call is cut short; then say how it ends, again."""
+    asked = world.loop.time()
+    claim = await world.gate.claim("k")
+    with world.promises.holds("main", "k", fence=claim.fence, until=asked + LEASE) as holding:
+        holding.settling = True
+        effect = world.promises.works("main", "k", 1)
+        if not await cut_short(lambda: claim.complete(1)):
+            effect.recorded = True
+            return
+        try:
+            await (claim.complete(1) if how == "completed" else claim.fail("it failed"))
+        except ClaimLostError as error:
+            world.promises.broke(f"its owner settled it, and is told {error!r}")
+        except DedupError as error:  # it was completed before, or is not recorded
+            world.promises.note("main", repr(error))
+            effect.excused = isinstance(error, UnavailableError)
+        else:
+            effect.excused = how == "failed"
+
+
+@scenario()
+async def completed_anew(world: World) -> None:
+    audited(world, "k")
+    await say_anew(world, "completed")
+
+
+@scenario()
+async def failed_anew(world: World) -> None:
+    async def check() -> None:
+        claim = await world.gate.claim("k")
+        done = world.promises.effects["k"]
+        if claim.acquired and done and not done[0].excused:
+            world.promises.broke("what was settled is given again")
+
+    world.at_end(check)
+    await say_anew(world, "failed")
+
+
+@scenario()
+async def released_anew(world: World) -> None:
+    """A release is cut short; the client says once more that the key is free."""
+    asked = world.loop.time()
+    claim = await world.gate.claim("k")
+    with world.promises.holds("main", "k", fence=claim.fence, until=asked + LEASE) as holding:
+        holding.settling = True
+        try:
+            if await cut_short(claim.release):
+                await claim.release()
+        except UnavailableError:
+            holding.died = True  # it does not call again
+        except DedupError as error:
+            world.promises.broke(f"its owner released it, and is told {error!r}")
+
+
+@scenario()
+async def release_and_claim(world: World) -> None:
+    audited(world, "k")
+
+    async def second() -> None:
+        await asyncio.sleep(0.3)
+        await patiently(lambda: claim_work_complete(world, "second", world.gate, "k", wait=3.0))
+
+    world.start("second", second())
+    asked = world.loop.time()
+    claim = await world.gate.claim("k")
+    if claim.acquired:
+        with world.promises.holds("main", "k", fence=claim.fence, until=asked + LEASE) as holding:
+            await asyncio.sleep(0.02)
+            holding.settling = holding.ended = True
+            try:
+                await claim.release()
+            except UnavailableError:
+                holding.died = True  # it does not call again
