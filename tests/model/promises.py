@@ -49,6 +49,7 @@ class Effect:
     value: Any
     recorded: bool = False
     excused: bool = False
+    at: float = 0.0
 
 
 @dataclass
@@ -121,7 +122,7 @@ class Promises:
 
     def works(self, who: str, key: str, value: Any = None) -> Effect:
         """The client does the work, and will say at once that it is done."""
-        effect = Effect(who, value)
+        effect = Effect(who, value, at=self._now())
         self.effects[key].append(effect)
         self.note(who, f"does the work of {key!r}")
         return effect

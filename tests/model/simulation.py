@@ -62,7 +62,6 @@ class Scenario:
     gates: int = 1
     local: bool = False
     """The policy is LocalLRU."""
-    orders: bool = True
 
 
 @dataclass
@@ -107,6 +106,8 @@ class World:
         waits_enough = len(fates) < 2 and not {"hung", "copied", "outage"}.intersection(fates)
         self.after_error = 0.0 if waits_enough else self.after_cancel
         """The same after a call's error, which waits for the taking back, for one further timeout at most."""
+        self.disturbances = len(fates)
+        self.undisturbed = not fates and not run.cancel_step
         kind = SCENARIOS[run.scenario]
         self._far_end = MemoryFarEnd(loop.clock)
         self.network = Network(loop, self._far_end, loop.clock, dict(run.fates), self._log_packet)
@@ -133,9 +134,11 @@ class World:
 
     # For scenarios
 
-    def start(self, who: str, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, who: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start another client."""
-        self.clients[self.loop.create_task(self._client(who, work), name=who)] = who
+        client = self.loop.create_task(self._client(who, work), name=who)
+        self.clients[client] = who
+        return client
 
     def at_end(self, check: Callable[[], Awaitable[None]]) -> None:
         """Call this at the end, once the far end is well and all leases are over."""
@@ -169,8 +172,7 @@ class World:
         for gate in self.gates:
             await gate.open()
         first = self.loop.steps
-        main = self.loop.create_task(self._client("main", SCENARIOS[run.scenario].main(self)), name="main")
-        self.clients[main] = "main"
+        main = self.start("main", SCENARIOS[run.scenario].main(self))
         ends: list[int] = []
         main.add_done_callback(lambda _: ends.append(self.loop.steps - first))
         if run.cancel_step:
