@@ -187,3 +187,34 @@ async def first_many(world: World) -> None:
 
     world.start("second", second())
     await redelivered(world, lambda at: asks(f"main at {at}", at, "ab"))
+
+
+@scenario()
+async def remember(world: World) -> None:
+    ledger = world.gate.ledger("done", window=3600.0, capacity=1000)
+
+    async def take(who: str) -> None:
+        asked = world.loop.time()
+        claim = await world.gate.claim("k", remember=ledger)
+        if claim.outcome is Outcome.SUCCEEDED and not claim.remembered:
+            world.promises.duplicate(who, "k", claim.result)
+        if claim.acquired:
+            with world.promises.holds(who, "k", fence=claim.fence, until=asked + LEASE) as holding:
+                await asyncio.sleep(0.02)
+                holding.settling = True
+                await settle(world, who, "k", claim, who)
+
+    async def check() -> None:
+        world.promises.check_effects("k")
+        claim = await world.gate.claim("k", remember=ledger)
+        if claim.acquired and world.promises.must_be_done("k"):
+            world.promises.broke("what a ledger shall remember is given again")
+
+    world.at_end(check)
+
+    async def second() -> None:
+        await asyncio.sleep(0.3)
+        await patiently(lambda: take("second"))
+
+    world.start("second", second())
+    await take("main")
