@@ -115,6 +115,10 @@ class Network:
         for process in self._processes:
             process.refusing = 0
 
+    def has_late(self, verb: str) -> bool:
+        """True if a packet of that verb has done something after its time."""
+        return any(each[0] == verb for each in self.late)
+
     def pack(self, verb: Verb, ops: Sequence[Op]) -> bytes:
         self._packed.append((verb.value, [op if isinstance(op, ClaimOp) else copy(op) for op in ops]))
         return b"@%07d" % (len(self._packed) - 1)

@@ -98,6 +98,13 @@ class Promises:
         self.note("KNOWN", f"{name}: {what}")
         self.accepted[name] += 1
 
+    def judge(self, what: str, *names: str) -> None:
+        """Count it as one of the known faults that are named, or else as a broken promise."""
+        if names:
+            self.accept(names[0], what)
+        else:
+            self.broke(what)
+
     # One owner, one effect
 
     @contextmanager

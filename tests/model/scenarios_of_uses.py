@@ -50,13 +50,12 @@ def given_once(world: World, thing: str, again: Callable[[], Awaitable[bool]]) -
         world.promises.check_uses(thing, world.after_error, world.after_cancel)
         was_given = world.promises.was_given(thing)
         given_again = await again()
-        late = {verb for verb, _, _ in world.network.late}
         if was_given and given_again:
-            what, name = f"{thing!r} was given, and is given again", "late take-back of an id"
-            world.promises.accept(name, what) if "forget_id" in late else world.promises.broke(what)
+            known = ["late take-back of an id"] if world.network.has_late("forget_id") else []
+            world.promises.judge(f"{thing!r} was given, and is given again", *known)
         elif not was_given and not given_again:
-            what, name = f"{thing!r} was given to no call, and is a duplicate", "late copy of an id"
-            world.promises.accept(name, what) if "first" in late else world.promises.broke(what)
+            known = ["late copy of an id"] if world.network.has_late("first") else []
+            world.promises.judge(f"{thing!r} was given to no call, and is a duplicate", *known)
 
     world.at_end(check)
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 from fastdedup import Dedup, LocalLRU, UnavailableError
@@ -33,7 +34,6 @@ PATIENCE = 60.0
 """Seconds after which a client counts as waiting for ever. All that a scenario does takes less."""
 GRACE = 0.2
 """Seconds that an operation may take beyond its own bound: the engine's grace, and latencies."""
-
 BACK_AT_ONCE = 0.05
 """Seconds in which a call that was told nothing is taken back while all goes well."""
 BACK = {
@@ -107,6 +107,8 @@ class World:
         self.after_error = 0.0 if waits_enough else self.after_cancel
         """The same after a call's error, which waits for the taking back, for one further timeout at most."""
         self.disturbances = len(fates)
+        self.cancelled_at: float = inf
+        """The step at which the main client was cancelled."""
         self.undisturbed = not fates and not run.cancel_step
         kind = SCENARIOS[run.scenario]
         self._far_end = MemoryFarEnd(loop.clock)
@@ -193,6 +195,7 @@ class World:
         def on_step(number: int) -> None:
             if number == step and not main.done():
                 self._log("main", "cancelled")
+                self.cancelled_at = number
                 main.cancel()
 
         self.loop.on_step = on_step
@@ -214,15 +217,11 @@ class World:
                 continue
             if record.owner[:1] != b"\0":
                 continue  # the same name gets its claim back, so it is left alone
-            what = f"{wire!r} is held for nobody for {record.left_ms} ms more"
-            holding, network = (wire, record.owner), self.network
-            late = ("claim", *holding) in network.late
-            if late and holding in network.found_another:
-                self.promises.accept("late claim", what)
-            elif late and holding in network.taken_back:
-                self.promises.accept("late claim after its undo", what)
-            else:
-                self.promises.broke(what)
+            known, holding, network = list[str](), (wire, record.owner), self.network
+            if ("claim", *holding) in network.late:
+                known += ["late claim"] if holding in network.found_another else []
+                known += ["late claim after its undo"] if holding in network.taken_back else []
+            self.promises.judge(f"{wire!r} is held for nobody for {record.left_ms} ms more", *known)
 
     async def _close(self) -> None:
         for gate in self.gates:
@@ -285,7 +284,6 @@ def replay(run: Run) -> Outcome:
 @contextmanager
 def simulating() -> Iterator[None]:
     """Prepare many runs: time and randomness are pinned, nothing is logged, garbage is collected by the way."""
-    disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     gc.collect()
     gc.freeze()
@@ -293,5 +291,5 @@ def simulating() -> Iterator[None]:
         with pinned():
             yield
     finally:
-        logging.disable(disabled)
+        logging.disable(logging.NOTSET)
         gc.unfreeze()

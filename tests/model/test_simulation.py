@@ -49,6 +49,7 @@ FEWEST = {
     "failed_anew": 1200,
     "released_anew": 850,
     "two_gates": 950,
+    "twins": 400,
 }
 """Runs of each scenario, at least: 15,000 together. A scenario that gets shorter by mistake is noticed."""
 MET = {
@@ -85,6 +86,8 @@ def outcomes(scenario: str) -> Iterable[Outcome]:
         yield from single_fates(scenario, order) if NIGHTLY else uncancelled(scenario, order)
     if NIGHTLY or scenario in SMALL:
         yield from pairs_of_fates(scenario, cancels=NIGHTLY)
+    if NIGHTLY:
+        yield from pairs_of_fates(scenario, 1, cancels=True)
 
 
 @pytest.mark.timeout(8 * 3600 if NIGHTLY else 300)
