@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,7 @@ from .far_end import MemoryFarEnd
 from .promises import ACCEPTED, FAULTS
 from .simulation import SCENARIOS, Outcome, Run, replay, simulating
 
+ROOT = Path(__file__).parents[2]
 NIGHTLY = os.environ.get("MODEL_DEPTH") == "nightly"
 ORDERS = range(1, 6) if NIGHTLY else (1,)
 SMALL = ("redeem_then_consume", "released_anew", "transition", "release_and_claim")
@@ -139,6 +141,7 @@ def test_another_process_repeats_a_run_exactly() -> None:
     printed = [
         subprocess.run(
             [sys.executable, "-c", program],
+            cwd=ROOT,
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
