@@ -80,8 +80,13 @@ def check_wait(world: World, who: str, key: str, asked: float, outcome: Outcome)
 async def claim_work_complete(world: World, who: str, gate: Dedup, key: str, wait: float = 0.0) -> Outcome:
     """Claim; work for a while, complete."""
     asked = world.loop.time()
-    with world.bounded(who, wait + 2 * TIMEOUT):
-        claim = await gate.claim(key, wait=wait)
+    try:
+        with world.bounded(who, wait + 2 * TIMEOUT):
+            claim = await gate.claim(key, wait=wait)
+    except UnavailableError as error:
+        if world.loop.time() < asked + wait and world.disturbances < 2:
+            world.promises.broke(f"{who} does not look again within its wait: {error!r}")
+        raise
     if wait:
         check_wait(world, who, key, asked, claim.outcome)
     if claim.outcome is Outcome.SUCCEEDED:

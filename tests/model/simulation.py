@@ -17,7 +17,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from fastdedup import Dedup, LocalLRU, UnavailableError
-from fastdedup.events import Conflict, Event
+from fastdedup.events import Conflict, Degraded, Event
 from fastdedup.protocol.operations import Reply
 
 from .determinism import SteppingLoop, begin, pinned
@@ -106,6 +106,7 @@ class World:
         self.after_error = 0.0 if waits_enough else self.after_cancel
         """The same after a call's error, which waits for the taking back, for one further timeout at most."""
         self.disturbances = len(fates)
+        self.is_resent = len(fates) == 1 and fates[0] in ("cut", "copied")
         self.cancelled_at: float = inf
         """The step at which the main client was cancelled."""
         self.undisturbed = not fates and not run.cancel_step
@@ -241,6 +242,8 @@ class World:
         self._log("event", repr(event))
         if isinstance(event, Conflict):
             self.promises.conflicts += 1
+        if isinstance(event, Degraded) and self.is_resent:
+            self.promises.broke("a packet whose connection broke was not sent again")
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.promises.broke(f"the loop's exception handler: {context}")
