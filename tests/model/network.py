@@ -16,8 +16,7 @@ from copy import copy
 from types import SimpleNamespace
 from typing import Any
 
-from fastdedup import Outcome
-from fastdedup.protocol.operations import ClaimOp, Code, Op, Reply, Stored, Verb, Verdict
+from fastdedup.protocol.operations import ClaimOp, Op, Reply, Verb
 from fastdedup.stores.redis import RedisStore
 from fastdedup.stores.redis.connection import RedisConnection
 
@@ -92,12 +91,6 @@ class Network:
         self.sent = 0
         self._processes: list[Process] = []
         self._subscribed: list[SimulatedTransport] = []
-        self.late: set[tuple[str, bytes, bytes]] = set()
-        """What packets of the fates hung and copied have done: verb, store key, and owner or entry."""
-        self.found_another: set[tuple[bytes, bytes]] = set()
-        """The store keys and owners of claims that have found another owner at work."""
-        self.taken_back: set[tuple[bytes, bytes]] = set()
-        """The store keys and owners of live records that were read: so the undo list finds what it releases."""
         self._scripts = {verb: CarriedScript(self, verb) for verb in Verb}
         far_end.on_freed(self._tell)
 
@@ -114,10 +107,6 @@ class Network:
         self._fates = {}
         for process in self._processes:
             process.refusing = 0
-
-    def has_late(self, verb: str) -> bool:
-        """True if a packet of that verb has done something after its time."""
-        return any(each[0] == verb for each in self.late)
 
     def pack(self, verb: Verb, ops: Sequence[Op]) -> bytes:
         self._packed.append((verb.value, [op if isinstance(op, ClaimOp) else copy(op) for op in ops]))
@@ -143,7 +132,7 @@ class Network:
         self, transport: SimulatedTransport, packet: Packet, numbers: list[int], fate: str
     ) -> None:
         def arrives(answers: bool = True) -> None:
-            reply = self._execute(transport, packet, numbers, late=fate in ("hung", "copied"))
+            reply = self._execute(transport, packet, numbers)
             if answers:
                 transport.answer_later(reply)
 
@@ -166,9 +155,7 @@ class Network:
         if fate == "copied":
             transport.lose()
 
-    def _execute(
-        self, transport: SimulatedTransport, packet: Packet, numbers: list[int], *, late: bool
-    ) -> bytes:
+    def _execute(self, transport: SimulatedTransport, packet: Packet, numbers: list[int]) -> bytes:
         if packet.verb == "info":
             return _INFO
         if not numbers:
@@ -178,21 +165,8 @@ class Network:
         for number in numbers:
             replies = self.replies[number] = [self._far_end.apply(op) for op in self._packed[number][1]]
             out.append(b"*2\r\n:%d\r\n:%d\r\n" % (round(self._clock() * 1_000_000), number))
-            self._note(packet, replies, late=late)
         self._log(packet, "takes effect", replies)
         return b"".join(out)
-
-    def _note(self, packet: Packet, replies: Sequence[Reply], *, late: bool) -> None:
-        for op, reply in zip(packet.ops, replies, strict=True):
-            took = reply is Code.OK
-            if isinstance(reply, Verdict):
-                took = reply.outcome is Outcome.ACQUIRED
-                if reply.outcome is Outcome.IN_PROGRESS:
-                    self.found_another.add((op.wire, op.owner))
-            if isinstance(reply, Stored) and reply.state in "PW":
-                self.taken_back.add((op.wire, reply.owner))
-            if late and took:
-                self.late.add((packet.verb, op.wire, getattr(op, "owner", None) or getattr(op, "entry", b"")))
 
     def _tell(self, wire: bytes) -> None:
         for transport in self._subscribed:

@@ -16,18 +16,7 @@ ACCEPTED = {
     "not taken back yet": "A first() or consume() was told nothing, and another call was a duplicate before what the "
     "first had left could be taken back: its process was cut off, or its packet came late. The docs say so.",
 }
-"""What is no promise, with its reason."""
-FAULTS = {
-    "late claim": "A claim was sent twice, and its resend found another owner at work, so nothing watches its key. "
-    "Its late copy takes the free key for nobody until the lease ends. (If it was acquired, its key is watched.)",
-    "late claim after its undo": "A claim was sent twice, and the undo list frees its key. It then forgets the "
-    "claim, or knows the fence of one copy only. The other copy comes late and takes the key until its lease ends.",
-    "late take-back of an id": "A call takes over the nonce of a call that was given up, and is told True. Then a "
-    "late copy of the take-back, which names that nonce, removes the id, and another call is told True as well.",
-    "late copy of an id": "A call was sent twice and cancelled, and its id was taken back. Then its late copy makes "
-    "the id a duplicate for the whole window, though no call was told True.",
-}
-"""What the runs have found in the code as it is, and shall be mended; `test_simulation.py` has a tuple of each."""
+"""What is no promise, with its reason. Only pairs of fates meet it."""
 
 
 @dataclass
@@ -81,7 +70,7 @@ class Promises:
         """Writes a line of the trace: who, and what it was told."""
         self.broken: list[str] = []
         self.accepted: Counter[str] = Counter()
-        """What is no promise, or a known fault: by the names in `ACCEPTED` and `FAULTS`."""
+        """What is no promise, by the names in `ACCEPTED`."""
         self.effects: defaultdict[str, list[Effect]] = defaultdict(list)
         self._holdings: defaultdict[str, list[Holding]] = defaultdict(list)
         self._uses: defaultdict[str, list[Use]] = defaultdict(list)
@@ -93,17 +82,10 @@ class Promises:
         self.broken.append(f"{self._now():.3f} {what}")
 
     def accept(self, name: str, what: str) -> None:
-        """Count what would be a broken promise but for an entry of `ACCEPTED` or `FAULTS`."""
-        assert name in ACCEPTED or name in FAULTS
+        """Count what would be a broken promise but for an entry of `ACCEPTED`."""
+        assert name in ACCEPTED
         self.note("KNOWN", f"{name}: {what}")
         self.accepted[name] += 1
-
-    def judge(self, what: str, *names: str) -> None:
-        """Count it as one of the known faults that are named, or else as a broken promise."""
-        if names:
-            self.accept(names[0], what)
-        else:
-            self.broke(what)
 
     # One owner, one effect
 

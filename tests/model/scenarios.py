@@ -73,8 +73,7 @@ def check_wait(world: World, who: str, key: str, asked: float, outcome: Outcome)
     if outcome is Outcome.SUCCEEDED and world.loop.time() > since + bound:
         world.promises.broke(f"{who} was told {world.loop.time() - since:.3f} s later that {key!r} is done")
     if outcome is Outcome.IN_PROGRESS and not world.promises.left_by_the_dead():
-        known = ["late claim"] if world.network.has_late("claim") else []
-        world.promises.judge(f"{who} waits for {key!r} in vain: nobody holds it for so long", *known)
+        world.promises.broke(f"{who} waits for {key!r} in vain: nobody holds it for so long")
 
 
 async def claim_work_complete(world: World, who: str, gate: Dedup, key: str, wait: float = 0.0) -> Outcome:

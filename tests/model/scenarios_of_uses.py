@@ -51,11 +51,9 @@ def given_once(world: World, thing: str, again: Callable[[], Awaitable[bool]]) -
         was_given = world.promises.was_given(thing)
         given_again = await again()
         if was_given and given_again:
-            known = ["late take-back of an id"] if world.network.has_late("forget_id") else []
-            world.promises.judge(f"{thing!r} was given, and is given again", *known)
+            world.promises.broke(f"{thing!r} was given, and is given again")
         elif not was_given and not given_again:
-            known = ["late copy of an id"] if world.network.has_late("first") else []
-            world.promises.judge(f"{thing!r} was given to no call, and is a duplicate", *known)
+            world.promises.broke(f"{thing!r} was given to no call, and is a duplicate")
 
     world.at_end(check)
 

@@ -217,11 +217,7 @@ class World:
                 continue
             if record.owner[:1] != b"\0":
                 continue  # the same name gets its claim back, so it is left alone
-            known, holding, network = list[str](), (wire, record.owner), self.network
-            if ("claim", *holding) in network.late:
-                known += ["late claim"] if holding in network.found_another else []
-                known += ["late claim after its undo"] if holding in network.taken_back else []
-            self.promises.judge(f"{wire!r} is held for nobody for {record.left_ms} ms more", *known)
+            self.promises.broke(f"{wire!r} is held for nobody for {record.left_ms} ms more")
 
     async def _close(self) -> None:
         for gate in self.gates:

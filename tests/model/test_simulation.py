@@ -22,7 +22,6 @@ from fastdedup.protocol.operations import Op, Reply
 from . import simulation
 from .exploring import pairs_of_fates, single_fates, uncancelled
 from .far_end import MemoryFarEnd
-from .promises import ACCEPTED, FAULTS
 from .simulation import SCENARIOS, Outcome, Run, replay, simulating
 
 ROOT = Path(__file__).parents[2]
@@ -54,23 +53,6 @@ FEWEST = {
     "twins": 400,
 }
 """Runs of each scenario, at least: 15,000 together. A scenario that gets shorter by mistake is noticed."""
-MET = {
-    "claim_and_complete": {"late claim"},
-    "consume": {"not taken back yet"},
-    "lock": {"late claim"},
-    "first": {"late take-back of an id"},
-    "first_many": {"not taken back yet", "late copy of an id"},
-    "released_anew": {"late claim after its undo"},
-}
-"""What each scenario meets of the two lists. A fault that is mended is met no more: then its name goes."""
-SHORTEST = {
-    "not taken back yet": Run("consume", ((1, "hung"),), 6),
-    "late claim": Run("lock", ((1, "copied"),)),
-    "late claim after its undo": Run("released_anew", ((0, "copied"),), 15),
-    "late take-back of an id": Run("first", ((3, "hung"),), 16),
-    "late copy of an id": Run("first_many", ((3, "copied"),), 16),
-}
-"""A run that meets it, for whoever wants to see its trace: `print(replay(SHORTEST[name]))`."""
 SEEDS = ("1", "2")
 
 pytestmark = [
@@ -107,13 +89,7 @@ def test_every_fate_and_cancellation_keeps_the_promises(scenario: str) -> None:
         shortest = min(broken, key=lambda outcome: (len(outcome.run.fates), len(outcome.trace)))
         pytest.fail(f"{len(broken)} of {runs} runs break a promise; the shortest:\n{shortest}", pytrace=False)
     assert runs >= FEWEST[scenario]
-    if not NIGHTLY:
-        assert accepted.keys() == MET.get(scenario, set())
-
-
-@pytest.mark.parametrize("name", [*ACCEPTED, *FAULTS])
-def test_what_is_known_is_shown_by_a_run(name: str) -> None:
-    assert replay(SHORTEST[name]).accepted.keys() == {name}
+    assert NIGHTLY or not accepted
 
 
 def test_there_are_enough_runs_of_every_scenario() -> None:
