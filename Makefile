@@ -21,7 +21,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-c
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-web test test-clients test-compiled test-servers lowest newest wheels matrix lint types format bench bench-check compiled chaos docs release-check fresh clean
+.PHONY: help demo demo-web test test-clients test-compiled test-servers lowest newest wheels matrix lint types format bench bench-check compiled chaos model docs release-check fresh clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -138,6 +138,10 @@ $(TESTED)/.stamp: pyproject.toml hatch_build.py hatch_docstrings.py $(shell find
 	@rm -rf $(TESTED) && mkdir -p $(TESTED)
 	@FASTDEDUP_COMPILE=1 MYPYC_OPT_LEVEL=0 $(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir $(TESTED) .
 	@touch $@
+
+# ARGS='-k transition' tries one scenario, half a minute for the shortest.
+model: $(DEV) ## simulate the gate over a network with two faults at a time, for hours
+	@MODEL_DEPTH=nightly $(BIN)/pytest -n $(WORKERS) tests/model/test_simulation.py $(ARGS)
 
 # Prints its seed first; ARGS='--seed N' repeats a run, ARGS=--quick takes a minute. See tests/chaos/README.md.
 chaos: $(DEV) redis-server libfaketime ## break real servers under load for about 10 minutes, and check every answer

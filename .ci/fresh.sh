@@ -17,6 +17,7 @@ short() {
   case $1 in
     bench | bench-check | chaos) echo "--quick" ;;
     demo-web) echo "--port 0" ;;
+    model) echo "-k transition" ;;
     *) echo "${ARGS:-}" ;;
   esac
 }

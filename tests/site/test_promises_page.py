@@ -8,6 +8,7 @@ from ..model import calls, interleavings
 from ..model.test_calls import FIRSTS, TRANSITIONS
 from ..model.test_closure import SCENES
 from ..model.test_interleavings import CASTS
+from ..model.test_simulation import FEWEST
 from ..sql_pages.pages import DOCS
 
 SECTION = (
@@ -28,6 +29,10 @@ def test_the_page_tells_how_much_the_model_tries() -> None:
         "distinct worlds on these schedules": sum(worlds for _, worlds in played),
     }
     assert {name: ROWS[name] for name in found} == {name: f"{number:,}" for name, number in found.items()}
+
+
+def test_the_page_tells_how_often_the_gate_is_simulated() -> None:
+    assert f"in {sum(FEWEST.values()):,} runs at least" in " ".join(SECTION.split())
 
 
 def test_the_page_tells_what_is_accepted() -> None:
