@@ -97,7 +97,7 @@ class GivenUp:
 
     def watch(self) -> None:
         """Look for whatever a late copy of it leaves from now on, and count it as over."""
-        self.fence, self.free_at = 0, 0.0
+        self.free_at = 0.0
         self.looks = max(self.looks, _PENDING_LOOKS)
         self.again_at = asyncio.get_running_loop().time() + _SECOND_LOOK
 
@@ -443,9 +443,13 @@ class UndoList:
         )
 
     def _taken_back(self, holding: Holding, given_up: GivenUp) -> None:
-        """Only watch a key from now on; not that of an owner with a name, who may claim it again."""
+        """Only watch a key from now on.
+
+        Not that of an owner with a name, who may claim it again, nor of a holding that was known by its fence: its
+        owner may have been handed on, and hold the key anew.
+        """
         self._given_up.pop(holding, None)
-        if not self._closed and (given_up.id is not None or is_drawn(holding[1])):
+        if not self._closed and not given_up.fence and (given_up.id is not None or is_drawn(holding[1])):
             given_up.watch()
             self._watches = True
             self._given_up[holding] = given_up
@@ -455,8 +459,6 @@ class UndoList:
             del self._given_up[holding]
         else:
             given_up.look_later()
-            if is_drawn(holding[1]):
-                given_up.fence = 0  # what this owner holds from now on, a late copy has acquired
             self._watches = self._watches or not given_up.is_pending
 
     async def _ask(self, ops: list[Op]) -> list[object]:

@@ -15,8 +15,10 @@ from typing import Any
 ACCEPTED = {
     "not taken back yet": "A first() or consume() was told nothing, and another call was a duplicate before what the "
     "first had left could be taken back: its process was cut off, or its packet came late. The docs say so.",
+    "late copy behind a release": "The release of a claim was cancelled or not answered, so it is known by its fence: "
+    "the owner may be handed on. A late copy of the claim has another fence, and holds the key until its lease ends.",
 }
-"""What is no promise, with its reason. Only pairs of fates meet it."""
+"""What is no promise, with its reason. Only pairs of fates meet the first."""
 
 
 @dataclass

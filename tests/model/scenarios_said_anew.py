@@ -64,6 +64,7 @@ async def failed_anew(world: World) -> None:
 @scenario()
 async def released_anew(world: World) -> None:
     """A release is cut short; the client says once more that the key is free."""
+    world.is_known_by_fence = True
     asked = world.loop.time()
     claim = await world.gate.claim("k")
     with world.promises.holds("main", "k", fence=claim.fence, until=asked + LEASE) as holding:

@@ -53,6 +53,8 @@ FEWEST = {
     "twins": 400,
 }
 """Runs of each scenario, at least: 15,000 together. A scenario that gets shorter by mistake is noticed."""
+MET = {"released_anew": {"late copy behind a release"}}
+"""What each scenario meets of the accepted list, with single fates."""
 SEEDS = ("1", "2")
 
 pytestmark = [
@@ -89,7 +91,7 @@ def test_every_fate_and_cancellation_keeps_the_promises(scenario: str) -> None:
         shortest = min(broken, key=lambda outcome: (len(outcome.run.fates), len(outcome.trace)))
         pytest.fail(f"{len(broken)} of {runs} runs break a promise; the shortest:\n{shortest}", pytrace=False)
     assert runs >= FEWEST[scenario]
-    assert NIGHTLY or not accepted
+    assert NIGHTLY or accepted.keys() <= MET.get(scenario, set())
 
 
 def test_there_are_enough_runs_of_every_scenario() -> None:
