@@ -1,8 +1,8 @@
 # The two main commands: `make demo` and `make test`. Each sets up everything that it needs; the next run is quick.
 
 PYTHON  ?= python3
-# One more than there are cores: tests wait for servers a tenth of their time.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
+# Two more than there are cores: tests wait for servers and deadlines a quarter of their time.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 2)
 
 BIN   := .venv/bin
 VENV  := .venv/.stamp-venv

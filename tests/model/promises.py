@@ -15,8 +15,8 @@ from typing import Any
 ACCEPTED = {
     "not taken back yet": "A first() or consume() was told nothing, and another call was a duplicate before what the "
     "first had left could be taken back: its process was cut off, or its packet came late. The docs say so.",
-    "late copy behind a release": "The release of a claim was cancelled or not answered, so it is known by its fence: "
-    "the owner may be handed on. A late copy of the claim has another fence, and holds the key until its lease ends.",
+    "late copy behind a release": "The release of a claim was cancelled or not answered. It is known by its fence, "
+    "as its owner may be handed on. A late copy of the claim has another fence, and holds the key for its lease.",
 }
 """What is no promise, with its reason. Only pairs of fates meet the first."""
 
