@@ -148,7 +148,8 @@ def test_a_python_store_shares_the_ledger(served: Sidecar, resp: redis.Redis) ->
     ask(resp, "FD.FIRST", "orders", "from another language")
 
     async def main() -> list[bool]:
-        async with Dedup(f"sidecar://{served.path}", namespace="shop") as dedup:
+        # It waits two timeouts for an id that another process has just remembered.
+        async with Dedup(f"sidecar://{served.path}", namespace="shop", timeout=1.0) as dedup:
             ledger = dedup.ledger("orders", window=timedelta(hours=1), capacity=10_000)
             return await ledger.first_many(["from another language", "from here"])
 

@@ -209,7 +209,7 @@ async def test_ids_that_the_sidecar_remembered_in_an_outage_get_into_the_store(
     settings: dict[str, Any] = {"window": 3600.0, "capacity": 1000}
     async with (
         Dedup(sidecar.url, namespace="local", timeout=5) as dedup,
-        Dedup(server.url, namespace="local", timeout=5) as direct,
+        Dedup(server.url, namespace="local", timeout=1) as direct,
     ):
         known, unknown = [dedup.ledger(name, **settings) for name in ("known", "unknown")]
         await known.open()
