@@ -22,7 +22,7 @@ from .gate.together import Together
 from .gate.undo import MAX_GIVEN_UP
 from .keys import check_namespace
 from .model import BreakerState, LedgerResize, LedgerStats, Record
-from .protocol.granted import GRANTED
+from .protocol.granted import GRANTED, LOOKS
 from .protocol.ledger_forms import DENSE_WIDTH, FILLING, SLOTS, LedgerForm
 from .protocol.ledger_ids import (
     NONCE_BYTES,
@@ -65,8 +65,6 @@ _TRIES: Final = 5
 _OK: Final = Code.OK  # naming an enum's member through its class costs 50 ns on Python 3.11
 _ALREADY: Final = Code.ALREADY
 _PENDING: Final = Code.PENDING
-_PAUSES: Final = 8
-"""Looks at an id that another call may still give back, half a timeout apart: it may do so for two timeouts."""
 _TOLD: Final = (Code.OK, Code.ALREADY, Code.PENDING)
 """Answers to a call for an id that need no verdict."""
 
@@ -198,7 +196,7 @@ class Ledger:
                 if reply is not _OK:
                     reply = self._verdict(op, entry, reply, name, named=named)
                 if reply is _PENDING:
-                    if pauses < _PAUSES and op.place not in GRANTED and not (undo and undo.knows(op)):
+                    if pauses < LOOKS and op.place not in GRANTED and not (undo and undo.knows(op)):
                         pauses += 1
                         tries -= 1
                         await asyncio.sleep(namespace.connection.timeout / 2)
@@ -512,7 +510,7 @@ class Ledger:
                     part = [each for each in part if each not in known]
                 ops = await self._ask_list(view, part, nonce, asked, named=named)
                 undo = self._namespace.connection.undo
-                pending |= settle_pending(ops, undo, again=pauses < _PAUSES)
+                pending |= settle_pending(ops, undo, again=pauses < LOOKS)
                 if undo:
                     duplicates = [op for op in ops if op.answer is Code.ALREADY]
                     for op in await self._may_be_first(duplicates, tries, named=named):

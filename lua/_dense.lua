@@ -116,7 +116,7 @@ local function dense(slot)
     return same_call(stored, nonce)
   end
 
-  -- Returns the answer to a call for an id that lies at `at`: nil where the call itself has remembered it.
+  -- Returns the answer to a call for an id that lies at `at`: nil if the call itself has remembered it.
   local function answer_at(bucket, at, digest, nonce, patience, ledger)
     local stored, fault = nonce_at(bucket, at, digest)
     if not stored then return fault end

@@ -53,7 +53,7 @@ local function same_call(nonce, entry)
 end
 
 -- Returns what a call is told of an id that another call has remembered, in `then_slot` and with the nonce whose bytes are
--- n1 to tick: PENDING where that call may still be taken back, so that the id is no duplicate yet. `patience`: ticks for which
+-- n1 to tick: PENDING if that call may still be taken back, so that the id is no duplicate yet. `patience`: ticks for which
 -- that may be so; an entry of the same tick in an earlier slot is older.
 local function answer_known(ledger, patience, then_slot, n1, n2, n3, n4, tick)
   if (ledger.tick - tick) % 256 > patience or patience == 0 or n1 + n2 + n3 + n4 == 0 then return ALREADY end

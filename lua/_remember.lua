@@ -29,7 +29,7 @@ local function rewrite(key, bucket, tags, old, entry, ledger)
   }), 'PX', ledger.keep)
 end
 
--- Returns nil where the id is remembered for this call, else a code. The last byte of `entry` is the call's patience, see
+-- Returns nil if the id is remembered for this call, else a code. The last byte of `entry` is the call's patience, see
 -- `answer_known`; what is stored has the tick there.
 local function remember(key, entry, ledger)
   local width, slot, step = ledger.width, ledger.slot, ledger.step

@@ -17,7 +17,7 @@ from ..errors import ConfigError, ShortfallError, UnavailableError, foreign
 from ..events import KEPT_LOCALLY, Degraded, Shortfall, Unreplayed
 from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPolicy
 from ..fallback.reject import Reject
-from ..protocol.granted import GRANTED
+from ..protocol.granted import GRANTED, LOOKS
 from ..protocol.keyspace import names_of
 from ..protocol.ledgers import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
 from ..protocol.operations import (
@@ -39,9 +39,6 @@ from .settings import Settings
 from .watchers import Watchers
 
 _FREEING: Final = (Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.FORGET)
-_LOOKS: Final = 8
-"""Looks at a token's use, half a timeout apart: twice as many as a use needs to be sure. Meanwhile another caller may
-have used the token, and lost its reply as well."""
 _OF_OWNERS: Final = (Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.RENEW)
 _GRANTING: Final = (Verb.CLAIM, Verb.CLAIM_REMEMBERED, Verb.TRANSITION, Verb.FIRST)
 
@@ -190,7 +187,7 @@ class Ask:
         until it is older than two timeouts, and asks again; at once if this process itself was told of it.
         """
         verdict = await self._used(op)
-        for _ in range(_LOOKS):
+        for _ in range(LOOKS):
             pause = self._unsettled_seconds(op, verdict)
             if pause <= 0:
                 break
@@ -352,7 +349,7 @@ class Ask:
             self._timed.hear_time(time_us)
         try:
             if op.verb in _OF_OWNERS and connection.engine is None and not self._holds(op):
-                raise error  # the gate is closed, so nobody would bring the policy's answer into the store
+                raise error  # a closed gate brings no answer of the policy into the store
             reply = self._policy.answer(op, error)
         except UnavailableError as refusal:
             self._report_degraded(op, error, answered=False)

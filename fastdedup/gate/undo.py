@@ -239,9 +239,9 @@ class UndoList:
     def keep_id(self, op: FirstOp, *, named: bool) -> None:
         """Leave an id alone: the call that gave it up asks for it again.
 
-        A call without a name takes the place of one that was given up, nonce and all. So it is told True where that
-        has taken effect, also where its command lies in a socket still and takes effect later. Not once the store was
-        asked to remove that call's id: the removal may come late, and would take the id from this call.
+        A call without a name takes the place of a call that was given up, and its nonce. So it is told True if that
+        call has taken effect, or takes effect later because its command still lies in a socket. It takes no place
+        that the store was asked to remove: the removal may come late, and would remove this call's id.
         """
         if self._given_up.pop((op.wire, op.entry), None) is None and not named and self._places:
             for entry in self._entries(op.place):

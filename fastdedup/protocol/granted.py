@@ -12,6 +12,9 @@ from typing import Final
 
 MOST: Final = 50_000
 """Entries after which a new generation begins. To drop one early costs the next duplicate a wait, and no more."""
+LOOKS: Final = 8
+"""Looks at a use or an id that another process may still give back, half a timeout apart: twice as many as it takes
+until it is older than two timeouts. Meanwhile another caller may have taken it, and lost its reply as well."""
 _SECONDS: Final = 30.0
 """Seconds for which an entry is remembered at least, unless there are more than `MOST`."""
 

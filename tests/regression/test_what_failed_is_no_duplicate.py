@@ -25,6 +25,8 @@ from ..sidecar.running import Sidecar
 
 TIMEOUT = 0.6
 TIMINGS = 6
+LONGER = 1.2
+"""Seconds, the timeout of gates of which another waits for what they give back: a busy machine is late."""
 
 
 class Asking:
@@ -90,19 +92,19 @@ Consume = Callable[[str], Awaitable[str]]
 
 @asynccontextmanager
 async def a_gate(url: str) -> AsyncIterator[Consume]:
-    async with Dedup(url, namespace="t", timeout=TIMEOUT) as dedup:
+    async with Dedup(url, namespace="t", timeout=LONGER) as dedup:
         yield dedup.tokens.consume
 
 
 @asynccontextmanager
 async def synchronous_code(url: str) -> AsyncIterator[Consume]:
-    with synchronous.Dedup(url, namespace="t", timeout=TIMEOUT) as dedup:
+    with synchronous.Dedup(url, namespace="t", timeout=LONGER) as dedup:
         yield functools.partial(asyncio.to_thread, dedup.tokens.consume)
 
 
 @asynccontextmanager
 async def a_sidecar(url: str) -> AsyncIterator[Consume]:
-    with Sidecar("--url", url, "--namespace", "t", "--timeout", str(TIMEOUT)) as sidecar:
+    with Sidecar("--url", url, "--namespace", "t", "--timeout", str(LONGER)) as sidecar:
 
         async def consume(token: str) -> str:
             transport = httpx.AsyncHTTPTransport(uds=str(sidecar.path))
@@ -127,13 +129,13 @@ async def test_a_use_that_is_taken_back_is_never_told_as_used(
     """To another process that asks while the first still waits for its reply."""
     async with (
         proxied(redis_server) as proxy,
-        Dedup(proxy.url, namespace="t", timeout=TIMEOUT) as dedup,
+        Dedup(proxy.url, namespace="t", timeout=LONGER) as dedup,
         asker(redis_url) as consume_there,
     ):
         await dedup.tokens.consume(await dedup.tokens.issue())
         token = await dedup.tokens.issue()
         (wire,) = (wire for wire, record in records(redis_server).items() if record[1:2] == b"I")
-        hold_for(proxy, 1.5 * TIMEOUT)
+        hold_for(proxy, 1.1 * LONGER)
         first = asyncio.ensure_future(dedup.tokens.consume(token))
         await wait_until(lambda: records(redis_server)[wire][1:2] == b"S", description="it is used")
         assert await consume_there(token) == Outcome.ACQUIRED
@@ -149,13 +151,13 @@ _fresh = itertools.count()
 
 @asynccontextmanager
 async def ledger_of_a_gate(url: str, dense: bool) -> AsyncIterator[Remember]:
-    async with Dedup(url, namespace="t", timeout=TIMEOUT) as dedup:
+    async with Dedup(url, namespace="t", timeout=LONGER) as dedup:
         yield dedup.ledger("orders", **LEDGER, dense=dense).first
 
 
 @asynccontextmanager
 async def list_of_a_gate(url: str, dense: bool) -> AsyncIterator[Remember]:
-    async with Dedup(url, namespace="t", timeout=TIMEOUT) as dedup:
+    async with Dedup(url, namespace="t", timeout=LONGER) as dedup:
         ledger = dedup.ledger("orders", **LEDGER, dense=dense)
 
         async def first(id: int) -> bool:
@@ -166,14 +168,14 @@ async def list_of_a_gate(url: str, dense: bool) -> AsyncIterator[Remember]:
 
 @asynccontextmanager
 async def ledger_of_synchronous_code(url: str, dense: bool) -> AsyncIterator[Remember]:
-    with synchronous.Dedup(url, namespace="t", timeout=TIMEOUT) as dedup:
+    with synchronous.Dedup(url, namespace="t", timeout=LONGER) as dedup:
         yield functools.partial(asyncio.to_thread, dedup.ledger("orders", **LEDGER, dense=dense).first)
 
 
 @asynccontextmanager
 async def ledger_of_a_sidecar(url: str, dense: bool) -> AsyncIterator[Remember]:
     config = f"[ledgers.orders]\nwindow = 60\ncapacity = 1_000\ndense = {str(dense).lower()}\n"
-    options = ("--namespace", "t", "--timeout", str(TIMEOUT))
+    options = ("--namespace", "t", "--timeout", str(LONGER))
     with Sidecar("--url", url, *options, config=config) as sidecar, sidecar.client() as client:
 
         async def first(id: int) -> bool:
@@ -211,7 +213,7 @@ async def test_an_id_that_is_given_back_is_never_told_as_a_duplicate(
     """To another process that asks while the first still waits for its reply. One that was answered costs no wait."""
     async with (
         proxied(redis_server) as proxy,
-        Dedup(proxy.url, namespace="t", timeout=TIMEOUT) as dedup,
+        Dedup(proxy.url, namespace="t", timeout=LONGER) as dedup,
         Dedup(redis_url, namespace="t", timeout=5.0) as witness,
         asker(redis_url, dense) as first_there,
     ):
@@ -219,7 +221,7 @@ async def test_an_id_that_is_given_back_is_never_told_as_a_duplicate(
         warm, new = next(_fresh), next(_fresh)  # of a dense ledger, this process knows which ids it was told
         assert await ours.first(warm)
         await theirs.seen(new)
-        hold_for(proxy, 1.5 * TIMEOUT)
+        hold_for(proxy, 1.1 * LONGER)
         first = asyncio.ensure_future(ours.first(new))
         await wait_until(lambda: theirs.seen(new), description="it is remembered")
         assert await first_there(new)

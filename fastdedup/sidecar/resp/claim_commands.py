@@ -115,7 +115,7 @@ async def claim_in_task(
 ) -> bytes:
     """Make a claim that takes a task; return the reply.
 
-    If the client has gone meanwhile, a claim of a drawn owner is released: nobody knows that owner.
+    If the client has gone meanwhile, a claim of a drawn owner is released, because no client knows that owner.
     """
     if not ephemeral:
         answer = await call()

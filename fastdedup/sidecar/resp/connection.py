@@ -224,7 +224,7 @@ class RespConnection(asyncio.Protocol):
     # The commands' calls
 
     def has_gone(self) -> bool:
-        """True if nobody reads the replies. A client that has closed its sending side may be gone without a sign."""
+        """True if no client reads the replies. One that has closed its sending side may be gone without a sign."""
         if self._draining and not self.gone and hung_up(self._transport):
             self.gone = True
             self._transport.abort()

@@ -342,8 +342,8 @@ def marks_of(verb: Verb) -> bytes:
 def store(connection: RespConnection, command: list[bytes]) -> bytes:
     """`FD.STORE protocol`, a store's first command.
 
-    The reply: the protocol, a command's limit in bytes, the time of the sidecar's store in microseconds since 1970, 0
-    where that has told none, and that it takes `PATIENT`.
+    The reply: the protocol, a command's limit in bytes, the time of the sidecar's store in microseconds since 1970 (0
+    if it is not known), and that it takes `PATIENT`.
     """
     if command[1:] != [b"%d" % PROTOCOL]:
         raise ConfigError(
