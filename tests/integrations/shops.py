@@ -118,6 +118,18 @@ class ShopProcess:
         assert answer.status_code == 200, answer.text
         return answer.json()  # type: ignore[no-any-return]
 
+    def settled_stats(self) -> dict[str, Any]:
+        """Return /stats once every worker has written all of its own, which each does four times a second."""
+        before: dict[str, Any] = {}
+
+        def unchanged() -> bool:
+            nonlocal before
+            last, before = before, self.stats()
+            return last == before
+
+        until(unchanged, description="the figures stand still", every=0.5)
+        return before
+
     def restock(self) -> None:
         """Put as many units on the shelf as the sale began with."""
         with self.visitor() as client:

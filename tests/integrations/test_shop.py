@@ -8,7 +8,6 @@ import json
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -183,21 +182,8 @@ def test_bad_input_orders_nothing(
 # Behind the counter
 
 
-def settled_stats(shop: ShopProcess) -> dict[str, Any]:
-    """Return the figures once every worker has written all of its own."""
-    before: dict[str, Any] = {}
-
-    def unchanged() -> bool:
-        nonlocal before
-        last, before = before, shop.stats()
-        return last == before
-
-    until(unchanged, description="the figures stand still", every=0.3)
-    return before
-
-
 def test_the_figures_of_all_workers_are_added_up(shop: ShopProcess) -> None:
-    before = settled_stats(shop)
+    before = shop.settled_stats()
     for _ in range(4):
         with shop.visitor() as client:  # a connection of its own, to either worker
             key = str(uuid.uuid4())
@@ -276,7 +262,7 @@ def test_orders_by_json_are_refused_or_taken_locally_as_the_buyer_chose(small: S
 
 
 def test_two_workers_that_go_on_locally_may_both_sell_and_then_say_so(shop: ShopProcess) -> None:
-    before, key = shop.stats(), str(uuid.uuid4())
+    before, key = shop.settled_stats(), str(uuid.uuid4())
     with shop.visitor() as bold:
         bold.post("/redis", data={"do": "stop"})
         orders = set()
