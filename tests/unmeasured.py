@@ -41,6 +41,7 @@ FILES = frozenset(
         "messages/test_killed_workers.py",
         "model/test_calls.py",
         "model/test_closure.py",
+        "model/test_crashes.py",
         "model/test_interleavings.py",
         "outage/test_faults.py",
         "outage/test_policies.py",
