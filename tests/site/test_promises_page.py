@@ -7,6 +7,7 @@ import re
 from ..model import calls, interleavings
 from ..model.test_calls import FIRSTS, TRANSITIONS
 from ..model.test_closure import SCENES
+from ..model.test_crashes import CRASHES, TAKEOVERS
 from ..model.test_interleavings import CASTS
 from ..model.test_simulation import FEWEST
 from ..sql_pages.pages import DOCS
@@ -33,6 +34,12 @@ def test_the_page_tells_how_much_the_model_tries() -> None:
 
 def test_the_page_tells_how_often_the_gate_is_simulated() -> None:
     assert f"in {sum(FEWEST.values()):,} runs at least" in " ".join(SECTION.split())
+
+
+def test_the_page_tells_how_often_a_delivery_dies() -> None:
+    text = " ".join(SECTION.split())
+    assert f"at {CRASHES:,} steps at least" in text
+    assert f"At {TAKEOVERS:,} further steps" in text
 
 
 def test_the_page_tells_what_is_accepted() -> None:
