@@ -93,25 +93,41 @@ class Delivery:
     """A delivery of the message.
 
     Args:
-        run: what becomes of it, if it is the first one; then `parent` hears of that.
+        doer: its name.
         on_busy: called if another one's transaction is in its way.
     """
 
-    def __init__(
-        self, doer: str, run: Run, parent: socket.socket | None = None, on_busy: Callable[[], object] = bool
-    ) -> None:
+    def __init__(self, doer: str, on_busy: Callable[[], object] = lambda: None) -> None:
         self.doer = doer
         self.on_busy = on_busy
-        self._pauses, self._dies = (run.pauses, run.dies) if parent else (0, 0)
-        self._parent = parent
-        # Mutable: are steps counted, the numbers to come, and the connection of the last transaction.
-        self._counts = False
-        self._numbers = itertools.count(1)
         self.connection: sqlite3.Connection | None = None
+        """That of the last transaction."""
 
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Count the steps within a block."""
+        yield
+
+    def step(self, *_: object) -> None:
+        """Take a step."""
+
+    def reach(self, point: int | str) -> None:
+        """Reach a point."""
+
+
+class FirstDelivery(Delivery):
+    """The first delivery, which pauses and dies as a run says. `parent` hears of that."""
+
+    def __init__(self, run: Run, parent: socket.socket) -> None:
+        super().__init__("first")
+        self._parent = parent
+        self._pauses, self._dies = run.pauses, run.dies
+        # Mutable: are steps counted, and the numbers to come.
+        self._counts = False
+        self._numbers = itertools.count(1)
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
         self._counts = True
         yield
         self._counts = False
@@ -124,7 +140,7 @@ class Delivery:
                 self.end("died")
 
     def reach(self, point: int | str) -> None:
-        if self._parent is not None and point == self._pauses:
+        if self._pauses and point == self._pauses:
             self._pauses, self._numbers = 0, itertools.count(1)
             self._tell("paused")
             self._parent.recv(1)
@@ -134,7 +150,6 @@ class Delivery:
         os._exit(0)
 
     def _tell(self, what: str) -> None:
-        assert self._parent is not None
         connection = self.connection
         has_written = connection is not None and is_begun(connection) and connection.total_changes > 0
         self._parent.send(json.dumps([what, has_written]).encode())
@@ -277,7 +292,7 @@ class Forked:
     @staticmethod
     def _live(run: Run, url: str, database: str, parent: socket.socket) -> None:
         try:
-            first = Delivery("first", run, parent)
+            first = FirstDelivery(run, parent)
             do = asyncio.Handle._run
 
             def step(handle: asyncio.Handle) -> None:
@@ -338,10 +353,8 @@ class Shop:
             broken.append(f"at the end: {end}")
         return Played(run, stage, told, effects, broken)
 
-    def _deliver(self, run: Run, doer: str, on_busy: Callable[[], object] = bool) -> str:
-        return deliver(
-            WAYS[run.way][1], self._server.url, self._database, Delivery(doer, run, on_busy=on_busy)
-        )
+    def _deliver(self, run: Run, doer: str, on_busy: Callable[[], object] = lambda: None) -> str:
+        return deliver(WAYS[run.way][1], self._server.url, self._database, Delivery(doer, on_busy))
 
     def _disturb(self, run: Run) -> None:
         """Let Redis forget everything, or let each lease end."""
