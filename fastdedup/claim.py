@@ -30,6 +30,7 @@ from .gate.connection import LONGEST_PAUSE
 from .gate.namespace import Namespace
 from .gate.tracing import Tracing
 from .model import Outcome
+from .protocol.granted import note_use
 from .protocol.ledgers import ECHO_MS, RememberedClaimOp, RememberedSettleOp
 from .protocol.operations import ClaimOp, Code, Op, ReadOp, ReleaseOp, RenewOp, SettleOp, Stored, Verdict
 from .protocol.owners import owner_text
@@ -541,6 +542,8 @@ class Claim:
         else:
             code = ask.counted(op, answer, since, is_tried_again=settles)
         if code == Code.OK:
+            if self._call.terms.redeems and isinstance(op, SettleOp):
+                note_use(op)
             return None
         if isinstance(op, RememberedSettleOp) and code != Code.LOST:
             call = cast(RememberedClaimOp, self._call)

@@ -107,6 +107,9 @@ class Tokens:
         Await the call or enter it with `async with`; the arguments are those of `Dedup.claim`. A token that was
         redeemed and released, or whose redeemer crashed, can be redeemed again by its subject for another `ttl`
         seconds, also past its `token_ttl`: its form was sent in time.
+
+        As `consume` does, it waits while the token is used without a result, and another process may still take that
+        use back.
         """
         call = self._call(token, subject, Mode.REDEEM, lease, ttl, owner)
         call.set_patience(wait, renew)

@@ -152,6 +152,8 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
             raise
         if type(reply) is not Verdict or reply.short:
             reply = self._judged(reply)
+        elif reply.outcome is _SUCCEEDED and self.terms.redeems and not reply.payload:
+            reply = yield from self._until_use_stays(reply).__await__()
         elif counters is not None and not (reply.outcome is _IN_PROGRESS and self._is_no_answer(reply)):
             if self.patient or not self.terms.shared:
                 counters.observe(
@@ -179,8 +181,15 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
 
     async def _use(self) -> Verdict:
         """Use a token up: see `Ask.use`; count what came of it."""
+        return await self._counted(self._namespace.ask.use(self))
+
+    async def _until_use_stays(self, verdict: Verdict) -> Verdict:
+        """Return the verdict on a token that was found used: see `Ask.until_use_stays`; count what came of it."""
+        return await self._counted(self._namespace.ask.until_use_stays(self, verdict))
+
+    async def _counted(self, use: Coroutine[Any, Any, Verdict]) -> Verdict:
         try:
-            verdict = await self._namespace.ask.use(self)
+            verdict = await use
         except Exception as fault:
             count_claim(self._namespace, self, fault, self)
             raise

@@ -180,6 +180,9 @@ async def claim_once(namespace: Namespace, call: ClaimOp, terms: Terms) -> Verdi
         await cast(RememberedClaimOp, call).find_again(Code.STALE, moves=True)
         op = call.look(terms)
         verdict = await namespace.ask.claim(op)
+    if terms.redeems and verdict.outcome is Outcome.SUCCEEDED:
+        verdict = await namespace.ask.until_use_stays(op, verdict)
+        call.at = op.at if hasattr(op, "at") else call.at
     if verdict.outcome is Outcome.ACQUIRED:
         given_up = namespace.connection.undo.keep(op)  # an earlier look, which may have acquired it
         if given_up or hasattr(op, "unsure"):

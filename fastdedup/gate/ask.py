@@ -181,23 +181,35 @@ class Ask:
         return self.claim_verdict(op, answer)
 
     async def use(self, op: ClaimOp) -> Verdict:
-        """Use a token up: as `claim`, and it never says SUCCEEDED of a use that may still be taken back.
+        """Use a token up: as `claim`, then `until_use_stays`.
 
-        A use that got no answer is taken back before its error is raised. Another caller that meets such a use waits
-        until it is older than two timeouts, and asks again; at once if this process itself was told of it.
+        A use that got no answer is taken back before its error is raised.
         """
-        verdict = await self._used(op)
+        verdict = await self.until_use_stays(op, await self._used(op))
+        if verdict.outcome == "acquired":
+            GRANTED.add(op.wire)
+        return verdict
+
+    async def until_use_stays(self, op: ClaimOp, verdict: Verdict) -> Verdict:
+        """Ask again while a verdict tells of a token's use that may still be taken back; return the last verdict.
+
+        A use of another process may be taken back until it is older than two timeouts. A use that this process itself
+        was told of stays.
+        """
+        look = self._used if op.terms.consumes else self.claim
         for _ in range(LOOKS):
             pause = self._unsettled_seconds(op, verdict)
             if pause <= 0:
                 break
             await asyncio.sleep(min(pause, self._connection.timeout / 2))
-            again = ClaimOp(op.wire, op.terms, op.owner, op.fingerprint)
-            again.named = op.named
-            verdict = await self._used(again)
-        if verdict.outcome == "acquired":
-            self._connection.undo.keep(op)  # an earlier look may be watched
-            GRANTED.add(op.wire)
+            again = op.look(op.terms)
+            verdict = await look(again)
+            if verdict.outcome == "acquired":
+                self._connection.undo.keep(again)  # an earlier look may be watched
+                if hasattr(again, "at"):
+                    op.at = again.at
+                if hasattr(again, "unsure"):
+                    op.unsure = True
         return verdict
 
     async def _used(self, op: ClaimOp) -> Verdict:

@@ -12,6 +12,7 @@ from ..errors import ClaimLostError, foreign
 from ..events import LeaseLost
 from ..keys import Fingerprint
 from ..model import Record, RecordKind, State
+from ..protocol.granted import note_use
 from ..protocol.keyspace import Keyspace, Kind, names_of
 from ..protocol.operations import (
     ClaimOp,
@@ -130,6 +131,8 @@ class Namespace:
         key = names_of(op.wire)[1]
         if await self.ask.run(op) != Code.OK:
             raise ClaimLostError(f"{key!r} is not held by this owner; nothing was changed")
+        if isinstance(op, SettleOp) and self.keyspace(Kind.TOKEN).has(op.wire):
+            note_use(op)
         self.recent.pop(key, None)
 
     def forgot(self, op: Op) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Final
 
+from .operations import SettleOp
+
 MOST: Final = 50_000
 """Entries after which a new generation begins. To drop one early costs the next duplicate a wait, and no more."""
 LOOKS: Final = 8
@@ -56,3 +58,9 @@ class Granted:
 
 GRANTED: Final = Granted()
 """Of all gates of this process."""
+
+
+def note_use(op: SettleOp) -> None:
+    """Remember a token that its owner has completed without a result: its record looks like that of a `consume`."""
+    if op.succeeded and not op.payload:
+        GRANTED.add(op.wire)

@@ -83,7 +83,17 @@ class Mode(StrEnum):
 class Terms:
     """The settings that claims share; a batch states them once. Compared by identity: make them with `terms()`."""
 
-    __slots__ = ("consumes", "header", "keep_ms", "lease_ms", "mode", "remembered", "shared", "watch")
+    __slots__ = (
+        "consumes",
+        "header",
+        "keep_ms",
+        "lease_ms",
+        "mode",
+        "redeems",
+        "remembered",
+        "shared",
+        "watch",
+    )
 
     def __init__(
         self, mode: Mode, lease_ms: int, keep_ms: int, watch: bool, remembered: bool = False
@@ -96,6 +106,7 @@ class Terms:
         """The claimant waits: the operation that frees or settles the key must publish that."""
         # Looked up once here: naming an enum's member costs 50 ns, and a claim would do so several times.
         self.consumes = mode is Mode.CONSUME
+        self.redeems = mode is Mode.REDEEM
         self.shared = mode is Mode.CLAIM and not remembered
         """Equal concurrent claims may share one operation; each use of a token needs an answer of its own.
 
@@ -189,7 +200,8 @@ class ClaimOp(Op):
         """Return an operation that asks for the same key on behalf of the same owner."""
         op = ClaimOp(self.wire, terms, self.owner, self.fingerprint)
         op.named = self.named
-        op.key = self.key
+        if hasattr(self, "key"):
+            op.key = self.key
         return op
 
     def let_witness(self, witness: Witness) -> None:

@@ -2,10 +2,10 @@
 
 A client follows a script of two to four operations. Each sending may go well, lose its reply, or get lost, or be held
 back: then it arrives at any later point. A client without a reply asks again or gives up. It takes back what it gave
-up as `fastdedup/gate/undo.py` does: it reads the record, releases it by owner and fence, and looks for a late copy. A
-`consume` that meets a use by another client asks again until that use is gone, or is older than two timeouts. At any
-point the lease may end, and then the record. The rules at the end of this file say what must never happen, and
-`ACCEPTED` says where they are broken, and why.
+up as `fastdedup/gate/undo.py` does: it reads the record, releases it by owner and fence, and looks for a late copy.
+If a `consume` or a `redeem` meets another client's use without a result, it asks again until that use is gone, or is
+older than two timeouts. At any point the lease may end, and then the record. The rules at the end of this file say
+what must never happen, and `ACCEPTED` says where they are broken, and why.
 
 Schedules that lead to the same world go on alike: the rest is explored once, and each is counted.
 """
@@ -50,8 +50,8 @@ class Client(NamedTuple):
     """How often it still looks for what it gave up."""
     did: bool = False
     """It has done the work."""
-    duplicate: str = ""
-    """The verb to which it was told that the work is done."""
+    duplicate: bool = False
+    """It was told that the work is done."""
     gave_up: bool = False
     """It got no reply to its claim or its release, and was told of an error."""
 
@@ -68,8 +68,8 @@ class World(NamedTuple):
     """A sending that is still under way, and whose it is."""
     came_late: int
     """Whose copy has taken the key when its client looked no more; -1: no copy has."""
-    freed: str
-    """A use was taken back: in time, or late, which is more than two timeouts after it was made."""
+    freed_late: bool
+    """A use was taken back more than two timeouts after it was made."""
     losses: int
     copies: int
     leases: int
@@ -114,7 +114,8 @@ def operation(verb: str, mine: bytes, fence: int) -> Any:
     raise ValueError(verb)
 
 
-CLAIMING = ("claim", "redeem", "consume")
+USING = ("redeem", "consume")
+CLAIMING = ("claim", *USING)
 
 
 class Play:
@@ -135,7 +136,7 @@ class Play:
         self._owners = [owner(who, script) for who, script in enumerate(scripts)]
         top = record.fence if record else 0
         clients = tuple(Client() for _ in scripts)
-        self._start = World(record, START_US, clients, top, None, -1, "", losses, copies, leases)
+        self._start = World(record, START_US, clients, top, None, -1, False, losses, copies, leases)
         self._schedules: dict[World, int] = {}
         self._trace: list[Event] = []
         self.accepted: Counter[str] = Counter()
@@ -216,7 +217,7 @@ class Play:
         record, reply = step(world.record, ask, world.now_us)
         done = rise(world._replace(record=record))
         heard = self._hear(who, client, reply, world)
-        if heard != world.clients[who] or verb != "consume":  # else it is to ask again later
+        if heard != world.clients[who] or verb not in USING:  # else it is to ask again later
             yield Event(who, verb, ask, reply, True), set_client(done, who, heard)
         if not world.losses:
             return
@@ -239,7 +240,8 @@ class Play:
         verb, verbs = self._verb(who, client), self._scripts[who].verbs
         asked_twice = client.asked_twice or (client.phase == SILENT and verb in CLAIMING)
         client = client._replace(phase=READY, asked_twice=asked_twice)
-        if verb == "consume" and reply.code == "SUCCEEDED" and is_young(reply.fence, world):
+        used = verb in USING and reply.code == "SUCCEEDED" and not reply.result
+        if used and is_young(reply.fence, world):
             return client  # it tries again
         client = client._replace(at=client.at + 1)
         if reply.code == "ACQUIRED":
@@ -250,7 +252,7 @@ class Play:
         elif reply.code == "IN_PROGRESS" and verbs[client.at : client.at + 1] == (verb,):
             return client  # it tries again
         elif reply.code != "OK":
-            told = verb if reply.code in ("SUCCEEDED", "FAILED") else ""
+            told = reply.code in ("SUCCEEDED", "FAILED")
             until = 0 if reply.code == "LOST" else client.until
             return self._end(who, client._replace(duplicate=told, until=until), reply)
         if verb == "renew":
@@ -292,8 +294,8 @@ class Play:
         looks = client.asked_twice or reply.code != "OK"
         client = client._replace(phase=LOOKING, looks=1) if looks else client._replace(phase=OVER)
         after = world._replace(record=record)
-        if consumed and reply.code == "OK" and world.freed != "late":
-            after = after._replace(freed="in time" if is_young(client.fence, world) else "late")
+        if consumed and reply.code == "OK" and not is_young(client.fence, world):
+            after = after._replace(freed_late=True)
         return Event(who, "takes it back", ask, reply), set_client(after, who, client)
 
     def _arrive(self, world: World, who: int, ask: Any) -> Move:
@@ -463,11 +465,7 @@ def a_chosen_owner_is_gone(owners: Sequence[bytes], world: World) -> bool:
 
 
 def a_use_was_taken_back_late(owners: Sequence[bytes], world: World) -> bool:
-    return world.freed == "late"
-
-
-def only_a_redeem_was_told(owners: Sequence[bytes], world: World) -> bool:
-    return world.freed == "in time" and {client.duplicate for client in world.clients} <= {"", "redeem"}
+    return world.freed_late
 
 
 ACCEPTED: dict[str, Accepted] = {
@@ -479,9 +477,6 @@ ACCEPTED: dict[str, Accepted] = {
     ),
     "a `consume` that was given up is taken back later than two timeouts after it was done": Accepted(
         (a_duplicate_is_of_work_that_was_done,), a_use_was_taken_back_late
-    ),
-    "a `redeem` is told at once of a use that may still be taken back": Accepted(
-        (a_duplicate_is_of_work_that_was_done,), only_a_redeem_was_told
     ),
 }
 """All reasons; docs/promises.md tells the user of each."""

@@ -101,6 +101,38 @@ async def consume(world: World) -> None:
     await redelivered(world, lambda at: consumes(f"main at {at}", at))
 
 
+@scenario(gates=2)
+async def redeem_what_is_consumed(world: World) -> None:
+    """A token that one process consumes is redeemed by another one, which has nothing to do and gives it back."""
+    token = await world.gate.tokens.issue()
+
+    async def consumes(who: str, at: int) -> bool:
+        async def call() -> bool:
+            outcome = await world.gates[at].tokens.consume(token)
+            if outcome is Outcome.IN_PROGRESS:
+                raise UnavailableError("ask again once it is given back")
+            return outcome is Outcome.ACQUIRED
+
+        return await use(world, who, "token", call)
+
+    given_once(world, "token", lambda: consumes("audit", 0))
+
+    async def redeems() -> None:
+        asked = world.promises.asks("second", "token")
+        with world.bounded("second", 5 * TIMEOUT):
+            claim = await world.gates[1].tokens.redeem(token, wait=TIMEOUT)
+        if claim.acquired:
+            await patiently(claim.release)
+        world.promises.told(asked, False if claim.outcome is Outcome.SUCCEEDED else None)
+
+    async def second() -> None:
+        await asyncio.sleep(0.1)
+        await patiently(redeems)
+
+    world.start("second", second())
+    await redelivered(world, lambda at: consumes(f"main at {at}", at))
+
+
 @scenario()
 async def redeem_then_consume(world: World) -> None:
     """An owner who has redeemed a token consumes it: it is used up, and nobody else gets it."""

@@ -36,6 +36,7 @@ FEWEST = {
     "release_and_claim": 950,
     "redeem": 750,
     "consume": 500,
+    "redeem_what_is_consumed": 540,
     "redeem_then_consume": 750,
     "transition": 500,
     "lock": 2350,

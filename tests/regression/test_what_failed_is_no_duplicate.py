@@ -1,7 +1,8 @@
 """Fault: `first` and `consume` raised UnavailableError, and what they had taken was taken back a moment later.
 
 A message that was returned for that error, and delivered again at once, was told that it was a duplicate: of the very
-call that had failed. So its caller gets the error only once the store has answered what the call has left.
+call that had failed. So its caller gets the error only once the store has answered what the call has left. Until then
+another process that redeems or consumes the token waits.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 
 from fastdedup import Dedup, Outcome, UnavailableError
 from fastdedup import sync as synchronous
+from fastdedup.protocol.granted import GRANTED
 
 from ..proxy import Proxy, proxied
 from ..servers import RedisServer
@@ -87,61 +90,116 @@ async def test_another_gate_is_first_after_a_call_that_failed(
         assert failed
 
 
-Consume = Callable[[str], Awaitable[str]]
+Use = Callable[[str, str], Awaitable[str]]
+"""Consumes or redeems a token, as the first word says, and returns the outcome."""
 
 
 @asynccontextmanager
-async def a_gate(url: str) -> AsyncIterator[Consume]:
+async def a_gate(url: str) -> AsyncIterator[Use]:
     async with Dedup(url, namespace="t", timeout=LONGER) as dedup:
-        yield dedup.tokens.consume
+
+        async def use(how: str, token: str) -> str:
+            if how == "consume":
+                return await dedup.tokens.consume(token)
+            wait = 5.0 if how == "redeem patiently" else 0.0
+            return (await dedup.tokens.redeem(token, wait=wait)).outcome
+
+        yield use
 
 
 @asynccontextmanager
-async def synchronous_code(url: str) -> AsyncIterator[Consume]:
+async def synchronous_code(url: str) -> AsyncIterator[Use]:
     with synchronous.Dedup(url, namespace="t", timeout=LONGER) as dedup:
-        yield functools.partial(asyncio.to_thread, dedup.tokens.consume)
+
+        def use(how: str, token: str) -> str:
+            if how == "consume":
+                return dedup.tokens.consume(token)
+            return dedup.tokens.redeem(token, wait=5.0 if how == "redeem patiently" else 0.0).outcome
+
+        yield functools.partial(asyncio.to_thread, use)
 
 
 @asynccontextmanager
-async def a_sidecar(url: str) -> AsyncIterator[Consume]:
+async def a_sidecar(url: str) -> AsyncIterator[Use]:
+    with Sidecar("--url", url, "--namespace", "t", "--timeout", str(LONGER)) as sidecar:
+        transport = httpx.AsyncHTTPTransport(uds=str(sidecar.path))
+        async with httpx.AsyncClient(transport=transport, base_url="http://sidecar", timeout=10.0) as client:
+
+            async def use(how: str, token: str) -> str:
+                verb, _, patiently = how.partition(" ")
+                ask = {"token": token, **({"wait": 5000} if patiently else {})}
+                return str((await client.post(f"/v1/tokens/{verb}", json=ask)).json()["outcome"])
+
+            yield use
+
+
+@asynccontextmanager
+async def a_sidecar_by_resp(url: str) -> AsyncIterator[Use]:
     with Sidecar("--url", url, "--namespace", "t", "--timeout", str(LONGER)) as sidecar:
 
-        async def consume(token: str) -> str:
-            transport = httpx.AsyncHTTPTransport(uds=str(sidecar.path))
-            async with httpx.AsyncClient(transport=transport, base_url="http://sidecar") as client:
-                answer = await client.post("/v1/tokens/consume", json={"token": token}, timeout=10.0)
-                return str(answer.json()["outcome"])
+        def use(how: str, token: str) -> str:
+            verb, _, patiently = how.partition(" ")
+            with sidecar.client() as client:
+                options = ("WAIT", "5000") if patiently else ()
+                answer = client.execute_command(f"FD.{verb.upper()}", token, *options)
+            return (answer if verb == "consume" else answer[0]).decode()
 
-        yield consume
+        yield functools.partial(asyncio.to_thread, use)
 
 
 @asynccontextmanager
-async def a_gate_on_a_sidecar(url: str) -> AsyncIterator[Consume]:
+async def a_gate_on_a_sidecar(url: str) -> AsyncIterator[Use]:
     with Sidecar("--url", url, "--allow-stores") as sidecar:
-        async with a_gate(f"sidecar://{sidecar.path}") as consume:
-            yield consume
+        async with a_gate(f"sidecar://{sidecar.path}") as use:
+            yield use
 
 
-@pytest.mark.parametrize("asker", [a_gate, synchronous_code, a_sidecar, a_gate_on_a_sidecar])
+HOW = ("consume", "redeem", "redeem patiently")
+
+
+@pytest.mark.parametrize(
+    "asker", [a_gate, synchronous_code, a_sidecar, a_sidecar_by_resp, a_gate_on_a_sidecar]
+)
 async def test_a_use_that_is_taken_back_is_never_told_as_used(
     redis_url: str, redis_server: RedisServer, wait_until: Callable[..., Awaitable[None]], asker: Any
 ) -> None:
-    """To another process that asks while the first still waits for its reply."""
+    """To another process that asks while the first still waits for its reply, in each way in which it may ask."""
     async with (
         proxied(redis_server) as proxy,
         Dedup(proxy.url, namespace="t", timeout=LONGER) as dedup,
-        asker(redis_url) as consume_there,
+        asker(redis_url) as use_there,
     ):
         await dedup.tokens.consume(await dedup.tokens.issue())
-        token = await dedup.tokens.issue()
-        (wire,) = (wire for wire, record in records(redis_server).items() if record[1:2] == b"I")
+        tokens = [await dedup.tokens.issue() for _ in HOW]
         hold_for(proxy, 1.1 * LONGER)
-        first = asyncio.ensure_future(dedup.tokens.consume(token))
-        await wait_until(lambda: records(redis_server)[wire][1:2] == b"S", description="it is used")
-        assert await consume_there(token) == Outcome.ACQUIRED
-        with pytest.raises(UnavailableError):
-            await first
-        assert await consume_there(token) == Outcome.SUCCEEDED
+        ours = [asyncio.ensure_future(dedup.tokens.consume(token)) for token in tokens]
+        await wait_until(
+            lambda: all(record[1:2] == b"S" for record in records(redis_server).values()),
+            description="they are used",
+        )
+        theirs = await asyncio.gather(*map(use_there, HOW, tokens))
+        assert theirs == [Outcome.ACQUIRED] * len(HOW)
+        assert all(
+            isinstance(answer, UnavailableError)
+            for answer in await asyncio.gather(*ours, return_exceptions=True)
+        )
+        assert await use_there("consume", tokens[0]) == Outcome.SUCCEEDED
+
+
+async def test_a_use_that_stays_is_told_at_once_in_its_own_process(redis_url: str) -> None:
+    """Another process is told of it once it is older than two timeouts; this one forgets here that it is its own."""
+    async with Dedup(redis_url, namespace="t", timeout=TIMEOUT) as dedup:
+        used, done = await dedup.tokens.issue(), await dedup.tokens.issue()
+        since = time.monotonic()
+        await dedup.tokens.consume(used)
+        async with dedup.tokens.redeem(done):
+            pass
+        for token in (used, done):
+            assert (await dedup.tokens.redeem(token)).outcome is Outcome.SUCCEEDED
+        assert time.monotonic() - since < TIMEOUT
+        GRANTED.clear()
+        assert (await dedup.tokens.redeem(used)).outcome is Outcome.SUCCEEDED
+        assert 1.9 * TIMEOUT < time.monotonic() - since < 5 * TIMEOUT
 
 
 Remember = Callable[[int], Awaitable[bool]]

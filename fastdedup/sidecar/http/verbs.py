@@ -171,7 +171,8 @@ async def redeem(namespaces: Namespaces, ask: models.RedeemRequest, client: Clie
         )
         return _waited(dedup, await client.unless_gone(_wait(call)), False)
     op = _token_op(dedup, ask, Mode.REDEEM, ask.lease, ask.ttl)
-    verdict = await dedup._namespace.ask.claim(op)
+    ask_store = dedup._namespace.ask
+    verdict = await ask_store.until_use_stays(op, await ask_store.claim(op))
     return claimed(dedup, op.wire, op.owner, op.named, verdict)
 
 
