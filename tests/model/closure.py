@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Protocol
 
-from .sides import CALL, NOW_MS, NOW_US, OTHER, WINDOW, Case, Outcome, by_spec, image
+from .conversion import CALL, OTHER, WINDOW
+from .sides import NOW_MS, NOW_US, Case, Outcome, by_spec, image
 from .spec import present
 from .windows import TICK, ClaimRemembered, CompleteRemembered, Entry, First, ForgetId, Place, Seen
 from .words import (

@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from fastdedup import UnavailableError
+from fastdedup.protocol.ledgers import (
+    FOREVER_MS,
+    FirstOp,
+    ForgetIdOp,
+    LedgerOp,
+    RememberedClaimOp,
+    RememberedSettleOp,
+    SeenOp,
+)
 from fastdedup.protocol.operations import Code, Op, ReadOp, Reply, Stored, Verdict
 from fastdedup.stores.memory import MemoryStore
 
+from .conversion import asked, told
+from .windows import Entry, Place, step
+from .words import Record
+
 
 class FarEnd(Protocol):
-    """What executes the operations: the memory store, or an executable contract."""
+    """What executes the operations: the executable contract, or a server."""
 
     def apply(self, op: Op) -> Reply:
         """Execute one operation now."""
@@ -23,26 +35,58 @@ class FarEnd(Protocol):
         """Call `tell` for each watched key that is freed or settled."""
 
 
-class MemoryFarEnd:
-    """The memory store as the far end."""
+class SpecFarEnd:
+    """The spec as the far end: what the simulated gates are told is what the contract says.
+
+    The form of a ledger is not in the contract, so the memory store has it. Until when a gate may rely on a form is
+    asked here.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._store = MemoryStore(clock=clock)
+        self._clock = clock
+        self._forms = MemoryStore(clock=clock)
+        self._listeners: list[Callable[[bytes], None]] = []
+        self.kept: dict[bytes, Record | None] = {}
+        """The records by their store keys."""
+        self.ids: dict[bytes, Entry | None] = {}
+        """The remembered ids by bucket and digest."""
 
     def apply(self, op: Op) -> Reply:
-        try:
-            return self._store.apply(op)
-        except UnavailableError as error:
-            return error
+        if isinstance(op, LedgerOp):
+            return self._forms.apply(op)
+        now_us = round(self._clock() * 1_000_000)
+        place, until_ms = place_in_ledger(op)
+        if now_us // 1000 > until_ms:
+            return Code.STALE
+        ask = asked(op)
+        before = Place(self.kept.get(op.wire), self.ids.get(place))
+        after, reply = step(before, ask, now_us)
+        self.kept[op.wire], self.ids[place] = after
+        if reply.wakes:
+            for tell in self._listeners:
+                tell(op.wire)
+        return told(ask, reply, now_us)
 
     def records(self) -> Iterable[tuple[bytes, Stored]]:
-        for wire, _ in self._store:
-            found = self._store.apply(ReadOp(wire))
+        for wire in self.kept:
+            found = self.apply(ReadOp(wire))
             if isinstance(found, Stored):
                 yield wire, found
 
     def on_freed(self, tell: Callable[[bytes], None]) -> None:
-        self._store._listeners.append(tell)
+        self._listeners.append(tell)
+
+
+def place_in_ledger(op: Op) -> tuple[bytes, int]:
+    """Return where an operation's id lies, empty if it has none, and until when its sender may rely on that."""
+    match op:
+        case FirstOp() | SeenOp():
+            return op.place, op.terms.until_ms
+        case ForgetIdOp():
+            return op.place, op.until_ms
+        case RememberedClaimOp() | RememberedSettleOp():
+            return op.bucket + op.digest, op.ledger_terms.until_ms
+    return b"", FOREVER_MS
 
 
 class Packet(NamedTuple):

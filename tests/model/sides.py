@@ -10,44 +10,14 @@ import asyncio
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import fakeredis
 import hiredis
 import pytest
 
-from fastdedup import Outcome as ClaimOutcome
-from fastdedup.protocol.ledger_forms import LedgerForm
-from fastdedup.protocol.ledgers import (
-    FOREVER_MS,
-    FirstOp,
-    ForgetIdOp,
-    LedgerTerms,
-    RememberedClaimOp,
-    RememberedSettleOp,
-    SeenOp,
-)
-from fastdedup.protocol.operations import (
-    Adopted,
-    AdoptOp,
-    ClaimOp,
-    Code,
-    ForgetOp,
-    Holding,
-    IssueOp,
-    Mode,
-    Moved,
-    Op,
-    ReadOp,
-    ReleaseOp,
-    RenewOp,
-    SettleOp,
-    Stored,
-    TransitionOp,
-    Verdict,
-    terms,
-)
+from fastdedup.protocol.operations import Op
 from fastdedup.stores import entry as memory
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.scripts import MAX_RECORD, pack
@@ -55,7 +25,10 @@ from fastdedup.stores.redis.verbs import load_scripts
 
 from ..servers import DEBUG_OPTION
 from ..stepping import SteppingServer
-from . import spec, windows, words
+from . import windows, words
+from .conversion import CALL, OTHER, WINDOW, operation, reply_of
+from .far_end import SpecFarEnd
+from .spec import present
 from .windows import Entry, Place
 from .words import Record, Reply
 
@@ -79,9 +52,8 @@ Outcome = tuple[Image, Reply, Image, Reply]
 NOW_US = 1_800_000_000_000_500
 """In the middle of a millisecond. At its very beginning Redis keeps a record 1 ms longer than the memory store."""
 NOW_MS = NOW_US // 1000
-WINDOW = 200_000
-"""A ledger's window: longer than the 256 ticks after which the number of a tick comes again."""
-CALL, OTHER = b"cal1", b"cal2"
+BUCKET = b"ledgerklast"
+"""Of the ledger, for a case whose key is `k`."""
 NAMES = (CALL, OTHER, windows.COMPLETED)
 """Of what remembers an id."""
 
@@ -102,141 +74,6 @@ def record_image(record: Record | None) -> RecordImage:
     times = record.until.to_bytes(6, "big") + record.attempt.to_bytes(2, "big")
     tail = bytes((shape,)) + record.owner[1:] + (record.fingerprint or b"") + record.result
     return head + times + tail, record.expires
-
-
-@cache
-def ledger(width: int) -> LedgerTerms:
-    """Return what is known of a large ledger, so that its buckets are short."""
-    form = LedgerForm(capacity=10_000_000, width=width, window_ms=WINDOW, secret=bytes(16))
-    return LedgerTerms(form, "set", FOREVER_MS)
-
-
-def operation(ask: Any, wire: bytes, width: int = 0) -> Op:
-    """Return what the library sends for an operation of the spec. `width`: of a ledger's digests."""
-    bucket, digest = b"ledger" + wire + b"last", bytes(width)
-    match ask:
-        case windows.First():
-            return FirstOp(bucket, digest + ask.call + bytes([ask.patience]), ledger(width))
-        case windows.Seen():
-            return SeenOp(bucket, digest + nonce_of(ask), ledger(width))
-        case windows.ForgetId():
-            return ForgetIdOp(bucket, digest + nonce_of(ask), ledger(width))
-        case windows.ClaimRemembered(claim=claim):
-            shared = terms(Mode.CLAIM, claim.lease, claim.keep, claim.watch, True)
-            place = bucket, digest, ledger(width)
-            return RememberedClaimOp(wire, shared, claim.owner, claim.fingerprint, place)
-        case windows.CompleteRemembered(settle=settle):
-            place = bucket, digest, ledger(width)
-            return RememberedSettleOp(
-                wire,
-                settle.owner,
-                settle.fence,
-                keep_ms=settle.keep,
-                payload=settle.result,
-                place=place,
-            )
-        case words.Claim():
-            shared = terms(Mode(ask.mode), ask.lease, ask.keep, ask.watch)
-            return ClaimOp(wire, shared, ask.owner, ask.fingerprint)
-        case words.Settle():
-            done = ask.state == words.SUCCEEDED
-            return SettleOp(wire, ask.owner, ask.fence, succeeded=done, keep_ms=ask.keep, payload=ask.result)
-        case words.Release():
-            return ReleaseOp(wire, ask.owner, ask.fence, consumed=ask.consumed)
-        case words.Renew():
-            return RenewOp(wire, ask.owner, ask.fence, ask.lease, ask.keep)
-        case words.Issue():
-            return IssueOp(wire, ask.issuer, ask.subject, ask.keep)
-        case words.Transition():
-            return transition(ask, wire)
-        case words.Adopt():
-            return AdoptOp(wire, stored(ask), None if ask.base is None else Holding(*ask.base))
-        case words.Read():
-            return ReadOp(wire)
-        case words.Forget():
-            return ForgetOp(wire)
-    raise TypeError(ask)
-
-
-def nonce_of(ask: windows.Seen | windows.ForgetId) -> bytes:
-    return ask.call and ask.call + b"\0"
-
-
-def transition(ask: words.Transition, wire: bytes) -> TransitionOp:
-    op = TransitionOp(
-        wire,
-        to=ask.to.decode(),
-        initial=ask.initial.decode(),
-        sources=frozenset(state.decode() for state in ask.sources),
-        version=ask.version,
-        change=ask.change,
-        keep_ms=ask.keep,
-    )
-    op.unsure = ask.again
-    return op
-
-
-def stored(ask: words.Adopt) -> Stored:
-    record = ask.record
-    return Stored(
-        record.state,
-        owner=record.owner,
-        fence=record.fence,
-        attempt=record.attempt,
-        left_ms=ask.left,
-        ttl_ms=ask.keep,
-        fingerprint=record.fingerprint,
-        payload=record.result,
-        token=record.token,
-    )
-
-
-def reply_of(answer: Any, now_us: int, wakes: bool) -> Reply:
-    """Return a store's answer in the words of the spec."""
-    match answer:
-        case Verdict():
-            former = answer.former
-            met = former[7:] if former else getattr(answer, "present", b"")
-            return Reply(
-                answer.outcome.name,
-                answer.fence,
-                answer.attempt,
-                answer.left_ms,
-                answer.payload,
-                answer.fresh,
-                met if answer.outcome is not ClaimOutcome.UNKNOWN else b"",
-                int.from_bytes(former[:7], "big"),
-                wakes=wakes,
-            )
-        case Moved():
-            return Reply(answer.code.name, answer.version, result=answer.state.encode(), wakes=wakes)
-        case Adopted():
-            return Reply(
-                answer.code.name,
-                owner=answer.owner,
-                former=answer.fence,
-                settled=answer.settled,
-                wakes=wakes,
-            )
-        case Stored():
-            return Reply("OK", record=record_of(answer, spec.clock(now_us).end), wakes=wakes)
-        case Code():
-            return Reply(answer.name, wakes=wakes)
-    raise AssertionError(f"a store answered {answer!r}")
-
-
-def record_of(found: Stored, now_ms: int) -> Record:
-    return Record(
-        found.state,
-        found.owner,
-        found.fence,
-        found.attempt,
-        0 if found.state == words.MACHINE else found.left_ms + now_ms,  # a machine has no lease
-        found.ttl_ms + now_ms,
-        found.fingerprint,
-        found.payload,
-        found.token,
-    )
 
 
 def by_spec(case: Case) -> tuple[Place, Reply, Place, Reply]:
@@ -285,9 +122,41 @@ class MemorySide:
         self._woken.clear()
         answer = self._store.apply(op)
         found = self._store.entry(b"k")
-        held = self._store.ledgers.held(b"ledgerklast", bytes(width))
+        held = self._store.ledgers.held(BUCKET, bytes(width))
         shown = record_image(found and record_in(found)), held and held[1][: len(CALL)]
         return shown, reply_of(answer, self._now_us, bool(self._woken))
+
+
+class FarEndSide:
+    """The spec as the simulation has it, with the library's operations and replies around it."""
+
+    name = "far end"
+    expires_early = False
+
+    def __init__(self) -> None:
+        self._now_us = NOW_US
+        self._woken: list[bytes] = []
+        self._end = SpecFarEnd(lambda: self._now_us / 1_000_000)
+        self._end.on_freed(self._woken.append)
+
+    def run(self, cases: Sequence[Case], width: int) -> Iterable[Outcome]:
+        for case in cases:
+            self._now_us = NOW_US + case.wait * 1000
+            self._end.kept, self._end.ids = (
+                {b"k": case.place.record},
+                {BUCKET + bytes(width): case.place.entry},
+            )
+            op = operation(case.operation, b"k", width)
+            yield (*self._apply(op, width), *self._apply(op, width))
+
+    def _apply(self, op: Op, width: int) -> tuple[Image, Reply]:
+        self._woken.clear()
+        reply = reply_of(self._end.apply(op), self._now_us, bool(self._woken))
+        # What is over is there until an operation on it comes.
+        record, entry = self._end.kept.get(b"k"), self._end.ids.get(BUCKET + bytes(width))
+        if entry is not None and entry.until < self._now_us // 1000:
+            entry = None
+        return image(Place(present(record, self._now_us), entry)), reply
 
 
 def entry(record: Record) -> memory.Entry:

@@ -21,7 +21,7 @@ from fastdedup.events import Conflict, Degraded, Event
 from fastdedup.protocol.operations import Reply
 
 from .determinism import SteppingLoop, begin, pinned
-from .far_end import MemoryFarEnd, Packet, describe
+from .far_end import Packet, SpecFarEnd, describe
 from .network import FATES, LATE, Network
 from .promises import Promises
 
@@ -114,7 +114,7 @@ class World:
         self._has_copy = not {"hung", "copied"}.isdisjoint(fates)
         self.undisturbed = not fates and not run.cancel_step
         kind = SCENARIOS[run.scenario]
-        self._far_end = MemoryFarEnd(loop.clock)
+        self._far_end = SpecFarEnd(loop.clock)
         self.network = Network(loop, self._far_end, loop.clock, dict(run.fates), self._log_packet)
         self.promises = Promises(loop.time, self._log)
         policies = [LocalLRU(100, clock=loop.clock) if kind.local else None for _ in range(kind.gates)]

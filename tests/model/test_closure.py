@@ -27,7 +27,7 @@ from .closure import (
     Side,
     chosen,
 )
-from .sides import NOW_MS, Case, FakeSide, MemorySide, Outcome, ServerSide
+from .sides import NOW_MS, Case, FakeSide, FarEndSide, MemorySide, Outcome, ServerSide
 from .windows import Place
 from .words import MAX_ATTEMPT, WORKING, Record
 
@@ -49,8 +49,8 @@ SCENES = {
 }
 """A smaller number: a place is no longer reached. A larger one, after a new line of the alphabet: write it here."""
 
-SAMPLED = {"fakeredis": 53}
-"""Stores that execute each so many-th case: fakeredis takes ten times as long as a server."""
+SAMPLED = {"fakeredis": 53, "far end": 17}
+"""Sides that execute each so many-th case: fakeredis takes ten times as long as a server, the far end is the spec."""
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +60,13 @@ def server() -> Iterator[ServerSide]:
     side.close()
 
 
-@pytest.fixture(params=["memory", "redis", "fakeredis"])
+@pytest.fixture(params=["memory", "redis", "fakeredis", "far end"])
 def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Side:
     made: dict[str, Callable[[], Side]] = {
         "memory": MemorySide,
         "redis": lambda: request.getfixturevalue("server"),
         "fakeredis": lambda: FakeSide(monkeypatch),
+        "far end": FarEndSide,
     }
     return made[request.param]()
 

@@ -21,7 +21,7 @@ from fastdedup.protocol.operations import Op, Reply
 
 from . import simulation
 from .exploring import pairs_of_fates, single_fates, uncancelled
-from .far_end import MemoryFarEnd
+from .far_end import SpecFarEnd
 from .simulation import SCENARIOS, Outcome, Run, replay, simulating
 
 ROOT = Path(__file__).parents[2]
@@ -132,7 +132,7 @@ def test_another_process_repeats_a_run_exactly() -> None:
     assert printed[0] == printed[1] == "".join(f"{replay(run)}\n" for run in RUNS)
 
 
-class ForgetfulFarEnd(MemoryFarEnd):
+class ForgetfulFarEnd(SpecFarEnd):
     """Gives a key that is held to the second owner as well."""
 
     def apply(self, op: Op) -> Reply:
@@ -143,7 +143,7 @@ class ForgetfulFarEnd(MemoryFarEnd):
 
 
 def test_a_failure_shows_its_tuple_its_packets_and_what_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulation, "MemoryFarEnd", ForgetfulFarEnd)
+    monkeypatch.setattr(simulation, "SpecFarEnd", ForgetfulFarEnd)
     shown = str(replay(Run("two_gates")))
     assert shown.startswith("replay(Run(scenario='two_gates', fates=(), cancel_step=0, order=0))\n")
     assert "second holds 'k' beside main" in shown
