@@ -53,8 +53,9 @@ test-compiled: $(DEV) redis-server compiler ## test the compiled package with mo
 
 # What depends on the server: its scripts, its Cluster, its Sentinel, its WAIT. Not TLS, which some builds do not have.
 SERVER_TESTS = --ignore tests/contract/test_transports.py --ignore tests/regression/test_another_hosts_certificate.py \
-	tests/contract tests/model/test_closure.py tests/outage/test_cluster.py tests/outage/test_sentinel.py tests/outage/test_replicas.py \
-	tests/outage/test_lost_replies.py tests/regression
+	tests/contract tests/model/test_closure.py tests/model/test_simulation_on_a_server.py \
+	tests/outage/test_cluster.py tests/outage/test_sentinel.py tests/outage/test_replicas.py tests/outage/test_lost_replies.py \
+	tests/regression
 
 test-servers: $(DEV) compiler ## test on Redis 6.2, Redis 8.2 and Valkey 8 what depends on the server
 	@for server in $$(PYTHON=$(BIN)/python .ci/other-servers.sh); do \
@@ -140,8 +141,9 @@ $(TESTED)/.stamp: pyproject.toml hatch_build.py hatch_docstrings.py $(shell find
 	@touch $@
 
 # ARGS='-k transition' tries one scenario, half a minute for the shortest.
-model: $(DEV) ## simulate the gate over a network with two faults at a time, for hours
-	@MODEL_DEPTH=nightly $(BIN)/pytest -n $(WORKERS) tests/model/test_simulation.py $(ARGS)
+model: $(DEV) redis-server compiler ## simulate the gate over a network with two faults at a time, for hours
+	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" MODEL_DEPTH=nightly \
+	  $(BIN)/pytest -n $(WORKERS) tests/model/test_simulation.py tests/model/test_simulation_on_a_server.py $(ARGS)
 
 # Prints its seed first; ARGS='--seed N' repeats a run, ARGS=--quick takes a minute. See tests/chaos/README.md.
 chaos: $(DEV) redis-server libfaketime ## break real servers under load for about 10 minutes, and check every answer

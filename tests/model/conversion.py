@@ -151,8 +151,8 @@ def told(ask: Any, reply: Reply, now_us: int) -> LibraryReply:
             return Adopted(Code[reply.code], reply.owner, reply.former, settled=reply.settled)
         case words.Read() if reply.record is not None:
             record, now_ms = reply.record, spec.clock(now_us).end
-            left_ms = 0 if record.state == words.MACHINE else record.until - now_ms
-            return stored(words.Adopt(record, left_ms, record.expires - now_ms))
+            ends = record.expires if record.state == words.MACHINE else record.until
+            return stored(words.Adopt(record, ends - now_ms, record.expires - now_ms))
     return Code[reply.code]
 
 

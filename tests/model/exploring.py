@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations, product
 
 from . import scenarios, scenarios_of_uses, scenarios_said_anew
@@ -31,11 +31,13 @@ def single_fates(scenario: str, order: int = 0) -> Iterator[Outcome]:
         yield from cancelled(Run(scenario, ((number, fate),), order=order))
 
 
-def uncancelled(scenario: str, order: int = 0) -> Iterator[Outcome]:
+def uncancelled(
+    scenario: str, order: int = 0, simulates: Callable[[Run], Outcome] = simulate
+) -> Iterator[Outcome]:
     """Simulate each fate of each packet."""
     packets = simulate(Run(scenario, order=order)).packets + FURTHER
     for number, fate in product(range(packets), FATES):
-        yield simulate(Run(scenario, ((number, fate),), order=order))
+        yield simulates(Run(scenario, ((number, fate),), order=order))
 
 
 def pairs_of_fates(scenario: str, order: int = 0, *, cancels: bool = False) -> Iterator[Outcome]:

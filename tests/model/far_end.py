@@ -15,7 +15,7 @@ from fastdedup.protocol.ledgers import (
     SeenOp,
 )
 from fastdedup.protocol.operations import Code, Op, ReadOp, Reply, Stored, Verdict
-from fastdedup.stores.memory import MemoryStore
+from fastdedup.stores.memory_ledgers import MemoryLedgers
 
 from .conversion import asked, told
 from .windows import Entry, Place, step
@@ -38,13 +38,13 @@ class FarEnd(Protocol):
 class SpecFarEnd:
     """The spec as the far end: what the simulated gates are told is what the contract says.
 
-    The form of a ledger is not in the contract, so the memory store has it. Until when a gate may rely on a form is
-    asked here.
+    The form of a ledger is not in the contract, so the memory store's ledgers keep it. Whether a gate may still rely
+    on a form is asked here.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._forms = MemoryStore(clock=clock)
+        self._forms = MemoryLedgers(lambda: None)
         self._listeners: list[Callable[[bytes], None]] = []
         self.kept: dict[bytes, Record | None] = {}
         """The records by their store keys."""
@@ -52,9 +52,9 @@ class SpecFarEnd:
         """The remembered ids by bucket and digest."""
 
     def apply(self, op: Op) -> Reply:
-        if isinstance(op, LedgerOp):
-            return self._forms.apply(op)
         now_us = round(self._clock() * 1_000_000)
+        if isinstance(op, LedgerOp):
+            return self._forms.found(op, now_us // 1000)
         place, until_ms = place_in_ledger(op)
         if now_us // 1000 > until_ms:
             return Code.STALE

@@ -7,7 +7,6 @@ a key of its own: then a real server answers 100,000 of them in seconds.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -23,11 +22,10 @@ from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.scripts import MAX_RECORD, pack
 from fastdedup.stores.redis.verbs import load_scripts
 
-from ..servers import DEBUG_OPTION
-from ..stepping import SteppingServer
 from . import windows, words
 from .conversion import CALL, OTHER, WINDOW, operation, reply_of
 from .far_end import SpecFarEnd
+from .server import Server
 from .spec import present
 from .windows import Entry, Place
 from .words import Record, Reply
@@ -274,55 +272,15 @@ class ScriptSide:
         return found
 
 
-class Connection:
-    """A connection to a server that answers one packed command after the other."""
-
-    def __init__(self, path: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(60)
-        self._socket.connect(path)
-        self._reader = hiredis.Reader()
-
-    def ask(self, packed: bytes) -> Any:
-        self._socket.sendall(packed)
-        return self.next()
-
-    def next(self) -> Any:
-        while (reply := self._reader.gets()) is False:
-            self._reader.feed(self._socket.recv(1 << 20))
-        if isinstance(reply, hiredis.ReplyError):
-            raise reply
-        return reply
-
-    def close(self) -> None:
-        self._socket.close()
-
-
 class ServerSide(ScriptSide):
     """A redis-server, or whatever stands under this name on the PATH, such as a Valkey."""
 
     def __init__(self) -> None:
-        self._server = SteppingServer(DEBUG_OPTION, "yes")
-        self._server.start()
-        self._calls, self._channel = (Connection(str(self._server.socket)) for _ in range(2))
-        # Since Redis 8 the server removes keys by itself 1 ms before a command would.
-        self._calls.ask(pack("DEBUG", "SET-ACTIVE-EXPIRE", "0"))
-        self._channel.ask(pack("SUBSCRIBE", "fastdedup:settled"))
-        super().__init__(self._calls.ask, self._server.set_to, self._told)
-
-    def _told(self) -> set[bytes]:
-        """Return the keys of the messages until now: the server sends each before the reply of its script."""
-        told = set()
-        reply = self._channel.ask(pack("PING"))
-        while reply[0] == b"message":
-            told.add(reply[2])
-            reply = self._channel.next()
-        return told
+        self._server = Server()
+        super().__init__(self._server.ask, self._server.set_to, self._server.told)
 
     def close(self) -> None:
-        self._calls.close()
-        self._channel.close()
-        self._server.stop()
+        self._server.close()
 
 
 class FakeSide(ScriptSide):

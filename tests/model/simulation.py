@@ -21,7 +21,7 @@ from fastdedup.events import Conflict, Degraded, Event
 from fastdedup.protocol.operations import Reply
 
 from .determinism import SteppingLoop, begin, pinned
-from .far_end import Packet, SpecFarEnd, describe
+from .far_end import FarEnd, Packet, SpecFarEnd, describe
 from .network import FATES, LATE, Network
 from .promises import Promises
 
@@ -96,7 +96,7 @@ def scenario(gates: int = 1, local: bool = False) -> Callable[[Main], Main]:
 class World:
     """What a scenario works with: its gates, its further clients, and what must be true at the end."""
 
-    def __init__(self, run: Run, loop: SteppingLoop) -> None:
+    def __init__(self, run: Run, loop: SteppingLoop, far_end: FarEnd) -> None:
         self.loop = loop
         self._trace: list[tuple[float, object, str, Sequence[Reply]]] = []
         fates = [fate for _, fate in run.fates]
@@ -114,7 +114,7 @@ class World:
         self._has_copy = not {"hung", "copied"}.isdisjoint(fates)
         self.undisturbed = not fates and not run.cancel_step
         kind = SCENARIOS[run.scenario]
-        self._far_end = SpecFarEnd(loop.clock)
+        self._far_end = far_end
         self.network = Network(loop, self._far_end, loop.clock, dict(run.fates), self._log_packet)
         self.promises = Promises(loop.time, self._log)
         policies = [LocalLRU(100, clock=loop.clock) if kind.local else None for _ in range(kind.gates)]
@@ -261,11 +261,16 @@ class World:
         return lines
 
 
-def simulate(run: Run, *, traced: bool = False) -> Outcome:
-    """Run it, within `simulating()`. It has its trace if a promise is broken, or if that is asked for."""
+def simulate(
+    run: Run, *, traced: bool = False, far_end: Callable[[Callable[[], float]], FarEnd] = SpecFarEnd
+) -> Outcome:
+    """Run it, within `simulating()`. It has its trace if a promise is broken, or if that is asked for.
+
+    `far_end`: makes the far end, from a clock.
+    """
     loop = SteppingLoop(run.order)
     begin(loop)
-    world = World(run, loop)
+    world = World(run, loop, far_end(loop.clock))
     steps = packets = 0
     try:
         steps, packets = loop.run_until_complete(world.play(run))

@@ -19,10 +19,9 @@ from fastdedup import Outcome as ClaimOutcome
 from fastdedup import claim as claim_module
 from fastdedup.protocol.operations import Op, Reply
 
-from . import simulation
 from .exploring import pairs_of_fates, single_fates, uncancelled
 from .far_end import SpecFarEnd
-from .simulation import SCENARIOS, Outcome, Run, replay, simulating
+from .simulation import SCENARIOS, Outcome, Run, replay, simulate, simulating
 
 ROOT = Path(__file__).parents[2]
 NIGHTLY = os.environ.get("MODEL_DEPTH") == "nightly"
@@ -142,9 +141,9 @@ class ForgetfulFarEnd(SpecFarEnd):
         return reply
 
 
-def test_a_failure_shows_its_tuple_its_packets_and_what_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulation, "SpecFarEnd", ForgetfulFarEnd)
-    shown = str(replay(Run("two_gates")))
+def test_a_failure_shows_its_tuple_its_packets_and_what_was_told() -> None:
+    with simulating():
+        shown = str(simulate(Run("two_gates"), far_end=ForgetfulFarEnd))
     assert shown.startswith("replay(Run(scenario='two_gates', fates=(), cancel_step=0, order=0))\n")
     assert "second holds 'k' beside main" in shown
     assert "0.0020 packet 0 claim sim:=k" in shown

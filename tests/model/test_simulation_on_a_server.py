@@ -1,0 +1,37 @@
+"""With a real redis-server as the far end, in virtual time, the simulated gates do the same as with the spec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from .exploring import uncancelled
+from .server import Server, ServerFarEnd
+from .simulation import SCENARIOS, Outcome, Run, simulate, simulating
+from .test_simulation import NIGHTLY, pytestmark
+
+assert pytestmark
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+@pytest.mark.timeout(3600 if NIGHTLY else 60)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_real_server_may_be_the_far_end(scenario: str, server: Server) -> None:
+    """Undisturbed it leads to the very trace that the spec leads to. `make model` tries each fate of each packet."""
+
+    def simulates(run: Run) -> Outcome:
+        return simulate(run, traced=True, far_end=partial(ServerFarEnd, server))
+
+    with simulating():
+        run = Run(scenario)
+        assert str(simulates(run)) == str(simulate(run, traced=True))
+        broken = [each for each in uncancelled(scenario, 0, simulates) if each.broken] if NIGHTLY else []
+    assert not broken, f"{len(broken)} runs break a promise; the first:\n{broken[0]}"
