@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from heapq import heappop
+from math import inf
 from typing import Any
 from unittest.mock import patch
 
@@ -38,6 +39,8 @@ _TINY = 1e-12
 class SteppingLoop(VirtualLoop):
     """A virtual loop whose steps are counted; a step is one turn of its ready queue. Nothing here does I/O.
 
+    Another loop of the same process may run beside it, see `beside`; it takes a turn after each turn of this one.
+
     Args:
         order: 0 runs tasks in asyncio's order; any other number shuffles the tasks of each turn, by that seed.
         most: steps after which the run counts as endless.
@@ -48,6 +51,7 @@ class SteppingLoop(VirtualLoop):
         self._shuffle = random.Random(order).shuffle if order else None
         self._most = most
         self._timers = 0
+        self._others: list[SteppingLoop] = []
         self.steps = 0
         self.on_step: Callable[[int], object] | None = None
         """Called with the number of each step before it is taken."""
@@ -56,14 +60,42 @@ class SteppingLoop(VirtualLoop):
         self._timers += 1  # timers of one time ring in the order in which they were set
         return super().call_at(when + self._timers * _TINY, callback, *args, context=context)
 
-    def _run_once(self) -> None:
-        ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
+    def beside(self) -> SteppingLoop:
+        """Return another event loop of this process, at the same time."""
+        other = SteppingLoop()
+        other._virtual, other._shuffle = self._virtual, self._shuffle
+        self._others.append(other)
+        return other
+
+    def close(self) -> None:
+        for other in self._others:
+            other.close()
+        super().close()
+
+    def _next_at(self) -> float:
+        """Return when something is to do: now, at a time to come, or never."""
+        scheduled = self._scheduled  # type: ignore[attr-defined]
         while scheduled and scheduled[0]._cancelled:
             heappop(scheduled)._scheduled = False
-        if not ready:
-            if not scheduled:
-                raise RuntimeError("the loop would wait for ever: nothing is scheduled")
-            self._virtual.now = max(self._virtual.now, scheduled[0]._when)
+        if self._ready:  # type: ignore[attr-defined]
+            return self._virtual.now
+        return scheduled[0]._when if scheduled else inf
+
+    def _run_once(self) -> None:
+        next_at = min(loop._next_at() for loop in (self, *self._others))
+        if next_at == inf:
+            raise RuntimeError("the loop would wait for ever: nothing is scheduled")
+        self._virtual.now = max(self._virtual.now, next_at)
+        self._take_turn()
+        for other in self._others:
+            asyncio._set_running_loop(other)
+            try:
+                other._take_turn()
+            finally:
+                asyncio._set_running_loop(self)
+
+    def _take_turn(self) -> None:
+        ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
         while scheduled and scheduled[0]._when <= self._virtual.now:
             timer = heappop(scheduled)
             timer._scheduled = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations, product
 
 from . import scenarios, scenarios_of_uses, scenarios_said_anew
@@ -23,12 +23,27 @@ def cancelled(run: Run) -> Iterator[Outcome]:
         yield simulate(run._replace(cancel_step=step))
 
 
+def cancelled_twice(run: Run) -> Iterator[Outcome]:
+    """Simulate a run with a cancellation at each step, and a second one at each later step of the client."""
+    for step in range(2, simulate(run).steps + 1):
+        once = run._replace(cancel_step=step)
+        for again in range(step + 1, simulate(once).steps + 1):
+            yield simulate(once._replace(cancel_again=again))
+
+
 def single_fates(scenario: str, order: int = 0) -> Iterator[Outcome]:
     """Simulate each fate of each packet, with each cancellation."""
     packets = simulate(Run(scenario, order=order)).packets + FURTHER
     yield from cancelled(Run(scenario, order=order))
     for number, fate in product(range(packets), FATES):
         yield from cancelled(Run(scenario, ((number, fate),), order=order))
+
+
+def twice_for_single_fates(scenario: str, fates: Iterable[str] = FATES) -> Iterator[Outcome]:
+    """Simulate each fate of each packet, with each pair of cancellations."""
+    packets = simulate(Run(scenario)).packets + FURTHER
+    for number, fate in product(range(packets), fates):
+        yield from cancelled_twice(Run(scenario, ((number, fate),)))
 
 
 def uncancelled(

@@ -94,9 +94,9 @@ class Network:
         self._scripts = {verb: CarriedScript(self, verb) for verb in Verb}
         far_end.on_freed(self._tell)
 
-    def store(self, name: str, timeout: float) -> RedisStore:
-        """Return the store of one process."""
-        process = Process(self, name)
+    def store(self, name: str, timeout: float, loop: asyncio.AbstractEventLoop | None = None) -> RedisStore:
+        """Return the store of one process, for a gate on this loop."""
+        process = Process(self, name, loop or self.loop)
         self._processes.append(process)
         store = RedisStore(f"redis://{name}:6379/0", timeout=timeout, connect=process.connect)
         store._server._scripts = self._scripts  # type: ignore[assignment]
@@ -176,9 +176,10 @@ class Network:
 class Process:
     """The way of one process to the far end."""
 
-    def __init__(self, network: Network, name: str) -> None:
+    def __init__(self, network: Network, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self._network = network
         self.name = name
+        self.loop = loop
         # Mutable: how many attempts to connect are still refused; the open transports.
         self.refusing = 0
         self._transports: dict[SimulatedTransport, None] = {}
@@ -227,7 +228,7 @@ class SimulatedTransport(asyncio.Transport):
 
     def answer_later(self, data: bytes) -> None:
         if not self.silent:
-            self._network.loop.call_later(LATENCY, self._answer, data)
+            self.process.loop.call_later(LATENCY, self._answer, data)
 
     def _answer(self, data: bytes) -> None:
         if not self._closing and not self.silent:
@@ -238,6 +239,6 @@ class SimulatedTransport(asyncio.Transport):
         if not self._closing:
             self._closing = True
             self.process.forget(self)
-            self._network.loop.call_soon(self._protocol.connection_lost, None)
+            self.process.loop.call_soon(self._protocol.connection_lost, None)
 
     abort = close = lose

@@ -285,6 +285,20 @@ async def local_lru(world: World) -> None:
     await claim_work_complete(world, "main again", world.gates[0], "k")
 
 
+@scenario(two_loops=True)
+async def two_loops(world: World) -> None:
+    """One process has a gate on each of two event loops, as with `fastdedup.sync` beside asyncio."""
+    audited(world, "k")
+    other = world.gate_on_other_loop
+
+    async def second() -> None:
+        await asyncio.sleep(0.002)
+        await patiently(lambda: claim_work_complete(world, "second", other, "k"))
+
+    world.start("second", world.on_other_loop(second()))
+    await patiently(lambda: claim_work_complete(world, "main", world.gate, "k"))
+
+
 @scenario(gates=2)
 async def two_gates(world: World) -> None:
     audited(world, "k")

@@ -1,7 +1,8 @@
 """Deterministic simulation: the real gate on the real `RedisStore`, in virtual time, over a simulated network.
 
 A run is a tuple: the scenario, the fates of packets by their number, the step of the loop at which the scenario's
-main client is cancelled (0: it is not), and the order of tasks. `replay` repeats it exactly, with its trace. See
+main client is cancelled (0: it is not), the order of tasks, and the step at which that client is cancelled again, as
+`asyncio.timeout` in a cancelled task group does. `replay` repeats it exactly, with its trace. See
 `scenarios.py` for what the clients do, `network.py` for the fates, `promises.py` for what must be true.
 """
 
@@ -51,6 +52,7 @@ class Run(NamedTuple):
     fates: tuple[tuple[int, str], ...] = ()
     cancel_step: int = 0
     order: int = 0
+    cancel_again: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Scenario:
     gates: int = 1
     local: bool = False
     """The policy is LocalLRU."""
+    two_loops: bool = False
+    """There is one more gate: of the first one's process, on another event loop."""
 
 
 @dataclass
@@ -83,11 +87,11 @@ class Outcome:
 SCENARIOS: dict[str, Scenario] = {}
 
 
-def scenario(gates: int = 1, local: bool = False) -> Callable[[Main], Main]:
+def scenario(gates: int = 1, local: bool = False, two_loops: bool = False) -> Callable[[Main], Main]:
     """Register a scenario by its function's name."""
 
     def registered(main: Main) -> Main:
-        SCENARIOS[main.__name__] = Scenario(main, gates, local)
+        SCENARIOS[main.__name__] = Scenario(main, gates, local, two_loops)
         return main
 
     return registered
@@ -118,24 +122,31 @@ class World:
         self.network = Network(loop, self._far_end, loop.clock, dict(run.fates), self._log_packet)
         self.promises = Promises(loop.time, self._log)
         policies = [LocalLRU(100, clock=loop.clock) if kind.local else None for _ in range(kind.gates)]
-        self.gates = [
-            Dedup(
-                self.network.store(f"gate{at}", TIMEOUT),
-                namespace="sim",
-                lease=LEASE,
-                timeout=TIMEOUT,
-                on_unavailable=policy,
-                on_event=self._on_event,
-            )
-            for at, policy in enumerate(policies)
-        ]
+        self.gates = [self._gate(f"gate{at}", policy, loop) for at, policy in enumerate(policies)]
+        self.other_loop = loop.beside() if kind.two_loops else None
+        self._far_gate = self._gate("gate0", None, self.other_loop) if self.other_loop else None
         self.clients: dict[asyncio.Task[None], str] = {}
         self._at_end: list[Callable[[], Awaitable[None]]] = []
         loop.set_exception_handler(self._on_loop_error)
 
+    def _gate(self, name: str, policy: LocalLRU | None, loop: SteppingLoop) -> Dedup:
+        return Dedup(
+            self.network.store(name, TIMEOUT, loop),
+            namespace="sim",
+            lease=LEASE,
+            timeout=TIMEOUT,
+            on_unavailable=policy,
+            on_event=self._on_event,
+        )
+
     @property
     def gate(self) -> Dedup:
         return self.gates[0]
+
+    @property
+    def gate_on_other_loop(self) -> Dedup:
+        assert self._far_gate is not None
+        return self._far_gate
 
     # For scenarios
 
@@ -144,6 +155,15 @@ class World:
         client = self.loop.create_task(self._client(who, work), name=who)
         self.clients[client] = who
         return client
+
+    async def on_other_loop(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let the other loop do something, to its end."""
+        assert self.other_loop is not None
+        done = self.loop.create_future()
+        task = self.other_loop.create_task(work)
+        task.add_done_callback(lambda _: None if done.cancelled() else done.set_result(None))
+        await done
+        task.result()
 
     def at_end(self, check: Callable[[], Awaitable[None]]) -> None:
         """Call this at the end, once the far end is well and all leases are over."""
@@ -176,12 +196,15 @@ class World:
         """Run the clients to their ends, then look at what is left. Return `Outcome`'s steps and packets."""
         for gate in self.gates:
             await gate.open()
+        if self.other_loop is not None:
+            self.other_loop.set_exception_handler(self._on_loop_error)
+            await self.on_other_loop(self._open_on_other_loop())
         first = self.loop.steps
         main = self.start("main", SCENARIOS[run.scenario].main(self))
         ends: list[int] = []
         main.add_done_callback(lambda _: ends.append(self.loop.steps - first))
         if run.cancel_step:
-            self._cancel_at(main, first + run.cancel_step)
+            self._cancel_at(main, first + run.cancel_step, first + run.cancel_again)
         await self._end_clients()
         packets = self.network.sent
         self.network.heal()
@@ -194,11 +217,14 @@ class World:
         await self._close()
         return (ends or [self.loop.steps])[0], packets
 
-    def _cancel_at(self, main: asyncio.Task[None], step: int) -> None:
+    async def _open_on_other_loop(self) -> None:
+        await self.gate_on_other_loop.open()
+
+    def _cancel_at(self, main: asyncio.Task[None], *steps: int) -> None:
         def on_step(number: int) -> None:
-            if number == step and not main.done():
+            if number in steps and not main.done():
                 self._log("main", "cancelled")
-                self.cancelled_at = number
+                self.cancelled_at = min(number, self.cancelled_at)
                 main.cancel()
 
         self.loop.on_step = on_step
@@ -230,7 +256,10 @@ class World:
     async def _close(self) -> None:
         for gate in self.gates:
             await gate.aclose()
+        if self.other_loop is not None:
+            await self.on_other_loop(self.gate_on_other_loop.aclose())
         left = asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
+        left |= asyncio.all_tasks(self.other_loop) if self.other_loop else set()
         if left:
             self.promises.broke(f"tasks left behind: {left}")
 

@@ -1,7 +1,7 @@
 """The simulation finds no broken promise outside the accepted list, and what it finds is repeated by its tuple.
 
-`MODEL_DEPTH=nightly` widens it to each cancellation in several orders of tasks, and to pairs of fates with each
-cancellation.
+`MODEL_DEPTH=nightly` widens it to each cancellation in several orders of tasks, to pairs of fates with each
+cancellation, and to second cancellations with each fate.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from fastdedup import Outcome as ClaimOutcome
 from fastdedup import claim as claim_module
 from fastdedup.protocol.operations import Op, Reply
 
-from .exploring import pairs_of_fates, single_fates, uncancelled
+from .exploring import (
+    cancelled_twice,
+    pairs_of_fates,
+    single_fates,
+    twice_for_single_fates,
+    uncancelled,
+)
 from .far_end import SpecFarEnd
+from .network import FATES
 from .simulation import SCENARIOS, Outcome, Run, replay, simulate, simulating
 
 ROOT = Path(__file__).parents[2]
@@ -30,27 +37,28 @@ SMALL = ("redeem_then_consume", "released_anew", "transition", "release_and_clai
 """Scenarios whose pairs of fates are simulated each time."""
 FEWEST = {
     "claim_and_complete": 1100,
-    "async_with": 500,
-    "once": 1850,
-    "release_and_claim": 950,
+    "async_with": 900,
+    "once": 2050,
+    "release_and_claim": 1000,
     "redeem": 750,
     "consume": 500,
-    "redeem_what_is_consumed": 540,
+    "redeem_what_is_consumed": 550,
     "redeem_then_consume": 750,
     "transition": 500,
-    "lock": 2350,
-    "claim_many": 1250,
+    "lock": 2600,
+    "claim_many": 1300,
     "first": 1450,
     "first_many": 1750,
     "wait": 1750,
-    "renew": 1950,
+    "renew": 2200,
     "remember": 1450,
     "local_lru": 750,
-    "completed_anew": 800,
-    "failed_anew": 1200,
-    "released_anew": 850,
+    "completed_anew": 850,
+    "failed_anew": 1250,
+    "released_anew": 900,
+    "two_loops": 1000,
     "two_gates": 950,
-    "twins": 400,
+    "twins": 450,
 }
 """Runs of each scenario, at least: 15,000 together. A scenario that gets shorter by mistake is noticed."""
 MET = {"released_anew": {"late copy behind a release"}}
@@ -68,6 +76,9 @@ pytestmark = [
 
 def outcomes(scenario: str) -> Iterable[Outcome]:
     yield from single_fates(scenario)
+    yield from cancelled_twice(Run(scenario))
+    if NIGHTLY or scenario == "async_with":
+        yield from twice_for_single_fates(scenario, FATES if NIGHTLY else ("refused", "cut", "lost"))
     for order in ORDERS:
         yield from single_fates(scenario, order) if NIGHTLY else uncancelled(scenario, order)
     if NIGHTLY or scenario in SMALL:
@@ -144,7 +155,9 @@ class ForgetfulFarEnd(SpecFarEnd):
 def test_a_failure_shows_its_tuple_its_packets_and_what_was_told() -> None:
     with simulating():
         shown = str(simulate(Run("two_gates"), far_end=ForgetfulFarEnd))
-    assert shown.startswith("replay(Run(scenario='two_gates', fates=(), cancel_step=0, order=0))\n")
+    assert shown.startswith(
+        "replay(Run(scenario='two_gates', fates=(), cancel_step=0, order=0, cancel_again=0))\n"
+    )
     assert "second holds 'k' beside main" in shown
     assert "0.0020 packet 0 claim sim:=k" in shown
     assert "takes effect: acquired(fence 17" in shown
