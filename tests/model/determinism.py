@@ -73,19 +73,18 @@ class SteppingLoop(VirtualLoop):
         super().close()
 
     def _next_at(self) -> float:
-        """Return when something is to do: now, at a time to come, or never."""
+        """Return when something is to do that is not to do now: inf for never."""
         scheduled = self._scheduled  # type: ignore[attr-defined]
         while scheduled and scheduled[0]._cancelled:
             heappop(scheduled)._scheduled = False
-        if self._ready:  # type: ignore[attr-defined]
-            return self._virtual.now
         return scheduled[0]._when if scheduled else inf
 
     def _run_once(self) -> None:
-        next_at = min(loop._next_at() for loop in (self, *self._others))
-        if next_at == inf:
-            raise RuntimeError("the loop would wait for ever: nothing is scheduled")
-        self._virtual.now = max(self._virtual.now, next_at)
+        if not (self._ready or any(other._ready for other in self._others)):  # type: ignore[attr-defined]
+            next_at = min(loop._next_at() for loop in (self, *self._others))
+            if next_at == inf:
+                raise RuntimeError("the loop would wait for ever: nothing is scheduled")
+            self._virtual.now = max(self._virtual.now, next_at)
         self._take_turn()
         for other in self._others:
             asyncio._set_running_loop(other)
