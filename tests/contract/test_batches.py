@@ -126,26 +126,6 @@ async def test_a_cancelled_caller_leaves_no_orphan(
                     assert answer.acquired
 
 
-async def test_followers_of_a_cancelled_claim_get_a_turn(backend: Backend) -> None:
-    """Claims for one key travel as one; when the one that leads is cancelled another becomes the owner."""
-    async with backend.make() as dedup:
-        for hops in range(6):
-            key = f"key-{hops}"
-            tasks = [asyncio.create_task(dedup.claim(key)) for _ in range(5)]
-            await asyncio.sleep(0)
-            for _ in range(hops):
-                await asyncio.sleep(0)
-            tasks[0].cancel()
-            tasks[1].cancel()
-            answers = await asyncio.gather(*tasks, return_exceptions=True)
-            claims = [answer for answer in answers if not isinstance(answer, BaseException)]
-            acquired = [claim for claim in claims if claim.acquired]
-            assert len(acquired) <= 1
-            if not acquired:
-                # The leader was answered before it was cancelled: its release is on the way.
-                assert (await dedup.claim(key, wait=5)).acquired
-
-
 async def test_a_named_owner_keeps_what_its_other_claim_got(backend: Backend) -> None:
     """One of two concurrent claims of the same owner is cancelled: the other one's stays."""
     async with backend.make() as dedup:

@@ -54,22 +54,6 @@ async def test_the_same_owner_gets_its_own_claim_back(backend: Backend) -> None:
         await again.complete("done")
 
 
-async def test_the_same_owner_claiming_again_starts_its_lease_anew(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        await dedup.claim("key", owner="worker-1", lease=5)
-        again = await dedup.claim("key", owner="worker-1", lease=60)
-        record = await dedup.get("key")
-        assert record is not None
-        assert record.lease is not None
-        assert again.lease == 60
-        assert 50 < record.lease <= 60
-        await dedup.claim("key", owner="worker-1", lease=1)
-        record = await dedup.get("key")
-        assert record is not None
-        assert record.lease is not None
-        assert record.lease > 50, "a shorter lease does not cut a longer one"
-
-
 async def test_another_owner_finds_in_progress_with_the_time_left(backend: Backend) -> None:
     """Guarantee 3."""
     async with backend.make() as dedup:
@@ -98,19 +82,6 @@ async def test_an_ended_lease_is_taken_over_with_a_higher_fence(
         for stale in claims[:-1]:
             with pytest.raises(ClaimLostError):
                 await stale.complete("too late")
-
-
-async def test_a_race_for_an_ended_lease_has_one_winner(backend: Backend, wait_until: WaitUntil) -> None:
-    async with backend.make() as dedup:
-        await dedup.claim("key", lease=LEASE)
-
-        async def race() -> Any:
-            claims = await asyncio.gather(*(dedup.claim("key", owner=f"w{n}") for n in range(20)))
-            return [claim for claim in claims if claim.acquired]
-
-        winners = await wait_until(race, description="the lease ends")
-        assert len(winners) == 1
-        assert winners[0].attempt == 2
 
 
 async def test_a_released_key_is_free_and_keeps_counting(backend: Backend) -> None:
@@ -156,13 +127,6 @@ async def test_another_fingerprint_is_a_mismatch_in_every_state(
         assert other.error is None
         without = await dedup.claim("key")
         assert without.outcome is not Outcome.MISMATCH, "only where both are given"
-
-
-async def test_the_same_fingerprint_is_no_mismatch(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        await dedup.claim("key", fingerprint={"a": 1, "b": 2})
-        same = await dedup.claim("key", fingerprint={"b": 2, "a": 1})
-        assert same.outcome is Outcome.IN_PROGRESS
 
 
 async def test_a_records_fingerprint_is_the_claims(backend: Backend) -> None:

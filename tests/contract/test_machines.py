@@ -81,53 +81,6 @@ async def test_a_repeated_transition_is_answered_as_the_first_time(backend: Back
             assert (moved.code, moved.state, moved.version) == (Code.OK, "paid", 1)
 
 
-SWITCH = {"open": ("closed",), "closed": ("open",)}
-
-
-def sent_again(wire: bytes, change: bytes, version: int | None) -> TransitionOp:
-    """A call that was sent before and got no reply."""
-    op = TransitionOp(
-        wire,
-        to="closed",
-        initial="open",
-        sources=frozenset({"open"}),
-        version=version,
-        change=change,
-        keep_ms=60_000,
-    )
-    op.unsure = True
-    return op
-
-
-@pytest.mark.parametrize(
-    ("version", "moves", "expected"),
-    [
-        (None, 0, (Code.OK, "closed", 1)),
-        (None, 1, (Code.ALREADY, "closed", 1)),
-        (None, 2, (Code.UNSURE, "open", 2)),
-        (0, 0, (Code.OK, "closed", 1)),
-        (0, 2, (Code.UNSURE, "open", 2)),
-        (1, 2, (Code.STALE, "open", 2)),
-        (2, 2, (Code.OK, "closed", 3)),
-        (2, 3, (Code.ALREADY, "closed", 3)),
-        (2, 4, (Code.UNSURE, "open", 4)),
-    ],
-)
-async def test_a_transition_sent_again_moves_only_where_it_has_not(
-    backend: Backend, version: int | None, moves: int, expected: tuple[Code, str, int]
-) -> None:
-    """Guarantee 11: one call moves a machine at most once. The record names its last change alone."""
-    async with backend.make() as dedup:
-        door = dedup.machine("door", initial="open", transitions=SWITCH)
-        for number in range(moves):
-            assert (await door.transition("1", to="open" if number % 2 else "closed")).changed
-        for _ in range(2):
-            # Twice: it recognises its own change, and what it may not do it may not do later.
-            moved = await dedup._namespace.ask.run(sent_again(door._wire("1"), b"0123456789", version))
-            assert isinstance(moved, Moved)
-            assert (moved.code, moved.state, moved.version) == expected
-
-
 async def test_machines_of_different_names_do_not_meet(backend: Backend) -> None:
     async with backend.make() as dedup:
         one = dedup.machine("one", initial="a", transitions={"a": ("b",), "b": ()})

@@ -11,7 +11,6 @@ import pytest
 
 from fastdedup import ClaimLostError, FailedError, Outcome, ResultTooLargeError, State, UnavailableError
 from fastdedup.protocol.operations import Code, ReleaseOp, SettleOp
-from fastdedup.testing import FakeStore, fake_dedup
 
 from ..stores import Backend
 
@@ -96,50 +95,6 @@ async def test_a_stale_owner_changes_nothing(backend: Backend, verb: str, wait_u
         await present.complete("mine")
 
 
-async def test_a_stale_claim_of_the_same_owner_name_changes_nothing(backend: Backend) -> None:
-    """The fence tells two claims of one owner apart."""
-    async with backend.make() as dedup:
-        old = await dedup.claim("key", owner="worker")
-        await old.release()
-        new = await dedup.claim("key", owner="worker")
-        stale = type(old)(old._namespace, old._call, old._verdict)
-        with pytest.raises(ClaimLostError):
-            await stale.complete("old")
-        await new.complete("new")
-
-
-async def test_an_ended_lease_that_nobody_took_can_still_be_settled(
-    backend: Backend, wait_until: WaitUntil
-) -> None:
-    async with backend.make() as dedup:
-        claim = await dedup.claim("key", lease=LEASE)
-
-        async def ended() -> bool:
-            record = await dedup.get("key")
-            return record is not None and record.lease is not None and record.lease <= 0
-
-        await wait_until(ended, description="the lease ends")
-        await claim.renew()
-        await wait_until(ended, description="the renewed lease ends")
-        await claim.complete("late, but alone")
-        assert (await dedup.claim("key")).result == "late, but alone"
-
-
-async def test_renewing_starts_the_lease_anew(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        claim = await dedup.claim("key", lease=5)
-        await claim.renew(60)
-        record = await dedup.get("key")
-        assert record is not None
-        assert record.lease is not None
-        assert 50 < record.lease <= 60
-        await claim.renew()
-        record = await dedup.get("key")
-        assert record is not None
-        assert record.lease is not None
-        assert record.lease <= 5
-
-
 async def test_settling_again_is_answered_as_the_first_time(backend: Backend) -> None:
     """Guarantee 6, at the store: what the engine does when a reply was lost."""
     async with backend.make() as dedup:
@@ -158,13 +113,6 @@ async def test_settling_again_is_answered_as_the_first_time(backend: Backend) ->
             )
         assert await dedup._namespace.ask.run(ReleaseOp(wire, owner, claim.fence)) is Code.LOST
         assert (await dedup.claim("key")).result == 1
-
-
-async def test_fence_zero_stands_for_any(backend: Backend) -> None:
-    """The wire formats settle by owner alone."""
-    async with backend.make() as dedup:
-        claim = await dedup.claim("key", owner="me")
-        assert await dedup._namespace.ask.run(ReleaseOp(claim._call.wire, claim._call.owner, 0)) is Code.OK
 
 
 async def test_the_body_of_async_with_settles(backend: Backend) -> None:
@@ -202,45 +150,3 @@ async def test_a_cancelled_body_frees_the_key(backend: Backend, wait_until: Wait
             return (await dedup.claim("key")).acquired
 
         await wait_until(free, description="the key is free")
-
-
-async def test_leaving_is_shielded_from_cancellation(backend: Backend, wait_until: WaitUntil) -> None:
-    """Cancelled while completing: the completion goes on, the result is not lost."""
-    async with backend.make() as dedup:
-        leaving = asyncio.Event()
-
-        async def work() -> None:
-            async with dedup.claim("key"):
-                leaving.set()
-
-        task = asyncio.create_task(work())
-        await leaving.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-        async def settled() -> bool:
-            return (await dedup.claim("key")).outcome is Outcome.SUCCEEDED
-
-        await wait_until(settled, description="the claim is completed all the same")
-
-
-async def test_leaving_goes_on_though_no_try_had_reached_the_store(wait_until: WaitUntil) -> None:
-    """Cancelled between two tries to complete: the completion is tried again by itself."""
-    store = FakeStore()
-    dedup = fake_dedup(store)
-
-    async def work() -> None:
-        async with dedup.claim("key"):
-            store.outage.start("refused")
-
-    task = asyncio.create_task(work())
-    await wait_until(lambda: dedup.breaker != "closed", description="the completion was refused")
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    store.outage.stop()
-
-    async def settled() -> bool:
-        return (await dedup.claim("key")).outcome is Outcome.SUCCEEDED
-
-    await wait_until(settled, description="the claim is completed all the same")

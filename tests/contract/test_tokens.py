@@ -59,12 +59,6 @@ async def test_what_was_never_issued_is_unknown(backend: Backend, token: str) ->
             assert not claim.acquired
 
 
-async def test_a_token_without_subject_takes_any(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        token = await dedup.tokens.issue()
-        assert await dedup.tokens.consume(token, "user:7") is Outcome.ACQUIRED
-
-
 async def test_an_expired_token_is_unknown(backend: Backend, wait_until: WaitUntil) -> None:
     async with backend.make() as dedup:
         other = await dedup.tokens.issue("somebody", ttl=LEASE)
@@ -105,38 +99,6 @@ async def test_a_released_token_is_issued_again_and_stays_bound(backend: Backend
         assert second.fence > claim.fence
 
 
-async def test_a_crashed_redeemers_token_is_taken_over_by_its_subject_only(
-    backend: Backend, wait_until: WaitUntil
-) -> None:
-    async with backend.make() as dedup:
-        token = await dedup.tokens.issue("user:7")
-        first = await dedup.tokens.redeem(token, "user:7", lease=LEASE)
-
-        async def taken() -> Any:
-            assert (await dedup.tokens.redeem(token, lease=LEASE)).outcome is Outcome.MISMATCH
-            claim = await dedup.tokens.redeem(token, "user:7", lease=LEASE)
-            return claim if claim.acquired else None
-
-        second = await wait_until(taken, description="the lease ends")
-        assert second.attempt == 2
-        assert second.fence > first.fence
-
-        async def refused() -> bool:
-            return (await dedup.tokens.redeem(token, "user:8")).outcome is Outcome.MISMATCH
-
-        assert await refused()
-
-
-async def test_redeem_waits_for_the_first_result(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        token = await dedup.tokens.issue()
-        first = await dedup.tokens.redeem(token)
-        second = asyncio.create_task(dedup.tokens.redeem(token, wait=10))
-        await asyncio.sleep(0)
-        await first.complete("first")
-        assert (await second).result == "first"
-
-
 async def test_consuming_a_redeemed_token_ends_its_use(backend: Backend) -> None:
     """The use becomes a success at once, so that no lease can give the token away again."""
     async with backend.make() as dedup:
@@ -151,30 +113,3 @@ async def test_consuming_a_redeemed_token_ends_its_use(backend: Backend) -> None
             assert await dedup.tokens.consume(token, "user:7", owner="other") is Outcome.SUCCEEDED
             again = await dedup.tokens.redeem(token, "user:7", owner="desk")
             assert again.outcome is Outcome.SUCCEEDED
-
-
-async def test_redeeming_a_consumed_token_does_not_open_it(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        token = await dedup.tokens.issue()
-        assert await dedup.tokens.consume(token, owner="desk") is Outcome.ACQUIRED
-        assert (await dedup.tokens.redeem(token, owner="desk")).outcome is Outcome.SUCCEEDED
-        assert await dedup.tokens.consume(token, owner="desk") is Outcome.ACQUIRED
-
-
-async def test_consuming_a_completed_token_tells_of_its_result(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        token = await dedup.tokens.issue()
-        claim = await dedup.tokens.redeem(token, owner="desk")
-        await claim.complete({"order": 1})
-        assert await dedup.tokens.consume(token, owner="desk") is Outcome.SUCCEEDED
-
-
-async def test_consuming_wakes_those_who_wait_to_redeem(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        token = await dedup.tokens.issue()
-        await dedup.tokens.redeem(token, owner="desk")
-        waiter = asyncio.create_task(dedup.tokens.redeem(token, wait=10))
-        await asyncio.sleep(0)
-        assert await dedup.tokens.consume(token, owner="desk") is Outcome.ACQUIRED
-        async with asyncio.timeout(5):
-            assert (await waiter).outcome is Outcome.SUCCEEDED

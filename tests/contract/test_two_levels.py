@@ -11,7 +11,6 @@ import pytest
 
 from fastdedup import (
     Claim,
-    ClaimLostError,
     ConfigError,
     Dedup,
     InvalidKeyError,
@@ -87,49 +86,6 @@ async def test_a_success_is_remembered_without_its_result(backend: Backend) -> N
         assert again.fence > claim.fence
 
 
-async def test_only_the_owner_completes(backend: Backend, wait_until: WaitUntil) -> None:
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        late = await dedup.claim("k", remember=ledger, lease=0.05)
-        claims = []
-
-        async def is_taken_over() -> bool:
-            claims.append(await dedup.claim("k", remember=ledger))
-            return claims[-1].acquired
-
-        await wait_until(is_taken_over, description="the lease has ended")
-        with pytest.raises(ClaimLostError):
-            await late.complete()
-        assert await ledger.seen("k") is False
-        assert claims[-1].attempt == 2
-        await claims[-1].complete()
-        assert await ledger.seen("k") is True
-
-
-async def test_a_completion_may_come_twice(backend: Backend) -> None:
-    """The echo tells a repeated one from one that comes too late."""
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        claims = [await dedup.claim("k", remember=ledger, owner="me") for _ in range(2)]
-        await claims[0].complete("first")
-        await claims[1].complete("second")
-        assert (await dedup.claim("k", remember=ledger)).result == "first"
-        stats = await ledger.stats()
-        assert stats.ids == 1
-
-
-async def test_what_failed_or_was_released_is_not_remembered(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        async with dedup.claim("failed", remember=ledger) as claim:
-            await claim.fail("no")
-        failed = await dedup.claim("failed", remember=ledger)
-        assert (failed.outcome, failed.error) == (Outcome.FAILED, "no")
-        await (await dedup.claim("released", remember=ledger)).release()
-        assert (await dedup.claim("released", remember=ledger)).attempt == 2
-        assert [await ledger.seen(key) for key in ("failed", "released")] == [False, False]
-
-
 async def test_a_waiter_gets_the_result(backend: Backend, wait_until: WaitUntil) -> None:
     async with backend.make() as dedup:
         ledger = ledger_of(dedup)
@@ -138,15 +94,6 @@ async def test_a_waiter_gets_the_result(backend: Backend, wait_until: WaitUntil)
         await wait_until(lambda: is_watched(dedup, claim), description="the store knows of the waiter")
         await claim.complete([1, 2])
         assert (await waiting).result == [1, 2]
-
-
-async def test_another_fingerprint_is_a_mismatch(backend: Backend) -> None:
-    """While a record says so: the ledger keeps no fingerprints."""
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        await dedup.claim("k", remember=ledger, fingerprint={"a": 1})
-        other = await dedup.claim("k", remember=ledger, fingerprint={"a": 2})
-        assert other.outcome is Outcome.MISMATCH
 
 
 async def test_what_a_call_remembers_is_done(backend: Backend) -> None:
@@ -198,51 +145,6 @@ async def test_work_that_another_call_has_done_is_not_resolved(
         assert heard == []
 
 
-async def test_a_claim_at_work_goes_on_though_its_id_is_known(backend: Backend) -> None:
-    """`first` does not see it. Its owner gets it back, completes it, and its echo has the result."""
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        claim = await dedup.claim("k", remember=ledger, owner="me")
-        assert await ledger.first("k") is True
-        again = await dedup.claim("k", remember=ledger, owner="me")
-        assert (again.outcome, again.fence, again.attempt) == (Outcome.ACQUIRED, claim.fence, 1)
-        assert (await dedup.claim("k", remember=ledger)).outcome is Outcome.IN_PROGRESS
-        await again.renew()
-        await claim.complete("done")
-        await again.complete("again")
-        assert (await dedup.claim("k", remember=ledger)).result == "done"
-        assert await ledger.first("k") is False
-
-
-async def test_a_waiter_hears_of_a_release_that_its_id_is_known(
-    backend: Backend, wait_until: WaitUntil
-) -> None:
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        claim = await dedup.claim("k", remember=ledger)
-        waiting = asyncio.create_task(dedup.claim("k", remember=ledger, wait=5.0))
-        await wait_until(lambda: is_watched(dedup, claim), description="the store knows of the waiter")
-        assert await ledger.first("k") is True
-        await claim.release()
-        assert (await waiting).remembered
-
-
-async def test_a_failure_and_a_mismatch_stand_though_the_id_is_known(
-    backend: Backend, wait_until: WaitUntil
-) -> None:
-    """A record says more than the ledger."""
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        await (await dedup.claim("failed", remember=ledger)).fail("no")
-        await abandoned(dedup, "dead", wait_until, remember=ledger, fingerprint="a")
-        assert await ledger.first_many(["failed", "dead"]) == [True, True]
-        failed = await dedup.claim("failed", remember=ledger)
-        assert (failed.outcome, failed.error) == (Outcome.FAILED, "no")
-        other = await dedup.claim("dead", remember=ledger, fingerprint="b")
-        assert other.outcome is Outcome.MISMATCH
-        assert (await dedup.claim("dead", remember=ledger, fingerprint="a")).remembered
-
-
 async def test_a_stale_view_is_read_again(backend: Backend) -> None:
     """A claim and a completion that rely on an outdated form do nothing; they ask again with the present one."""
     async with backend.make() as dedup:
@@ -257,26 +159,6 @@ async def test_a_stale_view_is_read_again(backend: Backend) -> None:
         await claim.complete()
         await other.complete()
         assert await ledger.first_many(["k", "other"]) == [False, False]
-
-
-async def test_a_cancelled_claim_holds_nothing(backend: Backend, wait_until: WaitUntil) -> None:
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        await ledger.seen("ledger is founded")
-        calls = [asyncio.create_task(dedup.claim("k", remember=ledger)) for _ in range(5)]
-        for _ in range(3):
-            await asyncio.sleep(0)
-        for call in calls:
-            call.cancel()
-        for answer in await asyncio.gather(*calls, return_exceptions=True):
-            # Where the breaker is open, the policy answers before anybody can cancel.
-            if isinstance(answer, Claim) and answer.acquired:
-                await answer.release()
-
-        async def is_free() -> bool:
-            return (await dedup.claim("k", remember=ledger, owner="me")).acquired
-
-        await wait_until(is_free, description="the key is free")
 
 
 async def test_once_runs_once(backend: Backend) -> None:
