@@ -26,7 +26,6 @@ FILES = frozenset(
         "fundamentals/test_2_owners.py",
         "gated_inbox/test_failure_table.py",
         "gated_inbox/test_killed_consumers.py",
-        "gated_inbox/test_sync_failure_table.py",
         "integrations/test_asgi.py",
         "integrations/test_asgi_adversary.py",
         "integrations/test_asgi_server.py",

@@ -33,3 +33,10 @@ def mortal_redis() -> Iterator[RedisServer]:
 @pytest.fixture
 def key() -> str:
     return new_key()
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, way: str) -> Place:
+    """The database of a test that has a `way`, which is a driver."""
+    mortal: Place = request.getfixturevalue("mortal_mariadb" if way == "pymysql" else "mortal_postgres")
+    return mortal

@@ -1,4 +1,7 @@
-"""A consumer of messages over a real database and a real Redis, and what its work left behind."""
+"""A consumer of messages over a real database and a real Redis, and what its work left behind.
+
+`sync_shop.py` has the synchronous one, with the same methods.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from fastdedup import Dedup, InProgressError, Record
-from fastdedup.events import Event
+from fastdedup.events import Event, GateBypassed
 from fastdedup.model import State
 from fastdedup.sql import Inbox
 from fastdedup.sql.dialects import TableName, dialect_of
@@ -159,6 +162,23 @@ class Shop:
     async def record(self, key: str) -> Record | None:
         """Give what the gate holds of a message."""
         return await self.gate.get(self.gate_key(key))
+
+    async def bypasses(self) -> list[GateBypassed]:
+        """Give the events by which the gate was bypassed."""
+        return [event for event in self.events if isinstance(event, GateBypassed)]
+
+    async def ask(self, transaction: Any, statement: str) -> None:
+        """Run a statement in a body."""
+        await transaction.execute(text(statement) if isinstance(transaction, AsyncSession) else statement)
+
+    @property
+    def waiters(self) -> int:
+        """The number of callers that wait at the gate."""
+        return self.gate._namespace.connection.wakeups._count
+
+    def are_behind(self, calls: int) -> bool:
+        """True once so many calls wait behind another one of this process: tasks do so at once."""
+        return True
 
 
 def answer(result: Any) -> Body:

@@ -1,34 +1,39 @@
-"""A synchronous consumer over a real database and a real Redis: see `shop.py`."""
+"""A synchronous consumer over a real database and a real Redis: `shop.py` with a thread for each call."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from threading import Event, Thread
+from types import FrameType
 from typing import Any
 
 import psycopg
 import pymysql
 
-from fastdedup import InProgressError, Record, UnavailableError
+from fastdedup import Record, UnavailableError
 from fastdedup.events import Event as GateEvent
 from fastdedup.events import GateBypassed
+from fastdedup.sql.local_calls import ThreadCalls
 from fastdedup.sync import Dedup
 from fastdedup.sync.sql import Inbox
 
 from ..databases import PostgresServer
 from ..servers import RedisServer
-from .shop import Place
+from .shop import WAYS, Place, Shop, open_shop
 from .times import WEEK
 
-Body = Callable[[Any, str], Any]
+PATIENCE = 20.0
+SYNC_WAYS = ("psycopg", "pymysql")
 _numbers = itertools.count(1)
 
 
 class SyncShop:
-    """A consumer. `act` is what its body does after its effect."""
+    """A consumer. `act` is what its body does after its effect, a function or a coroutine function."""
 
     def __init__(self, place: Place, gate: Dedup, **options: Any) -> None:
         self.place = place
@@ -37,34 +42,51 @@ class SyncShop:
         self.inbox = Inbox(options.pop("name", "shop"), keep=WEEK)
         self.events: list[GateEvent] = []
         self.runs = 0
-        self.act: Body = lambda transaction, key: key
+        self.act: Callable[[Any, str], Any] = lambda transaction, key: None
+        self._loop = asyncio.get_running_loop()
         once = self.inbox.once(
             key=lambda transaction, key: key, begin=self.begin, **{"gate": gate, **options}
         )
-        self.handle = once(self._work)
-        self.elsewhere = once(self._work)
+        self.handle_here = once(self._work)
+        """Handles a message in the thread that calls it."""
+        self.handle = partial(in_thread, self.handle_here)
+        self.elsewhere = partial(in_thread, once(self._work))
         """Handles messages as another process would: see `Shop`."""
 
     def _work(self, transaction: Any, key: str) -> Any:
         self.runs += 1
         transaction.cursor().execute("INSERT INTO work VALUES (%s)", (key,))
-        return self.act(transaction, key)
+        result = self.act(transaction, key)
+        if not asyncio.iscoroutine(result):
+            return result
+        return asyncio.run_coroutine_threadsafe(result, self._loop).result(PATIENCE)
 
-    def record(self, key: str) -> Record | None:
-        """Give what the gate holds of a message."""
+    async def record(self, key: str) -> Record | None:
         return self.gate.get(self.inbox._rules.gate_key(key))
 
-    def redelivered(self, key: str) -> list[Any]:
-        """Deliver a message again: its result in a list, or nothing while its gate is still held."""
-        try:
-            return [self.handle(key)]
-        except InProgressError:
-            return []
+    async def bypasses(self) -> list[GateBypassed]:
+        """Give the events by which the gate was bypassed; they are told in the gate's thread, in order."""
+        with suppress(UnavailableError):
+            await self.record("no message")  # comes after them
+        return [event for event in self.events if isinstance(event, GateBypassed)]
+
+    async def ask(self, transaction: Any, statement: str) -> None:
+        transaction.cursor().execute(statement)
 
     @property
     def waiters(self) -> int:
-        """The number of callers that wait at the gate."""
         return self.gate._dedup.latest._namespace.connection.wakeups._count
+
+    def are_behind(self, calls: int) -> bool:
+        return sum(map(is_behind, sys._current_frames().values())) == calls
+
+
+def is_behind(frame: FrameType | None) -> bool:
+    """True while a thread, of which this is the innermost frame, waits for the end of a call in another one."""
+    inner = None
+    while frame is not None and frame.f_code is not ThreadCalls.run.__code__:
+        inner, frame = frame, frame.f_back
+    return inner is not None and frame is not None and inner.f_code is Event.wait.__code__
 
 
 def begin_of(place: Place) -> Callable[[], Any]:
@@ -89,24 +111,22 @@ def begin_of(place: Place) -> Callable[[], Any]:
     return begin
 
 
-@contextmanager
-def open_sync_shop(place: Place, redis: RedisServer, **options: Any) -> Iterator[SyncShop]:
+@asynccontextmanager
+async def open_sync_shop(place: Place, redis: RedisServer, **options: Any) -> AsyncIterator[SyncShop]:
     """Open a consumer. `gate`: arguments of its Dedup; the other options go to `once`."""
     events: list[GateEvent] = []
-    options_of_gate = options.pop("gate", {})
-    namespace = f"s{next(_numbers)}"
-    settings = {"namespace": namespace, "on_event": events.append, **options_of_gate}
+    settings = {"namespace": f"s{next(_numbers)}", "on_event": events.append, **options.pop("gate", {})}
     with Dedup(redis.url, **settings) as gate:
         shop = SyncShop(place, gate, **options)
         shop.events = events
         yield shop
 
 
-def bypasses(shop: SyncShop) -> list[GateBypassed]:
-    """Give the events by which the gate was bypassed; they are told in the gate's thread, in order."""
-    with suppress(UnavailableError):
-        shop.record("no message")  # comes after them
-    return [event for event in shop.events if isinstance(event, GateBypassed)]
+def open_either(
+    place: Place, redis: RedisServer, way: str, **options: Any
+) -> AbstractAsyncContextManager[Shop | SyncShop]:
+    """Open a consumer over any driver."""
+    return open_shop(place, redis, way, **options) if way in WAYS else open_sync_shop(place, redis, **options)
 
 
 class Call:
@@ -126,19 +146,23 @@ class Call:
 
     @property
     def result(self) -> Any:
-        self.thread.join(20.0)
+        self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
         if self._error is not None:
             raise self._error
         return self._outcome
 
 
-def held() -> tuple[Event, Body]:
-    """Give a body that waits until the event is set, and returns its key."""
-    go_on = Event()
+async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function in a thread of its own."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
-    def act(transaction: Any, key: str) -> str:
-        assert go_on.wait(20.0)
-        return key
+    def run() -> Any:
+        try:
+            return function(*args)
+        finally:
+            loop.call_soon_threadsafe(ended.set)
 
-    return go_on, act
+    call = Call(run)
+    await ended.wait()
+    return call.result

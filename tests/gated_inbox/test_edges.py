@@ -7,20 +7,18 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import asyncpg
+import pymysql
 import pytest
-from sqlalchemy import text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from fastdedup import ConfigError, FailedError, InvalidKeyError, ResultTooLargeError, UsageError
-from fastdedup.events import GateBypassed
 from fastdedup.model import State
 from fastdedup.sql import Inbox, RetryTransaction
 from fastdedup.sync.sql import Inbox as SyncInbox
 
 from ..servers import RedisServer
 from .shop import WAYS, Place, answer, flush, open_shop, scripts
-from .sync_shop import bypasses as sync_bypasses
-from .sync_shop import open_sync_shop
+from .sync_shop import SYNC_WAYS, open_either, open_sync_shop
 from .times import WEEK
 
 Waiter = Callable[..., Awaitable[Any]]
@@ -46,45 +44,27 @@ async def test_an_error_of_the_work_frees_the_gate(
         assert shop.place.effects(key) == 1
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS, *SYNC_WAYS])
 async def test_work_that_hides_a_failed_statement_is_not_done(
-    way: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    way: str, place: Place, mortal_redis: RedisServer, key: str
 ) -> None:
-    """PostgreSQL answers the COMMIT of such a transaction with ROLLBACK, which drivers take for a success."""
-    async with open_shop(mortal_postgres, mortal_redis, way) as shop:
+    """PostgreSQL answers the COMMIT of such a transaction with ROLLBACK, which drivers take for a success.
+
+    MariaDB rolls the whole transaction back if two of them wait for each other.
+    """
+    async with open_either(place, mortal_redis, way) as shop:
 
         async def hide(transaction: Any, key: str) -> None:
             with suppress(Exception):
-                await transaction.execute("SELECT nothing" if way == "asyncpg" else text("SELECT nothing"))
+                await shop.ask(transaction, "ROLLBACK" if way == "pymysql" else "SELECT nothing")
 
         shop.act = hide
-        with pytest.raises(UsageError, match="a statement before has failed"):
+        with pytest.raises(UsageError, match=r"a statement before has failed|was rolled back"):
             await shop.handle(key)
         assert shop.place.effects(key) == 0
         shop.act = answer(None)
         assert await shop.handle(key) is None
         assert shop.place.effects(key) == 1
-
-
-@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
-def test_synchronous_work_that_hides_a_failed_statement_is_not_done(
-    kind: str, request: pytest.FixtureRequest, mortal_redis: RedisServer, key: str
-) -> None:
-    """MariaDB rolls the whole transaction back where two of them wait for each other."""
-    place = request.getfixturevalue(f"mortal_{kind}")
-    with open_sync_shop(place, mortal_redis) as shop:
-
-        def hide(transaction: Any, key: str) -> None:
-            with suppress(Exception):
-                transaction.cursor().execute("SELECT nothing" if kind == "postgres" else "ROLLBACK")
-
-        shop.act = hide
-        with pytest.raises(UsageError, match=r"a statement before has failed|was rolled back"):
-            shop.handle(key)
-        assert place.effects(key) == 0
-        shop.act = lambda transaction, key: None
-        assert shop.handle(key) is None
-        assert place.effects(key) == 1
 
 
 # A `begin` that does not commit
@@ -102,18 +82,16 @@ async def test_a_begin_that_does_not_commit_is_told(
     await engine.dispose()
 
 
-def test_a_synchronous_begin_that_does_not_commit_is_told(
+async def test_a_synchronous_begin_that_does_not_commit_is_told(
     mortal_mariadb: Place, mortal_redis: RedisServer, key: str
 ) -> None:
-    import pymysql
-
     def begin() -> Any:
         return pymysql.connect(**mortal_mariadb.database.pymysql)
 
-    with open_sync_shop(mortal_mariadb, mortal_redis, begin=begin) as shop:
+    async with open_sync_shop(mortal_mariadb, mortal_redis, begin=begin) as shop:
         with pytest.raises(ConfigError, match="begin= does not commit"):
-            shop.handle(key)
-        assert shop.record(key).state is State.RELEASED  # type: ignore[union-attr]
+            await shop.handle(key)
+        assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
         assert mortal_mariadb.effects(key) == 0
 
 
@@ -145,24 +123,15 @@ async def test_what_was_committed_stands_where_the_look_fails(
 # What the gate cannot keep, or read
 
 
+@pytest.mark.parametrize("way", ["asyncpg", "psycopg"])
 async def test_a_result_too_large_for_the_gate_comes_from_the_row(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    way: str, place: Place, mortal_redis: RedisServer, key: str
 ) -> None:
-    async with open_shop(mortal_postgres, mortal_redis, gate={"max_result": 100}) as shop:
+    async with open_either(place, mortal_redis, way, gate={"max_result": 100}) as shop:
         shop.act = answer("x" * 1000)
         assert [await shop.handle(key) for _ in range(3)] == ["x" * 1000] * 3
         assert shop.runs == shop.place.effects(key) == 1
         assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
-
-
-def test_a_result_too_large_for_a_synchronous_gate_comes_from_the_row(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
-) -> None:
-    with open_sync_shop(mortal_postgres, mortal_redis, gate={"max_result": 100}) as shop:
-        shop.act = lambda transaction, key: "x" * 1000
-        assert [shop.handle(key) for _ in range(3)] == ["x" * 1000] * 3
-        assert shop.runs == 1
-        assert shop.record(key).state is State.RELEASED  # type: ignore[union-attr]
 
 
 class Unreadable:
@@ -182,33 +151,21 @@ async def test_the_row_answers_where_the_gates_result_cannot_be_read(
         shop.act = answer(7)
         assert [await shop.handle(key), await shop.handle(key)] == [7, 7]
         assert shop.runs == 1
-        assert "loads() of Unreadable" in bypasses(shop.events)[0].reason
+        assert "loads() of Unreadable" in (await shop.bypasses())[0].reason
 
 
+@pytest.mark.parametrize("way", ["asyncpg", "psycopg"])
 async def test_a_foreign_value_at_the_gate_holds_no_message_up(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    way: str, place: Place, mortal_redis: RedisServer, key: str
 ) -> None:
-    async with open_shop(mortal_postgres, mortal_redis) as shop:
+    async with open_either(place, mortal_redis, way) as shop:
         await shop.handle(key)
         with mortal_redis.client() as client:
             (wire,) = client.keys(f"{shop.gate.settings.namespace}:*")
             client.set(wire, "another program's", px=60_000)
         assert await shop.handle(key) is None
         assert shop.runs == 1
-        assert "did not write" in bypasses(shop.events)[0].reason
-
-
-def test_a_foreign_value_at_a_synchronous_gate_holds_no_message_up(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
-) -> None:
-    with open_sync_shop(mortal_postgres, mortal_redis) as shop:
-        shop.handle(key)
-        with mortal_redis.client() as client:
-            (wire,) = client.keys(f"{shop.gate.settings.namespace}:*")
-            client.set(wire, "another program's", px=60_000)
-        assert shop.handle(key) == key
-        assert shop.runs == 1
-        assert "did not write" in sync_bypasses(shop)[0].reason
+        assert "did not write" in (await shop.bypasses())[0].reason
 
 
 async def test_a_failure_at_the_gate_is_raised(
@@ -293,15 +250,15 @@ async def test_a_gate_that_is_not_open_is_told(
         with pytest.raises(UsageError, match="this Dedup is closed"):
             await shop.handle(key)
         assert shop.runs == 0
-    with open_sync_shop(mortal_postgres, mortal_redis) as plain:
+    async with open_sync_shop(mortal_postgres, mortal_redis) as plain:
         plain.gate.close()
         with pytest.raises(UsageError, match="this Dedup is closed"):
-            plain.handle(key)
+            await plain.handle(key)
         assert plain.runs == 0
 
 
-def test_a_gate_of_the_other_kind_is_refused(mortal_postgres: Place, mortal_redis: RedisServer) -> None:
-    with open_sync_shop(mortal_postgres, mortal_redis) as shop:
+async def test_a_gate_of_the_other_kind_is_refused(mortal_postgres: Place, mortal_redis: RedisServer) -> None:
+    async with open_sync_shop(mortal_postgres, mortal_redis) as shop:
         plain: Any = shop.gate
         with pytest.raises(ConfigError, match=r"must be a fastdedup\.Dedup, got fastdedup\.sync\."):
             Inbox("shop", keep=WEEK).once(key=str, begin=shop.begin, gate=plain)
@@ -356,7 +313,3 @@ DEFER_REFUSAL = """
     INSERT INTO refusals VALUES (1)
 """
 """Have PostgreSQL end this transaction by 40001 at its COMMIT."""
-
-
-def bypasses(events: list[Any]) -> list[GateBypassed]:
-    return [event for event in events if isinstance(event, GateBypassed)]

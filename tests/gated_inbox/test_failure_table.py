@@ -1,26 +1,38 @@
-"""The failure table of gate and inbox, over asyncpg: each row with real servers, killed at that point."""
+"""The failure table of gate and inbox: each row with real servers, killed at that point.
+
+Over synchronous drivers stand the rows whose code is another one there.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from threading import current_thread
 from typing import Any
 
 import asyncpg
+import psycopg
+import pymysql
 import pytest
 
 from fastdedup import LocalLRU
 from fastdedup.events import GateBypassed, LeaseLost, Replayed
 from fastdedup.model import State
 from fastdedup.sql import once
+from fastdedup.sync import sql as sync_sql
 
 from ..servers import RedisServer
 from .shop import WAYS, Place, Shop, answer, at_work, broken, flush, is_unsettled, open_shop, redelivered
+from .sync_shop import SYNC_WAYS, open_either, open_sync_shop
 from .times import LEASE
 
-LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
-"""What asyncpg raises where the connection is lost."""
+LOST = (
+    *(asyncpg.PostgresError, asyncpg.InterfaceError, OSError),
+    *(psycopg.OperationalError, pymysql.OperationalError, pymysql.InterfaceError),
+)
+"""What drivers raise if the connection is lost."""
+each_way = pytest.mark.parametrize("way", ["asyncpg", *SYNC_WAYS])
 Waiter = Callable[..., Awaitable[Any]]
 BRIEF = {"timeout": 0.1}
 PROMPT = 10.0
@@ -30,11 +42,12 @@ PROMPT = 10.0
 # Redis is down
 
 
+@each_way
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 async def test_without_redis_the_inbox_decides_at_once(
-    how: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    how: str, way: str, place: Place, mortal_redis: RedisServer, key: str
 ) -> None:
-    async with open_shop(mortal_postgres, mortal_redis, wait=30.0, gate=BRIEF) as shop:
+    async with open_either(place, mortal_redis, way, wait=30.0, gate=BRIEF) as shop:
         shop.act = answer({"invoice": 7})
         with broken(mortal_redis, how):
             began = time.monotonic()
@@ -42,16 +55,35 @@ async def test_without_redis_the_inbox_decides_at_once(
             assert await shop.handle(key) == {"invoice": 7}
             assert time.monotonic() - began < PROMPT
         assert (shop.runs, shop.place.effects(key)) == (1, 1)
-        bypasses = [event for event in shop.events if isinstance(event, GateBypassed)]
+        bypasses = await shop.bypasses()
         assert [event.inbox for event in bypasses] == ["shop", "shop"]
         assert bypasses[0].namespace == shop.gate.settings.namespace
         assert bypasses[0].reason
 
 
+async def test_the_event_of_a_bypass_comes_from_the_gates_thread(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    """As all its events do: a callback is never called by two threads at once."""
+    threads: set[str] = set()
+
+    def hear(event: object) -> None:
+        threads.add(f"{type(event).__name__} in {current_thread().name}")
+
+    async with open_sync_shop(mortal_postgres, mortal_redis, gate={"on_event": hear}) as shop:
+        with broken(mortal_redis, "killed"):
+            await shop.handle(key)
+        await shop.bypasses()
+    assert "GateBypassed in fastdedup-sync" in threads
+    assert not {each for each in threads if not each.endswith(" in fastdedup-sync")}
+
+
+@pytest.mark.parametrize("way", ["asyncpg", "psycopg"])
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 async def test_a_waiter_at_the_gate_goes_on_without_redis(
     how: str,
-    mortal_postgres: Place,
+    way: str,
+    place: Place,
     mortal_redis: RedisServer,
     key: str,
     wait_until: Waiter,
@@ -60,12 +92,11 @@ async def test_a_waiter_at_the_gate_goes_on_without_redis(
     """Redis fails while a duplicate waits there for the first: it asks the inbox, long before its wait is over."""
     monkeypatch.setattr(once, "LOOK", 0.1)
     monkeypatch.setattr(once, "MENDING", 0.1)
-    async with open_shop(mortal_postgres, mortal_redis, wait=30.0, gate={"timeout": 0.25}) as shop:
+    monkeypatch.setattr(sync_sql, "MENDING", 0.1)
+    async with open_either(place, mortal_redis, way, wait=30.0, gate={"timeout": 0.25}) as shop:
         go_on, first = await at_work(shop, shop.handle(key), wait_until)
         second = asyncio.create_task(shop.elsewhere(key))
-        await wait_until(
-            lambda: shop.gate._namespace.connection.wakeups._count, description="the second waits"
-        )
+        await wait_until(lambda: shop.waiters, description="the second waits")
         with broken(mortal_redis, how):
             began = time.monotonic()
             await wait_until(shop.place.waiting, description="the second waits for the first's row")
@@ -116,21 +147,21 @@ async def test_a_gate_that_answers_alone_is_no_bypass(
 # The consumer dies: see test_killed_consumers.py. COMMIT fails
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS, *SYNC_WAYS])
 async def test_a_lost_reply_of_commit_leaves_the_gate_alone(
-    way: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    way: str, place: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
 ) -> None:
-    async with open_shop(mortal_postgres, mortal_redis, way, gate={"lease": LEASE}) as shop:
+    async with open_either(place, mortal_redis, way, gate={"lease": LEASE}) as shop:
         shop.act = answer(7)
         shop.place.proxy.lose()
-        with pytest.raises(Exception, match=r"(?i)connection") as failed:
+        with pytest.raises(Exception, match=r"(?i)connection|Lost") as failed:
             await shop.handle(key)
         assert shop.place.effects(key) == 1
         assert is_unsettled(await shop.record(key))
         # The error that the caller keeps does not keep the lease alive.
         assert await wait_until(lambda: redelivered(shop, key), description="the lease ends") == [7]
         assert (shop.runs, shop.place.effects(key)) == (1, 1)
-        assert (await shop.gate.claim(shop.gate_key(key))).result == 7
+        assert (await shop.record(key)).result == 7  # type: ignore[union-attr]
         del failed
 
 
@@ -148,12 +179,13 @@ async def test_a_commit_that_never_arrived_is_done_later(
         assert (shop.runs, shop.place.effects(key)) == (2, 1)
 
 
+@each_way
 @pytest.mark.parametrize("how", ["before", "after"])
 async def test_a_server_killed_at_commit_leaves_the_gate_alone(
-    how: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    how: str, way: str, place: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
 ) -> None:
-    server, proxy = mortal_postgres.server, mortal_postgres.proxy
-    async with open_shop(mortal_postgres, mortal_redis, gate={"lease": LEASE}) as shop:
+    server, proxy = place.server, place.proxy
+    async with open_either(place, mortal_redis, way, gate={"lease": LEASE}) as shop:
         shop.act = answer(7)
         (proxy.cut if how == "before" else proxy.lose)(server.kill)
         with pytest.raises(LOST):
@@ -167,11 +199,12 @@ async def test_a_server_killed_at_commit_leaves_the_gate_alone(
 # The lease is lost, the gate forgets, the database is down, the row is purged
 
 
+@each_way
 async def test_two_owners_do_the_work_once(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    way: str, place: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
 ) -> None:
     """Redis forgets the first owner's claim: the second waits at the first's row, and answers by it."""
-    async with open_shop(mortal_postgres, mortal_redis, gate={"lease": LEASE}) as shop:
+    async with open_either(place, mortal_redis, way, gate={"lease": LEASE}) as shop:
         go_on, first = await at_work(shop, shop.handle(key), wait_until)
         flush(mortal_redis)
         second = asyncio.create_task(shop.handle(key))
@@ -212,10 +245,11 @@ async def test_a_second_owner_works_where_the_first_rolled_back(
         assert (await shop.record(key)).result == key  # type: ignore[union-attr]
 
 
+@each_way
 async def test_the_row_answers_where_redis_forgot(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    way: str, place: Place, mortal_redis: RedisServer, key: str
 ) -> None:
-    async with open_shop(mortal_postgres, mortal_redis) as shop:
+    async with open_either(place, mortal_redis, way) as shop:
         shop.act = answer([1, "Zoë"])
         await shop.handle(key)
         flush(mortal_redis)
@@ -224,17 +258,18 @@ async def test_the_row_answers_where_redis_forgot(
         assert (await shop.record(key)).result == [1, "Zoë"]  # type: ignore[union-attr]  # mended
 
 
+@each_way
 @pytest.mark.parametrize("when", ["before", "under the work"])
 async def test_without_a_database_the_gate_is_free_again(
-    when: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    when: str, way: str, place: Place, mortal_redis: RedisServer, key: str
 ) -> None:
-    server = mortal_postgres.server
-    async with open_shop(mortal_postgres, mortal_redis) as shop:
+    server = place.server
+    async with open_either(place, mortal_redis, way) as shop:
 
         async def act(transaction: Any, key: str) -> str:
             if shop.runs == 1 and when != "before":
                 server.kill()
-                await transaction.execute("SELECT 1")
+                await shop.ask(transaction, "SELECT 1")
             return key
 
         shop.act = act
@@ -248,6 +283,36 @@ async def test_without_a_database_the_gate_is_free_again(
             server.start()
         assert await shop.handle(key) == key
         assert shop.place.effects(key) == 1
+
+
+@pytest.mark.parametrize("where", ["body", "pause"])
+async def test_an_interrupted_call_frees_the_gate(
+    where: str,
+    mortal_postgres: Place,
+    mortal_redis: RedisServer,
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also in the pause after a COMMIT that the database has refused: nothing of it has happened."""
+    async with open_sync_shop(mortal_postgres, mortal_redis) as shop:
+
+        def interrupt(*args: Any) -> None:
+            raise KeyboardInterrupt
+
+        if where == "pause":
+            mortal_postgres.sql(*REFUSE_COMMITS)
+            monkeypatch.setattr("time.sleep", interrupt)
+        else:
+            shop.act = interrupt
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                shop.handle_here(key)
+        finally:
+            mortal_postgres.sql("DROP TRIGGER IF EXISTS refuse ON work")
+        assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
+        shop.act = lambda transaction, key: key
+        assert shop.handle_here(key) == key
+        assert mortal_postgres.effects(key) == 1
 
 
 async def test_a_message_older_than_keep_is_handled_twice(
@@ -265,3 +330,12 @@ async def test_a_message_older_than_keep_is_handled_twice(
 
 async def forgotten(shop: Shop, key: str) -> bool:
     return await shop.record(key) is None
+
+
+REFUSE_COMMITS = (
+    """CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$""",
+    """CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON work DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION refuse()""",
+)
+"""Have PostgreSQL end each transaction with work by 40001 at its COMMIT."""

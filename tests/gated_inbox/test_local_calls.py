@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable
+from signal import SIGKILL
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
 
 from fastdedup import InProgressError
 from fastdedup.sql import once
-from fastdedup.sql.local_calls import Answer, LocalCalls
+from fastdedup.sql.local_calls import Answer, LocalCalls, ThreadCalls, ThreadEnd
 
 from ..servers import RedisServer
-from .shop import Place, answer, at_work, open_shop, scripts
+from .shop import Place, answer, at_work, scripts
+from .sync_shop import Call, is_behind, open_either
 
 Waiter = Callable[..., Awaitable[Any]]
 LONG = 30.0
@@ -104,11 +109,121 @@ async def test_calls_of_another_loop_are_not_waited_for() -> None:
     await first
 
 
+# In threads
+
+
+def waits_behind(call: Call) -> bool:
+    return is_behind(sys._current_frames().get(call.thread.ident or 0))
+
+
+class InThreads:
+    """The same in threads."""
+
+    def __init__(self) -> None:
+        self.duplicates: list[float] = []
+        self.local = ThreadCalls(self.duplicates.append)
+        self.begun: list[str] = []
+        self.go_on = Event()
+
+    def start(self, name: str, wait: float = LONG) -> Call:
+        return Call(lambda: self.local.run("key", lambda: self.call(name), wait)())
+
+    def call(self, name: str) -> Answer:
+        self.begun.append(name)
+        if name == "first":
+            assert self.go_on.wait(LONG)
+        return lambda: name
+
+
+async def started(calls: InThreads, wait_until: Waiter, *names: str) -> list[Call]:
+    """Start the first call and those behind it."""
+    first = calls.start("first")
+    await wait_until(lambda: calls.begun, description="the first has begun")
+    others = [calls.start(name) for name in names]
+    await wait_until(lambda: all(map(waits_behind, others)), description="the others are behind it")
+    return [first, *others]
+
+
+async def test_in_threads_later_calls_get_the_answer_of_the_first(wait_until: Waiter) -> None:
+    calls = InThreads()
+    threads = await started(calls, wait_until, "second", "third")
+    assert calls.begun == ["first"]
+    calls.go_on.set()
+    assert [each.result for each in threads] == ["first", "first", "first"]
+    assert calls.begun == ["first"]
+    assert not calls.local._ends
+    assert len(calls.duplicates) == 2
+
+
+async def test_in_threads_a_call_waits_no_longer_than_it_may(wait_until: Waiter) -> None:
+    calls = InThreads()
+    (first,) = await started(calls, wait_until)
+    assert calls.start("second", wait=0.01).result == "second"
+    calls.go_on.set()
+    assert first.result == "first"
+
+
+def test_a_call_that_was_interrupted_as_it_ended_holds_up_one_other() -> None:
+    """It stayed ahead for good: each duplicate waited for all of its time."""
+    calls = InThreads()
+    calls.local.ahead("key")
+    assert calls.start("second", wait=0.01).result == "second"
+    assert calls.start("third").result == "third"
+    assert not calls.local._ends
+
+
+async def test_of_calls_at_the_same_time_one_goes_ahead(wait_until: Waiter) -> None:
+    """Both have found nobody ahead before either says that it is."""
+    calls = InThreads()
+    meeting = Barrier(2)
+
+    def new_end() -> ThreadEnd:
+        meeting.wait(LONG)
+        return ThreadEnd()
+
+    calls.local._new_end = new_end
+    both = [calls.start("first"), calls.start("first")]
+    await wait_until(lambda: any(map(waits_behind, both)), description="one is behind the other")
+    assert calls.begun == ["first"]
+    calls.go_on.set()
+    assert [each.result for each in both] == ["first", "first"]
+
+
+async def test_a_forked_process_waits_for_no_call_of_its_parent(wait_until: Waiter) -> None:
+    calls = InThreads()
+    (first,) = await started(calls, wait_until)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if calls.local.run("key", lambda: str, LONG) is str else 1)
+    ended: list[int] = []
+
+    def has_ended() -> bool:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        ended.append(status)
+        return bool(pid)
+
+    try:
+        await wait_until(has_ended, description="the child has ended")
+    except BaseException:
+        os.kill(child, SIGKILL)
+        raise
+    assert ended[-1] == 0
+    calls.go_on.set()
+    assert first.result == "first"
+
+
+# At a gate
+
+
+each_way = pytest.mark.parametrize("way", ["asyncpg", "psycopg"])
+
+
+@each_way
 async def test_duplicates_behind_a_call_do_not_ask_the_gate(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    way: str, place: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
 ) -> None:
     """The first claims and completes. Each gets a result of its own, which it may change."""
-    async with open_shop(mortal_postgres, mortal_redis, wait=LONG, gate=CALM) as shop:
+    async with open_either(place, mortal_redis, way, wait=LONG, gate=CALM) as shop:
         before = scripts(mortal_redis)
         go_on = asyncio.Event()
 
@@ -119,6 +234,7 @@ async def test_duplicates_behind_a_call_do_not_ask_the_gate(
         shop.act = act
         calls = [asyncio.create_task(shop.handle(key)) for _ in range(5)]
         await wait_until(lambda: shop.runs, description="the first is at work")
+        await wait_until(lambda: shop.are_behind(4), description="the others are behind it")
         go_on.set()
         results = await asyncio.gather(*calls)
         assert results == [{"key": key}] * 5
@@ -127,8 +243,10 @@ async def test_duplicates_behind_a_call_do_not_ask_the_gate(
         assert scripts(mortal_redis) == before + 2
 
 
+@each_way
 async def test_a_waiter_asks_the_gate_three_times(
-    mortal_postgres: Place,
+    way: str,
+    place: Place,
     mortal_redis: RedisServer,
     key: str,
     wait_until: Waiter,
@@ -136,7 +254,7 @@ async def test_a_waiter_asks_the_gate_three_times(
 ) -> None:
     """It hears of the owner, puts itself on the owner's list, and gets the result; the owner asks twice."""
     monkeypatch.setattr(once, "LOOK", LONG)
-    async with open_shop(mortal_postgres, mortal_redis, wait=LONG, gate=CALM) as shop:
+    async with open_either(place, mortal_redis, way, wait=LONG, gate=CALM) as shop:
         before = scripts(mortal_redis)
         go_on, first = await at_work(shop, shop.handle(key), wait_until)
         second = asyncio.create_task(shop.elsewhere(key))
@@ -146,27 +264,36 @@ async def test_a_waiter_asks_the_gate_three_times(
         assert scripts(mortal_redis) == before + 5
 
 
+@each_way
 async def test_one_of_those_behind_a_failed_call_does_the_work(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    way: str, place: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
 ) -> None:
-    async with open_shop(mortal_postgres, mortal_redis, wait=LONG) as shop:
+    async with open_either(place, mortal_redis, way, wait=LONG) as shop:
+        go_on = asyncio.Event()
 
         async def act(transaction: Any, key: str) -> str:
             if shop.runs == 1:
+                await go_on.wait()
                 raise LookupError(key)
             return key
 
         shop.act = act
-        answers = await asyncio.gather(*[shop.handle(key) for _ in range(5)], return_exceptions=True)
-        assert isinstance(answers[0], LookupError)
-        assert answers[1:] == [key] * 4
+        first = asyncio.create_task(shop.handle(key))
+        await wait_until(lambda: shop.runs, description="the first is at work")
+        others = [asyncio.create_task(shop.handle(key)) for _ in range(4)]
+        await wait_until(lambda: shop.are_behind(4), description="the others are behind it")
+        go_on.set()
+        with pytest.raises(LookupError):
+            await first
+        assert await asyncio.gather(*others) == [key] * 4
         assert (shop.runs, shop.place.effects(key)) == (2, 1)
 
 
+@each_way
 async def test_a_duplicate_behind_a_long_call_is_told_in_time(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    way: str, place: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
 ) -> None:
-    async with open_shop(mortal_postgres, mortal_redis, wait=0.1) as shop:
+    async with open_either(place, mortal_redis, way, wait=0.1) as shop:
         go_on, first = await at_work(shop, shop.handle(key), wait_until)
         with pytest.raises(InProgressError):
             await shop.handle(key)
