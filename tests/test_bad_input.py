@@ -275,13 +275,6 @@ async def test_a_token_that_is_no_text_is_a_mistake(token: Any) -> None:
                 await ask(token)
 
 
-@pytest.mark.parametrize("token", ["", "forged", "\ud800", "x" * 100_000, "\0\n"])
-async def test_a_token_that_clients_made_up_is_unknown(token: str) -> None:
-    """Whatever text comes from outside is an answer, not an error."""
-    async with Dedup() as dedup:
-        assert await dedup.tokens.consume(token) is Outcome.UNKNOWN
-
-
 @pytest.mark.parametrize("value", [object(), {1: 2}, math.nan, {"a": math.inf}, "\ud800"])
 async def test_a_fingerprint_of_what_json_cannot_hold_is_refused(value: Any) -> None:
     """As fingerprint() itself does; for a token's subject too."""
@@ -352,14 +345,6 @@ async def test_an_oversized_result_leaves_the_claim_live(backend: Backend) -> No
         assert (await dedup.claim("k")).outcome is Outcome.IN_PROGRESS
         await claim.complete("x" * 998)
         assert (await dedup.claim("k")).result == "x" * 998
-
-
-async def test_an_exception_is_recorded_by_its_name_and_text() -> None:
-    """fail(error) takes one as it was caught."""
-    async with Dedup() as dedup:
-        claim = await dedup.claim("k")
-        await claim.fail(ValueError("no such card"))
-        assert (await dedup.claim("k")).error == {"type": "ValueError", "message": "no such card"}
 
 
 # once

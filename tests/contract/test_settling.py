@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import ClaimLostError, FailedError, Outcome, ResultTooLargeError, State, UnavailableError
+from fastdedup import ClaimLostError, FailedError, Outcome, State, UnavailableError
 from fastdedup.protocol.operations import Code, ReleaseOp, SettleOp
 
 from ..stores import Backend
@@ -31,15 +31,6 @@ async def test_a_success_answers_every_claimant_with_the_first_result(backend: B
             assert again.outcome is Outcome.SUCCEEDED
             assert again.result == result
             assert again.fence == claim.fence
-
-
-async def test_a_result_over_the_limit_leaves_the_claim_live(backend: Backend) -> None:
-    async with backend.make(max_result=100) as dedup:
-        claim = await dedup.claim("key")
-        with pytest.raises(ResultTooLargeError, match="takes 102 bytes, the limit is 100"):
-            await claim.complete("x" * 100)
-        await claim.complete("x" * 98)
-        assert (await dedup.claim("key")).result == "x" * 98
 
 
 async def test_a_failure_answers_with_its_error_for_failure_ttl(

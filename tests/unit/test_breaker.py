@@ -29,34 +29,6 @@ def test_it_opens_at_exactly_so_many_failures_in_a_row(count: int) -> None:
     assert breaker.state is OPEN
 
 
-@given(failures, st.lists(st.integers(0, 19), max_size=10))
-def test_a_success_in_between_starts_the_count_anew(count: int, runs: list[int]) -> None:
-    """However many runs of failures there are, each shorter than the limit."""
-    breaker = Breaker(failures=count)
-    for run in runs:
-        for _ in range(run % count):
-            assert not breaker.failed("down")
-        breaker.succeeded()
-    assert breaker.state is CLOSED
-    assert breaker.failed_in_a_row == 0
-
-
-@given(st.lists(st.sampled_from(["succeeded", "failed", "probe failed"])))
-def test_nothing_but_a_successful_probe_closes_it(events: list[str]) -> None:
-    """A batch that was under way when it opened, and is answered late, says nothing of the store now."""
-    breaker = opened(Breaker())
-    for event in events:
-        if event == "succeeded":
-            breaker.succeeded()
-        elif event == "failed":
-            assert not breaker.failed("still down"), "it opens once"
-        else:
-            assert not breaker.probed("still down")
-        assert breaker.state is OPEN
-    assert breaker.probed(None)
-    assert breaker.state is CLOSED
-
-
 @given(st.lists(jitters, min_size=2, max_size=40))
 def test_pauses_grow_are_jittered_by_half_and_never_exceed_the_longest(numbers: list[float]) -> None:
     draws = iter(numbers)

@@ -263,46 +263,6 @@ async def test_equal_claims_travel_as_one() -> None:
     assert outcomes == [Outcome.ACQUIRED] + [Outcome.IN_PROGRESS] * 99
 
 
-async def test_a_cancelled_claim_that_was_not_sent_is_dropped() -> None:
-    store = HeldStore()
-    engine = Engine(store, timeout=5)
-    future = engine.claim(claim("k"))
-    follower = engine.claim(claim("k"))
-    second = engine.claim(claim("k"))
-    future.cancel()
-    second.cancel()
-    await turns()
-    assert store.sizes == [1], "one of the two that follow leads now"
-    store.let_go(0)
-    reply = await follower
-    assert isinstance(reply, Verdict)
-    assert reply.outcome is Outcome.ACQUIRED
-    assert engine.pending == 0
-
-
-async def test_a_claim_cancelled_when_sent_is_released() -> None:
-    store = HeldStore()
-    engine = Engine(store, timeout=5)
-    future = engine.claim(claim("k"))
-    follower = engine.claim(claim("k"))
-    await turns()
-    future.cancel()
-    store.held = False
-    store.let_go(0)
-    await follower
-    assert store.verbs == [Verb.CLAIM, Verb.RELEASE, Verb.CLAIM]
-    assert engine.pending == 0
-
-
-async def test_a_cancelled_settling_is_sent_all_the_same() -> None:
-    store = HeldStore()
-    store.held = False
-    engine = Engine(store, timeout=5)
-    engine.submit(settle("k")).cancel()
-    await turns()
-    assert store.verbs == [Verb.SETTLE]
-
-
 async def test_draining_answers_what_was_accepted_and_refuses_more() -> None:
     store = HeldStore()
     engine = Engine(store, timeout=5, max_batch=2, max_in_flight=1)

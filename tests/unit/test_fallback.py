@@ -1,6 +1,5 @@
 """When the store cannot answer: the policy does, visibly, or says that nobody can."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -132,58 +131,6 @@ async def test_the_stores_own_answers_are_not_marked() -> None:
         assert not (await gate.dedup.claim("k")).degraded
 
 
-async def test_a_claim_that_the_store_holds_is_not_renewed_locally() -> None:
-    """Its lease ends there by the store's clock: others may take it over, whatever is promised here."""
-    async with Gate(LocalLRU()) as gate:
-        claim = await gate.dedup.claim("k")
-        gate.store.down = True
-        with pytest.raises(UnavailableError, match="the store is down"):
-            await claim.renew()
-
-
-async def test_a_token_that_the_store_issued_is_not_judged_locally() -> None:
-    """UNKNOWN would tell a buyer that a good token is a forgery."""
-    async with Gate(LocalLRU()) as gate:
-        token = await gate.dedup.tokens.issue(subject="user:7")
-        gate.store.down = True
-        with pytest.raises(UnavailableError):
-            await gate.dedup.tokens.consume(token, subject="user:7")
-        with pytest.raises(UnavailableError):
-            await gate.dedup.tokens.redeem(token, subject="user:7")
-
-
-async def test_a_token_issued_while_degraded_is_redeemed_while_degraded() -> None:
-    """What the local store made it can judge."""
-    async with Gate(LocalLRU()) as gate:
-        gate.store.down = True
-        token = await gate.dedup.tokens.issue(subject="user:7")
-        assert await gate.dedup.tokens.consume(token, subject="user:8") is Outcome.MISMATCH
-        assert await gate.dedup.tokens.consume(token, subject="user:7") is Outcome.ACQUIRED
-        assert await gate.dedup.tokens.consume(token, subject="user:7") is Outcome.SUCCEEDED
-
-
-@pytest.mark.parametrize("ask", [lambda dedup: dedup.get("k"), lambda dedup: dedup.forget("k")])
-async def test_what_the_store_holds_is_not_inspected_locally(ask: Callable[[Dedup], Any]) -> None:
-    """None or False would say that nothing is there: nobody looked."""
-    async with Gate(LocalLRU()) as gate:
-        await gate.dedup.claim("k")
-        gate.store.down = True
-        with pytest.raises(UnavailableError):
-            await ask(gate.dedup)
-
-
-async def test_a_local_record_can_be_inspected_and_forgotten() -> None:
-    """The policy's own records are in reach."""
-    async with Gate(LocalLRU()) as gate:
-        gate.store.down = True
-        claim = await gate.dedup.claim("k")
-        record = await gate.dedup.get("k")
-        assert record is not None
-        assert record.owner == claim.owner
-        assert await gate.dedup.forget("k")
-        assert (await gate.dedup.claim("k")).acquired
-
-
 async def test_a_local_transition_is_marked() -> None:
     """It began at the initial state for want of a better one: the caller must see that."""
     async with Gate(LocalLRU()) as gate:
@@ -199,28 +146,6 @@ async def test_a_lock_given_locally_is_marked() -> None:
         gate.store.down = True
         async with gate.dedup.lock("k") as lock:
             assert lock.degraded
-
-
-async def test_a_waiting_claimant_is_woken_by_a_local_settling() -> None:
-    """Waiting works as on the store."""
-    async with Gate(LocalLRU()) as gate:
-        gate.store.down = True
-        first = await gate.dedup.claim("k")
-        waiting = asyncio.create_task(gate.dedup.claim("k", wait=60.0))
-        await asyncio.sleep(0)
-        await first.complete("done")
-        second = await waiting
-        assert (second.result, second.degraded) == ("done", True)
-
-
-async def test_a_full_local_store_refuses() -> None:
-    """Rather than forget an unexpired claim; what it holds it goes on answering for."""
-    async with Gate(LocalLRU(maxsize=2)) as gate:
-        gate.store.down = True
-        await gate.dedup.claim_many(["a", "b"])
-        with pytest.raises(UnavailableError, match="the local store is full: 2"):
-            await gate.dedup.claim("c")
-        assert (await gate.dedup.claim("a")).outcome is Outcome.IN_PROGRESS
 
 
 async def test_after_recovery_local_records_go_on_answering_for_their_keys() -> None:
@@ -260,16 +185,6 @@ async def test_a_local_claim_that_expired_is_lost() -> None:
         gate.store.down = False
         with pytest.raises(ClaimLostError):
             await claim.complete()
-
-
-async def test_policies_are_a_namespaces() -> None:
-    """A scope may degrade where its parent refuses, over one connection."""
-    async with Gate(Reject()) as gate:
-        sms = gate.dedup.scoped("sms", on_unavailable=LocalLRU())
-        gate.store.down = True
-        assert (await sms.claim("k")).degraded
-        with pytest.raises(UnavailableError):
-            await gate.dedup.claim("k")
 
 
 # A policy of the user's own

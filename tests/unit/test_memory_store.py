@@ -222,38 +222,6 @@ async def test_in_a_batch_only_the_keys_without_room_are_refused() -> None:
 # Expiry
 
 
-@pytest.mark.parametrize(
-    ("after", "outcome", "attempt"),
-    [
-        (9.999, Outcome.IN_PROGRESS, 1),
-        (10.0, Outcome.ACQUIRED, 2),
-        (59.999, Outcome.ACQUIRED, 2),
-        (60.0, Outcome.ACQUIRED, 1),
-    ],
-)
-def test_a_lease_and_a_record_end_on_the_millisecond(
-    after: float, outcome: Outcome, attempt: int, clock: Clock
-) -> None:
-    """From the lease's end the key can be taken over; from the record's end nothing is remembered."""
-    store = MemoryStore(clock=clock)
-    claim(store, lease=10_000, keep=60_000)
-    clock.now += after
-    verdict = claim(store, by=2)
-    assert (verdict.outcome, verdict.attempt) == (outcome, attempt)
-
-
-def test_a_settled_record_lives_as_long_as_its_own_ttl(clock: Clock) -> None:
-    """Shorter or longer than the claim would have: the claim's own expiry no longer counts."""
-    for keep in (1_000, 600_000):
-        store = MemoryStore(clock=clock)
-        claim(store, keep=60_000)
-        settle(store, keep=keep)
-        clock.now += keep / 1000 - 0.001
-        assert claim(store, by=2).outcome is Outcome.SUCCEEDED
-        clock.now += 0.001
-        assert claim(store, by=2).outcome is Outcome.ACQUIRED
-
-
 def test_a_renewed_claim_outlives_its_first_expiry(clock: Clock) -> None:
     """The stale entry of the expiry order is passed over."""
     store = MemoryStore(clock=clock)
@@ -276,15 +244,6 @@ def test_the_expiry_order_stays_bounded_under_renewals(clock: Clock) -> None:
     clock.now += 60.001  # a record stands until the end of its last millisecond
     assert store.apply(ReadOp(b"0")) is Code.ABSENT
     assert (len(store), store._expiry) == (0, [])
-
-
-def test_a_token_expires_unredeemed(clock: Clock) -> None:
-    """Then it is UNKNOWN, as if it had never been."""
-    store = MemoryStore(clock=clock)
-    store.apply(IssueOp(b"t", owner(1), None, 5_000))
-    clock.now += 5
-    redeem = ClaimOp(b"t", terms(Mode.REDEEM, 1000, 2000, False), owner(2), None)
-    assert store.apply(redeem).outcome is Outcome.UNKNOWN  # type: ignore[union-attr]
 
 
 # Fences
@@ -322,28 +281,6 @@ def test_the_fence_rises_even_when_the_clock_does_not(
     assert second.fence > first.fence
 
 
-def test_a_takeover_after_a_step_back_keeps_the_fence_rising(clock: Clock) -> None:
-    """The former fence counts, not only the time."""
-    store = MemoryStore(clock=clock)
-    first = claim(store, lease=10)
-    clock.now += 1
-    second = claim(store, by=2, lease=10)
-    store.apply(ReleaseOp(b"k", owner(2), 0))
-    clock.now -= 3_600
-    third = claim(store, by=3)
-    assert first.fence < second.fence < third.fence
-
-
-def test_attempts_stop_counting_at_their_limit(clock: Clock) -> None:
-    """Two bytes of a record, in every store."""
-    store = MemoryStore(clock=clock)
-    claim(store)
-    dict(store)[b"k"].attempt = 65_534
-    for expected in (65_535, 65_535):
-        clock.now += 10
-        assert claim(store, by=expected).attempt == expected
-
-
 # Odds and ends
 
 
@@ -365,13 +302,3 @@ async def test_a_listener_is_told_once() -> None:
     )
     settle(store)
     assert heard == [b"k"]
-
-
-async def test_reading_changes_nothing(clock: Clock) -> None:
-    """What is read is what the claim left: state, owner, times."""
-    store = MemoryStore(clock=clock)
-    claim(store, lease=10_000, keep=60_000)
-    clock.now += 1
-    for _ in range(2):
-        stored: Any = store.apply(ReadOp(b"k"))
-        assert (stored.state, stored.owner, stored.left_ms, stored.ttl_ms) == ("P", owner(1), 9_000, 59_000)
