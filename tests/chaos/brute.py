@@ -1,33 +1,34 @@
 """The same question by brute force: some order of effects explains a small history, or none does.
 
-A tiny model of one record, and a search over all orders and moments. Far too slow for a real
-history, and simple enough to be believed: the interval checker is held against it. Time is whole
+A search over all orders and moments, in which `tests/model/spec.py` does to the record what a store does. Far too
+slow for a real history, and simple enough to be believed: the interval checker is held against it. Time is whole
 milliseconds, as on the server; event times must be multiples of a millisecond.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from tests.model import spec
+from tests.model.words import FAILED, SUCCEEDED, Claim, Issue, Record, Release, Renew, Reply, Settle
 
 from .history import MS, TAKING, UNSURE, Event
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A record. Times in ms; `kind` as in the Lua scripts: '' absent, I P R S F."""
+    """What a key holds. Its fence is 0 if it was given to a claim whose answer nobody saw."""
 
-    kind: str = ""
-    owner: str = ""
-    fence: int = 0
-    """0: given to a claim whose answer nobody saw."""
-    attempt: int = 0
-    deadline: int = 0
-    expires: int = 0
-    value: Any = None
+    record: Record | None = None
     highest: int = 0
     """The highest fence that anybody was told; it outlives the record."""
+
+    def told(self, fence: int) -> State:
+        """Return the state in which the owner was told its fence."""
+        assert self.record is not None
+        return State(self.record._replace(fence=fence), fence)
 
 
 def linearisable(events: Sequence[Event]) -> bool:
@@ -54,7 +55,7 @@ class _Search:
         for i in _bits(left):
             event = self._events[i]
             for moment in range(max(now, event.start // MS), latest + 1):
-                after = apply(_aged(state, moment), event, moment)
+                after = apply(state, event, moment)
                 if after is not None and self._from(left & ~(1 << i), moment, after):
                     return True
         self._dead_ends.add((left, now, state))
@@ -72,77 +73,49 @@ def _bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def _aged(state: State, now: int) -> State:
-    return State(highest=state.highest) if state.kind and state.expires <= now else state
-
-
 def apply(state: State, event: Event, now: int) -> State | None:
-    """Return the state after `event` at `now` ms, or None where its answer does not fit."""
-    outcome, after = act(state, event, now)
+    """Return the state after `event` at `now` ms, or None if its answer does not fit."""
+    reply, after = act(state, event, now)
     if event.outcome in UNSURE:
         return after
-    if outcome != event.outcome:
+    if reply.code.lower() != event.outcome:
         return None
-    if outcome in ("succeeded", "failed"):
-        return after if event.result == state.value else None
-    if outcome != "acquired" or event.verb == "consume":
+    if reply.code in ("SUCCEEDED", "FAILED"):
+        return after if event.result == (reply.result or None) else None
+    if reply.code != "ACQUIRED" or event.verb == "consume":
         return after
-    if event.attempt and event.attempt != after.attempt:
+    if event.attempt and event.attempt != reply.attempt:
         return None
-    if _reentered(state, event, now):
-        if after.fence == event.fence:
-            return after
-        if after.fence == 0 and event.fence > after.highest:
-            return replace(after, fence=event.fence, highest=event.fence)
-        return None
-    return replace(after, fence=event.fence, highest=event.fence) if event.fence > state.highest else None
+    if not reply.fresh and reply.fence:
+        return after if reply.fence == event.fence else None
+    return after.told(event.fence) if event.fence > state.highest else None
 
 
-def act(state: State, event: Event, now: int) -> tuple[str, State]:
-    """Return the model's answer to `event`, and the state after it."""
-    if event.verb in TAKING:
-        return _take(state, event, now)
-    if event.verb == "issue":
-        until = now + event.ttl // MS
-        return "ok", State("I", event.owner, attempt=0, expires=until, highest=state.highest)
-    held = state.kind and state.owner == event.owner and state.fence in (0, event.fence)
-    if not held:
-        return "lost", state
-    return _settle(state, event, now)
+def act(state: State, event: Event, now: int) -> tuple[Reply, State]:
+    """Return the spec's answer to `event`, and the state after it. A fresh owner's fence is 0 until it is told."""
+    record, unseen = state.record, False
+    if record is not None and record.owner == event.owner and event.verb not in TAKING and not record.fence:
+        record, unseen = record._replace(fence=event.fence), True  # by the claim that nobody saw
+    after, reply = spec.step(record, operation(event), now * 1000)
+    if after is not None and (unseen or (reply.code == "ACQUIRED" and reply.fresh)):
+        after = after._replace(fence=0)
+    return reply, State(after, state.highest)
 
 
-def _take(state: State, event: Event, now: int) -> tuple[str, State]:
-    if not state.kind and event.verb in ("redeem", "consume"):
-        return "unknown", state
-    if state.kind in ("S", "F"):
-        return ("succeeded" if state.kind == "S" else "failed"), state
-    lease, keep = event.lease // MS, (event.lease + event.ttl) // MS
-    if _reentered(state, event, now):
-        deadline = max(state.deadline, now + lease)
-        return "acquired", replace(state, deadline=deadline, expires=max(state.expires, now + keep))
-    if state.kind == "P" and state.deadline > now:
-        return "in_progress", state
-    taken = State("P", event.owner, 0, state.attempt + 1, now + lease, now + keep, None, state.highest)
-    if event.verb == "consume":
-        taken = replace(taken, kind="S", expires=now + event.ttl // MS)
-    return "acquired", taken
-
-
-def _reentered(state: State, event: Event, now: int) -> bool:
-    return state.kind == "P" and state.deadline > now and bool(event.owner) and state.owner == event.owner
-
-
-def _settle(state: State, event: Event, now: int) -> tuple[str, State]:
-    if event.verb == "renew":
-        if state.kind != "P":
-            return "lost", state
-        lease, keep = event.lease // MS, (event.lease + event.ttl) // MS
-        return "ok", replace(state, deadline=now + lease, expires=now + keep)
-    target = {"complete": "S", "fail": "F", "release": "R"}[event.verb]
-    if state.kind == target:
-        return "ok", state
-    if state.kind != "P":
-        return "lost", state
-    if target == "R":
-        return "ok", replace(state, kind="R")
-    return "ok", replace(state, kind=target, value=event.value, expires=now + event.ttl // MS)
+def operation(event: Event) -> Any:
+    """Return what the caller of an event has sent."""
+    who: Any = event.owner or f"nobody {event.worker} {event.n} {event.start}"
+    lease, ttl = event.lease // MS, event.ttl // MS
+    match event.verb:
+        case "redeem" | "consume":
+            return Claim(who, lease, ttl if event.verb == "consume" else lease + ttl, mode=event.verb)
+        case "issue":
+            return Issue(who, ttl)
+        case "renew":
+            return Renew(who, event.fence, lease, lease + ttl)
+        case "release":
+            return Release(who, event.fence)
+        case "complete" | "fail":
+            state = SUCCEEDED if event.verb == "complete" else FAILED
+            return Settle(who, event.fence, ttl, state, event.value or b"")
+    return Claim(who, lease, lease + ttl)

@@ -220,26 +220,26 @@ def simulate(draw: random.Random, size: int) -> list[Event]:
         if not client:
             continue
         asked = question(draw, client, holds, draw.randint(free[client], now), token)
-        outcome, after = brute.act(brute._aged(state, now), asked, now)
+        reply, after = brute.act(state, asked, now)
         asked.end = (now + draw.randint(0, 4)) * MS
         free[client] = asked.end // MS + 1
         if draw.random() < 0.15:  # the answer is lost, and perhaps the question
             asked.outcome, known = "unavailable", asked.owner
             if asked.verb in ("claim", "redeem", "consume"):
                 asked.owner = ""
-            state = brute.act(brute._aged(state, now), asked, now)[1] if draw.random() < 0.5 else state
+            state = brute.act(state, asked, now)[1] if draw.random() < 0.5 else state
             holds.pop(known, None)
             events.append(asked)
             continue
-        asked.outcome = outcome
-        if outcome == "acquired" and asked.verb != "consume":
-            if not brute._reentered(brute._aged(state, now), asked, now):
+        asked.outcome = reply.code.lower()
+        if asked.outcome == "acquired" and asked.verb != "consume":
+            if reply.fresh:
                 fence += draw.randint(1, 3)
-                after = replace(after, fence=fence, highest=fence)
-            asked.fence, asked.attempt = after.fence, after.attempt
+                after = after.told(fence)
+            asked.fence, asked.attempt = after.record.fence, reply.attempt  # type: ignore[union-attr]
             holds[client] = asked
-        elif outcome in ("succeeded", "failed"):
-            asked.result = after.value
+        elif asked.outcome in ("succeeded", "failed"):
+            asked.result = reply.result or None
         if asked.verb in ("complete", "fail", "release"):
             holds.pop(client)
         state = after
