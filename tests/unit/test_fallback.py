@@ -250,24 +250,3 @@ async def test_while_the_store_answers_there_are_no_events() -> None:
         claim = await gate.dedup.claim("a")
         await claim.complete()
         assert gate.events == []
-
-
-@pytest.mark.parametrize("policy", [Reject(), LocalLRU()])
-async def test_a_callback_that_raises_changes_nothing(
-    policy: FallbackPolicy, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The answer or error is the same; the callback's own error is logged."""
-
-    def fails(event: Event) -> None:
-        raise ValueError("my own bug")
-
-    store = FlakyStore()
-    async with Dedup(store, on_unavailable=policy, on_event=fails) as dedup:
-        store.down = True
-        if isinstance(policy, Reject):
-            with pytest.raises(UnavailableError, match="the store is down"):
-                await dedup.claim("k")
-        else:
-            assert (await dedup.claim("k")).degraded
-    assert "the on_event callback failed on Degraded" in caplog.text
-    assert "my own bug" not in caplog.text  # it may repeat what nobody shall read
