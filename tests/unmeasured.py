@@ -23,7 +23,6 @@ FILES = frozenset(
         "contract/test_settling.py",
         "contract/test_tokens.py",
         "contract/test_waiting.py",
-        "fundamentals/test_2_owners.py",
         "gated_inbox/test_failure_table.py",
         "gated_inbox/test_killed_consumers.py",
         "integrations/test_asgi.py",
