@@ -89,6 +89,7 @@ async def test_a_wrong_password_is_an_error_at_opening(secured: Secured, url: st
     dedup = Dedup(getattr(secured, url), timeout=5)
     with pytest.raises(ConfigError, match="password") as caught:
         await dedup.open()
+    assert "URL" in str(caught.value)
     assert "wrong@" not in str(caught.value)
     await dedup.aclose()
 

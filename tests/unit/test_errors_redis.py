@@ -8,10 +8,8 @@ import pytest
 import redis.exceptions as driver
 from redis._parsers.base import BaseParser
 
-from fastdedup import ConfigError, Dedup, UnavailableError
+from fastdedup import ConfigError, UnavailableError
 from fastdedup.stores.redis.errors import LoginRefusedError, translate
-
-from ..servers import RedisServer
 
 WHERE = "Redis at host:6379"
 IN_6_2 = "ERR Error running script (call to f_0a9a51ee9632095): @user_script:41: @user_script: 41: "
@@ -194,25 +192,3 @@ def test_an_error_that_several_callers_share_means_the_same_to_each(error: Excep
     assert (type(again), str(again)) == (type(first), str(first))
     assert "s3cret" not in f"{first} {error!r} {error.args!r}".lower()
     assert error.__cause__ is error.__context__ is None
-
-
-async def test_a_read_only_replica_is_unavailable() -> None:
-    """A real one: it accepts the connection and refuses the write."""
-    replica = RedisServer("--replicaof", "127.0.0.1 1", "--replica-serve-stale-data", "yes").start()
-    try:
-        async with Dedup(replica.url, timeout=2.0) as dedup:
-            with pytest.raises(UnavailableError, match="read-only replica"):
-                await dedup.claim("k")
-    finally:
-        replica.stop()
-
-
-async def test_a_full_redis_is_unavailable() -> None:
-    """A real one at its maxmemory refuses the script's writes."""
-    full = RedisServer("--maxmemory", "1").start()
-    try:
-        async with Dedup(full.url, timeout=2.0) as dedup:
-            with pytest.raises(UnavailableError, match="out of memory"):
-                await dedup.claim("k")
-    finally:
-        full.stop()
