@@ -17,14 +17,14 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Self
 
 from fastdedup.demo import rabbit_node
 
 from .database_server import found
+from .killable import Guarded
 from .servers import free_port
 
 DEADLINE = 60.0
@@ -42,15 +42,15 @@ for _ in $(seq 100); do rm -rf "$2" && break; sleep 0.1; done
 """
 
 
-class Broker(ABC):
+class Broker(Guarded, ABC):
     """A broker with a folder and a port of its own, which stay the same over `kill` and `start`."""
+
+    deadline = DEADLINE
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fastdedup-broker-"))
         self.port = free_port()
         self._names = itertools.count(1)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
 
     @property
     @abstractmethod
@@ -65,35 +65,14 @@ class Broker(ABC):
     def _greets(self, connection: socket.socket) -> bool:
         """True if the server answers on a new connection."""
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def log(self) -> str:
-        """What the server wrote so far."""
-        return (self.folder / "log").read_text(errors="replace")
-
     def name(self, stem: str = "queue") -> str:
         """Give a name that no other test has: of a queue, an exchange, a topic, a stream, a group."""
         return f"{stem}-{next(self._names)}"
-
-    def start(self) -> Self:
-        """Return the server once it serves; after `kill`, with what it had on disk."""
-        try:
-            self._launch()
-            self._wait_until_up()
-        except BaseException:
-            self.stop()
-            raise
-        return self
 
     def kill(self) -> None:
         """End every process of the server as a crash would."""
         self._dismiss_guard()
         self._signal(signal.SIGKILL)
-        assert self._process is not None
         self._process.wait(DEADLINE)
 
     def restart(self) -> None:
@@ -110,28 +89,6 @@ class Broker(ABC):
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
 
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Freeze the server for the length of a block."""
-        self.freeze()
-        try:
-            yield
-        finally:
-            self.thaw()
-
-    def stop(self) -> None:
-        """End the server and remove its folder."""
-        if self._process is not None and self._process.poll() is None:
-            self.kill()
-        self._dismiss_guard()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
     def _environment(self) -> Mapping[str, str]:
         return os.environ
 
@@ -146,34 +103,17 @@ class Broker(ABC):
                 env=self._environment(),
                 start_new_session=True,
             )
-        self._guard = subprocess.Popen(
-            ["sh", "-c", GUARD, "guard", str(self.pid), str(self.folder)],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._let_guard(GUARD)
 
     def _signal(self, number: signal.Signals) -> None:
         """Signal the server's first process and those of its group."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
-    def _dismiss_guard(self) -> None:
-        if self._guard is not None:
-            self._guard.kill()
-            self._guard.communicate()
-            self._guard = None
-
-    def _wait_until_up(self) -> None:
-        ends = time.monotonic() + DEADLINE
-        while not self._serves():
-            assert self._process is not None
-            if self._process.poll() is not None:
-                assert _PORT_TAKEN.search(self.log[-2000:]), self.log
-                self._dismiss_guard()
-                self._launch()
-            assert time.monotonic() < ends, f"the broker did not come up:\n{self.log}"
-            time.sleep(0.01)
+    def _died(self) -> None:
+        assert _PORT_TAKEN.search(self.log[-2000:]), self.log
+        self._dismiss_guard()
+        self._launch()
 
     def _serves(self) -> bool:
         try:

@@ -13,17 +13,17 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psutil
 
+from .killable import DEADLINE, Guarded
+
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "build" / "databases"
-DEADLINE = 20.0
 
 # Waits until the process that started it ends, in whichever way; then ends the server and removes its folder.
 GUARD = """
@@ -33,7 +33,7 @@ for _ in $(seq 100); do rm -rf "$3" && break; sleep 0.1; done
 """
 
 
-class DatabaseServer(ABC):
+class DatabaseServer(Guarded, ABC):
     """A database server with its own folder, which `stop` removes. It ends with this process, also on SIGKILL.
 
     Args:
@@ -53,8 +53,6 @@ class DatabaseServer(ABC):
         self.options = options
         self.durable = durable
         self._names = itertools.count(1)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
 
     @abstractmethod
     def admin(self) -> Any:
@@ -79,29 +77,6 @@ class DatabaseServer(ABC):
     @abstractmethod
     def socket(self) -> Path: ...
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def log(self) -> str:
-        """What the server wrote so far."""
-        return (self.folder / "log").read_text()
-
-    def start(self) -> Self:
-        """Return the server once it serves; after `kill`, with the data that it had."""
-        try:
-            if not self.data.exists():
-                copy(self._template(), self.data)
-                self._give(self.folder)
-            self._launch()
-            self._wait_until_up()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
     def freeze(self) -> None:
         """Stop every process of the server in its tracks; its connections stay open."""
         first = psutil.Process(self.pid)
@@ -113,40 +88,20 @@ class DatabaseServer(ABC):
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
 
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Freeze the server for the length of a block."""
-        self.freeze()
-        try:
-            yield
-        finally:
-            self.thaw()
-
     def kill(self) -> None:
         """End every process of the server as a crash would."""
         self._dismiss_guard()
         self.freeze()
         children = self._signal(signal.SIGKILL)
-        assert self._process is not None
         self._process.wait(DEADLINE)
         while any(map(runs, children)):
             time.sleep(0.001)
 
-    def stop(self) -> None:
-        """End the server and remove its folder."""
-        if self._process is not None and self._process.poll() is None:
-            self._dismiss_guard()
-            self.thaw()
-            self._process.send_signal(self.last_signal)
-            self._process.wait(DEADLINE)
+    def _end(self) -> None:
         self._dismiss_guard()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+        self.thaw()
+        self._process.send_signal(self.last_signal)
+        self._process.wait(DEADLINE)
 
     def _signal(self, number: signal.Signals) -> list[psutil.Process]:
         """Signal the server's first process and those that it started, which are returned."""
@@ -178,17 +133,15 @@ class DatabaseServer(ABC):
             subprocess.run(["chown", "-R", f"{owner.pw_uid}:{owner.pw_gid}", str(folder)], check=True)
 
     def _launch(self) -> None:
+        if not self.data.exists():
+            copy(self._template(), self.data)
+            self._give(self.folder)
         with (self.folder / "log").open("ab") as log:
             command = [*self._start_command(), *self.options]
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, cwd=self.folder, start_new_session=True, **self._as_owner()
             )
-        self._guard = subprocess.Popen(
-            ["sh", "-c", GUARD, "guard", str(self.pid), str(int(self.last_signal)), str(self.folder)],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._let_guard(GUARD, int(self.last_signal))
 
     def _template(self) -> Path:
         """Give an empty data folder to copy, which is made once for a version of the server."""
@@ -220,20 +173,6 @@ class DatabaseServer(ABC):
             mine.rename(kept)
         except OSError:  # another worker was quicker
             shutil.rmtree(mine)
-
-    def _dismiss_guard(self) -> None:
-        if self._guard is not None:
-            self._guard.kill()
-            self._guard.communicate()
-            self._guard = None
-
-    def _wait_until_up(self) -> None:
-        ends = time.monotonic() + DEADLINE
-        while not self._serves():
-            assert self._process is not None
-            assert self._process.poll() is None, self.log
-            assert time.monotonic() < ends, f"the server did not come up:\n{self.log}"
-            time.sleep(0.005)
 
     def _serves(self) -> bool:
         return listens(self.socket)

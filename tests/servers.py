@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -20,7 +19,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-DEADLINE = 20.0
+from .killable import DEADLINE, Killable
+
 DEBUG_OPTION = "--enable-debug-command"
 """Redis before 7.0 does not know this option, and needs none for DEBUG."""
 
@@ -59,7 +59,7 @@ def evicting(raw: redis.Redis) -> Iterator[None]:
         raw.config_set("maxmemory-policy", "noeviction")
 
 
-class RedisServer:
+class RedisServer(Killable):
     """One redis-server process with its own folder, which `stop` removes.
 
     Args:
@@ -77,17 +77,11 @@ class RedisServer:
         self.env: Mapping[str, str] = {}
         """Set for the server beside the environment of this process."""
         self.options = (*(("--requirepass", password) if password else ()), *options)
-        self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
     def at(cls, folder: Path, *options: str) -> RedisServer:
         """A server in a folder that exists, with files that its options name."""
         return cls(*options, folder=folder)
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     def start(self, *, loading: bool = False) -> RedisServer:
         """Return once it serves; with `loading`, once it answers at all."""
@@ -119,33 +113,6 @@ class RedisServer:
             retry=Retry(NoBackoff(), 0),
         )
 
-    def kill(self) -> None:
-        """End it as a crash would."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(DEADLINE)
-
-    def freeze(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Freeze it for the length of a block."""
-        self.freeze()
-        try:
-            yield
-        finally:
-            self.thaw()
-
-    def stop(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self.thaw()
-            self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
     def _known_options(self, binary: str) -> tuple[str, ...]:
         if DEBUG_OPTION not in self.options or server_version(binary) >= (7, 0):
             return self.options
@@ -155,8 +122,7 @@ class RedisServer:
     def _wait_until_up(self, loading: bool) -> None:
         ends = time.monotonic() + DEADLINE
         while time.monotonic() < ends:
-            assert self._process is not None
-            assert self._process.poll() is None, (self.folder / "log").read_text()
+            assert self.alive, self.log
             try:
                 with self.client() as client:
                     client.ping()

@@ -7,11 +7,7 @@ command line's settings, which have tests of their own.
 from __future__ import annotations
 
 import gc
-import os
-import shutil
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,10 +22,11 @@ from fastdedup.sidecar.service.listener import bound
 from fastdedup.sidecar.service.server import SidecarServer
 
 from . import warm
-from .servers import DEADLINE, unmeasured
+from .killable import DEADLINE, Killable
+from .servers import unmeasured
 
 
-class Sidecar:
+class Sidecar(Killable):
     """One sidecar process with its own folder, which `stop` removes.
 
     Args:
@@ -44,12 +41,6 @@ class Sidecar:
         self.url = f"sidecar://{self.socket}"
         named = [f"{name}={policy}" for name, policy in (policies or {}).items()]
         self._command = ["tests.sidecars", str(self.socket), store, str(timeout), *named]
-        self._process: subprocess.Popen[bytes] | warm.Program | None = None
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     def start(self) -> Sidecar:
         """Return once it accepts connections."""
@@ -57,7 +48,7 @@ class Sidecar:
             self._process = warm.start(self._command, environment=unmeasured(), out=log, err=log)
         ends = time.monotonic() + DEADLINE
         while time.monotonic() < ends:
-            assert self._process.poll() is None, (self.folder / "log").read_text()
+            assert self.alive, self.log
             with socket.socket(socket.AF_UNIX) as probe:
                 try:
                     probe.connect(str(self.socket))
@@ -66,29 +57,10 @@ class Sidecar:
                     time.sleep(0.005)
         raise TimeoutError("the sidecar did not come up")
 
-    def kill(self) -> None:
-        """End it as a crash would: its socket stays behind."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(DEADLINE)
-
-    def freeze(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
     def terminate(self) -> None:
         """End it as an operator would."""
-        assert self._process is not None
         self._process.terminate()
         self._process.wait(DEADLINE)
-
-    def stop(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self.thaw()
-            self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def policy(text: str) -> FallbackPolicy:

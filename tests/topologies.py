@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -25,6 +24,8 @@ from redis.retry import Retry
 
 from fastdedup.stores.redis.cluster.node import Node
 from fastdedup.stores.redis.connection import RedisConnection
+
+from .killable import Killable
 
 DEADLINE = 60.0
 HOST = "127.0.0.1"
@@ -59,8 +60,10 @@ _WRITTEN = frozenset({"ADDSLOTS", "REPLICATE", "SETSLOT"})
 """Commands of CLUSTER after which a node writes its file to the disk."""
 
 
-class Member:
+class Member(Killable):
     """One process of a group; `sentinel` is its configuration, if it is one."""
+
+    deadline = DEADLINE
 
     def __init__(
         self, folder: Path, port: int, *options: str, sentinel: str | None = None, password: str | None = None
@@ -71,7 +74,6 @@ class Member:
         self._options = options
         self._sentinel = sentinel
         self._password = password
-        self._process: subprocess.Popen[bytes] | None = None
         self.env: Mapping[str, str] = {}
         """Set for the process beside the environment of this process."""
 
@@ -81,10 +83,6 @@ class Member:
     @property
     def address(self) -> tuple[str, int]:
         return HOST, self.port
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     def spawn(self, *more: str) -> Member:
         """Start; does not wait until it is up. Without its data, if it was killed."""
@@ -122,27 +120,8 @@ class Member:
             return client.execute_command(*command)
 
     def up(self) -> bool:
-        assert self.alive, (self.folder / "log").read_text()
+        assert self.alive, self.log
         return bool(self.ask("PING"))
-
-    def kill(self) -> None:
-        """End it as a crash would."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(DEADLINE)
-
-    def freeze(self) -> None:
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGCONT)
-
-    def stop(self) -> None:
-        if self.alive:
-            self.thaw()
-            self.kill()
 
 
 class Group(ABC):

@@ -1,0 +1,136 @@
+"""What every server process of the tests can do: die as in a crash, stand still, and take its folder with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+DEADLINE = 20.0
+
+
+class Killable:
+    """A process with a folder, which `stop` removes. After `kill` it may be started again."""
+
+    folder: Path
+    deadline = DEADLINE
+    """Seconds that it may take to come up, or to end."""
+    _process: Any = None
+    """A Popen, or what is like one."""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return int(self._process.pid)
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        """What the server wrote so far."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(self.deadline)
+
+    def freeze(self) -> None:
+        """Stop it in its tracks; its connections stay open."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Freeze it for the length of a block."""
+        self.freeze()
+        try:
+            yield
+        finally:
+            self.thaw()
+
+    def stop(self) -> None:
+        """End it and remove its folder."""
+        if self.alive:
+            self.thaw()
+            self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Guarded(Killable):
+    """A server of several processes, which ends with this process, also on SIGKILL."""
+
+    _guard: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def _launch(self) -> None:
+        """Start the server, and its guard by `_let_guard`."""
+
+    @abstractmethod
+    def _serves(self) -> bool:
+        """True once the server answers."""
+
+    def start(self) -> Self:
+        """Return the server once it serves; after `kill`, with the data that it had."""
+        try:
+            self._launch()
+            self._wait_until_up()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End the server and remove its folder."""
+        if self.alive:
+            self._end()
+        self._dismiss_guard()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _end(self) -> None:
+        self.kill()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _let_guard(self, script: str, *arguments: object) -> None:
+        """Run a script that ends the server once its own input ends: when this process does, in whichever way."""
+        self._guard = subprocess.Popen(
+            ["sh", "-c", script, "guard", str(self.pid), *map(str, arguments), str(self.folder)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _dismiss_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
+
+    def _wait_until_up(self) -> None:
+        ends = time.monotonic() + self.deadline
+        while not self._serves():
+            if not self.alive:
+                self._died()
+            assert time.monotonic() < ends, f"the server did not come up:\n{self.log}"
+            time.sleep(0.005)
+
+    def _died(self) -> None:
+        """Raise, or start it anew: it has ended before it served."""
+        raise AssertionError(self.log)
