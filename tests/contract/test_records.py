@@ -74,12 +74,6 @@ async def test_a_record_tells_its_age(backend: Backend) -> None:
     assert 0 <= listed.age < 30
 
 
-async def test_a_cursor_of_another_store_is_refused(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        with pytest.raises(ConfigError, match="cursor"):
-            await dedup.records(cursor="not one")
-
-
 async def test_a_listed_digest_names_its_record(backend: Backend) -> None:
     events: list[Event] = []
     async with backend.make(on_event=events.append) as dedup:

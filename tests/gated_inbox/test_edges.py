@@ -273,37 +273,28 @@ async def test_a_gate_of_the_other_kind_is_refused(mortal_postgres: Place, morta
 async def test_a_serialization_failure_runs_the_transaction_again(
     where: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
 ) -> None:
+    """So often as `attempts` says; then the gate is free."""
+    refusal = DEFER_REFUSAL if where == "commit" else REFUSAL
     async with open_shop(mortal_postgres, mortal_redis, attempts=3) as shop:
+        refused = 3
 
         async def refuse(transaction: Any, key: str) -> str:
-            if shop.runs < 3:
-                refusal = "DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$"
-                await transaction.execute(refusal if where == "body" else DEFER_REFUSAL)
+            if shop.runs <= refused:
+                await transaction.execute(refusal)
             return key
 
         shop.act = refuse
+        with pytest.raises(RetryTransaction, match="ended 3 transactions"):
+            await shop.handle(key)
+        assert (shop.runs, shop.place.effects(key)) == (3, 0)
+        assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
+        refused = 5
         assert await shop.handle(key) == key
-        assert (shop.runs, shop.place.effects(key)) == (3, 1)
+        assert (shop.runs, shop.place.effects(key)) == (6, 1)
         assert (await shop.record(key)).result == key  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("where", ["body", "commit"])
-async def test_retries_are_bounded_and_free_the_gate(
-    where: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
-) -> None:
-    async with open_shop(mortal_postgres, mortal_redis, attempts=2) as shop:
-
-        async def refuse(transaction: Any, key: str) -> None:
-            refusal = "DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$"
-            await transaction.execute(refusal if where == "body" else DEFER_REFUSAL)
-
-        shop.act = refuse
-        with pytest.raises(RetryTransaction, match="ended 2 transactions"):
-            await shop.handle(key)
-        assert (shop.runs, shop.place.effects(key)) == (2, 0)
-        assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
-
-
+REFUSAL = "DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$"
 DEFER_REFUSAL = """
     CREATE TEMPORARY TABLE refusals (n int) ON COMMIT DROP;
     CREATE FUNCTION pg_temp.refuse() RETURNS trigger LANGUAGE plpgsql AS $$

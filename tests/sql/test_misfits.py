@@ -85,30 +85,26 @@ async def test_purge_and_stats_tell_of_a_table_as_well(database: Opener) -> None
                 await attempt()
 
 
-async def test_a_table_dropped_later_is_told(database: Opener, key: str) -> None:
-    async with database() as party:
-        table = party.place.fresh_table()
-        party.place.create(table)
-        inbox = party.inbox(table=table)
-        async with party.transaction():
-            await party.receive(inbox, key)
-        party.place.sql(f"DROP TABLE {table}")
-        await party.start()
-        with pytest.raises(ConfigError, match="there is no table"):
-            await party.receive(inbox, key)
-        await party.rollback()
-
-
-async def test_a_table_changed_later_is_told(database: Opener, key: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("DROP TABLE {0}", "there is no table"),
+        ("ALTER TABLE {0} RENAME COLUMN at TO then_at", "the table {0} is no inbox"),
+    ],
+    ids=["dropped", "changed"],
+)
+async def test_what_becomes_of_a_table_later_is_told(
+    change: str, told: str, database: Opener, key: str
+) -> None:
     async with database() as party:
         table = party.place.fresh_table()
         party.place.create(table)
         inbox = party.inbox(table=table)
         async with party.transaction():
             await party.receive(inbox, f"{key} before")
-        party.place.sql(f"ALTER TABLE {table} RENAME COLUMN at TO then_at")
+        party.place.sql(change.format(table))
         await party.start()
-        with pytest.raises(ConfigError, match=f"the table {table} is no inbox"):
+        with pytest.raises(ConfigError, match=told.format(table)):
             await party.receive(inbox, key)
         await party.rollback()
 

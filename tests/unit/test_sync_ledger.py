@@ -60,11 +60,21 @@ def test_mistakes_are_told_where_they_are_made(dedup: Dedup) -> None:
 
 
 @pytest.mark.parametrize(
-    "answered", [lambda ledger: ledger.first("id"), lambda ledger: ledger.first_many(["id"])]
+    ("answered", "is_undone"),
+    [
+        (lambda gate, ledger: ledger.first("id"), lambda gate, ledger: not ledger.seen("id")),
+        (lambda gate, ledger: ledger.first_many(["id"]), lambda gate, ledger: not ledger.seen("id")),
+        (
+            lambda gate, ledger: gate.claim("k", remember=ledger),
+            lambda gate, ledger: gate.claim("k", remember=ledger, owner="me").acquired,
+        ),
+    ],
+    ids=["an id", "a list", "a claim"],
 )
 async def test_an_answer_too_late_for_its_caller_is_taken_back(
     dedup: Dedup,
-    answered: Callable[[Ledger], Any],
+    answered: Callable[[Dedup, Ledger], Any],
+    is_undone: Callable[[Dedup, Ledger], bool],
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
 ) -> None:
@@ -79,8 +89,8 @@ async def test_an_answer_too_late_for_its_caller_is_taken_back(
     with monkeypatch.context() as patched:
         patched.setattr(background.LoopThread, "_wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            answered(ledger)
-    await wait_until(lambda: not ledger.seen("id"), description="the id is taken back")
+            answered(dedup, ledger)
+    await wait_until(lambda: is_undone(dedup, ledger), description="it is taken back")
 
 
 async def test_an_unanswered_call_is_taken_back(server: RedisServer, wait_until: Callable[..., Any]) -> None:
@@ -156,19 +166,3 @@ def test_what_is_no_ledger_of_the_gate_is_refused(dedup: Dedup) -> None:
         for wrong in (made(other, "done"), "done"):
             with pytest.raises(ConfigError, match="remember must be a ledger of this gate"):
                 dedup.claim("k", remember=wrong)  # type: ignore[arg-type]
-
-
-async def test_an_interrupted_claim_holds_nothing(
-    dedup: Dedup, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
-) -> None:
-    ledger = made(dedup, "interrupted")
-
-    def interrupted(thread: background.LoopThread, work: Any, seconds: float) -> None:
-        assert work.wait(5)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(background.LoopThread, "_wait", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            dedup.claim("k", remember=ledger)
-    await wait_until(lambda: dedup.claim("k", remember=ledger, owner="me").acquired, description="it is free")
