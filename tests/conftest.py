@@ -133,9 +133,8 @@ def _no_inbox_of_another_test() -> None:
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """This worker's own redis-server."""
-    server = RedisServer().start()
-    yield server
-    server.stop()
+    with RedisServer() as server:
+        yield server
 
 
 @pytest.fixture
@@ -161,9 +160,8 @@ def _programs_unmeasured(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
     """A redis-server of the test file's own, for sidecars that live as long as the file's tests."""
-    server = RedisServer().start()
-    yield server
-    server.stop()
+    with RedisServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

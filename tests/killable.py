@@ -16,7 +16,30 @@ from typing import Any, Self
 DEADLINE = 20.0
 
 
-class Killable:
+class Started:
+    """What `with` starts and stops, also if its start fails."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @abstractmethod
+    def start(self) -> Any:
+        """Return once it serves."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End it, and remove its folder."""
+
+
+class Killable(Started):
     """A process with a folder, which `stop` removes. After `kill` it may be started again."""
 
     folder: Path
@@ -101,12 +124,6 @@ class Guarded(Killable):
 
     def _end(self) -> None:
         self.kill()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _let_guard(self, script: str, *arguments: object) -> None:
         """Run a script that ends the server once its own input ends: when this process does, in whichever way."""

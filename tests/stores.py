@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 
 import fakeredis
 import pytest
@@ -75,50 +75,29 @@ def fake() -> Iterator[Backend]:
 
 @contextmanager
 def real() -> Iterator[Backend]:
-    server = RedisServer().start()
-    try:
-        with server.client() as raw:
-            yield Backend("redis", lambda: server.url, raw)
-    finally:
-        server.stop()
+    with RedisServer() as server, server.client() as raw:
+        yield Backend("redis", lambda: server.url, raw)
 
 
 @contextmanager
 def sentinel() -> Iterator[Backend]:
     """A primary with two replicas, behind three sentinels."""
-    group = SentinelGroup()
-    try:
-        group.start()
-        with group.primary().client() as raw:
-            yield Backend("sentinel", lambda: group.url, raw)
-    finally:
-        group.stop()
+    with SentinelGroup() as group, group.primary().client() as raw:
+        yield Backend("sentinel", lambda: group.url, raw)
 
 
 @contextmanager
 def cluster() -> Iterator[Backend]:
     """Three primaries with a replica each."""
-    group = ClusterGroup()
-    try:
-        group.start()
-        raw = group.raw()
+    with ClusterGroup() as group, closing(group.raw()) as raw:
         yield Backend("cluster", lambda: group.url, raw)
-        raw.close()
-    finally:
-        group.stop()
 
 
 @contextmanager
 def cluster_by_slot() -> Iterator[Backend]:
     """A Cluster whose servers refuse undeclared keys, so batches go by slot."""
-    group = ClusterGroup()
-    try:
-        group.start()
-        raw = group.raw()
+    with ClusterGroup() as group, closing(group.raw()) as raw:
         yield Backend("cluster by slot", lambda: refusing_store(group.url), raw)
-        raw.close()
-    finally:
-        group.stop()
 
 
 def refusing_store(url: str, *, timeout: float = TIMEOUT) -> ClusterStore:
@@ -155,15 +134,12 @@ def local() -> Iterator[Backend]:
 @contextmanager
 def sidecar() -> Iterator[Backend]:
     """A sidecar over a server: what stands in Redis is the same as without it."""
-    server = RedisServer().start()
-    gate = Sidecar(server.url, timeout=TIMEOUT)
-    try:
-        gate.start()
-        with server.client() as raw:
-            yield Backend("sidecar", lambda: gate.url, raw)
-    finally:
-        gate.stop()
-        server.stop()
+    with (
+        RedisServer() as server,
+        Sidecar(server.url, timeout=TIMEOUT) as gate,
+        server.client() as raw,
+    ):
+        yield Backend("sidecar", lambda: gate.url, raw)
 
 
 STORES: dict[str, Callable[[], AbstractContextManager[Backend]]] = {

@@ -724,9 +724,8 @@ async def test_a_machine_leaves_a_foreign_value_alone(kind: str, redis_backend: 
 
 @pytest.fixture(scope="module")
 def locked_server() -> Iterator[RedisServer]:
-    server = RedisServer("--requirepass", "s3cret").start()
-    yield server
-    server.stop()
+    with RedisServer("--requirepass", "s3cret") as server:
+        yield server
 
 
 def with_password(server: RedisServer, password: str) -> str:

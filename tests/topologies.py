@@ -25,7 +25,7 @@ from redis.retry import Retry
 from fastdedup.stores.redis.cluster.node import Node
 from fastdedup.stores.redis.connection import RedisConnection
 
-from .killable import Killable
+from .killable import Killable, Started
 
 DEADLINE = 60.0
 HOST = "127.0.0.1"
@@ -124,7 +124,7 @@ class Member(Killable):
         return bool(self.ask("PING"))
 
 
-class Group(ABC):
+class Group(Started, ABC):
     """Several processes with a folder."""
 
     def __init__(self) -> None:

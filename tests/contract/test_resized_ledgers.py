@@ -221,8 +221,7 @@ async def test_only_the_store_resizes() -> None:
 
 async def test_an_outage_after_the_switch_is_bridged(wait_until: WaitUntil) -> None:
     """What LocalLRU remembered comes into the present form."""
-    server = RedisServer().start()
-    try:
+    with RedisServer() as server:
         policy = LocalLRU()
         ours = Dedup(server.url, namespace="t", timeout=0.3, on_unavailable=policy)
         async with ours as dedup, Dedup(server.url, namespace="t", timeout=5) as theirs:
@@ -237,8 +236,6 @@ async def test_an_outage_after_the_switch_is_bridged(wait_until: WaitUntil) -> N
             await wait_until(lambda: policy.lines == 0, description="the journal is in the store")
             answers = await ledger_of(theirs, NEW).first_many(["early", "late", "in the outage", "new"])
             assert answers == [False, False, False, True]
-    finally:
-        server.stop()
 
 
 def nonce(owner: str) -> bytes:

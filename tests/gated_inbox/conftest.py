@@ -25,9 +25,8 @@ def mortal_mariadb() -> Iterator[Place]:
 
 @pytest.fixture(scope="session")
 def mortal_redis() -> Iterator[RedisServer]:
-    server = RedisServer().start()
-    yield server
-    server.stop()
+    with RedisServer() as server:
+        yield server
 
 
 @pytest.fixture

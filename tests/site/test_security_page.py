@@ -20,9 +20,8 @@ SHOWN = {"key": b"order:42", "result": b"card-4711", "error": b"declined-13", "o
 
 @pytest.fixture(scope="module")
 def watched() -> Iterator[RedisServer]:
-    server = RedisServer("--slowlog-log-slower-than", "0", "--notify-keyspace-events", "KEA").start()
-    yield server
-    server.stop()
+    with RedisServer("--slowlog-log-slower-than", "0", "--notify-keyspace-events", "KEA") as server:
+        yield server
 
 
 def heard(monitor: redis.client.Monitor) -> bytes:

@@ -184,21 +184,20 @@ async def test_a_connection_whose_reply_was_lost_stays_deaf(tmp_path: Path) -> N
 
 
 async def test_a_pulse_tells_when_the_server_stood_still(wait_until: WaitUntil) -> None:
-    server = RedisServer().start()
-    pulse = Pulse(server.socket)
-    try:
-        frozen = time.monotonic_ns()
-        server.freeze()
-        await asyncio.sleep(2 * SLOW / SECOND)
-        server.thaw()
-        thawed = time.monotonic_ns()
-        description = "the pulse has seen it"
-        await wait_until(
-            lambda: any(start < thawed and end > frozen for start, end in pulse.slow), description=description
-        )
-    finally:
-        pulse.stop()
-        server.stop()
+    with RedisServer() as server:
+        pulse = Pulse(server.socket)
+        try:
+            frozen = time.monotonic_ns()
+            with server.frozen():
+                await asyncio.sleep(2 * SLOW / SECOND)
+            thawed = time.monotonic_ns()
+            description = "the pulse has seen it"
+            await wait_until(
+                lambda: any(start < thawed and end > frozen for start, end in pulse.slow),
+                description=description,
+            )
+        finally:
+            pulse.stop()
 
 
 def test_a_clock_that_is_set_back_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

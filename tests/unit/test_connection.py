@@ -9,7 +9,7 @@ import hiredis
 import pytest
 
 from fastdedup import Dedup, Outcome, UnavailableError
-from fastdedup.protocol.operations import Code, ForgetOp, ReadOp, ReleaseOp, Verb
+from fastdedup.protocol.operations import Code, ReadOp, ReleaseOp, Verb
 from fastdedup.stores.redis import RedisStore
 from fastdedup.stores.redis.connection import RedisConnection
 from fastdedup.stores.redis.scripts import pack
@@ -353,20 +353,4 @@ async def test_a_batch_cut_off_in_between_resends_only_what_has_no_reply(tmp_pat
         await store._server.deliver(Verb.RELEASE, calls)
         assert [call.answer for call in calls] == [[Code.OK], [Code.OK]]
         assert asked == [b"a", b"b", b"b"]
-        await store.aclose()
-
-
-async def test_forgetting_is_never_sent_again(tmp_path: Path) -> None:
-    """It names no owner: the record that it would find may be the next one's."""
-    calls: list[bytes] = []
-
-    def answer(command: list[bytes], writer: asyncio.StreamWriter) -> None:
-        calls.append(command[0])
-        writer.close()
-
-    async with resp_server(tmp_path, answer) as url:
-        store = RedisStore(url, timeout=5.0)
-        with pytest.raises(UnavailableError):
-            await store.execute(Verb.FORGET, [ForgetOp(b"k")])
-        assert calls == [b"EVALSHA"]
         await store.aclose()
