@@ -64,31 +64,6 @@ class Gate:
 # Reject
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda dedup: dedup.claim("k"),
-        lambda dedup: dedup.claim("k", wait=1.0),
-        lambda dedup: dedup.claim_many(["a", "b"]),
-        lambda dedup: dedup.get("k"),
-        lambda dedup: dedup.forget("k"),
-        lambda dedup: dedup.tokens.issue(),
-        lambda dedup: dedup.tokens.consume("t"),
-        lambda dedup: dedup.tokens.redeem("t"),
-        lambda dedup: dedup.machine("o", initial="a", transitions={"a": ()}).transition("1", to="a"),
-        lambda dedup: dedup.machine("o", initial="a", transitions={"a": ()}).get("1"),
-        lambda dedup: dedup.lock("k").__aenter__(),
-    ],
-)
-async def test_reject_says_so_for_every_operation_and_when_to_come_back(ask: Callable[[Dedup], Any]) -> None:
-    """There is no fail-open: UnavailableError, with the policy's Retry-After."""
-    async with Gate(Reject(retry_after=7.5)) as gate:
-        gate.store.down = True
-        with pytest.raises(UnavailableError, match="the store is down") as caught:
-            await ask(gate.dedup)
-        assert caught.value.retry_after == 7.5
-
-
 async def test_reject_is_the_default() -> None:
     """Whoever chooses nothing gets the strict policy."""
     assert "Reject(retry_after=1)" in repr(Dedup())

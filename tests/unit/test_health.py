@@ -62,7 +62,8 @@ class Gate:
     def __init__(self, store: Scripted) -> None:
         self.store = store
         self.events: list[Event] = []
-        self.dedup = Dedup(store, timeout=TIMEOUT, on_event=self.events.append)
+        policy = Reject(retry_after=7.5)
+        self.dedup = Dedup(store, timeout=TIMEOUT, on_unavailable=policy, on_event=self.events.append)
 
     async def __aenter__(self) -> Gate:
         await self.dedup.open()
@@ -101,6 +102,7 @@ VERBS: dict[str, Callable[[Dedup], object]] = {
     "transition": lambda dedup: dedup.machine("o", initial="a", transitions={"a": ()}).transition(
         "1", to="a"
     ),
+    "state": lambda dedup: dedup.machine("o", initial="a", transitions={"a": ()}).get("1"),
     "lock": lambda dedup: dedup.lock("k").__aenter__(),
 }
 
@@ -119,8 +121,9 @@ async def test_while_it_is_open_every_verb_is_refused_at_once_and_nothing_is_sen
     async with Gate(Probed()) as gate:
         await gate.break_down()
         began = seconds()
-        with pytest.raises(UnavailableError, match=r"it is down \(breaker open"):
+        with pytest.raises(UnavailableError, match=r"it is down \(breaker open") as caught:
             await VERBS[verb](gate.dedup)  # type: ignore[misc]
+        assert caught.value.retry_after == 7.5
         assert seconds() == began
         assert gate.store.asked == []
 
