@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
+from math import inf
 from typing import TypeVar
 
 from fastdedup import (
@@ -309,3 +310,37 @@ async def two_gates(world: World) -> None:
 
     world.start("second", second())
     await patiently(lambda: claim_work_complete(world, "main", world.gates[0], "k"))
+
+
+@scenario(gates=2)
+async def named_owner(world: World) -> None:
+    """An owner with a name of its own asks again after an error, and gets its own claim back."""
+    audited(world, "k")
+
+    async def work(who: str, gate: Dedup) -> None:
+        asked = 0.0
+
+        async def ask() -> Claim:
+            nonlocal asked
+            asked = world.loop.time()
+            return await gate.claim("k", owner=who)
+
+        claim = await patiently(ask)
+        if claim.outcome is Outcome.SUCCEEDED:
+            world.promises.duplicate(who, "k", claim.result)
+        if claim.acquired:
+            if claim.attempt > 1 and world.cancelled_at == inf:
+                world.promises.broke(
+                    f"{who} gets the key by attempt {claim.attempt}: its own claim was taken back"
+                )
+            with world.promises.holds(who, "k", fence=claim.fence, until=asked + LEASE) as holding:
+                await asyncio.sleep(0.02)
+                holding.settling = True
+                await settle(world, who, "k", claim, who)
+
+    async def second() -> None:
+        await asyncio.sleep(0.4)
+        await work("second", world.gates[1])
+
+    world.start("second", second())
+    await work("main", world.gates[0])
