@@ -88,7 +88,7 @@ async def release_and_claim(world: World) -> None:
 
     world.start("second", second())
     asked = world.loop.time()
-    claim = await world.gate.claim("k")
+    claim = await world.gate.claim("k", wait=1.0)
     if claim.acquired:
         with world.promises.holds("main", "k", fence=claim.fence, until=asked + LEASE) as holding:
             await asyncio.sleep(0.02)

@@ -45,18 +45,6 @@ async def answered(wait_until: WaitUntil, ask: Callable[[], Awaitable[Any]]) -> 
 # The store's own answers, and the policy that refuses
 
 
-async def test_a_lost_reply_makes_no_duplicate(redis_url: str, redis_server: RedisServer) -> None:
-    async with proxied(redis_server) as proxy, gate(proxy.url) as dedup:
-        ledger = ledger_of(dedup)
-        proxy.lose("ledger")
-        proxy.lose("first")
-        assert await ledger.first("id") is True
-        proxy.lose("first")
-        assert await ledger.first_many(range(600)) == [True] * 600
-        assert proxy.lost["first"] == 2
-        assert not any(await ledger.first_many([*range(600), "id"]))
-
-
 @pytest.mark.parametrize("again", ["at-once", "by-its-owner", "by-another-owner", "one-by-one", "elsewhere"])
 async def test_a_batch_cut_in_half_remembers_nothing(
     redis_url: str, redis_server: RedisServer, again: str, wait_until: WaitUntil

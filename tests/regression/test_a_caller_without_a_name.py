@@ -25,7 +25,7 @@ from fastdedup.sync import Dedup as SyncDedup
 from ..integrations import django_project as django_project  # sets Django up
 from ..integrations.django_shop import open_shop
 
-KEY = {"idempotency-key": "k"}
+KEY = {"Idempotency-Key": "k"}
 UNKNOWN = [{}, {"x-user": ""}]
 """The headers of a caller without a name."""
 

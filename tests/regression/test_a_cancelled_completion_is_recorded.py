@@ -9,7 +9,6 @@ import asyncio
 import gc
 import logging
 import signal
-import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 
 from fastdedup import Claim, ConfigError, Dedup, UnavailableError, UsageError
-from fastdedup.events import LeaseLost
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.testing import FakeStore
 
@@ -48,15 +46,6 @@ async def recorded(dedup: Dedup, key: str) -> Claim:
     return await dedup.claim(key, wait=10.0)
 
 
-async def test_by_hand(store: FakeStore) -> None:
-    async with gate(store) as dedup:
-        claim = await dedup.claim("order:42")
-        with store.outage("refused"):
-            await cancelled(lambda: claim.complete({"id": 7}))
-        assert (await recorded(dedup, "order:42")).result == {"id": 7}
-        await claim.complete({"id": 7})  # repeating is safe, as ever
-
-
 async def test_a_failure(store: FakeStore) -> None:
     async with gate(store) as dedup:
         claim = await dedup.claim("order:42")
@@ -76,23 +65,6 @@ async def test_in_a_block(store: FakeStore) -> None:
         await cancelled(work)
         store.outage.stop()
         assert (await recorded(dedup, "order:42")).result == {"id": 7}
-
-
-async def test_in_once(store: FakeStore) -> None:
-    async with gate(store) as dedup:
-        done = []
-
-        @dedup.once(key=lambda order: order)
-        async def place(order: str) -> str:
-            done.append(order)
-            store.outage.start("refused")
-            return f"placed {order}"
-
-        await cancelled(lambda: place("42"))
-        store.outage.stop()
-        await recorded(dedup, "42")
-        assert await place("42") == "placed 42"
-        assert done == ["42"]
 
 
 async def test_a_body_that_goes_on_leaves_when_it_is_recorded(store: FakeStore) -> None:
@@ -179,41 +151,6 @@ async def test_its_block_ends_well_where_another_task_decides_anew(
         await leaving
         await other
         assert (await dedup.claim("order:42")).result == "second"
-
-
-@pytest.mark.parametrize("how", ["fail", "release"])
-async def test_what_is_recorded_by_then_cannot_be_said_otherwise(how: str, store: FakeStore) -> None:
-    """It was called a lost lease."""
-    events: list[object] = []
-    async with Dedup(store, namespace="shop", on_event=events.append) as dedup:
-        claim = await dedup.claim("order:42")
-        with store.outage("refused"):
-            await cancelled(lambda: claim.complete({"id": 7}))
-        await recorded(dedup, "order:42")
-        with pytest.raises(UsageError, match="completed already"):
-            await getattr(claim, how)()
-        assert not claim.lost
-    assert not [each for each in events if isinstance(each, LeaseLost)]
-
-
-@pytest.mark.parametrize("how", ["fail", "release"])
-@pytest.mark.parametrize("steps", range(6))
-async def test_what_has_landed_by_then_cannot_be_said_otherwise(steps: int, how: str, redis_url: str) -> None:
-    """Its reply is on its way: it was called a lost lease as well."""
-    events: list[object] = []
-    async with Dedup(redis_url, namespace=f"n{uuid.uuid4().hex}", on_event=events.append) as dedup:
-        claim = await dedup.claim("order:42")
-        completing = asyncio.create_task(claim.complete({"id": 7}))
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        completing.cancel()
-        with suppress(asyncio.CancelledError):
-            await completing
-        with suppress(UsageError):
-            await getattr(claim, how)()
-        assert not claim.lost
-        assert (await dedup.claim("order:42")).outcome in ("acquired", "succeeded", "failed")
-    assert not [each for each in events if isinstance(each, LeaseLost)]
 
 
 @pytest.mark.parametrize("within_a_block", [False, True])

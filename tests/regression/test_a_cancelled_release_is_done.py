@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import Claim, Dedup, Outcome, UnavailableError, UsageError
+from fastdedup import Claim, Dedup, Outcome, UnavailableError
 from fastdedup.protocol.operations import Op, ReadOp, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup as SyncDedup
@@ -76,29 +76,6 @@ async def test_the_key_is_free_once_the_store_is_back(
             return getattr(record, "state", "") in ("R", "I")
 
         await wait_until(free, description="the key is free")
-
-
-async def test_a_second_release_acts(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
-) -> None:
-    async with cut_off(redis_server) as (dedup, proxy), Dedup(redis_url, namespace="t") as other:
-        claim = await dedup.claim("k")
-        await release_in_silence(claim, proxy)
-        with pytest.raises(UnavailableError):
-            await claim.release()
-        proxy.forward()
-
-        async def released() -> bool:
-            try:
-                await claim.release()
-            except UnavailableError:  # the breaker is still open
-                return False
-            return True
-
-        await wait_until(released, description="the release has an answer")
-        assert (await other.claim("k")).acquired
-        with pytest.raises(UsageError, match="released already"):
-            await claim.complete()
 
 
 @pytest.mark.parametrize("cancelled", [True, False])

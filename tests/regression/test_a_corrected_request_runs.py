@@ -27,7 +27,7 @@ from fastdedup.integrations.fastapi import Claimed, Idempotency, OneTimeToken
 from fastdedup.integrations.fastapi import everyone as anybody
 from fastdedup.integrations.unreached import watch
 
-KEY = {"idempotency-key": "k"}
+KEY = {"Idempotency-Key": "k"}
 Shop = Callable[..., Any]
 
 

@@ -37,7 +37,7 @@ from django.http import HttpRequest, HttpResponse  # isort: skip
 from django.test import override_settings  # isort: skip
 from django.urls import path  # isort: skip
 
-KEY = {"idempotency-key": "k"}
+KEY = {"Idempotency-Key": "k"}
 LEASE = 0.8
 Work = Callable[[Any], str]
 """The handler's work, with the claim; it returns the text of its response."""

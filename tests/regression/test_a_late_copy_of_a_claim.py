@@ -97,20 +97,6 @@ async def test_a_late_copy_holds_no_key_that_was_released(
         await is_free_soon(other, wait_until)
 
 
-async def test_a_late_copy_holds_no_key_of_a_claim_that_failed(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
-) -> None:
-    async with gates(redis_server) as (proxy, dedup, other):
-        keep_claims(proxy, EACH_CALL)
-        with pytest.raises(UnavailableError):
-            await dedup.claim("key", lease=LEASE)
-        undo = dedup._namespace.connection.undo
-        await wait_until(lambda: not len(undo), description="nothing was found, twice")
-        await proxy.deliver()
-        assert not (await other.claim("key")).acquired
-        await is_free_soon(other, wait_until)
-
-
 async def test_a_claim_that_was_sent_once_is_not_watched(redis_url: str) -> None:
     async with Dedup(redis_url, namespace="t") as dedup:
         for use in (claim, claim_and_wait, claim_many, lock):
@@ -166,21 +152,6 @@ async def test_a_copy_that_comes_after_the_taking_back_is_taken_back_as_well(
         assert not len(undo)
     await wait_until(lambda: not undo.all(), description="nobody looks any more", deadline=60.0)
     assert loop.time() < 60
-
-
-async def test_a_late_copy_of_a_refused_claim_holds_no_key(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
-) -> None:
-    """Its second sending was told of another owner, so nobody looked for what the first one does later."""
-    async with gates(redis_server) as (proxy, dedup, other):
-        held = await other.claim("key", lease=LEASE)
-        keep_claims(proxy, 1)
-        assert not (await dedup.claim("key", lease=LEASE)).acquired
-        assert len(proxy.kept) == 1
-        await held.release()
-        await proxy.deliver()
-        assert not (await other.claim("key")).acquired
-        await is_free_soon(other, wait_until)
 
 
 async def test_a_call_takes_no_place_whose_removal_may_come_late() -> None:

@@ -21,7 +21,7 @@ from fastdedup.sync import Dedup as SyncDedup
 
 from ..servers import RedisServer
 
-KEY = {"idempotency-key": "k"}
+KEY = {"Idempotency-Key": "k"}
 LEASE = 0.8
 
 

@@ -33,7 +33,7 @@ def view(request: HttpRequest) -> HttpResponse:
     return HttpResponse("failed", status=503)
 
 
-urlpatterns = [path("orders", view)]
+urlpatterns = (path("orders", view),)
 
 
 async def test_asgi_answers_409_in_place_of_a_failed_response() -> None:
@@ -68,6 +68,6 @@ def test_django_answers_409_in_place_of_a_failed_response(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOP", redis_url)
-    with open_shop(ROOT_URLCONF=__name__, FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0}):
+    with open_shop(ROOT_URLCONF=urlpatterns, FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0}):
         found = Client().post("/orders", headers=KEY)
     assert (found.status_code, found.json()["type"]) == (409, LOST)

@@ -105,13 +105,13 @@ def secure(get_response: Any) -> Any:
     return middleware
 
 
-urlpatterns = [path("orders", lambda request: HttpResponse("ordered"))]
+urlpatterns = (path("orders", lambda request: HttpResponse("ordered")),)
 
 
 @pytest.fixture
 def browser(redis_url: str) -> Iterator[Client]:
     with open_shop(
-        ROOT_URLCONF=__name__,
+        ROOT_URLCONF=urlpatterns,
         MIDDLEWARE=["fastdedup.integrations.django.IdempotencyMiddleware", f"{__name__}.secure"],
         FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0},
         FASTDEDUP_HTTP={"principal": "fastdedup.integrations.django.everyone"},

@@ -5,7 +5,6 @@ It was held by nobody until its lease ended: the key of a request that had faile
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -30,32 +29,6 @@ async def fails(gate: Dedup, outage: Callable[[], object]) -> None:
     async with gate.claim("order:42"):
         outage()
         raise WorkFailed
-
-
-async def locks(gate: Dedup, outage: Callable[[], object]) -> None:
-    with suppress(UnavailableError):
-        async with gate.lock("order:42"):
-            outage()
-    raise WorkFailed
-
-
-@pytest.mark.parametrize("block", [fails, locks])
-@pytest.mark.parametrize("way", ["refused", "frozen", "lost_reply"])
-async def test_after_an_outage(way: str, block: Callable[..., Awaitable[None]], wait_until: Waiter) -> None:
-    store = FakeStore()
-    async with Dedup(store, namespace="shop", lease=600.0, timeout=0.05) as gate:
-        with pytest.raises(WorkFailed):
-            await block(gate, lambda: store.outage.start(way))
-        store.outage.stop()
-        kind = "claim" if block is fails else "lock"
-
-        async def is_free() -> bool:
-            with suppress(UnavailableError):
-                record = await gate.get("order:42", kind)
-                return record is None or record.state == "released"
-            return False
-
-        await wait_until(is_free, description="the key is free")
 
 
 async def test_after_a_restart_of_redis(redis_server: RedisServer, wait_until: Waiter) -> None:
@@ -113,24 +86,6 @@ def test_of_synchronous_code() -> None:
             return False
 
         until(acquired, description="the key is free")
-
-
-async def test_where_the_caller_is_cancelled_as_it_leaves(wait_until: Waiter) -> None:
-    store = FakeStore()
-    async with Dedup(store, namespace="shop", lease=600.0, timeout=0.2) as gate:
-        leaving = asyncio.create_task(fails(gate, lambda: store.outage.start("frozen")))
-        await asyncio.wait([leaving], timeout=0.05)
-        leaving.cancel()
-        with suppress(asyncio.CancelledError, WorkFailed):
-            await leaving
-        store.outage.stop()
-
-        async def acquired() -> bool:
-            with suppress(UnavailableError):
-                return (await gate.claim("order:42")).acquired
-            return False
-
-        await wait_until(acquired, description="the key is free")
 
 
 async def test_a_later_holding_of_the_same_owner_is_left_alone(wait_until: Waiter) -> None:

@@ -29,7 +29,7 @@ def view(request: HttpRequest) -> HttpResponse:
     return HttpResponse(bodies.pop(0), headers={"Content-Length": LENGTH})
 
 
-urlpatterns = [path("orders", view)]
+urlpatterns = (path("orders", view),)
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +65,6 @@ def test_wsgi_keeps_only_a_whole_response() -> None:
 
 
 def test_django_keeps_only_a_whole_response(redis_url: str) -> None:
-    with open_shop(ROOT_URLCONF=__name__, FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0}):
+    with open_shop(ROOT_URLCONF=urlpatterns, FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0}):
         found = [Client().post("/orders", headers=KEY) for _ in range(4)]
     assert [each.content for each in found] == [b"", b"half", b"0123456789", b"0123456789"]

@@ -11,7 +11,7 @@ from fastdedup import Dedup
 from fastdedup.integrations import asgi, wsgi
 from fastdedup.sync import Dedup as SyncDedup
 
-KEY = {"idempotency-key": "k"}
+KEY = {"Idempotency-Key": "k"}
 
 
 def overwrite(url: str) -> None:

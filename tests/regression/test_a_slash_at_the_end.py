@@ -98,12 +98,12 @@ def view(request: HttpRequest) -> HttpResponse:
     return HttpResponse(request.path)
 
 
-urlpatterns = [re_path("^plain/?$", view)]
+urlpatterns = (re_path("^plain/?$", view),)
 
 
 def test_django_serves_both_paths_once(redis_url: str) -> None:
     with open_shop(
-        ROOT_URLCONF=__name__,
+        ROOT_URLCONF=urlpatterns,
         MIDDLEWARE=["fastdedup.integrations.django.IdempotencyMiddleware"],
         FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0},
         FASTDEDUP_HTTP={"principal": asgi.everyone},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from fastdedup import Dedup, Outcome, State, UnavailableError
 from fastdedup import sync as synchronous
 
-from ..proxy import proxied
 from ..servers import RedisServer
 
 WaitUntil = Callable[..., Any]
@@ -62,27 +60,6 @@ async def desk(server: RedisServer, wait_until: WaitUntil) -> AsyncIterator[Desk
         yield Desk(dedup, other, await other.tokens.issue(SUBJECT), wait_until)
 
 
-@pytest.mark.parametrize("verb", ["consume", "redeem"])
-async def test_a_use_whose_reply_is_late_is_taken_back(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, verb: str
-) -> None:
-    async with desk(redis_server, wait_until) as at:
-        with redis_server.frozen(), pytest.raises(UnavailableError):
-            await getattr(at.tokens, verb)(at.token, SUBJECT)
-        await at.is_free_soon()
-
-
-@pytest.mark.parametrize("verb", ["consume", "redeem"])
-async def test_a_use_that_is_cancelled_while_redis_hangs_is_taken_back(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, verb: str
-) -> None:
-    async with desk(redis_server, wait_until) as at:
-        with redis_server.frozen(), pytest.raises(TimeoutError):
-            async with asyncio.timeout(TIMEOUT / 3):
-                await getattr(at.tokens, verb)(at.token, SUBJECT)
-        await at.is_free_soon()
-
-
 async def test_it_is_still_bound_to_its_subject(
     redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
 ) -> None:
@@ -111,21 +88,6 @@ async def test_the_same_name_consumes_again(
         assert await at.tokens.consume(at.token, SUBJECT, owner="request-2") is Outcome.SUCCEEDED
 
 
-async def test_the_same_name_redeems_again(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
-) -> None:
-    async with desk(redis_server, wait_until) as at:
-        with redis_server.frozen(), pytest.raises(UnavailableError):
-            await at.tokens.redeem(at.token, SUBJECT, owner="request-1")
-        await at.settled_down()
-        await at.is_used()
-        assert (await at.other.redeem(at.token, SUBJECT)).outcome is Outcome.IN_PROGRESS
-        claim = await at.tokens.redeem(at.token, SUBJECT, owner="request-1")
-        assert (claim.acquired, claim.attempt) == (True, 1)
-        await claim.complete("done")
-        assert (await at.other.redeem(at.token, SUBJECT)).result == "done"
-
-
 async def test_the_drawn_owner_of_the_error_consumes_again(
     redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
 ) -> None:
@@ -137,18 +99,6 @@ async def test_the_drawn_owner_of_the_error_consumes_again(
         await at.settled_down()
         assert await at.other.consume(at.token, SUBJECT) is Outcome.SUCCEEDED
         assert await at.tokens.consume(at.token, SUBJECT, owner=info.value.owner) is Outcome.ACQUIRED
-
-
-@pytest.mark.parametrize("owner", [None, "request-1"])
-async def test_a_lost_reply_is_asked_for_again(
-    redis_url: str, redis_server: RedisServer, owner: str | None
-) -> None:
-    async with proxied(redis_server) as proxy, Dedup(proxy.url, namespace="t", timeout=5.0) as dedup:
-        token = await dedup.tokens.issue(SUBJECT)
-        proxy.lose("claim")
-        assert await dedup.tokens.consume(token, SUBJECT, owner=owner) is Outcome.ACQUIRED
-        assert proxy.lost["claim"] == 1
-        assert await dedup.tokens.consume(token, SUBJECT) is Outcome.SUCCEEDED
 
 
 def test_synchronous_code_names_its_use_as_well(redis_url: str, redis_server: RedisServer) -> None:

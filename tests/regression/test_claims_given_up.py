@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import Claim, Dedup, LocalLRU, Outcome, UnavailableError
+from fastdedup import Claim, Dedup, LocalLRU, UnavailableError
 from fastdedup.events import Conflict, Event, UndoOverflow
 
 from ..servers import RedisServer
@@ -66,42 +66,12 @@ async def undone(server: RedisServer, dedup: Dedup, wait_until: WaitUntil) -> di
     return {key: state for key, state in states(server).items() if key != "warm"}
 
 
-async def test_a_claim_that_was_given_up_is_released(server: RedisServer, wait_until: WaitUntil) -> None:
-    async with frozen(server) as dedup:
-        await give_up(dedup, "k")
-        assert waiting(dedup) == 1
-        assert await undone(server, dedup, wait_until) == {"k": "R"}
-
-
 async def test_thousands_that_were_given_up_are_released(server: RedisServer, wait_until: WaitUntil) -> None:
     """More than one batch, and more than one look."""
     async with frozen(server) as dedup:
         await give_up(dedup, *(f"k{n}" for n in range(3000)))
         left = await undone(server, dedup, wait_until)
         assert set(left.values()) <= {"R"}
-
-
-async def test_a_token_that_was_given_up_is_issued_again(server: RedisServer, wait_until: WaitUntil) -> None:
-    async with Dedup(server.url, namespace="t", timeout=TIMEOUT) as dedup:
-        token = await dedup.tokens.issue(subject="me")
-        server.freeze()
-        with pytest.raises(UnavailableError):
-            await dedup.tokens.consume(token, subject="me")
-        await undone(server, dedup, wait_until)
-        assert (await dedup.tokens.consume(token, subject="me")) is Outcome.ACQUIRED
-
-
-async def test_a_claim_that_its_owner_asks_for_again_is_kept(
-    server: RedisServer, wait_until: WaitUntil
-) -> None:
-    async with frozen(server) as dedup:
-        (error,) = await give_up(dedup, "k")
-        server.thaw()
-        claim = await ask(dedup, "k", owner=error.owner, wait=5.0)
-        while not claim.acquired:
-            claim = await ask(dedup, "k", owner=error.owner, wait=5.0)
-        assert await undone(server, dedup, wait_until) == {"k": "P"}
-        await claim.complete("done")
 
 
 async def test_a_claim_that_the_policy_granted_is_kept(server: RedisServer, wait_until: WaitUntil) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastdedup import Dedup, Outcome
 from fastdedup.protocol.granted import GRANTED
-from fastdedup.protocol.operations import ClaimOp, Code, Mode, ReleaseOp, SettleOp, Verb, terms
-from fastdedup.protocol.owners import draw_owner, owner_field
+from fastdedup.protocol.operations import ClaimOp, Code, Mode, ReleaseOp, Verb, terms
+from fastdedup.protocol.owners import draw_owner
 from fastdedup.tokens import subject_mark
 
 from ..stores import ALL_BUT_LOCAL, Backend, on_stores
@@ -41,35 +41,6 @@ async def test_its_consumers_release_issues_it_again(backend: Backend) -> None:
         assert await dedup.tokens.consume(token, subject="user:8") is Outcome.MISMATCH
         assert await dedup.tokens.consume(token, subject="user:7") is Outcome.ACQUIRED
         assert await dedup.tokens.consume(token, subject="user:7") is Outcome.SUCCEEDED
-
-
-async def test_only_its_consumer_with_its_fence_can(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        token = await dedup.tokens.issue(subject="user:7")
-        owner = draw_owner()
-        wire, fence = await consumed(dedup, token, owner)
-        for op in (
-            ReleaseOp(wire, owner, fence),
-            ReleaseOp(wire, draw_owner(), fence, consumed=True),
-            ReleaseOp(wire, owner, fence - 1, consumed=True),
-        ):
-            assert await released(dedup, op) is Code.LOST
-        assert await dedup.tokens.consume(token, subject="user:7") is Outcome.SUCCEEDED
-
-
-async def test_a_token_that_was_redeemed_and_completed_stays_used(backend: Backend) -> None:
-    """It has a result; also a key that is not a token stays settled."""
-    async with backend.make() as dedup:
-        token = await dedup.tokens.issue(subject="user:7")
-        claim = await dedup.tokens.redeem(token, subject="user:7")
-        await claim.complete("done")
-        held = ReleaseOp(dedup.tokens.wire(token), owner_field(claim.owner), claim.fence, consumed=True)
-        assert await released(dedup, held) is Code.LOST
-        order = await dedup.claim("order:7")
-        wire, owner = b"t:=order:7", owner_field(order.owner)
-        settle = SettleOp(wire, owner, order.fence, succeeded=True, keep_ms=60_000, payload=b"")
-        await dedup._namespace.connection.store.execute(Verb.SETTLE, [settle])
-        assert await released(dedup, ReleaseOp(wire, owner, order.fence, consumed=True)) is Code.LOST
 
 
 async def test_one_batch_holds_releases_of_both_kinds(backend: Backend) -> None:

@@ -13,7 +13,7 @@ import uvloop
 
 from fastdedup import BreakerState, Claim, Dedup, InProgressError, UnavailableError
 from fastdedup import sync as synchronous
-from fastdedup.events import Event, UndoOverflow
+from fastdedup.events import Event
 
 from ..servers import RedisServer
 
@@ -97,18 +97,6 @@ async def by_lock(dedup: Dedup, key: str) -> None:
 
 
 WAYS: list[Ask] = [by_claim, by_waiting, by_list, by_context, by_lock]
-every_way = pytest.mark.parametrize("ask", WAYS)
-
-
-@every_way
-async def test_a_claim_that_timed_out_once_is_undone(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, ask: Ask
-) -> None:
-    """A single late reply: the breaker stays closed."""
-    async with two(redis_server, wait_until) as both:
-        await both.loses(ask, "k")
-        assert both.dedup.breaker is BreakerState.CLOSED
-        await both.taken("k", lock=ask is by_lock)
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -122,23 +110,6 @@ def test_a_claim_that_timed_out_is_undone_in_either_loop(
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(lose_one())
-
-
-@every_way
-async def test_a_cancelled_claim_is_undone_after_redis_hung(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, ask: Ask
-) -> None:
-    async with two(redis_server, wait_until) as both:
-        with redis_server.frozen():
-            task = asyncio.ensure_future(ask(both.dedup, "k"))
-            engine = both.dedup._namespace.connection.engine
-            assert engine is not None
-            await wait_until(lambda: engine.in_flight, description="the claim is sent")
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await wait_until(lambda: len(both.undo), description="its deadline has passed")
-        await both.taken("k", lock=ask is by_lock)
 
 
 async def test_a_list_that_is_cancelled_while_redis_hangs_is_undone(
@@ -176,19 +147,6 @@ async def test_claims_are_undone_soon_after_the_breaker_closed(
             await both.taken(key)
 
 
-async def test_many_claims_are_undone_together(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
-) -> None:
-    async with two(redis_server, wait_until) as both:
-        keys = [f"k{number}" for number in range(1000)]
-        with redis_server.frozen(), pytest.raises(UnavailableError):
-            await both.dedup.claim_many(keys)
-
-        await both.settled_down()
-        claims = await both.other.claim_many(keys)
-        assert sum(claim.acquired for claim in claims) == 1000
-
-
 async def test_what_its_owner_asked_for_again_is_not_undone(
     redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
 ) -> None:
@@ -207,33 +165,6 @@ async def test_what_its_owner_asked_for_again_is_not_undone(
             again = await both.dedup.claim(key, owner=error.owner)
             assert (again.fence, again.attempt) == (claim.fence, claim.attempt)
             await claim.complete("done")
-
-
-async def test_who_asks_again_gets_the_same_claim(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
-) -> None:
-    """Before anything was undone: the record that Redis made then."""
-    async with two(redis_server, wait_until) as both:
-        both.undo.store_is_back = both.undo._try_now = lambda: None  # type: ignore[method-assign]
-        error = await both.loses(by_claim, "k")
-        stands = await wait_until(lambda: both.other.get("k"), description="Redis made the claim")
-        claim = await both.dedup.claim("k", owner=error.owner)
-        assert (claim.fence, claim.attempt, claim.owner) == (stands.fence, 1, error.owner)
-
-
-async def test_a_name_of_the_callers_own_is_not_undone(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
-) -> None:
-    async def by_name(dedup: Dedup, key: str) -> Claim:
-        return await dedup.claim(key, owner="w1")
-
-    async with two(redis_server, wait_until) as both:
-        error = await both.loses(by_name, "k")
-        assert error.owner == "w1"
-        record = await wait_until(lambda: both.other.get("k"), description="Redis made the claim")
-        await both.settled_down()
-        assert await both.is_held("k")
-        assert (await by_name(both.dedup, "k")).fence == record.fence
 
 
 async def test_the_error_of_a_claim_names_its_owner(
@@ -274,20 +205,6 @@ def test_the_error_of_a_synchronous_claim_names_its_owner(redis_url: str, redis_
         assert claim.acquired
 
 
-async def test_the_oldest_is_dropped_with_an_event(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
-) -> None:
-    async with two(redis_server, wait_until) as both:
-        both.undo._most = 3
-        with redis_server.frozen(), pytest.raises(UnavailableError):
-            await asyncio.gather(*[both.dedup.claim(f"k{number}") for number in range(5)])
-        dropped = [event for event in both.events if isinstance(event, UndoOverflow)]
-        assert [(event.namespace, event.key) for event in dropped] == [("t", "k0"), ("t", "k1")]
-        for number in range(2, 5):
-            await both.taken(f"k{number}")
-        assert await both.is_held("k0")
-
-
 async def test_a_forked_child_leaves_what_was_given_up_to_its_parent(
     redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
 ) -> None:
@@ -300,13 +217,4 @@ async def test_a_forked_child_leaves_what_was_given_up_to_its_parent(
             os._exit(len(both.undo))
         _, status = await asyncio.to_thread(os.waitpid, child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
-        await both.taken("k")
-
-
-async def test_closing_undoes_what_was_given_up(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
-) -> None:
-    async with two(redis_server, wait_until) as both:
-        await both.loses(by_claim, "k")
-        await both.dedup.aclose()
         await both.taken("k")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from ..sidecar.conftest import Running, serve
+from ..sidecar.conftest import Running, serve, sidecar
 
-__all__ = ["serve"]
+__all__ = ["serve", "sidecar"]
 
 LOOK = b"GET /healthz HTTP/1.1\r\nhost: s\r\n\r\n"
 CLAIM = b"POST /v1/claims HTTP/1.1\r\nhost: s\r\ncontent-length: %d\r\n\r\n%b"

@@ -96,26 +96,6 @@ async def test_a_failed_claim_many_frees_only_what_it_took_itself() -> None:
         await mine.complete("kept")
 
 
-async def test_an_effect_whose_completion_got_no_answer_is_not_freed(wait_until: WaitUntil) -> None:
-    """Freed, the next delivery would run it again at once."""
-    store = Moody()
-    async with Dedup(store) as dedup:
-        runs = []
-
-        @dedup.once(key=lambda: "key", lease=0.05)
-        async def pay() -> str:
-            runs.append(1)
-            return "paid"
-
-        store.loses = {Verb.SETTLE}
-        with pytest.raises(UnavailableError):
-            await pay()
-        store.loses = set()
-        await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="the store is back")
-        assert await pay() == "paid"
-        assert runs == [1], "its completion took effect, though the answer was lost"
-
-
 async def test_leaving_does_not_mask_the_bodys_error() -> None:
     dedup = await Dedup().open()
 
@@ -234,21 +214,3 @@ async def test_renewal_does_not_stop_a_body_whose_completion_is_recorded(wait_un
         await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="the store is back")
         await claim.complete("done")
     assert not claim._stopped_body
-
-
-async def test_claiming_again_never_shortens_what_is_remembered(backend: Backend) -> None:
-    """Memory and Redis had rules of their own."""
-    async with backend.make() as dedup:
-        await dedup.claim("key", owner="me", lease=30, ttl=60)
-        await dedup.claim("key", owner="me", lease=40, ttl=1)
-        record = await dedup.get("key")
-        assert record is not None
-        assert record.lease is not None
-        assert 35 < record.lease <= 40
-        assert 85 < record.ttl <= 90
-        await dedup.claim("key", owner="me", lease=10, ttl=120)
-        record = await dedup.get("key")
-        assert record is not None
-        assert record.lease is not None
-        assert 35 < record.lease <= 40
-        assert 125 < record.ttl <= 130

@@ -41,7 +41,10 @@ def pay(request: HttpRequest, number: str) -> HttpResponse:
     return HttpResponse(request.path)
 
 
-urlpatterns = [path("c/<int:number>/pay", pay), re_path(r"^r/(?P<number>\d+)/pay$", pay)]
+urlpatterns = (
+    path("c/<int:number>/pay", pay),
+    re_path(r"^r/(?P<number>\d+)/pay$", pay),
+)
 
 
 async def answer(request: Request) -> PlainTextResponse:
@@ -88,7 +91,7 @@ def test_mounts_of_a_wsgi_application_have_keys_of_their_own() -> None:
 
 @pytest.mark.parametrize("places", [["/c/1/pay", "/c/2/pay"], ["/r/1/pay", "/r/2/pay"]])
 def test_paths_of_a_django_pattern_never_replay_each_other(places: list[str], redis_url: str) -> None:
-    with open_shop(ROOT_URLCONF=__name__, FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0}):
+    with open_shop(ROOT_URLCONF=urlpatterns, FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0}):
         found = [Client().post(place, headers=KEY) for place in (*places, places[0])]
     assert [each.status_code for each in found] == [200, 422, 200]
     assert found[2].content.decode() == places[0]

@@ -143,18 +143,18 @@ class AppRedirect(HttpResponseRedirect):
     allowed_schemes = ("shop",)
 
 
-urlpatterns = [
+urlpatterns = (
     path("go/<int:status>", go),
     path("app", lambda request: AppRedirect("shop://orders/7")),
     path("own", own),
     path("done", lambda request: HttpResponse("thank you")),
-]
+)
 
 
 @pytest.fixture
 def visitor(redis_url: str) -> Iterator[Client]:
     with open_shop(
-        ROOT_URLCONF=__name__,
+        ROOT_URLCONF=urlpatterns,
         MIDDLEWARE=["fastdedup.integrations.django.IdempotencyMiddleware"],
         FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0},
         FASTDEDUP_HTTP={"principal": "fastdedup.integrations.django.everyone"},

@@ -17,13 +17,13 @@ from django.urls import path
 from ..integrations import django_project as django_project  # sets Django up
 from ..integrations.django_shop import open_shop
 
-urlpatterns = [path("orders", lambda request: HttpResponse("ordered"))]
+urlpatterns = (path("orders", lambda request: HttpResponse("ordered")),)
 
 
 @contextmanager
 def mounted(mount: str, redis_url: str) -> Iterator[None]:
     with open_shop(
-        ROOT_URLCONF=__name__,
+        ROOT_URLCONF=urlpatterns,
         FORCE_SCRIPT_NAME=mount,
         MIDDLEWARE=["fastdedup.integrations.django.IdempotencyMiddleware"],
         FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0},

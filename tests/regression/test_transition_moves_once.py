@@ -14,7 +14,6 @@ from fastdedup import (
     LocalLRU,
     StateMachine,
     Transition,
-    TransitionOutcome,
     UnavailableError,
     UnknownTransitionError,
 )
@@ -103,37 +102,3 @@ async def test_a_policy_moves_it_no_second_time_either(
         with pytest.raises(UnknownTransitionError):
             await door.loses_the_reply(wait_until, version=None, then=("open",))
         assert await door.elsewhere.get("1") == ("open", 2)
-
-
-@pytest.mark.parametrize("version", [None, 2])
-async def test_a_reply_lost_with_nobody_after_it_is_the_change(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, version: int | None
-) -> None:
-    async with door_of(redis_server) as door:
-        await door.moved_to(2)
-        move = await door.loses_the_reply(wait_until, version=version, then=())
-        assert (move.outcome, move.version) == (TransitionOutcome.CHANGED, 3)
-
-
-@pytest.mark.parametrize(("stands_at", "version"), [(0, None), (0, 0), (2, 2)])
-async def test_what_never_arrived_moves_where_the_record_proves_it(
-    redis_url: str, redis_server: RedisServer, stands_at: int, version: int | None
-) -> None:
-    async with door_of(redis_server) as door:
-        await door.moved_to(stands_at)
-        door.never_arrives()
-        move = await door.door.transition("1", to="closed", version=version)
-        assert (move.outcome, move.version) == (TransitionOutcome.CHANGED, stands_at + 1)
-
-
-async def test_what_never_arrived_does_not_move_where_nothing_proves_it(
-    redis_url: str, redis_server: RedisServer
-) -> None:
-    """The record names its last change alone: the second of two may hide ours."""
-    async with door_of(redis_server) as door:
-        await door.moved_to(2)
-        door.never_arrives()
-        with pytest.raises(UnknownTransitionError):
-            await door.door.transition("1", to="closed")
-        assert await door.elsewhere.get("1") == ("open", 2)
-        assert (await door.door.transition("1", to="closed", version=2)).changed

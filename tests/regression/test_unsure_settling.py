@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,8 +18,6 @@ from ..proxy import proxied
 from ..servers import RedisServer
 from ..sidecars import Sidecar
 
-WaitUntil = Callable[..., Any]
-
 
 async def settled_twice(
     proxy: Any, store: RedisStore | SidecarStore, dedup: Dedup
@@ -33,43 +30,12 @@ async def settled_twice(
     return code, op
 
 
-async def test_a_settling_that_was_sent_twice_is_unsure(redis_url: str, redis_server: RedisServer) -> None:
-    async with Dedup(redis_url, namespace="t") as dedup, proxied(redis_server) as proxy:
-        store = RedisStore(proxy.url, timeout=5.0)
-        await store.open()
-        try:
-            code, op = await settled_twice(proxy, store, dedup)
-        finally:
-            await store.aclose()
-        assert op.unsure
-        assert code in (Code.OK, Code.LOST)
-        assert proxy.lost["settle"] == 1
-
-
 async def test_a_settling_that_was_answered_is_sure(redis_url: str, redis_server: RedisServer) -> None:
     async with Dedup(redis_url, namespace="t") as dedup:
         claim = await dedup.claim("k", lease=60)
         op = SettleOp(b"t:=k", owner_field(claim.owner), 1, succeeded=True, keep_ms=60_000, payload=b"1")
         assert await dedup._namespace.connection.store.execute(Verb.SETTLE, [op]) == [Code.LOST]
         assert not op.unsure
-
-
-async def test_a_settling_that_is_given_up_while_redis_hangs_is_unsure(
-    redis_url: str, redis_server: RedisServer
-) -> None:
-    """It was sent; the deadline ends the waiting."""
-    store = RedisStore(redis_url, timeout=5.0)
-    await store.open()
-    op = SettleOp(b"t:=k", b"\1o", 1, succeeded=True, keep_ms=60_000, payload=b"1")
-    redis_server.freeze()
-    try:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await store.execute(Verb.SETTLE, [op])
-    finally:
-        redis_server.thaw()
-        await store.aclose()
-    assert op.unsure
 
 
 async def test_a_sidecar_passes_on_that_it_is_unsure(redis_server: RedisServer) -> None:
@@ -110,11 +76,3 @@ async def test_an_outcome_that_the_store_has_lost_is_not_recorded(how: str) -> N
             assert (await dedup.claim("k")).acquired
     finally:
         server.stop()
-
-
-async def test_a_recorded_outcome_that_has_expired_is_no_loss(redis_server: RedisServer) -> None:
-    async with proxied(redis_server) as proxy, Dedup(proxy.url, namespace="t", timeout=5.0) as dedup:
-        claim = await dedup.claim("k", lease=60)
-        proxy.lose("settle")
-        await claim.complete("done", ttl=0.001)
-        assert proxy.lost["settle"] == 1

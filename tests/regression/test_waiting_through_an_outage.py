@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from fastdedup import BreakerState, Dedup, LocalLRU, Outcome, UnavailableError
+from fastdedup import Dedup, LocalLRU, Outcome, UnavailableError
 from fastdedup.events import Degraded, Event
 from fastdedup.stores.redis.cluster.slot_table import slot_of
 
@@ -113,49 +113,6 @@ async def test_a_refused_later_look_does_not_end_the_wait(server: RedisServer, w
         await asyncio.to_thread(server.start)
         await held.complete("news")
         assert (await waiting).result == "news"
-
-
-async def test_a_lost_first_look_is_the_waiters_own(server: RedisServer, wait_until: WaitUntil) -> None:
-    """The frozen server executes it after all: the waiter gets that very claim, and nothing takes it back."""
-    async with gate(server) as (dedup, _):
-        undo = dedup._namespace.connection.undo
-        with server.frozen():
-            waiting = asyncio.create_task(dedup.claim("k", lease=LEASE, wait=LONG))
-            await wait_until(lambda: any(undo._waiting.values()), description="its first look is given up")
-        held = await waiting
-        assert (held.acquired, held.attempt) == (True, 1)
-        assert not len(undo)
-        assert not undo._waiting
-        record = await dedup.get("k")
-        assert record is not None
-        assert (record.state, record.owner) == ("processing", held.owner)
-        await held.complete("done")
-
-
-async def test_a_look_that_nobody_heard_of_is_taken_back(server: RedisServer, wait_until: WaitUntil) -> None:
-    """The server was frozen for longer than the wait: the key is free afterwards. The last looks were never sent."""
-    async with gate(server) as (dedup, _):
-        with server.frozen(), pytest.raises(UnavailableError, match="breaker open"):
-            await dedup.claim("k", lease=LEASE, wait=2.0)
-        undo = dedup._namespace.connection.undo
-        await wait_until(lambda: not len(undo), description="it is taken back")
-        assert (await dedup.claim("k")).acquired
-
-
-async def test_a_cancelled_waiters_lost_look_is_taken_back(
-    server: RedisServer, wait_until: WaitUntil
-) -> None:
-    async with gate(server) as (dedup, _):
-        undo = dedup._namespace.connection.undo
-        with server.frozen():
-            waiting = asyncio.create_task(dedup.claim("k", lease=LEASE, wait=LONG))
-            await wait_until(lambda: dedup.breaker is BreakerState.OPEN, description="nothing is sent")
-            waiting.cancel()
-            await asyncio.wait([waiting])
-            assert waiting.cancelled()
-            assert len(undo) == 1
-        await wait_until(lambda: not len(undo), description="it is taken back")
-        assert (await dedup.claim("k")).acquired
 
 
 async def test_local_lru_answers_a_waiter_at_once(server: RedisServer) -> None:

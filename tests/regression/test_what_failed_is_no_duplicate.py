@@ -27,7 +27,6 @@ from ..servers import RedisServer
 from ..sidecar.running import Sidecar
 
 TIMEOUT = 0.6
-TIMINGS = 6
 LONGER = 1.2
 """Seconds, the timeout of gates of which another waits for what they give back: a busy machine is late."""
 
@@ -63,31 +62,6 @@ def hold_for(proxy: Proxy, seconds: float) -> None:
     """Keep all replies back for a while: what is asked takes effect, and its caller does not hear of it."""
     proxy.hold()
     asyncio.get_running_loop().call_later(seconds, proxy.forward)
-
-
-@pytest.mark.parametrize("call", [first, first_many, consume])
-async def test_another_gate_is_first_after_a_call_that_failed(
-    redis_url: str, redis_server: RedisServer, call: Call
-) -> None:
-    """Whenever the replies come back within the two timeouts that such a call may take."""
-    async with (
-        proxied(redis_server) as proxy,
-        Dedup(proxy.url, namespace="t", timeout=TIMEOUT) as dedup,
-        Dedup(redis_url, namespace="t", timeout=5.0) as other,
-    ):
-        ours, theirs, failed = Asking(dedup), Asking(other), 0
-        await call(ours, await make_id(theirs, call, -1))
-        for number in range(TIMINGS):
-            name = await make_id(theirs, call, number)
-            await ours.ledger.seen(name)  # its form is known, so the next reply is the call's own
-            hold_for(proxy, TIMEOUT * (0.4 + 1.2 * number / TIMINGS))
-            try:
-                was_first = await call(ours, name)
-            except UnavailableError:
-                failed += 1
-                was_first = False
-            assert await call(theirs, name) is not was_first
-        assert failed
 
 
 Use = Callable[[str, str], Awaitable[str]]
