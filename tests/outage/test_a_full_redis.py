@@ -16,8 +16,7 @@ WaitUntil = Callable[..., Any]
 
 
 async def test_a_full_redis_refuses_and_forgets_nothing(wait_until: WaitUntil) -> None:
-    server = RedisServer("--maxmemory-policy", "noeviction").start()
-    try:
+    with RedisServer("--maxmemory-policy", "noeviction") as server:
         async with Dedup(server.url, namespace="shop", timeout=1.5, known_duplicates=0) as dedup:
             clicks = dedup.ledger("clicks", window=60.0, capacity=1000)
             assert await clicks.first("i")
@@ -38,5 +37,3 @@ async def test_a_full_redis_refuses_and_forgets_nothing(wait_until: WaitUntil) -
             assert (await dedup.claim("done")).replay() == {"order": 1}
             await held.complete({"order": 2})
             assert (await dedup.claim("held")).replay() == {"order": 2}
-    finally:
-        server.stop()

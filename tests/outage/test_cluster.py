@@ -24,11 +24,8 @@ TIMEOUT = 0.3
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[ClusterGroup]:
-    group = ClusterGroup()
-    try:
-        yield group.start()
-    finally:
-        group.stop()
+    with ClusterGroup() as group:
+        yield group
 
 
 @pytest.fixture(params=["whole", "by slot"])

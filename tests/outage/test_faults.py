@@ -237,9 +237,8 @@ Policy = type[Reject] | type[LocalLRU]
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    server = RedisServer(password=PASSWORD).start()
-    yield server
-    server.stop()
+    with RedisServer(password=PASSWORD) as server:
+        yield server
 
 
 class Watched:

@@ -27,9 +27,8 @@ ANSWERS = 2000
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    server = RedisServer().start()
-    yield server
-    server.stop()
+    with RedisServer() as server:
+        yield server
 
 
 async def until_open(dedup: Dedup) -> None:

@@ -39,9 +39,8 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
     """A server to freeze or kill."""
-    server = RedisServer().start()
-    yield server
-    server.stop()
+    with RedisServer() as server:
+        yield server
 
 
 def gate(url: str, **options: Any) -> Dedup:

@@ -110,12 +110,9 @@ async def way_to(server: RedisServer, name: str) -> AsyncIterator[Proxy]:
 
 @asynccontextmanager
 async def site_of(fault: str, wait_until: WaitUntil) -> AsyncIterator[Site]:
-    server = RedisServer("--appendonly", "yes", "--appendfsync", "always").start()
-    try:
+    with RedisServer("--appendonly", "yes", "--appendfsync", "always") as server:
         async with AsyncExitStack() as stack:
             yield Site(fault, server, wait_until, stack)
-    finally:
-        server.stop()
 
 
 each_fault = pytest.mark.parametrize("fault", ["killed", "frozen", "cut off"])

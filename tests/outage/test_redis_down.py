@@ -20,9 +20,8 @@ WaitUntil = Callable[..., Any]
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    server = RedisServer().start()
-    yield server
-    server.stop()
+    with RedisServer() as server:
+        yield server
 
 
 async def test_a_killed_server_is_unavailable_and_comes_back(

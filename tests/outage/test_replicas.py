@@ -42,11 +42,8 @@ CLAIMS = 300
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Pair]:
-    pair = Pair()
-    try:
-        yield pair.start()
-    finally:
-        pair.stop()
+    with Pair() as pair:
+        yield pair
 
 
 @pytest.fixture

@@ -23,11 +23,8 @@ TIMEOUT = 0.3
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[SentinelGroup]:
-    group = SentinelGroup()
-    try:
-        yield group.start()
-    finally:
-        group.stop()
+    with SentinelGroup() as group:
+        yield group
 
 
 @pytest.fixture
@@ -203,9 +200,7 @@ def exists(member: Member, key: str) -> bool:
 
 async def test_logins_of_sentinels_and_servers_are_apart() -> None:
     """`sentinel_password=` is for the sentinels, the one before the hosts for the servers."""
-    group = SentinelGroup(password="data-s3cret", watch_password="watch-s3cret")
-    try:
-        group.start()
+    with SentinelGroup(password="data-s3cret", watch_password="watch-s3cret") as group:
         places = group.url.removeprefix("redis+sentinel://")
         url = f"redis+sentinel://:data-s3cret@{places}?sentinel_password=watch-s3cret"
         async with gates(url, 1) as (gate,):
@@ -219,5 +214,3 @@ async def test_logins_of_sentinels_and_servers_are_apart() -> None:
                 await Dedup(wrong).open()
             assert "s3cret" not in str(caught.value)
             assert "nonsense" not in str(caught.value)
-    finally:
-        group.stop()

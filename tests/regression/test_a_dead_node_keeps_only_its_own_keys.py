@@ -59,9 +59,7 @@ def keys_of(cluster: ClusterGroup, member: Member) -> list[str]:
 @asynccontextmanager
 async def outage() -> AsyncIterator[tuple[Outage, Dedup]]:
     """Claim keys of both nodes in turn; yield that, and a gate in another process."""
-    cluster = ClusterGroup(replicas=0)
-    try:
-        await asyncio.to_thread(cluster.start)
+    with ClusterGroup(replicas=0) as cluster:
         found = Outage(cluster)
         async with found.gate, Dedup(cluster.url, namespace="t", timeout=TIMEOUT) as other:
             await asyncio.gather(found.gate.get("warm"), other.get("warm"))
@@ -71,8 +69,6 @@ async def outage() -> AsyncIterator[tuple[Outage, Dedup]]:
             claims = await found.gate.claim_many(keys, lease=LEASE)
             assert all(claim.acquired and claim.degraded for claim in claims)
             yield found, other
-    finally:
-        cluster.stop()
 
 
 async def test_a_returning_node_gets_its_keys_while_another_is_down(wait_until: WaitUntil) -> None:

@@ -16,7 +16,7 @@ from fastdedup.protocol.operations import ClaimOp, IssueOp, Mode, RefusedAlone, 
 from ..servers import RedisServer
 from ..sidecars import Sidecar
 from ..topologies import ClusterGroup, refuse_undeclared_keys
-from .test_poisoned_records import HELD, MAKE, OWNER, fine
+from .test_records_that_cannot_be_used import HELD, MAKE, OWNER, fine
 
 WaitUntil = Callable[..., Any]
 MINUTE = 60_000
@@ -37,26 +37,19 @@ def as_app(url: str) -> str:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    server = RedisServer().start()
-    try:
+    with RedisServer() as server:
         with server.client() as raw:
             let_app_in(raw)
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[ClusterGroup]:
-    group = ClusterGroup(replicas=0)
-    try:
-        group.start()
+    with ClusterGroup(replicas=0) as group:
         for member in group.members:
             with member.client() as raw:
                 let_app_in(raw)
         yield group
-    finally:
-        group.stop()
 
 
 @pytest.fixture(params=["single", "whole", "by slot"])
@@ -173,9 +166,7 @@ async def test_undoing_goes_on_beside_a_forbidden_key(server: RedisServer, wait_
 
 async def test_a_sidecars_client_gives_no_forbidden_key_up(server: RedisServer) -> None:
     """The sidecar tells its client that nothing was done."""
-    sidecar = Sidecar(as_app(server.url))
-    try:
-        sidecar.start()
+    with Sidecar(as_app(server.url)) as sidecar:
         async with Dedup(sidecar.url, namespace="t", timeout=5.0) as dedup:
             bad, fine_one = await asyncio.gather(
                 dedup.claim("bad"), dedup.claim("ok-of-a-client"), return_exceptions=True
@@ -184,5 +175,3 @@ async def test_a_sidecars_client_gives_no_forbidden_key_up(server: RedisServer) 
             assert isinstance(fine_one, Claim)
             assert fine_one.acquired
             assert len(dedup._namespace.connection.undo) == 0
-    finally:
-        sidecar.stop()

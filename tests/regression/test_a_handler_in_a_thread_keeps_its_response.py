@@ -46,9 +46,8 @@ AsyncWork = Callable[[], Awaitable[None]]
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    server = RedisServer().start()
-    yield server
-    server.stop()
+    with RedisServer() as server:
+        yield server
 
 
 def claimed(dedup: Dedup, work: Work) -> Any:

@@ -1,21 +1,30 @@
-"""A claim that was given up after it was sent held its key for the whole lease, and nobody was told of it."""
+"""A claim without a reply or a caller leaves its key free soon: directly, behind a sidecar, on a Cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import pytest
+import redis
 import uvloop
 
-from fastdedup import BreakerState, Claim, Dedup, InProgressError, UnavailableError
+from fastdedup import BreakerState, Claim, Dedup, InProgressError, LocalLRU, UnavailableError
 from fastdedup import sync as synchronous
-from fastdedup.events import Event
+from fastdedup.events import Conflict, Event, UndoOverflow
+from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..servers import RedisServer
+from ..sidecar.conftest import Serve, serve  # noqa: F401 -- a fixture
+from ..sidecars import Sidecar
+from ..topologies import ClusterGroup
+
+# A claim that was given up after it was sent held its key for the whole lease, and nobody was told of it.
+
 
 WaitUntil = Callable[..., Any]
 Ask = Callable[[Dedup, str], Awaitable[Any]]
@@ -218,3 +227,262 @@ async def test_a_forked_child_leaves_what_was_given_up_to_its_parent(
         _, status = await asyncio.to_thread(os.waitpid, child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         await both.taken("k")
+
+
+# A claim was given up in a freeze, the server executed it afterwards, and its key was held for nobody.
+
+
+PATIENCE = 0.3
+LEASE = 600
+"""Seconds: what is not undone stays."""
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@asynccontextmanager
+async def frozen(server: RedisServer, **options: Any) -> AsyncIterator[Dedup]:
+    """A gate that knows its server well, which is frozen now."""
+    async with Dedup(server.url, **{"namespace": "t", "timeout": PATIENCE, **options}) as dedup:
+        await dedup.claim("warm", lease=LEASE)
+        server.freeze()
+        yield dedup
+
+
+async def give_up(dedup: Dedup, *keys: str) -> list[UnavailableError]:
+    errors = await asyncio.gather(*(ask(dedup, key) for key in keys), return_exceptions=True)
+    assert all(isinstance(error, UnavailableError) for error in errors)
+    return errors  # type: ignore[return-value]
+
+
+async def ask(dedup: Dedup, key: str, **options: Any) -> Claim:
+    return await dedup.claim(key, lease=LEASE, **options)
+
+
+def waiting(dedup: Dedup) -> int:
+    return len(dedup._namespace.connection.undo)
+
+
+def states(server: RedisServer) -> dict[str, str]:
+    """Return the state of each record."""
+    with server.client() as raw:
+        return {key.decode()[3:]: chr(raw.getrange(key, 1, 1)[0]) for key in raw.keys("t:=*")}  # type: ignore[union-attr]
+
+
+async def undone(server: RedisServer, dedup: Dedup, wait_until: WaitUntil) -> dict[str, str]:
+    """Thaw; return the records once nothing is left to be undone."""
+    server.thaw()
+    await wait_until(lambda: waiting(dedup) == 0, description="all is undone")
+    return {key: state for key, state in states(server).items() if key != "warm"}
+
+
+async def test_thousands_that_were_given_up_are_released(server: RedisServer, wait_until: WaitUntil) -> None:
+    """More than one batch, and more than one look."""
+    async with frozen(server) as dedup:
+        await give_up(dedup, *(f"k{n}" for n in range(3000)))
+        left = await undone(server, dedup, wait_until)
+        assert set(left.values()) <= {"R"}
+
+
+async def test_a_claim_that_the_policy_granted_is_kept(server: RedisServer, wait_until: WaitUntil) -> None:
+    """Its owner is the one that the store knows, too."""
+    policy = LocalLRU()
+    async with frozen(server, on_unavailable=policy) as dedup:
+        claim = await ask(dedup, "k")
+        assert (claim.acquired, claim.degraded, waiting(dedup)) == (True, True, 0)
+        await undone(server, dedup, wait_until)
+        await wait_until(lambda: policy.lines == 0, description="the record is in the store")
+        assert states(server)["k"] == "P"
+        assert not (await ask(dedup, "k")).acquired
+        await claim.complete("done")
+
+
+async def test_what_the_policy_gave_to_another_is_undone(server: RedisServer, wait_until: WaitUntil) -> None:
+    """The first caller went away; the second has the key by the policy, and the store executes the first."""
+    policy, events = LocalLRU(), list[Event]()
+    async with frozen(server, on_unavailable=policy, on_event=events.append) as dedup:
+        first = asyncio.create_task(ask(dedup, "k"))
+        engine = dedup._namespace.connection.engine
+        assert engine is not None
+        await wait_until(lambda: engine.in_flight > 0, description="it was sent")
+        first.cancel()
+        second = await ask(dedup, "k", owner="second")
+        assert (second.acquired, second.degraded) == (True, True)
+        await undone(server, dedup, wait_until)
+        await wait_until(lambda: policy.lines == 0, description="the record is in the store")
+        # Where the first was found before it was released, the second is lost, and was told so by an event.
+        lost = any(isinstance(event, Conflict) and event.ours == "second" for event in events)
+        assert states(server)["k"] == ("R" if lost else "P")
+
+
+async def test_closing_undoes_what_is_left(server: RedisServer) -> None:
+    async with frozen(server, timeout=2.0) as dedup:  # so long closing tries, which a busy machine may need
+        await give_up(dedup, *(f"k{n}" for n in range(600)))
+        server.thaw()
+    assert {state for key, state in states(server).items() if key != "warm"} <= {"R"}
+
+
+async def test_closing_does_not_wait_for_a_frozen_server(server: RedisServer) -> None:
+    async with frozen(server) as dedup:
+        await give_up(dedup, *(f"k{n}" for n in range(600)))
+        started = time.monotonic()
+    assert time.monotonic() - started < 10 * PATIENCE
+
+
+async def test_the_oldest_is_dropped_with_an_event(server: RedisServer, wait_until: WaitUntil) -> None:
+    events: list[Event] = []
+    async with frozen(server, on_event=events.append) as dedup:
+        dedup._namespace.connection.undo._most = 2
+        await give_up(dedup, "a", "b", "c")
+        assert [event.key for event in events if isinstance(event, UndoOverflow)] == ["a"]
+        assert await undone(server, dedup, wait_until) == {"a": "P", "b": "R", "c": "R"}
+
+
+# As `test_given_up_claims.py`, of claims that go through a sidecar or to a Cluster.
+
+
+SHORT, LONG = 0.15, 5.0
+TIMEOUTS = pytest.mark.parametrize(
+    ("own", "its"), [(SHORT, LONG), (LONG, SHORT)], ids=["the gate gives up", "the sidecar gives up"]
+)
+
+
+@asynccontextmanager
+async def behind_a_sidecar(server: RedisServer, own: float, its: float) -> AsyncIterator[tuple[Dedup, Dedup]]:
+    """A gate with one deadline before a sidecar with another, and a gate that nobody cuts off."""
+    sidecar = Sidecar(server.url, timeout=its)
+    await asyncio.to_thread(sidecar.start)
+    try:
+        async with (
+            Dedup(sidecar.url, namespace="t", timeout=own) as dedup,
+            Dedup(server.url, namespace="t", timeout=LONG) as other,
+        ):
+            await asyncio.gather(dedup.get("warm"), other.get("warm"))
+            yield dedup, other
+    finally:
+        await asyncio.to_thread(sidecar.stop)
+
+
+async def taken(other: Dedup, wait_until: WaitUntil, key: str) -> None:
+    async def acquired() -> bool:
+        return (await other.claim(key)).acquired
+
+    await wait_until(acquired, description=f"another caller acquires {key}", deadline=SOON)
+
+
+@TIMEOUTS
+async def test_a_claim_through_a_sidecar_is_undone(
+    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, own: float, its: float
+) -> None:
+    async with behind_a_sidecar(redis_server, own, its) as (dedup, other):
+        with redis_server.frozen():
+            for ask in (dedup.claim("k"), dedup.claim_many(["a", "b"])):
+                with pytest.raises(UnavailableError) as info:
+                    await ask
+                assert info.value.owner
+        for key in ("k", "a", "b"):
+            await taken(other, wait_until, key)
+
+
+@TIMEOUTS
+async def test_what_its_owner_asked_for_again_is_not_undone_through_a_sidecar(
+    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, own: float, its: float
+) -> None:
+    async with behind_a_sidecar(redis_server, own, its) as (dedup, other):
+        with redis_server.frozen(), pytest.raises(UnavailableError) as info:
+            await dedup.claim("k")
+        claim = await wait_until(lambda: claimed(dedup, info.value.owner), description="it is claimed")
+        # The sidecar has a list of its own. What it has looked at twice, it has done with.
+        undo = dedup._namespace.connection.undo
+        await wait_until(lambda: not len(undo), description="nothing is left to be undone")
+        for key in ("x", "y"):
+            with redis_server.frozen(), pytest.raises(UnavailableError):
+                await dedup.claim(key)
+            await taken(other, wait_until, key)
+        assert not (await other.claim("k")).acquired
+        await claim.complete("done")
+
+
+async def claimed(dedup: Dedup, owner: str | None) -> Any:
+    with suppress(UnavailableError):
+        return await dedup.claim("k", owner=owner)
+
+
+def frees_soon(server: RedisServer, key: str) -> bool:
+    """Ask as another caller until the key is acquired."""
+
+    async def ask() -> bool:
+        async with Dedup(server.url, namespace="fastdedup", timeout=LONG) as other:
+            loop = asyncio.get_running_loop()
+            ends = loop.time() + SOON
+            while loop.time() < ends:
+                if (await other.claim(key)).acquired:
+                    return True
+            return False
+
+    return asyncio.run(ask())
+
+
+def test_a_claim_over_resp_is_undone(redis_url: str, redis_server: RedisServer, serve: Serve) -> None:  # noqa: F811
+    sidecar = serve(redis_url, timeout=SHORT)
+    with redis.Redis(unix_socket_path=sidecar.path) as client:
+        client.execute_command("FD.CLAIM", "warm")
+        with redis_server.frozen(), pytest.raises(redis.ResponseError, match="UNAVAILABLE"):
+            client.execute_command("FD.CLAIM", "k")
+    assert frees_soon(redis_server, "k")
+
+
+def test_a_claim_over_http_is_undone(redis_url: str, redis_server: RedisServer, serve: Serve) -> None:  # noqa: F811
+    with serve(redis_url, timeout=SHORT).http() as http:
+        http.post("/v1/claims", json={"key": "warm"})
+        with redis_server.frozen():
+            for path, body in (
+                ("/v1/claims", {"key": "k"}),
+                ("/v1/batch", [{"op": "claim", "key": "b"}]),
+            ):
+                assert "unavailable" in http.post(path, json=body).text
+    for key in ("k", "b"):
+        assert frees_soon(redis_server, key)
+
+
+def test_a_client_that_names_its_owner_keeps_the_key(
+    redis_url: str,
+    redis_server: RedisServer,
+    serve: Serve,  # noqa: F811
+) -> None:
+    with serve(redis_url, timeout=SHORT).http() as http:
+        http.post("/v1/claims", json={"key": "warm"})
+        with redis_server.frozen():
+            assert http.post("/v1/claims", json={"key": "k", "owner": "w1"}).status_code == 503
+        assert not frees_soon(redis_server, "k")
+        assert http.post("/v1/claims", json={"key": "k", "owner": "w1"}).status_code == 201
+
+
+@contextmanager
+def cluster() -> Iterator[ClusterGroup]:
+    with ClusterGroup() as group:
+        yield group
+
+
+async def test_a_claim_on_a_cluster_is_undone(wait_until: WaitUntil) -> None:
+    """One node hangs, shorter than its replica waits before it takes over."""
+    with cluster() as group:
+        async with (
+            Dedup(group.url, namespace="t", timeout=SHORT) as dedup,
+            Dedup(group.url, namespace="t", timeout=LONG) as other,
+        ):
+            await asyncio.gather(dedup.get("k"), other.get("k"))
+            node = group.owner(slot_of(b"t:=k"))
+            node.freeze()
+            try:
+                for ask in (dedup.claim("k"), dedup.claim_many(["k", "b"], wait=0.0)):
+                    with pytest.raises(UnavailableError) as info:
+                        await ask
+                    assert info.value.owner
+            finally:
+                node.thaw()
+            for key in ("k", "b"):
+                await taken(other, wait_until, key)

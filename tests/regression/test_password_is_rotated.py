@@ -51,31 +51,20 @@ class Servers:
 
 @contextmanager
 def single() -> Iterator[Servers]:
-    server = RedisServer().start()
-    try:
+    with RedisServer() as server:
         yield Servers(server.url, [server.client])
-    finally:
-        server.stop()
 
 
 @contextmanager
 def sentinels() -> Iterator[Servers]:
-    group = SentinelGroup()
-    try:
-        group.start()
+    with SentinelGroup() as group:
         yield Servers(group.url, [member.client for member in group.data])
-    finally:
-        group.stop()
 
 
 @contextmanager
 def cluster() -> Iterator[Servers]:
-    group = ClusterGroup(replicas=0)
-    try:
-        group.start()
+    with ClusterGroup(replicas=0) as group:
         yield Servers(group.url, [member.client for member in group.members])
-    finally:
-        group.stop()
 
 
 @pytest.fixture(scope="module", params=[single, sentinels, cluster])

@@ -33,9 +33,8 @@ PASSWORD = "s3cret"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    server = RedisServer(password=PASSWORD).start()
-    yield server
-    server.stop()
+    with RedisServer(password=PASSWORD) as server:
+        yield server
 
 
 @pytest.fixture

@@ -1,0 +1,242 @@
+"""Each caller has keys of its own, and a caller without a name has none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import flask
+import httpx
+import pytest
+from django.test import AsyncClient, Client
+from fastapi import FastAPI, Header
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from fastdedup import Claim, Dedup
+from fastdedup.integrations import asgi, wsgi
+from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header
+from fastdedup.integrations.fastapi import Claimed, Idempotency, everyone
+from fastdedup.sync import Dedup as SyncDedup
+
+from ..integrations import django_project as django_project  # sets Django up
+from ..integrations.django_inside import SETTINGS
+from ..integrations.django_shop import Desk, open_shop
+
+# A request whose caller is unknown is refused, and not taken for every other unknown caller. The first
+# unknown caller's response was replayed to all others: None was a principal like any other.
+
+
+KEY = {"Idempotency-Key": "k"}
+UNKNOWN = [{}, {"x-user": ""}]
+"""The headers of a caller without a name."""
+
+
+def user(request: Any) -> str | None:
+    return request.header("x-user")  # type: ignore[no-any-return]
+
+
+async def account(x_user: Annotated[str | None, Header()] = None) -> str | None:
+    return x_user
+
+
+PRINCIPALS = [user, asgi.by_header("x-user")]
+
+
+def assert_refused(status: int, body: bytes) -> None:
+    assert status == 400
+    assert json.loads(body)["type"] == "urn:fastdedup:problem:principal-required"
+
+
+async def assert_named_callers_only(visitor: httpx.AsyncClient, runs: list[Any]) -> None:
+    for headers in UNKNOWN:
+        answer = await visitor.post("/", headers={**KEY, **headers})
+        assert_refused(answer.status_code, answer.content)
+    assert not runs
+    assert (await visitor.post("/")).is_success
+    assert (await visitor.post("/", headers={**KEY, "x-user": "ann"})).is_success
+
+
+@pytest.mark.parametrize("principal", PRINCIPALS)
+async def test_asgi_refuses_a_caller_without_a_name(principal: Any, redis_url: str) -> None:
+    runs = []
+
+    async def order(request: Any) -> PlainTextResponse:
+        runs.append(request)
+        return PlainTextResponse("done")
+
+    dedup = Dedup(redis_url, namespace="t")
+    app = asgi.IdempotencyMiddleware(
+        Starlette(routes=[Route("/", order, methods=["POST"])]), dedup, principal=principal
+    )
+    async with dedup, client(app) as visitor:
+        await assert_named_callers_only(visitor, runs)
+
+
+@pytest.mark.parametrize("principal", PRINCIPALS)
+def test_wsgi_refuses_a_caller_without_a_name(principal: Any, redis_url: str) -> None:
+    runs = []
+    shop = flask.Flask("shop")
+    shop.post("/")(lambda: runs.append(1) or "done")  # type: ignore[func-returns-value]
+    with SyncDedup(redis_url, namespace="t") as dedup:
+        shop.wsgi_app = wsgi.IdempotencyMiddleware(  # type: ignore[method-assign]
+            shop.wsgi_app, dedup, principal=principal
+        )
+        visitor = shop.test_client()
+        for headers in UNKNOWN:
+            answer = visitor.post("/", headers={**KEY, **headers})
+            assert_refused(answer.status_code, answer.data)
+        assert not runs
+        assert visitor.post("/").status_code == 200
+        assert visitor.post("/", headers={**KEY, "x-user": "ann"}).status_code == 200
+
+
+async def test_fastapi_refuses_a_caller_without_a_name(redis_url: str) -> None:
+    runs = []
+    dedup = Dedup(redis_url, namespace="t")
+    app = FastAPI()
+    Idempotency(app, dedup)
+
+    @app.post("/")
+    async def order(claim: Annotated[Claim | None, Claimed(principal=account)]) -> None:
+        runs.append(claim)
+
+    @app.post("/shared")
+    async def shared(claim: Annotated[Claim | None, Claimed(principal=everyone)]) -> None: ...
+
+    async with dedup, client(app) as visitor:
+        await assert_named_callers_only(visitor, runs)
+        answers = [await visitor.post("/shared", headers=KEY) for _ in range(2)]
+    assert "idempotency-replayed" in answers[1].headers
+
+
+@pytest.mark.parametrize("principal", ["fastdedup.integrations.django.by_user", *PRINCIPALS])
+def test_django_refuses_a_caller_without_a_name(principal: Any, redis_url: str) -> None:
+    from ..integrations.django_shop import SETTINGS
+
+    with open_shop(
+        ROOT_URLCONF="tests.integrations.django_api",
+        MIDDLEWARE=[*SETTINGS["MIDDLEWARE"], "fastdedup.integrations.django.IdempotencyMiddleware"],
+        FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0},
+        FASTDEDUP_HTTP={"principal": principal},
+    ) as desk:
+        visitor = Client()
+        for headers in UNKNOWN:
+            answer = visitor.post("/sync/ok", headers={**KEY, **headers})
+            assert_refused(answer.status_code, answer.content)
+        assert not desk.orders
+        visitor.get("/in/ann")
+        assert visitor.post("/sync/ok", headers={**KEY, "x-user": "ann"}).status_code == 201
+
+
+def client(app: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop.test")
+
+
+# A framework that authenticates inside of the view never replays one caller's response to another. REST
+# Framework and Ninja did: the principal was asked before they authenticated, and found nobody for
+# everybody.
+
+
+REPLAYED = "Idempotency-Replayed"
+
+
+@pytest.fixture
+def desk(redis_url: str) -> Iterator[Desk]:
+    with open_shop(**SETTINGS, FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0}) as desk:
+        yield desk
+
+
+def post(url: str, token: str | None = None, item: str = "tea", key: str | None = "k") -> Any:
+    scheme = "Token" if url.startswith("/drf") else "Bearer"
+    headers = {} if token is None else {"Authorization": f"{scheme} {token}"}
+    headers |= {} if key is None else {"Idempotency-Key": key}
+    client = Client(raise_request_exception=False)
+    return client.post(url, json.dumps({"item": item}), content_type="application/json", headers=headers)
+
+
+async def apost(url: str, token: str | None) -> Any:
+    headers = {"Idempotency-Key": "k"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
+    return await AsyncClient().post(url, b"{}", content_type="application/json", headers=headers)
+
+
+DRF = ["/drf/view", "/drf/parsed", "/drf/lazy", "/drf/function", "/drf/orders/", "/drf/orders/7/refund/"]
+
+
+@pytest.mark.parametrize("url", DRF)
+def test_each_user_of_rest_framework_has_their_own_key(url: str, desk: Desk) -> None:
+    ann, again, bob, nobody = (post(url, token) for token in ("ann's", "ann's", "bob's", None))
+    assert [ann.status_code, again.status_code, bob.status_code] == [201, 201, 201]
+    assert [ann.content, again.content, bob.content] == [b'{"order":1}', b'{"order":1}', b'{"order":2}']
+    assert (ann.get(REPLAYED), again.get(REPLAYED), bob.get(REPLAYED)) == (None, "true", None)
+    assert_no_principal(nobody)
+
+
+def test_a_decorated_dispatch_of_rest_framework_refuses(desk: Desk) -> None:
+    for token in ("ann's", "bob's", None):
+        assert_no_principal(post("/drf/outside", token))
+    assert post("/drf/outside", "ann's", key=None).status_code == 201
+
+
+def test_the_middleware_in_front_of_rest_framework_refuses(redis_url: str) -> None:
+    with open_shop(
+        **{**SETTINGS, "MIDDLEWARE": ["fastdedup.integrations.django.IdempotencyMiddleware"]},
+        FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0},
+        FASTDEDUP_HTTP={"principal": "fastdedup.integrations.django.by_user"},
+    ) as desk:
+        for token in ("ann's", "bob's", None):
+            assert_no_principal(post("/drf/view", token))
+        assert not desk.orders
+
+
+def test_a_wrong_token_is_told_by_rest_framework(desk: Desk) -> None:
+    post("/drf/view", "ann's")
+    assert post("/drf/view", "eve's").status_code == 403
+    assert post("/drf/lazy", "eve's").status_code == 403
+
+
+def test_each_caller_of_ninja_has_their_own_key(desk: Desk) -> None:
+    ann, again, bob = (post("/ninja/orders", token) for token in ("ann's", "ann's", "bob's"))
+    assert [ann.json(), again.json(), bob.json()] == [{"order": 1}, {"order": 1}, {"order": 2}]
+    assert (ann.get(REPLAYED), again.get(REPLAYED), bob.get(REPLAYED)) == (None, "true", None)
+    assert [post("/ninja/orders", token).status_code for token in ("eve's", None)] == [401, 401]
+    assert_no_principal(post("/ninja/open", "ann's"))
+
+
+async def test_each_caller_of_an_async_operation_has_their_own_key(desk: Desk) -> None:
+    ann, again, bob, nobody = [
+        await apost("/ninja/async", token) for token in ("ann's", "ann's", "bob's", None)
+    ]
+    assert [ann.json(), again.json(), bob.json()] == [{"order": 1}, {"order": 1}, {"order": 2}]
+    assert again[REPLAYED] == "true"
+    assert nobody.status_code == 401
+
+
+def assert_no_principal(answer: Any) -> None:
+    assert answer.status_code == 400
+    assert answer.json()["type"] == "urn:fastdedup:problem:principal-required"
+
+
+# A request with two X-Api-Key headers got its key under the first one, where its application may take the
+# last.
+
+
+async def order(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(f"an order of {dict(request.scope['headers'])[b'x-api-key'].decode()}")
+
+
+@pytest.mark.parametrize("names", [["bob", "ann"], ["ann", "bob"], ["ann", "ann"], ["ann", ""], ["", "ann"]])
+async def test_a_header_given_twice_names_nobody(names: list[str]) -> None:
+    async with Dedup() as dedup:
+        inner = Starlette(routes=[Route("/orders", order, methods=["POST"])])
+        app = IdempotencyMiddleware(inner, dedup, principal=by_header("X-Api-Key"))
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop.test")
+        async with client:
+            key = ("Idempotency-Key", "k")
+            await client.post("/orders", headers=[key, ("X-Api-Key", "ann")])
+            refused = await client.post("/orders", headers=[key, *(("X-Api-Key", name) for name in names)])
+    assert refused.status_code == 400
+    assert refused.json()["type"] == "urn:fastdedup:problem:principal-required"

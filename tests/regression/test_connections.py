@@ -1,0 +1,252 @@
+"""Connections to Redis that are given up, cut or refused."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import re
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import uvloop
+from redis.asyncio.connection import AbstractConnection
+
+from fastdedup import BreakerState, Dedup, Outcome, UnavailableError
+from fastdedup.events import BreakerClosed, BreakerOpened, Event
+from fastdedup.stores.redis.connection import RedisConnection
+from fastdedup.stores.redis.reconnect import check_single, dial
+from fastdedup.stores.redis.scripts import pack
+from fastdedup.stores.redis.url import ServerURL
+
+from ..servers import RedisServer, free_port
+from ..topologies import ClusterGroup, Pair, SentinelGroup
+
+# What lay in the system's send queue reached the server after its connection was given up, and was
+# executed.
+
+
+WaitUntil = Callable[..., Any]
+SIOCOUTQ = 0x5411
+"""Linux: how many bytes the other side has not acknowledged."""
+SIZE = 1024 * 1024
+"""Bytes: more than the window of a connection that is new, less than the system keeps for sending."""
+
+
+@pytest.fixture
+def tcp() -> Iterator[tuple[RedisServer, str]]:
+    port = free_port()
+    with RedisServer("--port", str(port)) as server:
+        yield server, f"redis://127.0.0.1:{port}/0"
+
+
+def unacknowledged(connection: RedisConnection) -> int:
+    sock = connection._transport.get_extra_info("socket")
+    answer = fcntl.ioctl(sock.fileno(), SIOCOUTQ, bytes(4))
+    return int(struct.unpack("i", answer)[0])
+
+
+def connections(raw: Any) -> int:
+    return sum(client["addr"].startswith("127.0.0.1") for client in raw.client_list())
+
+
+async def test_a_connection_that_is_given_up_sends_nothing_more(
+    tcp: tuple[RedisServer, str], wait_until: WaitUntil
+) -> None:
+    """A command, larger than a frozen server's socket takes, is cut off there: so it is never executed."""
+    server, url = tcp
+    connection = await dial(ServerURL.of(url), 5.0, None, check_single)
+    with server.client() as raw:
+        number = connections(raw)
+        server.freeze()
+        connection.call(pack("SET", "late", b"x" * SIZE, "PX", 60_000), lambda reply: None)
+        await wait_until(
+            lambda: connection._transport.get_write_buffer_size() == 0, description="it was sent"
+        )
+        assert unacknowledged(connection) > 0, "else this test would test nothing"
+        connection.abort("given up")
+        await connection._gone  # the socket is closed a turn later
+        server.thaw()
+        await wait_until(lambda: connections(raw) < number, description="the server has ended the connection")
+        assert raw.dbsize() == 0
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+async def test_a_connection_that_has_ended_can_be_given_up(
+    tcp: tuple[RedisServer, str], make_loop: Any
+) -> None:
+    """The server has closed it meanwhile: its socket is no more."""
+    _, url = tcp
+
+    async def give_up_twice() -> None:
+        connection = await dial(ServerURL.of(url), 5.0, None, check_single)
+        connection.abort("given up")
+        await connection._gone
+        connection.abort("given up again")
+
+    def in_a_loop() -> None:
+        with asyncio.Runner(loop_factory=make_loop) as runner:
+            runner.run(give_up_twice())
+
+    await asyncio.to_thread(in_a_loop)
+
+
+# A connection that is cut off while redis-py shakes hands is an outage, also by uvloop's own error.
+
+
+CLOSED = "unable to perform operation on <UnixTransport closed=True>; the handler is closed"
+
+
+async def test_a_claim_is_unavailable(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def cut(connection: Any) -> None:
+        raise RuntimeError(CLOSED)
+
+    async with Dedup(redis_url, namespace="shop", timeout=5.0) as direct:
+        owner = await direct.claim("key")
+        async with Dedup(redis_url, namespace="shop", timeout=5.0) as dedup:
+            with monkeypatch.context() as patch:
+                patch.setattr(AbstractConnection, "connect", cut)
+                # The one that waits subscribes by a connection of its own; without news it looks again.
+                assert (await dedup.claim("key", wait=0.2)).outcome is Outcome.IN_PROGRESS
+        with monkeypatch.context() as patch:
+            patch.setattr(AbstractConnection, "connect", cut)
+            with pytest.raises(UnavailableError, match="Redis at"):
+                async with Dedup(redis_url, namespace="shop", timeout=0.2) as away:
+                    await away.claim("key")
+        await owner.release()
+
+
+# A login that lost rights made the breaker flap: its probe tried another write than claims do, one that was
+# allowed. It opened and closed 24 times a second, and each time some callers asked the server in vain.
+
+
+ALL = ("on", ">pw", "~*", "&*", "+@all")
+RIGHTS = re.compile(
+    r"The user needs `([^`]+)` on\n`<namespace>:\*` and the channel `([^`]+)`; also (.+?), where used",
+    re.DOTALL,
+)
+
+
+class Site:
+    """Servers with a user whose rights can change while it is connected."""
+
+    def __init__(self, url: str, clients: list[Callable[[], redis.Redis]], **settings: Any) -> None:
+        self.url = url.replace("://", "://app:pw@")
+        self.settings = settings
+        self._clients = clients
+
+    def set(self, *rules: str) -> None:
+        for make in self._clients:
+            with make() as raw:
+                raw.execute_command("ACL", "SETUSER", "app", *rules)
+
+    def refused(self) -> int:
+        """How many calls of scripts were refused, or ended in an error."""
+        calls = 0
+        for make in self._clients:
+            with make() as raw:
+                stats = raw.info("commandstats").get("cmdstat_evalsha", {})
+            calls += stats.get("rejected_calls", 0) + stats.get("failed_calls", 0)
+        return calls
+
+
+@contextmanager
+def single() -> Iterator[Site]:
+    with RedisServer() as server:
+        yield Site(server.url, [server.client])
+
+
+@contextmanager
+def with_a_replica() -> Iterator[Site]:
+    with Pair() as pair:
+        yield Site(pair.url, [pair.primary.client], replicas=1)
+
+
+@contextmanager
+def sentinels() -> Iterator[Site]:
+    with SentinelGroup() as group:
+        yield Site(group.url, [member.client for member in group.data])
+
+
+@contextmanager
+def cluster() -> Iterator[Site]:
+    with ClusterGroup(replicas=0) as group:
+        yield Site(group.url, [member.client for member in group.members])
+
+
+@pytest.fixture(scope="module")
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    with request.param() as site:
+        yield site
+
+
+@pytest.mark.parametrize(
+    ("site", "lost"),
+    [
+        (single, "-evalsha -eval"),
+        (single, "-set"),
+        (single, "-time"),
+        (with_a_replica, "-set"),
+        (sentinels, "-evalsha -eval"),
+        (cluster, "-set"),
+    ],
+    indirect=["site"],
+)
+async def test_the_breaker_stays_open_until_the_rights_are_back(
+    site: Site, lost: str, wait_until: WaitUntil
+) -> None:
+    """Whatever callers do meanwhile; then it closes within a second."""
+    events: list[Event] = []
+    site.set(*ALL)
+    async with Dedup(site.url, namespace="t", timeout=5.0, on_event=events.append, **site.settings) as dedup:
+        await dedup.claim(f"before {lost}")
+        site.set(*lost.split())
+
+        async def is_refused() -> bool:
+            with suppress(UnavailableError):
+                await dedup.claim(lost)
+            return dedup.breaker is not BreakerState.CLOSED
+
+        await wait_until(is_refused, description="the breaker opens")
+        so_far = site.refused()
+
+        async def was_probed() -> bool:
+            await is_refused()
+            return site.refused() >= so_far + 4
+
+        await wait_until(was_probed, description="some probes are refused")
+        told = [type(event) for event in events if isinstance(event, BreakerOpened | BreakerClosed)]
+        assert told == [BreakerOpened]
+        site.set(*ALL)
+        await wait_until(
+            lambda: dedup.breaker is BreakerState.CLOSED, description="the rights are back", deadline=2.0
+        )
+        assert (await dedup.claim(lost)).acquired
+
+
+async def test_the_rights_of_the_page_are_enough(wait_until: WaitUntil) -> None:
+    """To find out that an outage is over, too: nothing else is asked for then."""
+    page = (Path(__file__).parents[2] / "docs" / "redis.md").read_text(encoding="utf-8")
+    found = RIGHTS.search(page)
+    assert found, "the page has another wording"
+    commands = [f"+{name.lower()}" for name in found[1].split()]
+    with RedisServer() as server:
+        site = Site(server.url, [server.client])
+        site.set("on", ">pw", "~shop:*", "resetchannels", f"&{found[2]}", "-@all", *commands, "+select")
+        async with Dedup(site.url, namespace="shop", timeout=0.2) as dedup:
+            claim = await dedup.claim("key")
+            with server.frozen():
+
+                async def is_away() -> bool:
+                    with suppress(UnavailableError):
+                        await dedup.claim("another")
+                    return dedup.breaker is BreakerState.OPEN
+
+                await wait_until(is_away, description="the breaker opens")
+            await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="Redis answers")
+            await claim.complete("done")
+            assert (await dedup.claim("key")).result == "done"

@@ -1,0 +1,362 @@
+"""No key is held for nobody: not by a late copy of a claim, by a batch that failed, or by a lost lease's renewal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route as Path
+
+from fastdedup import BreakerState, Claim, ClaimLostError, Dedup, InProgressError, UnavailableError
+from fastdedup.events import Event, UndoOverflow
+from fastdedup.gate.undo import UndoList
+from fastdedup.integrations import asgi
+from fastdedup.protocol.ledger_forms import LedgerForm
+from fastdedup.protocol.ledgers import FOREVER_MS, FirstOp, LedgerTerms, SeenOp
+from fastdedup.protocol.operations import ClaimOp, Code, IssueOp, Mode, Op, ReadOp, Reply, Stored, terms
+from fastdedup.protocol.owners import draw_owner
+from fastdedup.stores.memory import MemoryStore
+
+from ..proxy import Fate, Proxy, proxied
+from ..servers import RedisServer
+
+# Fault: a claim that a proxy held back, and passed on after the release, took the key for nobody. The claim
+# had been sent again meanwhile, so its owner had worked and released the key. The late copy acquired it for
+# the same owner, who was gone, and the key was held until the lease ended. The same for a claim that was
+# given up: it was looked for twice within a second, and not again.
+
+
+WaitUntil = Callable[..., Any]
+LEASE = 60.0
+SOON = 3.0
+EACH_CALL = 3
+"""Sendings of one call whose connection is cut each time, before it fails or looks again."""
+
+
+async def claim(dedup: Dedup) -> None:
+    await (await dedup.claim("key", lease=LEASE)).release()
+
+
+async def claim_and_wait(dedup: Dedup) -> None:
+    await (await dedup.claim("key", lease=LEASE, wait=5.0)).release()
+
+
+async def claim_many(dedup: Dedup) -> None:
+    for each in await dedup.claim_many(["key"], lease=LEASE, wait=5.0):
+        await each.release()
+
+
+async def lock(dedup: Dedup) -> None:
+    async with dedup.lock("key", lease=LEASE):
+        pass
+
+
+def keep_claims(proxy: Proxy, times: int) -> None:
+    """Keep back the next sendings of a claim."""
+
+    def plan(name: str) -> Fate:
+        return Fate.KEEP if name == "claim" and len(proxy.kept) < times else Fate.PASS
+
+    proxy.follow(plan)
+
+
+@asynccontextmanager
+async def gates(server: RedisServer) -> AsyncIterator[tuple[Proxy, Dedup, Dedup]]:
+    async with (
+        proxied(server) as proxy,
+        Dedup(proxy.url, namespace="t", timeout=1.0) as dedup,
+        Dedup(server.url, namespace="t", timeout=5.0) as other,
+    ):
+        await (await dedup.claim("warm")).release()
+        yield proxy, dedup, other
+
+
+async def is_free_soon(other: Dedup, wait_until: WaitUntil) -> None:
+    async def is_free() -> bool:
+        return (await other.claim("key")).acquired
+
+    await wait_until(is_free, description="the key is free", deadline=SOON)
+
+
+@pytest.mark.parametrize(
+    ("use", "kept"), [(claim, 1), (claim_and_wait, 1), (claim_and_wait, EACH_CALL), (claim_many, EACH_CALL)]
+)
+async def test_a_late_copy_holds_no_key_that_was_released(
+    redis_url: str,
+    redis_server: RedisServer,
+    wait_until: WaitUntil,
+    use: Callable[[Dedup], Awaitable[None]],
+    kept: int,
+) -> None:
+    async with gates(redis_server) as (proxy, dedup, other):
+        keep_claims(proxy, kept)
+        await use(dedup)
+        assert len(proxy.kept) == kept
+        await proxy.deliver()
+        assert not (await other.claim("key")).acquired
+        await is_free_soon(other, wait_until)
+
+
+async def test_a_claim_that_was_sent_once_is_not_watched(redis_url: str) -> None:
+    async with Dedup(redis_url, namespace="t") as dedup:
+        for use in (claim, claim_and_wait, claim_many, lock):
+            await use(dedup)
+        assert not dedup._namespace.connection.undo
+
+
+# What was taken back once was not looked at again, so a copy that came after that stayed: a consumed token was lost
+# for its whole time, and an id for its whole window.
+
+
+def a_claim() -> ClaimOp:
+    return ClaimOp(b"t:=key", terms(Mode.CLAIM, 30_000, 60_000, False), draw_owner(), None)
+
+
+def a_use() -> ClaimOp:
+    return ClaimOp(b"t:>token", terms(Mode.CONSUME, 60_000, 60_000, False), draw_owner(), None)
+
+
+def an_id() -> FirstOp:
+    form = LedgerForm.drawn(capacity=1_000, width=7, window_ms=60_000)
+    return FirstOp(b"t:~l{AAAA}", bytes(7) + b"call\0", LedgerTerms(form, "set", FOREVER_MS))
+
+
+def is_taken(store: MemoryStore, op: ClaimOp | FirstOp) -> bool:
+    if isinstance(op, FirstOp):
+        return store.apply(SeenOp(op.wire, op.entry[:7], op.terms)) is Code.ALREADY
+    found = store.apply(ReadOp(op.wire))
+    return isinstance(found, Stored) and found.state in "PS"
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("make", [a_claim, a_use, an_id])
+async def test_a_copy_that_comes_after_the_taking_back_is_taken_back_as_well(
+    wait_until: WaitUntil, make: Callable[[], ClaimOp | FirstOp]
+) -> None:
+    loop = asyncio.get_running_loop()
+    store, op = MemoryStore(clock=lambda: 1_700_000_000 + loop.time()), make()
+    if make is a_use:
+        store.apply(IssueOp(op.wire, draw_owner(), None, 60_000))
+
+    def submit(sent: Op) -> asyncio.Future[Reply]:
+        reply: asyncio.Future[Reply] = loop.create_future()
+        reply.set_result(store.apply(sent))
+        return reply
+
+    undo = UndoList(submit, lambda event: pytest.fail(f"{event}"))
+    (undo.add_id if isinstance(op, FirstOp) else undo.add)(op)
+    for copy in range(2):
+        store.apply(op)
+        assert is_taken(store, op)
+        await wait_until(lambda: not is_taken(store, op), description=f"copy {copy} is taken back")
+        assert not len(undo)
+    await wait_until(lambda: not undo.all(), description="nobody looks any more", deadline=60.0)
+    assert loop.time() < 60
+
+
+async def test_a_call_takes_no_place_whose_removal_may_come_late() -> None:
+    """The removal of a given-up id arrived late, and removed the id of the call that had taken its place."""
+    lost: list[asyncio.Future[Reply]] = []
+
+    def submit(sent: Op) -> asyncio.Future[Reply]:
+        lost.append(asyncio.get_running_loop().create_future())
+        return lost[-1]
+
+    undo = UndoList(submit, lambda event: None)
+    for asked in (False, True):
+        op, again = an_id(), an_id()
+        again.entry = op.entry[:7] + b"more\0"
+        undo.add_id(op)
+        if asked:
+            looking = asyncio.ensure_future(undo.take_back_id(again))
+            await asyncio.sleep(0)
+            lost.pop().set_exception(UnavailableError("no reply"))
+            with pytest.raises(UnavailableError):
+                await looking
+        mine = again.entry
+        undo.keep_id(again, named=False)
+        assert (again.entry == mine, undo.is_removing(again)) == (asked, asked)
+    await undo.finish(0.0)
+
+
+@pytest.mark.virtual_time
+async def test_what_is_only_watched_makes_room_for_what_is_to_be_taken_back() -> None:
+    told: list[Event] = []
+    never = asyncio.get_running_loop().create_future()
+    undo = UndoList(lambda op: never, told.append, most=3)
+    pending = [a_claim() for _ in range(3)]
+    for op in pending[:2]:
+        undo.add(op)
+    for _ in range(9):
+        undo.watch(a_claim())
+    undo.add(pending[2])
+    assert {owner for _, owner in undo.all()} == {op.owner for op in pending}
+    assert told == []
+    undo.add(a_claim())
+    assert [type(event) for event in told] == [UndoOverflow]
+    await undo.finish(0.0)
+
+
+# A batch that failed as a whole left what it had written before: keys held, and nobody was told of it.
+
+
+@pytest.fixture
+def forbidding(redis_server: RedisServer) -> Any:
+    """Lets Redis refuse SETRANGE: a claimant that asks again for its own claim needs it, a first one does not."""
+    with redis_server.client() as raw:
+
+        def forbid() -> None:
+            raw.execute_command("ACL", "SETUSER", "default", "-setrange")
+
+        yield forbid
+        raw.execute_command("ACL", "SETUSER", "default", "+@all")
+
+
+async def attempts(other: Dedup, keys: list[str], wait_until: WaitUntil) -> list[int]:
+    """Acquire each key as another caller, soon; return how often each was acquired by then."""
+
+    async def acquired(key: str) -> Claim | None:
+        claim = await other.claim(key, lease=60)
+        return claim if claim.acquired else None
+
+    taken = [
+        await wait_until(partial(acquired, key), description=f"another caller acquires {key}", deadline=2.0)
+        for key in keys
+    ]
+    return [claim.attempt for claim in taken]
+
+
+async def test_what_a_failed_batch_had_written_is_undone(
+    redis_url: str, forbidding: Callable[[], None], wait_until: WaitUntil
+) -> None:
+    async with (
+        Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
+        Dedup(redis_url, namespace="t") as other,
+    ):
+        await dedup.claim("held", owner="w1", lease=1)
+        forbidding()
+        # As few as one batch takes: the last of them fails, the others are written before.
+        keys = [f"k{number}" for number in range(10)]
+        asked = [dedup.claim(key, lease=60) for key in keys]
+        answers = await asyncio.gather(
+            *asked, dedup.claim("held", owner="w1", lease=60), return_exceptions=True
+        )
+        assert all(isinstance(answer, UnavailableError) for answer in answers)
+        assert dedup.breaker is BreakerState.CLOSED
+
+        # Written, and undone: each was acquired before.
+        assert await attempts(other, keys, wait_until) == [2] * len(keys)
+
+
+async def test_a_list_in_a_failed_batch_is_undone(
+    redis_url: str, forbidding: Callable[[], None], wait_until: WaitUntil
+) -> None:
+    async with (
+        Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
+        Dedup(redis_url, namespace="t") as other,
+    ):
+        await dedup.claim("held", owner="w1", lease=1)
+        forbidding()
+        with pytest.raises(UnavailableError):
+            await asyncio.gather(dedup.claim_many(["a", "b"]), dedup.claim("held", owner="w1", lease=60))
+        assert await attempts(other, ["a", "b"], wait_until) == [2, 2]
+
+
+# A claim that was lost in an outage, and whose body was stopped, is freed once the store answers. Its
+# renewals lay in the socket of a frozen Redis, and held the key for one lease more when that went on.
+
+
+Freeze = Callable[[], Awaitable[None]]
+SHORT_LEASE = 2.0
+AT_ONCE = 1.0
+"""Seconds in which the key is free again; a renewal would hold it for the whole lease."""
+
+
+async def by_block(dedup: Dedup, work: Freeze) -> None:
+    async with dedup.claim("k", renew=True):
+        await work()
+
+
+async def by_lock(dedup: Dedup, work: Freeze) -> None:
+    async with dedup.lock("k", renew=True):
+        await work()
+
+
+async def by_once(dedup: Dedup, work: Freeze) -> None:
+    @dedup.once(key=lambda: "k", renew=True)
+    async def run() -> None:
+        await work()
+
+    await run()
+
+
+async def by_middleware(dedup: Dedup, work: Freeze) -> None:
+    async def order(request: Any) -> PlainTextResponse:
+        await work()
+        return PlainTextResponse("done")
+
+    app = Starlette(routes=[Path("/orders", order, methods=["POST"])])
+    guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
+    transport = httpx.ASGITransport(guarded)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as client:
+        answer = await client.post("/orders", headers={"idempotency-key": "k"})
+    if answer.status_code == 409:
+        raise InProgressError("in progress", retry_after=0.0)
+    if answer.status_code == 503:
+        raise ClaimLostError("lease-lost", outage=True)
+
+
+@pytest.mark.parametrize("way", [by_block, by_lock, by_once, by_middleware])
+async def test_no_late_renewal_holds_the_key(
+    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, way: Any
+) -> None:
+    async def frozen() -> None:
+        redis_server.freeze()
+        await asyncio.Event().wait()
+
+    ran = []
+
+    async def work() -> None:
+        ran.append("again")
+
+    async with (
+        Dedup(redis_url, namespace="t", timeout=0.2, lease=SHORT_LEASE) as dedup,
+        Dedup(redis_url, namespace="t", lease=SHORT_LEASE) as other,
+    ):
+        try:
+            with pytest.raises(ClaimLostError):
+                await way(dedup, frozen)
+        finally:
+            redis_server.thaw()
+
+        async def runs() -> bool:
+            with suppress(InProgressError):
+                await way(other, work)
+            return bool(ran)
+
+        await wait_until(runs, description="the next owner runs", deadline=AT_ONCE)
+
+
+async def test_a_body_that_ended_well_is_not_made_undone(redis_url: str, redis_server: RedisServer) -> None:
+    """It has swallowed the cancellation: its work may be done, so only the lease's end frees its key."""
+    async with Dedup(redis_url, namespace="t", timeout=0.2, lease=0.6) as dedup:
+
+        async def work() -> None:
+            async with dedup.claim("k", renew=True):
+                redis_server.freeze()
+                with suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+
+        try:
+            with pytest.raises(ClaimLostError):
+                await work()
+        finally:
+            redis_server.thaw()
+        assert not len(dedup._namespace.connection.undo)

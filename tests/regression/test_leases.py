@@ -1,0 +1,361 @@
+"""A lease is as long as it was asked for, and its loss is told as what it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
+from typing import Annotated, Any
+
+import httpx
+import pytest
+import uvloop
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route as Path
+
+from fastdedup import Claim, ClaimLostError, Dedup, Outcome, UnavailableError
+from fastdedup.events import Event, LeaseLost
+from fastdedup.integrations import asgi, wsgi
+from fastdedup.integrations.fastapi import Claimed, Idempotency, everyone
+from fastdedup.integrations.prometheus import watch
+from fastdedup.model import BreakerState
+from fastdedup.protocol.operations import ClaimOp, Mode, RenewOp, Verb, Verdict, terms
+from fastdedup.protocol.owners import draw_owner
+from fastdedup.stores.memory import MemoryStore
+from fastdedup.sync import Dedup as SyncDedup
+from fastdedup.testing import Clock, FakeStore, fake_dedup
+
+from ..servers import RedisServer
+
+# A lease lasts its full length by the store's clock: it ended up to 1 ms early, and two owners overlapped.
+
+
+LEASE_US = 3_000
+
+
+async def test_redis_takes_over_no_claim_before_its_lease_is_over(redis_url: str) -> None:
+    """Both fences are the server's microseconds: of the claim, and of the takeover."""
+    async with Dedup(redis_url, namespace="t") as dedup:
+        for number in range(100):
+            first = await dedup.claim(f"k{number}", lease=LEASE_US / 1_000_000, ttl=60)
+            while not (second := await dedup.claim(f"k{number}", lease=60)).acquired:
+                pass
+            assert second.fence - first.fence >= LEASE_US
+
+
+async def test_redis_gives_a_renewed_lease_its_full_length(redis_url: str) -> None:
+    async with Dedup(redis_url, namespace="t") as dedup:
+        for number in range(50):
+            claim = await dedup.claim(f"k{number}", lease=60, ttl=60)
+            before = (await dedup.claim(f"clock{number}", lease=60)).fence
+            await claim.renew(LEASE_US / 1_000_000)
+            while not (second := await dedup.claim(f"k{number}", lease=60)).acquired:
+                pass
+            assert second.fence - before >= LEASE_US
+
+
+@pytest.mark.parametrize("renews", [False, True])
+async def test_the_memory_store_keeps_a_lease_to_its_end(renews: bool) -> None:
+    """Claimed at nine tenths of a millisecond, asked for a hundredth before the end, and at it."""
+    clock = Clock(1_700_000_000.0009)
+    store = MemoryStore(clock=clock)
+    wanted = terms(Mode.CLAIM, LEASE_US // 1000, 60_000, False)
+    owner = draw_owner()
+
+    async def outcome() -> str:
+        [reply] = await store.execute(Verb.CLAIM, [ClaimOp(b"k", wanted, draw_owner(), None)])
+        assert isinstance(reply, Verdict)
+        return reply.outcome.value
+
+    await store.execute(Verb.CLAIM, [ClaimOp(b"k", wanted, owner, None)])
+    if renews:
+        await store.execute(Verb.RENEW, [RenewOp(b"k", owner, 0, LEASE_US // 1000, 60_000)])
+    clock.advance((LEASE_US - 10) / 1_000_000)
+    assert await outcome() == "in_progress"
+    clock.advance(0.001)
+    assert await outcome() == "acquired"
+
+
+async def test_the_time_left_never_exceeds_the_lease(redis_url: str) -> None:
+    """Also in the millisecond in which it begins."""
+    async with Dedup(redis_url, namespace="t") as dedup:
+        await dedup.claim("k", lease=0.5)
+        found = await dedup.claim("k")
+        assert found.retry_after is not None
+        assert 0.0 < found.retry_after <= 0.5
+
+
+# A renewal believed in its lease for too long where the loop was blocked between the sending and the reply.
+
+
+BLOCKED = 0.6
+LEASE = 0.9
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_the_body_ends_before_the_servers_lease(
+    redis_url: str, redis_server: RedisServer, new_loop: Callable[[], Any]
+) -> None:
+    """The loop is blocked right behind the sending; then Redis hangs, and no renewal succeeds."""
+
+    async def work() -> tuple[float, float]:
+        async with Dedup(redis_url, namespace="t", timeout=0.2) as dedup:
+            await dedup.get("warm")
+            entering = asyncio.ensure_future(enter(dedup))
+            engine = dedup._namespace.connection.engine
+            assert engine is not None
+            while not engine.in_flight:  # noqa: ASYNC110 -- in this very turn
+                await asyncio.sleep(0)
+            sent = time.monotonic()
+            await asyncio.sleep(0)
+            time.sleep(BLOCKED)  # noqa: ASYNC251 -- the fault
+            ended = await entering
+            return sent, ended
+
+    async def enter(dedup: Dedup) -> float:
+        try:
+            async with dedup.claim("k", lease=LEASE, renew=True) as claim:
+                assert claim.acquired
+                redis_server.freeze()
+                await asyncio.Event().wait()
+        except (ClaimLostError, UnavailableError):
+            return time.monotonic()
+        finally:
+            redis_server.thaw()
+        raise AssertionError("the body went on")
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        sent, ended = runner.run(work())
+    assert ended - sent < LEASE + 0.4 < LEASE + BLOCKED
+
+
+async def test_renewal_begins_when_the_claim_was_sent(redis_url: str) -> None:
+    """Also of each claim in a list, and of one that waited."""
+    loop = asyncio.get_running_loop()
+    async with Dedup(redis_url, namespace="t", timeout=5.0) as dedup:
+        await dedup.get("warm")
+        began = loop.time()
+        asked = [
+            asyncio.ensure_future(claim)
+            for claim in (
+                dedup.claim("a", lease=60, renew=True),
+                dedup.claim("b", lease=60, renew=True, wait=1.0),
+                dedup.claim_many(["c", "d"], lease=60, renew=True),
+            )
+        ]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        time.sleep(BLOCKED)  # noqa: ASYNC251 -- the fault
+        a, b, listed = await asyncio.gather(*asked)
+        for claim in (a, b, *listed):
+            assert claim.acquired
+            assert claim._renewal.began < began + BLOCKED / 2
+            assert claim._lease_left() < 60 - BLOCKED / 2
+            await claim.release()
+
+
+# A claim that its owner holds no longer is told of once, whoever finds it. Only a renewal told of it: where
+# the loss was found as the work was recorded, after a process had stood still for longer than its lease, no
+# event, figure or line said that the work may have been done twice.
+
+
+WAYS: list[Callable[[Claim], Awaitable[None]]] = [
+    lambda claim: claim.complete("done"),
+    lambda claim: claim.fail("no"),
+    lambda claim: claim.release(),
+    lambda claim: claim.renew(),
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["complete", "fail", "release", "renew"])
+async def test_each_way_tells_of_it_once(way: Callable[[Claim], Awaitable[None]]) -> None:
+    events: list[Event] = []
+    store = FakeStore()
+    async with fake_dedup(store, namespace="shop", lease=5.0, on_event=events.append) as dedup:
+        claim = await dedup.claim("order:42")
+        store.clock.advance(6)
+        assert (await dedup.claim("order:42")).acquired, "another owner has it"
+        for _ in range(2):
+            with pytest.raises(ClaimLostError):
+                await way(claim)
+        with pytest.raises(ClaimLostError):
+            await claim.complete("done")
+    assert events == [LeaseLost("shop", "order:42", claim.owner, claim.fence)]
+
+
+async def test_the_end_of_its_block_tells_of_it(redis_url: str) -> None:
+    events: list[Event] = []
+    async with Dedup(redis_url, on_event=events.append) as dedup:
+        with pytest.raises(ClaimLostError):
+            async with dedup.claim("order:42"):
+                await dedup.forget("order:42")
+    assert [type(event) for event in events if isinstance(event, LeaseLost)] == [LeaseLost]
+
+
+async def test_the_figures_have_it_and_stand_at_0_before(redis_url: str) -> None:
+    registry = CollectorRegistry()
+    dedup = Dedup(redis_url, namespace="shop")
+    watch(dedup, registry=registry)
+    lost = 'fastdedup_operations_total{namespace="shop",outcome="claim_lost",verb="complete"}'
+
+    def figures() -> list[str]:
+        lines = generate_latest(registry).decode().splitlines()
+        return [line for line in lines if line.startswith((lost, "fastdedup_leases_lost_total "))]
+
+    assert sorted(figures()) == ["fastdedup_leases_lost_total 0.0", f"{lost} 0.0"]
+    async with dedup:
+        claim = await dedup.claim("order:42")
+        await dedup.forget("order:42")
+        with pytest.raises(ClaimLostError):
+            await claim.complete()
+    assert sorted(figures()) == ["fastdedup_leases_lost_total 1.0", f"{lost} 1.0"]
+
+
+async def test_a_crowd_of_lost_responses_is_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """Each of them was a line."""
+    caplog.set_level(logging.WARNING)
+    app = FastAPI()
+    store = FakeStore()
+    dedup = fake_dedup(store, namespace="shop")
+    Idempotency(app, dedup)
+
+    @app.post("/orders")
+    async def order(claim: Annotated[Claim, Claimed(principal=everyone)]) -> int:
+        await dedup.scoped("http").forget(claim.key)
+        return 1
+
+    transport = httpx.ASGITransport(app)
+    async with dedup, httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        for number in range(20):
+            answer = await client.post("/orders", headers={"Idempotency-Key": f"k-{number}"})
+            assert (answer.status_code, answer.json()["type"]) == (409, "urn:fastdedup:problem:claim-lost")
+    told = [record.getMessage() for record in caplog.records if record.name.startswith("fastdedup")]
+    assert [line.startswith("gate 'shop': the lease of 'POST /orders|") for line in told[:5]] == [True] * 5
+    assert [line for line in told if "more of this" in line] == [
+        "gate 'shop': 15 more of this within 60 s: lease lost"
+    ]
+    assert len(told) == 6
+
+
+# A lease that ended in an outage was answered 409, "another request took over", where no other had.
+
+
+KEY = {"Idempotency-Key": "k"}
+SHORT_LEASE = 0.8
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+def problem(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["type"].removeprefix("urn:fastdedup:problem:")
+
+
+async def test_a_request_cut_off_by_an_outage_is_503_and_runs_again(
+    server: RedisServer, wait_until: Callable[..., Awaitable[Any]]
+) -> None:
+    runs = []
+
+    async def order(request: Any) -> PlainTextResponse:
+        runs.append(request)
+        if len(runs) == 1:
+            server.freeze()
+            await asyncio.Event().wait()
+        return PlainTextResponse("done")
+
+    async with Dedup(server.url, timeout=0.3, lease=SHORT_LEASE) as dedup:
+        app = Starlette(routes=[Path("/orders", order, methods=["POST"])])
+        guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone, wait=5.0)
+        transport = httpx.ASGITransport(guarded)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as client:
+            cut_off = await client.post("/orders", headers=KEY)
+            server.thaw()
+            await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="Redis is back")
+            again = await client.post("/orders", headers=KEY)
+    assert problem(cut_off) == (503, "lease-lost")
+    assert cut_off.headers["retry-after"] == "1"
+    assert (again.text, len(runs)) == ("done", 2)
+
+
+def test_a_wsgi_handler_that_stops_in_an_outage_is_503(server: RedisServer) -> None:
+    def shop(environ: Any, start_response: Any) -> Any:
+        claim = wsgi.claim_of(environ)
+        assert claim is not None
+        server.freeze()
+        ends = time.monotonic() + 10.0
+        while not claim.lost and time.monotonic() < ends:
+            time.sleep(0.01)
+        raise ClaimLostError("this handler stops, as its lease is lost")
+
+    with SyncDedup(server.url, timeout=0.3, lease=SHORT_LEASE) as dedup:
+        guarded = wsgi.IdempotencyMiddleware(shop, dedup, principal=wsgi.everyone)
+        with httpx.Client(transport=httpx.WSGITransport(guarded), base_url="http://shop.test") as client:
+            assert problem(client.post("/orders", headers=KEY)) == (503, "lease-lost")
+        server.thaw()
+
+
+@pytest.mark.parametrize("outage", [True, False])
+async def test_the_error_says_whether_the_store_told(server: RedisServer, outage: bool) -> None:
+    async def work(dedup: Dedup) -> None:
+        async with dedup.claim("k", renew=True):
+            if outage:
+                server.freeze()
+            else:
+                await dedup.forget("k")
+            await asyncio.Event().wait()
+
+    async with Dedup(server.url, timeout=0.3, lease=SHORT_LEASE) as dedup:
+        with pytest.raises(ClaimLostError) as lost:
+            await work(dedup)
+        server.thaw()
+    assert lost.value.outage is outage
+
+
+async def test_a_loop_that_was_blocked_beyond_the_lease_met_no_outage(server: RedisServer) -> None:
+    async def work(dedup: Dedup) -> None:
+        async with dedup.claim("k", renew=True):
+            time.sleep(SHORT_LEASE * 1.1)  # noqa: ASYNC251 -- a body that blocks its loop is what is tested
+            await asyncio.Event().wait()
+
+    async with Dedup(server.url, timeout=0.3, lease=SHORT_LEASE) as dedup:
+        with pytest.raises(ClaimLostError) as lost:
+            await work(dedup)
+    assert not lost.value.outage
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_a_synchronous_body_that_ends_after_the_outage_is_recorded(
+    server: RedisServer, overtaken: bool
+) -> None:
+    """A thread is not stopped: its work is done, so the store decides, by the fence, whether that counts."""
+    with (
+        SyncDedup(server.url, namespace="t", timeout=0.3, lease=SHORT_LEASE) as dedup,
+        SyncDedup(server.url, namespace="t", timeout=5.0) as other,
+        pytest.raises(ClaimLostError) if overtaken else nullcontext(),
+        dedup.claim("k", renew=True) as claim,
+    ):
+        server.freeze()
+        until(lambda: claim.lost, "the lease is lost")
+        server.thaw()
+        until(lambda: dedup.breaker is BreakerState.CLOSED, "Redis is back")
+        if overtaken:
+            other.forget("k")
+            assert other.claim("k").acquired
+    with SyncDedup(server.url, namespace="t") as other:
+        expected = Outcome.IN_PROGRESS if overtaken else Outcome.SUCCEEDED
+        assert other.claim("k").outcome is expected
+
+
+def until(predicate: Callable[[], bool], description: str) -> None:
+    ends = time.monotonic() + 10.0
+    while not predicate():
+        assert time.monotonic() < ends, f"waited in vain: {description}"
+        time.sleep(0.01)

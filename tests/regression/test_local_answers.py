@@ -1,0 +1,377 @@
+"""What LocalLRU answers in an outage, and what the store answers meanwhile, contradict each other nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import pytest
+
+from fastdedup import BreakerState, Claim, Dedup, LocalLRU, Outcome
+from fastdedup.events import Conflict, Event, Unreplayed
+from fastdedup.protocol.operations import ClaimOp, Op, Reply
+
+from ..outage.test_reconciliation import site_of
+from ..proxy import proxied
+from ..servers import RedisServer
+from ..sidecars import Sidecar
+from ..stepping import clock_us
+
+# A claim without a reply took the key in the frozen store, from the one to whom LocalLRU had given it
+# meanwhile. The first claimant was told IN_PROGRESS, so nobody held the key there. The journal did not know
+# that claimant, and took it for another process: the live owner lost the key with a Conflict, and a waiting
+# claimant got it beside them.
+
+
+WaitUntil = Callable[..., Awaitable[Any]]
+LONG = 30.0
+"""Seconds that a busy machine may add."""
+
+
+class Site(NamedTuple):
+    """A frozen server, and two gates with one policy: `quick` gives the server up before `patient` does."""
+
+    server: RedisServer
+    quick: Dedup
+    patient: Dedup
+    policy: LocalLRU
+    events: list[Event]
+
+    async def live_owner(self, wait_until: WaitUntil) -> Claim:
+        """Open the breaker of `quick`, and claim the key there: that claim is never sent."""
+        await self.quick.claim("other")
+        await wait_until(lambda: self.quick.breaker is BreakerState.OPEN, description="the breaker is open")
+        owner = await self.quick.claim("k")
+        assert (owner.outcome, owner.degraded) == (Outcome.ACQUIRED, True)
+        return owner
+
+    async def comes_back(self, wait_until: WaitUntil) -> None:
+        self.server.thaw()
+        await wait_until(lambda: not self.policy.lines, description="the store has the policy's records")
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@asynccontextmanager
+async def frozen(server: RedisServer) -> AsyncIterator[Site]:
+    policy, events = LocalLRU(), list[Event]()
+    options: dict[str, Any] = {"namespace": "t", "on_unavailable": policy, "on_event": events.append}
+    async with (
+        Dedup(server.url, timeout=0.1, **options) as quick,
+        Dedup(server.url, timeout=0.5, **options) as patient,
+    ):
+        await asyncio.gather(quick.get("warm"), patient.get("warm"))
+        with server.frozen():
+            yield Site(server, quick, patient, policy, events)
+
+
+async def test_the_owner_keeps_the_key_after_the_thaw(server: RedisServer, wait_until: WaitUntil) -> None:
+    async with frozen(server) as site:
+        lost = asyncio.create_task(site.patient.claim("k"))
+        owner = await site.live_owner(wait_until)
+        assert (await lost).outcome is Outcome.IN_PROGRESS
+        await site.comes_back(wait_until)
+        assert (await site.patient.claim("k")).outcome is Outcome.IN_PROGRESS
+        await owner.complete("done")
+        assert (await site.patient.claim("k")).result == "done"
+        assert not [event for event in site.events if isinstance(event, Conflict)]
+
+
+async def test_a_waiter_gets_no_key_that_is_held(server: RedisServer, wait_until: WaitUntil) -> None:
+    async with frozen(server) as site:
+        waiting = asyncio.create_task(site.patient.claim("k", wait=LONG))
+        owner = await site.live_owner(wait_until)
+        await wait_until(lambda: site.patient.breaker is BreakerState.OPEN, description="its look is lost")
+        await site.comes_back(wait_until)
+        await owner.complete("done")
+        found = await waiting
+        assert (found.outcome, found.result) == (Outcome.SUCCEEDED, "done")
+
+
+async def test_a_lost_claims_result_here_is_no_conflict(server: RedisServer, wait_until: WaitUntil) -> None:
+    async with frozen(server) as site:
+        lost = asyncio.create_task(site.patient.claim("k"))
+        owner = await site.live_owner(wait_until)
+        await owner.complete("done")
+        assert (await lost).result == "done"
+        await site.comes_back(wait_until)
+        assert (await site.patient.claim("k")).result == "done"
+        assert not [event for event in site.events if isinstance(event, Conflict)]
+
+
+async def test_a_cancelled_claim_takes_no_key_from_its_owner(
+    server: RedisServer, wait_until: WaitUntil
+) -> None:
+    async with frozen(server) as site:
+        cancelled = asyncio.create_task(site.quick.claim("k"))
+        engine = site.quick._namespace.connection.running_engine()
+        await wait_until(lambda: engine.in_flight, description="it is sent")
+        cancelled.cancel()
+        owner = await site.live_owner(wait_until)
+        await site.comes_back(wait_until)
+        assert (await site.patient.claim("k")).outcome is Outcome.IN_PROGRESS
+        await owner.complete("done")
+        assert not [event for event in site.events if isinstance(event, Conflict)]
+
+
+# Fault: while a gate closed, the policy of a scope gave its first answer, and no `aclose` ever ended well
+# again. What brings the journals home was looked at one by one, with a wait at each, and there was one more
+# meanwhile.
+
+
+async def test_a_request_under_way_does_not_hinder_the_end() -> None:
+    events: list[Event] = []
+    server = RedisServer()  # which does not run
+    dedup = Dedup(
+        server.url, namespace="shop", timeout=0.1, on_unavailable=LocalLRU(), on_event=events.append
+    )
+    sms = dedup.scoped("sms", on_unavailable=LocalLRU())
+    await dedup.open()
+    await dedup.claim("early")
+    (late, _) = await asyncio.gather(sms.claim("late"), dedup.aclose())
+    assert late.degraded
+    assert not dedup.is_open
+    assert {event.key for event in events if isinstance(event, Unreplayed)} == {"early", "late"}
+    await dedup.open()
+    await dedup.aclose()
+
+
+# In an outage LocalLRU gave away what `get()` had told this process: a key done elsewhere, and a machine's
+# state.
+
+
+MACHINE: dict[str, Any] = {
+    "initial": "new",
+    "transitions": {"new": ("paid",), "paid": ("sent",), "sent": ("back",), "back": ()},
+}
+
+
+async def test_an_outage_forgets_nothing_that_was_read() -> None:
+    server, policy, events = RedisServer().start(), LocalLRU(), list[Event]()
+    try:
+        async with (
+            Dedup(server.url, namespace="t") as other,
+            Dedup(
+                server.url, namespace="t", timeout=0.5, on_unavailable=policy, on_event=events.append
+            ) as dedup,
+        ):
+            orders = other.machine("orders", **MACHINE)
+            await orders.transition("1", to="paid")
+            await orders.transition("1", to="sent")
+            await (await other.claim("done")).complete("result")
+            await other.claim("held")
+            seen = dedup.machine("orders", **MACHINE)
+            await dedup.get("done")
+            await dedup.get("held")
+            await seen.get("1")
+            with server.frozen():
+                done, held = await dedup.claim_many(["done", "held"])
+                moved = await seen.transition("1", to="back", version=2)
+            assert (done.outcome, done.result, done.degraded) == (Outcome.SUCCEEDED, "result", True)
+            assert (held.outcome, held.degraded) == (Outcome.IN_PROGRESS, True)
+            assert (moved.changed, moved.version, moved.degraded) == (True, 3, True)
+        assert not [event for event in events if isinstance(event, Conflict)]
+    finally:
+        server.stop()
+
+
+# A policy's own error, raised while a batch's replies were handed out, left the rest of the batch
+# unanswered.
+
+
+class FaultyPolicy(LocalLRU):
+    """Fails for keys that are called bad: when it hears of a claim, or when it is asked after that."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self._at = at
+        self._heard: set[bytes] = set()
+
+    def saw(self, op: Op, reply: Reply) -> None:
+        if b"bad" in op.wire and isinstance(op, ClaimOp):
+            if self._at == "saw":
+                raise ValueError("the policy's own")
+            self._heard.add(op.wire)
+        super().saw(op, reply)
+
+    def holds(self, wire: bytes) -> bool:
+        if self._at == "holds" and b"bad" in wire:
+            raise ValueError("the policy's own")
+        if wire in self._heard:
+            self._heard.discard(wire)
+            return True
+        return super().holds(wire)
+
+    def answer(self, op: Op, error: Any) -> Reply:
+        if b"bad" in op.wire:
+            raise ValueError("the policy's own")
+        return super().answer(op, error)
+
+
+@pytest.mark.parametrize("at", ["saw", "answer", "holds"])
+async def test_others_of_its_batch_are_answered(redis_url: str, wait_until: WaitUntil, at: str) -> None:
+    """And the key that nobody was told of is freed."""
+    policy = FaultyPolicy(at)
+    async with (
+        Dedup(redis_url, namespace="t", timeout=5.0, on_unavailable=policy) as dedup,
+        Dedup(redis_url, namespace="t", timeout=5.0) as other,
+    ):
+        keys = ["a", "bad", "b", "bad", "c"]
+        async with asyncio.timeout(5.0):
+            answers = await asyncio.gather(*[dedup.claim(key) for key in keys], return_exceptions=True)
+        for key, answer in zip(keys, answers, strict=True):
+            assert isinstance(answer, ValueError) if key == "bad" else answer.acquired  # type: ignore[union-attr]
+        engine = dedup._namespace.connection.engine
+        assert engine is not None
+        await wait_until(lambda: not engine.pending, description="nothing is left")
+
+        async def taken() -> bool:
+            return (await other.claim("bad")).acquired
+
+        await wait_until(taken, description="another caller acquires the key", deadline=1.0)
+
+
+@pytest.mark.parametrize("at", ["saw", "answer", "holds"])
+async def test_a_list_that_fails_holds_nothing(redis_url: str, wait_until: WaitUntil, at: str) -> None:
+    """Wherever it fails: before the rest is sent, or when the replies come."""
+    async with (
+        Dedup(redis_url, namespace="t", timeout=5.0, on_unavailable=FaultyPolicy(at)) as dedup,
+        Dedup(redis_url, namespace="t", timeout=5.0) as other,
+    ):
+        for options in ({}, {"wait": 1.0}):
+            with pytest.raises(ValueError, match="the policy's own"):
+                await dedup.claim_many(["a", "b", "bad", "c"], **options)
+
+        async def all_taken() -> bool:
+            claims = await other.claim_many(["a", "b", "bad", "c"], owner="w2")
+            return all(claim.acquired for claim in claims)
+
+        await wait_until(all_taken, description="another caller acquires the keys", deadline=1.0)
+
+
+async def test_a_list_that_fails_while_others_are_under_way_holds_nothing(
+    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
+) -> None:
+    """What it had accepted waits for its turn then, and must not be sent for nobody."""
+    async with (
+        proxied(redis_server) as proxy,
+        Dedup(proxy.url, namespace="t", timeout=5.0, on_unavailable=FaultyPolicy("holds")) as dedup,
+        Dedup(redis_url, namespace="t", timeout=5.0) as other,
+    ):
+        engine = dedup._namespace.connection.engine
+        assert engine is not None
+        proxy.hold()
+        under_way = []
+        for number in range(4):
+            under_way.append(asyncio.ensure_future(dedup.claim(f"x{number}")))
+            await wait_until(lambda n=number: engine.in_flight > n, description="it is under way")
+        with pytest.raises(ValueError, match="the policy's own"):
+            await dedup.claim_many(["a", "b", "bad"])
+        proxy.forward()
+        await asyncio.gather(*under_way)
+        await wait_until(lambda: not engine.pending, description="nothing is left")
+        claims = await other.claim_many(["a", "b"])
+        assert all(claim.acquired for claim in claims)
+
+
+# A process whose clock was ahead made fences in an outage that fell afterwards, or that the store did not
+# adopt.
+
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize("ahead", [30.0, -HOUR, 72 * HOUR])
+@pytest.mark.parametrize("has_asked", [False, True], ids=["only connected", "has asked before"])
+async def test_local_fences_follow_the_stores_clock(
+    ahead: float, has_asked: bool, wait_until: WaitUntil
+) -> None:
+    """Between the fences that the store gave before the outage and those that it gives afterwards."""
+    async with site_of("killed", wait_until) as site:
+        before, end = clock_us(site.server), time.monotonic
+        started = end()
+        gate = await site.gate(clock=lambda: time.time() + ahead)
+        if has_asked:
+            await gate.dedup.claim("another", lease=60)
+        site.strike()
+        fences = []
+        for _ in range(3):
+            async with gate.dedup.lock("k", lease=60) as lock:
+                assert lock.degraded
+                fences.append(lock.fence)
+        await site.heal()
+        await gate.came_home()
+        assert before < fences[0] < fences[1] < fences[2]
+        assert fences[2] < before + (end() - started) * 1_000_000
+        assert gate.of(Unreplayed) == []
+        async with gate.dedup.lock("k", lease=60) as lock:
+            assert (lock.degraded, lock.fence > fences[2]) == (False, True)
+
+
+async def test_a_fence_rises_after_adoption_and_expiry(wait_until: WaitUntil) -> None:
+    """Another process, which has not seen the local fence, asks after the record has expired."""
+    async with site_of("killed", wait_until) as site:
+        gate, other = await site.gate(clock=lambda: time.time() + 30.0), await site.gate()
+        site.strike()
+        claim = await gate.dedup.claim("k", lease=60)
+        assert claim.degraded
+        await site.heal()
+        await gate.came_home()
+        with site.server.client() as raw:
+            raw.flushdb()  # the record has expired
+        assert (await other.dedup.claim("k")).fence > claim.fence
+
+
+async def test_the_time_since_the_store_was_heard_counts(wait_until: WaitUntil) -> None:
+    """Else another process's claim, made since, would have the higher fence."""
+    async with site_of("killed", wait_until) as site:
+        ours, theirs = await site.gate(clock=lambda: time.time() + 30.0), await site.gate()
+        await ours.dedup.claim("first", lease=60)
+        async with theirs.dedup.lock("k", lease=60) as lock:
+            fence = lock.fence
+        site.strike()
+        claim = await ours.dedup.claim("k", lease=60)
+        assert (claim.degraded, claim.fence > fence) == (True, True)
+
+
+async def test_local_fences_before_a_sidecar_follow_its_stores_clock() -> None:
+    server = RedisServer().start()
+    with Sidecar(server.url) as sidecar:
+        before = clock_us(server)
+        policy = LocalLRU(clock=lambda: time.time() + HOUR)
+        async with Dedup(sidecar.url, namespace="t", on_unavailable=policy) as dedup:
+            first = await dedup.claim("first")
+            sidecar.kill()
+            claim = await dedup.claim("k")
+            assert (first.degraded, claim.degraded) == (False, True)
+            assert before < first.fence < claim.fence < clock_us(server)
+        server.stop()
+
+
+async def test_a_process_that_never_heard_the_store_uses_its_own_clock(wait_until: WaitUntil) -> None:
+    policy, nobody = LocalLRU(clock=lambda: 1_000.0), "redis://localhost:1/0"
+    async with Dedup(nobody, namespace="t", on_unavailable=policy) as dedup:
+        claim: Any = await dedup.claim("k")
+        assert 1_000_000_000 <= claim.fence < 1_000_002_000
+
+
+async def test_a_record_with_an_absurd_fence_spoils_no_other_keys_fences(wait_until: WaitUntil) -> None:
+    """Its own key's fences go on from there; those of the others are the store's time."""
+    async with site_of("killed", wait_until) as site:
+        fence = 2**52
+        record = b"\1P" + fence.to_bytes(7, "big") + bytes(5) + b"\1\0\1\0" + b"0123456789"
+        with site.server.client() as raw:
+            raw.set("shop:=bad", record, px=60_000)
+        gate = await site.gate()
+        assert (await gate.dedup.claim("bad", lease=60)).fence == fence + 1
+        now_us = clock_us(site.server)
+        site.strike()
+        good = await gate.dedup.claim("good", lease=60)
+        assert (good.degraded, good.fence < now_us + HOUR * 1_000_000) == (True, True)

@@ -1,0 +1,472 @@
+"""What settles a claim in an outage takes effect once the store is back, also if its caller is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from fastdedup import Claim, ConfigError, Dedup, Outcome, UnavailableError, UsageError
+from fastdedup.events import Event, LeaseLost
+from fastdedup.protocol.operations import Op, ReadOp, Reply, Verb
+from fastdedup.stores.memory import MemoryStore
+from fastdedup.sync import Dedup as SyncDedup
+from fastdedup.testing import FakeStore
+
+from ..integrations.shops import until
+from ..proxy import Proxy, proxied
+from ..servers import RedisServer
+
+# An outcome whose caller is cancelled while the store does not answer is recorded once the store is back.
+# It was dropped: the work was done, the key was freed by the end of the lease, and a retry did the work
+# again.
+
+
+Waiter = Callable[..., Awaitable[Any]]
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore()
+
+
+def gate(store: FakeStore) -> Dedup:
+    return Dedup(store, namespace="shop", lease=30.0)
+
+
+async def cancelled(work: Callable[[], Awaitable[Any]]) -> None:
+    """Do work until it waits for the store, then cancel its caller."""
+    task = asyncio.ensure_future(work())
+    done, _ = await asyncio.wait([task], timeout=0.05)
+    assert not done, "the store does not answer"
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def recorded(dedup: Dedup, key: str) -> Claim:
+    """Return what a duplicate is told, once the store is back."""
+    return await dedup.claim(key, wait=10.0)
+
+
+async def test_a_failure(store: FakeStore) -> None:
+    async with gate(store) as dedup:
+        claim = await dedup.claim("order:42")
+        with store.outage("refused"):
+            await cancelled(lambda: claim.fail("declined"))
+        assert (await recorded(dedup, "order:42")).error == "declined"
+
+
+async def test_in_a_block(store: FakeStore) -> None:
+    async with gate(store) as dedup:
+
+        async def work() -> None:
+            async with dedup.claim("order:42", renew=True) as claim:
+                store.outage.start("refused")
+                await claim.complete({"id": 7})
+
+        await cancelled(work)
+        store.outage.stop()
+        assert (await recorded(dedup, "order:42")).result == {"id": 7}
+
+
+async def test_a_body_that_goes_on_leaves_when_it_is_recorded(store: FakeStore) -> None:
+    async with gate(store) as dedup:
+        async with dedup.claim("order:42") as claim:
+            with store.outage("refused"), pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await claim.complete({"id": 7})
+        assert (await dedup.claim("order:42")).result == {"id": 7}
+
+
+async def test_its_caller_may_decide_anew(store: FakeStore) -> None:
+    async with gate(store) as dedup:
+        claim = await dedup.claim("order:42")
+        with store.outage("refused"):
+            await cancelled(lambda: claim.complete("first"))
+            await cancelled(lambda: claim.complete("second"))
+        await claim.complete("third")
+        assert (await dedup.claim("order:42")).result == "third"
+
+
+async def test_its_caller_may_decide_anew_within_its_block(store: FakeStore) -> None:
+    async with gate(store) as dedup:
+        async with dedup.claim("order:42") as claim:
+            with store.outage("refused"):
+                await cancelled(lambda: claim.complete("first"))
+            await claim.complete("second")
+        assert (await dedup.claim("order:42")).result in ("first", "second")
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_a_renewal_meanwhile_leaves_it_alone(raises: bool, store: FakeStore) -> None:
+    """The lease is renewed at its thirds, and the body goes on."""
+    async with Dedup(store, namespace="shop", lease=0.3) as dedup:
+        with suppress(RuntimeError):
+            async with dedup.claim("order:42", renew=True) as claim:
+                with store.outage("refused"):
+                    await cancelled(lambda: claim.complete({"id": 7}))
+                    with pytest.raises(UsageError):
+                        await claim.renew()  # as the gate itself does
+                if raises:
+                    raise RuntimeError
+        assert (await recorded(dedup, "order:42")).result == {"id": 7}
+
+
+async def test_a_second_try_that_cannot_be_sent_leaves_it_alone(store: FakeStore) -> None:
+    async with gate(store) as dedup:
+        async with dedup.claim("order:42") as claim:
+            with store.outage("refused"):
+                await cancelled(lambda: claim.complete({"id": 7}))
+                with pytest.raises(ConfigError):
+                    await claim.complete({"id": 8}, ttl=-1)
+        assert (await dedup.claim("order:42")).result == {"id": 7}
+
+
+async def test_what_was_replaced_does_not_undo_the_second(store: FakeStore) -> None:
+    async with gate(store) as dedup:
+        claim = await dedup.claim("order:42")
+        with store.outage("refused"):
+            await cancelled(lambda: claim.complete("first"))
+        await claim.complete("second")
+        with pytest.raises(UsageError):
+            await claim.complete("third")
+
+
+async def test_its_block_ends_well_where_another_task_decides_anew(
+    store: FakeStore, wait_until: Waiter
+) -> None:
+    """The recording that the block waits for is replaced: the block's task was cancelled, by nobody."""
+    claims: list[Claim] = []
+
+    async def work() -> None:
+        async with dedup.claim("order:42") as claim:
+            store.outage.start("refused")
+            await cancelled(lambda: claim.complete("first"))
+            claims.append(claim)
+
+    async with gate(store) as dedup:
+        leaving = asyncio.create_task(work())
+        await wait_until(lambda: bool(claims), description="the block waits for its recording")
+        other = asyncio.create_task(claims[0].complete("second"))
+        await asyncio.wait([leaving], timeout=0.05)
+        store.outage.stop()
+        await leaving
+        await other
+        assert (await dedup.claim("order:42")).result == "second"
+
+
+@pytest.mark.parametrize("within_a_block", [False, True])
+async def test_a_loss_is_a_line_where_the_block_completes_too(
+    within_a_block: bool, store: FakeStore, caplog: pytest.LogCaptureFixture, wait_until: Waiter
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with Dedup(store, namespace="shop", lease=0.4, timeout=0.05) as dedup:
+
+        async def work() -> None:
+            async with dedup.claim("order:42") as claim:
+                store.outage.start("refused")
+                if not within_a_block:
+                    await claim.complete()
+
+        await cancelled(work)
+        told = "order:42: its caller was cancelled, and its result could not be recorded"
+        await wait_until(lambda: told in caplog.text, description="the log tells")
+
+
+async def test_a_gate_that_closes_waits_for_it(store: FakeStore) -> None:
+    async with Dedup(store, namespace="shop", lease=30.0) as dedup:
+        claim = await dedup.claim("order:42")
+        with store.outage("refused"):
+            await cancelled(lambda: claim.complete({"id": 7}))
+    async with Dedup(store, namespace="shop") as again:
+        assert (await again.claim("order:42")).result == {"id": 7}
+
+
+async def test_what_was_in_vain_is_a_line(store: FakeStore, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    async with Dedup(store, namespace="shop", lease=0.3) as dedup:
+        claim = await dedup.claim("order:42")
+        with store.outage("refused"):
+            await cancelled(lambda: claim.complete({"id": 7}, within=0.1))
+            with pytest.raises(UnavailableError):
+                await claim._recording
+    assert "order:42: its caller was cancelled, and its result could not be recorded" in caplog.text
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_loop_that_ends_in_the_outage_is_a_line(
+    earlier: bool, store: FakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Asyncio said that a task was destroyed, and nothing said whose result was lost. `earlier`: cancelled before."""
+    dedup = Dedup(store, namespace="shop", lease=30.0, timeout=0.1)
+    caplog.set_level(logging.WARNING)
+
+    async def main() -> None:
+        await dedup.open()
+        claim = await dedup.claim("order:42")
+        store.outage.start("refused")
+        if earlier:
+            await cancelled(lambda: claim.complete({"id": 7}))
+        else:
+            completing = asyncio.create_task(claim.complete({"id": 7}))
+            await asyncio.wait([completing], timeout=0.05)
+
+    asyncio.run(main())
+    gc.collect()
+    assert "order:42: its caller was cancelled, and its result could not be recorded: " in caplog.text
+    assert "destroyed" not in caplog.text
+
+
+class Interrupted(Exception):
+    """What a signal's handler raises, as Celery's soft time limit does."""
+
+
+def test_a_completion_without_asyncio(store: FakeStore) -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with SyncDedup(store, namespace="shop", lease=30.0) as dedup:
+            claim = dedup.claim("order:42")
+            store.outage.start("refused")
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Interrupted):
+                claim.complete({"id": 7})
+            store.outage.stop()
+            assert dedup.claim("order:42", wait=5.0).result == {"id": 7}
+    finally:
+        signal.signal(signal.SIGALRM, former)
+
+
+# A release whose caller is cancelled while the store is silent frees the key once the store is back. It was
+# forgotten: the key stayed held for the rest of the lease, a second release said "released already", and
+# leaving the block did nothing.
+
+
+WaitUntil = Callable[..., Any]
+Make = Callable[[Dedup], Awaitable[Claim]]
+
+
+async def by_claim(dedup: Dedup) -> Claim:
+    return await dedup.claim("k")
+
+
+async def by_name(dedup: Dedup) -> Claim:
+    return await dedup.claim("k", owner="w1")
+
+
+async def by_list(dedup: Dedup) -> Claim:
+    return (await dedup.claim_many(["k"]))[0]
+
+
+async def by_token(dedup: Dedup) -> Claim:
+    return await dedup.tokens.redeem(await dedup.tokens.issue())
+
+
+@asynccontextmanager
+async def cut_off(server: RedisServer) -> AsyncIterator[tuple[Dedup, Proxy]]:
+    """Yield a gate, and the proxy that can keep it from its Redis."""
+    async with (
+        proxied(server) as proxy,
+        Dedup(proxy.url, namespace="t", timeout=0.15, lease=60.0) as dedup,
+    ):
+        yield dedup, proxy
+
+
+async def release_in_silence(claim: Claim, proxy: Proxy) -> None:
+    """Release while nothing passes, and cancel that before it has an answer."""
+    proxy.swallow()
+    task = asyncio.ensure_future(claim.release())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("make", [by_claim, by_name, by_list, by_token])
+async def test_the_key_is_free_once_the_store_is_back(
+    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, make: Make
+) -> None:
+    async with cut_off(redis_server) as (dedup, proxy), Dedup(redis_url, namespace="t") as other:
+        claim = await make(dedup)
+        await release_in_silence(claim, proxy)
+        proxy.forward()
+
+        async def free() -> bool:
+            [record] = await other._namespace.connection.store.execute(Verb.READ, [ReadOp(claim._hold[0])])
+            return getattr(record, "state", "") in ("R", "I")
+
+        await wait_until(free, description="the key is free")
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_leaving_the_block_never_completes_a_release(
+    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, cancelled: bool
+) -> None:
+    """Not where the release was cancelled, and not where it had no answer."""
+    async with cut_off(redis_server) as (dedup, proxy), Dedup(redis_url, namespace="t") as other:
+        async with dedup.claim("k") as claim:
+            if cancelled:
+                await release_in_silence(claim, proxy)
+            else:
+                proxy.swallow()
+                with pytest.raises(UnavailableError):
+                    await claim.release()
+            proxy.forward()
+
+        async def taken() -> bool:
+            found = await other.claim("k")
+            assert found.outcome is not Outcome.SUCCEEDED
+            return found.acquired
+
+        await wait_until(taken, description="another caller gets the key")
+
+
+class Mute(MemoryStore):
+    """A store that now and then answers nothing and does nothing."""
+
+    mute = False
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        if self.mute:
+            await asyncio.Event().wait()
+        return await super().execute(verb, ops)
+
+
+def test_a_release_without_asyncio() -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    store = Mute()
+    former = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with SyncDedup(store, namespace="shop", lease=60.0, timeout=0.3) as dedup:
+            claim = dedup.claim("k")
+            store.mute = True
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Interrupted):
+                claim.release()
+            store.mute = False
+            assert dedup.claim("k", wait=10.0).acquired
+    finally:
+        signal.signal(signal.SIGALRM, former)
+
+
+# A key that its body gave back while the store did not answer is free once the store answers. It was held
+# by nobody until its lease ended: the key of a request that had failed answered 409 for so long.
+
+
+class WorkFailed(Exception):
+    """What a body raises."""
+
+
+async def fails(gate: Dedup, outage: Callable[[], object]) -> None:
+    async with gate.claim("order:42"):
+        outage()
+        raise WorkFailed
+
+
+async def test_after_a_restart_of_redis(redis_server: RedisServer, wait_until: Waiter) -> None:
+    with RedisServer("--appendonly", "yes", "--appendfsync", "always") as server:
+        async with Dedup(server.url, namespace="shop", lease=600.0, timeout=0.1) as gate:
+            with pytest.raises(WorkFailed):
+                await fails(gate, server.kill)
+            server.start()
+
+            async def acquired() -> bool:
+                with suppress(UnavailableError):
+                    return (await gate.claim("order:42")).acquired
+                return False
+
+            await wait_until(acquired, description="the key is free")
+
+
+async def test_an_owner_with_a_name_keeps_its_claim(wait_until: Waiter) -> None:
+    store = FakeStore()
+    async with Dedup(store, namespace="shop", lease=600.0, timeout=0.05) as gate:
+        with suppress(WorkFailed):
+            async with gate.claim("order:42", owner="worker-7"):
+                store.outage.start("refused")
+                raise WorkFailed
+        store.outage.stop()
+
+        async def held() -> bool:
+            with suppress(UnavailableError):
+                return (await gate.claim("order:42", owner="worker-7")).acquired
+            return False
+
+        await wait_until(held, description="the same owner has it again")
+        assert (await gate.claim("order:42")).outcome == "in_progress"
+
+
+def test_of_synchronous_code() -> None:
+    store = FakeStore()
+    with SyncDedup(store, namespace="shop", lease=600.0, timeout=0.05) as gate:
+
+        def work() -> None:
+            with gate.claim("order:42"):
+                store.outage.start("refused")
+                raise WorkFailed
+
+        with pytest.raises(WorkFailed):
+            work()
+        store.outage.stop()
+
+        def acquired() -> bool:
+            with suppress(UnavailableError):
+                return gate.claim("order:42").acquired
+            return False
+
+        until(acquired, description="the key is free")
+
+
+async def test_a_later_holding_of_the_same_owner_is_left_alone(wait_until: Waiter) -> None:
+    """Its release takes effect without its reply, and its owner's name is handed on: what it gave up is over."""
+    store = FakeStore()
+    async with (
+        Dedup(store, namespace="shop", lease=600.0, timeout=0.05) as gate,
+        Dedup(store, namespace="shop", lease=600.0, timeout=0.05) as other,
+    ):
+        first = await gate.claim("order:42")
+        await first._free()
+        gate._namespace.connection.undo.add(first._call, first.fence)
+        second = await other.claim("order:42", owner=first.owner)
+        assert second.acquired
+        await wait_until(
+            lambda: gate._namespace.connection.undo_counts()[1] == 0, description="it was looked for"
+        )
+        assert (await gate.claim("order:42")).outcome == "in_progress"
+        await second.complete()
+
+
+# Fault: a renewal that came while its claim was released told of a lost lease: an ERROR in the log, and an
+# event.
+
+
+@pytest.mark.parametrize("how", ["release", "complete"])
+async def test_no_lease_is_lost(
+    redis_url: str, redis_server: RedisServer, wait_until: Callable[..., Any], how: str
+) -> None:
+    events: list[Event] = []
+    async with (
+        proxied(redis_server) as proxy,
+        Dedup(proxy.url, namespace="t", timeout=5.0, lease=1.5, on_event=events.append) as dedup,
+    ):
+        claim = await dedup.claim(how, renew=True)
+        with redis_server.frozen():
+            ending = asyncio.ensure_future(getattr(claim, how)())
+            renewal = claim._renewal
+            await wait_until(
+                lambda: renewal._task is not None and renewal._task.done(), description="the renewal came"
+            )
+        await ending
+        assert not claim.lost
+    assert not [event for event in events if isinstance(event, LeaseLost)]

@@ -1,0 +1,328 @@
+"""A settling without a reply: it is repeated, told and counted for what it is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from math import inf, nan
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from fastdedup import ClaimLostError, ConfigError, Dedup, UnavailableError, UsageError
+from fastdedup.events import Event, LeaseLost
+from fastdedup.integrations.prometheus import watch
+from fastdedup.protocol.operations import Code, Op, Reply, SettleOp, Verb
+from fastdedup.protocol.owners import owner_field
+from fastdedup.stores.memory import MemoryStore
+from fastdedup.stores.redis import RedisStore
+from fastdedup.stores.sidecar import SidecarStore
+from fastdedup.sync import Dedup as SyncDedup
+from fastdedup.testing import FakeStore, fake_sync_dedup
+
+from ..proxy import Fate, Proxy, proxied
+from ..servers import RedisServer
+from ..sidecar.running import figure
+from ..sidecars import Sidecar
+
+# A settling whose reply was lost says so: its record may have been made, and have expired since.
+
+
+async def settled_twice(
+    proxy: Any, store: RedisStore | SidecarStore, dedup: Dedup
+) -> tuple[object, SettleOp]:
+    """Settle a key for 1 ms; the first reply is lost, and the record gone before the second is made."""
+    claim = await dedup.claim("k", lease=60)
+    op = SettleOp(b"t:=k", owner_field(claim.owner), claim.fence, succeeded=True, keep_ms=1, payload=b"1")
+    proxy.lose("settle")
+    [code] = await store.execute(Verb.SETTLE, [op])
+    return code, op
+
+
+async def test_a_settling_that_was_answered_is_sure(redis_url: str, redis_server: RedisServer) -> None:
+    async with Dedup(redis_url, namespace="t") as dedup:
+        claim = await dedup.claim("k", lease=60)
+        op = SettleOp(b"t:=k", owner_field(claim.owner), 1, succeeded=True, keep_ms=60_000, payload=b"1")
+        assert await dedup._namespace.connection.store.execute(Verb.SETTLE, [op]) == [Code.LOST]
+        assert not op.unsure
+
+
+async def test_a_sidecar_passes_on_that_it_is_unsure(redis_server: RedisServer) -> None:
+    """The sidecar sends it twice; its client hears LOST, and that the first may have been recorded."""
+    async with proxied(redis_server) as proxy, Dedup(redis_server.url, namespace="t") as dedup:
+        gate = Sidecar(proxy.url, timeout=5.0)
+        await asyncio.to_thread(gate.start)
+        store = SidecarStore(gate.url, timeout=5.0)
+        try:
+            await store.open()
+            code, op = await settled_twice(proxy, store, dedup)
+        finally:
+            await store.aclose()
+            await asyncio.to_thread(gate.stop)
+        assert op.unsure is (code is Code.LOST)
+        assert proxy.lost["settle"] == 1
+
+
+@pytest.mark.parametrize("how", ["complete", "fail"])
+async def test_an_outcome_that_the_store_has_lost_is_not_recorded(how: str) -> None:
+    """It returned as if it were: a Redis that came back empty answers the second try, and nobody else has the key."""
+    server = RedisServer().start()
+    told: list[Event] = []
+    try:
+        async with Dedup(server.url, namespace="t", timeout=5.0, on_event=told.append) as dedup:
+            claim = await dedup.claim("k", lease=60)
+            await dedup.claim("another")  # its connection waits for nothing
+            server.kill()
+            server.start()
+            with pytest.raises(
+                UnavailableError, match="the store answers again without the record"
+            ) as caught:
+                await getattr(claim, how)("done")
+            assert caught.value.unrecorded
+            assert [event.key for event in told if isinstance(event, LeaseLost)] == ["k"]
+            with pytest.raises(ClaimLostError):
+                await getattr(claim, how)("done")
+            assert (await dedup.claim("k")).acquired
+    finally:
+        server.stop()
+
+
+# `complete(ttl=0.01)` whose reply was lost said "nothing was changed", although it was recorded.
+
+
+WaitUntil = Callable[..., Any]
+every_way = pytest.mark.parametrize("by_sidecar", [False, True], ids=["redis", "sidecar"])
+
+
+@asynccontextmanager
+async def gate(server: RedisServer, by_sidecar: bool) -> AsyncIterator[tuple[Dedup, Proxy, Dedup]]:
+    """A gate whose replies a proxy may lose, and another one straight to the server."""
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(proxied(server))
+        url = proxy.url
+        if by_sidecar:
+            sidecar = Sidecar(proxy.url, timeout=5.0)
+            stack.callback(sidecar.stop)
+            await asyncio.to_thread(sidecar.start)
+            url = sidecar.url
+        dedup = await stack.enter_async_context(Dedup(url, namespace="t", timeout=5.0))
+        other = await stack.enter_async_context(Dedup(server.url, namespace="t", timeout=5.0))
+        yield dedup, proxy, other
+
+
+async def loses_the_reply(dedup: Dedup, proxy: Proxy, other: Dedup, wait_until: WaitUntil, work: Any) -> None:
+    """Let Redis act; its record is gone before the same is sent again."""
+    proxy.hold()
+    settling = asyncio.ensure_future(work)
+
+    async def gone() -> bool:
+        return await other.get("k") is None
+
+    await wait_until(gone, description="the record has expired")
+    proxy.cut()
+    proxy.forward()
+    await settling
+
+
+@every_way
+@pytest.mark.parametrize("how", ["complete", "fail"])
+async def test_a_settling_that_was_recorded_is_not_lost(
+    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, by_sidecar: bool, how: str
+) -> None:
+    async with gate(redis_server, by_sidecar) as (dedup, proxy, other):
+        claim = await dedup.claim("k", lease=60)
+        await loses_the_reply(dedup, proxy, other, wait_until, getattr(claim, how)("done", ttl=0.01))
+        assert not claim.lost
+
+
+@every_way
+async def test_a_settling_that_another_owner_prevented_is_lost(
+    redis_url: str, redis_server: RedisServer, by_sidecar: bool
+) -> None:
+    """Answered at first sight: nothing was changed."""
+    async with gate(redis_server, by_sidecar) as (dedup, _, other):
+        claim = await dedup.claim("k", lease=60)
+        await other.forget("k")
+        assert (await other.claim("k")).acquired
+        with pytest.raises(ClaimLostError, match="nothing was changed"):
+            await claim.complete("done", ttl=0.01)
+
+
+# What took effect without a reply is this owner's own: saying it otherwise afterwards is no lost lease.
+# `fail()` raised ClaimLostError, with a LeaseLost event, where the record that it met was its own owner's
+# success.
+
+
+DONE = {"complete": "completed", "fail": "failed", "release": "released"}
+ORDERS = [(first, then) for first in DONE for then in DONE if first != then]
+
+
+async def settled_unheard(
+    proxy: Any, settling: Any, verb: str, wait_until: WaitUntil, *, cancels: bool
+) -> None:
+    """Settle, so that it takes effect and its reply is lost; then the caller gives up."""
+    proxy.follow(lambda name: Fate.LOSE if name == verb else Fate.PASS)
+    if cancels:
+        task = asyncio.ensure_future(settling)
+        await wait_until(lambda: proxy.lost[verb], description="it has taken effect")
+        task.cancel()
+        with pytest.raises((asyncio.CancelledError, UnavailableError)):
+            await task
+    else:
+        with pytest.raises(UnavailableError):
+            await settling
+
+
+@pytest.mark.parametrize(("cancels", "unread"), [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize(("first", "then"), ORDERS)
+async def test_what_took_effect_stands(
+    redis_server: RedisServer,
+    wait_until: WaitUntil,
+    first: str,
+    then: str,
+    cancels: bool,
+    unread: bool,
+) -> None:
+    """`unread`: the record cannot be looked at, at first."""
+    events: list[Event] = []
+    options: dict[str, Any] = {"namespace": "t", "lease": 60.0, "timeout": 0.3, "on_event": events.append}
+    async with proxied(redis_server) as proxy, Dedup(proxy.url, **options) as dedup:
+        claim = await dedup.claim(f"{first}-{then}-{cancels}-{unread}")
+        settling = claim.release() if first == "release" else getattr(claim, first)(within=0.1)
+        verb = "release" if first == "release" else "settle"
+        await settled_unheard(proxy, settling, verb, wait_until, cancels=cancels)
+        proxy.follow(lambda name: Fate.CUT if name in (verb, "read") and unread else Fate.PASS)
+        if unread:
+            with pytest.raises((UnavailableError, UsageError)):
+                await (claim.release() if then == "release" else getattr(claim, then)(within=0.2))
+        proxy.forward()
+        answers: list[str] = []
+
+        async def refused() -> bool:
+            try:
+                await getattr(claim, then)()
+            except UnavailableError:
+                return False
+            except UsageError as error:
+                answers.append(str(error))
+            return True
+
+        await wait_until(refused, description="it says what stands")
+        assert answers == [f"this claim was {DONE[first]} already; settle it once"]
+        assert not claim.lost
+    assert not [event for event in events if isinstance(event, LeaseLost)]
+
+
+class Slow(MemoryStore):
+    """A store that answers a renewal or a settling only once `settled` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.renewing, self.settled = asyncio.Event(), asyncio.Event()
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        if verb is Verb.RENEW:
+            self.renewing.set()
+            await self.settled.wait()
+        replies = await super().execute(verb, ops)
+        if verb is Verb.SETTLE:
+            await self.settled.wait()
+        return replies
+
+
+async def test_a_renewal_under_way_loses_no_claim_that_is_being_settled(wait_until: WaitUntil) -> None:
+    """The lease ends with both under way: ClaimLostError was raised inside of a `complete` that was recorded."""
+    store, events = Slow(), list[Event]()
+    async with Dedup(store, lease=0.5, timeout=30.0, on_event=events.append) as dedup:
+        async with dedup.claim("k", renew=True) as claim:
+            renewal: Any = claim._renewal
+            await store.renewing.wait()
+            completing = asyncio.create_task(claim.complete("done"))
+            await wait_until(renewal._task.done, description="the lease has ended")
+            store.settled.set()
+            await completing
+        assert (await dedup.claim("k")).result == "done"
+    assert not events
+
+
+# A completion that goes through an outage is counted once, by what came of it in the end. Each of its tries
+# was counted as refused, so that the alert for refused operations fired for work that was recorded.
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+async def test_it_is_counted_once(given_up: bool) -> None:
+    registry, store, events = CollectorRegistry(), FakeStore(), []
+    dedup = Dedup(store, namespace="shop", lease=30.0, on_event=events.append)
+    watch(dedup, registry=registry)
+    async with dedup:
+        claim = await dedup.claim("order:42")
+        store.outage.start("refused")
+        completing = asyncio.ensure_future(claim.complete("done", within=0.2 if given_up else None))
+        while len(events) < 2:  # noqa: ASYNC110 -- it has tried twice
+            await asyncio.sleep(0.001)
+        if given_up:
+            with pytest.raises(UnavailableError):
+                await completing
+        store.outage.stop()
+        await completing if not given_up else None
+    text = generate_latest(registry).decode()
+    counts = [
+        figure(text, "fastdedup_operations_total", verb="complete", outcome=outcome)
+        for outcome in ("ok", "unavailable")
+    ]
+    assert counts == ([0, 1] if given_up else [1, 0])
+
+
+# `complete(within=...)` took text, a negative number and infinity. `fastdedup.sync` had no `within` at all.
+
+
+@pytest.mark.parametrize("within", ["1", -1, inf, nan, True, timedelta(seconds=-1)])
+@pytest.mark.parametrize("how", ["complete", "fail"])
+async def test_within_that_is_no_time_is_refused(redis_url: str, how: str, within: Any) -> None:
+    """And the claim is still live."""
+    async with Dedup(redis_url, namespace="t") as dedup:
+        claim = await dedup.claim("k")
+        with pytest.raises(ConfigError, match="within"):
+            await getattr(claim, how)(within=within)
+        await claim.complete("done", within=1)
+        assert (await dedup.claim("k")).result == "done"
+
+
+@pytest.mark.parametrize("within", [0, 0.5, 2, timedelta(seconds=1), None])
+async def test_within_that_is_a_time_is_taken(redis_url: str, within: Any) -> None:
+    async with Dedup(redis_url, namespace="t") as dedup:
+        claim = await dedup.claim("k")
+        await claim.complete("done", within=within)
+        assert (await dedup.claim("k")).result == "done"
+
+
+@pytest.mark.parametrize("within", ["1", -1, nan])
+@pytest.mark.parametrize("how", ["complete", "fail"])
+def test_synchronous_code_is_told_of_no_time(redis_url: str, how: str, within: Any) -> None:
+    with SyncDedup(redis_url, namespace="t") as dedup:
+        claim = dedup.claim("k")
+        with pytest.raises(ConfigError, match="within"):
+            getattr(claim, how)(within=within)
+        claim.complete("done", within=timedelta(seconds=1))
+        assert dedup.claim("k").result == "done"
+
+
+@pytest.mark.parametrize("within", [0, 0.1])
+@pytest.mark.parametrize("how", ["complete", "fail"])
+def test_synchronous_code_gives_up_within_its_time(how: str, within: float) -> None:
+    """Not at the end of the lease, an hour later; and it may be tried again."""
+    store = FakeStore()
+    dedup = fake_sync_dedup(store, lease=3_600.0, failure_ttl=60.0)
+    claim = dedup.claim("k")
+    began = time.monotonic()
+    with store.outage(), pytest.raises(UnavailableError) as refused:
+        getattr(claim, how)("done", within=within)
+    assert time.monotonic() - began < 2.0
+    assert refused.value.unrecorded
+    claim.complete("done")
+    assert dedup.claim("k").result == "done"
+    dedup.close()

@@ -1,0 +1,272 @@
+"""Clients of the sidecar that close a side of their connection, or hang up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import hiredis
+import pytest
+
+from fastdedup.engine.engine import Engine
+from fastdedup.gate.wakeups import Wakeups
+from fastdedup.protocol.operations import ClaimOp, Mode, Op, ReadOp, Reply, terms
+from fastdedup.protocol.owners import draw_owner
+from fastdedup.sidecar.resp.connection import RespConnection
+from fastdedup.stores.memory import MemoryStore
+from fastdedup.stores.redis.scripts import pack as pack_command
+
+from ..servers import RedisServer
+from ..sidecar.conftest import Running, serve, sidecar
+from ..sidecar.fuzz import pack
+from ..sidecar.running import Sidecar, client
+
+# Fault: a client that closed its sending side after its request got no answer over HTTP, as it does over
+# RESP.
+
+
+__all__ = ["serve", "sidecar"]
+
+LOOK = b"GET /healthz HTTP/1.1\r\nhost: s\r\n\r\n"
+CLAIM = b"POST /v1/claims HTTP/1.1\r\nhost: s\r\ncontent-length: %d\r\n\r\n%b"
+
+
+@pytest.mark.parametrize(("sent", "answers"), [(LOOK, 1), (3 * LOOK, 3), (CLAIM % (11, b'{"key":"a"}'), 1)])
+def test_all_that_it_asked_is_answered(serve: Callable[..., Running], sent: bytes, answers: int) -> None:
+    with serve().raw() as client:
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        assert client.makefile("rb").read().count(b"HTTP/1.1 20") == answers
+
+
+def test_half_a_request_ends_the_connection(serve: Callable[..., Running]) -> None:
+    with serve().raw() as client:
+        client.sendall(LOOK[:20])
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(100) == b""
+
+
+# Fault: a RESP client closed its sending side, then died while its claim waited; it held the key for a
+# whole lease. Over HTTP such a claim is released as its answer cannot be sent.
+
+
+LEASE = ("LEASE", "60000")
+WAIT = (*LEASE, "WAIT", "60000")
+Waits = Callable[..., Any]
+
+
+@asynccontextmanager
+async def half_closed(
+    sidecar: Running, wait_until: Waits, *command: str
+) -> AsyncIterator[tuple[socket.socket, Callable[[], Any]]]:
+    """A client that waits for the key, and sends nothing more; and what frees the key and lets it be answered."""
+    wakeups = sidecar.namespaces.root._namespace.connection.wakeups
+
+    def halves() -> int:
+        return sum(
+            isinstance(each, RespConnection) and each._draining
+            for each in list(sidecar.server.server_state.connections)
+        )
+
+    with client(Path(sidecar.path)) as owner, sidecar.raw() as raw:
+        outcome, name, fence, *_ = owner.execute_command("FD.CLAIM", "k", *LEASE)
+        assert outcome == b"acquired"
+        raw.sendall(pack_command(*command))
+        await wait_until(lambda: wakeups._count, description="it waits")
+        raw.shutdown(socket.SHUT_WR)
+        await wait_until(halves, description="the sidecar knows that it sends nothing more")
+
+        async def free() -> None:
+            owner.execute_command("FD.RELEASE", "k", name, "FENCE", fence)
+            await wait_until(lambda: not wakeups._count, description="it waits no more")
+
+        yield raw, free
+
+
+@pytest.mark.parametrize("command", [("FD.CLAIM", "k", *WAIT), ("FD.CLAIM", "k", *WAIT, "EPHEMERAL")])
+async def test_the_claim_of_a_client_that_died_is_released(
+    sidecar: Running, wait_until: Waits, command: tuple[str, ...]
+) -> None:
+    async with half_closed(sidecar, wait_until, *command) as (raw, free):
+        raw.close()
+        await free()
+    with client(Path(sidecar.path)) as another:
+        await wait_until(
+            lambda: another.execute_command("FD.CLAIM", "k")[0] == b"acquired", description="it is free"
+        )
+
+
+async def test_the_claim_of_a_client_that_still_reads_is_kept(sidecar: Running, wait_until: Waits) -> None:
+    async with half_closed(sidecar, wait_until, "FD.CLAIM", "k", *WAIT) as (raw, free):
+        await free()
+        assert b"acquired" in raw.recv(1000)
+    with client(Path(sidecar.path)) as another:
+        assert another.execute_command("FD.CLAIM", "k")[0] == b"in_progress"
+
+
+async def test_a_named_owner_may_come_back(sidecar: Running, wait_until: Waits) -> None:
+    async with half_closed(sidecar, wait_until, "FD.CLAIM", "k", *WAIT, "OWNER", "job-7") as (raw, free):
+        raw.close()
+        await free()
+    with client(Path(sidecar.path)) as another:
+        assert another.execute_command("FD.CLAIM", "k")[0] == b"in_progress"
+        assert another.execute_command("FD.CLAIM", "k", "OWNER", "job-7")[0] == b"acquired"
+
+
+# A client that hung up before its answer took the audit's line with it, and the answers of others in its
+# batch.
+
+
+CONFIG = """
+namespace = "shop"
+timeout = 10.0
+allow_stores = true
+log_format = "json"
+log_keys = true
+
+[ledgers.orders]
+window = 60.0
+capacity = 1000
+"""
+ASKED: dict[str, Callable[[bytes], bytes]] = {
+    "FD.FORGET": lambda key: pack(b"FD.FORGET", key),
+    "FD.FORGETID": lambda key: pack(b"FD.FORGETID", b"orders", key),
+    "FD.LIST": lambda key: pack(b"FD.LIST", b"PREFIX", key),
+    "FD.RUN": lambda key: pack(b"FD.RUN", b"forget", b"1", b"shop:=" + key),
+    "HTTP": lambda key: b"DELETE /v1/records?key=%s HTTP/1.1\r\nhost: fd\r\n\r\n" % key,
+    "HTTP list": lambda key: b"GET /v1/records/list?prefix=%s HTTP/1.1\r\nhost: fd\r\n\r\n" % key,
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+async def test_every_audited_request_of_a_gone_client_is_logged(
+    server: RedisServer, asked: str, wait_until: Callable[..., Any]
+) -> None:
+    keys = [f"{number:02}" for number in range(20)]
+    with Sidecar("--url", server.url, config=CONFIG) as sidecar:
+        with server.frozen():
+            for key in keys:
+                with socket.socket(socket.AF_UNIX) as client:
+                    client.connect(str(sidecar.path))
+                    client.sendall(ASKED[asked](key.encode()))
+            figures = sidecar.figures()  # by then it has read them all, and seen their ends
+            assert "fastdedup" in figures
+
+        def audited() -> list[dict[str, Any]]:
+            told = [json.loads(line) for line in sidecar.log.splitlines()]
+            return [line for line in told if line.get("uid") == os.getuid()]
+
+        await wait_until(lambda: len(audited()) >= len(keys), description=lambda: sidecar.log[-2000:])
+        named = [line.get("key") or line["prefix"] for line in audited()]
+    assert {name.rpartition("/")[2] for name in named} == set(keys)
+
+
+async def test_a_gone_client_costs_no_other_client_its_answer(server: RedisServer) -> None:
+    """Their operations are in one batch: the store has as many batches under way as it may have."""
+    with (
+        Sidecar("--url", server.url, config=CONFIG) as sidecar,
+        socket.socket(socket.AF_UNIX) as first,
+        socket.socket(socket.AF_UNIX) as other,
+    ):
+        for each in (first, other):
+            each.settimeout(20.0)
+            each.connect(str(sidecar.path))
+        with server.frozen():
+            for number in range(8):
+                other.sendall(ASKED["FD.RUN"](b"before:%d" % number))
+                sidecar.figures()  # it has read that, and sends it alone while it may
+            first.sendall(ASKED["FD.RUN"](b"gone"))
+            sidecar.figures()
+            first.close()
+            other.sendall(b"".join(ASKED["FD.RUN"](b"%d" % number) for number in range(50)))
+            sidecar.figures()
+        reader, answers = hiredis.Reader(), 0
+        while answers < 58:
+            received = other.recv(65_536)
+            assert received, "the connection has ended"
+            reader.feed(received)
+            while reader.gets() is not False:
+                answers += 1
+
+
+# In the library: whatever raises as one operation is answered
+
+
+class Failing:
+    """Takes a claim's reply in place of a future, and raises."""
+
+    def __init__(self, fault: BaseException) -> None:
+        self._fault = fault
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, reply: Reply) -> None:
+        raise self._fault
+
+    set_exception = set_result
+
+
+def claim(key: bytes) -> ClaimOp:
+    return ClaimOp(key, terms(Mode.CLAIM, 1000, 2000, False), draw_owner(), None)
+
+
+@pytest.mark.parametrize(
+    "fault", [RuntimeError("a taker"), asyncio.CancelledError("a taker")], ids=["error", "end"]
+)
+async def test_a_taker_that_raises_costs_no_other_claim_its_answer(fault: BaseException) -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    engine = Engine(MemoryStore(), timeout=5)
+    for key in (b"failing", b"joined"):
+        engine.claim(claim(key), Failing(fault))
+    others = [engine.claim(claim(key)) for key in (b"joined", b"k1", b"k2")]
+    for answer in await asyncio.wait_for(asyncio.gather(*others), 10):
+        assert answer.outcome in ("acquired", "in_progress")
+    assert [str(context["exception"]) for context in told] == ["a taker"] * 4, (
+        "each as it takes the reply, and the error"
+    )
+    assert engine.pending == 0
+
+
+async def test_a_witness_that_raises_costs_no_other_operation_its_answer() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+
+    def fail(op: Op, reply: Reply) -> Reply:
+        raise RuntimeError("a witness")
+
+    engine = Engine(MemoryStore(), timeout=5)
+    reading, claiming = ReadOp(b"read"), claim(b"claimed")
+    for op in (reading, claiming):
+        op.let_witness(fail)
+    failing = [engine.submit(reading), engine.claim(claiming)]
+    others = [engine.submit(ReadOp(b"other")), engine.claim(claim(b"another"))]
+    await asyncio.wait_for(asyncio.gather(*others), 10)
+    for future in failing:
+        with pytest.raises(RuntimeError, match="a witness"):
+            await future
+    assert len(told) == 2
+
+
+async def test_a_listener_that_raises_costs_no_other_its_news() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    wakeups, heard = Wakeups(), []
+
+    def first(wire: bytes | None) -> None:
+        heard.append(wire)
+        raise RuntimeError("a listener")
+
+    def second(wire: bytes | None) -> None:
+        first(wire)
+
+    wakeups.overheard_by |= {first, second}
+    wakeups.freed(b"k")
+    assert (heard, len(told)) == ([b"k", b"k"], 2)

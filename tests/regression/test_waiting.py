@@ -1,0 +1,318 @@
+"""A claim that waits: through an outage, within its own list, and counted once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from prometheus_client import CollectorRegistry
+
+from fastdedup import Claim, Dedup, InProgressError, LocalLRU, Outcome, UnavailableError
+from fastdedup.events import Degraded, Event
+from fastdedup.gate.counters import GateCounters
+from fastdedup.integrations.prometheus import watch
+from fastdedup.sql import Inbox, once
+from fastdedup.stores.redis.cluster.slot_table import slot_of
+from fastdedup.sync import Dedup as SyncDedup
+from fastdedup.sync.sql import Inbox as SyncInbox
+
+from ..servers import RedisServer
+from ..sidecar.conftest import Serve, serve  # noqa: F401 -- a fixture
+from ..sidecar.running import Sidecar, figure
+from ..stores import STORES, Backend, on_stores
+from ..topologies import ClusterGroup, until
+
+# A claim with `wait=5` got UnavailableError at once when one of its looks fell into a failover of half a
+# second.
+
+
+WaitUntil = Callable[..., Any]
+TIMEOUT = 0.3
+LEASE = 600
+"""Seconds: what is held by nobody stays held."""
+LONG = 30.0
+"""Seconds that a busy machine may add."""
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A server that keeps its records when it is killed."""
+    with RedisServer("--appendonly", "yes", "--appendfsync", "always") as server:
+        yield server
+
+
+@asynccontextmanager
+async def gate(server: RedisServer, **options: Any) -> AsyncIterator[tuple[Dedup, list[Event]]]:
+    events: list[Event] = []
+    settings = {"timeout": TIMEOUT, "on_event": events.append, "known_duplicates": 0, **options}
+    async with Dedup(server.url, namespace="t", **settings) as dedup:
+        await dedup.get("warm")
+        yield dedup, events
+
+
+def refused(events: list[Event]) -> bool:
+    return any(isinstance(event, Degraded) and not event.answered for event in events)
+
+
+async def claim(dedup: Dedup, wait: float) -> bool:
+    return (await dedup.claim("k", lease=LEASE, wait=wait)).acquired
+
+
+async def claim_many(dedup: Dedup, wait: float) -> bool:
+    claims = await dedup.claim_many(["k", "l", "k"], lease=LEASE, wait=wait)
+    return [claim.outcome for claim in claims] == ["acquired", "acquired", "in_progress"]
+
+
+async def lock(dedup: Dedup, wait: float) -> bool:
+    async with dedup.lock("k", lease=LEASE, wait=wait) as lock:
+        return lock.fence > 0
+
+
+async def by_once(dedup: Dedup, wait: float) -> bool:
+    @dedup.once(key=lambda: "k", wait=wait)
+    async def work() -> bool:
+        return True
+
+    return await work()
+
+
+EACH_WAY = pytest.mark.parametrize("ask", [claim, claim_many, lock, by_once])
+
+
+@EACH_WAY
+async def test_a_refused_first_look_does_not_end_the_wait(
+    server: RedisServer, ask: Callable[..., Any], wait_until: WaitUntil
+) -> None:
+    async with gate(server) as (dedup, events):
+        server.kill()
+        waiting = asyncio.create_task(ask(dedup, LONG))
+        await wait_until(lambda: refused(events), description="a look is refused")
+        await asyncio.to_thread(server.start)
+        assert await waiting
+
+
+@EACH_WAY
+async def test_an_outage_longer_than_the_wait_ends_in_unavailable(
+    server: RedisServer, ask: Callable[..., Any]
+) -> None:
+    """At the end of the wait, not at the first refusal; and never as IN_PROGRESS, as nobody holds the key."""
+    async with gate(server) as (dedup, _):
+        server.kill()
+        began = time.monotonic()
+        with pytest.raises(UnavailableError):
+            await ask(dedup, 0.6)
+        assert time.monotonic() - began >= 0.6
+
+
+async def test_a_refused_later_look_does_not_end_the_wait(server: RedisServer, wait_until: WaitUntil) -> None:
+    """Another owner was at work when the store went away, and is still when it is back."""
+    async with gate(server) as (dedup, events), gate(server) as (other, _):
+        held = await other.claim("k", lease=LEASE)
+        waiting = asyncio.create_task(dedup.claim("k", wait=LONG))
+        watched = dedup._namespace.connection.wakeups
+        await wait_until(lambda: watched._count, description="it waits")
+        server.kill()
+        watched.freed(None)
+        await wait_until(lambda: refused(events), description="a look is refused")
+        await asyncio.to_thread(server.start)
+        await held.complete("news")
+        assert (await waiting).result == "news"
+
+
+async def test_local_lru_answers_a_waiter_at_once(server: RedisServer) -> None:
+    async with gate(server, on_unavailable=LocalLRU()) as (dedup, _):
+        server.kill()
+        began = time.monotonic()
+        held = await dedup.claim("k", wait=LONG)
+        assert (held.acquired, held.degraded) == (True, True)
+        assert (await dedup.claim("k", wait=0.01)).outcome is Outcome.IN_PROGRESS
+        assert time.monotonic() - began < LONG / 2
+
+
+async def test_closing_the_gate_ends_the_wait(server: RedisServer, wait_until: WaitUntil) -> None:
+    async with gate(server) as (dedup, events):
+        server.kill()
+        waiting = asyncio.create_task(dedup.claim("k", wait=LONG))
+        await wait_until(lambda: refused(events), description="a look is refused")
+        closing = time.monotonic()
+    with pytest.raises(Exception, match="closed"):
+        await waiting
+    assert time.monotonic() - closing < LONG / 2
+
+
+async def test_a_wait_outlasts_a_failover_of_its_node() -> None:
+    with ClusterGroup() as cluster:
+        victim = cluster.owner(slot_of(b"t:=k"))
+        await asyncio.to_thread(until, lambda: cluster.in_step(victim, 1), "the replica is in step")
+        async with Dedup(cluster.url, namespace="t", timeout=TIMEOUT) as dedup:
+            await dedup.get("k")
+            victim.kill()
+            held = await dedup.claim("k", wait=LONG)
+            assert held.acquired
+            await held.complete("done")
+
+
+@pytest.mark.parametrize("wire", ["http", "resp"])
+async def test_a_client_of_the_sidecar_waits_through_an_outage(
+    server: RedisServer,
+    serve: Serve,  # noqa: F811
+    wire: str,
+    wait_until: WaitUntil,
+) -> None:
+    events: list[Event] = []
+    sidecar = serve(server.url, timeout=TIMEOUT, on_event=events.append)
+
+    def over_http() -> str:
+        with sidecar.http() as client:
+            answer = client.post("/v1/claims", json={"key": "k", "wait": 30_000}, timeout=LONG)
+        return str(answer.json()["outcome"])
+
+    def over_resp() -> str:
+        with redis.Redis(unix_socket_path=sidecar.path, socket_timeout=LONG) as client:
+            return str(client.execute_command("FD.CLAIM", "k", "WAIT", 30_000)[0])
+
+    server.kill()
+    waiting = asyncio.create_task(asyncio.to_thread(over_http if wire == "http" else over_resp))
+    await wait_until(lambda: refused(events), description="a look is refused")
+    await asyncio.to_thread(server.start)
+    assert "acquired" in await waiting
+
+
+# `claim_many(["q", "q"], wait=1)` waited for a claim of its own list.
+
+
+WAIT = 30.0
+every_store = on_stores(*STORES)
+
+
+def outcomes(claims: Sequence[Claim]) -> list[str]:
+    return [claim.outcome.value for claim in claims]
+
+
+async def at_once(work: Any) -> Any:
+    """Return what comes long before the wait is over."""
+    async with asyncio.timeout(WAIT / 3):
+        return await work
+
+
+@every_store
+async def test_a_list_does_not_wait_for_its_own_claims(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        claims = await at_once(dedup.claim_many(["q", "r", "q", "q"], wait=WAIT))
+        assert outcomes(claims) == ["acquired", "acquired", "in_progress", "in_progress"]
+
+
+@every_store
+async def test_a_named_owner_gets_its_claim_each_time(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        claims = await at_once(dedup.claim_many(["q", "q"], owner="w1", wait=WAIT))
+        assert outcomes(claims) == ["acquired", "acquired"]
+        assert len({claim.fence for claim in claims}) == 1
+        await claims[0].complete("done")
+
+
+async def test_duplicates_held_elsewhere_wait_once(redis_url: str, wait_until: WaitUntil) -> None:
+    async with (
+        Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
+        Dedup(redis_url, namespace="t") as other,
+    ):
+        held = await other.claim("q", lease=60)
+        listed = asyncio.ensure_future(dedup.claim_many(["q", "r", "q", "q"], wait=WAIT))
+        wakeups = dedup._namespace.connection.wakeups
+        await wait_until(lambda: wakeups._count, description="the list waits")
+        assert list(wakeups._count.values()) == [1]
+        await held.complete("done")
+        claims = await at_once(listed)
+        assert outcomes(claims) == ["succeeded", "acquired", "succeeded", "succeeded"]
+        assert {claim.result for claim in claims if claim.outcome is Outcome.SUCCEEDED} == {"done"}
+
+
+async def test_the_first_of_several_duplicates_takes_a_freed_key(
+    redis_url: str, wait_until: WaitUntil
+) -> None:
+    async with (
+        Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
+        Dedup(redis_url, namespace="t") as other,
+    ):
+        held = await other.claim("q", lease=60)
+        listed = asyncio.ensure_future(dedup.claim_many(["q", "q"], wait=WAIT))
+        wakeups = dedup._namespace.connection.wakeups
+        await wait_until(lambda: wakeups._count, description="the list waits")
+        await held.release()
+        assert outcomes(await at_once(listed)) == ["acquired", "in_progress"]
+
+
+async def test_it_gives_up_once_for_all_duplicates(redis_url: str) -> None:
+    async with (
+        Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
+        Dedup(redis_url, namespace="t") as other,
+    ):
+        await other.claim("q", lease=60)
+        began = asyncio.get_running_loop().time()
+        claims = await dedup.claim_many(["q"] * 8, wait=0.2)
+        assert asyncio.get_running_loop().time() - began < 8 * 0.2
+        assert outcomes(claims) == ["in_progress"] * 8
+
+
+# `Inbox.once(gate=…, wait=8.0)` counted one wait as four: one for each look at the gate. A sidecar counted
+# none.
+
+
+WEEK = timedelta(days=7)
+
+
+@pytest.fixture(autouse=True)
+def _short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "LOOK", 0.05)
+
+
+def begin() -> Any:
+    """No transaction begins: the caller waits at the gate in vain."""
+    raise AssertionError("it does not get as far")
+
+
+def counted(counters: GateCounters) -> int:
+    """How many waits were counted."""
+    return sum(int(sum(cells[:-1])) for cells in counters.waits.values())
+
+
+async def test_a_wait_of_several_looks_is_counted_once() -> None:
+    inbox = Inbox("shop", keep=WEEK)
+    gate = Dedup("memory://", namespace="t")
+    counters = gate._namespace.connection.count()
+
+    @inbox.once(key=lambda session, key: key, begin=begin, gate=gate, wait=0.5)
+    async def work(session: Any, key: str) -> None: ...
+
+    async with gate, gate.claim(inbox._rules.gate_key("k")):
+        with pytest.raises(InProgressError):
+            await work("k")
+    assert counted(counters) == 1
+
+
+def test_a_wait_of_synchronous_code_is_counted_once() -> None:
+    inbox = SyncInbox("shop", keep=WEEK)
+    gate = SyncDedup("memory://", namespace="t")
+    registry = CollectorRegistry()
+    watch(gate, registry=registry)
+
+    @inbox.once(key=lambda session, key: key, begin=begin, gate=gate, wait=0.5)
+    def work(session: Any, key: str) -> None: ...
+
+    with gate, gate.claim(inbox._rules.gate_key("k")), pytest.raises(InProgressError):
+        work("k")
+    assert registry.get_sample_value("fastdedup_wait_seconds_count", {"namespace": "t"}) == 1
+
+
+def test_a_sidecar_counts_the_waits_of_its_clients() -> None:
+    with Sidecar() as sidecar, sidecar.client() as ask, sidecar.http() as http:
+        ask.execute_command("FD.CLAIM", "k")
+        ask.execute_command("FD.CLAIM", "k", "WAIT", "20")
+        http.post("/v1/claims", json={"key": "k", "wait": 20})
+        assert figure(sidecar.figures(), "fastdedup_wait_seconds_count", namespace="fastdedup") == 2
