@@ -255,6 +255,11 @@ class World:
 
     async def _close(self) -> None:
         for gate in self.gates:
+            connection = gate._namespace.connection
+            engine: Any = connection.running_engine()
+            kept = [*engine._leaders, *engine.named.counts, *connection.wakeups._count, *connection._kept]
+            if kept:
+                self.promises.broke(f"the gate still keeps {kept} for clients that have ended")
             await gate.aclose()
         if self.other_loop is not None:
             await self.on_other_loop(self.gate_on_other_loop.aclose())

@@ -307,7 +307,7 @@ async def test_a_stream_with_such_a_key_is_worked_off(server: RedisServer, wait_
     work = Work()
     async with (
         shop_of(server) as shop,
-        Dedup(server.url, namespace="m", timeout=5.0) as dedup,
+        Dedup(server.url, namespace="keys", timeout=5.0) as dedup,
         shop.consumer(dedup, work, key=key, dead_letter=shop.dead) as consumer,
     ):
         shop.add("m-1", "m-1", "m-2")

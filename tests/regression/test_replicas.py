@@ -94,7 +94,7 @@ async def test_a_primary_that_restarted_empty_is_reported(own_pair: Pair, wait_u
         await wait_until(gate.answers, description="the primary answers again")
         again = [await gate.dedup.claim(f"key-{number}") for number in range(20)]
         assert all(claim.acquired for claim in again), "the restarted primary has forgotten every claim"
-        assert gate.restarts == [PrimaryRestarted(f"Redis at {HOST}:{pair.primary.port}")]
+        assert gate.restarts == [PrimaryRestarted(f"Redis at {HOST}:{own_pair.primary.port}")]
 
 
 async def test_a_restart_is_reported_without_replicas_too(server: RedisServer, wait_until: WaitUntil) -> None:

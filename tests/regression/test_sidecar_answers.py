@@ -336,12 +336,12 @@ async def test_a_socket_serves_no_stores_unless_it_says_so(server: RedisServer) 
             with pytest.raises(redis.ResponseError, match="serves no sidecar:// stores"):
                 client.execute_command(*words)
         with pytest.raises(ConfigError, match="set allow_stores = true"):
-            await Dedup(f"sidecar://{sidecar.path}", on_unavailable=LocalLRU()).open()
-        assert client.execute_command("FD.CLAIM", "k")[0] == b"acquired"
+            await Dedup(f"sidecar://{limited_sidecar.path}", on_unavailable=LocalLRU()).open()
+        assert client.execute_command("FD.CLAIM", "plain")[0] == b"acquired"
 
 
 async def test_the_flag_serves_stores(limited_sidecar: Sidecar) -> None:
-    async with Dedup(f"sidecar://{sidecar.path}", namespace="flag", timeout=5) as dedup:
+    async with Dedup(f"sidecar://{limited_sidecar.path}", namespace="flag", timeout=5) as dedup:
         assert (await dedup.claim("k")).acquired
 
 

@@ -68,7 +68,7 @@ REPLIES_IN_ALL = 12 * 1024 * 1024
 @pytest.fixture(scope="module")
 def narrow_sidecar(redis_server: RedisServer) -> Iterator[Sidecar]:
     """A sidecar whose store has a large result under each of the keys."""
-    config = f"allow_stores = true\n[limits]\nreplies_in_all = {IN_ALL}\n"
+    config = f"allow_stores = true\n[limits]\nreplies_in_all = {REPLIES_IN_ALL}\n"
     options = ("--url", redis_server.url, "--namespace", "unread", "--ttl", "300", "--timeout", "5")
     with Sidecar(*options, config=config) as narrow_sidecar:
         settle(narrow_sidecar.path, KEYS, RESULT)
@@ -175,7 +175,7 @@ ASK = post("/v1/claims", b'{"key":"k"}')
 def http_sidecar(redis_server: RedisServer) -> Iterator[Sidecar]:
     """A sidecar whose store has a large result under a key."""
     options = ("--url", redis_server.url, "--namespace", "unread-http", "--ttl", "300", "--timeout", "5")
-    with Sidecar(*options, config=f"[limits]\nreplies_in_all = {IN_ALL}\n") as http_sidecar:
+    with Sidecar(*options, config=f"[limits]\nreplies_in_all = {ANSWERS_IN_ALL}\n") as http_sidecar:
         settle(http_sidecar.path, ["k"], RESULT)
         yield http_sidecar
     with redis_server.client() as raw:

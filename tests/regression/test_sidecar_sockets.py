@@ -317,7 +317,7 @@ async def test_it_serves_again_once_a_connection_ends(
 def test_the_soft_limit_is_raised_to_what_is_needed(redis_server: RedisServer) -> None:
     with serving(redis_server.url, 64, 2000) as sidecar_with_few_files:
         assert sidecar_with_few_files.process is not None
-        limits = Path(f"/proc/{sidecar.process.pid}/limits").read_text()
+        limits = Path(f"/proc/{sidecar_with_few_files.process.pid}/limits").read_text()
         assert limits.partition("Max open files")[2].split()[:2] == [str(1024 + RESERVE), "2000"]
         assert "fewer connections" not in sidecar_with_few_files.log
 

@@ -125,9 +125,6 @@ def test_synchronous_code_names_its_use_as_well(redis_url: str, redis_server: Re
 # A token that was consumed, and nobody was told: a release of its consumer issues it again.
 
 
-pytestmark = on_stores(*ALL_BUT_LOCAL)
-
-
 async def consumed(dedup: Dedup, token: str, owner: bytes) -> tuple[bytes, int]:
     """Consume a token as `owner`; return its store key and the fence."""
     wire = dedup.tokens.wire(token)
@@ -145,6 +142,7 @@ async def released(dedup: Dedup, op: ReleaseOp) -> Code:
     return code
 
 
+@on_stores(*ALL_BUT_LOCAL)
 async def test_its_consumers_release_issues_it_again(backend: Backend) -> None:
     """Once and once more, as its reply may be lost; still bound to its subject."""
     async with backend.make() as dedup:
@@ -158,6 +156,7 @@ async def test_its_consumers_release_issues_it_again(backend: Backend) -> None:
         assert await dedup.tokens.consume(token, subject="user:7") is Outcome.SUCCEEDED
 
 
+@on_stores(*ALL_BUT_LOCAL)
 async def test_one_batch_holds_releases_of_both_kinds(backend: Backend) -> None:
     async with backend.make() as dedup:
         tokens = [await dedup.tokens.issue(subject="user:7") for _ in range(4)]
