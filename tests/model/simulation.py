@@ -244,8 +244,8 @@ class World:
         for wire, record in self._far_end.records():
             if record.state not in "PW" or record.left_ms <= 0 or record.fence in died:
                 continue
-            if record.owner[:1] != b"\0":
-                continue  # the same name gets its claim back, so it is left alone
+            if record.owner[:1] != b"\0" and self.disturbances:
+                continue  # its reply was lost: the same name gets its claim back, so it is left alone
             what = f"{wire!r} is held for nobody for {record.left_ms} ms more"
             is_disturbed = self.cancelled_at < inf or self.disturbances > 1
             if self.is_known_by_fence and self._has_copy and is_disturbed:
