@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.client import HTTPConnection
 from socketserver import ThreadingMixIn
-from typing import Any
+from typing import Any, NamedTuple
 from wsgiref import simple_server
 
 import httpx
@@ -25,7 +26,7 @@ from starlette.routing import Route
 
 from fastdedup import Dedup
 from fastdedup.integrations import asgi, wsgi
-from fastdedup.integrations.django import claim_of, everyone, idempotent
+from fastdedup.integrations.django import everyone, idempotent
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.web.response import HeaderFilter
 
@@ -221,149 +222,95 @@ async def test_a_header_that_connection_names_is_not_replayed(redis_url: str) ->
     assert again.headers["x-end"] == "3"
 
 
-# A response shorter than its own Content-Length was stored, and every retry got the broken one again.
+# One handler behind each of the three middlewares
 
 
-LENGTH = "10"
-bodies: list[bytes] = []
+class Reply(NamedTuple):
+    """What a handler returns."""
+
+    body: bytes
+    status: int = 201
+    headers: tuple[tuple[str, str], ...] = (("Content-Type", "text/plain"),)
 
 
-@idempotent(principal=everyone)
-def view(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(bodies.pop(0), headers={"Content-Length": LENGTH})
+Work = Callable[[redis.Redis], Reply]
+"""A handler, which is given a client of its claims' Redis."""
+Post = Callable[[Work, int], list[Any]]
 
 
-SHORT_URLS = (path("orders", view),)
-
-
-@pytest.fixture(autouse=True)
-def _bodies() -> None:
-    bodies[:] = [b"", b"half", b"0123456789", b"never made"]
-
-
-async def test_asgi_keeps_only_a_whole_response() -> None:
+def behind_asgi(raw: redis.Redis, url: str, work: Work, times: int) -> list[Any]:
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        headers = [(b"content-length", LENGTH.encode())]
-        await send({"type": "http.response.start", "status": 201, "headers": headers})
-        await send({"type": "http.response.body", "body": bodies.pop(0)})
+        reply = work(raw)
+        headers = [(name.encode(), value.encode()) for name, value in reply.headers]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
 
-    async with Dedup() as dedup:
-        guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(guarded), base_url="http://shop.test"
-        ) as client:
-            found = [await client.post("/orders", headers=KEY) for _ in range(4)]
+    async def ask() -> list[Any]:
+        async with Dedup(url, namespace="t") as dedup:
+            transport = httpx.ASGITransport(asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone))
+            async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as client:
+                return [await client.post("/orders", headers=KEY) for _ in range(times)]
+
+    return asyncio.run(ask())
+
+
+def behind_wsgi(raw: redis.Redis, url: str, work: Work, times: int) -> list[Any]:
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        reply = work(raw)
+        start_response(f"{reply.status} Made", list(reply.headers))
+        return [reply.body]
+
+    with SyncDedup(url, namespace="t") as dedup:
+        transport = httpx.WSGITransport(wsgi.IdempotencyMiddleware(app, dedup, principal=wsgi.everyone))
+        with httpx.Client(transport=transport, base_url="http://shop.test") as client:
+            return [client.post("/orders", headers=KEY) for _ in range(times)]
+
+
+def behind_django(raw: redis.Redis, url: str, work: Work, times: int) -> list[Any]:
+    @idempotent(principal=everyone)
+    def view(request: HttpRequest) -> HttpResponse:
+        reply = work(raw)
+        return HttpResponse(reply.body, status=reply.status, headers=dict(reply.headers))
+
+    urls = (path("orders", view),)
+    with open_shop(ROOT_URLCONF=urls, FASTDEDUP={"url": url, "namespace": "t", "timeout": 5.0}):
+        return [Client().post("/orders", headers=KEY) for _ in range(times)]
+
+
+@pytest.fixture(params=[behind_asgi, behind_wsgi, behind_django])
+def post(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Post]:
+    """Sends a request several times to a handler, and returns the responses."""
+    with redis.Redis.from_url(redis_url) as raw:
+        yield partial(request.param, raw, redis_url)
+
+
+def test_only_a_whole_response_is_kept(post: Post) -> None:
+    """A response shorter than its own Content-Length was stored, and every retry got the broken one again."""
+    bodies = [b"", b"half", b"0123456789", b"never made"]
+    headers = (("Content-Length", "10"), ("Content-Type", "text/plain"))
+    found = post(lambda raw: Reply(bodies.pop(0), headers=headers), 4)
     assert [each.content for each in found] == [b"", b"half", b"0123456789", b"0123456789"]
     assert found[3].headers["idempotency-replayed"] == "true"
 
 
-def test_wsgi_keeps_only_a_whole_response() -> None:
-    def app(environ: Any, start_response: Any) -> list[bytes]:
-        start_response("201 Created", [("Content-Length", LENGTH), ("Content-Type", "text/plain")])
-        return [bodies.pop(0)]
+def test_a_response_whose_key_was_overwritten_is_sent_and_marked_as_not_stored(post: Post) -> None:
+    """It became a 500 under ASGI, though its handler had run."""
 
-    with SyncDedup() as dedup:
-        guarded = wsgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
-        found = [call(guarded, HTTP_IDEMPOTENCY_KEY="k", checked=False) for _ in range(4)]
-    assert [each.body for each in found] == [b"", b"half", b"0123456789", b"0123456789"]
-
-
-def test_django_keeps_only_a_whole_response(redis_url: str) -> None:
-    with open_shop(ROOT_URLCONF=SHORT_URLS, FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0}):
-        found = [Client().post("/orders", headers=KEY) for _ in range(4)]
-    assert [each.content for each in found] == [b"", b"half", b"0123456789", b"0123456789"]
-
-
-# A response whose key another program had overwritten became a 500 under ASGI, though its handler had run.
-
-
-def overwrite(url: str) -> None:
-    """Put another program's value in the place of the claim."""
-    with redis.Redis.from_url(url) as raw:
+    def work(raw: redis.Redis) -> Reply:
         for key in raw.scan_iter():
             raw.set(key, "another program's", ex=60)
+        return Reply(b"made")
+
+    (found,) = post(work, 1)
+    assert (found.status_code, found.content, found.headers["idempotency-stored"]) == (201, b"made", "false")
 
 
-def seen(answer: httpx.Response) -> tuple[int, str, str | None]:
-    return answer.status_code, answer.text, answer.headers.get("idempotency-stored")
+def test_a_failed_response_whose_claim_was_lost_is_409(post: Post) -> None:
+    """A 5xx was sent under ASGI and Django, and not under WSGI."""
 
+    def work(raw: redis.Redis) -> Reply:
+        raw.flushdb()
+        return Reply(b"failed", 503)
 
-async def test_asgi_sends_it_marked_as_not_stored(redis_url: str) -> None:
-    async def shop(scope: Any, receive: Any, send: Any) -> None:
-        overwrite(redis_url)
-        await send({"type": "http.response.start", "status": 201, "headers": []})
-        await send({"type": "http.response.body", "body": b"made"})
-
-    async with Dedup(redis_url, namespace="t") as dedup:
-        guarded = asgi.IdempotencyMiddleware(shop, dedup, principal=asgi.everyone)
-        transport = httpx.ASGITransport(guarded)
-        async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as client:
-            assert seen(await client.post("/orders", headers=KEY)) == (201, "made", "false")
-
-
-def test_wsgi_sends_it_marked_as_not_stored(redis_url: str) -> None:
-    def shop(environ: Any, start_response: Any) -> Any:
-        overwrite(redis_url)
-        start_response("201 Created", [])
-        return [b"made"]
-
-    with SyncDedup(redis_url, namespace="t") as dedup:
-        guarded = wsgi.IdempotencyMiddleware(shop, dedup, principal=wsgi.everyone)
-        with httpx.Client(transport=httpx.WSGITransport(guarded), base_url="http://shop.test") as client:
-            assert seen(client.post("/orders", headers=KEY)) == (201, "made", "false")
-
-
-# A 5xx response whose claim was lost was sent under ASGI and Django: as under WSGI, its client now gets
-# 409.
-
-
-LOST = "urn:fastdedup:problem:claim-lost"
-
-
-@idempotent(principal=everyone)
-def failing_view(request: HttpRequest) -> HttpResponse:
-    claim = claim_of(request)
-    assert claim is not None
-    with SyncDedup(os.environ["SHOP"], namespace="t") as dedup:
-        dedup.scoped("http").forget(claim.key)
-    return HttpResponse("failed", status=503)
-
-
-FAILING_URLS = (path("orders", failing_view),)
-
-
-async def test_asgi_answers_409_in_place_of_a_failed_response() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await dedup.scoped("http").forget(asgi.claim_of(scope).key)  # type: ignore[union-attr]
-        await send({"type": "http.response.start", "status": 503, "headers": []})
-        await send({"type": "http.response.body", "body": b"failed"})
-
-    async with Dedup() as dedup:
-        guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
-        transport = httpx.ASGITransport(guarded)
-        async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as client:
-            found = await client.post("/orders", headers=KEY)
-    assert (found.status_code, found.json()["type"]) == (409, LOST)
-
-
-def test_wsgi_answers_409_in_place_of_a_failed_response() -> None:
-    def app(environ: Any, start_response: Any) -> list[bytes]:
-        claim = wsgi.claim_of(environ)
-        assert claim is not None
-        dedup.scoped("http").forget(claim.key)
-        start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
-        return [b"failed"]
-
-    with SyncDedup() as dedup:
-        guarded = wsgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
-        found = call(guarded, HTTP_IDEMPOTENCY_KEY="k")
-    assert (found.status, found.problem) == (409, "claim-lost")
-
-
-def test_django_answers_409_in_place_of_a_failed_response(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SHOP", redis_url)
-    with open_shop(ROOT_URLCONF=FAILING_URLS, FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0}):
-        found = Client().post("/orders", headers=KEY)
-    assert (found.status_code, found.json()["type"]) == (409, LOST)
+    (found,) = post(work, 1)
+    assert (found.status_code, found.json()["type"]) == (409, "urn:fastdedup:problem:claim-lost")
