@@ -316,7 +316,9 @@ async def two_gates(world: World) -> None:
 async def named_owner(world: World) -> None:
     """An owner with a name of its own asks again after an error, and gets its own claim back."""
     audited(world, "k")
-    await world.gate.get("k")  # a gate that knows no time of the store leaves alone what a name may have held before
+    await world.gate.get(
+        "k"
+    )  # a gate that knows no time of the store leaves alone what a name may have held before
 
     async def work(who: str, gate: Dedup) -> None:
         asked = 0.0

@@ -1,10 +1,13 @@
-"""How consumers start and end: with a plain error, with their cancellation, and without messages in hand."""
+"""How consumers start and end, and what becomes of the messages in their hands."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import aio_pika
@@ -12,16 +15,24 @@ import pytest
 from aio_pika import IncomingMessage
 from aio_pika.abc import AbstractIncomingMessage
 from aio_pika.exceptions import ChannelNotFoundEntity
+from aiormq import spec
 from redis.asyncio import Redis
 
 from fastdedup import Dedup
 from fastdedup.integrations.rabbitmq import Consumer as RabbitConsumer
-from fastdedup.integrations.rabbitmq import message_id
+from fastdedup.integrations.rabbitmq import message_id, places
+from fastdedup.integrations.rabbitmq.dead_letters import replay
 from fastdedup.integrations.rabbitmq.places import UnroutableError, publish_copy
 from fastdedup.integrations.redis_streams import Consumer, entry_id
+from fastdedup.messages.headers import ATTEMPTS, ERROR, KEY, LEFT_OUT, QUEUE
 
 from ..brokers import RabbitServer
+from ..messages.dead_letter_desk import desk_at
 from ..messages.test_rabbitmq import Orders, shop
+from ..messages.test_rabbitmq_hostile import ODD
+
+# How consumers start and end: with a plain error, with their cancellation, and without messages in hand.
+
 
 # A RabbitMQ consumer that is stopped or cancelled returns what it did not do, though its channel stays
 # open. The messages stayed unacknowledged: until the channel closed the broker kept them from all other
@@ -163,3 +174,220 @@ async def test_no_twin_counts_as_confirmed_where_no_queue_takes_it(rabbitmq: Rab
             *(publish_copy(twin, "", "gone", {}) for twin in twins), return_exceptions=True
         )
         assert [type(answer) for answer in answers] == [UnroutableError] * 3
+
+
+# RabbitMQ: a message whose headers nearly fill a frame fails. The headers of its dead letter were too large
+# for a frame. The broker closed the connection, and delivered it again with all others in hand, for ever:
+# it never became a dead letter, and no ack of the others arrived.
+
+
+FRAME_MAX = 131_072
+"""RabbitMQ's own."""
+_AROUND = 20
+"""Bytes of a content header's frame around its properties."""
+
+
+def filling(left: int) -> dict[str, Any]:
+    """Return headers that leave so many bytes of a frame; negative where only RabbitMQ takes it."""
+    headers = {"big": "", "tenant": "a"}
+    bare = aio_pika.Message(b"{}", message_id="big", delivery_mode=2, headers=headers).properties
+    return {**headers, "big": "b" * (FRAME_MAX - _AROUND - len(bare.marshal()) - left)}
+
+
+def fault(message: AbstractIncomingMessage) -> None:
+    if message.message_id == "big":
+        raise ValueError("no such customer: " + "e" * 600)
+
+
+async def fail(orders: Orders, left: int, wait_until: WaitUntil, **options: Any) -> AbstractIncomingMessage:
+    """Consume a message that fails three times, and others beside it; return its dead letter."""
+    orders.then = fault
+    others = [str(number) for number in range(10)]
+    await orders.publish("big", headers=filling(left))
+    await orders.publish(*others)
+    async with orders.consuming(attempts=3, **options) as consumer:
+        await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
+        await wait_until(lambda: consumer.counts.first == len(others), description="the others are done")
+    assert (consumer.counts.delivered, consumer.counts.retried) == (3 + len(others), 2)
+    assert orders.runs == {"big": 3, **dict.fromkeys(others, 1)}
+    assert all(each.headers["tenant"] == "a" for each in orders.seen if each.message_id == "big")
+    assert await orders.left() == 0
+    (dead,) = await orders.dead()
+    assert (dead.body, dead.message_id, dead.headers[ATTEMPTS]) == (b"{}", "big", 3)
+    return dead
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+async def test_a_message_that_nearly_fills_a_frame_becomes_a_dead_letter(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil, kind: str
+) -> None:
+    async with shop(rabbitmq, redis_url, kind=kind, robust=True) as orders:
+        dead = await fail(orders, 600, wait_until)
+    assert filling(600).items() <= dead.headers.items()
+    assert (len(dead.headers[ERROR]), dead.headers[KEY], LEFT_OUT in dead.headers) == (100, "big", False)
+
+
+async def test_our_own_headers_are_left_out_before_the_messages(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    async with shop(rabbitmq, redis_url, robust=True) as orders:
+        dead = await fail(orders, 30, wait_until)
+    assert dead.headers == {**filling(30), ATTEMPTS: 3}
+
+
+@pytest.mark.parametrize("left", [0, -8])
+async def test_the_largest_headers_of_a_full_frame_are_left_out(
+    rabbitmq: RabbitServer,
+    redis_url: str,
+    wait_until: WaitUntil,
+    left: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is held for its next attempt: a copy would lack what the handler needs."""
+    caplog.set_level(logging.WARNING, "fastdedup.messages")
+    async with shop(rabbitmq, redis_url, robust=True) as orders:
+        dead = await fail(orders, left, wait_until)
+        assert {len(each.headers["big"]) for each in orders.seen if each.message_id == "big"} == {
+            len(filling(left)["big"])
+        }
+    assert dead.headers == {"tenant": "a", ATTEMPTS: 3, LEFT_OUT: "big"}
+    assert "do not fit into a frame: it is held in" in caplog.text
+    assert "left out: 'big'" in caplog.text
+
+
+async def test_the_header_that_holds_the_key_goes_after_all_smaller_ones(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    """So little room is left beyond it that the dead letter can say only how many others are missing."""
+
+    def key_of(message: AbstractIncomingMessage) -> str:
+        return str(message.headers["id"]).partition(":")[0]
+
+    async with shop(rabbitmq, redis_url, robust=True) as orders:
+        orders.then = fault
+        message = aio_pika.Message(b"{}", message_id="big", delivery_mode=2, headers={"id": "", ATTEMPTS: 1})
+        room = FRAME_MAX - _AROUND - len(message.properties.marshal())
+        for_the_mark = 36  # bytes: of "2 headers" it takes 35, of the two names 39
+        theirs = {
+            "id": "big:" + "b" * (room - len("big:") - for_the_mark),
+            "tenant": "a" * 12,
+            "trace": "t" * 12,
+        }
+        await orders.publish("big", headers=theirs)
+        async with orders.consuming(attempts=1, key=key_of) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
+        (dead,) = await orders.dead()
+    assert dead.headers == {"id": theirs["id"], ATTEMPTS: 1, LEFT_OUT: "2 headers"}
+
+
+async def test_a_message_held_for_its_next_attempt_goes_back_by_stop(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    async with shop(rabbitmq, redis_url) as orders:
+        orders.then = fault
+        await orders.publish("big", headers=filling(0))
+        async with orders.consuming(retry_delay=100.0) as consumer:
+            await wait_until(lambda: consumer.counts.retried, description="it has failed")
+
+        async def is_back() -> bool:
+            return await orders.left() == 1
+
+        await wait_until(is_back, description="it is in the queue")
+        message = await orders.queue.get()
+        assert (message.message_id, message.headers) == ("big", filling(0))
+        assert orders.runs["big"] == 1
+
+
+async def test_a_held_message_whose_channel_is_lost_is_delivered_again(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    async with shop(rabbitmq, redis_url, robust=True) as orders:
+        orders.then = fault
+        await orders.publish("big", headers=filling(0))
+        async with orders.consuming(retry_delay=0.5, attempts=2) as consumer:
+            await wait_until(lambda: consumer.counts.retried, description="it has failed")
+            underlay = await orders.channel.get_underlay_channel()
+            await underlay.connection.close(ConnectionError("cut"))
+            await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
+        assert orders.runs["big"] == 2
+        assert len(await orders.dead()) == 1
+
+
+async def test_replay_leaves_what_does_not_fit(rabbitmq: RabbitServer) -> None:
+    """What the broker itself has laid down has no header of ours that could make room for the mark."""
+    async with desk_at(rabbitmq) as desk:
+        dead = await desk.channel.declare_queue(desk.dead, durable=True)
+        await desk.publish("big", to=dead.name, headers=filling(0))
+        await desk.publish("a", to=dead.name)
+        report = await replay(desk.channel, dead.name, to=desk.queue)
+        assert (report.seen, report.replayed, report.keys) == (2, 1, {"a"})
+        assert list(report.kept) == [
+            f"the headers of a message for the queue {desk.queue!r} do not fit into a frame"
+        ]
+        assert [message.message_id for message in await desk.taken(dead.name, 1)] == ["big"]
+
+
+async def test_replay_sends_a_message_without_all_its_headers_by_its_key_alone(
+    rabbitmq: RabbitServer,
+) -> None:
+    async with desk_at(rabbitmq) as desk:
+        dead = await desk.channel.declare_queue(desk.dead, durable=True)
+        await desk.publish(
+            "big", to=dead.name, headers={LEFT_OUT: "big", "x-fastdedup-reason": "failed", QUEUE: desk.queue}
+        )
+        everything = await replay(desk.channel, dead.name)
+        assert (everything.replayed, sum(everything.kept.values())) == (0, 1)
+        named = await replay(desk.channel, dead.name, keys={"big"})
+        assert (named.replayed, named.kept) == (1, {})
+        (message,) = await desk.taken(desk.queue, 1)
+        assert message.headers[LEFT_OUT] == "big"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        ODD,
+        {"": ""},
+        {"\U0001f600" * 30: "\U0001f600" * 1000},
+        {str(number): 1 for number in range(1000)},
+        {str(number): float("inf") for number in range(1000)},
+        {
+            "a": [-129, 40_000, 3_000_000_000, -3_000_000_000, True, False, None, Decimal("1"), {}, [], ""]
+            * 50
+        },
+        {"a": {"b": [{"c": bytearray(b"\x00" * 100)}] * 20}},
+    ],
+)
+def test_headers_are_never_larger_than_they_seem(headers: dict[str, Any]) -> None:
+    """Each size is asked for a frame that is a byte too small: a quick look must never call that enough."""
+    texts = dict.fromkeys(
+        (
+            "content_type",
+            "content_encoding",
+            "correlation_id",
+            "reply_to",
+            "expiration",
+            "message_type",
+            "app_id",
+        ),
+        "t" * 255,
+    )
+    for properties in (
+        spec.Basic.Properties(headers=headers, message_id="i" * 255, priority=9, delivery_mode=2, **texts),
+        spec.Basic.Properties(headers=headers, message_id="i"),
+    ):
+        size = _AROUND + len(properties.marshal())
+        assert not places._fits(properties, channel_of(size - 1))
+        assert places._fits(properties, channel_of(size))
+        assert places._fits(properties, channel_of(0))
+
+
+def test_the_id_that_aiormq_makes_up_counts() -> None:
+    properties = spec.Basic.Properties(headers={"big": "b" * 5000})
+    size = _AROUND + len(properties.marshal()) + 33
+    assert not places._fits(properties, channel_of(size - 1))
+    assert places._fits(properties, channel_of(size))
+
+
+def channel_of(frame_max: int) -> Any:
+    return SimpleNamespace(connection=SimpleNamespace(connection_tune=SimpleNamespace(frame_max=frame_max)))
