@@ -18,7 +18,7 @@ TESTS = [
     "tests/outage/test_lost_replies.py",
     "tests/regression/test_lifecycle.py",
     "tests/regression/test_traps.py",
-    "tests/regression/test_callers.py",
+    "tests/regression/test_ways_around_the_web_gate.py",
     "tests/sidecar/test_batch_answers.py",
     "tests/sidecar/test_resp_connection.py",
     "tests/test_bad_input.py",

@@ -1,28 +1,18 @@
-"""The life of a gate and its claims: how they begin, end, fail and are called back."""
+"""Bugs that were found by review, one test each: each failed before its fix."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from fastdedup import BreakerState, ClaimLostError, Dedup, LocalLRU, Outcome, UnavailableError, UsageError
-from fastdedup.claims.call import KnownCall
-from fastdedup.gate import recent
 from fastdedup.protocol.operations import Op, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
-from fastdedup.testing import FakeStore
 
-from ..servers import RedisServer
 from ..stores import Backend
-
-# Bugs that were found by review, one test each: each failed before its fix.
-
 
 WaitUntil = Callable[..., Any]
 
@@ -224,142 +214,3 @@ async def test_renewal_does_not_stop_a_body_whose_completion_is_recorded(wait_un
         await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="the store is back")
         await claim.complete("done")
     assert not claim._stopped_body
-
-
-# Fault: an error of the `on_batch` callback left its batch in the engine: its claim, and `aclose`, never
-# ended.
-
-
-async def test_its_error_stops_no_batch(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("ERROR", "fastdedup")
-    sizes: list[int] = []
-
-    def counted(size: int) -> None:
-        sizes.append(size)
-        raise RuntimeError("the socket of statsd, secret, is gone")
-
-    dedup = Dedup(redis_url, namespace="t")
-    dedup.on_batch(counted)
-    async with asyncio.timeout(20), dedup:
-        for number in range(5):
-            assert (await dedup.claim(f"k{number}")).acquired
-        assert (dedup.in_flight, dedup.pending) == (0, 0)
-    assert len(sizes) >= 5
-    (line,) = [each for each in caplog.messages if "on_batch" in each]
-    assert line.startswith("the on_batch callback failed: RuntimeError at ")
-    assert "secret" not in line
-
-
-# Fault: a callback that asked a cancelled future for its result, and so raised CancelledError, ended the
-# claim.
-
-
-@pytest.mark.parametrize("callback", ["on_event", "on_batch"])
-async def test_it_is_logged_and_changes_no_answer(callback: str, caplog: pytest.LogCaptureFixture) -> None:
-    future = asyncio.get_running_loop().create_future()
-    future.cancel()
-
-    def asks(_: Any) -> None:
-        future.result()
-
-    store = FakeStore()
-    dedup = Dedup(store, on_unavailable=LocalLRU(), on_event=asks if callback == "on_event" else None)
-    if callback == "on_batch":
-        dedup.on_batch(asks)
-    async with asyncio.timeout(20), dedup:
-        assert (await dedup.claim("before")).acquired
-        with store.outage("refused"):
-            assert (await dedup.claim("order:42")).degraded
-    assert f"the {callback} callback failed" in caplog.text
-    assert "CancelledError" in caplog.text
-
-
-# Fault: while another thread made gates, a claim that learned of a success raised "Set changed size".
-
-
-async def test_a_claim_does_not_see_them() -> None:
-    over = threading.Event()
-
-    def make_gates() -> None:
-        while not over.is_set():
-            gates = [Dedup("memory://") for _ in range(20)]
-            del gates
-            gc.collect(0)
-
-    thread = threading.Thread(target=make_gates)
-    former = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    thread.start()
-    try:
-        async with Dedup("memory://", known_duplicates=5.0) as dedup:
-            for number in range(1_500):
-                async with dedup.claim(f"k{number}"):
-                    pass
-                assert not (await dedup.claim(f"k{number}")).acquired
-    finally:
-        over.set()
-        thread.join()
-        sys.setswitchinterval(former)
-
-
-# Results of 60,000 keys were still in memory seconds after Redis had been flushed.
-
-
-KEYS = 20_000
-AGE = 0.5
-"""Seconds that a success is known for; all are given back within a second more."""
-
-
-def remembered() -> int:
-    """Answers that this process still holds."""
-    gc.collect()
-    return sum(type(each) is KnownCall for each in gc.get_objects())
-
-
-async def succeed(dedup: Dedup, keys: range, result: str) -> None:
-    """Complete the keys, and hear of each from the store."""
-    for start in range(keys.start, keys.stop, 2000):
-        part = [str(number) for number in range(start, min(start + 2000, keys.stop))]
-        claims = await dedup.claim_many(part)
-        await asyncio.gather(*[claim.complete(result) for claim in claims if claim.acquired])
-        for claim in await dedup.claim_many(part):
-            assert claim.outcome is Outcome.SUCCEEDED
-
-
-@pytest.mark.no_cover
-async def test_memory_is_given_back_where_nothing_more_is_asked(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
-) -> None:
-    before = remembered()  # other tests of this process may have left some
-    async with Dedup(redis_url, namespace="t", timeout=5.0, known_duplicates=AGE) as dedup:
-        await succeed(dedup, range(KEYS), "x" * 200)
-        known = dedup._namespace.connection.recent
-        assert 0 < len(known) <= recent.MAX_ENTRIES
-        with redis_server.client() as raw:
-            raw.flushall()
-        await wait_until(lambda: not len(known), description="all is given back", deadline=AGE + 1.0)
-        assert known.bytes == 0
-        assert remembered() <= before
-
-
-@pytest.mark.no_cover
-async def test_the_gates_of_a_process_share_one_bound(redis_url: str) -> None:
-    """Of entries as of bytes."""
-    before = remembered()
-    gates = [
-        Dedup(redis_url, namespace=f"t{number}", timeout=5.0, known_duplicates=60) for number in range(3)
-    ]
-    for gate in gates:
-        await gate.open()
-    try:
-        for gate in gates:
-            await succeed(gate, range(6_000), "x" * 200)
-        assert sum(len(gate._namespace.connection.recent) for gate in gates) <= recent.MAX_ENTRIES
-        for gate in gates:
-            await succeed(gate, range(100_000, 100_100), "x" * 200_000)
-        assert recent.bytes_held() <= recent.MAX_BYTES
-    finally:
-        for gate in gates:
-            await gate.aclose()
-    assert recent.bytes_held() == 0
-    assert remembered() <= before

@@ -1,0 +1,192 @@
+"""Ways past a rule, or to another's response, that review found: each worked before its fix."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import flask
+import httpx
+import pytest
+from fastapi import FastAPI, Header
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route as Path
+
+from fastdedup import Claim, ConfigError, Dedup, UnavailableError, fingerprint
+from fastdedup.integrations import asgi, wsgi
+from fastdedup.integrations.exchange import AsgiExchange
+from fastdedup.integrations.fastapi import Claimed, Idempotency, OneTimeToken, everyone
+from fastdedup.sync import Dedup as SyncDedup
+
+
+def client(app: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop.test")
+
+
+async def answer(request: Any) -> PlainTextResponse:
+    return PlainTextResponse(request.url.path)
+
+
+@pytest.mark.parametrize("path", ["/orders", "/orders%0a", "/orders/", "//orders"])
+async def test_no_spelling_of_a_path_slips_past_a_required_key(path: str) -> None:
+    async with Dedup() as dedup:
+        inner = Starlette(routes=[Path("/orders", answer, methods=["POST"])])
+        routes = [asgi.Route("/orders", required=True)]
+        app = asgi.IdempotencyMiddleware(inner, dedup, principal=asgi.everyone, routes=routes)
+        async with client(app) as visitor:
+            request = visitor.build_request("POST", "/orders")
+            request.url = request.url.copy_with(raw_path=path.encode())
+            assert (await visitor.send(request)).status_code == 400
+
+
+@pytest.mark.parametrize("method", ["POST", "post", "PoSt"])
+def test_no_spelling_of_a_method_slips_past_a_required_key(method: str) -> None:
+    shop = flask.Flask("shop")
+    shop.post("/orders")(lambda: "done")
+    statuses = []
+    with SyncDedup() as dedup:
+        routes = [wsgi.Route("/orders", required=True)]
+        app = wsgi.IdempotencyMiddleware(shop.wsgi_app, dedup, principal=wsgi.everyone, routes=routes)
+        environ = flask.Flask("x").test_request_context("/orders", method="POST").request.environ
+        environ["REQUEST_METHOD"] = method
+        list(app(environ, lambda status, headers, exc_info=None: statuses.append(status)))  # type: ignore[arg-type,return-value,func-returns-value]
+    assert statuses == ["400 Bad Request"]
+
+
+async def somebody(x_user: Annotated[str | None, Header()] = None) -> str | None:
+    return x_user
+
+
+async def test_nobody_redeems_nor_replays_somebodys_token() -> None:
+    dedup = Dedup()
+    app = FastAPI()
+    Idempotency(app, dedup)
+
+    @app.post("/orders")
+    async def order(claim: Annotated[Claim, OneTimeToken(subject=somebody)]) -> str:
+        return "her receipt"
+
+    async with dedup, client(app) as visitor:
+        used, fresh = [await dedup.tokens.issue(subject="ann") for _ in range(2)]
+        open_to_all = await dedup.tokens.issue()
+        assert (await visitor.post("/orders", headers={"x-user": "ann", "x-one-time-token": used})).is_success
+        for token, status in (
+            (used, 409),
+            (fresh, 403),
+        ):  # "was done already", without her receipt; and "not yours"
+            refused = await visitor.post("/orders", headers={"x-one-time-token": token})
+            assert refused.status_code == status
+            assert "her receipt" not in refused.text
+        assert (await visitor.post("/orders", headers={"x-one-time-token": open_to_all})).is_success
+
+
+async def test_one_key_for_two_resources_is_not_replayed_whatever_the_fingerprint_looks_at() -> None:
+    async with Dedup() as dedup:
+        inner = Starlette(routes=[Path("/pay/{id}", answer, methods=["POST"])])
+        app = asgi.IdempotencyMiddleware(
+            inner,
+            dedup,
+            principal=asgi.everyone,
+            routes=["/pay/{id}"],
+            fingerprint=lambda request: fingerprint(request.body),
+        )
+        async with client(app) as visitor:
+            paid = [
+                await visitor.post(f"/pay/{number}", headers={"idempotency-key": "k"}) for number in (1, 2, 1)
+            ]
+        assert [(each.status_code, each.text) for each in (paid[0], paid[2])] == [(200, "/pay/1")] * 2
+        assert paid[1].status_code == 422
+
+
+async def test_a_mounted_application_without_a_gate_of_its_own_is_a_mistake() -> None:
+    dedup = Dedup()
+    app, part = FastAPI(), FastAPI()
+    Idempotency(app, dedup)
+    app.mount("/part", part)
+
+    @part.post("/orders", dependencies=[Claimed(principal=everyone)])
+    async def order() -> None: ...
+
+    async with dedup, client(app) as visitor:
+        with pytest.raises(ConfigError, match=r"Idempotency\(\.\.\.\) of its own"):
+            await visitor.post("/part/orders", headers={"idempotency-key": "k"})
+
+
+@pytest.mark.parametrize(
+    "settings", [{"requird": True}, {"methods": ["PUT"]}, {"principal": "x"}, {"principal": None}]
+)
+def test_mistakes_in_claimed_are_told_where_they_are_made(settings: Any) -> None:
+    with pytest.raises(ConfigError, match=re.escape(next(iter(settings)))):
+        Claimed(**{"principal": everyone, **settings})
+
+
+@pytest.mark.parametrize("gate", ["redis://localhost", SyncDedup(), None])
+def test_asgi_takes_the_asyncio_gate(gate: Any) -> None:
+    with pytest.raises(ConfigError, match=re.escape("must be a fastdedup.Dedup")):
+        asgi.IdempotencyMiddleware(FastAPI(), gate, principal=asgi.everyone)
+
+
+def test_a_gate_is_a_dedup() -> None:
+    with pytest.raises(ConfigError, match=re.escape("must be a fastdedup.Dedup")):
+        Idempotency(FastAPI(), "redis://localhost")  # type: ignore[arg-type]
+
+
+async def test_empty_chunks_of_a_body_take_no_memory() -> None:
+    left = 10_000
+
+    async def receive() -> dict[str, Any]:
+        nonlocal left
+        left -= 1
+        return {"type": "http.request", "body": b"" if left else b"end", "more_body": bool(left)}
+
+    async def send(message: Any) -> None: ...
+
+    exchange = AsgiExchange(receive, send, 1000)
+    assert await exchange.body() == b"end"
+    assert len(exchange._chunks) == 1
+
+
+def test_a_body_with_two_lengths_is_refused() -> None:
+    statuses = []
+    with SyncDedup() as dedup:
+        app = wsgi.IdempotencyMiddleware(lambda environ, start: [b""], dedup, principal=wsgi.everyone)
+        environ = flask.Flask("x").test_request_context("/", method="POST", data=b"abcde").request.environ
+        environ |= {"CONTENT_LENGTH": "3", "HTTP_TRANSFER_ENCODING": "chunked", "HTTP_IDEMPOTENCY_KEY": "k"}
+        list(app(environ, lambda status, headers, exc_info=None: statuses.append(status)))  # type: ignore[arg-type,return-value,func-returns-value]
+    assert statuses == ["400 Bad Request"]
+
+
+async def test_the_link_to_the_docs_is_below_the_root_path() -> None:
+    dedup = Dedup()
+    app = FastAPI()
+    Idempotency(app, dedup)
+
+    @app.post("/orders", dependencies=[Claimed(principal=everyone, required=True)])
+    async def order() -> None: ...
+
+    transport = httpx.ASGITransport(app, root_path="/v1")
+    async with dedup, httpx.AsyncClient(transport=transport, base_url="http://shop.test") as visitor:
+        answered = await visitor.post("/v1/orders")
+    assert answered.headers["link"] == '</v1/docs>; rel="describedby"'
+
+
+async def test_an_outage_that_a_handler_without_a_key_meets_is_its_own() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise UnavailableError("the handler's own store")
+
+    dedup = Dedup()
+    async with dedup, client(asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)) as visitor:
+        with pytest.raises(UnavailableError, match="own store"):
+            await visitor.post("/orders")
+
+
+def test_an_outage_that_a_wsgi_handler_without_a_key_meets_is_its_own() -> None:
+    def app(environ: Any, start_response: Any) -> Any:
+        raise UnavailableError("the handler's own store")
+
+    with SyncDedup() as dedup:
+        middleware = wsgi.IdempotencyMiddleware(app, dedup, principal=wsgi.everyone)
+        environ = flask.Flask("x").test_request_context("/orders", method="POST").request.environ
+        with pytest.raises(UnavailableError, match="own store"):
+            middleware(environ, lambda status, headers, exc_info=None: lambda data: None)
