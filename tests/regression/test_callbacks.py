@@ -17,7 +17,7 @@ from fastdedup.testing import FakeStore
 # ended.
 
 
-async def test_its_error_stops_no_batch(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_of_on_batch_stops_no_batch(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("ERROR", "fastdedup")
     sizes: list[int] = []
 
@@ -42,7 +42,9 @@ async def test_its_error_stops_no_batch(redis_url: str, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("callback", ["on_event", "on_batch"])
-async def test_it_is_logged_and_changes_no_answer(callback: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_cancellation_that_a_callback_raises_is_logged(
+    callback: str, caplog: pytest.LogCaptureFixture
+) -> None:
     future = asyncio.get_running_loop().create_future()
     future.cancel()
 

@@ -43,7 +43,7 @@ def are_free(store: redis.Redis, keys: list[str]) -> bool:
     return all(record is not None and record[1:2] == b"R" for record in store.mget(keys))
 
 
-async def test_all_are_freed_and_nobody_else_is_refused(
+async def test_all_claims_of_a_killed_client_are_freed(
     redis_server: RedisServer, redis_url: str, wait_until: WaitUntil
 ) -> None:
     options = ("--url", redis_url, "--namespace", "many", "--timeout", "0.25", "--ttl", "60")

@@ -31,7 +31,7 @@ from ..sidecar.running import figure
 # the key.
 
 
-async def test_it_is_renewed_also_after_its_first_third(wait_until: Callable[..., Any]) -> None:
+async def test_a_lease_is_renewed_also_after_its_first_third(wait_until: Callable[..., Any]) -> None:
     store = FakeStore()
     async with fake_dedup(store, lease=0.15) as dedup, dedup.claim("k", renew=True) as claim:
         await wait_until(lambda: hasattr(claim, "_ends"), description="its own task has renewed it")
@@ -62,7 +62,7 @@ async def _work_until_the_lease_is_over(dedup: Dedup, store: FakeStore) -> None:
         await asyncio.sleep(60)
 
 
-async def test_it_is_renewed_while_the_outage_lasts() -> None:
+async def test_a_local_claim_is_renewed_while_the_outage_lasts() -> None:
     store = FakeStore()
     async with fake_dedup(store, lease=30.0, on_unavailable=LocalLRU()) as dedup:
         with store.outage():
@@ -75,7 +75,7 @@ async def test_it_is_renewed_while_the_outage_lasts() -> None:
             assert_claimed_once(dedup, "k", end="completed")
 
 
-async def test_it_is_renewed_until_the_store_has_it(wait_until: Callable[..., Any]) -> None:
+async def test_a_local_claim_is_renewed_until_the_store_has_it(wait_until: Callable[..., Any]) -> None:
     """The outage has ended, and the policy keeps the record still."""
     store = FakeStore()
     async with fake_dedup(store, lease=30.0, on_unavailable=LocalLRU()) as dedup:
@@ -142,7 +142,7 @@ async def test_the_body_is_stopped_on_redis_as_in_a_test(redis_url: str, is_take
         await _loses(dedup, lambda: store.clock.advance(1_000), is_taken=is_taken)
 
 
-async def test_it_finds_out_at_a_third_of_the_lease() -> None:
+async def test_an_owner_finds_its_loss_out_at_a_third_of_the_lease() -> None:
     store = FakeStore()
     dedup = fake_dedup(store, lease=30.0)
     claim = await dedup.claim("k", renew=True)
@@ -154,7 +154,7 @@ async def test_it_finds_out_at_a_third_of_the_lease() -> None:
         await claim.complete()
 
 
-async def test_who_has_the_key_then_keeps_it() -> None:
+async def test_the_owner_after_a_loss_keeps_the_key() -> None:
     store = FakeStore()
     dedup = fake_dedup(store, lease=30.0)
     former = await dedup.claim("k", renew=True)

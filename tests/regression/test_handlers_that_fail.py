@@ -53,7 +53,7 @@ async def panics_in_a_group() -> None:
 
 
 @pytest.mark.parametrize("work_of", [panics, panics_in_a_group])
-async def test_it_is_tried_again_then_dead_lettered(
+async def test_a_panic_is_tried_again_then_dead_lettered(
     server: RedisServer,
     redis_url: str,
     wait_until: Waiter,
@@ -95,7 +95,7 @@ async def test_a_consumer_of_rabbitmq_goes_on(
 
 
 @pytest.mark.parametrize("gated", [True, False])
-async def test_its_transaction_is_rolled_back(redis_url: str, tmp_path: Path, gated: bool) -> None:
+async def test_the_transaction_of_a_panic_is_rolled_back(redis_url: str, tmp_path: Path, gated: bool) -> None:
     shop = Database(tmp_path / "shop.db")
     async with Dedup(redis_url, namespace="m") as dedup:
         consumer = Billing(dedup if gated else None, inbox=shop.inbox)
@@ -184,7 +184,9 @@ def rules(**options: Any) -> MessageRules:
     return MessageRules("orders", str, wait=0.0, **options)
 
 
-async def test_its_dead_letter_is_laid_down(server: RedisServer, wait_until: Callable[..., Any]) -> None:
+async def test_an_error_without_a_text_becomes_a_dead_letter(
+    server: RedisServer, wait_until: Callable[..., Any]
+) -> None:
     async with (
         shop_of(server) as shop,
         Dedup(server.url, namespace="m", timeout=5.0) as dedup,
@@ -208,7 +210,7 @@ async def test_rules_that_raise_it_make_dead_letters() -> None:
             assert decision.action is Action.DEAD_LETTER
 
 
-async def test_the_end_of_a_consumer_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_end_by_an_error_without_a_text_is_told(caplog: pytest.LogCaptureFixture) -> None:
     told: list[Event] = []
     async with Dedup("memory://", namespace="m", on_event=told.append) as dedup:
         with caplog.at_level(logging.ERROR, "fastdedup.messages"):
@@ -217,7 +219,7 @@ async def test_the_end_of_a_consumer_is_told(caplog: pytest.LogCaptureFixture) -
     assert [type(event) for event in told] == [ConsumerEnded]
 
 
-async def test_it_is_recorded_as_an_error() -> None:
+async def test_an_error_without_a_text_is_recorded() -> None:
     async with Dedup("memory://", namespace="m") as dedup:
         await (await dedup.claim("failed")).fail(Mute())
         with pytest.raises(FailedError, match=TEXT):

@@ -174,7 +174,7 @@ WAYS: list[Callable[[Claim], Awaitable[None]]] = [
 
 
 @pytest.mark.parametrize("way", WAYS, ids=["complete", "fail", "release", "renew"])
-async def test_each_way_tells_of_it_once(way: Callable[[Claim], Awaitable[None]]) -> None:
+async def test_each_way_tells_of_a_lost_lease_once(way: Callable[[Claim], Awaitable[None]]) -> None:
     events: list[Event] = []
     store = FakeStore()
     async with fake_dedup(store, namespace="shop", lease=5.0, on_event=events.append) as dedup:
@@ -189,7 +189,7 @@ async def test_each_way_tells_of_it_once(way: Callable[[Claim], Awaitable[None]]
     assert events == [LeaseLost("shop", "order:42", claim.owner, claim.fence)]
 
 
-async def test_the_end_of_its_block_tells_of_it(redis_url: str) -> None:
+async def test_the_end_of_a_block_tells_of_a_lost_lease(redis_url: str) -> None:
     events: list[Event] = []
     async with Dedup(redis_url, on_event=events.append) as dedup:
         with pytest.raises(ClaimLostError):
@@ -198,7 +198,7 @@ async def test_the_end_of_its_block_tells_of_it(redis_url: str) -> None:
     assert [type(event) for event in events if isinstance(event, LeaseLost)] == [LeaseLost]
 
 
-async def test_the_figures_have_it_and_stand_at_0_before(redis_url: str) -> None:
+async def test_the_figures_count_lost_leases_from_0(redis_url: str) -> None:
     registry = CollectorRegistry()
     dedup = Dedup(redis_url, namespace="shop")
     watch(dedup, registry=registry)

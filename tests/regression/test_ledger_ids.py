@@ -166,7 +166,7 @@ def test_a_form_with_a_wrong_plan_is_refused(entries: object) -> None:
     assert LedgerForm.read(orjson.dumps(form)) is None
 
 
-async def test_its_ids_are_found_again(redis_url: str) -> None:
+async def test_ids_of_version_0_1_0_are_found_again(redis_url: str) -> None:
     """Where another version would look in other buckets, a week of ids would be new."""
     async with Dedup(redis_url, namespace="old-ledger", timeout=5.0) as dedup:
         wire = ledger_wire("old-ledger", "ids")

@@ -47,7 +47,7 @@ asyncio.run(main())
 """
 
 
-def test_it_does_not_depend_on_when_the_client_is_imported() -> None:
+def test_a_key_does_not_depend_on_when_the_client_is_imported() -> None:
     keys = [
         subprocess.run(
             [sys.executable, "-c", PROGRAM.format(early=early)], capture_output=True, text=True, check=True

@@ -60,7 +60,9 @@ class Desk:
 @pytest.mark.parametrize(
     ("kind", "function", "method"), [(Inbox, later, Desk.later), (SyncInbox, now, Desk.now)]
 )
-def test_it_is_the_functions_without_the_transaction(kind: Any, function: Any, method: Any) -> None:
+def test_the_signature_is_the_functions_without_the_transaction(
+    kind: Any, function: Any, method: Any
+) -> None:
     once, of_methods = (kind(name, keep=60.0, begin=lambda: None).once(str) for name in ("billing", "desk"))
     work = once(function)
     assert str(inspect.signature(work)) == "(order: 'str', *, amount: 'int' = 1) -> 'int'"

@@ -41,7 +41,7 @@ from ..sidecar.running import Sidecar, client, paste
 __all__ = ["serve"]
 
 
-def test_it_is_made_once_for_the_same_limits(
+def test_a_document_is_made_once_for_the_same_limits(
     serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Limits] = []

@@ -121,7 +121,9 @@ async def test_no_request_is_renewed_after_its_end(redis_url: str, ending: Calla
     assert not await still_renewed(redis_url, ending)
 
 
-async def test_nor_after_a_response_that_could_not_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_request_is_renewed_after_a_response_that_could_not_be_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(settling, "HOLD", 0.05)
     redis = RedisServer().start()
 

@@ -47,7 +47,7 @@ class Raw:
     dumps = loads = staticmethod(bytes)
 
 
-def test_the_inbox_refuses_it() -> None:
+def test_the_inbox_refuses_no_bytes_of_a_codec() -> None:
     inbox = Inbox("billing", keep=60.0, codec=Raw())
     with inbox_database(inbox) as connection:
 
@@ -68,7 +68,7 @@ def test_the_inbox_refuses_it() -> None:
         assert connection.execute("SELECT count(*) FROM fastdedup_inbox").fetchone() == (2,)
 
 
-async def test_the_gate_refuses_it(redis_url: str) -> None:
+async def test_the_gate_refuses_no_bytes_of_a_codec(redis_url: str) -> None:
     for url in (redis_url, "memory://"):
         async with Dedup(url, namespace="shop", codec=Raw()) as dedup:
             claim = await dedup.claim("empty")

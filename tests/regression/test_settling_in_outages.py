@@ -55,7 +55,7 @@ async def recorded(dedup: Dedup, key: str) -> Claim:
     return await dedup.claim(key, wait=10.0)
 
 
-async def test_a_failure(store: FakeStore) -> None:
+async def test_a_cancelled_failure_is_recorded(store: FakeStore) -> None:
     async with gate(store) as dedup:
         claim = await dedup.claim("order:42")
         with store.outage("refused"):
@@ -63,7 +63,7 @@ async def test_a_failure(store: FakeStore) -> None:
         assert (await recorded(dedup, "order:42")).error == "declined"
 
 
-async def test_in_a_block(store: FakeStore) -> None:
+async def test_a_completion_that_is_cancelled_in_a_block_is_recorded(store: FakeStore) -> None:
     async with gate(store) as dedup:
 
         async def work() -> None:
@@ -85,7 +85,7 @@ async def test_a_body_that_goes_on_leaves_when_it_is_recorded(store: FakeStore) 
         assert (await dedup.claim("order:42")).result == {"id": 7}
 
 
-async def test_its_caller_may_decide_anew(store: FakeStore) -> None:
+async def test_a_cancelled_caller_may_decide_anew(store: FakeStore) -> None:
     async with gate(store) as dedup:
         claim = await dedup.claim("order:42")
         with store.outage("refused"):
@@ -95,7 +95,7 @@ async def test_its_caller_may_decide_anew(store: FakeStore) -> None:
         assert (await dedup.claim("order:42")).result == "third"
 
 
-async def test_its_caller_may_decide_anew_within_its_block(store: FakeStore) -> None:
+async def test_a_cancelled_caller_may_decide_anew_within_its_block(store: FakeStore) -> None:
     async with gate(store) as dedup:
         async with dedup.claim("order:42") as claim:
             with store.outage("refused"):
@@ -139,9 +139,7 @@ async def test_what_was_replaced_does_not_undo_the_second(store: FakeStore) -> N
             await claim.complete("third")
 
 
-async def test_its_block_ends_well_where_another_task_decides_anew(
-    store: FakeStore, wait_until: Waiter
-) -> None:
+async def test_a_block_ends_well_if_another_task_decides_anew(store: FakeStore, wait_until: Waiter) -> None:
     """The recording that the block waits for is replaced: the block's task was cancelled, by nobody."""
     claims: list[Claim] = []
 
@@ -189,7 +187,9 @@ async def test_a_gate_that_closes_waits_for_it(store: FakeStore) -> None:
         assert (await again.claim("order:42")).result == {"id": 7}
 
 
-async def test_what_was_in_vain_is_a_line(store: FakeStore, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_outcome_that_was_not_recorded_is_a_line(
+    store: FakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
     async with Dedup(store, namespace="shop", lease=0.3) as dedup:
         claim = await dedup.claim("order:42")
@@ -374,7 +374,9 @@ async def fails(gate: Dedup, outage: Callable[[], object]) -> None:
         raise WorkFailed
 
 
-async def test_after_a_restart_of_redis(redis_server: RedisServer, wait_until: Waiter) -> None:
+async def test_a_release_takes_effect_after_a_restart_of_redis(
+    redis_server: RedisServer, wait_until: Waiter
+) -> None:
     with RedisServer("--appendonly", "yes", "--appendfsync", "always") as server:
         async with Dedup(server.url, namespace="shop", lease=600.0, timeout=0.1) as gate:
             with pytest.raises(WorkFailed):
@@ -389,7 +391,7 @@ async def test_after_a_restart_of_redis(redis_server: RedisServer, wait_until: W
             await wait_until(acquired, description="the key is free")
 
 
-async def test_an_owner_with_a_name_keeps_its_claim(wait_until: Waiter) -> None:
+async def test_a_named_owner_that_could_not_release_keeps_its_claim(wait_until: Waiter) -> None:
     store = FakeStore()
     async with Dedup(store, namespace="shop", lease=600.0, timeout=0.05) as gate:
         with suppress(WorkFailed):
@@ -407,7 +409,7 @@ async def test_an_owner_with_a_name_keeps_its_claim(wait_until: Waiter) -> None:
         assert (await gate.claim("order:42")).outcome == "in_progress"
 
 
-def test_of_synchronous_code() -> None:
+def test_a_release_of_synchronous_code_takes_effect() -> None:
     store = FakeStore()
     with SyncDedup(store, namespace="shop", lease=600.0, timeout=0.05) as gate:
 

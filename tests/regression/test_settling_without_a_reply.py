@@ -254,7 +254,7 @@ async def test_a_renewal_under_way_loses_no_claim_that_is_being_settled(wait_unt
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-async def test_it_is_counted_once(given_up: bool) -> None:
+async def test_a_completion_through_an_outage_is_counted_once(given_up: bool) -> None:
     registry, store, events = CollectorRegistry(), FakeStore(), []
     dedup = Dedup(store, namespace="shop", lease=30.0, on_event=events.append)
     watch(dedup, registry=registry)

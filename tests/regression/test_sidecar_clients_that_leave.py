@@ -38,7 +38,9 @@ CLAIM = b"POST /v1/claims HTTP/1.1\r\nhost: s\r\ncontent-length: %d\r\n\r\n%b"
 
 
 @pytest.mark.parametrize(("sent", "answers"), [(LOOK, 1), (3 * LOOK, 3), (CLAIM % (11, b'{"key":"a"}'), 1)])
-def test_all_that_it_asked_is_answered(serve: Callable[..., Running], sent: bytes, answers: int) -> None:
+def test_all_that_a_half_closed_client_asked_is_answered(
+    serve: Callable[..., Running], sent: bytes, answers: int
+) -> None:
     with serve().raw() as client:
         client.sendall(sent)
         client.shutdown(socket.SHUT_WR)

@@ -92,7 +92,9 @@ def answers(connection: socket.socket) -> int:
 
 
 @pytest.mark.parametrize("command", [("FD.LEDGER", "ids"), ("FD.LIST",)])
-def test_they_count_towards_the_quota(server: RedisServer, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_reads_of_many_keys_count_towards_the_quota(
+    server: RedisServer, tmp_path: Path, command: tuple[str, ...]
+) -> None:
     path = tmp_path / "read.sock"
     with Sidecar("--url", server.url, config=CONFIG.format(path=path, rate=0.01)), client(path) as ask:
         ask.execute_command(*command)
@@ -100,7 +102,7 @@ def test_they_count_towards_the_quota(server: RedisServer, tmp_path: Path, comma
             ask.execute_command(*command)
 
 
-async def test_one_runs_at_a_time_for_all_clients() -> None:
+async def test_one_read_runs_at_a_time_for_all_clients() -> None:
     turns, running = Turns(Limits()), 0
 
     async def read() -> None:

@@ -301,7 +301,7 @@ def test_who_is_refused_is_told_and_the_log_says_it_once(sidecar_with_few_files:
     assert f"needed={1024 + RESERVE} connections={ROOM} configured=1024" in sidecar_with_few_files.log
 
 
-async def test_it_serves_again_once_a_connection_ends(
+async def test_a_full_sidecar_serves_again_once_a_connection_ends(
     sidecar_with_few_files: Sidecar, crowd: list[Any], wait_until: WaitUntil
 ) -> None:
     assert len(crowd) == ROOM + OPERATORS + 1

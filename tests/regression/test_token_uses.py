@@ -70,7 +70,7 @@ async def desk(server: RedisServer, wait_until: WaitUntil) -> AsyncIterator[Desk
         yield Desk(dedup, other, await other.tokens.issue(SUBJECT), wait_until)
 
 
-async def test_it_is_still_bound_to_its_subject(
+async def test_a_token_that_is_issued_again_is_bound_to_its_subject(
     redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
 ) -> None:
     async with desk(redis_server, wait_until) as at:
@@ -143,7 +143,7 @@ async def released(dedup: Dedup, op: ReleaseOp) -> Code:
 
 
 @on_stores(*ALL_BUT_LOCAL)
-async def test_its_consumers_release_issues_it_again(backend: Backend) -> None:
+async def test_a_release_by_its_consumer_issues_a_token_again(backend: Backend) -> None:
     """Once and once more, as its reply may be lost; still bound to its subject."""
     async with backend.make() as dedup:
         token = await dedup.tokens.issue(subject="user:7")
