@@ -347,3 +347,34 @@ async def named_owner(world: World) -> None:
 
     world.start("second", second())
     await work("main", world.gates[0])
+
+
+@scenario(gates=2)
+async def named_again(world: World) -> None:
+    """A named owner claims a key twice at once, and once more: whatever becomes of one call, it holds the key."""
+    lease_ends = 0.0
+
+    async def claim() -> Claim:
+        return await world.gate.claim("k", owner="ann")
+
+    async def twin() -> None:
+        nonlocal lease_ends
+        held = await patiently(claim)
+        if held.acquired:
+            lease_ends = world.loop.time() + LEASE - 2 * TIMEOUT  # that call was sent no earlier
+            await asyncio.sleep(0.5)
+            lease_ends = 0.0
+            await settle(world, "twin", "k", held, "done")
+
+    async def other() -> None:
+        await asyncio.sleep(0.3)
+        taken = await patiently(lambda: world.gates[1].claim("k", owner="bob"))
+        if taken.acquired and world.loop.time() < lease_ends:
+            world.promises.broke("other got the key that ann holds")
+
+    await world.gate.get("k")
+    world.start("twin", twin())
+    world.start("other", other())
+    await patiently(claim)
+    await asyncio.sleep(0.1)
+    await patiently(claim)

@@ -110,6 +110,8 @@ class World:
         self.after_error = 0.0 if waits_enough else self.after_cancel
         """The same after a call's error, which waits for the taking back, for one further timeout at most."""
         self.disturbances = len(fates)
+        self.is_heard = set(fates) <= {"cut"}
+        """Each claim that was sent gets its reply, if its caller stays: by its second sending, if it has one."""
         self.is_resent = len(fates) == 1 and fates[0] in ("cut", "copied")
         self.cancelled_at: float = inf
         """The step at which the main client was cancelled."""
@@ -244,7 +246,7 @@ class World:
         for wire, record in self._far_end.records():
             if record.state not in "PW" or record.left_ms <= 0 or record.fence in died:
                 continue
-            if record.owner[:1] != b"\0" and self.disturbances:
+            if record.owner[:1] != b"\0" and not self.is_heard:
                 continue  # its reply was lost: the same name gets its claim back, so it is left alone
             what = f"{wire!r} is held for nobody for {record.left_ms} ms more"
             is_disturbed = self.cancelled_at < inf or self.disturbances > 1

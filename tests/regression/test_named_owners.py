@@ -23,7 +23,6 @@ from ..stepping import SteppingServer
 
 WaitUntil = Callable[..., Any]
 Ask = Callable[[Dedup], Any]
-SOON = 1.0
 
 
 @asynccontextmanager
@@ -72,19 +71,6 @@ async def by_waiting(dedup: Dedup) -> Any:
 
 
 every_way = pytest.mark.parametrize("ask", [by_claim, by_list, by_waiting])
-
-
-@every_way
-async def test_the_key_that_it_did_not_hold_is_freed(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, ask: Ask
-) -> None:
-    async with gates(redis_server) as (dedup, proxy, other):
-        await is_cancelled_without_its_reply(dedup, proxy, redis_server, wait_until, ask)
-
-        async def taken() -> bool:
-            return (await other.claim("k", owner="w2")).acquired
-
-        await wait_until(taken, description="another owner acquires the key", deadline=SOON)
 
 
 @every_way
