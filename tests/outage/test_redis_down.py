@@ -73,24 +73,6 @@ async def test_a_frozen_server_is_unavailable_at_the_deadline(
         await wait_until(up, description="claims are answered again")
 
 
-async def test_opening_without_a_server_is_no_error(server: RedisServer) -> None:
-    server.kill()
-    async with Dedup(server.url, timeout=0.5) as dedup:
-        with pytest.raises(UnavailableError, match=r"redis\.sock"):
-            await dedup.claim("key")
-
-
-async def test_a_broken_connection_is_repaired_within_the_operation(server: RedisServer) -> None:
-    """The engine sends again; owners make that safe."""
-    async with Dedup(server.url, timeout=0.5) as dedup:
-        await dedup.claim("before")
-        with server.client() as raw:
-            raw.client_kill_filter(_type="normal", skipme=True)
-        claim = await dedup.claim("key")
-        assert claim.acquired
-        assert claim.attempt == 1
-
-
 async def test_local_lru_answers_degraded_and_keeps_its_word(
     server: RedisServer, wait_until: WaitUntil
 ) -> None:

@@ -191,6 +191,7 @@ def groups(values: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
     return (values[at : at + GROUP] for at in range(0, len(values), GROUP))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", MAKE)
 async def test_no_neighbour_of_a_malformed_record_fails(
     name: str, redis_url: str, redis_server: RedisServer
@@ -213,6 +214,7 @@ async def test_no_neighbour_of_a_malformed_record_fails(
             assert not any(isinstance(reply, UnavailableError) for reply in replies)
 
 
+@pytest.mark.no_cover
 async def test_a_malformed_records_own_caller_is_told_foreign(
     redis_url: str, redis_server: RedisServer
 ) -> None:
@@ -279,6 +281,7 @@ def test_python_and_lua_agree_on_what_is_a_record() -> None:
     assert decode(REAL[1], NOW_MS).owner == b"\5alice"
 
 
+@pytest.mark.no_cover
 async def test_lua_takes_for_a_record_what_python_does(redis_url: str, redis_server: RedisServer) -> None:
     """Two lists of the same rules, one answer."""
     values = malformed()
