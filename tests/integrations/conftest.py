@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from playwright.sync_api import Browser
@@ -11,12 +12,15 @@ from playwright.sync_api import Browser
 from fastdedup import Dedup
 from fastdedup.integrations.lifespan import ASGIApp
 
+from ..servers import RedisServer
 from ..stores import TIMEOUT
 from .browser import chromium
 from .desk import Desk
 from .frameworks import FRAMEWORKS, app_of
+from .middleware_shop import FACES, Shop
 
 MakeGate = Callable[..., Dedup]
+MakeShop = Callable[..., Shop]
 
 
 @pytest.fixture(params=list(FRAMEWORKS))
@@ -32,10 +36,32 @@ def starlette_app() -> ASGIApp:
 
 
 @pytest.fixture(params=["redis", "memory"])
-def make_gate(request: pytest.FixtureRequest) -> MakeGate:
+def url(request: pytest.FixtureRequest) -> str:
+    """Of this worker's own Redis, and of a store in memory."""
+    return "memory://" if request.param == "memory" else str(request.getfixturevalue("redis_url"))
+
+
+@pytest.fixture
+def make_gate(url: str) -> MakeGate:
     """Makes gates on this worker's own Redis, and in memory."""
-    url = "memory://" if request.param == "memory" else request.getfixturevalue("redis_url")
     return lambda **settings: Dedup(url, **{"namespace": "t", "timeout": TIMEOUT, **settings})
+
+
+@pytest.fixture(params=FACES)
+def face(request: pytest.FixtureRequest) -> str:
+    """Each framework, behind the middleware of ASGI or of WSGI."""
+    return str(request.param)
+
+
+@pytest.fixture
+def make_shop(face: str, url: str, desk: Desk) -> MakeShop:
+    """Makes the example application behind the middleware, of each face and on each store."""
+    return partial(Shop, face, url, desk)
+
+
+@pytest.fixture
+def shop(make_shop: MakeShop) -> Shop:
+    return make_shop()
 
 
 TRUE_HOLD = ("starlette", "bare", "async")
@@ -50,6 +76,14 @@ def short_hold(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         for module in holders:
             if hasattr(module, "HOLD"):
                 monkeypatch.setattr(module, "HOLD", 0.3)
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """A server of the test's own, to kill and freeze."""
+    server = RedisServer().start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture

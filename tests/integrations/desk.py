@@ -128,3 +128,21 @@ def client(app: ASGIApp, **headers: str) -> httpx.AsyncClient:
         base_url="http://shop.test",
         headers={name.replace("_", "-"): value for name, value in headers.items()},
     )
+
+
+PROBLEM = "urn:fastdedup:problem:"
+
+
+def key(value: str) -> dict[str, str]:
+    return {"idempotency-key": value}
+
+
+def problem(response: httpx.Response, name: str, status: int) -> dict[str, Any]:
+    """The body of a problem, once it is seen to be this one."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = response.json()
+    assert (body["type"], body["status"]) == (PROBLEM + name, status)
+    assert body["title"]
+    assert body["detail"]
+    return body

@@ -22,9 +22,8 @@ from fastdedup.integrations.asgi import IdempotencyMiddleware, claim_of, everyon
 from fastdedup.integrations.lifespan import ASGIApp, Message
 from fastdedup.stores.memory import MemoryStore
 
-from .desk import Desk, at, client
+from .desk import Desk, at, client, key, problem
 from .live import Call
-from .test_asgi import key, problem
 
 
 class Tagging(BaseHTTPMiddleware):
@@ -413,25 +412,3 @@ def test_a_setting_that_cannot_be_used_is_told_when_the_middleware_is_made(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         IdempotencyMiddleware(Starlette(), Dedup("memory://"), **settings)
-
-
-async def test_a_handler_may_settle_its_claim_itself(desk: Desk) -> None:
-    """Released: a retry runs again. Completed: duplicates are told that it was, but not with what."""
-    dedup = Dedup("memory://")
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        desk.runs[scope["path"]] += 1
-        claim = claim_of(scope)
-        await (claim.release() if scope["path"] == "/release" else claim.complete())  # type: ignore[union-attr]
-        await send({"type": "http.response.start", "status": 201, "headers": []})
-        await send({"type": "http.response.body", "body": b"done"})
-
-    async with dedup:
-        http = client(IdempotencyMiddleware(app, dedup, principal=everyone))
-        for path in ("/release", "/complete"):
-            first = await http.post(path, headers=key("k"))
-            assert (first.status_code, first.content) == (201, b"done")
-            assert first.headers["idempotency-stored"] == "false"
-        assert (await http.post("/release", headers=key("k"))).status_code == 201
-        problem(await http.post("/complete", headers=key("k")), "response-not-stored", 409)
-    assert (desk.runs["/release"], desk.runs["/complete"]) == (2, 1)

@@ -19,9 +19,8 @@ from fastdedup.integrations.lifespan import ASGIApp
 from fastdedup.integrations.prometheus import watch
 
 from ..servers import RedisServer
-from .desk import Desk, at, client
+from .desk import Desk, at, client, key, problem
 from .live import Call
-from .test_asgi import key, problem
 
 WaitUntil = Callable[..., Awaitable[Any]]
 SENT_WITHIN = 3.0

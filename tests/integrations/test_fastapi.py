@@ -37,8 +37,7 @@ from fastdedup.web.response import ResponseCodec
 
 from ..servers import RedisServer
 from .conftest import MakeGate
-from .desk import client
-from .test_asgi import key, problem
+from .desk import client, key, problem
 
 
 class Order(BaseModel):

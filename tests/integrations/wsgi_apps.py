@@ -55,8 +55,8 @@ def bare(handler: Handler) -> App:
 def under_flask(handler: Handler) -> App:
     app = flask.Flask("shop")
 
-    @app.route("/", defaults={"path": ""}, methods=["GET", "POST", "PATCH"])
-    @app.route("/<path:path>", methods=["GET", "POST", "PATCH"])
+    @app.route("/", defaults={"path": ""}, methods=["GET", "POST", "PATCH", "PUT"])
+    @app.route("/<path:path>", methods=["GET", "POST", "PATCH", "PUT"])
     def view(path: str) -> flask.Response:
         reply = handler(Call(flask.request.environ, flask.request.get_data()))
         response = flask.Response(reply.body, reply.status)

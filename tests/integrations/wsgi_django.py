@@ -37,6 +37,7 @@ def view(request: HttpRequest) -> HttpResponseBase:
     reply = request.META[_HANDLER](Call(request.META, request.body))
     whole = isinstance(reply.body, bytes)
     response = (HttpResponse if whole else StreamingHttpResponse)(reply.body, status=reply.status)
+    del response["Content-Type"]  # the handler's own, if it has one
     for name, value in reply.headers:
         if name.lower() == "set-cookie":
             response.cookies.load(value)
