@@ -30,6 +30,7 @@ FILES = frozenset(
         "integrations/test_asgi_trouble.py",
         "integrations/test_draft.py",
         "integrations/test_middleware.py",
+        "integrations/test_middleware_outage.py",
         "integrations/test_shop_life.py",
         "integrations/test_test_clients.py",
         "integrations/test_wsgi.py",

@@ -4,167 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.responses import StreamingResponse
 from starlette.routing import Route as Path
 
-from fastdedup import Dedup, LocalLRU
+from fastdedup import Dedup
 from fastdedup.integrations.asgi import IdempotencyMiddleware, claim_of, everyone
 from fastdedup.integrations.lifespan import ASGIApp
-from fastdedup.integrations.prometheus import watch
 
 from ..servers import RedisServer
 from .desk import Desk, at, client, key, problem
 from .live import Call
 
 WaitUntil = Callable[..., Awaitable[Any]]
-SENT_WITHIN = 3.0
-"""Seconds: a response is held back for one at most, and two cores are shared."""
-
-
-@pytest.fixture
-def redis_of_ones_own() -> Iterator[RedisServer]:
-    """To kill and freeze."""
-    server = RedisServer().start()
-    yield server
-    server.stop()
 
 
 def guarded(app: ASGIApp, dedup: Dedup, desk: Desk, **settings: Any) -> ASGIApp:
     return IdempotencyMiddleware(at(desk, app), dedup, **{"principal": everyone, **settings})
 
 
-# Before the claim
-
-
-@pytest.mark.parametrize("fault", ["kill", "freeze"])
-async def test_without_redis_a_request_is_503_within_the_deadline_and_nothing_runs(
-    app: ASGIApp, redis_of_ones_own: RedisServer, desk: Desk, fault: str
-) -> None:
-    async with Dedup(redis_of_ones_own.url, timeout=0.25) as dedup:
-        http = client(guarded(app, dedup, desk))
-        await http.post("/orders", headers=key("before"))
-        getattr(redis_of_ones_own, fault)()
-        for name in ("k", "l", "m", "n"):
-            begun = time.monotonic()
-            answer = await http.post("/orders", headers=key(name))
-            assert time.monotonic() - begun < SENT_WITHIN
-            problem(answer, "unavailable", 503)
-            assert int(answer.headers["retry-after"]) >= 1
-        assert desk.runs["orders"] == 1
-        assert (await http.post("/orders")).status_code == 201  # without a key nothing is asked of Redis
-
-
-async def test_with_local_lru_it_goes_on_and_says_so(
-    app: ASGIApp, redis_of_ones_own: RedisServer, desk: Desk
-) -> None:
-    async with Dedup(redis_of_ones_own.url, timeout=0.25, on_unavailable=LocalLRU()) as dedup:
-        http = client(guarded(app, dedup, desk))
-        redis_of_ones_own.kill()
-        first = await http.post("/orders", headers=key("k"))
-        again = await http.post("/orders", headers=key("k"))
-    assert first.headers["idempotency-degraded"] == again.headers["idempotency-degraded"] == "true"
-    assert again.headers["idempotency-replayed"] == "true"
-    assert again.content == first.content
-    assert desk.runs["orders"] == 1
-
-
 # While the handler runs
 
 
-@pytest.mark.usefixtures("short_hold")
-@pytest.mark.parametrize("fault", ["kill", "freeze"])
-async def test_a_response_that_cannot_be_stored_is_sent_and_marked(
-    app: ASGIApp, redis_of_ones_own: RedisServer, desk: Desk, fault: str
-) -> None:
-    async with Dedup(redis_of_ones_own.url, timeout=0.25) as dedup:
-        http = client(guarded(app, dedup, desk))
-        gate = desk.hold()
-        first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
-        await desk.started.wait()
-        getattr(redis_of_ones_own, fault)()
-        begun = time.monotonic()
-        gate.set()
-        answer = await first
-        assert time.monotonic() - begun < SENT_WITHIN
-    assert answer.status_code == 201
-    assert answer.headers["idempotency-stored"] == "false"
-
-
-def completed(registry: CollectorRegistry) -> dict[str, float]:
-    """Completions by their outcomes, where there are some."""
-    return {
-        sample.labels["outcome"]: sample.value
-        for metric in registry.collect()
-        for sample in metric.samples
-        if sample.name == "fastdedup_operations_total"
-        and sample.labels["verb"] == "complete"
-        and sample.value
-    }
-
-
-@pytest.mark.usefixtures("short_hold")
-async def test_and_is_stored_once_redis_is_back(
-    app: ASGIApp, redis_of_ones_own: RedisServer, desk: Desk, wait_until: WaitUntil
-) -> None:
-    """And counted once, by what came of it."""
-    dedup, registry = Dedup(redis_of_ones_own.url, timeout=0.25), CollectorRegistry()
-    watch(dedup, registry=registry)
-    async with dedup:
-        http = client(guarded(app, dedup, desk))
-        gate = desk.hold()
-        first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
-        await desk.started.wait()
-        redis_of_ones_own.freeze()
-        gate.set()
-        assert (await first).headers["idempotency-stored"] == "false"
-        redis_of_ones_own.thaw()
-
-        async def replayed() -> bool:
-            again = await http.post("/orders", headers=key("k"))
-            assert again.status_code in (201, 409, 503)
-            return again.content == (await first).content
-
-        await wait_until(replayed, description="the duplicate gets the first response")
-        await wait_until(lambda: completed(registry), description="it is counted")
-        assert completed(registry) == {"ok": 1}
-    assert desk.runs["orders"] == 1
-
-
-@pytest.mark.usefixtures("short_hold")
-async def test_a_response_that_was_sent_and_never_stored_is_told_in_the_log(
-    app: ASGIApp,
-    redis_of_ones_own: RedisServer,
-    desk: Desk,
-    wait_until: WaitUntil,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with Dedup(redis_of_ones_own.url, timeout=0.25, lease=1.0) as dedup:
-        http = client(guarded(app, dedup, desk))
-        gate = desk.hold()
-        first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
-        await desk.started.wait()
-        redis_of_ones_own.kill()
-        gate.set()
-        assert (await first).headers["idempotency-stored"] == "false"
-        told = "a response was not recorded"
-        await wait_until(lambda: told in caplog.text, description="it is told once the lease has ended")
-
-
 async def test_a_lease_that_ends_while_the_response_is_being_stored_costs_nobody_the_response(
-    starlette_app: ASGIApp, redis_of_ones_own: RedisServer, desk: Desk
+    starlette_app: ASGIApp, own_redis: RedisServer, desk: Desk
 ) -> None:
-    async with Dedup(redis_of_ones_own.url, timeout=0.2, lease=0.6) as dedup:
+    async with Dedup(own_redis.url, timeout=0.2, lease=0.6) as dedup:
         http = client(guarded(starlette_app, dedup, desk))
         gate = desk.hold()
         first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
         await desk.started.wait()
-        redis_of_ones_own.kill()
+        own_redis.kill()
         gate.set()
         answer = await first
     assert (answer.status_code, answer.headers["idempotency-stored"]) == (201, "false")
@@ -172,7 +46,7 @@ async def test_a_lease_that_ends_while_the_response_is_being_stored_costs_nobody
 
 
 @pytest.mark.parametrize("listening", [False, True])
-async def test_nor_does_one_that_is_lost_just_then(redis_of_ones_own: RedisServer, listening: bool) -> None:
+async def test_nor_does_one_that_is_lost_just_then(own_redis: RedisServer, listening: bool) -> None:
     """The work is done: from then on the store says whose the key is, and nobody is told to stop."""
     told: list[Any] = []
 
@@ -180,7 +54,7 @@ async def test_nor_does_one_that_is_lost_just_then(redis_of_ones_own: RedisServe
         await receive()
         claim = claim_of(scope)
         assert claim is not None
-        redis_of_ones_own.freeze()
+        own_redis.freeze()
         listener = asyncio.ensure_future(receive()) if listening else None
         if listener is not None:
             listener.add_done_callback(told.append)
@@ -191,7 +65,7 @@ async def test_nor_does_one_that_is_lost_just_then(redis_of_ones_own: RedisServe
             assert not told
             listener.cancel()
 
-    async with Dedup(redis_of_ones_own.url, timeout=0.2) as dedup:
+    async with Dedup(own_redis.url, timeout=0.2) as dedup:
         call = Call(IdempotencyMiddleware(app, dedup, principal=everyone), "/", ("idempotency-key", "k"))
         await call.start()
     assert (call.status, call.body) == (201, b"done")
@@ -223,21 +97,21 @@ async def test_a_handler_that_answers_just_after_it_was_told_to_stop_is_left_alo
 
 
 async def test_a_background_task_is_not_stopped_by_a_lease_that_ends_after_the_response(
-    redis_of_ones_own: RedisServer, wait_until: WaitUntil
+    own_redis: RedisServer, wait_until: WaitUntil
 ) -> None:
     """The response was sent unstored; what runs after it has nothing to do with the claim any more."""
     ended = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         lease_ends = asyncio.get_running_loop().time() + 1.5
-        redis_of_ones_own.freeze()
+        own_redis.freeze()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"done"})
         past = lease_ends + 0.1
         await wait_until(lambda: asyncio.get_running_loop().time() > past, description="the lease has ended")
         ended.set()
 
-    async with Dedup(redis_of_ones_own.url, timeout=0.2, lease=1.5) as dedup:
+    async with Dedup(own_redis.url, timeout=0.2, lease=1.5) as dedup:
         call = Call(IdempotencyMiddleware(app, dedup, principal=everyone), "/", ("idempotency-key", "k"))
         await call.start()
     assert ended.is_set()
@@ -247,72 +121,30 @@ async def test_a_background_task_is_not_stopped_by_a_lease_that_ends_after_the_r
 # A lost lease
 
 
-async def test_a_handler_whose_lease_is_lost_is_cancelled_and_the_new_owners_response_is_replayed(
-    app: ASGIApp, redis_url: str, desk: Desk, wait_until: WaitUntil
-) -> None:
-    async with Dedup(redis_url, namespace="t", timeout=5.0, lease=0.6) as dedup:
-        http = client(guarded(app, dedup, desk, docs="/idempotency"))
-        desk.hold()
-        first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
-        await desk.started.wait()
-        claim = claim_of(desk.scopes[0])
-        assert claim is not None
-        desk.gate = None
-        await dedup.scoped("http").forget(claim.key)  # as if the lease had ended
-        second = await http.post("/orders", headers=key("k"))
-        lost = await first
-        assert claim.lost
-        again = await http.post("/orders", headers=key("k"))
-    assert problem(lost, "claim-lost", 409)
-    assert lost.headers["retry-after"] == "1"
-    assert lost.headers["link"] == '</idempotency>; rel="describedby"'
-    assert second.json()["run"] == 2
-    assert again.content == second.content
-    assert (desk.cancelled["orders"], desk.ended["orders"]) == (1, 1)
-
-
 async def test_a_handler_is_cancelled_when_its_lease_cannot_be_renewed(
-    app: ASGIApp, redis_of_ones_own: RedisServer, desk: Desk
+    app: ASGIApp, own_redis: RedisServer, desk: Desk
 ) -> None:
-    async with Dedup(redis_of_ones_own.url, timeout=0.2, lease=0.6) as dedup:
+    async with Dedup(own_redis.url, timeout=0.2, lease=0.6) as dedup:
         http = client(guarded(app, dedup, desk))
         desk.hold()
         first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
         await desk.started.wait()
-        redis_of_ones_own.kill()
+        own_redis.kill()
         problem(await first, "lease-lost", 503)
     assert (desk.cancelled["orders"], desk.ended["orders"]) == (1, 0)
 
 
-async def test_a_handler_that_ends_after_its_lease_was_taken_over_does_not_answer(
-    app: ASGIApp, redis_url: str, desk: Desk
-) -> None:
-    """Without renewal nobody cancels it; the store tells that it came too late."""
-    async with Dedup(redis_url, namespace="t", timeout=5.0) as dedup:
-        http = client(guarded(app, dedup, desk, renew=False))
-        gate = desk.hold()
-        first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
-        await desk.started.wait()
-        desk.gate = None
-        await dedup.scoped("http").forget(claim_of(desk.scopes[0]).key)  # type: ignore[union-attr]
-        second = await http.post("/orders", headers=key("k"))
-        gate.set()
-        problem(await first, "claim-lost", 409)
-        again = await http.post("/orders", headers=key("k"))
-    assert again.content == second.content
-
-
 async def test_a_handler_that_swallows_its_cancellation_and_answers_nothing_is_answered_for(
-    redis_of_ones_own: RedisServer,
+    own_redis: RedisServer,
 ) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        redis_of_ones_own.kill()
+        own_redis.kill()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             return
 
-    async with Dedup(redis_of_ones_own.url, timeout=0.2, lease=0.6) as dedup:
+    async with Dedup(own_redis.url, timeout=0.2, lease=0.6) as dedup:
         call = Call(IdempotencyMiddleware(app, dedup, principal=everyone), "/", ("idempotency-key", "k"))
         await call.start()
     assert call.status == 503
