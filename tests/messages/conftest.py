@@ -1,4 +1,4 @@
-"""Inboxes of one table keep their rows equally long, and so do those of other tests, as long as they live."""
+"""A Redis for streams, and inboxes that go: those of one table keep their rows equally long, as long as they live."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+
+from ..servers import RedisServer
+
+
+@pytest.fixture(scope="module")
+def streams() -> Iterator[RedisServer]:
+    """A Redis for streams, which have no TTL, beside the one of the gate."""
+    server = RedisServer().start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="module", autouse=True)

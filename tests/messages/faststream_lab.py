@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from faststream import Context
@@ -117,6 +117,22 @@ class Lab(ABC):
         return gate_key(name, "order-7")
 
 
+Make = Callable[..., AbstractAsyncContextManager[Any]]
+
+
+def maker(kind: type[Lab], server: Any, redis_url: str) -> Make:
+    """Return what opens a lab with a gate of its own, of this kind unless another one is given."""
+
+    @asynccontextmanager
+    async def make(
+        *, kind: type[Lab] = kind, url: str = redis_url, timeout: float = 5.0, **options: Any
+    ) -> AsyncIterator[Any]:
+        async with Dedup(url, namespace="f", timeout=timeout) as dedup:
+            yield kind(server, dedup, **options)
+
+    return make
+
+
 def fault() -> None:
     raise ValueError("no such customer")
 
@@ -141,11 +157,8 @@ async def bury_large(lab: Lab, wait_until: Any) -> None:
 class Cases:
     """What holds on every broker. A subclass gives the fixture `make`, which makes its lab."""
 
-    async def test_a_message_published_twice_is_worked_on_once(
-        self, redis_url: str, make: Callable[..., Lab], wait_until: Any
-    ) -> None:
-        async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-            lab = make(dedup)
+    async def test_a_message_published_twice_is_worked_on_once(self, make: Make, wait_until: Any) -> None:
+        async with make() as lab:
             async with lab.open():
                 for number in (7, 7, 8):
                     await lab.order(number)
@@ -158,18 +171,14 @@ class Cases:
             assert await lab.left() == 0
 
     async def test_a_dead_letter_is_no_larger_than_the_broker_takes(
-        self, redis_url: str, make: Callable[..., Lab], wait_until: Any
+        self, make: Make, wait_until: Any
     ) -> None:
-        async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-            lab = make(dedup, attempts=1)
+        async with make(attempts=1) as lab:
             if lab.limit:  # Redis takes any
                 await bury_large(lab, wait_until)
 
-    async def test_a_failing_message_ends_among_the_dead_letters(
-        self, redis_url: str, make: Callable[..., Lab], wait_until: Any
-    ) -> None:
-        async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-            lab = make(dedup, attempts=3)
+    async def test_a_failing_message_ends_among_the_dead_letters(self, make: Make, wait_until: Any) -> None:
+        async with make(attempts=3) as lab:
             lab.then = fault
             async with lab.open():
                 await lab.order(7)
@@ -182,11 +191,8 @@ class Cases:
             assert dead["x-fastdedup-error"] == "ValueError: no such customer"
             assert await lab.left() == 0
 
-    async def test_a_message_without_a_key_is_a_dead_letter(
-        self, redis_url: str, make: Callable[..., Lab], wait_until: Any
-    ) -> None:
-        async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-            lab = make(dedup)
+    async def test_a_message_without_a_key_is_a_dead_letter(self, make: Make, wait_until: Any) -> None:
+        async with make() as lab:
             async with lab.open():
                 await lab.publish(7, {})
                 await wait_until(lambda: lab.dead, description="a dead letter")
@@ -195,26 +201,22 @@ class Cases:
             assert await lab.left() == 0
 
     async def test_a_message_waits_for_the_lease_of_a_consumer_that_died(
-        self, redis_url: str, make: Callable[..., Lab], wait_until: Any
+        self, make: Make, wait_until: Any
     ) -> None:
-        async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-            lab = make(dedup)
+        async with make() as lab:
             async with lab.open():
                 await lab.order(8)
                 await wait_until(lambda: lab.counts.first, description="it consumes")
-                assert (await dedup.claim(lab.gate_key, lease=0.3)).acquired
+                assert (await lab.dedup.claim(lab.gate_key, lease=0.3)).acquired
                 await lab.order(7)
                 await wait_until(lambda: lab.counts.first == 2, description="a run")
             assert (lab.runs, lab.counts.delivered, lab.counts.held) == ([8, 7], 2, 1)
             assert await lab.left() == 0
 
-    async def test_a_twin_at_work_costs_few_deliveries(
-        self, redis_url: str, make: Callable[..., Lab], wait_until: Any
-    ) -> None:
-        async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-            lab = make(dedup, wait=0.1, retry_delay=0.2)
+    async def test_a_twin_at_work_costs_few_deliveries(self, make: Make, wait_until: Any) -> None:
+        async with make(wait=0.1, retry_delay=0.2) as lab:
             async with lab.open():
-                claim = await dedup.claim(lab.gate_key, lease=5.0)
+                claim = await lab.dedup.claim(lab.gate_key, lease=5.0)
                 await lab.order(7)
                 await wait_until(lambda: lab.counts.delivered == 2, description="a second try")
                 await claim.complete()
@@ -223,11 +225,8 @@ class Cases:
             assert lab.counts.delivered <= 3
             assert await lab.left() == 0
 
-    async def test_a_failing_message_comes_back_and_is_done(
-        self, redis_url: str, make: Callable[..., Lab], wait_until: Any
-    ) -> None:
-        async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-            lab = make(dedup)
+    async def test_a_failing_message_comes_back_and_is_done(self, make: Make, wait_until: Any) -> None:
+        async with make() as lab:
             lab.then = lambda: fault() if len(lab.runs) == 1 else None
             async with lab.open():
                 await lab.order(7)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ from fastdedup.messages.rules import MessageRules
 
 from ..brokers import RabbitServer
 from ..servers import RedisServer
+from .consumers import Waiter, Work, fault, opened
 from .test_rabbitmq import shop as shop_of_rabbitmq
-from .test_redis_streams import Waiter, Work, fault, opened, shop_of
+from .test_redis_streams import shop_of
 from .test_rules import Shop as Database
 
 
@@ -25,13 +25,6 @@ from .test_rules import Shop as Database
 def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.WARNING, logger="fastdedup.messages")
     return caplog
-
-
-@pytest.fixture(scope="module")
-def streams() -> Iterator[RedisServer]:
-    server = RedisServer().start()
-    yield server
-    server.stop()
 
 
 @pytest.mark.parametrize("by_inbox", [False, True])

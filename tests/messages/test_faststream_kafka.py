@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,11 +10,10 @@ from faststream import AckPolicy, Context
 from faststream.confluent import KafkaBroker as ConfluentBroker
 from faststream.kafka import KafkaBroker
 
-from fastdedup import Dedup
 from fastdedup.integrations.faststream import offset
 
 from ..brokers import FAST_GROUP, KafkaServer
-from .faststream_lab import Cases, Lab, bury_large, fault
+from .faststream_lab import Cases, Lab, Make, bury_large, fault, maker
 
 GROUP = "billing"
 
@@ -68,19 +66,16 @@ class ConfluentLab(KafkaLab):
 
 
 @pytest.fixture
-def make(kafka: KafkaServer) -> Callable[..., KafkaLab]:
-    return lambda dedup, **options: KafkaLab(kafka, dedup, **options)
+def make(kafka: KafkaServer, redis_url: str) -> Make:
+    return maker(KafkaLab, kafka, redis_url)
 
 
 class TestAiokafka(Cases):
     """Every case, by aiokafka."""
 
 
-async def test_confluents_records_are_guarded_too(
-    kafka: KafkaServer, redis_url: str, wait_until: Any
-) -> None:
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab = ConfluentLab(kafka, dedup, attempts=2)
+async def test_confluents_records_are_guarded_too(make: Make, wait_until: Any) -> None:
+    async with make(kind=ConfluentLab, attempts=2) as lab:
         lab.then = lambda: fault() if lab.runs[-1] == 8 else None
         async with lab.open():
             for number in (7, 7, 8):
@@ -91,19 +86,14 @@ async def test_confluents_records_are_guarded_too(
         assert await lab.left() == 0
 
 
-async def test_a_dead_letter_by_confluent_is_no_larger_than_it_publishes(
-    kafka: KafkaServer, redis_url: str, wait_until: Any
-) -> None:
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        await bury_large(ConfluentLab(kafka, dedup, attempts=1), wait_until)
+async def test_a_dead_letter_by_confluent_is_no_larger_than_it_publishes(make: Make, wait_until: Any) -> None:
+    async with make(kind=ConfluentLab, attempts=1) as lab:
+        await bury_large(lab, wait_until)
 
 
-@pytest.mark.parametrize("lab_class", [KafkaLab, ConfluentLab])
-async def test_a_records_place_is_its_key(
-    kafka: KafkaServer, redis_url: str, wait_until: Any, lab_class: type[KafkaLab]
-) -> None:
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab = lab_class(kafka, dedup, key=offset, attempts=1)
+@pytest.mark.parametrize("kind", [KafkaLab, ConfluentLab])
+async def test_a_records_place_is_its_key(make: Make, wait_until: Any, kind: type[KafkaLab]) -> None:
+    async with make(kind=kind, key=offset, attempts=1) as lab:
         lab.then = fault
         async with lab.open():
             await lab.publish(7, {})
@@ -111,12 +101,9 @@ async def test_a_records_place_is_its_key(
         assert lab.dead[0]["x-fastdedup-key"].startswith(f"{lab.place}/0/0@")
 
 
-async def test_a_record_that_was_not_done_comes_to_the_next_consumer(
-    kafka: KafkaServer, redis_url: str, wait_until: Any
-) -> None:
+async def test_a_record_that_was_not_done_comes_to_the_next_consumer(make: Make, wait_until: Any) -> None:
     """By confluent-kafka, which joins a group again in half of aiokafka's time."""
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab = ConfluentLab(kafka, dedup, retry_delay=0.2)
+    async with make(kind=ConfluentLab, retry_delay=0.2) as lab:
         lab.then = lambda: fault() if len(lab.runs) == 1 else None
         async with lab.observed():
             async with lab.consumer():
@@ -129,11 +116,11 @@ async def test_a_record_that_was_not_done_comes_to_the_next_consumer(
 
 
 async def test_faststreams_own_message_id_names_no_topic(
-    kafka: KafkaServer, redis_url: str, make: Callable[..., KafkaLab], wait_until: Any
+    kafka: KafkaServer, make: Make, wait_until: Any
 ) -> None:
     """Why no key is made of it: the first records of two topics, of one time, have one id."""
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab, found = make(dedup), []
+    found = []
+    async with make() as lab:
         async with lab.observed():
             broker = lab.broker()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,11 +13,10 @@ from faststream import Context
 from faststream.nats import JStream, NatsBroker, PullSub
 from nats.js.api import ConsumerConfig
 
-from fastdedup import Dedup
 from fastdedup.integrations.faststream import message_id, offset
 
 from ..brokers import NatsServer
-from .faststream_lab import Cases, Lab, fault
+from .faststream_lab import Cases, Lab, Make, fault, maker
 
 DURABLE = "billing"
 
@@ -57,19 +56,16 @@ class NatsLab(Lab):
 
 
 @pytest.fixture
-def make(nats: NatsServer) -> Callable[..., NatsLab]:
-    return lambda dedup, **options: NatsLab(nats, dedup, **options)
+def make(nats: NatsServer, redis_url: str) -> Make:
+    return maker(NatsLab, nats, redis_url)
 
 
 class TestJetStream(Cases):
     """Every case, on JetStream."""
 
 
-async def test_the_message_id_is_the_header_of_nats(
-    redis_url: str, make: Callable[..., NatsLab], wait_until: Any
-) -> None:
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab = make(dedup, key=message_id, attempts=1)
+async def test_the_message_id_is_the_header_of_nats(make: Make, wait_until: Any) -> None:
+    async with make(key=message_id, attempts=1) as lab:
         lab.then = fault
         async with lab.open():
             await lab.publish(7, {"Nats-Msg-Id": "order-7"})
@@ -82,11 +78,8 @@ async def test_the_message_id_is_the_header_of_nats(
         )  # a stream would drop them as published twice
 
 
-async def test_a_messages_place_in_the_stream_is_its_key(
-    redis_url: str, make: Callable[..., NatsLab], wait_until: Any
-) -> None:
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab = make(dedup, key=offset, attempts=2)
+async def test_a_messages_place_in_the_stream_is_its_key(make: Make, wait_until: Any) -> None:
+    async with make(key=offset, attempts=2) as lab:
         lab.then = fault
         async with lab.open():
             await lab.publish(7, {})
@@ -95,11 +88,8 @@ async def test_a_messages_place_in_the_stream_is_its_key(
         assert lab.dead[0]["x-fastdedup-key"].startswith(f"{lab.place}/1@")
 
 
-async def test_a_failed_message_is_delivered_again_after_its_delay(
-    redis_url: str, make: Callable[..., NatsLab], wait_until: Any
-) -> None:
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab = make(dedup)
+async def test_a_failed_message_is_delivered_again_after_its_delay(make: Make, wait_until: Any) -> None:
+    async with make() as lab:
         times: list[float] = []
         loop = asyncio.get_running_loop()
 
@@ -118,10 +108,9 @@ async def test_a_failed_message_is_delivered_again_after_its_delay(
 
 @pytest.mark.parametrize("pull", [True, False], ids=["pull", "push"])
 async def test_work_longer_than_the_ack_wait_is_not_delivered_again(
-    redis_url: str, make: Callable[..., NatsLab], wait_until: Any, pull: bool
+    make: Make, wait_until: Any, pull: bool
 ) -> None:
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab = make(dedup)
+    async with make() as lab:
         lab.then = lambda: asyncio.sleep(0.6)
         options = {} if pull else {"pull_sub": None, "max_workers": 1, "durable": None}
         async with lab.open(config=ConsumerConfig(ack_wait=0.2), **options):
@@ -130,11 +119,8 @@ async def test_work_longer_than_the_ack_wait_is_not_delivered_again(
         assert (lab.runs, lab.counts.delivered) == ([7], 1)
 
 
-async def test_a_dead_letter_without_a_place_is_terminated(
-    redis_url: str, make: Callable[..., NatsLab], wait_until: Any
-) -> None:
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab = make(dedup, dead_letter=None, attempts=1)
+async def test_a_dead_letter_without_a_place_is_terminated(make: Make, wait_until: Any) -> None:
+    async with make(dead_letter=None, attempts=1) as lab:
         lab.then = fault
         async with lab.open():
             await lab.order(7)
@@ -142,11 +128,8 @@ async def test_a_dead_letter_without_a_place_is_terminated(
         assert (lab.runs, await lab.left()) == ([7], 0)
 
 
-async def test_a_dead_letter_that_no_stream_takes_leaves_the_message(
-    redis_url: str, make: Callable[..., NatsLab], wait_until: Any
-) -> None:
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab = make(dedup, dead_letter="nowhere", attempts=1)
+async def test_a_dead_letter_that_no_stream_takes_leaves_the_message(make: Make, wait_until: Any) -> None:
+    async with make(dead_letter="nowhere", attempts=1) as lab:
         lab.then = fault
         async with lab.open():
             await lab.order(7)
@@ -167,11 +150,8 @@ async def started(broker: NatsBroker) -> AsyncIterator[None]:
         await broker.stop()
 
 
-async def test_core_nats_is_guarded_too(
-    redis_url: str, make: Callable[..., NatsLab], wait_until: Any
-) -> None:
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab = make(dedup, attempts=2)
+async def test_core_nats_is_guarded_too(make: Make, wait_until: Any) -> None:
+    async with make(attempts=2) as lab:
         lab.then = lambda: fault() if lab.runs[-1] == 8 else None
         observer, broker = lab.broker(), lab.broker(lab.guard)
         observer.subscriber(lab.dead_place)(lab.on_dead)
@@ -187,11 +167,10 @@ async def test_core_nats_is_guarded_too(
 
 @pytest.mark.parametrize("left", [100, 1])
 async def test_a_dead_letter_of_core_nats_is_no_larger_than_the_server_takes(
-    redis_url: str, make: Callable[..., NatsLab], wait_until: Any, left: int
+    make: Make, wait_until: Any, left: int
 ) -> None:
     """The server closed the connection, and the dead letter was lost: nobody is told what core NATS drops."""
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab = make(dedup, attempts=1)
+    async with make(attempts=1) as lab:
         lab.then = fault
         observer, broker = lab.broker(), lab.broker(lab.guard)
         observer.subscriber(lab.dead_place)(lab.on_dead)
@@ -213,11 +192,9 @@ async def test_a_dead_letter_of_core_nats_is_no_larger_than_the_server_takes(
         assert ("trace" in lab.dead[0]) == (left == 100)
 
 
-async def test_faststreams_own_message_id_is_not_the_header_of_nats(
-    nats: NatsServer, make: Callable[..., NatsLab], redis_url: str, wait_until: Any
-) -> None:
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab, found = make(dedup), []
+async def test_faststreams_own_message_id_is_not_the_header_of_nats(make: Make, wait_until: Any) -> None:
+    found = []
+    async with make() as lab:
         async with lab.observed():
             broker = lab.broker()
 

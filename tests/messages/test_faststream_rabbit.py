@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import aio_pika
@@ -13,12 +11,11 @@ import pytest
 from faststream import AckPolicy, BaseMiddleware, Context
 from faststream.rabbit import RabbitBroker, RabbitQueue
 
-from fastdedup import Dedup
 from fastdedup.integrations.faststream import message_id
 from fastdedup.messages.headers import again_headers
 
 from ..brokers import RabbitServer
-from .faststream_lab import Cases, Lab, fault
+from .faststream_lab import Cases, Lab, Make, fault, maker
 
 
 class RabbitLab(Lab):
@@ -57,25 +54,16 @@ class RabbitLab(Lab):
 
 
 @pytest.fixture
-def make(rabbitmq: RabbitServer) -> Callable[..., RabbitLab]:
-    return lambda dedup, **options: RabbitLab(rabbitmq, dedup, **options)
+def make(rabbitmq: RabbitServer, redis_url: str) -> Make:
+    return maker(RabbitLab, rabbitmq, redis_url)
 
 
 class TestRabbit(Cases):
     """Every case, on RabbitMQ."""
 
 
-@asynccontextmanager
-async def opened(redis_url: str) -> AsyncIterator[Dedup]:
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        yield dedup
-
-
-async def test_the_message_id_is_that_of_the_wire(
-    redis_url: str, make: Callable[..., RabbitLab], wait_until: Any
-) -> None:
-    async with opened(redis_url) as dedup:
-        lab = make(dedup, key=message_id)
+async def test_the_message_id_is_that_of_the_wire(make: Make, wait_until: Any) -> None:
+    async with make(key=message_id) as lab:
         async with lab.open():
             await lab.publish(7, {}, message_id="order-7")
             await lab.publish(7, {}, message_id="order-7")
@@ -89,11 +77,10 @@ async def test_the_message_id_is_that_of_the_wire(
 
 
 async def test_a_dead_letter_without_an_id_gets_none_when_it_is_taken_again(
-    redis_url: str, make: Callable[..., RabbitLab], wait_until: Any
+    make: Make, wait_until: Any
 ) -> None:
     """The client makes an id up for each copy; as a key it would let the work be done once for each copy."""
-    async with opened(redis_url) as dedup:
-        lab = make(dedup, key=message_id)
+    async with make(key=message_id) as lab:
         async with lab.open():
             await lab.publish_bare(7)
             await wait_until(lambda: lab.dead, description="a dead letter")
@@ -103,13 +90,11 @@ async def test_a_dead_letter_without_an_id_gets_none_when_it_is_taken_again(
         assert lab.runs == []
 
 
-async def test_faststreams_own_message_id_is_another_in_each_delivery(
-    rabbitmq: RabbitServer, redis_url: str, make: Callable[..., RabbitLab], wait_until: Any
-) -> None:
+async def test_faststreams_own_message_id_is_another_in_each_delivery(make: Make, wait_until: Any) -> None:
     """Why no key is made of it: the message below has none on the wire, and is delivered twice."""
-    async with opened(redis_url) as dedup:
-        lab, broker = make(dedup), RabbitBroker(rabbitmq.url)
-        found: list[str] = []
+    found: list[str] = []
+    async with make() as lab:
+        broker = lab.broker()
 
         async def on_order(order: Any, message: Any = Context()) -> None:  # noqa: B008
             found.append(message.message_id)
@@ -124,11 +109,8 @@ async def test_faststreams_own_message_id_is_another_in_each_delivery(
         assert found[0] != found[1]
 
 
-async def test_a_rejected_message_goes_to_the_queues_own_dead_letters(
-    redis_url: str, make: Callable[..., RabbitLab], wait_until: Any
-) -> None:
-    async with opened(redis_url) as dedup:
-        lab = make(dedup, dead_letter=None, attempts=1)
+async def test_a_rejected_message_goes_to_the_queues_own_dead_letters(make: Make, wait_until: Any) -> None:
+    async with make(dead_letter=None, attempts=1) as lab:
         lab.then = fault
         arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": lab.dead_place}
         async with lab.open(arguments=arguments):
@@ -139,12 +121,9 @@ async def test_a_rejected_message_goes_to_the_queues_own_dead_letters(
 
 
 @pytest.mark.parametrize("policy", [AckPolicy.ACK, AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL])
-async def test_every_ack_policy_settles_once(
-    redis_url: str, make: Callable[..., RabbitLab], wait_until: Any, policy: AckPolicy
-) -> None:
+async def test_every_ack_policy_settles_once(make: Make, wait_until: Any, policy: AckPolicy) -> None:
     """An ack that is sent twice closes the channel, and then nothing comes any more."""
-    async with opened(redis_url) as dedup:
-        lab = make(dedup, attempts=2)
+    async with make(attempts=2) as lab:
         lab.then = lambda: fault() if lab.runs[-1] == 7 else None
         async with lab.open(ack_policy=policy):
             for number in (7, 8, 8):
@@ -154,11 +133,8 @@ async def test_every_ack_policy_settles_once(
         assert await lab.left() == 0
 
 
-async def test_a_dead_letter_without_a_queue_leaves_the_message(
-    redis_url: str, make: Callable[..., RabbitLab], wait_until: Any
-) -> None:
-    async with opened(redis_url) as dedup:
-        lab = make(dedup, dead_letter="nowhere", attempts=1)
+async def test_a_dead_letter_without_a_queue_leaves_the_message(make: Make, wait_until: Any) -> None:
+    async with make(dead_letter="nowhere", attempts=1) as lab:
         lab.then = fault
         async with lab.open():
             await lab.order(7)
@@ -180,10 +156,9 @@ class FailsOnce(BaseMiddleware):  # type: ignore[type-arg,misc]
 
 
 async def test_a_result_that_was_not_published_comes_with_the_next_delivery(
-    redis_url: str, make: Callable[..., RabbitLab], wait_until: Any
+    make: Make, wait_until: Any
 ) -> None:
-    async with opened(redis_url) as dedup:
-        lab = make(dedup, keep_result=True)
+    async with make(keep_result=True) as lab:
         lab.then = lambda: "invoice 7"
         broker = lab.broker(lab.guard, FailsOnce)
         lab.subscribe(broker)(broker.publisher(lab.dead_place)(lab.on_order))
@@ -196,11 +171,8 @@ async def test_a_result_that_was_not_published_comes_with_the_next_delivery(
         assert await lab.left() == 0
 
 
-async def test_an_outage_of_the_gate_costs_no_delivery(
-    server: Any, make: Callable[..., RabbitLab], wait_until: Any
-) -> None:
-    async with Dedup(server.url, namespace="f", timeout=0.1) as dedup:
-        lab = make(dedup)
+async def test_an_outage_of_the_gate_costs_no_delivery(server: Any, make: Make, wait_until: Any) -> None:
+    async with make(url=server.url, timeout=0.1) as lab:
         async with lab.open():
             server.kill()
             await lab.order(7)
@@ -211,11 +183,8 @@ async def test_an_outage_of_the_gate_costs_no_delivery(
         assert await lab.left() == 0
 
 
-async def test_a_consumer_that_stops_gives_its_message_to_another(
-    redis_url: str, make: Callable[..., RabbitLab], wait_until: Any
-) -> None:
-    async with opened(redis_url) as dedup:
-        lab = make(dedup, retry_delay=0.3)
+async def test_a_consumer_that_stops_gives_its_message_to_another(make: Make, wait_until: Any) -> None:
+    async with make(retry_delay=0.3) as lab:
         lab.then = lambda: fault() if len(lab.runs) == 1 else None
         async with lab.observed():
             async with lab.consumer():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,11 +10,10 @@ from faststream import Context
 from faststream.redis import PubSub, RedisBroker, StreamSub
 from redis.asyncio import Redis
 
-from fastdedup import Dedup
 from fastdedup.integrations.faststream import message_id, offset
 
 from ..servers import RedisServer
-from .faststream_lab import Cases, Lab, fault
+from .faststream_lab import Cases, Lab, Make, fault, maker
 
 GROUP = "billing"
 
@@ -58,8 +56,8 @@ def streams(server: RedisServer) -> Server:
 
 
 @pytest.fixture
-def make(streams: Server) -> Callable[..., StreamLab]:
-    return lambda dedup, **options: StreamLab(streams, dedup, **options)
+def make(streams: Server, redis_url: str) -> Make:
+    return maker(StreamLab, streams, redis_url)
 
 
 class TestStreams(Cases):
@@ -67,11 +65,8 @@ class TestStreams(Cases):
 
 
 @pytest.mark.parametrize("key", [message_id, offset])
-async def test_an_entrys_id_is_its_key(
-    redis_url: str, make: Callable[..., StreamLab], wait_until: Any, key: Any
-) -> None:
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab = make(dedup, key=key, attempts=1)
+async def test_an_entrys_id_is_its_key(make: Make, wait_until: Any, key: Any) -> None:
+    async with make(key=key, attempts=1) as lab:
         lab.then = fault
         async with lab.open():
             await lab.publish(7, {})
@@ -81,10 +76,9 @@ async def test_an_entrys_id_is_its_key(
 
 
 async def test_an_entry_of_a_consumer_that_died_is_done_once_it_is_claimed(
-    redis_url: str, make: Callable[..., StreamLab], wait_until: Any
+    make: Make, wait_until: Any
 ) -> None:
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab = make(dedup)
+    async with make() as lab:
         async with lab.observed(), lab.consumer(min_idle_time=50, consumer="b"):
             async with Redis.from_url(lab.server.url) as dead:
                 await lab.order(7)
@@ -94,11 +88,9 @@ async def test_an_entry_of_a_consumer_that_died_is_done_once_it_is_claimed(
         assert (lab.runs, await lab.left()) == ([7], 0)
 
 
-async def test_a_slow_entry_that_another_consumer_claims_runs_once(
-    redis_url: str, make: Callable[..., StreamLab], wait_until: Any
-) -> None:
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab, end = make(dedup), asyncio.Event()
+async def test_a_slow_entry_that_another_consumer_claims_runs_once(make: Make, wait_until: Any) -> None:
+    end = asyncio.Event()
+    async with make() as lab:
         lab.then = end.wait
         async with lab.open(), lab.consumer(min_idle_time=50, consumer="b"):
             await lab.order(7)
@@ -109,11 +101,8 @@ async def test_a_slow_entry_that_another_consumer_claims_runs_once(
 
 
 @pytest.mark.parametrize("kind", ["list", "channel"])
-async def test_lists_and_channels_are_guarded_too(
-    redis_url: str, make: Callable[..., StreamLab], wait_until: Any, kind: str
-) -> None:
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab = make(dedup, attempts=2)
+async def test_lists_and_channels_are_guarded_too(make: Make, wait_until: Any, kind: str) -> None:
+    async with make(attempts=2) as lab:
         lab.then = lambda: fault() if lab.runs[-1] == 8 else None
         where = {kind: lab.place}
         observer, broker = lab.broker(), lab.broker(lab.guard)

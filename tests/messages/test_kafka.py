@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -14,14 +14,12 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
 
 from fastdedup import ConfigError, Dedup, UsageError
-from fastdedup.integrations.kafka import ORIGIN, Consumer, body, header, offset
-from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, LEFT_OUT, REASON
+from fastdedup.integrations.kafka import Consumer, body, header, offset
+from fastdedup.messages.headers import ATTEMPTS, ERROR, LEFT_OUT
 
 from ..brokers import FAST_GROUP, KafkaServer
 from ..servers import RedisServer
-
-Waiter = Callable[..., Awaitable[Any]]
-Handler = Callable[[Any], Awaitable[Any]]
+from .consumers import Handler, Open, Waiter, Work, a_handler, fault, long_fault, opened, opener
 
 
 class Shop:
@@ -92,56 +90,17 @@ async def shop_of(server: KafkaServer, partitions: int = 1) -> AsyncIterator[Sho
         yield await Shop(server, stack).open(partitions)
 
 
-@asynccontextmanager
-async def opened(url: str, **options: Any) -> AsyncIterator[Dedup]:
-    async with Dedup(url, namespace="m", timeout=5.0, **options) as dedup:
-        yield dedup
-
-
-class Work:
-    """A handler: remembers what it did; `then` is what each message does."""
-
-    def __init__(self, then: Callable[[str], Any] = lambda order: None) -> None:
-        self.done: list[str] = []
-        self.begun: list[str] = []
-        self.then = then
-
-    async def __call__(self, record: Any) -> None:
-        order = record.value.decode()
-        self.begun.append(order)
-        found = self.then(order)
-        if asyncio.iscoroutine(found):
-            await found
-        self.done.append(order)
-
-
-def fault(order: str) -> None:
-    raise ValueError("no such customer")
-
-
-def long_fault(order: str) -> None:
-    raise ValueError("e" * 600)
+@pytest.fixture
+def open_shop(kafka: KafkaServer, redis_url: str) -> Open:
+    return opener(shop_of, kafka, redis_url)
 
 
 def settled(consumer: Consumer) -> int:
     return consumer.counts.first + consumer.counts.duplicate + consumer.counts.dead_lettered
 
 
-async def test_each_message_is_done_once(kafka: KafkaServer, redis_url: str, wait_until: Waiter) -> None:
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
-        work = Work()
-        await shop.publish("a", "b", "c", "b", "a", "c")
-        async with shop.consumer(dedup, work) as consumer:
-            await wait_until(lambda: settled(consumer) == 6, description="all are settled")
-        assert sorted(work.done) == ["a", "b", "c"]
-        assert (consumer.counts.first, consumer.counts.duplicate) == (3, 3)
-        assert await shop.committed() == 6
-
-
-async def test_a_commit_stops_at_the_first_unfinished(
-    kafka: KafkaServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+async def test_a_commit_stops_at_the_first_unfinished(open_shop: Open, wait_until: Waiter) -> None:
+    async with open_shop() as (shop, dedup):
         end = asyncio.Event()
         work = Work(lambda order: end.wait() if order == "c" else None)
         await shop.publish("a", "b", "c", "d", "e")
@@ -159,10 +118,8 @@ async def is_committed(shop: Shop, wanted: int) -> bool:
     return found == wanted
 
 
-async def test_messages_with_one_key_are_worked_on_in_order(
-    kafka: KafkaServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+async def test_messages_with_one_key_are_worked_on_in_order(open_shop: Open, wait_until: Waiter) -> None:
+    async with open_shop() as (shop, dedup):
         free = asyncio.Event()
         tries: list[str] = []
 
@@ -182,10 +139,8 @@ async def test_messages_with_one_key_are_worked_on_in_order(
         assert [order for order in tries if order != "other"] == ["a", "a", "a", "b", "c"]
 
 
-async def test_a_partition_is_held_at_its_limit(
-    kafka: KafkaServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+async def test_a_partition_is_held_at_its_limit(open_shop: Open, wait_until: Waiter) -> None:
+    async with open_shop() as (shop, dedup):
         end = asyncio.Event()
         work = Work(lambda order: end.wait() if order == "a" else None)
         await shop.publish("a", "b", "c", "d")
@@ -198,56 +153,10 @@ async def test_a_partition_is_held_at_its_limit(
             await wait_until(lambda: consumer.counts.first == 4, description="all are done")
 
 
-async def test_a_failed_message_is_tried_again_then_dead_lettered(
-    kafka: KafkaServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
-        work = Work(lambda order: fault(order) if order == "a" else None)
-        await shop.publish("a", key="customer", trace=b"t-1")
-        await shop.publish("b", key="customer")
-        async with shop.consumer(
-            dedup, work, attempts=3, dead_letter=shop.dead, producer=shop.producer
-        ) as consumer:
-            await wait_until(lambda: consumer.counts.first == 1, description="the next one is done")
-        assert work.begun == ["a", "a", "a", "b"]
-        assert (consumer.counts.retried, consumer.counts.dead_lettered) == (2, 1)
-        assert await shop.committed() == 2
-        (dead,) = await shop.dead_letters()
-        headers = dict(dead.headers)
-        assert (dead.value, dead.key, headers["id"], headers["trace"]) == (b"a", b"customer", b"a", b"t-1")
-        assert (headers[KEY], headers[REASON], headers[ATTEMPTS]) == (b"a", b"failed", b"3")
-        assert headers[ERROR] == b"ValueError: no such customer"
-        assert headers[ORIGIN] == f"{shop.topic}:0:0".encode()
-
-
-async def test_a_message_without_its_key_is_a_dead_letter(
-    kafka: KafkaServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
-        await shop.publish("a")
-        async with shop.consumer(
-            dedup, Work(), key=header("no-such"), dead_letter=shop.dead, producer=shop.producer
-        ) as consumer:
-            await wait_until(lambda: consumer.counts.dead_lettered == 1, description="it is a dead letter")
-        (dead,) = await shop.dead_letters()
-        assert dict(dead.headers)[REASON] == b"no_key"
-
-
-async def test_without_a_topic_a_dead_letter_is_logged(
-    kafka: KafkaServer, redis_url: str, wait_until: Waiter, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
-        await shop.publish("a")
-        async with shop.consumer(dedup, Work(fault), attempts=1) as consumer:
-            await wait_until(lambda: consumer.counts.dead_lettered == 1, description="it is a dead letter")
-        assert await shop.committed() == 1
-        assert f"stays at {shop.topic}:0:0" in caplog.text
-
-
 async def test_a_dead_letter_that_is_not_published_is_not_skipped(
-    kafka: KafkaServer, redis_url: str, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
+    open_shop: Open, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+    async with open_shop() as (shop, dedup):
         await shop.publish("a")
         publish, refusals = shop.producer.send_and_wait, 2
 
@@ -272,13 +181,12 @@ async def test_a_dead_letter_that_is_not_published_is_not_skipped(
 
 @pytest.mark.parametrize("trace", [900, 1700, 3000])
 async def test_a_dead_letter_is_no_larger_than_the_broker_takes(
-    kafka: KafkaServer, redis_url: str, wait_until: Waiter, trace: int
+    open_shop: Open, wait_until: Waiter, trace: int
 ) -> None:
     """It stopped its partition for good: it was published again and again, and refused."""
     async with (
-        shop_of(kafka) as shop,
-        opened(redis_url) as dedup,
-        AIOKafkaProducer(bootstrap_servers=kafka.url, max_request_size=2000) as producer,
+        open_shop() as (shop, dedup),
+        AIOKafkaProducer(bootstrap_servers=shop.server.url, max_request_size=2000) as producer,
     ):
         await shop.publish("a", trace=b"t" * trace)
         options = {"attempts": 1, "dead_letter": shop.dead, "producer": producer}
@@ -295,23 +203,8 @@ async def test_a_dead_letter_is_no_larger_than_the_broker_takes(
         }[trace]
 
 
-async def test_a_dead_letter_published_again_is_worked_on(
-    kafka: KafkaServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
-        work = Work(fault)
-        await shop.publish("a")
-        async with shop.consumer(dedup, work, attempts=1) as consumer:
-            await wait_until(lambda: consumer.counts.dead_lettered == 1, description="it is a dead letter")
-            work.then = lambda order: None
-            await shop.publish("a", **{AGAIN: b"1"})
-            await wait_until(lambda: work.done == ["a"], description="it is done")
-
-
-async def test_a_crashed_consumers_message_goes_to_the_next(
-    kafka: KafkaServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+async def test_a_crashed_consumers_message_goes_to_the_next(open_shop: Open, wait_until: Waiter) -> None:
+    async with open_shop() as (shop, dedup):
         await shop.publish("a", "b")
         forever = Work(lambda order: asyncio.Event().wait() if order == "b" else None)
         own = shop.kafka()
@@ -327,10 +220,8 @@ async def test_a_crashed_consumers_message_goes_to_the_next(
         assert work.done == ["b"]
 
 
-async def test_stop_ends_what_was_begun_and_leaves_the_rest(
-    kafka: KafkaServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+async def test_stop_ends_what_was_begun_and_leaves_the_rest(open_shop: Open, wait_until: Waiter) -> None:
+    async with open_shop() as (shop, dedup):
         end = asyncio.Event()
         work = Work(lambda order: end.wait())
         await shop.publish("a", "b", key="customer")
@@ -345,10 +236,8 @@ async def test_stop_ends_what_was_begun_and_leaves_the_rest(
             await wait_until(lambda: rest.done == ["b"], description="the next consumer does the second")
 
 
-async def test_grace_cuts_off_a_handler_and_frees_its_key(
-    kafka: KafkaServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+async def test_grace_cuts_off_a_handler_and_frees_its_key(open_shop: Open, wait_until: Waiter) -> None:
+    async with open_shop() as (shop, dedup):
         work = Work(lambda order: asyncio.Event().wait())
         await shop.publish("a")
         async with shop.consumer(dedup, work, grace=0.05):
@@ -397,9 +286,9 @@ class Listener(ConsumerRebalanceListener):
 
 
 async def test_a_rebalance_in_the_middle_of_work_does_nothing_twice(
-    kafka: KafkaServer, redis_url: str, wait_until: Waiter
+    open_shop: Open, wait_until: Waiter
 ) -> None:
-    async with shop_of(kafka, partitions=2) as shop, opened(redis_url) as dedup:
+    async with open_shop(partitions=2) as (shop, dedup):
         end = asyncio.Event()
         first, second = Work(lambda order: end.wait()), Work(lambda order: end.wait())
         for partition in (0, 1):
@@ -421,10 +310,10 @@ async def all_committed(shop: Shop) -> bool:
 
 
 async def test_work_that_ends_in_time_is_committed_before_a_rebalance(
-    kafka: KafkaServer, redis_url: str, wait_until: Waiter
+    open_shop: Open, wait_until: Waiter
 ) -> None:
     listener = Listener()
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+    async with open_shop() as (shop, dedup):
         end, work = asyncio.Event(), Work(lambda order: end.wait())
         member = shop.kafka(rebalance_timeout_ms=20_000)
         member.subscribe([shop.topic], listener=listener)
@@ -441,10 +330,8 @@ async def test_work_that_ends_in_time_is_committed_before_a_rebalance(
             assert await shop.committed() == 1
 
 
-async def test_a_partition_that_was_lost_is_not_committed(
-    kafka: KafkaServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+async def test_a_partition_that_was_lost_is_not_committed(open_shop: Open, wait_until: Waiter) -> None:
+    async with open_shop() as (shop, dedup):
         end, work = asyncio.Event(), Work(lambda order: end.wait())
         await shop.publish("a")
         async with shop.consumer(dedup, work) as consumer:
@@ -457,10 +344,10 @@ async def test_a_partition_that_was_lost_is_not_committed(
 
 
 async def test_one_error_of_the_client_is_survived(
-    kafka: KafkaServer, redis_url: str, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
+    open_shop: Open, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fastdedup.integrations.kafka._POLL", 0.01)
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+    async with open_shop() as (shop, dedup):
         member = shop.kafka()
         member.assign([TopicPartition(shop.topic, 0)])
         poll, errors = member.getmany, 3
@@ -480,10 +367,10 @@ async def test_one_error_of_the_client_is_survived(
 
 
 async def test_stop_waits_for_no_rebalance(
-    kafka: KafkaServer, redis_url: str, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
+    open_shop: Open, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A poll returns once the group has rebalanced, which may be never."""
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+    async with open_shop() as (shop, dedup):
         member, polls = shop.kafka(), []
         member.assign([TopicPartition(shop.topic, 0)])
 
@@ -497,10 +384,10 @@ async def test_stop_waits_for_no_rebalance(
 
 
 async def test_an_error_that_lasts_ends_the_consumer(
-    kafka: KafkaServer, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    open_shop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fastdedup.integrations.kafka._POLL", 0.01)
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+    async with open_shop() as (shop, dedup):
         member = shop.kafka()
         member.assign([TopicPartition(shop.topic, 0)])
 
@@ -510,15 +397,6 @@ async def test_an_error_that_lasts_ends_the_consumer(
         monkeypatch.setattr(member, "getmany", failing)
         async with Consumer(member, dedup, key=offset) as consumer, member:
             with pytest.raises(KafkaError, match="not allowed"):
-                await consumer.run(Work())
-
-
-async def test_a_gate_that_is_not_open_is_told_before_a_message(kafka: KafkaServer, redis_url: str) -> None:
-    async with shop_of(kafka) as shop:
-        member = shop.kafka()
-        member.assign([TopicPartition(shop.topic, 0)])
-        async with Consumer(member, Dedup(redis_url, namespace="m"), key=offset) as consumer, member:
-            with pytest.raises(UsageError):
                 await consumer.run(Work())
 
 
@@ -539,12 +417,8 @@ def test_the_key_is_an_offset_a_header_or_a_digest() -> None:
     assert body(record(value=b"a")) == body(record(value=b"a")) != body(record(value=None))
 
 
-async def a_handler(record: Any) -> None:
-    """Do nothing."""
-
-
-async def test_a_wrong_setting_is_named(kafka: KafkaServer, redis_url: str) -> None:
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+async def test_a_wrong_setting_is_named(open_shop: Open) -> None:
+    async with open_shop() as (shop, dedup):
         more = {"key": offset, "dead_letter": shop.dead, "producer": shop.producer}
         for found, options, words in [
             (shop.producer, {}, "kafka must be an aiokafka.AIOKafkaConsumer, got AIOKafkaProducer"),
@@ -581,12 +455,12 @@ async def test_a_wrong_setting_is_named(kafka: KafkaServer, redis_url: str) -> N
 
 
 async def test_a_missing_topic_for_dead_letters_is_named(
-    kafka: KafkaServer, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    open_shop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unknown(topic: str) -> Any:
         raise UnknownTopicOrPartitionError  # this broker makes each topic that is asked for
 
-    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+    async with open_shop() as (shop, dedup):
         monkeypatch.setattr(shop.producer, "partitions_for", unknown)
         member = shop.kafka()
         member.assign([TopicPartition(shop.topic, 0)])

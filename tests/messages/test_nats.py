@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -14,17 +14,15 @@ from nats.errors import NoRespondersError
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StreamConfig
 from nats.js.errors import NotFoundError
 
-from fastdedup import ConfigError, Dedup, UsageError
+from fastdedup import ConfigError, Dedup
 from fastdedup.events import ConsumerPaused, ConsumerResumed, Event
-from fastdedup.integrations.nats import MESSAGE_ID, ORIGIN, Consumer, body, header, message_id, sequence
-from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, LEFT_OUT, REASON
+from fastdedup.integrations.nats import MESSAGE_ID, Consumer, body, header, message_id, sequence
+from fastdedup.messages.headers import ATTEMPTS, ERROR, KEY, LEFT_OUT, REASON
 
 from ..brokers import NatsServer
 from ..servers import RedisServer
+from .consumers import Handler, Open, Waiter, Work, fault, long_fault, opened, opener
 from .test_rules import Shop as Database
-
-Waiter = Callable[..., Awaitable[Any]]
-Handler = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture(autouse=True)
@@ -88,78 +86,20 @@ async def shop_of(server: NatsServer, **options: Any) -> AsyncIterator[Shop]:
         await connection.close()
 
 
-@asynccontextmanager
-async def opened(url: str, **options: Any) -> AsyncIterator[Dedup]:
-    async with Dedup(url, namespace="m", timeout=5.0, **options) as dedup:
-        yield dedup
-
-
-class Work:
-    """A handler: remembers what it did; `then` is what each message does."""
-
-    def __init__(self, then: Callable[[str], Any] = lambda order: None) -> None:
-        self.done: list[str] = []
-        self.begun: list[str] = []
-        self.then = then
-
-    async def __call__(self, *given: Any) -> None:
-        order = given[-1].data.decode()
-        self.begun.append(order)
-        found = self.then(order)
-        if asyncio.iscoroutine(found):
-            await found
-        self.done.append(order)
-
-
-def fault(order: str) -> None:
-    raise ValueError("no such\ncustomer")
-
-
-def long_fault(order: str) -> None:
-    raise ValueError("e" * 600)
-
-
-async def test_each_message_is_done_once(nats: NatsServer, redis_url: str, wait_until: Waiter) -> None:
-    async with shop_of(nats) as shop, opened(redis_url) as dedup:
-        work = Work()
-        await shop.publish("a", "b", "a", "b")
-        async with shop.consumer(dedup, work) as consumer:
-            await wait_until(lambda: consumer.counts.duplicate == 2, description="all are settled")
-            await shop.publish("c")
-            await wait_until(lambda: "c" in work.done, description="one that comes later is done")
-        assert sorted(work.done) == ["a", "b", "c"]
-        await wait_until(lambda: is_settled(shop), description="all are acknowledged")
+@pytest.fixture
+def open_shop(nats: NatsServer, redis_url: str) -> Open:
+    return opener(shop_of, nats, redis_url)
 
 
 async def is_settled(shop: Shop) -> bool:
     return await shop.unsettled() == 0
 
 
-async def test_a_failed_message_is_delivered_again_then_dead_lettered(
-    nats: NatsServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(nats) as shop, opened(redis_url) as dedup:
-        work = Work(fault)
-        await shop.publish("a", trace="t-1", **{MESSAGE_ID: "a"})
-        async with shop.consumer(
-            dedup, work, attempts=3, retry_delay=0.01, dead_letter=shop.dead
-        ) as consumer:
-            await wait_until(shop.dead_letters, description="a dead letter")
-            await wait_until(lambda: is_settled(shop), description="the message is terminated")
-        assert work.begun == ["a"] * 3
-        assert (consumer.counts.retried, consumer.counts.dead_lettered) == (2, 1)
-        (dead,) = await shop.dead_letters()
-        assert (dead.data, dead.headers["id"], dead.headers["trace"]) == (b"a", "a", "t-1")
-        assert [dead.headers[name] for name in (KEY, REASON, ATTEMPTS)] == ["a", "failed", "3"]
-        assert dead.headers[ERROR] == "ValueError: no such customer"
-        assert dead.headers[ORIGIN] == f"{shop.subject}:1"
-
-
 async def test_two_consumers_of_a_message_both_leave_a_dead_letter(
-    nats: NatsServer, redis_url: str, wait_until: Waiter
+    open_shop: Open, wait_until: Waiter
 ) -> None:
     """The server drops what has an id that it has seen."""
-    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+    async with open_shop() as (shop, dedup):
         await shop.publish("a", **{MESSAGE_ID: "a"})
         for durable in ("billing", "shipping"):
             subscription = await shop.subscription(durable)
@@ -171,10 +111,10 @@ async def test_two_consumers_of_a_message_both_leave_a_dead_letter(
 
 @pytest.mark.parametrize("left", [600, 100, 0])
 async def test_a_message_that_fills_the_payload_becomes_a_dead_letter(
-    nats: NatsServer, redis_url: str, wait_until: Waiter, left: int
+    open_shop: Open, wait_until: Waiter, left: int
 ) -> None:
     """The server closes the connection of a larger one, and nobody was told: it was published again and again."""
-    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+    async with open_shop() as (shop, dedup):
         headers = {"id": "a", "trace": "t" * 2000}
         lines = "NATS/1.0\r\n\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         data = b"d" * (shop.connection.max_payload - len(lines) - left)
@@ -190,10 +130,10 @@ async def test_a_message_that_fills_the_payload_becomes_a_dead_letter(
 
 @pytest.mark.parametrize(("trace", "limit"), [(300, 300), (65_480, -1)])
 async def test_a_dead_letter_fits_into_the_messages_of_its_stream(
-    nats: NatsServer, redis_url: str, wait_until: Waiter, trace: int, limit: int
+    open_shop: Open, wait_until: Waiter, trace: int, limit: int
 ) -> None:
     """Any stream takes 64 kB of headers."""
-    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+    async with open_shop() as (shop, dedup):
         await shop.js.update_stream(name=shop.dead, subjects=[shop.dead], max_msg_size=limit)
         await shop.publish("a", trace="t" * trace)
         async with shop.consumer(dedup, Work(long_fault), attempts=1, dead_letter=shop.dead) as consumer:
@@ -204,10 +144,10 @@ async def test_a_dead_letter_fits_into_the_messages_of_its_stream(
 
 @pytest.mark.parametrize("theirs", [{"id": "order-" + "7" * 90}, {MESSAGE_ID: "order-" + "7" * 90}])
 async def test_a_dead_letter_without_room_keeps_the_messages_key(
-    nats: NatsServer, redis_url: str, wait_until: Waiter, theirs: dict[str, str]
+    open_shop: Open, wait_until: Waiter, theirs: dict[str, str]
 ) -> None:
     """The smaller headers go before it, though it is the largest of the message's own."""
-    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+    async with open_shop() as (shop, dedup):
         headers = {**theirs, **{f"trace{number}": "t" * 20 for number in range(9)}}
         lines = "NATS/1.0\r\n\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         await shop.js.publish(
@@ -224,9 +164,9 @@ async def test_a_dead_letter_without_room_keeps_the_messages_key(
 
 
 async def test_a_message_without_room_for_any_header_is_told_and_kept(
-    nats: NatsServer, redis_url: str, wait_until: Waiter, caplog: pytest.LogCaptureFixture
+    open_shop: Open, wait_until: Waiter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+    async with open_shop() as (shop, dedup):
         await shop.js.publish(shop.subject, b"d" * shop.connection.max_payload)
         await shop.publish("b")
         work = Work(lambda order: None if order == "b" else fault(order))
@@ -238,32 +178,8 @@ async def test_a_message_without_room_for_any_header_is_told_and_kept(
         assert await shop.unsettled() == 1
 
 
-async def test_a_dead_letter_published_again_is_worked_on(
-    nats: NatsServer, redis_url: str, wait_until: Waiter, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with shop_of(nats) as shop, opened(redis_url) as dedup:
-        work = Work(fault)
-        await shop.publish("a")
-        async with shop.consumer(dedup, work, attempts=1) as consumer:
-            await wait_until(lambda: consumer.counts.dead_lettered, description="a dead letter")
-            assert f"stays at {shop.subject}:1" in caplog.text
-            work.then = lambda order: None
-            await shop.publish("a", **{AGAIN: "1"})
-            await wait_until(lambda: work.done == ["a"], description="it is done")
-
-
-async def test_a_message_without_its_key_is_a_dead_letter(
-    nats: NatsServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(nats) as shop, opened(redis_url) as dedup:
-        await shop.publish("a")
-        async with shop.consumer(dedup, Work(), key=message_id, dead_letter=shop.dead):
-            await wait_until(shop.dead_letters, description="a dead letter")
-        assert (await shop.dead_letters())[0].headers[REASON] == "no_key"
-
-
-async def test_a_slow_handler_keeps_its_message(nats: NatsServer, redis_url: str, wait_until: Waiter) -> None:
-    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+async def test_a_slow_handler_keeps_its_message(open_shop: Open, wait_until: Waiter) -> None:
+    async with open_shop() as (shop, dedup):
         end, work = asyncio.Event(), Work(lambda order: end.wait())
         await shop.publish("a")
         subscription = await shop.subscription(ack_wait=0.3)
@@ -277,10 +193,8 @@ async def test_a_slow_handler_keeps_its_message(nats: NatsServer, redis_url: str
             await wait_until(lambda: consumer.counts.first == 1, description="it is done")
 
 
-async def test_a_crashed_consumers_message_is_delivered_again(
-    nats: NatsServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+async def test_a_crashed_consumers_message_is_delivered_again(open_shop: Open, wait_until: Waiter) -> None:
+    async with open_shop() as (shop, dedup):
         forever, work = Work(lambda order: asyncio.Event().wait()), Work()
         await shop.publish("a")
         subscription = await shop.subscription(ack_wait=0.2)
@@ -293,11 +207,9 @@ async def test_a_crashed_consumers_message_is_delivered_again(
             await wait_until(lambda: work.done == ["a"], description="it is done")
 
 
-async def test_stop_ends_what_was_begun_and_gives_the_rest_back(
-    nats: NatsServer, redis_url: str, wait_until: Waiter
-) -> None:
+async def test_stop_ends_what_was_begun_and_gives_the_rest_back(open_shop: Open, wait_until: Waiter) -> None:
     """The rest waits for a twin that is at work elsewhere; ack_wait is 30 s, and is not waited for."""
-    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+    async with open_shop() as (shop, dedup):
         end, rest = asyncio.Event(), Work()
         work = Work(lambda order: end.wait())
         async with shop.consumer(dedup, work, wait=30.0) as consumer:
@@ -403,23 +315,14 @@ async def test_with_an_inbox_alone_deliveries_count_as_attempts(
             await wait_until(lambda: work.done == ["b"], description="the next is done")
 
 
-async def test_a_consumer_that_is_deleted_ends_ours(nats: NatsServer, redis_url: str) -> None:
+async def test_a_consumer_that_is_deleted_ends_ours(open_shop: Open) -> None:
     async with (
-        shop_of(nats) as shop,
-        opened(redis_url) as dedup,
+        open_shop() as (shop, dedup),
         Consumer(await shop.subscription(), dedup, key=sequence) as consumer,
     ):
         await shop.js.delete_consumer(shop.subject, "billing")
         with pytest.raises(NotFoundError):
             await consumer.run(Work())
-
-
-async def test_a_gate_that_is_not_open_is_told_before_a_message(nats: NatsServer, redis_url: str) -> None:
-    async with shop_of(nats) as shop:
-        gate = Dedup(redis_url, namespace="m")
-        async with Consumer(await shop.subscription(), gate, key=sequence) as consumer:
-            with pytest.raises(UsageError):
-                await consumer.run(Work())
 
 
 # Keys and settings
@@ -447,17 +350,15 @@ def test_the_key_is_an_id_a_header_a_sequence_or_a_digest() -> None:
         ({"ack_wait": 90_000.0}, r"after 90000 s \(ack_wait\), and the gate keeps its key for 86400 s only"),
     ],
 )
-async def test_a_wrong_consumer_is_named(
-    nats: NatsServer, redis_url: str, config: dict[str, Any], words: str
-) -> None:
-    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+async def test_a_wrong_consumer_is_named(open_shop: Open, config: dict[str, Any], words: str) -> None:
+    async with open_shop() as (shop, dedup):
         consumer = Consumer(await shop.subscription(**config), dedup, key=sequence)
         with pytest.raises(ConfigError, match=words):
             await consumer.__aenter__()
 
 
-async def test_a_wrong_place_for_dead_letters_is_named(nats: NatsServer, redis_url: str) -> None:
-    async with shop_of(nats, retention=RetentionPolicy.WORK_QUEUE) as shop, opened(redis_url) as dedup:
+async def test_a_wrong_place_for_dead_letters_is_named(open_shop: Open) -> None:
+    async with open_shop(retention=RetentionPolicy.WORK_QUEUE) as (shop, dedup):
         subscription = await shop.subscription()
         for place, words in (
             (None, "deletes what is settled"),
@@ -469,8 +370,8 @@ async def test_a_wrong_place_for_dead_letters_is_named(nats: NatsServer, redis_u
                 await consumer.__aenter__()
 
 
-async def test_a_push_subscription_is_refused(nats: NatsServer, redis_url: str) -> None:
-    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+async def test_a_push_subscription_is_refused(open_shop: Open) -> None:
+    async with open_shop() as (shop, dedup):
         subscription = await shop.js.subscribe(shop.subject)
         with pytest.raises(ConfigError, match="subscription must be of js"):
             Consumer(subscription, dedup, key=sequence)

@@ -7,8 +7,9 @@ import re
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,17 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from aio_pika.exceptions import MessageProcessError
 
 from fastdedup import ConfigError, Dedup, UsageError
-from fastdedup.integrations.rabbitmq import Consumer, DeadLetterError, body, header, message_id
+from fastdedup.integrations.rabbitmq import Consumer, body, header, message_id
 from fastdedup.integrations.rabbitmq.places import UnroutableError
 from fastdedup.sql import Inbox
 from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sql.rules import TABLE
 
 from ..brokers import RabbitServer
-from ..servers import RedisServer
 
 Handler = Callable[..., Awaitable[Any]]
 WaitUntil = Callable[..., Awaitable[Any]]
+Open = Callable[..., AbstractAsyncContextManager["Orders"]]
 
 
 class Orders:
@@ -126,6 +127,11 @@ async def shop(
         yield orders
 
 
+@pytest.fixture
+def open_orders(rabbitmq: RabbitServer, redis_url: str) -> Open:
+    return partial(shop, rabbitmq, redis_url)
+
+
 def fault(message: AbstractIncomingMessage) -> None:
     raise ValueError("no such customer")
 
@@ -133,48 +139,10 @@ def fault(message: AbstractIncomingMessage) -> None:
 # The outcomes
 
 
-@pytest.mark.parametrize("kind", ["classic", "quorum"])
-async def test_each_message_is_worked_on_once(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil, kind: str
-) -> None:
-    async with shop(rabbitmq, redis_url, kind=kind) as orders:
-        ids = [str(number) for number in range(100)]
-        await orders.publish(*ids, *ids)
-        async with orders.consuming() as consumer:
-            await wait_until(lambda: consumer.counts.delivered == 200, description="all are delivered")
-        counts = consumer.counts
-        assert (counts.first, counts.duplicate, counts.retried, counts.dead_lettered) == (100, 100, 0, 0)
-        assert set(orders.runs.values()) == {1}
-        assert await orders.left() == 0
-
-
-@pytest.mark.parametrize("kind", ["classic", "quorum"])
-async def test_a_message_that_always_fails_ends_as_a_dead_letter(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil, kind: str
-) -> None:
-    async with shop(rabbitmq, redis_url, kind=kind) as orders:
-        orders.then = fault
-        await orders.publish("7", headers={"tenant": "a"}, type="order", correlation_id="c")
-        async with orders.consuming(attempts=3) as consumer:
-            await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
-        assert orders.runs["7"] == 3
-        assert (consumer.counts.delivered, consumer.counts.retried) == (3, 2)
-        (dead,) = await orders.dead()
-        assert dead.headers["x-fastdedup-attempts"] == 3
-        assert dead.headers["x-fastdedup-key"] == "7"
-        assert dead.headers["x-fastdedup-error"] == "ValueError: no such customer"
-        assert (dead.headers["tenant"], dead.type, dead.correlation_id, dead.body) == (
-            "a",
-            "order",
-            "c",
-            b"{}",
-        )
-
-
 async def test_a_retried_message_keeps_its_exchange_and_routing_key(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+    rabbitmq: RabbitServer, open_orders: Open, wait_until: WaitUntil
 ) -> None:
-    async with shop(rabbitmq, redis_url) as orders:
+    async with open_orders() as orders:
         events = await orders.channel.declare_exchange(rabbitmq.name("events"), "topic", durable=True)
         await orders.queue.bind(events, "order.*")
         orders.then = lambda message: fault(message) if orders.runs["7"] < 3 else None
@@ -185,24 +153,10 @@ async def test_a_retried_message_keeps_its_exchange_and_routing_key(
         assert orders.runs["7"] == 3
 
 
-async def test_a_handler_can_give_a_message_up(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
-) -> None:
-    def give_up(message: AbstractIncomingMessage) -> None:
-        raise DeadLetterError("cancelled")
-
-    async with shop(rabbitmq, redis_url) as orders:
-        orders.then = give_up
-        await orders.publish("7")
-        async with orders.consuming() as consumer:
-            await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
-        assert orders.runs["7"] == 1
-
-
 async def test_a_message_without_its_header_is_a_dead_letter(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+    open_orders: Open, wait_until: WaitUntil
 ) -> None:
-    async with shop(rabbitmq, redis_url) as orders:
+    async with open_orders() as orders:
         await orders.publish("1", headers={"order": 7})
         await orders.publish("2")
         async with orders.consuming(key=header("order")) as consumer:
@@ -212,10 +166,8 @@ async def test_a_message_without_its_header_is_a_dead_letter(
         assert dead.headers["x-fastdedup-reason"] == "no_key"
 
 
-async def test_equal_bodies_are_one_message_by_choice(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
-) -> None:
-    async with shop(rabbitmq, redis_url) as orders:
+async def test_equal_bodies_are_one_message_by_choice(open_orders: Open, wait_until: WaitUntil) -> None:
+    async with open_orders() as orders:
         await orders.publish("1", "2")
         async with orders.consuming(key=body) as consumer:
             await wait_until(lambda: consumer.counts.delivered == 2, description="both came")
@@ -223,9 +175,9 @@ async def test_equal_bodies_are_one_message_by_choice(
 
 
 async def test_another_message_under_one_id_is_a_dead_letter(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+    open_orders: Open, wait_until: WaitUntil
 ) -> None:
-    async with shop(rabbitmq, redis_url) as orders:
+    async with open_orders() as orders:
         await orders.publish("7", body=b"1")
         await orders.publish("7", body=b"2")
         async with orders.consuming(fingerprint=lambda message: message.body) as consumer:
@@ -234,11 +186,9 @@ async def test_another_message_under_one_id_is_a_dead_letter(
         assert dead.headers["x-fastdedup-reason"] == "mismatch"
 
 
-async def test_a_twin_at_work_costs_few_deliveries(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
-) -> None:
+async def test_a_twin_at_work_costs_few_deliveries(open_orders: Open, wait_until: WaitUntil) -> None:
     end = asyncio.Event()
-    async with shop(rabbitmq, redis_url) as orders:
+    async with open_orders() as orders:
         orders.then = lambda message: end.wait()
         await orders.publish("7", "7")
         async with orders.consuming(wait=0.2) as consumer:
@@ -252,7 +202,7 @@ async def test_a_twin_at_work_costs_few_deliveries(
 
 @pytest.mark.parametrize("prefetch", [1, 10])
 async def test_copies_keep_the_delay_between_attempts(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil, prefetch: int
+    open_orders: Open, wait_until: WaitUntil, prefetch: int
 ) -> None:
     """Of five copies one works; those that are held, or come after it has failed, begin no attempt of their own."""
     times: list[float] = []
@@ -261,7 +211,7 @@ async def test_copies_keep_the_delay_between_attempts(
         times.append(asyncio.get_running_loop().time())
         raise ValueError("no such customer")
 
-    async with shop(rabbitmq, redis_url) as orders:
+    async with open_orders() as orders:
         orders.then = fail
         await orders.publish(*["7"] * 5)
         async with orders.consuming(attempts=4, retry_delay=0.3, prefetch=prefetch) as consumer:
@@ -276,9 +226,9 @@ async def test_copies_keep_the_delay_between_attempts(
 
 
 async def test_two_queues_of_one_message_both_work(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+    rabbitmq: RabbitServer, open_orders: Open, wait_until: WaitUntil
 ) -> None:
-    async with shop(rabbitmq, redis_url) as billing, opened(rabbitmq, billing.dedup) as shipping:
+    async with open_orders() as billing, opened(rabbitmq, billing.dedup) as shipping:
         for each in (billing, shipping):
             await each.publish("7")
         async with billing.consuming() as first, shipping.consuming() as second:
@@ -286,9 +236,9 @@ async def test_two_queues_of_one_message_both_work(
 
 
 async def test_dead_letters_go_to_an_exchange_of_choice(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+    rabbitmq: RabbitServer, open_orders: Open, wait_until: WaitUntil
 ) -> None:
-    async with shop(rabbitmq, redis_url) as orders:
+    async with open_orders() as orders:
         exchange = await orders.channel.declare_exchange(rabbitmq.name("dlx"), durable=True)
         graves = await orders.channel.declare_queue(rabbitmq.name("graves"), durable=True)
         await graves.bind(exchange, orders.queue.name)
@@ -299,8 +249,10 @@ async def test_dead_letters_go_to_an_exchange_of_choice(
         assert len(await orders.dead(graves.name)) == 1
 
 
-async def test_a_dead_letter_that_no_queue_takes_is_not_lost(rabbitmq: RabbitServer, redis_url: str) -> None:
-    async with shop(rabbitmq, redis_url) as orders:
+async def test_a_dead_letter_that_no_queue_takes_is_not_lost(
+    rabbitmq: RabbitServer, open_orders: Open
+) -> None:
+    async with open_orders() as orders:
         exchange = await orders.channel.declare_exchange(rabbitmq.name("dlx"), durable=True)
         orders.then = fault
         await orders.publish("7")
@@ -314,10 +266,10 @@ async def test_a_dead_letter_that_no_queue_takes_is_not_lost(rabbitmq: RabbitSer
 
 
 async def test_a_consumer_ends_where_its_dead_letters_have_no_exchange_any_more(
-    rabbitmq: RabbitServer, redis_url: str
+    rabbitmq: RabbitServer, open_orders: Open
 ) -> None:
     """A robust connection opened the channel again: 370 times a second it was closed, and nobody was told."""
-    async with shop(rabbitmq, redis_url, robust=True) as orders, opened(rabbitmq, None) as others:
+    async with open_orders(robust=True) as orders, opened(rabbitmq, None) as others:
         exchange = await others.channel.declare_exchange(rabbitmq.name("dlx"), durable=True)
         orders.then = fault
         async with orders.consumer(attempts=1, dead_letter=exchange.name) as consumer:
@@ -331,11 +283,9 @@ async def test_a_consumer_ends_where_its_dead_letters_have_no_exchange_any_more(
         assert orders.runs == {"7": 1}
 
 
-async def test_a_message_is_settled_once_whoever_does_it(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
-) -> None:
+async def test_a_message_is_settled_once_whoever_does_it(open_orders: Open, wait_until: WaitUntil) -> None:
     """A second ack would close the channel, and deliver all messages in hand again."""
-    async with shop(rabbitmq, redis_url) as orders:
+    async with open_orders() as orders:
         orders.then = lambda message: message.ack() if message.message_id == "own" else None
         await orders.publish("own", "ours")
         async with orders.consuming() as consumer:
@@ -350,23 +300,6 @@ async def test_a_message_is_settled_once_whoever_does_it(
 
 
 # Failures
-
-
-async def test_while_redis_is_down_consuming_pauses(
-    rabbitmq: RabbitServer, server: RedisServer, wait_until: WaitUntil
-) -> None:
-    async with shop(rabbitmq, server.url, gate={"timeout": 0.1}) as orders, orders.consuming() as consumer:
-        await orders.publish("1")
-        await wait_until(lambda: consumer.counts.first == 1, description="it works")
-        server.kill()
-        await orders.publish(*map(str, range(2, 12)))
-        await wait_until(lambda: consumer.counts.held == 10, description="all are held")
-        assert consumer.is_paused
-        server.start()
-        await wait_until(lambda: consumer.counts.first == 11, description="all are done")
-        assert consumer.counts.delivered == 11
-        assert not consumer.is_paused
-        assert {each.redelivered for each in orders.seen} == {False}
 
 
 async def test_a_lost_connection_lets_work_end_and_skips_its_ack(
@@ -391,13 +324,9 @@ async def test_a_lost_connection_lets_work_end_and_skips_its_ack(
 
 @pytest.mark.parametrize("begun", [True, False], ids=["at work", "before it begins"])
 async def test_a_lost_plain_connection_ends_the_consumer(
-    rabbitmq: RabbitServer,
-    redis_url: str,
-    wait_until: WaitUntil,
-    begun: bool,
-    caplog: pytest.LogCaptureFixture,
+    open_orders: Open, wait_until: WaitUntil, begun: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with shop(rabbitmq, redis_url) as orders, orders.consumer() as consumer:
+    async with open_orders() as orders, orders.consumer() as consumer:
         assert not consumer.is_running
         task = asyncio.create_task(consumer.run(orders.handler))
         if begun:
@@ -413,10 +342,8 @@ async def test_a_lost_plain_connection_ends_the_consumer(
     assert re.search(r"takes no more messages: \w*(Error|Closed|State)\w*: ", line)
 
 
-async def test_a_deleted_queue_ends_the_consumer(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
-) -> None:
-    async with shop(rabbitmq, redis_url) as orders, orders.consumer() as consumer:
+async def test_a_deleted_queue_ends_the_consumer(open_orders: Open, wait_until: WaitUntil) -> None:
+    async with open_orders() as orders, orders.consumer() as consumer:
         task = asyncio.create_task(consumer.run(orders.handler))
         await orders.publish("7")
         await wait_until(lambda: consumer.counts.first, description="it works")
@@ -425,27 +352,10 @@ async def test_a_deleted_queue_ends_the_consumer(
             await task
 
 
-async def test_stop_finishes_what_it_has(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
-) -> None:
-    end = asyncio.Event()
-    async with shop(rabbitmq, redis_url) as orders:
-        orders.then = lambda message: end.wait()
-        await orders.publish("7")
-        async with orders.consumer() as consumer:
-            task = asyncio.create_task(consumer.run(orders.handler))
-            await wait_until(lambda: orders.runs["7"], description="it is worked on")
-            consumer.stop()
-            end.set()
-            await task
-        assert consumer.counts.first == 1
-        assert await orders.left() == 0
-
-
 async def test_what_takes_longer_than_its_grace_comes_again(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+    rabbitmq: RabbitServer, open_orders: Open, wait_until: WaitUntil
 ) -> None:
-    async with shop(rabbitmq, redis_url) as orders:
+    async with open_orders() as orders:
         orders.then = lambda message: asyncio.Event().wait()
         await orders.publish("7")
         async with orders.consumer(grace=0.05) as consumer:
@@ -461,22 +371,12 @@ async def test_what_takes_longer_than_its_grace_comes_again(
                 await wait_until(lambda: again.counts.first, description="it is done")
 
 
-async def test_a_gate_that_is_not_open_is_told_before_a_message(
-    rabbitmq: RabbitServer, redis_url: str
-) -> None:
-    async with shop(rabbitmq, redis_url) as orders:
-        orders.dedup = Dedup(redis_url)
-        async with orders.consumer() as consumer:
-            with pytest.raises(UsageError, match="open"):
-                await consumer.run(orders.handler)
-
-
 # With an inbox
 
 
 @pytest.mark.parametrize("gated", [True, False], ids=["gate and inbox", "inbox alone"])
 async def test_the_work_and_its_row_commit_together(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil, tmp_path: Path, gated: bool
+    open_orders: Open, wait_until: WaitUntil, tmp_path: Path, gated: bool
 ) -> None:
     path = tmp_path / "shop.db"
     with sqlite3.connect(path) as connection:
@@ -490,7 +390,7 @@ async def test_the_work_and_its_row_commit_together(
             yield connection
             await connection.commit()
 
-    async with shop(rabbitmq, redis_url) as orders:
+    async with open_orders() as orders:
         orders.dedup = orders.dedup if gated else None
 
         async def work(transaction: aiosqlite.Connection, message: AbstractIncomingMessage) -> None:
@@ -554,22 +454,22 @@ async def test_a_setting_that_cannot_work_is_named(
             orders.consumer(**options)
 
 
-async def test_a_place_that_is_not_there_is_named(rabbitmq: RabbitServer, redis_url: str) -> None:
-    async with shop(rabbitmq, redis_url) as orders:
+async def test_a_place_that_is_not_there_is_named(open_orders: Open) -> None:
+    async with open_orders() as orders:
         with pytest.raises(ConfigError, match=r"there is no queue '.*\.retry\.50ms': give declare=True"):
             await orders.consumer(declare=False).__aenter__()
         with pytest.raises(ConfigError, match="there is no exchange 'nowhere' for dead letters"):
             await orders.consumer(dead_letter="nowhere").__aenter__()
 
 
-async def test_a_place_of_another_kind_is_named(rabbitmq: RabbitServer, redis_url: str) -> None:
-    async with shop(rabbitmq, redis_url) as orders:
+async def test_a_place_of_another_kind_is_named(open_orders: Open) -> None:
+    async with open_orders() as orders:
         await orders.channel.declare_queue(f"{orders.queue.name}.retry.50ms", durable=True)
         with pytest.raises(ConfigError, match="was declared in another way"):
             await orders.consumer().__aenter__()
 
 
-async def test_a_channel_without_confirms_is_refused(rabbitmq: RabbitServer, redis_url: str) -> None:
+async def test_a_channel_without_confirms_is_refused(rabbitmq: RabbitServer) -> None:
     async with await aio_pika.connect(rabbitmq.url) as connection:
         channel = await connection.channel(publisher_confirms=False)
         queue = await channel.declare_queue(rabbitmq.name("orders"))
@@ -578,14 +478,14 @@ async def test_a_channel_without_confirms_is_refused(rabbitmq: RabbitServer, red
             await consumer.__aenter__()
 
 
-async def test_a_handler_that_is_not_async_is_refused(rabbitmq: RabbitServer, redis_url: str) -> None:
-    async with shop(rabbitmq, redis_url) as orders, orders.consumer() as consumer:
+async def test_a_handler_that_is_not_async_is_refused(open_orders: Open) -> None:
+    async with open_orders() as orders, orders.consumer() as consumer:
         with pytest.raises(ConfigError, match="must be async def"):
             await consumer.run(fault)  # type: ignore[arg-type]
 
 
-async def test_a_consumer_must_be_open(rabbitmq: RabbitServer, redis_url: str) -> None:
-    async with shop(rabbitmq, redis_url) as orders:
+async def test_a_consumer_must_be_open(open_orders: Open) -> None:
+    async with open_orders() as orders:
         with pytest.raises(UsageError, match="async with Consumer"):
             await orders.consumer().run(orders.handler)
 

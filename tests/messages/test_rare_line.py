@@ -12,7 +12,8 @@ from fastdedup.messages import rare_line
 from fastdedup.messages.rare_line import RareLine
 
 from ..servers import RedisServer
-from .test_redis_streams import Waiter, Work, fault, shop_of
+from .consumers import Waiter, Work, fault
+from .test_redis_streams import shop_of
 
 
 def test_a_line_at_once_and_then_one_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,23 +14,21 @@ from redis.asyncio import ConnectionPool, Redis, UnixDomainSocketConnection
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from fastdedup import ConfigError, Dedup, UsageError
+from fastdedup import ConfigError, Dedup
 from fastdedup.integrations.redis_streams import (
-    ORIGIN,
     Consumer,
     DeadLetterError,
     StreamEntry,
     entry_id,
     field,
 )
-from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, REASON
+from fastdedup.messages.headers import REASON
 from fastdedup.sql import Inbox
 
 from ..servers import RedisServer
+from .consumers import Handler, Open, Waiter, Work, a_handler, fault, opened, opener
 from .test_rules import Shop as Database
 
-Waiter = Callable[..., Awaitable[Any]]
-Handler = Callable[..., Awaitable[Any]]
 _numbers = itertools.count(1)
 
 
@@ -83,10 +81,9 @@ async def shop_of(server: RedisServer, **options: Any) -> AsyncIterator[Shop]:
         shop.raw.close()
 
 
-@asynccontextmanager
-async def opened(url: str, **options: Any) -> AsyncIterator[Dedup]:
-    async with Dedup(url, namespace="m", timeout=5.0, **options) as dedup:
-        yield dedup
+@pytest.fixture
+def open_shop(streams: RedisServer, redis_url: str) -> Open:
+    return opener(shop_of, streams, redis_url)
 
 
 @pytest.fixture(autouse=True)
@@ -95,102 +92,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastdedup.integrations.redis_streams._AWAY_PAUSE", 0.02)
 
 
-@pytest.fixture(scope="module")
-def streams() -> Iterator[RedisServer]:
-    server = RedisServer().start()
-    yield server
-    server.stop()
-
-
-class Work:
-    """A handler: remembers what it did; `then` is what each entry does."""
-
-    def __init__(self, then: Callable[[str], Any] = lambda order: None) -> None:
-        self.done: list[str] = []
-        self.begun: list[str] = []
-        self.then = then
-
-    async def __call__(self, *given: Any) -> None:
-        fields = given[-1].fields
-        order = str(fields["id"]) if "id" in fields else fields[b"id"].decode()
-        self.begun.append(order)
-        found = self.then(order)
-        if asyncio.iscoroutine(found):
-            await found
-        self.done.append(order)
-
-
-def fault(order: str) -> None:
-    raise ValueError("no such customer")
-
-
-@pytest.mark.parametrize("options", [{"protocol": 2}, {"protocol": 3, "decode_responses": True}], ids=str)
-async def test_each_message_is_done_once(
-    streams: RedisServer, redis_url: str, wait_until: Waiter, options: dict[str, Any]
-) -> None:
-    async with shop_of(streams, **options) as shop, opened(redis_url) as dedup:
-        work = Work()
-        shop.add("a", "b", "a", "b")
-        async with shop.consumer(dedup, work) as consumer:
-            await wait_until(
-                lambda: consumer.counts.delivered == 4 and not shop.pending(), description="acked"
-            )
-            shop.add("c")
-            await wait_until(lambda: "c" in work.done, description="one that comes later is done")
-        assert sorted(work.done) == ["a", "b", "c"]
-        assert (consumer.counts.first, consumer.counts.duplicate) == (3, 2)
-
-
-async def test_a_failed_entry_is_tried_again_then_dead_lettered(
-    streams: RedisServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(streams) as shop, opened(redis_url) as dedup:
-        work = Work(fault)
-        shop.raw.xadd(shop.stream, {"id": "a", "total": "7", b"\xff": "no text"})
-        async with shop.consumer(dedup, work, attempts=3, dead_letter=shop.dead) as consumer:
-            await wait_until(lambda: not shop.pending() and shop.dead_letters(), description="a dead letter")
-            assert (consumer.counts.retried, consumer.counts.dead_lettered) == (2, 1)
-        (dead,) = shop.dead_letters()
-        assert work.begun == ["a"] * 3
-        assert (dead[b"id"], dead[b"total"], dead[b"\xff"], dead[KEY.encode()]) == (
-            b"a",
-            b"7",
-            b"no text",
-            b"a",
-        )
-        assert (dead[REASON.encode()], dead[ATTEMPTS.encode()]) == (b"failed", b"3")
-        assert dead[ERROR.encode()] == b"ValueError: no such customer"
-        assert dead[ORIGIN.encode()].startswith(shop.stream.encode())
-
-
-async def test_a_dead_letter_added_again_is_worked_on(
-    streams: RedisServer, redis_url: str, wait_until: Waiter, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with shop_of(streams) as shop, opened(redis_url) as dedup:
-        work = Work(fault)
-        shop.add("a")
-        async with shop.consumer(dedup, work, attempts=1) as consumer:
-            await wait_until(lambda: consumer.counts.dead_lettered == 1, description="a dead letter")
-            assert f"stays at {shop.stream}:" in caplog.text
-            work.then = lambda order: None
-            shop.add("a", **{AGAIN: 1})
-            await wait_until(lambda: work.done == ["a"], description="it is done")
-
-
-async def test_an_entry_without_its_key_is_a_dead_letter(
-    streams: RedisServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(streams) as shop, opened(redis_url) as dedup:
-        shop.add("a")
-        async with shop.consumer(dedup, Work(), key=field("no-such"), dead_letter=shop.dead):
-            await wait_until(shop.dead_letters, description="a dead letter")
-        assert shop.dead_letters()[0][REASON.encode()] == b"no_key"
-
-
-async def test_no_more_entries_are_taken_than_the_limit(
-    streams: RedisServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+async def test_no_more_entries_are_taken_than_the_limit(open_shop: Open, wait_until: Waiter) -> None:
+    async with open_shop() as (shop, dedup):
         end = asyncio.Event()
         work = Work(lambda order: end.wait())
         shop.add("a", "b", "c")
@@ -201,10 +104,8 @@ async def test_no_more_entries_are_taken_than_the_limit(
             await wait_until(lambda: consumer.counts.first == 3, description="all are done")
 
 
-async def test_entries_of_a_dead_member_are_taken_over(
-    streams: RedisServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+async def test_entries_of_a_dead_member_are_taken_over(open_shop: Open, wait_until: Waiter) -> None:
+    async with open_shop() as (shop, dedup):
         shop.add("a", "b")
         shop.raw.xreadgroup("billing", "dead", {shop.stream: ">"})
         work = Work()
@@ -213,10 +114,8 @@ async def test_entries_of_a_dead_member_are_taken_over(
             await wait_until(lambda: not shop.pending(), description="both are acknowledged")
 
 
-async def test_entries_at_work_are_not_taken_over(
-    streams: RedisServer, redis_url: str, wait_until: Waiter
-) -> None:
-    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+async def test_entries_at_work_are_not_taken_over(open_shop: Open, wait_until: Waiter) -> None:
+    async with open_shop() as (shop, dedup):
         end, slow, other = asyncio.Event(), Work(lambda order: end.wait()), Work()
         shop.add("slow")
         async with shop.consumer(dedup, slow, idle=0.3, limit=1, grace=1.0):
@@ -230,11 +129,9 @@ async def test_entries_at_work_are_not_taken_over(
                 await wait_until(lambda: slow.done == ["slow"], description="it is done")
 
 
-async def test_what_stop_leaves_is_taken_over_at_once(
-    streams: RedisServer, redis_url: str, wait_until: Waiter
-) -> None:
+async def test_what_stop_leaves_is_taken_over_at_once(open_shop: Open, wait_until: Waiter) -> None:
     """An idle time of an hour: the next member must not wait for it, only for the delay between attempts."""
-    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+    async with open_shop() as (shop, dedup):
         tried, rest = Work(fault), Work()
         shop.add("a")
         async with shop.consumer(dedup, tried, retry_delay=2.0, idle=3600.0) as consumer:
@@ -243,26 +140,13 @@ async def test_what_stop_leaves_is_taken_over_at_once(
             await wait_until(lambda: rest.done == ["a"], description="the next one does it")
 
 
-async def test_stop_ends_what_was_begun(streams: RedisServer, redis_url: str, wait_until: Waiter) -> None:
-    async with shop_of(streams) as shop, opened(redis_url) as dedup:
-        end = asyncio.Event()
-        work = Work(lambda order: end.wait())
-        shop.add("a")
-        async with shop.consumer(dedup, work) as consumer:
-            await wait_until(lambda: work.begun, description="it is begun")
-            consumer.stop()
-            end.set()
-        assert work.done == ["a"]
-        assert shop.pending() == 0
-
-
 @pytest.mark.parametrize("dies", [False, True], ids=["done", "dead letters"])
 async def test_a_small_pool_of_connections_suffices_for_many_entries(
-    streams: RedisServer, redis_url: str, wait_until: Waiter, caplog: pytest.LogCaptureFixture, dies: bool
+    open_shop: Open, wait_until: Waiter, caplog: pytest.LogCaptureFixture, dies: bool
 ) -> None:
     """Each acknowledgement took a connection of its own, and failed where the pool had no more."""
     ids = [f"order-{number}" for number in range(300)]
-    async with shop_of(streams, max_connections=5) as shop, opened(redis_url) as dedup:
+    async with open_shop(max_connections=5) as (shop, dedup):
         all_begun = asyncio.Event()
         begun: list[str] = []
 
@@ -283,11 +167,11 @@ async def test_a_small_pool_of_connections_suffices_for_many_entries(
 
 
 async def test_a_small_pool_suffices_to_hand_over_what_is_in_hand(
-    streams: RedisServer, redis_url: str, wait_until: Waiter
+    open_shop: Open, wait_until: Waiter
 ) -> None:
     """What was not handed over at the end of a member was done by the next one after `idle` only."""
     ids = {f"order-{number}" for number in range(100)}
-    async with shop_of(streams, max_connections=5) as shop, opened(redis_url) as dedup:
+    async with open_shop(max_connections=5) as (shop, dedup):
         failing, rest = Work(fault), Work()
         shop.add(*ids)
         async with shop.consumer(dedup, failing, retry_delay=1.0, idle=3600.0) as consumer:
@@ -324,23 +208,6 @@ async def test_an_outage_of_its_own_redis_is_survived(
         server.stop()
 
 
-async def test_an_outage_of_the_gate_holds_the_entries(
-    streams: RedisServer, server: RedisServer, wait_until: Waiter
-) -> None:
-    async with (
-        shop_of(streams) as shop,
-        Dedup(server.url, namespace="m", timeout=0.1) as dedup,
-        shop.consumer(dedup, Work()) as consumer,
-    ):
-        server.kill()
-        shop.add("a", "b")
-        await wait_until(lambda: consumer.counts.held == 2, description="both are held")
-        assert consumer.is_paused
-        server.start()
-        await wait_until(lambda: consumer.counts.first == 2, description="both are done")
-        assert consumer.counts.retried == 0
-
-
 async def test_with_an_inbox_alone_deliveries_count_as_attempts(
     streams: RedisServer, wait_until: Waiter, tmp_path: Any
 ) -> None:
@@ -362,10 +229,8 @@ async def test_with_an_inbox_alone_deliveries_count_as_attempts(
             await wait_until(lambda: work.done == ["b"], description="the next is done")
 
 
-async def test_members_of_long_ago_are_removed(
-    streams: RedisServer, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+async def test_members_of_long_ago_are_removed(open_shop: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_shop() as (shop, dedup):
         shop.add("a")
         shop.raw.xreadgroup("billing", "fastdedup-has-entries", {shop.stream: ">"})
         for member in ("fastdedup-old", "another's"):
@@ -390,10 +255,6 @@ def test_the_key_is_a_field_or_the_entrys_id() -> None:
     entry = StreamEntry("orders", "7-0", {"id": "text", b"raw": b"bytes", b"number": b"\xff"})
     assert entry_id(entry) == "orders:7-0"
     assert [field(name)(entry) for name in ("id", "raw", "number", "none")] == ["text", "bytes", "ff", None]
-
-
-async def a_handler(entry: StreamEntry) -> None:
-    """Do nothing."""
 
 
 def inbox() -> Inbox:
@@ -424,22 +285,16 @@ async def test_a_wrong_setting_is_named(redis_url: str, options: dict[str, Any],
             Consumer(more.pop("redis"), dedup, **more)
 
 
-async def test_a_group_that_is_not_there_is_named(streams: RedisServer, redis_url: str) -> None:
-    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+async def test_a_group_that_is_not_there_is_named(open_shop: Open) -> None:
+    async with open_shop() as (shop, dedup):
         for stream, group in (("no-such", "billing"), (shop.stream, "no-such")):
             consumer = Consumer(shop.redis, dedup, stream=stream, group=group, key=entry_id)
             with pytest.raises(ConfigError, match=f"the stream '{stream}' has no group '{group}': await"):
                 await consumer.__aenter__()
 
 
-async def test_a_group_that_is_removed_ends_the_consumer(streams: RedisServer, redis_url: str) -> None:
-    async with shop_of(streams) as shop, opened(redis_url) as dedup, shop.make(dedup) as consumer:
+async def test_a_group_that_is_removed_ends_the_consumer(open_shop: Open) -> None:
+    async with open_shop() as (shop, dedup), shop.make(dedup) as consumer:
         shop.raw.xgroup_destroy(shop.stream, "billing")
         with pytest.raises(redis.ResponseError, match="NOGROUP"):
-            await consumer.run(a_handler)
-
-
-async def test_a_gate_that_is_not_open_is_told_before_a_message(streams: RedisServer, redis_url: str) -> None:
-    async with shop_of(streams) as shop, shop.make(Dedup(redis_url, namespace="m")) as consumer:
-        with pytest.raises(UsageError, match="this Dedup is not open: use `async with dedup:`"):
             await consumer.run(a_handler)

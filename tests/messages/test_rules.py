@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from fastdedup.sql.rules import TABLE
 from ..servers import RedisServer
 
 Message = dict[str, Any]
+Open = Callable[..., AbstractAsyncContextManager[Any]]
 WEEK = timedelta(days=7)
 
 
@@ -47,6 +48,7 @@ class Consumer:
         begin, inbox, remember, resolve = (options.pop(name, None) for name in names)
         options = {"key": lambda message: message.get("id"), "wait": 0.0, **options}
         rules = MessageRules("orders", **options)
+        self.dedup: Any = dedup
         self.deliveries = Deliveries(rules, dedup, inbox, begin, remember, resolve)
         self.runs: list[Any] = []
         self.dead: list[Decision] = []
@@ -79,6 +81,18 @@ async def opened(url: str, events: list[Event], **options: Any) -> AsyncIterator
         yield dedup
 
 
+@pytest.fixture
+def open_consumer(redis_url: str, events: list[Event]) -> Open:
+    """Opens a consumer with a gate of its own, which tells its events."""
+
+    @asynccontextmanager
+    async def open_one(**options: Any) -> AsyncIterator[Consumer]:
+        async with opened(redis_url, events) as dedup:
+            yield Consumer(dedup, **options)
+
+    return open_one
+
+
 def told(decision: Decision) -> tuple[Action, Reason]:
     return decision.action, decision.reason
 
@@ -86,9 +100,8 @@ def told(decision: Decision) -> tuple[Action, Reason]:
 # The gate alone
 
 
-async def test_the_first_works_and_a_duplicate_is_acknowledged(redis_url: str, events: list[Event]) -> None:
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup)
+async def test_the_first_works_and_a_duplicate_is_acknowledged(open_consumer: Open) -> None:
+    async with open_consumer() as consumer:
         assert told(await consumer.get()) == (Action.ACK, Reason.FIRST)
         assert told(await consumer.get()) == (Action.ACK, Reason.DUPLICATE)
         assert len(consumer.runs) == 1
@@ -114,9 +127,7 @@ async def test_a_ledger_remembers_what_is_done(redis_url: str, events: list[Even
             consumer.deliveries.check_memory(WEEK.total_seconds() + 1, "ack_wait")
 
 
-async def test_abandoned_work_is_resolved_before_the_handler_runs(
-    redis_url: str, events: list[Event]
-) -> None:
+async def test_abandoned_work_is_resolved_before_the_handler_runs(open_consumer: Open) -> None:
     """A consumer asks after a failed attempt, too: done is acknowledged, unknown goes to the dead letters."""
     answers = [Resolution.not_done(), Resolution.done("before"), Resolution.unknown("ask the bank")]
     heard: list[Takeover] = []
@@ -125,8 +136,7 @@ async def test_abandoned_work_is_resolved_before_the_handler_runs(
         heard.append(takeover)
         return answers.pop(0)
 
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup, resolve=check, keep_result=True)
+    async with open_consumer(resolve=check, keep_result=True) as consumer:
         consumer.then = fault
         assert [(await consumer.get()).action for _ in range(2)] == [Action.RETRY] * 2
         assert len(consumer.runs) == 2
@@ -140,16 +150,14 @@ async def test_abandoned_work_is_resolved_before_the_handler_runs(
         Consumer(None, inbox=Inbox("orders", keep=WEEK), resolve=check)
 
 
-async def test_the_result_is_kept_for_duplicates_on_wish(redis_url: str, events: list[Event]) -> None:
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup, keep_result=True)
+async def test_the_result_is_kept_for_duplicates_on_wish(open_consumer: Open) -> None:
+    async with open_consumer(keep_result=True) as consumer:
         consumer.then = lambda: {"invoice": 7}
         assert [(await consumer.get()).result for _ in range(2)] == [{"invoice": 7}] * 2
 
 
-async def test_a_result_that_cannot_be_kept_is_left_out(redis_url: str, events: list[Event]) -> None:
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup, keep_result=True)
+async def test_a_result_that_cannot_be_kept_is_left_out(open_consumer: Open) -> None:
+    async with open_consumer(keep_result=True) as consumer:
         consumer.then = object
         assert told(await consumer.get()) == (Action.ACK, Reason.FIRST)
         assert (await consumer.get()).result is None
@@ -163,9 +171,8 @@ async def test_two_consumers_of_one_message_both_work(redis_url: str, events: li
         assert [(await each.get()).reason for each in (billing, shipping)] == [Reason.FIRST] * 2
 
 
-async def test_a_twin_at_work_delays_the_message(redis_url: str, events: list[Event]) -> None:
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup, wait=0.05)
+async def test_a_twin_at_work_delays_the_message(open_consumer: Open) -> None:
+    async with open_consumer(wait=0.05) as consumer:
         begun, end = asyncio.Event(), asyncio.Event()
 
         async def work() -> None:
@@ -184,10 +191,9 @@ async def test_a_twin_at_work_delays_the_message(redis_url: str, events: list[Ev
 
 
 async def test_a_twin_that_ends_in_time_wakes_the_held_message(
-    redis_url: str, events: list[Event], wait_until: Callable[..., Any]
+    open_consumer: Open, wait_until: Callable[..., Any]
 ) -> None:
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup, wait=30.0)
+    async with open_consumer(wait=30.0) as consumer:
         begun, end = asyncio.Event(), asyncio.Event()
 
         async def work() -> None:
@@ -204,11 +210,8 @@ async def test_a_twin_that_ends_in_time_wakes_the_held_message(
 
 
 @pytest.mark.parametrize("wait", [0.0, 30.0], ids=["turned away", "held"])
-async def test_a_copy_begins_no_attempt_before_the_delay_is_over(
-    redis_url: str, events: list[Event], wait: float
-) -> None:
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup, wait=wait, retry_delay=0.3)
+async def test_a_copy_begins_no_attempt_before_the_delay_is_over(open_consumer: Open, wait: float) -> None:
+    async with open_consumer(wait=wait, retry_delay=0.3) as consumer:
         consumer.then = fault
         started = asyncio.get_running_loop().time()
         assert told(await consumer.get()) == (Action.RETRY, Reason.FAILED)
@@ -222,9 +225,10 @@ async def test_a_copy_begins_no_attempt_before_the_delay_is_over(
             assert len(consumer.runs) == 1
 
 
-async def test_a_failed_handler_is_retried_then_dead_lettered(redis_url: str, events: list[Event]) -> None:
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup, attempts=3)
+async def test_a_failed_handler_is_retried_then_dead_lettered(
+    open_consumer: Open, events: list[Event]
+) -> None:
+    async with open_consumer(attempts=3) as consumer:
         consumer.then = fault
         decisions = [await consumer.get() for _ in range(4)]
         assert [told(each) for each in decisions] == [
@@ -241,16 +245,14 @@ async def test_a_failed_handler_is_retried_then_dead_lettered(redis_url: str, ev
         ]
 
 
-async def test_attempts_that_the_message_tells_of_count_too(redis_url: str, events: list[Event]) -> None:
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup, attempts=3)
+async def test_attempts_that_the_message_tells_of_count_too(open_consumer: Open) -> None:
+    async with open_consumer(attempts=3) as consumer:
         consumer.then = fault
         assert (await consumer.get(failed=2)).action is Action.DEAD_LETTER
 
 
-async def test_a_handler_can_give_a_message_up(redis_url: str, events: list[Event]) -> None:
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup)
+async def test_a_handler_can_give_a_message_up(open_consumer: Open) -> None:
+    async with open_consumer() as consumer:
 
         def give_up() -> None:
             raise DeadLetterError("this order was cancelled")
@@ -269,25 +271,19 @@ async def test_attempts_of_consumers_that_died_count(redis_url: str, events: lis
         assert consumer.runs == []
 
 
-async def test_a_release_of_the_same_record_elsewhere_spends_an_attempt(
-    redis_url: str, events: list[Event]
-) -> None:
+async def test_a_release_of_the_same_record_elsewhere_spends_an_attempt(open_consumer: Open) -> None:
     """As of an endpoint that claims the consumer's record; `docs/recipes/migration.md`."""
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup, attempts=2)
+    async with open_consumer(attempts=2) as consumer:
         for _ in range(2):
-            await (await dedup.claim(gate_key("orders", "order-7"))).release()
+            await (await consumer.dedup.claim(gate_key("orders", "order-7"))).release()
         decision = await consumer.get()
         assert told(decision) == (Action.DEAD_LETTER, Reason.EXHAUSTED)
         assert "somebody else has claimed and released its key" in str(decision.error)
         assert not consumer.runs
 
 
-async def test_another_message_with_the_same_key_is_dead_lettered(
-    redis_url: str, events: list[Event]
-) -> None:
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup, fingerprint=lambda message: message["total"])
+async def test_another_message_with_the_same_key_is_dead_lettered(open_consumer: Open) -> None:
+    async with open_consumer(fingerprint=lambda message: message["total"]) as consumer:
         await consumer.get(order(total=1))
         assert told(await consumer.get(order(total=2))) == (Action.DEAD_LETTER, Reason.MISMATCH)
 
@@ -297,18 +293,14 @@ async def test_another_message_with_the_same_key_is_dead_lettered(
     [{"total": 1}, {"id": ""}, {"id": None}, {"id": 7}, {"id": "x" * 1025}, {"id": "\ud800"}],
     ids=repr,
 )
-async def test_a_message_without_a_usable_key_is_dead_lettered(
-    redis_url: str, events: list[Event], message: Message
-) -> None:
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup)
+async def test_a_message_without_a_usable_key_is_dead_lettered(open_consumer: Open, message: Message) -> None:
+    async with open_consumer() as consumer:
         assert told(await consumer.get(message)) == (Action.DEAD_LETTER, Reason.NO_KEY)
         assert consumer.runs == []
 
 
-async def test_a_key_rule_that_fails_is_no_key(redis_url: str, events: list[Event]) -> None:
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup, key=lambda message: message["order"]["id"])
+async def test_a_key_rule_that_fails_is_no_key(open_consumer: Open) -> None:
+    async with open_consumer(key=lambda message: message["order"]["id"]) as consumer:
         decision = await consumer.get()
         assert told(decision) == (Action.DEAD_LETTER, Reason.NO_KEY)
         assert "KeyError: 'order'" in str(decision.error)
@@ -321,9 +313,8 @@ async def test_a_foreign_record_is_no_usable_key(server: RedisServer, events: li
         assert told(await Consumer(dedup).get()) == (Action.DEAD_LETTER, Reason.NO_KEY)
 
 
-async def test_where_no_dead_letter_is_laid_nothing_is_settled(redis_url: str, events: list[Event]) -> None:
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup, attempts=1)
+async def test_where_no_dead_letter_is_laid_nothing_is_settled(open_consumer: Open) -> None:
+    async with open_consumer(attempts=1) as consumer:
         consumer.then = fault
 
         async def refused(decision: Decision) -> None:
@@ -334,9 +325,8 @@ async def test_where_no_dead_letter_is_laid_nothing_is_settled(redis_url: str, e
         assert told(await consumer.get()) == (Action.DEAD_LETTER, Reason.EXHAUSTED)
 
 
-async def test_a_dead_letter_that_is_taken_again_is_worked_on(redis_url: str, events: list[Event]) -> None:
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup, attempts=1)
+async def test_a_dead_letter_that_is_taken_again_is_worked_on(open_consumer: Open) -> None:
+    async with open_consumer(attempts=1) as consumer:
         consumer.then = fault
         await consumer.get()
         consumer.then = lambda: None
@@ -345,9 +335,8 @@ async def test_a_dead_letter_that_is_taken_again_is_worked_on(redis_url: str, ev
         assert (await consumer.get(again=True)).reason is Reason.DUPLICATE
 
 
-async def test_a_message_taken_again_twice_is_worked_on_once(redis_url: str, events: list[Event]) -> None:
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup, attempts=1, wait=5.0)
+async def test_a_message_taken_again_twice_is_worked_on_once(open_consumer: Open) -> None:
+    async with open_consumer(attempts=1, wait=5.0) as consumer:
         consumer.then = fault
         await consumer.get()
         consumer.then = lambda: asyncio.sleep(0)
@@ -374,10 +363,9 @@ async def test_an_outage_holds_the_message_and_spends_no_attempt(
         assert kinds == [ConsumerPaused, ConsumerResumed]
 
 
-async def test_a_delay_of_less_than_a_millisecond_is_none(redis_url: str, events: list[Event]) -> None:
+async def test_a_delay_of_less_than_a_millisecond_is_none(open_consumer: Open) -> None:
     """No lease is that short, and the whole one must not stay."""
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup, wait=0.0, retry_delay=0.0005)
+    async with open_consumer(wait=0.0, retry_delay=0.0005) as consumer:
         consumer.then = fault
         assert told(await consumer.get()) == (Action.RETRY, Reason.FAILED)
         consumer.then = lambda: None
@@ -430,18 +418,14 @@ async def test_a_lost_lease_stops_the_handler_and_retries(redis_url: str, events
         assert stopped
 
 
-async def test_work_that_is_done_is_acknowledged_though_its_lease_is_lost(
-    redis_url: str, events: list[Event]
-) -> None:
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup)
-        consumer.then = lambda: dedup.forget(gate_key("orders", "order-7"))
+async def test_work_that_is_done_is_acknowledged_though_its_lease_is_lost(open_consumer: Open) -> None:
+    async with open_consumer() as consumer:
+        consumer.then = lambda: consumer.dedup.forget(gate_key("orders", "order-7"))
         assert told(await consumer.get()) == (Action.ACK, Reason.FIRST)
 
 
-async def test_a_cancelled_handler_frees_the_key(redis_url: str, events: list[Event]) -> None:
-    async with opened(redis_url, events) as dedup:
-        consumer = Consumer(dedup)
+async def test_a_cancelled_handler_frees_the_key(open_consumer: Open) -> None:
+    async with open_consumer() as consumer:
         begun = asyncio.Event()
 
         async def work() -> None:
@@ -508,36 +492,43 @@ class Billing(Consumer):
         return await super().handler(message)
 
 
-@pytest.mark.parametrize("gated", [True, False], ids=["gate and inbox", "inbox alone"])
-class TestInbox:
+@pytest.fixture
+def open_billing(redis_url: str, shop: Shop, events: list[Event], gated: bool) -> Open:
+    """Opens a consumer with the inbox, behind a gate or alone; each test runs with both."""
+
     @asynccontextmanager
-    async def consumer(
-        self, gated: bool, redis_url: str, shop: Shop, events: list[Event], **options: Any
-    ) -> AsyncIterator[Billing]:
+    async def open_one(**options: Any) -> AsyncIterator[Billing]:
         async with opened(redis_url, events) as dedup:
             yield Billing(dedup if gated else None, inbox=shop.inbox, **options)
 
+    return open_one
+
+
+@pytest.fixture(params=[True, False], ids=["gate and inbox", "inbox alone"])
+def gated(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+class TestInbox:
     async def test_a_copy_begins_no_attempt_before_the_delay_is_over(
-        self, redis_url: str, shop: Shop, events: list[Event], gated: bool
+        self, open_billing: Open, gated: bool
     ) -> None:
         """Without a gate copies cannot know of each other's failures."""
-        async with self.consumer(gated, redis_url, shop, events, retry_delay=30.0) as consumer:
+        async with open_billing(retry_delay=30.0) as consumer:
             consumer.then = fault
             assert (await consumer.get()).reason is Reason.FAILED
             assert (await consumer.get()).reason is (Reason.IN_PROGRESS if gated else Reason.FAILED)
 
-    async def test_done_once(self, redis_url: str, shop: Shop, events: list[Event], gated: bool) -> None:
-        async with self.consumer(gated, redis_url, shop, events, keep_result=True) as consumer:
+    async def test_done_once(self, open_billing: Open, shop: Shop) -> None:
+        async with open_billing(keep_result=True) as consumer:
             consumer.then = lambda: "invoice 7"
             found = [await consumer.get() for _ in range(2)]
             assert [each.reason for each in found] == [Reason.FIRST, Reason.DUPLICATE]
             assert [each.result for each in found] == ["invoice 7"] * 2
             assert shop.effects() == 1
 
-    async def test_a_failed_handler_leaves_nothing(
-        self, redis_url: str, shop: Shop, events: list[Event], gated: bool
-    ) -> None:
-        async with self.consumer(gated, redis_url, shop, events, attempts=2) as consumer:
+    async def test_a_failed_handler_leaves_nothing(self, open_billing: Open, shop: Shop) -> None:
+        async with open_billing(attempts=2) as consumer:
             consumer.then = fault
             assert (await consumer.get()).action is Action.RETRY
             decision = await consumer.get(failed=1)
@@ -546,9 +537,9 @@ class TestInbox:
             assert shop.effects() == 0
 
     async def test_a_database_that_is_away_holds_the_message(
-        self, redis_url: str, shop: Shop, events: list[Event], gated: bool, wait_until: Any
+        self, open_billing: Open, shop: Shop, wait_until: Any
     ) -> None:
-        async with self.consumer(gated, redis_url, shop, events) as consumer:
+        async with open_billing() as consumer:
             shop.away = True
             held = asyncio.create_task(consumer.get())
             await wait_until(lambda: consumer.deliveries.is_paused, description="it is held")
@@ -557,10 +548,8 @@ class TestInbox:
             assert (decision.reason, decision.attempts) == (Reason.FIRST, 1)
             assert shop.effects() == 1
 
-    async def test_a_lost_reply_of_the_commit_is_asked_again(
-        self, redis_url: str, shop: Shop, events: list[Event], gated: bool
-    ) -> None:
-        async with self.consumer(gated, redis_url, shop, events) as consumer:
+    async def test_a_lost_reply_of_the_commit_is_asked_again(self, open_billing: Open, shop: Shop) -> None:
+        async with open_billing() as consumer:
             shop.lose_commit = True
             decision = await consumer.get()
             assert decision.action is Action.ACK
@@ -568,28 +557,24 @@ class TestInbox:
             assert (await consumer.get()).reason is Reason.DUPLICATE
 
     async def test_done_work_is_no_exhausted_message(
-        self, redis_url: str, shop: Shop, events: list[Event], gated: bool
+        self, open_billing: Open, shop: Shop, redis_url: str, events: list[Event]
     ) -> None:
         """A consumer that dies between COMMIT and its record spends the only attempt, and has done the work."""
-        async with self.consumer(gated, redis_url, shop, events, attempts=1) as consumer:
+        async with open_billing(attempts=1) as consumer:
             assert (await consumer.get()).reason is Reason.FIRST
             async with opened(redis_url, events) as dedup:
                 await dedup.forget(shop.inbox._rules.gate_key("order-7"))
             assert told(await consumer.get(failed=1)) == (Action.ACK, Reason.DUPLICATE)
 
-    async def test_exhausted_attempts_are_dead_lettered(
-        self, redis_url: str, shop: Shop, events: list[Event], gated: bool
-    ) -> None:
-        async with self.consumer(gated, redis_url, shop, events, attempts=1) as consumer:
+    async def test_exhausted_attempts_are_dead_lettered(self, open_billing: Open) -> None:
+        async with open_billing(attempts=1) as consumer:
             assert told(await consumer.get(failed=1)) == (Action.DEAD_LETTER, Reason.EXHAUSTED)
             assert consumer.runs == []
 
-    async def test_a_wrong_setup_is_raised(
-        self, redis_url: str, shop: Shop, events: list[Event], gated: bool
-    ) -> None:
+    async def test_a_wrong_setup_is_raised(self, open_billing: Open, shop: Shop) -> None:
         with sqlite3.connect(shop.path) as connection:
             connection.execute(f"DROP TABLE {TABLE}")
-        async with self.consumer(gated, redis_url, shop, events) as consumer:
+        async with open_billing() as consumer:
             with pytest.raises(ConfigError, match="there is no table"):
                 await consumer.get()
 

@@ -18,7 +18,8 @@ from fastdedup.integrations.redis_streams import Consumer
 
 from ..otel import Otel
 from ..servers import RedisServer
-from .test_redis_streams import Shop, Waiter, a_handler, shop_of
+from .consumers import Waiter, a_handler
+from .test_redis_streams import Shop, shop_of
 from .test_rules import Shop as Database
 
 

@@ -1,0 +1,297 @@
+"""What the consumers of all brokers have in common, each on its real broker and with a real Redis behind the gate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, NamedTuple
+
+import pytest
+
+from fastdedup import Dedup, UsageError
+from fastdedup.integrations import kafka as of_kafka
+from fastdedup.integrations import nats as of_nats
+from fastdedup.integrations import rabbitmq as of_rabbitmq
+from fastdedup.integrations import redis_streams as of_streams
+from fastdedup.messages import DeadLetterError
+from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, ORIGIN, REASON
+
+from ..servers import RedisServer
+from . import test_kafka, test_nats, test_rabbitmq, test_redis_streams
+from .consumers import Handler, Waiter, Work, a_handler, fault, opened
+
+
+class Letter(NamedTuple):
+    """A dead letter; `kept` is what its broker has beside a body and headers."""
+
+    body: bytes
+    headers: dict[str, str]
+    kept: Any = None
+
+
+class OnKafka:
+    no_key = of_kafka.header("no-such")
+    kept = b"customer"
+
+    def __init__(self, shop: test_kafka.Shop) -> None:
+        self.shop = shop
+        self.sent = 0
+        self.origin = f"{shop.topic}:0:0"
+        self.places = {"dead_letter": shop.dead, "producer": shop.producer}
+
+    async def put(self, *ids: str, **headers: str) -> None:
+        self.sent += len(ids)
+        sent = {name: value.encode() for name, value in headers.items()}
+        await self.shop.publish(*ids, key="customer", **sent)
+
+    def at_work(self, dedup: Dedup, handler: Handler, **options: Any) -> Any:
+        return self.shop.consumer(dedup, handler, **self.places, **options)
+
+    async def left(self) -> int:
+        return self.sent - (await self.shop.committed() or 0)
+
+    async def dead_letters(self) -> list[Letter]:
+        found = await self.shop.dead_letters()
+        return [Letter(each.value, {n: v.decode() for n, v in each.headers}, each.key) for each in found]
+
+
+class OnNats:
+    no_key = of_nats.message_id
+    kept = None
+
+    def __init__(self, shop: test_nats.Shop) -> None:
+        self.shop = shop
+        self.origin = f"{shop.subject}:1"
+        self.places = {"dead_letter": shop.dead}
+        self.put = shop.publish
+        self.left = shop.unsettled
+
+    def at_work(self, dedup: Dedup, handler: Handler, **options: Any) -> Any:
+        return self.shop.consumer(dedup, handler, **self.places, **options)
+
+    async def dead_letters(self) -> list[Letter]:
+        return [Letter(each.data, dict(each.headers)) for each in await self.shop.dead_letters()]
+
+
+class OnStreams:
+    no_key = of_streams.field("no-such")
+    kept: Any = b"no text"
+    binary: dict[Any, Any] = {b"\xff": "no text"}  # noqa: RUF012
+
+    def __init__(self, shop: test_redis_streams.Shop) -> None:
+        self.shop = shop
+        self.origin = f"{shop.stream}:"
+        self.places = {"dead_letter": shop.dead}
+
+    async def put(self, *ids: str, **fields: str) -> None:
+        for each in ids:
+            self.shop.raw.xadd(self.shop.stream, {"id": each, "body": each, **self.binary, **fields})
+
+    def at_work(self, dedup: Dedup, handler: Handler, **options: Any) -> Any:
+        return self.shop.consumer(dedup, handler, **self.places, **options)
+
+    async def left(self) -> int:
+        return self.shop.pending()
+
+    async def dead_letters(self) -> list[Letter]:
+        found = []
+        for fields in self.shop.dead_letters():
+            kept = fields.pop(b"\xff", None)
+            headers = {name.decode(): value.decode() for name, value in fields.items()}
+            found.append(Letter(fields[b"body"], headers, kept))
+        return found
+
+
+class OnDecodedStreams(OnStreams):
+    """Of a client that decodes, for which every field must be text."""
+
+    kept = None
+    binary: dict[Any, Any] = {}  # noqa: RUF012
+
+
+class OnRabbit:
+    no_key = of_rabbitmq.header("no-such")
+    kept = ("order", "c")
+    origin = ""
+
+    def __init__(self, orders: test_rabbitmq.Orders) -> None:
+        self.orders = orders
+        self.places: dict[str, Any] = {}
+        self.left = orders.left
+
+    async def put(self, *ids: str, **headers: str) -> None:
+        for each in ids:
+            more = {"headers": {"id": each, **headers}, "type": "order", "correlation_id": "c"}
+            await self.orders.publish(each, body=each.encode(), **more)
+
+    @asynccontextmanager
+    async def at_work(self, dedup: Dedup, handler: Handler, **options: Any) -> AsyncIterator[Any]:
+        self.orders.dedup = dedup
+        async with self.orders.consumer(**options) as consumer:
+            running = asyncio.create_task(consumer.run(handler))
+            try:
+                yield consumer
+            finally:
+                consumer.stop()
+                await running
+
+    async def dead_letters(self) -> list[Letter]:
+        return [
+            Letter(each.body, {n: str(v) for n, v in each.headers.items()}, (each.type, each.correlation_id))
+            for each in await self.orders.dead()
+        ]
+
+
+Face = OnKafka | OnNats | OnStreams | OnRabbit
+Open = Callable[[], AbstractAsyncContextManager[Any]]
+FACES: dict[str, tuple[Any, str, Any, dict[str, Any]]] = {
+    "kafka": (OnKafka, "kafka", test_kafka.shop_of, {}),
+    "nats": (OnNats, "nats", test_nats.shop_of, {}),
+    "streams of RESP2": (OnStreams, "streams", test_redis_streams.shop_of, {"protocol": 2}),
+    "streams decoded": (
+        OnDecodedStreams,
+        "streams",
+        test_redis_streams.shop_of,
+        {"protocol": 3, "decode_responses": True},
+    ),
+    "classic queue": (OnRabbit, "rabbitmq", test_rabbitmq.opened, {"kind": "classic"}),
+    "quorum queue": (OnRabbit, "rabbitmq", test_rabbitmq.opened, {"kind": "quorum"}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_nats, "_FETCH", 0.05)
+    monkeypatch.setattr(of_streams, "_BLOCK", 0.02)
+
+
+@pytest.fixture(params=FACES)
+def open_face(request: pytest.FixtureRequest) -> Open:
+    """Opens a place of orders of each broker, with a place for its dead letters."""
+    face, server, shop_of, options = FACES[request.param]
+    running = request.getfixturevalue(server)
+
+    @asynccontextmanager
+    async def open_one() -> AsyncIterator[Face]:
+        given = (running, None) if face is OnRabbit else (running,)
+        async with shop_of(*given, **options) as shop:
+            yield face(shop)
+
+    return open_one
+
+
+async def test_each_message_is_done_once(open_face: Open, redis_url: str, wait_until: Waiter) -> None:
+    ids = [str(number) for number in range(50)]
+    async with open_face() as face, opened(redis_url) as dedup:
+        work = Work()
+        await face.put(*ids, *reversed(ids))
+        async with face.at_work(dedup, work) as consumer:
+            await wait_until(lambda: consumer.counts.delivered == 100, description="all are delivered")
+            await face.put("later")
+            await wait_until(lambda: "later" in work.done, description="one that comes later is done")
+        counts = consumer.counts
+        assert (counts.first, counts.duplicate, counts.retried, counts.dead_lettered) == (51, 50, 0, 0)
+        assert sorted(work.done) == sorted([*ids, "later"])
+        assert await face.left() == 0
+
+
+async def test_a_message_that_always_fails_ends_as_a_dead_letter(
+    open_face: Open, redis_url: str, wait_until: Waiter
+) -> None:
+    """The error has two lines, which a header of NATS cannot have."""
+
+    def then(order: str) -> None:
+        if order == "a":
+            raise ValueError("no such\ncustomer")
+
+    async with open_face() as face, opened(redis_url) as dedup:
+        work = Work(then)
+        await face.put("a", trace="t-1")
+        await face.put("b")
+        async with face.at_work(dedup, work, attempts=3) as consumer:
+            counts = consumer.counts
+            await wait_until(lambda: counts.dead_lettered and counts.first, description="both are settled")
+        assert sorted(work.begun) == ["a", "a", "a", "b"]
+        assert (counts.retried, counts.dead_lettered) == (2, 1)
+        assert await face.left() == 0
+        (dead,) = await face.dead_letters()
+        assert (dead.body, dead.kept) == (b"a", face.kept)
+        assert (dead.headers["id"], dead.headers["trace"]) == ("a", "t-1")
+        assert [dead.headers[name] for name in (KEY, REASON, ATTEMPTS)] == ["a", "failed", "3"]
+        assert dead.headers[ERROR].replace("\n", " ") == "ValueError: no such customer"
+        assert dead.headers.get(ORIGIN, "").startswith(face.origin)
+
+
+async def test_a_handler_can_give_a_message_up(open_face: Open, redis_url: str, wait_until: Waiter) -> None:
+    def give_up(order: str) -> None:
+        raise DeadLetterError("cancelled")
+
+    async with open_face() as face, opened(redis_url) as dedup:
+        work = Work(give_up)
+        await face.put("a")
+        async with face.at_work(dedup, work) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
+        assert work.begun == ["a"]
+
+
+async def test_a_dead_letter_published_again_is_worked_on(
+    open_face: Open, redis_url: str, wait_until: Waiter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where it is laid nowhere, the log says where it stays."""
+    async with open_face() as face, opened(redis_url) as dedup:
+        work = Work(fault)
+        await face.put("a")
+        face.places = {}
+        async with face.at_work(dedup, work, attempts=1) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
+            assert not face.origin or f"stays at {face.origin}" in caplog.text
+            work.then = lambda order: None
+            await face.put("a", **{AGAIN: "1"})
+            await wait_until(lambda: work.done == ["a"], description="it is done")
+
+
+async def test_a_message_without_its_key_is_a_dead_letter(
+    open_face: Open, redis_url: str, wait_until: Waiter
+) -> None:
+    async with open_face() as face, opened(redis_url) as dedup:
+        await face.put("a")
+        async with face.at_work(dedup, Work(), key=face.no_key) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
+        (dead,) = await face.dead_letters()
+        assert dead.headers[REASON] == "no_key"
+
+
+async def test_stop_ends_what_was_begun(open_face: Open, redis_url: str, wait_until: Waiter) -> None:
+    async with open_face() as face, opened(redis_url) as dedup:
+        end = asyncio.Event()
+        work = Work(lambda order: end.wait())
+        await face.put("a")
+        async with face.at_work(dedup, work) as consumer:
+            await wait_until(lambda: work.begun == ["a"], description="it is begun")
+            consumer.stop()
+            end.set()
+        assert work.done == ["a"]
+        assert await face.left() == 0
+
+
+async def test_while_the_gate_is_down_messages_are_held(
+    open_face: Open, server: RedisServer, wait_until: Waiter
+) -> None:
+    async with open_face() as face, Dedup(server.url, namespace="m", timeout=0.1) as dedup:
+        async with face.at_work(dedup, Work()) as consumer:
+            server.kill()
+            await face.put("a", "b")
+            await wait_until(lambda: consumer.counts.held, description="they are held")
+            assert consumer.is_paused
+            server.start()
+            await wait_until(lambda: consumer.counts.first == 2, description="both are done")
+            assert not consumer.is_paused
+        assert (consumer.counts.delivered, consumer.counts.retried) == (2, 0)
+
+
+async def test_a_gate_that_is_not_open_is_told_before_a_message(open_face: Open, redis_url: str) -> None:
+    async with open_face() as face:
+        with pytest.raises(UsageError, match="this Dedup is not open: use `async with dedup:`"):
+            async with face.at_work(Dedup(redis_url, namespace="m"), a_handler):
+                await asyncio.sleep(0)
