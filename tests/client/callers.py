@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,8 @@ import requests
 from fastdedup.client import RetryRules
 from fastdedup.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from fastdedup.client.requests import IdempotentAdapter
+
+from ..programs import until as until  # for those who import it from here
 
 TRUST = ssl.create_default_context()
 """Shared, as making one takes longer than most tests here."""
@@ -122,11 +123,3 @@ def _answer(response: httpx.Response) -> Answer:
 async def _awaited(parts: Iterable[bytes]) -> Any:
     for part in parts:
         yield part
-
-
-def until(predicate: Callable[[], object], description: str) -> None:
-    """Wait, in a thread, for a predicate to come true."""
-    ends = time.monotonic() + 10.0
-    while not predicate():
-        assert time.monotonic() < ends, f"waited in vain: {description}"
-        time.sleep(0.002)

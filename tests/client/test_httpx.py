@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -251,10 +249,3 @@ def test_a_request_is_pickled_with_its_key() -> None:
     assert (
         pickle.loads(pickle.dumps(request)).headers["idempotency-key"] == request.headers["idempotency-key"]
     )
-
-
-@pytest.mark.parametrize("library", ["httpx", "requests"])
-def test_without_the_library_the_extra_is_named(library: str) -> None:
-    program = f"import sys; sys.modules['{library}'] = None; import fastdedup.client.{library}"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert f"pip install 'fastdedup[{library}]'" in ran.stderr

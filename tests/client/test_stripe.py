@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import ssl
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -258,3 +260,20 @@ def test_a_callers_own_key_goes_with_its_redirect(call: Caller, stripe: Server) 
     headers: dict[str, Any] = {"Idempotency-Key": "mine", "X-To": f"{stripe.url}/charges"}
     assert call(f"{stripe.url}/moved", headers=headers).status == 200
     assert stripe.state.keys == ["mine", "mine"]
+
+
+# docs/client.md: its snippets run
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
+SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(SNIPPETS)))
+def test_a_snippet_runs_and_its_request_acts_once(number: int, stripe: Server) -> None:
+    snippet = SNIPPETS[number].replace("http://localhost:8000", stripe.url)
+    stripe.state.faults.extend(["lose", "503", "cut", ""] if "error.request" in snippet else ["lose"])
+    exec(compile(snippet, "docs/client.md", "exec"), {"__name__": "page"})
+    assert len(stripe.state.effects) == 1
+    assert len(stripe.state.seen) == (4 if "error.request" in snippet else 2)
+    assert len(set(stripe.state.keys)) == 1

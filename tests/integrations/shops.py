@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -18,21 +17,11 @@ from typing import Any, Self
 import httpx
 import psutil
 
+from ..programs import until as until  # for those who import it from here
+
 DEADLINE = 30.0
 TOKEN = re.compile(r'name="one_time_token" value="([^"]*)"')
 ORDER = re.compile(r'id="order-number">([^<]+)<')
-
-
-def until(
-    predicate: Callable[[], Any], *, description: str, deadline: float = DEADLINE, every: float = 0.02
-) -> Any:
-    """Wait for a predicate to come true, asking it `every` so many seconds; return what it returned."""
-    ends = time.monotonic() + deadline
-    while time.monotonic() < ends:
-        if value := predicate():
-            return value
-        time.sleep(every)
-    raise AssertionError(f"waited {deadline:g} s in vain: {description}")
 
 
 class ShopProcess:

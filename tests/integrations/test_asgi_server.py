@@ -1,23 +1,28 @@
-"""Behind a real server: clients that leave, connections that go on, pipelines, HEAD."""
+"""Behind a real server: clients that leave, connections that go on, pipelines, HEAD, and a crowd at random."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import random
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 
 from fastdedup import Dedup
-from fastdedup.integrations.asgi import IdempotencyMiddleware, everyone
-from fastdedup.integrations.lifespan import ASGIApp
+from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header, everyone
+from fastdedup.integrations.lifespan import ASGIApp, Message
 
 from .desk import BIG, Desk, at
 from .frameworks import app_of
-from .live import serving
+from .live import Live, Wire, serving
 
 WaitUntil = Callable[..., Awaitable[Any]]
+Serve = Callable[..., AbstractAsyncContextManager[Live]]
 
 
 def guarded(app: ASGIApp, dedup: Dedup, desk: Desk, **settings: Any) -> ASGIApp:
@@ -37,13 +42,19 @@ def http(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture
+def serve(app: ASGIApp, dedup: Dedup, desk: Desk) -> Serve:
+    """Serves the example application in each framework, guarded by these settings."""
+    return lambda http="httptools", **settings: serving(guarded(app, dedup, desk, **settings), http)
+
+
 # The client leaves while the handler runs
 
 
 async def test_finish_the_handler_ends_its_work_and_the_retry_replays_it(
-    app: ASGIApp, dedup: Dedup, desk: Desk, wait_until: WaitUntil
+    serve: Serve, desk: Desk, wait_until: WaitUntil
 ) -> None:
-    async with serving(guarded(app, dedup, desk)) as live, live.client as client:
+    async with serve() as live, live.client as client:
         gate = desk.hold()
         wire = await live.connect()
         wire.send("/orders", "k")
@@ -61,9 +72,9 @@ async def test_finish_the_handler_ends_its_work_and_the_retry_replays_it(
 
 
 async def test_cancel_the_handler_is_stopped_and_the_retry_runs_again(
-    app: ASGIApp, dedup: Dedup, desk: Desk, wait_until: WaitUntil
+    serve: Serve, desk: Desk, wait_until: WaitUntil
 ) -> None:
-    async with serving(guarded(app, dedup, desk, on_disconnect="cancel")) as live, live.client as client:
+    async with serve(on_disconnect="cancel") as live, live.client as client:
         desk.hold()
         wire = await live.connect()
         wire.send("/orders", "k")
@@ -80,10 +91,10 @@ async def test_cancel_the_handler_is_stopped_and_the_retry_runs_again(
 
 @pytest.mark.parametrize("on_disconnect", ["finish", "cancel"])
 async def test_a_retry_that_waits_from_before_the_client_left_gets_one_outcome_too(
-    app: ASGIApp, dedup: Dedup, desk: Desk, wait_until: WaitUntil, on_disconnect: str
+    serve: Serve, desk: Desk, wait_until: WaitUntil, on_disconnect: str
 ) -> None:
     settings = {"on_disconnect": on_disconnect, "wait": 30.0}
-    async with serving(guarded(app, dedup, desk, **settings)) as live, live.client as client:
+    async with serve(**settings) as live, live.client as client:
         gate = desk.hold()
         wire = await live.connect()
         wire.send("/orders", "k")
@@ -101,9 +112,9 @@ async def test_a_retry_that_waits_from_before_the_client_left_gets_one_outcome_t
 
 
 async def test_a_client_that_leaves_before_its_body_has_come_leaves_nothing_behind(
-    app: ASGIApp, dedup: Dedup, desk: Desk, wait_until: WaitUntil
+    serve: Serve, desk: Desk, wait_until: WaitUntil
 ) -> None:
-    async with serving(guarded(app, dedup, desk)) as live, live.client as client:
+    async with serve() as live, live.client as client:
         wire = await live.connect()
         wire.writer.write(
             b"POST /orders HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: 9\r\n\r\nabc"
@@ -131,7 +142,7 @@ async def test_a_stream_whose_client_leaves_frees_its_key(
         assert (await receive())["type"] == "http.disconnect"
         endless.set()
 
-    async with serving(guarded(app, dedup, desk)) as live:
+    async with serve() as live:
         wire = await live.connect()
         wire.send("/events", "k")
         assert b"idempotency-stored: false" in await wire.reader.readuntil(b"data: 1\n\n")
@@ -150,9 +161,9 @@ async def test_a_stream_whose_client_leaves_frees_its_key(
 
 
 async def test_a_connection_serves_the_next_request_after_each_kind_of_answer(
-    app: ASGIApp, dedup: Dedup, desk: Desk, http: str
+    serve: Serve, http: str
 ) -> None:
-    async with serving(guarded(app, dedup, desk), http) as live:
+    async with serve(http) as live:
         wire = await live.connect()
         for path, key, status in [
             ("/orders", "a", 201),
@@ -183,9 +194,9 @@ async def test_a_connection_serves_the_next_request_after_each_kind_of_answer(
 
 
 async def test_pipelined_requests_are_answered_in_order_and_once_each(
-    app: ASGIApp, dedup: Dedup, desk: Desk, http: str
+    serve: Serve, desk: Desk, http: str
 ) -> None:
-    async with serving(guarded(app, dedup, desk), http) as live:
+    async with serve(http) as live:
         wire = await live.connect()
         for at_ in range(12):
             wire.send("/orders", f"k{at_ % 3}", b"body %d" % (at_ % 3))
@@ -199,9 +210,9 @@ async def test_pipelined_requests_are_answered_in_order_and_once_each(
 
 @pytest.mark.parametrize("size", [1001, 2_000_000])
 async def test_after_a_413_the_connection_is_closed_or_in_order(
-    app: ASGIApp, dedup: Dedup, desk: Desk, http: str, size: int
+    serve: Serve, desk: Desk, http: str, size: int
 ) -> None:
-    async with serving(guarded(app, dedup, desk, max_request=1000), http) as live:
+    async with serve(http, max_request=1000) as live:
         wire = await live.connect()
         wire.send("/orders", "k", b"x" * size)
         status, _, body = await wire.answer()
@@ -215,10 +226,8 @@ async def test_after_a_413_the_connection_is_closed_or_in_order(
         await wire.close()
 
 
-async def test_a_client_may_ask_before_it_sends_its_body(
-    app: ASGIApp, dedup: Dedup, desk: Desk, http: str
-) -> None:
-    async with serving(guarded(app, dedup, desk), http) as live:
+async def test_a_client_may_ask_before_it_sends_its_body(serve: Serve, http: str) -> None:
+    async with serve(http) as live:
         wire = await live.connect()
         wire.writer.write(
             b"POST /orders HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: 3\r\n"
@@ -231,10 +240,8 @@ async def test_a_client_may_ask_before_it_sends_its_body(
     assert (status, json.loads(body)["size"]) == (201, 3)
 
 
-async def test_head_of_the_policy_has_the_headers_of_get_and_no_body(
-    app: ASGIApp, dedup: Dedup, desk: Desk, http: str
-) -> None:
-    async with serving(guarded(app, dedup, desk), http) as live:
+async def test_head_of_the_policy_has_the_headers_of_get_and_no_body(serve: Serve, http: str) -> None:
+    async with serve(http) as live:
         wire = await live.connect()
         wire.send("/idempotency", None, method="GET")
         _, of_get, body = await wire.answer()
@@ -247,10 +254,8 @@ async def test_head_of_the_policy_has_the_headers_of_get_and_no_body(
     assert of_head == {**of_get, "date": of_head["date"]}
 
 
-async def test_a_chunked_request_is_the_same_as_one_with_its_length(
-    app: ASGIApp, dedup: Dedup, desk: Desk, http: str
-) -> None:
-    async with serving(guarded(app, dedup, desk), http) as live:
+async def test_a_chunked_request_is_the_same_as_one_with_its_length(serve: Serve, http: str) -> None:
+    async with serve(http) as live:
         wire = await live.connect()
         wire.send("/orders", "k", b"hello")
         first = await wire.answer()
@@ -280,3 +285,135 @@ async def test_also_for_an_application_that_has_no_lifespan(dedup: Dedup, desk: 
         assert dedup.is_open
         assert (await client.post("/orders", headers={"idempotency-key": "k"})).status_code == 201
     assert not dedup.is_open
+
+
+# Many clients, few keys, random outcomes and departures, against a ledger of what the handlers did
+
+
+CLIENTS = 24
+REQUESTS = 14
+KEYS = 40
+OUTCOMES = (201, 201, 303, 404, 409, 500, "raise", "slow")
+
+
+class Ledger:
+    """What the handlers did: `kept` counts the outcomes that must be the only ones of their key."""
+
+    def __init__(self, random_: random.Random) -> None:
+        self.random = random_
+        self.runs = 0
+        self.running: Counter[str] = Counter()
+        self.kept: defaultdict[str, list[int]] = defaultdict(list)
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            raise ValueError("no lifespan")
+        body = b""
+        while True:
+            message: Message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        name = body.decode()
+        self.runs += 1
+        run = self.runs
+        self.running[name] += 1
+        assert self.running[name] == 1, f"{name} runs twice at once"
+        try:
+            await self.answer(name, run, send)
+        finally:
+            self.running[name] -= 1
+
+    async def answer(self, name: str, run: int, send: Any) -> None:
+        outcome = self.random.choice(OUTCOMES)
+        for _ in range(self.random.randrange(40) if outcome == "slow" else self.random.randrange(4)):
+            await asyncio.sleep(0)
+        if outcome == "raise":
+            raise RuntimeError("boom")
+        status = 201 if outcome == "slow" else int(outcome)
+        text = json.dumps({"name": name, "run": run}).encode()
+        headers = [(b"content-length", b"%d" % len(text))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        half = self.random.randrange(len(text))
+        await send({"type": "http.response.body", "body": text[:half], "more_body": True})
+        await send({"type": "http.response.body", "body": text[half:]})
+        if status in (201, 303, 404):  # from here on nobody cancels it
+            self.kept[name].append(run)
+
+
+class Visitor:
+    """Sends requests, retries, and leaves at any moment."""
+
+    def __init__(self, live: Live, random_: random.Random, seen: defaultdict[str, set[bytes]]) -> None:
+        self.live = live
+        self.random = random_
+        self.seen = seen
+        self.statuses: Counter[int] = Counter()
+
+    async def visit(self) -> None:
+        wire = await self.live.connect()
+        for _ in range(REQUESTS):
+            name = f"k{self.random.randrange(KEYS)}"
+            wire.send("/", name, name.encode(), "X-Account: ann")
+            if self.random.random() < 0.3:
+                for _ in range(self.random.randrange(30)):
+                    await asyncio.sleep(0)
+                wire.leave()
+                wire = await self.live.connect()
+                continue
+            wire = await self.read(wire, name)
+        await wire.close()
+
+    async def read(self, wire: Wire, name: str) -> Wire:
+        status, headers, body = await wire.answer()
+        self.statuses[status] += 1
+        if status in (201, 303, 404):
+            self.seen[name].add(body)
+        else:
+            assert status in (409, 500), (status, body)
+            assert "idempotency-replayed" not in headers
+        if headers.get("connection") != "close":
+            return wire
+        await wire.close()  # as uvicorn does after an exception
+        return await self.live.connect()
+
+
+@pytest.mark.parametrize("on_disconnect", ["finish", "cancel"])
+@pytest.mark.parametrize("wait", [0.0, 20.0])
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_kept_outcome_is_the_only_one_of_its_key_and_everybody_sees_that_one(
+    redis_url: str,
+    wait_until: WaitUntil,
+    monkeypatch: pytest.MonkeyPatch,
+    on_disconnect: str,
+    wait: float,
+    seed: int,
+) -> None:
+    ledger = Ledger(random.Random(seed))
+    seen: defaultdict[str, set[bytes]] = defaultdict(set)
+    dedup = Dedup(redis_url, namespace="t", timeout=5.0)
+    app = IdempotencyMiddleware(
+        ledger.app,
+        dedup,
+        principal=by_header("x-account"),
+        wait=wait,
+        on_disconnect=on_disconnect,  # type: ignore[arg-type]
+    )
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "disabled", True)  # handlers raise, on purpose
+    async with serving(app) as live:
+        visitors = [Visitor(live, random.Random(f"{seed} {at}"), seen) for at in range(CLIENTS)]
+        await asyncio.gather(*(visitor.visit() for visitor in visitors))
+        await wait_until(lambda: live.connections == 0, description="all are gone")
+        await wait_until(lambda: not +ledger.running, description="all handlers have ended")
+        async with live.client as client:  # what became of those whose client left: the retry tells
+            for name in list(ledger.kept):
+                headers = {"idempotency-key": name, "x-account": "ann"}
+                again = await client.post("/", content=name, headers=headers)
+                assert again.headers["idempotency-replayed"] == "true"
+                seen[name].add(again.content)
+    repeated = {name: runs for name, runs in ledger.kept.items() if len(runs) > 1}
+    assert not repeated
+    assert all(len(bodies) == 1 for bodies in seen.values()), seen
+    for name, bodies in seen.items():
+        assert json.loads(next(iter(bodies)))["run"] == ledger.kept[name][-1]
+    assert ledger.runs > KEYS

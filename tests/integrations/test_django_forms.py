@@ -26,11 +26,6 @@ def visit(request: pytest.FixtureRequest) -> Visit:
     return lambda **headers: Browser(request.param, **headers)
 
 
-@pytest.fixture(params=["redis", "memory"])
-def url(request: pytest.FixtureRequest) -> str:
-    return "memory://" if request.param == "memory" else str(request.getfixturevalue("redis_url"))
-
-
 @pytest.fixture(params=["signed_cookies", "cache"])
 def sessions(request: pytest.FixtureRequest) -> str:
     return f"django.contrib.sessions.backends.{request.param}"
@@ -297,22 +292,16 @@ def test_a_script_sends_its_token_in_a_header_and_is_told_by_a_problem(desk: Des
 
 
 class TestWhileRedisIsDown:
-    @pytest.fixture
-    def server(self) -> Iterator[RedisServer]:
-        server = RedisServer().start()
-        yield server
-        server.stop()
-
     @pytest.mark.parametrize("view", VIEWS)
     def test_rejected_forms_are_shown_again_and_work_later(
-        self, server: RedisServer, browser: Browser, view: str, wait_until: Any
+        self, own_redis: RedisServer, browser: Browser, view: str, wait_until: Any
     ) -> None:
-        with open_shop(FASTDEDUP={"url": server.url}) as desk:
+        with open_shop(FASTDEDUP={"url": own_redis.url}) as desk:
             form = browser.get(view)
-            server.kill()
+            own_redis.kill()
             refused = browser.send(view, form, item="tea")
             fresh = browser.get(view)
-            server.start()
+            own_redis.start()
 
             assert refused.status == 503
             assert int(refused.headers["Retry-After"]) >= 1
@@ -326,9 +315,9 @@ class TestWhileRedisIsDown:
             assert desk.orders == ["tea"]
 
     @pytest.mark.parametrize("view", VIEWS)
-    def test_local_ones_go_on_and_say_so(self, server: RedisServer, browser: Browser, view: str) -> None:
-        with open_shop(FASTDEDUP={"url": server.url, "on_unavailable": LocalLRU()}) as desk:
-            server.kill()
+    def test_local_ones_go_on_and_say_so(self, own_redis: RedisServer, browser: Browser, view: str) -> None:
+        with open_shop(FASTDEDUP={"url": own_redis.url, "on_unavailable": LocalLRU()}) as desk:
+            own_redis.kill()
             form = browser.get(view)
             pages = browser.twice(view, form, item="tea")
 

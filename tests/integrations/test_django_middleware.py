@@ -296,17 +296,11 @@ class TestABody:
 
 
 class TestTheStore:
-    @pytest.fixture
-    def server(self) -> Iterator[RedisServer]:
-        server = RedisServer().start()
-        yield server
-        server.stop()
-
     def test_down_is_answered_503(
-        self, open_api: Open, server: RedisServer, browser: Browser, view: str
+        self, open_api: Open, own_redis: RedisServer, browser: Browser, view: str
     ) -> None:
-        with open_api(server.url, {"timeout": 0.25}) as desk:
-            server.kill()
+        with open_api(own_redis.url, {"timeout": 0.25}) as desk:
+            own_redis.kill()
             page = browser.post(view + "ok", **KEY)
 
             assert facts(page) == (503, "unavailable")
@@ -314,10 +308,10 @@ class TestTheStore:
             assert desk.orders == []
 
     def test_down_may_be_degraded(
-        self, open_api: Open, server: RedisServer, browser: Browser, view: str
+        self, open_api: Open, own_redis: RedisServer, browser: Browser, view: str
     ) -> None:
-        with open_api(server.url, {"timeout": 0.25, "on_unavailable": LocalLRU()}) as desk:
-            server.kill()
+        with open_api(own_redis.url, {"timeout": 0.25, "on_unavailable": LocalLRU()}) as desk:
+            own_redis.kill()
             pages = [browser.post(view + "ok", **KEY) for _ in range(2)]
 
             assert [page.headers["idempotency-degraded"] for page in pages] == ["true"] * 2
@@ -325,13 +319,13 @@ class TestTheStore:
 
     @pytest.mark.usefixtures("short_hold")
     def test_lost_while_a_view_runs_still_gives_the_response(
-        self, open_api: Open, server: RedisServer, kind: str, view: str
+        self, open_api: Open, own_redis: RedisServer, kind: str, view: str
     ) -> None:
-        with open_api(server.url, {"timeout": 0.25}) as desk, ThreadPoolExecutor(1) as pool:
+        with open_api(own_redis.url, {"timeout": 0.25}) as desk, ThreadPoolExecutor(1) as pool:
             desk.go_on.clear()
             first = pool.submit(Browser(kind).post, view + "ok", **KEY)
             assert desk.started.acquire(timeout=30)
-            server.kill()
+            own_redis.kill()
             desk.go_on.set()
 
             assert first.result().status == 201

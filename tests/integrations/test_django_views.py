@@ -1,4 +1,4 @@
-"""`@idempotent`, the template tags and the form mixin in Django; transactions."""
+"""`@idempotent`, the template tags and the form mixin in Django; transactions; the settings."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from django import forms
+from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.template import Context, Template
-from django.test import AsyncRequestFactory, RequestFactory
+from django.test import AsyncRequestFactory, Client, RequestFactory, override_settings
 
 from fastdedup import ConfigError, Outcome
 from fastdedup.integrations.django import (
@@ -23,9 +24,10 @@ from fastdedup.integrations.django import (
     issue_token,
     one_time_form,
 )
+from fastdedup.sync import Dedup
 
 from . import django_project as django_project  # sets Django up
-from .django_shop import DESK, Browser, Desk, atomic_requests, open_shop
+from .django_shop import APP, DESK, SETTINGS, Browser, Desk, atomic_requests, open_shop
 
 KEY = {"Idempotency-Key": "k1"}
 VIEWS = ["decorated", "adecorated", "class", "aclass"]
@@ -287,3 +289,76 @@ class TestTheMixin:
     def test_it_needs_the_request(self) -> None:
         with pytest.raises(TypeError, match="'request'"):
             self.Form()  # type: ignore[call-arg]
+
+
+# `settings.FASTDEDUP` and `FASTDEDUP_HTTP`: mistakes are told when Django starts, each by its name
+
+
+MEMORY: dict[str, Any] = {"url": "memory://", "namespace": "t"}
+DEDUP = Dedup(namespace="mine")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (None, "settings.FASTDEDUP is missing: FASTDEDUP = {"),
+        ("redis://localhost", "settings.FASTDEDUP cannot be imported"),
+        (7, "is a dictionary such as"),
+        ({"url": "nonsense://"}, "settings.FASTDEDUP cannot be used: "),
+        ({"urll": "memory://"}, "'urll'"),
+        ({"url": "memory://", "ttl": -1.0}, "ttl"),
+    ],
+)
+def test_a_gate_that_cannot_be_made_is_told_at_the_start(given: Any, told: str) -> None:
+    with (
+        override_settings(FASTDEDUP=given),
+        pytest.raises(ImproperlyConfigured, match=told),
+        override_settings(INSTALLED_APPS=[APP]),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("rules", "told"),
+    [
+        ([], "is a dictionary"),
+        ({"principal": "no.such.function"}, "principal cannot be imported"),
+        ({"principal": "fastdedup.web.request.everyone", "wiat": 1.0}, "unknown setting 'wiat'"),
+        ({"principal": "fastdedup.web.request.everyone", "docs": "here"}, "docs must be a path"),
+        ({"field": ""}, "field"),
+    ],
+)
+def test_rules_that_cannot_be_used_are_told_at_the_start(rules: Any, told: str) -> None:
+    with (
+        override_settings(FASTDEDUP=MEMORY, FASTDEDUP_HTTP=rules),
+        pytest.raises(ImproperlyConfigured, match=told),
+        override_settings(INSTALLED_APPS=[APP]),
+    ):
+        pass
+
+
+def test_the_middleware_asks_for_a_principal() -> None:
+    middleware = [*SETTINGS["MIDDLEWARE"], "fastdedup.integrations.django.IdempotencyMiddleware"]
+    with (
+        open_shop(FASTDEDUP=MEMORY, MIDDLEWARE=middleware),
+        pytest.raises(ImproperlyConfigured, match="principal= is missing"),
+    ):
+        Client().get("/")
+
+
+@pytest.mark.parametrize("given", [DEDUP, f"{__name__}.DEDUP"])
+def test_a_gate_of_ones_own_is_taken_as_it_is(given: Any) -> None:
+    for _ in range(2):
+        with override_settings(FASTDEDUP=given):
+            assert gate() is DEDUP
+    assert DEDUP.claim("key").acquired  # nobody has closed it
+    DEDUP.forget("key")
+
+
+def test_there_is_one_gate_and_an_override_has_another() -> None:
+    with override_settings(FASTDEDUP=MEMORY):
+        first = gate()
+        assert gate() is first
+        with override_settings(FASTDEDUP={"namespace": "other"}):
+            assert gate().settings.namespace == "other"
+        assert gate().settings.namespace == "t"

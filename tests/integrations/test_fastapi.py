@@ -154,6 +154,18 @@ async def open_shop(dedup: Dedup, **settings: Any) -> AsyncIterator[Shop]:
         yield shop
 
 
+def application(dedup: Dedup | None = None, **settings: Any) -> tuple[FastAPI, Dedup]:
+    """Make an application with a gate, and no routes yet."""
+    app, gate = FastAPI(), dedup or Dedup()
+    Idempotency(app, gate, **settings)
+    return app, gate
+
+
+def raising(app: FastAPI) -> httpx.AsyncClient:
+    """A client that raises what the application raises."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop.test")
+
+
 # Claimed
 
 
@@ -243,21 +255,15 @@ async def test_a_duplicate_in_flight_is_409(make_gate: MakeGate) -> None:
         assert (await first).status_code == 201
 
 
-async def test_without_redis_it_is_503_and_nothing_runs() -> None:
-    server = RedisServer().start()
-    try:
-        async with open_shop(Dedup(server.url, timeout=0.25)) as shop:
-            server.kill()
-            answer = await shop.ann.post("/orders", json={"sku": "a"}, headers=key("k"))
-            problem(answer, "unavailable", 503)
-            assert answer.headers["retry-after"] == "1"
-            refused = await shop.ann.post(
-                "/buy", data={"one_time_token": "x"}, headers={"accept": "text/html"}
-            )
-            assert refused.status_code == 503
-            assert "Please try again" in refused.text
-    finally:
-        server.stop()
+async def test_without_redis_it_is_503_and_nothing_runs(own_redis: RedisServer) -> None:
+    async with open_shop(Dedup(own_redis.url, timeout=0.25)) as shop:
+        own_redis.kill()
+        answer = await shop.ann.post("/orders", json={"sku": "a"}, headers=key("k"))
+        problem(answer, "unavailable", 503)
+        assert answer.headers["retry-after"] == "1"
+        refused = await shop.ann.post("/buy", data={"one_time_token": "x"}, headers={"accept": "text/html"})
+        assert refused.status_code == 503
+        assert "Please try again" in refused.text
     assert shop.runs == 0
 
 
@@ -266,9 +272,7 @@ async def test_without_redis_it_is_503_and_nothing_runs() -> None:
 
 async def test_routers_in_routers_have_scopes_of_their_own(make_gate: MakeGate) -> None:
     """Of the whole path, also where a router stands under several prefixes, and a route has an empty path."""
-    dedup = make_gate()
-    app = FastAPI()
-    Idempotency(app, dedup)
+    app, dedup = application(make_gate())
     inner, middle = APIRouter(prefix="/inner"), APIRouter()
     keys = []
 
@@ -297,9 +301,7 @@ async def test_routers_in_routers_have_scopes_of_their_own(make_gate: MakeGate) 
 
 
 async def test_a_router_level_dependency_guards_all_its_routes(make_gate: MakeGate) -> None:
-    dedup = make_gate()
-    app = FastAPI()
-    Idempotency(app, dedup)
+    app, dedup = application(make_gate())
     router = APIRouter(dependencies=[Claimed(principal=account, required=True)])
     runs = []
 
@@ -316,18 +318,14 @@ async def test_a_router_level_dependency_guards_all_its_routes(make_gate: MakeGa
 
 
 async def test_two_claims_for_one_response_are_a_mistake(make_gate: MakeGate) -> None:
-    dedup = make_gate()
-    app = FastAPI()
-    Idempotency(app, dedup)
+    app, dedup = application(make_gate())
 
     @app.post("/a", dependencies=[Claimed(principal=account)])
     async def call(claim: Annotated[Claim, Claimed(principal=everyone)]) -> None: ...
 
-    async with dedup:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as ann:
-            with pytest.raises(ConfigError, match="one Claimed"):
-                await ann.post("/a", headers={**key("k"), "x-account": "ann"})
+    async with dedup, raising(app) as ann:
+        with pytest.raises(ConfigError, match="one Claimed"):
+            await ann.post("/a", headers={**key("k"), "x-account": "ann"})
 
 
 @pytest.mark.parametrize("outside", [True, False])
@@ -345,11 +343,9 @@ async def test_middleware_and_dependency_on_one_route_are_a_mistake(
     @app.post("/a", dependencies=[Claimed(principal=everyone)])
     async def call() -> None: ...
 
-    async with dedup:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as ann:
-            with pytest.raises(ConfigError, match="use either the middleware or Claimed"):
-                await ann.post("/a", headers=key("k"))
+    async with dedup, raising(app) as ann:
+        with pytest.raises(ConfigError, match="use either the middleware or Claimed"):
+            await ann.post("/a", headers=key("k"))
 
 
 # Principals, gates
@@ -357,9 +353,7 @@ async def test_middleware_and_dependency_on_one_route_are_a_mistake(
 
 @pytest.mark.parametrize("names", [("ann", "bob"), (1, 2), (uuid.uuid4(), uuid.uuid4())])
 async def test_a_principal_is_text_a_number_or_a_uuid(names: tuple[Any, Any]) -> None:
-    dedup = Dedup()
-    app = FastAPI()
-    Idempotency(app, dedup)
+    app, dedup = application()
 
     def who(at: int) -> Any:
         return names[at]
@@ -377,14 +371,12 @@ async def test_a_principal_is_text_a_number_or_a_uuid(names: tuple[Any, Any]) ->
 
 
 async def test_a_principal_of_another_kind_is_a_mistake_of_the_program() -> None:
-    dedup = Dedup()
-    app = FastAPI()
-    Idempotency(app, dedup)
+    app, dedup = application()
 
     @app.post("/a")
     async def call(claim: Annotated[Claim, Claimed(principal=lambda: {"id": 1})]) -> None: ...
 
-    async with dedup, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+    async with dedup, raising(app) as http:
         with pytest.raises(ConfigError, match="a principal must be text"):
             await http.post("/a", headers=key("k"))
 
@@ -436,7 +428,7 @@ async def test_without_idempotency_on_the_application_the_error_says_what_to_add
     @app.post("/a")
     async def call(claim: Annotated[Claim, Claimed(principal=everyone)]) -> None: ...
 
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+    async with raising(app) as http:
         with pytest.raises(ConfigError, match=r"Idempotency\(app, dedup\)"):
             await http.post("/a", headers=key("k"))
 
@@ -483,23 +475,19 @@ async def test_a_larger_limit_for_the_application_holds_for_all_operations() -> 
 
 
 async def test_an_operation_cannot_take_more_than_the_application_keeps() -> None:
-    app = FastAPI()
-    dedup = Dedup()
-    Idempotency(app, dedup, max_request=1000)
+    app, dedup = application(max_request=1000)
 
     @app.post("/a")
     async def call(claim: Annotated[Claim, Claimed(principal=everyone, max_request=2000)]) -> None: ...
 
-    async with dedup, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+    async with dedup, raising(app) as http:
         with pytest.raises(ConfigError, match="max_request=2000 is over the 1000"):
             await http.post("/a", headers=key("k"))
 
 
 async def test_cancelling_is_for_handlers_that_can_be_cancelled() -> None:
     """A thread would go on beside the retry."""
-    app = FastAPI()
-    dedup = Dedup()
-    Idempotency(app, dedup)
+    app, dedup = application()
 
     @app.post("/a")
     def call(claim: Annotated[Claim, Claimed(principal=everyone, on_disconnect="cancel")]) -> None: ...
@@ -511,7 +499,7 @@ async def test_cancelling_is_for_handlers_that_can_be_cancelled() -> None:
 
     app.post("/b")(Call())
 
-    async with dedup, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+    async with dedup, raising(app) as http:
         with pytest.raises(ConfigError, match=r"on_disconnect='cancel'.*call\(\)"):
             await http.post("/a", headers=key("k"))
         with pytest.raises(ConfigError, match=r"on_disconnect='cancel'.*Call\(\)"):
@@ -519,9 +507,7 @@ async def test_cancelling_is_for_handlers_that_can_be_cancelled() -> None:
 
 
 async def test_background_tasks_run_after_the_response_is_stored() -> None:
-    app = FastAPI()
-    dedup = Dedup()
-    Idempotency(app, dedup)
+    app, dedup = application()
     found: list[Any] = []
 
     @app.post("/a")
@@ -648,9 +634,7 @@ async def test_a_handler_of_ones_own_from_before_idempotency_is_kept() -> None:
 
 
 async def test_the_field_may_have_another_name_and_the_subject_comes_first() -> None:
-    app = FastAPI()
-    dedup = Dedup()
-    Idempotency(app, dedup)
+    app, dedup = application()
 
     @app.post("/buy")
     async def buy(claim: Annotated[Claim, OneTimeToken(subject=account, field="nonce")]) -> dict[str, bool]:

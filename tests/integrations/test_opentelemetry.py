@@ -271,39 +271,37 @@ async def test_the_metrics_of_several_gates_are_added_up(otel: Otel) -> None:
     assert calls == {"claim": 4}
 
 
-async def test_an_outage_shows_in_the_metrics(otel: Otel, wait_until: WaitUntil) -> None:
+async def test_an_outage_shows_in_the_metrics(
+    otel: Otel, own_redis: RedisServer, wait_until: WaitUntil
+) -> None:
     """Its figures stand at 0 before it, as in Prometheus."""
-    server = RedisServer().start()
-    try:
-        dedup = Dedup(server.url, namespace="shop", timeout=0.1, on_unavailable=LocalLRU())
-        ledger = dedup.scoped("strict", on_unavailable=Reject()).ledger("clicks", window=60, capacity=100)
-        otel.instrument(dedup)
-        before = {
-            (point.attributes["fastdedup.namespace"], point.attributes["fastdedup.verb"]): point.value
-            for point in otel.points("fastdedup.operations")
-        }
-        verbs = ("claim", "complete", "lock", "redeem", "consume")
-        expected = {(name, verb): 0 for name in ("shop", "shop:strict") for verb in verbs}
-        assert before == expected | {("shop:strict", "first"): 0}
-        async with dedup:
-            await ledger.first("i")
-            server.kill()
-            for number in range(6):
-                await dedup.claim(f"k{number}")
-                with pytest.raises(UnavailableError):
-                    await ledger.first(f"i{number}")
-            operations = values(otel.points("fastdedup.operations"), "namespace", "verb", "outcome")
-            assert operations["shop:strict", "first", "unavailable"] == 6
-            degraded = values(otel.points("fastdedup.degraded"), "namespace", "verb", "answered")
-            assert degraded["shop", "claim", "yes"] == 6
-            assert values(otel.points("fastdedup.journal.records"), "namespace") == {("shop",): 6}
-            assert [point.value for point in otel.points("fastdedup.breaker.opened")] == [1]
-            server.start()
-            await wait_until(
-                lambda: otel.points("fastdedup.reconciled")[0].value == 6, description="it is in the store"
-            )
-    finally:
-        server.stop()
+    dedup = Dedup(own_redis.url, namespace="shop", timeout=0.1, on_unavailable=LocalLRU())
+    ledger = dedup.scoped("strict", on_unavailable=Reject()).ledger("clicks", window=60, capacity=100)
+    otel.instrument(dedup)
+    before = {
+        (point.attributes["fastdedup.namespace"], point.attributes["fastdedup.verb"]): point.value
+        for point in otel.points("fastdedup.operations")
+    }
+    verbs = ("claim", "complete", "lock", "redeem", "consume")
+    expected = {(name, verb): 0 for name in ("shop", "shop:strict") for verb in verbs}
+    assert before == expected | {("shop:strict", "first"): 0}
+    async with dedup:
+        await ledger.first("i")
+        own_redis.kill()
+        for number in range(6):
+            await dedup.claim(f"k{number}")
+            with pytest.raises(UnavailableError):
+                await ledger.first(f"i{number}")
+        operations = values(otel.points("fastdedup.operations"), "namespace", "verb", "outcome")
+        assert operations["shop:strict", "first", "unavailable"] == 6
+        degraded = values(otel.points("fastdedup.degraded"), "namespace", "verb", "answered")
+        assert degraded["shop", "claim", "yes"] == 6
+        assert values(otel.points("fastdedup.journal.records"), "namespace") == {("shop",): 6}
+        assert [point.value for point in otel.points("fastdedup.breaker.opened")] == [1]
+        own_redis.start()
+        await wait_until(
+            lambda: otel.points("fastdedup.reconciled")[0].value == 6, description="it is in the store"
+        )
 
 
 async def test_what_happens_to_messages_shows_in_the_metrics(redis_url: str, otel: Otel) -> None:

@@ -172,42 +172,40 @@ async def test_a_wait_is_timed(shown: Shown, wait_until: WaitUntil) -> None:
     assert shown(TOTAL, verb="claim", outcome="succeeded") == 1
 
 
-async def test_an_outage_shows_in_the_figures(shown: Shown, wait_until: WaitUntil) -> None:
-    server = RedisServer().start()
-    try:
-        dedup = Dedup(server.url, namespace="shop", timeout=0.1, on_unavailable=LocalLRU())
-        strict = Dedup(server.url, namespace="strict", timeout=0.1)
-        ledger = strict.ledger("clicks", window=60, capacity=100)
-        watch(dedup, strict, registry=shown.registry)
-        async with dedup, strict:
+async def test_an_outage_shows_in_the_figures(
+    shown: Shown, wait_until: WaitUntil, own_redis: RedisServer
+) -> None:
+    dedup = Dedup(own_redis.url, namespace="shop", timeout=0.1, on_unavailable=LocalLRU())
+    strict = Dedup(own_redis.url, namespace="strict", timeout=0.1)
+    ledger = strict.ledger("clicks", window=60, capacity=100)
+    watch(dedup, strict, registry=shown.registry)
+    async with dedup, strict:
+        await ledger.first("i")
+        own_redis.kill()
+        with pytest.raises(UnavailableError):
             await ledger.first("i")
-            server.kill()
+        with pytest.raises(UnavailableError):
+            await ledger.first_many(["i", "j"])
+        for number in range(6):
+            await dedup.claim(f"k{number}")
             with pytest.raises(UnavailableError):
-                await ledger.first("i")
-            with pytest.raises(UnavailableError):
-                await ledger.first_many(["i", "j"])
-            for number in range(6):
-                await dedup.claim(f"k{number}")
-                with pytest.raises(UnavailableError):
-                    await strict.claim(f"k{number}")
-            assert shown("fastdedup_breaker_state", state="open") == 1
-            assert shown("fastdedup_breaker_opened_total") == 2
-            assert shown("fastdedup_journal_records", namespace="shop") == 6
-            assert shown("fastdedup_degraded_total", namespace="shop", answered="yes") == 6
-            assert shown("fastdedup_degraded_total", namespace="strict", answered="no", verb="claim") == 6
-            assert shown(TOTAL, namespace="strict", outcome="unavailable", verb="claim") == 6
-            assert shown(TOTAL, namespace="strict", outcome="unavailable", verb="first") == 2
-            assert shown(TOTAL, namespace="shop", outcome="acquired") == 6
-            server.start()
-            await wait_until(
-                lambda: shown("fastdedup_reconciled_total") == 6, description="the journal is in the store"
-            )
-            await wait_until(
-                lambda: shown("fastdedup_breaker_state", state="open") == 0, description="both closed"
-            )
-            assert shown("fastdedup_journal_records") == 0
-    finally:
-        server.stop()
+                await strict.claim(f"k{number}")
+        assert shown("fastdedup_breaker_state", state="open") == 1
+        assert shown("fastdedup_breaker_opened_total") == 2
+        assert shown("fastdedup_journal_records", namespace="shop") == 6
+        assert shown("fastdedup_degraded_total", namespace="shop", answered="yes") == 6
+        assert shown("fastdedup_degraded_total", namespace="strict", answered="no", verb="claim") == 6
+        assert shown(TOTAL, namespace="strict", outcome="unavailable", verb="claim") == 6
+        assert shown(TOTAL, namespace="strict", outcome="unavailable", verb="first") == 2
+        assert shown(TOTAL, namespace="shop", outcome="acquired") == 6
+        own_redis.start()
+        await wait_until(
+            lambda: shown("fastdedup_reconciled_total") == 6, description="the journal is in the store"
+        )
+        await wait_until(
+            lambda: shown("fastdedup_breaker_state", state="open") == 0, description="both closed"
+        )
+        assert shown("fastdedup_journal_records") == 0
 
 
 async def test_the_figures_of_an_outage_stand_at_0_before_it(shown: Shown) -> None:

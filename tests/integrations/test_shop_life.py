@@ -1,14 +1,14 @@
-"""`fastdedup demo --web` as a process: its options, what it needs, and that it leaves nothing behind."""
+"""`fastdedup demo --web` as a process: its options, what it needs, what it leaves behind; and a crowd at it."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,6 +16,8 @@ from click.testing import CliRunner
 
 from fastdedup.cli.main import cli
 
+from ..programs import ended
+from .crowd import CLICKS, send_crowd
 from .shops import ShopProcess, until
 
 
@@ -57,30 +59,23 @@ def test_a_worker_that_dies_ends_the_demo_with_a_reason() -> None:
         assert not folder.exists()
 
 
-def demo(*options: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fastdedup", "demo", "--web", *options],
-        env=os.environ | more,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def demo(*options: str, **more: str) -> Any:
+    return ended("-m", "fastdedup", "demo", "--web", *options, environment=os.environ | more)
 
 
 def test_without_a_redis_server_it_says_what_to_install(tmp_path: Path) -> None:
-    ended = demo(PATH=str(tmp_path))
-    assert ended.returncode == 1
-    assert "apt-get install redis-server" in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
+    found = demo(PATH=str(tmp_path))
+    assert found.returncode == 1
+    assert "apt-get install redis-server" in found.stderr
+    assert len(found.stderr.splitlines()) == 1
 
 
 def test_a_redis_server_that_does_not_start_is_quoted(tmp_path: Path) -> None:
     fake = tmp_path / "redis-server"
     fake.write_text("#!/bin/sh\necho 'no room' >&2\nexit 3\n")
     fake.chmod(0o755)
-    ended = demo(PATH=f"{tmp_path}:/bin:/usr/bin")
-    assert (ended.returncode, "did not start: no room" in ended.stderr) == (1, True)
+    found = demo(PATH=f"{tmp_path}:/bin:/usr/bin")
+    assert (found.returncode, "did not start: no room" in found.stderr) == (1, True)
 
 
 def test_a_port_that_is_taken_is_named() -> None:
@@ -88,8 +83,8 @@ def test_a_port_that_is_taken_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        ended = demo("--port", str(port))
-    assert (ended.returncode, f"127.0.0.1:{port}" in ended.stderr) == (1, True)
+        found = demo("--port", str(port))
+    assert (found.returncode, f"127.0.0.1:{port}" in found.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("missing", ["fastapi", "uvicorn", "python_multipart"])
@@ -112,3 +107,18 @@ def test_without_its_extra_it_names_it(missing: str, monkeypatch: pytest.MonkeyP
 def test_options_that_do_not_go_together_are_named(options: list[str], said: str) -> None:
     result = CliRunner().invoke(cli, ["demo", *options])
     assert (result.exit_code, said in result.stderr) == (2, True)
+
+
+# The sale under load: a crowd at two workers, each of whom clicks three times at once
+
+
+BUYERS, STOCK = 800, 100  # the whole of it: python -m tests.integrations.crowd --buyers 10000
+
+
+async def test_exactly_the_stock_is_sold_and_every_click_of_a_buyer_is_told_the_same() -> None:
+    with ShopProcess("--stock", str(STOCK)) as shop:
+        report = await send_crowd(shop.url, BUYERS)
+        stats = shop.stats()
+    assert list(report.violations(STOCK)) == []
+    assert sum(report.statuses.values()) == BUYERS * CLICKS
+    assert (stats["orders"], stats["sold"], stats["left"]) == (STOCK, STOCK, 0)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +15,7 @@ from fastdedup.cli.main import cli
 from fastdedup.messages.headers import AT, REASON
 
 from ..brokers import RabbitServer
+from ..programs import ended
 from .dead_letter_desk import desk_at
 
 Wait = Callable[..., Any]
@@ -203,8 +202,6 @@ def test_without_its_extra_the_command_names_it() -> None:
         "from fastdedup.__main__ import main\n"
         "sys.argv = ['fastdedup', 'dead-letters', 'list', 'orders.dead', '--url', 'amqp://host']; main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = ended("-c", script)
     assert done.returncode == 1
     assert done.stderr == "Error: this needs aio_pika: pip install 'fastdedup[rabbitmq]'\n"

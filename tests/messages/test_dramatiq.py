@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import uuid
 from collections import Counter
@@ -306,9 +304,3 @@ def test_a_key_must_outlive_the_heartbeat_timeout() -> None:
 def test_an_async_gate_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"must be a fastdedup.sync.Dedup, got fastdedup.gateway.Dedup"):
         DedupMiddleware(fastdedup.Dedup("memory://"))  # type: ignore[arg-type]
-
-
-def test_without_dramatiq_the_error_names_the_extra() -> None:
-    code = "import sys; sys.modules['dramatiq'] = None; import fastdedup.integrations.dramatiq"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "pip install 'fastdedup[dramatiq]'" in found.stderr

@@ -1,4 +1,4 @@
-"""What the log tells of a handler that raises: each attempt, without the error's text, and no flood."""
+"""What the log tells of a handler that raises, and of a trouble that repeats: no text of an error, and no flood."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from fastdedup.messages import failed_attempts
+from fastdedup import Dedup
+from fastdedup.messages import failed_attempts, rare_line
 from fastdedup.messages.failed_attempts import AT_ONCE, WINDOW, FailedAttempts
+from fastdedup.messages.rare_line import RareLine
 from fastdedup.messages.rules import MessageRules
 
 from ..brokers import RabbitServer
@@ -125,3 +127,43 @@ def test_at_level_debug_each_attempt_has_its_traceback(told: pytest.LogCaptureFi
     assert told.text.count("ValueError: no such customer") == AT_ONCE + 1
     attempts.tell_count()
     assert len(told.messages) == AT_ONCE + 1
+
+
+# A trouble that repeats
+
+
+def test_a_line_at_once_and_then_one_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 7.0
+    monkeypatch.setattr(rare_line, "monotonic", lambda: now)
+    line = RareLine()
+    told = []
+    for _ in range(121):
+        told.append(line.is_due())
+        now += 1.0
+    assert [second for second, is_told in enumerate(told) if is_told] == [0, 60, 120]
+
+
+async def test_dead_letters_that_are_not_taken_have_one_line(
+    server: RedisServer, redis_url: str, wait_until: Waiter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each is tried again and again, and none is lost."""
+    caplog.set_level(logging.ERROR, logger="fastdedup.messages")
+    async with shop_of(server) as shop, Dedup(redis_url, namespace="m", timeout=5.0) as dedup:
+        tries = 0
+
+        async with shop.consumer(
+            dedup, Work(fault), attempts=1, dead_letter=shop.dead, retry_delay=0.0
+        ) as consumer:
+            lay = consumer._lay
+
+            async def refused(*given: Any) -> None:
+                nonlocal tries
+                if (tries := tries + 1) < 8:
+                    raise ConnectionError("the place is full")
+                await lay(*given)
+
+            consumer._lay = refused  # type: ignore[method-assign]
+            shop.add("a", "b")
+            await wait_until(lambda: consumer.counts.dead_lettered == 2, description="both are laid down")
+    assert tries >= 9
+    assert len([line for line in caplog.messages if "cannot lay a dead letter down" in line]) == 1

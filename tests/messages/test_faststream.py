@@ -96,6 +96,18 @@ async def opened(redis_url: str, **options: Any) -> AsyncIterator[Shop]:
         yield Shop(dedup, **options)
 
 
+@asynccontextmanager
+async def at_work(
+    redis_url: str, *, publish: bool = False, then: Callable[[], Any] = lambda: None, **options: Any
+) -> AsyncIterator[Shop]:
+    """Open a shop whose handler notes each order; `then` is what it does then, and returns."""
+    async with opened(redis_url, **options) as shop:
+        shop.then = then
+        shop.handle(publish=publish)
+        async with shop.open():
+            yield shop
+
+
 def fault() -> None:
     raise ValueError("no such customer")
 
@@ -104,12 +116,10 @@ def fault() -> None:
 
 
 async def test_a_message_published_twice_is_worked_on_once(redis_url: str) -> None:
-    async with opened(redis_url) as shop:
-        shop.handle()
-        async with shop.open():
-            await shop.publish()
-            await shop.publish()
-            await shop.publish(8, message_id="order-8")
+    async with at_work(redis_url) as shop:
+        await shop.publish()
+        await shop.publish()
+        await shop.publish(8, message_id="order-8")
         assert shop.runs == [7, 8]
         assert shop.guard.counts["orders"].duplicate == 1
 
@@ -123,13 +133,10 @@ async def test_abandoned_work_is_resolved_before_the_handler_runs_again(
     async def look_up(takeover: Takeover) -> Resolution:
         return answers.pop(0)
 
-    async with opened(redis_url, resolve=look_up) as shop:
-        shop.handle()
-        shop.then = fault
-        async with shop.open():
-            await shop.publish()
-            assert (len(shop.runs), shop.guard.counts["orders"].first) == (2, 1)
-            await shop.publish(8, message_id="order-8")
+    async with at_work(redis_url, resolve=look_up, then=fault) as shop:
+        await shop.publish()
+        assert (len(shop.runs), shop.guard.counts["orders"].first) == (2, 1)
+        await shop.publish(8, message_id="order-8")
         assert shop.runs == [7, 7, 8]
         assert "ask the bank" in shop.dead[0][0]["x-fastdedup-error"]
     lines = [each for each in caplog.records if each.getMessage().startswith("attempt ")]
@@ -153,12 +160,9 @@ async def test_two_subscribers_of_one_message_both_work(redis_url: str) -> None:
 
 
 async def test_a_failing_message_ends_among_the_dead_letters(redis_url: str) -> None:
-    async with opened(redis_url, attempts=3) as shop:
-        shop.handle()
-        shop.then = fault
-        async with shop.open():
-            await shop.publish(correlation_id="trace-1")
-            await shop.publish()
+    async with at_work(redis_url, attempts=3, then=fault) as shop:
+        await shop.publish(correlation_id="trace-1")
+        await shop.publish()
         assert len(shop.runs) == 3
         ((headers, order),) = shop.dead
         assert order == 7
@@ -169,11 +173,8 @@ async def test_a_failing_message_ends_among_the_dead_letters(redis_url: str) -> 
 
 
 async def test_a_message_that_recovers_is_done(redis_url: str) -> None:
-    async with opened(redis_url, attempts=3) as shop:
-        shop.handle()
-        shop.then = lambda: fault() if len(shop.runs) < 3 else None
-        async with shop.open():
-            await shop.publish()
+    async with at_work(redis_url, attempts=3, then=lambda: fault() if len(shop.runs) < 3 else None) as shop:
+        await shop.publish()
         assert (len(shop.runs), shop.dead) == (3, [])
 
 
@@ -248,41 +249,32 @@ async def test_a_sync_handler_works_in_its_thread(redis_url: str) -> None:
 
 
 async def test_another_message_with_the_same_id_is_a_dead_letter(redis_url: str) -> None:
-    async with opened(redis_url, fingerprint=lambda message: message.body) as shop:
-        shop.handle()
-        async with shop.open():
-            await shop.publish(7)
-            await shop.publish(8)
+    async with at_work(redis_url, fingerprint=lambda message: message.body) as shop:
+        await shop.publish(7)
+        await shop.publish(8)
         assert shop.runs == [7]
         assert [headers["x-fastdedup-reason"] for headers, _ in shop.dead] == ["mismatch"]
 
 
 async def test_a_message_without_its_header_is_a_dead_letter(redis_url: str) -> None:
-    async with opened(redis_url, key=header("order-id")) as shop:
-        shop.handle()
-        async with shop.open():
-            await shop.publish()
-            await shop.publish(headers={"order-id": 7})
-            await shop.publish(headers={"order-id": "7"})
+    async with at_work(redis_url, key=header("order-id")) as shop:
+        await shop.publish()
+        await shop.publish(headers={"order-id": 7})
+        await shop.publish(headers={"order-id": "7"})
         assert shop.runs == [7]
         assert [headers["x-fastdedup-reason"] for headers, _ in shop.dead] == ["no_key"]
 
 
 async def test_the_body_can_be_the_key(redis_url: str) -> None:
-    async with opened(redis_url, key=body) as shop:
-        shop.handle()
-        async with shop.open():
-            await shop.publish("paid 7 at noon", message_id="a")
-            await shop.publish("paid 7 at noon", message_id="b")
+    async with at_work(redis_url, key=body) as shop:
+        await shop.publish("paid 7 at noon", message_id="a")
+        await shop.publish("paid 7 at noon", message_id="b")
         assert len(shop.runs) == 1
 
 
 async def test_a_discarded_dead_letter_lies_nowhere(redis_url: str) -> None:
-    async with opened(redis_url, dead_letter=DISCARD, attempts=1) as shop:
-        shop.handle()
-        shop.then = fault
-        async with shop.open():
-            await shop.publish()
+    async with at_work(redis_url, dead_letter=DISCARD, attempts=1, then=fault) as shop:
+        await shop.publish()
         assert (len(shop.runs), shop.dead) == (1, [])
 
 
@@ -290,12 +282,9 @@ async def test_a_discarded_dead_letter_lies_nowhere(redis_url: str) -> None:
 
 
 async def test_a_duplicate_publishes_nothing(redis_url: str) -> None:
-    async with opened(redis_url) as shop:
-        shop.handle(publish=True)
-        shop.then = lambda: "invoice 7"
-        async with shop.open():
-            await shop.publish()
-            await shop.publish()
+    async with at_work(redis_url, publish=True, then=lambda: "invoice 7") as shop:
+        await shop.publish()
+        await shop.publish()
         assert shop.replies == ["invoice 7"]
 
 
@@ -317,12 +306,9 @@ class Invoice(BaseModel):
 async def test_a_duplicate_publishes_the_kept_result_again(
     redis_url: str, result: Any, published: Any
 ) -> None:
-    async with opened(redis_url, keep_result=True) as shop:
-        shop.handle(publish=True)
-        shop.then = lambda: result
-        async with shop.open():
-            await shop.publish()
-            await shop.publish()
+    async with at_work(redis_url, keep_result=True, publish=True, then=lambda: result) as shop:
+        await shop.publish()
+        await shop.publish()
         assert shop.replies == [published, published]
         assert len(shop.runs) == 1
 
@@ -335,34 +321,25 @@ class Unkept(BaseModel):
 
 
 async def test_a_result_that_cannot_be_kept_is_no_failure(redis_url: str) -> None:
-    async with opened(redis_url, keep_result=True) as shop:
-        shop.handle(publish=True)
-        shop.then = lambda: Unkept(number=7)
-        async with shop.open():
-            await shop.publish()
-            await shop.publish()
+    async with at_work(redis_url, keep_result=True, publish=True, then=lambda: Unkept(number=7)) as shop:
+        await shop.publish()
+        await shop.publish()
         assert (shop.replies, len(shop.runs), shop.dead) == ([{"number": 7}], 1, [])
 
 
 async def test_a_failed_message_publishes_nothing(redis_url: str) -> None:
-    async with opened(redis_url, attempts=1, keep_result=True) as shop:
-        shop.handle(publish=True)
-        shop.then = fault
-        async with shop.open():
-            await shop.publish()
-            await shop.publish()
+    async with at_work(redis_url, attempts=1, keep_result=True, publish=True, then=fault) as shop:
+        await shop.publish()
+        await shop.publish()
         assert (shop.replies, len(shop.dead)) == ([], 1)
 
 
 async def test_a_request_gets_its_answer(redis_url: str) -> None:
-    async with opened(redis_url, keep_result=True) as shop:
-        shop.handle()
-        shop.then = lambda: "invoice 7"
-        async with shop.open():
-            answers = [
-                await shop.broker.request(7, "orders", message_id="order-7", timeout=5.0) for _ in range(2)
-            ]
-            assert [await each.decode() for each in answers] == ["invoice 7"] * 2
+    async with at_work(redis_url, keep_result=True, then=lambda: "invoice 7") as shop:
+        answers = [
+            await shop.broker.request(7, "orders", message_id="order-7", timeout=5.0) for _ in range(2)
+        ]
+        assert [await each.decode() for each in answers] == ["invoice 7"] * 2
         assert len(shop.runs) == 1
 
 
@@ -382,23 +359,20 @@ async def test_the_answer_to_a_request_is_no_delivery(redis_url: str) -> None:
 
 
 async def test_a_result_that_was_not_published_comes_with_the_duplicate(redis_url: str) -> None:
-    async with opened(redis_url, keep_result=True) as shop:
-        shop.handle(publish=True)
-        shop.then = lambda: "invoice 7"
-        async with shop.open():
-            producer = shop.broker.config.producer
-            publish, failed = type(producer).publish, []
+    async with at_work(redis_url, keep_result=True, publish=True, then=lambda: "invoice 7") as shop:
+        producer = shop.broker.config.producer
+        publish, failed = type(producer).publish, []
 
-            async def fails_once(cmd: Any) -> Any:
-                if cmd.destination == "invoices" and not failed:
-                    failed.append(cmd)
-                    raise ConnectionError("the broker is gone")
-                return await publish(producer, cmd)
+        async def fails_once(cmd: Any) -> Any:
+            if cmd.destination == "invoices" and not failed:
+                failed.append(cmd)
+                raise ConnectionError("the broker is gone")
+            return await publish(producer, cmd)
 
-            producer.publish = fails_once
-            with pytest.raises(ConnectionError):
-                await shop.publish()
+        producer.publish = fails_once
+        with pytest.raises(ConnectionError):
             await shop.publish()
+        await shop.publish()
         assert (shop.replies, len(shop.runs)) == (["invoice 7"], 1)
 
 

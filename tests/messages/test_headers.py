@@ -1,4 +1,4 @@
-"""What the headers of a message tell, whoever has written them."""
+"""What the headers of a message tell, whoever has written them; what a dead letter leaves out for lack of room."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from fastdedup.messages.headers import (
     ATTEMPTS,
     ERROR,
     KEY,
+    LEFT_OUT,
     ORIGIN,
+    QUEUE,
     again_headers,
     attempts_of,
     dead_letter_headers,
     is_again,
     retry_headers,
 )
+from fastdedup.messages.room import Headers, lay_down, lighter
 
 FAILED = Decision(Action.DEAD_LETTER, Reason.FAILED, "order-7", 5, error=ValueError("no such customer"))
 
@@ -70,3 +73,114 @@ def test_a_dead_letter_taken_again_begins_anew() -> None:
     assert again_headers(entry) == {b"a": b"", AGAIN: 1}
     assert is_again(headers)
     assert attempts_of(headers) == 0
+
+
+# What is left out where the broker has no room, and in which order
+
+
+LONG = Decision(Action.DEAD_LETTER, Reason.FAILED, "order-7", 5, error=ValueError("no " * 300))
+THEIRS = {"tenant": "a", "trace": "t" * 4000, "basket": ["book"] * 99}
+
+
+def versions(theirs: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
+    whole = dead_letter_headers(theirs, LONG, "orders") | {QUEUE: "orders"}
+    return [dict(each) for each in lighter(whole.items(), **options)]
+
+
+def test_the_error_is_shortened_first() -> None:
+    whole, second, *_ = versions(THEIRS)
+    assert len(second[ERROR]) == 100
+    assert {**second, ERROR: whole[ERROR]} == whole
+
+
+def test_the_count_of_attempts_stays() -> None:
+    every = versions(THEIRS)
+    assert {each[ATTEMPTS] for each in every} == {5}
+    assert set(every[-1]) == {ATTEMPTS, LEFT_OUT}
+
+
+def test_the_messages_own_headers_go_last_and_the_largest_first() -> None:
+    ours = [each for each in versions(THEIRS) if LEFT_OUT not in each]
+    assert all(THEIRS.items() <= each.items() for each in ours)
+    assert set(ours[-1]) == {ATTEMPTS, *THEIRS}
+    first, second = versions(THEIRS)[len(ours) :]
+    assert first == {ATTEMPTS: 5, LEFT_OUT: "trace", "basket": THEIRS["basket"], "tenant": "a"}
+    assert second == {ATTEMPTS: 5, LEFT_OUT: "trace, basket, tenant"}
+
+
+@pytest.mark.parametrize(
+    "value", ["order-7", b"order-7", "7", '{"id": "order-7", "basket": "' + "b" * 9000 + '"}']
+)
+def test_the_header_that_holds_the_key_goes_last_of_all(value: str | bytes) -> None:
+    every = versions({"id": value, **THEIRS})
+    assert [each.get("id") for each in every] == [value] * (len(every) - 1) + [None]
+    assert every[-2] == {ATTEMPTS: 5, "id": value, LEFT_OUT: "3 headers"}
+    assert every[-1] == {ATTEMPTS: 5, LEFT_OUT: "id, trace, basket, tenant"}
+
+
+def test_a_header_that_is_the_key_goes_after_one_that_holds_a_part_of_it() -> None:
+    every = versions({"shard": "7", "id": "order-7", "link": "https://shop/order-7"})
+    assert [set(each) - {ATTEMPTS, LEFT_OUT} for each in every[-2:]] == [{"id"}, set()]
+
+
+def test_each_version_without_a_header_of_the_message_says_so() -> None:
+    theirs = {"id": "order-7", **THEIRS}
+    for each in versions(theirs):
+        assert (LEFT_OUT in each) == (not theirs.keys() <= each.keys())
+
+
+def test_what_the_broker_has_added_goes_before_the_messages_own() -> None:
+    assert all("x-death" not in each for each in versions({**THEIRS, "x-death": [1]}, spare=("x-death",))[2:])
+
+
+def test_thousands_of_headers_take_few_steps() -> None:
+    assert len(versions({f"h{number}": "v" for number in range(5000)})) < 30
+
+
+def test_names_stay_short_whoever_has_written_the_mark() -> None:
+    last = versions({"n" * 5000: "v", LEFT_OUT: "m" * 5000, "again": 1})[-1]
+    assert len(last[LEFT_OUT]) == 100
+    last = versions({LEFT_OUT: "trace", "basket": 1})[-1]
+    assert last[LEFT_OUT] == "basket, trace"
+
+
+class TooLarge(Exception):
+    """The broker takes less."""
+
+
+class Broker:
+    """Takes so many headers."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.tried: list[Headers] = []
+        self.taken: dict[str, Any] = {}
+
+    async def publish(self, headers: Headers) -> None:
+        self.tried.append(headers)
+        if len(headers) > self.room:
+            raise TooLarge
+        self.taken = dict(headers)
+
+
+async def lay(room: int) -> Broker:
+    broker = Broker(room)
+    headers = dead_letter_headers(THEIRS, LONG, "orders")
+    await lay_down(headers.items(), broker.publish, lambda error: isinstance(error, TooLarge))
+    return broker
+
+
+async def test_the_fullest_version_is_laid_down(caplog: pytest.LogCaptureFixture) -> None:
+    assert (await lay(99)).taken[KEY] == "order-7"
+    assert not caplog.records
+    broker = await lay(2)
+    assert set(broker.taken) == {ATTEMPTS, LEFT_OUT}
+    assert all(before != after for before, after in zip(broker.tried, broker.tried[1:], strict=False))
+    assert "left out: 'trace, basket, tenant'" in caplog.text
+
+
+async def test_what_no_room_mends_is_raised() -> None:
+    with pytest.raises(TooLarge):
+        await lay(1)
+    with pytest.raises(TooLarge):
+        await lay_down([(ATTEMPTS, 1), ("a", 2)], Broker(1).publish, lambda error: False)

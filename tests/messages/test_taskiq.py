@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -239,9 +237,3 @@ def test_what_blocks_is_refused() -> None:
         DedupMiddleware(fastdedup.sync.Dedup("memory://"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"wait must be between 0.1 s"):
         DedupMiddleware(Dedup("memory://"), wait=0.0)
-
-
-def test_without_taskiq_the_error_names_the_extra() -> None:
-    code = "import sys; sys.modules['taskiq'] = None; import fastdedup.integrations.taskiq"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "pip install 'fastdedup[taskiq]'" in found.stderr

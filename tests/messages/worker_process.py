@@ -7,22 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+from ..programs import until as until  # for those who import it from here
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def until(predicate: Callable[[], Any], what: str, deadline: float = 25.0) -> Any:
-    """Wait for a predicate to come true."""
-    ends = time.monotonic() + deadline
-    while time.monotonic() < ends:
-        if found := predicate():
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"waited {deadline:g} s in vain: {what}")
 
 
 class WorkerProcess:

@@ -58,12 +58,10 @@ const { createClient } = require("redis");
 
 
 @pytest.fixture(scope="module")
-def sidecar() -> Iterator[Sidecar]:
-    server = RedisServer().start()
+def sidecar(server: RedisServer) -> Iterator[Sidecar]:
     running = Sidecar(server.url).start()
     yield running
     running.stop()
-    server.stop()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from fastdedup import LocalLRU, Record
 from fastdedup.sidecar.http.protocol import HEAD_BYTES
 from fastdedup.sidecar.limits import Limits
 
+from ..programs import until
 from ..servers import RedisServer
 from .conftest import Running, Serve
 
@@ -65,14 +65,6 @@ def refused(connection: socket.socket, *pieces: bytes) -> bool:
 
 def record(sidecar: Running, key: str) -> Record | None:
     return sidecar.call(sidecar.namespaces.root.get(key))
-
-
-def until(predicate: Callable[[], Any], description: str) -> None:
-    """As `wait_until`, for tests that block."""
-    ends = time.monotonic() + 10.0
-    while not predicate():
-        assert time.monotonic() < ends, f"waited in vain: {description}"
-        time.sleep(0.002)
 
 
 # uvicorn's: shown, as they are part of what is promised

@@ -71,19 +71,11 @@ claims_per_second = 10
 
 
 @pytest.fixture(scope="module")
-def redis_of_it() -> Iterator[RedisServer]:
-    """The redis-server of the file's sidecar."""
-    server = RedisServer().start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def served(redis_of_it: RedisServer) -> Iterator[Sidecar]:
+def served(server: RedisServer) -> Iterator[Sidecar]:
     gate = Sidecar()
     (gate.folder / "run").mkdir()
     file = gate.folder / "fastdedup.toml"
-    file.write_text(CONFIG.format(url=redis_of_it.url, run=gate.folder / "run"))
+    file.write_text(CONFIG.format(url=server.url, run=gate.folder / "run"))
     gate.options += ["--config", str(file)]
     with gate:
         yield gate
@@ -283,7 +275,7 @@ def test_each_id_counts_towards_the_quota(served: Sidecar) -> None:
 
 
 def test_a_client_that_goes_leaves_nothing_remembered(
-    served: Sidecar, redis_of_it: RedisServer, resp: redis.Redis, wait_until: Callable[..., Any]
+    served: Sidecar, server: RedisServer, resp: redis.Redis, wait_until: Callable[..., Any]
 ) -> None:
     """Nobody was told that its ids are the first, so somebody else is."""
     ids = [f"gone{n}" for n in range(MAX_IDS)]
@@ -310,7 +302,7 @@ def test_a_client_that_goes_leaves_nothing_remembered(
         wire.sendall(pack("PING"))
         assert wire.recv(16) == b"+PONG\r\n"
         assert clients() == 2
-        redis_of_it.freeze()  # it must not answer before the sidecar has read the client's end
+        server.freeze()  # it must not answer before the sidecar has read the client's end
         try:
             served.process.send_signal(signal.SIGSTOP)
             try:
@@ -325,7 +317,7 @@ def test_a_client_that_goes_leaves_nothing_remembered(
                 )
             )
         finally:
-            redis_of_it.thaw()
+            server.thaw()
     asyncio.run(wait_until(are_forgotten, description=lambda: f"its ids are taken back; {told}"))
 
 

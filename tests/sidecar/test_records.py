@@ -44,16 +44,12 @@ namespaces = ["shop"]
 
 
 @pytest.fixture(scope="module")
-def sidecar() -> Iterator[Sidecar]:
-    server = RedisServer().start()
+def sidecar(server: RedisServer) -> Iterator[Sidecar]:
     sidecar = Sidecar("--url", server.url)
     sidecar.options += ["--config", str(sidecar.folder / "fastdedup.toml")]
     (sidecar.folder / "fastdedup.toml").write_text(CONFIG.format(run=sidecar.path.parent))
-    try:
-        with sidecar:
-            yield sidecar
-    finally:
-        server.stop()
+    with sidecar:
+        yield sidecar
 
 
 def lines(sidecar: Sidecar, event: str) -> list[dict[str, Any]]:

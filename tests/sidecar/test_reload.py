@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,8 @@ import redis
 from fastdedup.sidecar.service.config import Config
 from fastdedup.sidecar.service.reload import Merged
 
-from .running import DEADLINE, Sidecar, client
+from ..programs import until
+from .running import Sidecar, client
 
 CONFIG = """
 grace = {grace}
@@ -44,7 +43,7 @@ def test_sighup_changes_rules_and_names_what_needs_a_restart() -> None:
 
         write(grace=1, timeout=0.5, rules='verbs = "read"\nmode = "0600"')
         sidecar.process.send_signal(signal.SIGHUP)
-        until(lambda: "need a restart" in sidecar.log)
+        until(lambda: "need a restart" in sidecar.log, "it is reloaded")
         assert f'"changed":["grace","sockets[{tenant}].verbs"]' in sidecar.log
         assert f'"settings":["timeout","sockets[{tenant}].mode"]' in sidecar.log
         with client(tenant) as new, pytest.raises(redis.exceptions.NoPermissionError):
@@ -55,7 +54,7 @@ def test_sighup_changes_rules_and_names_what_needs_a_restart() -> None:
 
         write(more='log_levle = "debug"', rules="allow_stores = true")
         sidecar.process.send_signal(signal.SIGHUP)
-        until(lambda: "not reloaded" in sidecar.log)
+        until(lambda: "not reloaded" in sidecar.log, "it is refused")
         assert "did you mean log_level?" in sidecar.log
         with client(tenant) as new, pytest.raises(redis.exceptions.NoPermissionError):
             new.execute_command("FD.CLAIM", "two")
@@ -77,10 +76,3 @@ def test_settings_in_tables_are_named_one_by_one(tmp_path: Path) -> None:
         f"sockets[{tmp_path}/a]",
     ]
     assert news.config == old.model_copy(update={"log_level": "debug"})
-
-
-def until(true: Callable[[], bool]) -> None:
-    ends = time.monotonic() + DEADLINE
-    while not true():
-        assert time.monotonic() < ends
-        time.sleep(0.002)

@@ -29,12 +29,10 @@ WaitUntil = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def sidecar() -> Iterator[Sidecar]:
-    server = RedisServer().start()
+def sidecar(server: RedisServer) -> Iterator[Sidecar]:
     running = Sidecar(server.url).start()
     yield running
     running.stop()
-    server.stop()
 
 
 @pytest.fixture

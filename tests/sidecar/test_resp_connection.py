@@ -1,4 +1,4 @@
-"""A RESP connection: a claim that arrives in two reads is answered as a whole one is."""
+"""A RESP connection: a claim in two reads is answered as a whole one is, and the bytes of replies are counted."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from fastdedup import Dedup, LocalLRU, Reject
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
+from fastdedup.sidecar.reply_memory import LARGE, ReplyMemory
 from fastdedup.sidecar.resp.commands import COMMANDS
 from fastdedup.sidecar.resp.connection import RespConnection
 from fastdedup.stores.memory import MemoryStore
@@ -135,3 +136,60 @@ async def test_a_value_that_reads_like_a_claim_is_no_claim() -> None:
         assert not connection._slots
         connection.data_received(b"\r\n")
         assert transport.written == b"$%d\r\n%b\r\n" % (len(CLAIM), CLAIM)
+
+
+# The count of the bytes that replies take, without a connection
+
+
+class Client:
+    """A connection whose client has read nothing for a long time.
+
+    Args:
+        size: the bytes that its transport keeps.
+    """
+
+    stalled_at = 1e-9
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.is_cut = False
+
+    def unread(self) -> int:
+        return self.size
+
+    def cut(self) -> None:
+        self.is_cut = True
+
+
+async def test_bytes_of_a_cut_client_count_until_they_are_freed(wait_until: WaitUntil) -> None:
+    memory = ReplyMemory(100_000)
+    client = Client(80_000)
+    memory.connections = {client}
+    memory.grew(80_000)
+    assert not memory.reserve(30_000)
+    assert client.is_cut
+    assert memory.is_clearing
+    await asyncio.sleep(0)  # in this turn a transport closes, and frees its bytes at the end
+    assert not memory.reserve(30_000)
+    await wait_until(lambda: not memory.is_clearing, description="the bytes are given back")
+    assert memory.reserve(30_000)
+
+
+async def test_a_client_is_cut_once() -> None:
+    memory = ReplyMemory(100_000)
+    memory.connections = {Client(80_000)}
+    memory.grew(80_000)
+    assert not memory.reserve(30_000)
+    assert not memory.reserve(30_000)
+    assert memory.cut == 1
+
+
+async def test_clients_with_few_unread_bytes_are_not_cut() -> None:
+    memory = ReplyMemory(100_000)
+    small, large = Client(LARGE), Client(98_000)
+    small.stalled_at = large.stalled_at / 2
+    memory.connections = {small, large}
+    memory.grew(LARGE + 98_000 - 3000)
+    assert not memory.reserve(30_000)
+    assert large.is_cut
+    assert not small.is_cut

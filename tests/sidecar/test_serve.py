@@ -20,6 +20,7 @@ import pytest
 from fastdedup import Dedup, State
 from fastdedup.sidecar.paths import default_socket
 
+from ..programs import ended
 from ..servers import RedisServer
 from .running import DEADLINE, Sidecar, client, environment, figure, paste
 
@@ -83,9 +84,7 @@ def test_without_its_extra_it_names_it(missing: str) -> None:
         "from fastdedup.__main__ import main\n"
         "sys.argv = ['fastdedup', 'serve']; main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = ended("-c", script)
     assert done.returncode == 1
     assert "pip install 'fastdedup[sidecar]'" in done.stderr
     assert "Traceback" not in done.stderr
@@ -102,14 +101,7 @@ def test_without_its_extra_it_names_it(missing: str) -> None:
     ],
 )
 def test_what_cannot_be_served_is_said_in_a_line(options: list[str], told: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "fastdedup", "serve", *options],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = ended("-m", "fastdedup", "serve", *options, environment=environment())
     assert done.returncode == 1
     assert told in done.stderr
     assert "Traceback" not in done.stderr
@@ -334,3 +326,23 @@ def test_work_that_does_not_end_in_its_grace_is_cut() -> None:
         assert sidecar.end() == 0
         assert "connections_cut=1" in sidecar.log
         assert waits.recv(1) == b""
+
+
+# The README's lines for the sidecar, as they stand there, on another socket
+
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+SOCKET = "/run/fastdedup/fd.sock"
+
+
+def line(start: str) -> str:
+    found = re.search(rf"^{start} .*?(?= +#|$)", README, flags=re.M)
+    assert found, f"the README has no line that starts with {start}"
+    return found[0]
+
+
+@pytest.mark.parametrize("start", ["redis-cli", "curl"])
+def test_a_line_that_is_pasted_acquires_the_key(start: str) -> None:
+    with Sidecar() as sidecar:
+        said = paste(line(start).replace(SOCKET, str(sidecar.path)))
+    assert (json.loads(said)["outcome"] if start == "curl" else said.splitlines()[0]) == "acquired"

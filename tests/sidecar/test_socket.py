@@ -21,6 +21,7 @@ from fastdedup.sidecar.service.listener import Peer, bound, peer_of
 from fastdedup.sidecar.service.sockets import allow_list
 from fastdedup.sidecar.service.systemd import inherited, notify
 
+from ..programs import ended
 from .running import DEADLINE, Sidecar, environment, figure
 
 ROOT = os.getuid() == 0
@@ -117,14 +118,7 @@ def test_a_sidecar_killed_with_9_leaves_a_socket_that_the_next_one_replaces(tmp_
 
 def test_a_second_sidecar_is_told_and_the_first_serves_on() -> None:
     with Sidecar() as sidecar:
-        done = subprocess.run(
-            [sys.executable, "-m", "fastdedup", "serve", "--socket", str(sidecar.path)],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = ended("-m", "fastdedup", "serve", "--socket", str(sidecar.path), environment=environment())
         assert done.returncode == 1
         assert "already: replace it by --take-over, stop it, or choose another --socket" in done.stderr
         with sidecar.client() as ask:

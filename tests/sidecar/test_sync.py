@@ -41,12 +41,10 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @pytest.fixture(scope="module")
-def urls() -> Iterator[dict[str, str]]:
-    server = RedisServer().start()
+def urls(server: RedisServer) -> Iterator[dict[str, str]]:
     sidecar = Sidecar(server.url).start()
     yield {"memory": "memory://", "redis": server.url, "sidecar": sidecar.url}
     sidecar.stop()
-    server.stop()
 
 
 @pytest.fixture(params=["memory", "redis", "sidecar"])

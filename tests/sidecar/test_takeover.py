@@ -6,9 +6,8 @@ import json
 import os
 import socket
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import count
 from pathlib import Path
@@ -21,6 +20,7 @@ from fastdedup.sidecar.client import UnixConnection
 from fastdedup.sidecar.service.listener import bound
 from fastdedup.sidecar.service.takeover import is_held, succeeding
 
+from ..programs import until
 from ..servers import free_port
 from .running import DEADLINE, Sidecar, client
 
@@ -100,7 +100,7 @@ def test_clients_see_neither_a_refusal_nor_a_second_owner(redis_url: str) -> Non
         crowd = Crowd(old.path)
         with crowd.at_work(), ExitStack() as stack:
             stack.push(new.start().__exit__)
-            until(lambda: "stopping" in old.log)
+            until(lambda: "stopping" in old.log, "the old one stops")
             for number in range(5):
                 claim_by_resp(old.path, f"new:{number}")
             # It was connected to the old sidecar before, and asks only now.
@@ -115,12 +115,15 @@ def test_clients_see_neither_a_refusal_nor_a_second_owner(redis_url: str) -> Non
             with client(tenant) as restricted, pytest.raises(redis.exceptions.NoPermissionError):
                 restricted.execute_command("FD.FORGET", "mine")
             asked = crowd.asked
-            until(lambda: crowd.asked >= asked + 10 or bool(crowd.errors))
+            until(lambda: crowd.asked >= asked + 10 or bool(crowd.errors), "the crowd goes on")
             lock = old.path.with_name(old.path.name + ".lock")
             assert new.process is not None
-            until(lambda: lock.read_text() == f"{new.process.pid}\n")  # type: ignore[union-attr]
-            until(lambda: not [*old.path.parent.glob("*.next*"), *tenant.parent.glob("*.next*")])
-            until(lambda: reaches(metrics))  # the port was the old one's until its end
+            until(lambda: lock.read_text() == f"{new.process.pid}\n", "the lock is the new one's")
+            until(
+                lambda: not [*old.path.parent.glob("*.next*"), *tenant.parent.glob("*.next*")],
+                "all has its name",
+            )
+            until(lambda: reaches(metrics), "the port, which was the old one's until its end")
             with pytest.raises(ConfigError, match="serves"), bound(old.path):
                 pass
             stack.pop_all()
@@ -138,13 +141,6 @@ def test_clients_see_neither_a_refusal_nor_a_second_owner(redis_url: str) -> Non
 def reaches(address: tuple[str, int]) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(address) == 0
-
-
-def until(true: Callable[[], bool]) -> None:
-    ends = time.monotonic() + DEADLINE
-    while not true():
-        assert time.monotonic() < ends
-        time.sleep(0.002)
 
 
 @contextmanager
