@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Self
 
 import httpx
+import pytest
 from werkzeug.wrappers import Request
 
 from fastdedup import Dedup
@@ -19,16 +21,18 @@ from fastdedup.web.request import by_header
 from ..stores import TIMEOUT
 from .desk import Desk, at, client, key
 from .frameworks import FRAMEWORKS, app_of
-from .wsgi_apps import KINDS, App, Call, Handler, Reply, call
+from .wsgi_apps import KINDS, App, Call, Reply, call
 
 ASGI = tuple(FRAMEWORKS)
 WSGI = {f"wsgi-{name}": kind for name, kind in KINDS.items()}
 FACES = (*ASGI, *WSGI)
-_LOOP = "tests.loop"
+of_asgi = pytest.mark.parametrize("face", ASGI)
+on_redis = pytest.mark.parametrize("url", ["redis"], indirect=True)
+_LOOP, _DESK = "tests.loop", "tests.desk"
 
 
-def serve(app: App) -> ASGIApp:
-    """Show a WSGI application to clients of ASGI; each request has a thread of its own."""
+def serve(app: App, desk: Desk) -> ASGIApp:
+    """Show a WSGI application to clients of ASGI; each request has a thread of its own, and the desk."""
 
     async def served(scope: Scope, receive: Receive, send: Send) -> None:
         body, more = b"", True
@@ -36,7 +40,7 @@ def serve(app: App) -> ASGIApp:
             message = await receive()
             body += message.get("body", b"")
             more = message.get("more_body", False)
-        answer = await asyncio.to_thread(call, app, scope["path"], body, **_environ(scope))
+        answer = await asyncio.to_thread(call, app, scope["path"], body, **_environ(scope), **{_DESK: desk})
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
@@ -56,21 +60,28 @@ def _environ(scope: Scope) -> dict[str, Any]:
     return environ | {"method": scope["method"], "query": scope["query_string"].decode()}
 
 
-def at_desk(desk: Desk) -> Handler:
-    """Return a handler of WSGI that does the desk's work, which waits in the test's own loop."""
+def handle(call: Call) -> Reply:
+    """Do the desk's work, which waits in the test's own loop."""
+    name, body = call.environ["PATH_INFO"].rpartition("/")[2], call.body
+    if name == "upload":
+        with Request({**call.environ, "wsgi.input": io.BytesIO(body)}) as request:
+            body = request.files["file"].read()
+    work = call.environ[_DESK].work(name, body, call.environ)
+    made = asyncio.run_coroutine_threadsafe(work, call.environ[_LOOP]).result(30)
+    kind = [] if made.status == 204 else [("Content-Type", made.kind)]
+    sent = made.body if isinstance(made.body, bytes) else iter(made.body)
+    return Reply(made.status, [*kind, *made.headers], sent)
 
-    def handle(call: Call) -> Reply:
-        name, body = call.environ["PATH_INFO"].rpartition("/")[2], call.body
-        if name == "upload":
-            with Request({**call.environ, "wsgi.input": io.BytesIO(body)}) as request:
-                body = request.files["file"].read()
-        work = desk.work(name, body, call.environ)
-        made = asyncio.run_coroutine_threadsafe(work, call.environ[_LOOP]).result(30)
-        kind = [] if made.status == 204 else [("Content-Type", made.kind)]
-        sent = made.body if isinstance(made.body, bytes) else iter(made.body)
-        return Reply(made.status, [*kind, *made.headers], sent)
 
-    return handle
+@cache
+def wsgi_app(face: str) -> App:
+    """The application of a framework of WSGI, made once in a process."""
+    return WSGI[face](handle)
+
+
+def on_one_of_each(test: Any) -> Any:
+    """Mark what no framework and no store has a part in: for one face of ASGI, and one of WSGI, on Redis."""
+    return on_redis(pytest.mark.parametrize("face", ["starlette", "wsgi-bare"])(test))
 
 
 class Shop:
@@ -97,8 +108,8 @@ class Shop:
         if self.is_async:
             self.app = asgi.IdempotencyMiddleware(at(self.desk, app_of(self.face)), self.dedup, **settings)
         else:
-            inner = WSGI[self.face](at_desk(self.desk))
-            self.app = serve(wsgi.IdempotencyMiddleware(inner, self.dedup, **settings))
+            guarded = wsgi.IdempotencyMiddleware(wsgi_app(self.face), self.dedup, **settings)
+            self.app = serve(guarded, self.desk)
 
     async def __aenter__(self) -> Self:
         return self

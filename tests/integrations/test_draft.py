@@ -20,16 +20,13 @@ from ..servers import RedisServer
 from .conftest import MakeShop
 from .desk import BIG, Desk, client, key, problem
 from .live import Call
-from .middleware_shop import ASGI, Shop
+from .middleware_shop import Shop, of_asgi, on_one_of_each, on_redis
 
 PAGES = [
     Path(fastdedup.web.__file__).with_name("README.md"),
     Path(__file__).parents[2] / "docs" / "http-rules.md",
 ]
 TABLE = re.compile(r"^\| .* \| test \|\n\|[-|]+\|\n((?:\|.*\n)+)", re.MULTILINE)
-
-on_redis = pytest.mark.parametrize("url", ["redis"], indirect=True)
-of_asgi = pytest.mark.parametrize("face", ASGI)
 
 
 def test_each_row_of_the_tables_names_a_test_and_each_test_a_row() -> None:
@@ -54,6 +51,7 @@ async def test_the_value_is_a_string_of_rfc_8941(shop: Shop) -> None:
 NO_STRINGS = ["", '""', '"', '"a', "a b", '"a";V', '"k";=1', "a,b", '"a","b"', '"a", "a"', '("a" "b")']
 
 
+@on_redis  # which is not asked
 @pytest.mark.parametrize("sent", [*NO_STRINGS, "k" * 256, "\xff", "€"])
 async def test_what_is_no_string_is_refused(shop: Shop, sent: str) -> None:
     async with shop:
@@ -75,7 +73,7 @@ async def test_two_keys_are_refused(shop: Shop) -> None:
 # 2.2
 
 
-@on_redis
+@on_one_of_each
 async def test_a_key_is_not_reused_with_another_payload(shop: Shop) -> None:
     async with shop:
         await shop.post(content=b"1")
@@ -95,7 +93,7 @@ async def test_a_uuid_may_be_insisted_upon(make_shop: MakeShop) -> None:
 # 2.3
 
 
-@on_redis
+@on_one_of_each
 async def test_keys_expire(make_shop: MakeShop, wait_until: Any) -> None:
     async with make_shop(ttl=0.05, failure_ttl=0.05) as shop:
         for path, status in (("/orders", 201), ("/gone", 404)):
@@ -109,7 +107,7 @@ async def test_keys_expire(make_shop: MakeShop, wait_until: Any) -> None:
             await wait_until(runs_anew, description="the key has expired")
 
 
-@on_redis
+@on_one_of_each
 async def test_the_expiration_is_published(make_shop: MakeShop) -> None:
     async with make_shop(ttl=600.0, failure_ttl=60.0) as shop:
         (operation,) = (await shop.request("GET", "/idempotency")).json()["operations"]
@@ -127,8 +125,7 @@ async def test_the_fingerprint_covers_the_whole_request(shop: Shop) -> None:
             problem(await shop.post(path, content=content), "key-reused", 422)
         uploads = [await shop.post("/upload", files={"file": ("a.bin", bytes(5000))}) for _ in range(2)]
         problem(await shop.post("/upload", files={"file": ("a.bin", bytes(4999))}), "key-reused", 422)
-    kinds = {upload.request.headers["content-type"] for upload in uploads}
-    assert len(kinds) == 2  # httpx draws a new boundary for each
+    assert len({upload.request.headers["content-type"] for upload in uploads}) == 2, "another boundary each"
     assert uploads[0].json()["size"] == 5000
     assert uploads[1].content == uploads[0].content
     assert (shop.runs["orders"], shop.runs["upload"]) == (1, 1)
@@ -149,7 +146,7 @@ async def test_the_fingerprint_may_be_of_selected_elements(make_shop: MakeShop) 
 # 2.5
 
 
-@on_redis
+@on_one_of_each
 async def test_the_specification_is_published(shop: Shop) -> None:
     async with shop:
         facts = (await shop.request("GET", "/idempotency")).json()
@@ -163,7 +160,7 @@ async def test_the_specification_is_published(shop: Shop) -> None:
     assert "Idempotency-Key" in page.text
 
 
-@on_redis
+@on_one_of_each
 async def test_the_key_is_taken_from_the_header(shop: Shop) -> None:
     async with shop:
         for _ in range(2):
@@ -171,7 +168,7 @@ async def test_the_key_is_taken_from_the_header(shop: Shop) -> None:
     assert shop.runs["orders"] == 2
 
 
-@on_redis
+@on_one_of_each
 async def test_the_lifecycle_is_the_servers(shop: Shop, redis_server: RedisServer) -> None:
     async with shop:
         go_on, first = await shop.held()
@@ -188,7 +185,7 @@ async def test_the_lifecycle_is_the_servers(shop: Shop, redis_server: RedisServe
 # 2.6
 
 
-@on_redis
+@on_one_of_each
 async def test_the_first_request_is_processed_as_usual(shop: Shop) -> None:
     async with shop:
         with_key, without = await shop.post(content=b"x"), await shop.post(sent=None, content=b"x")
@@ -236,7 +233,7 @@ async def test_a_missing_key_is_400_with_a_link(make_shop: MakeShop) -> None:
     assert not shop.runs["orders"]
 
 
-@on_redis
+@on_one_of_each
 async def test_a_reused_key_is_422_with_a_link(shop: Shop) -> None:
     async with shop:
         _, reused = await shop.post(content=b"1"), await shop.post(content=b"2")
@@ -244,7 +241,7 @@ async def test_a_reused_key_is_422_with_a_link(shop: Shop) -> None:
     assert reused.headers["link"] == LINK
 
 
-@on_redis
+@on_one_of_each
 async def test_still_in_process_is_409_with_a_problem(make_shop: MakeShop) -> None:
     async with make_shop(retry_after=3.0) as shop:
         go_on, first = await shop.held()
@@ -268,7 +265,7 @@ async def test_the_link_is_a_header(make_shop: MakeShop) -> None:
         assert missing.headers["link"] == '<https://example.com/keys>; rel="describedby"'
 
 
-@on_redis
+@on_one_of_each
 async def test_an_uncorrected_request_fails_again(make_shop: MakeShop) -> None:
     async with make_shop(required=True) as shop:
         for _ in range(2):
@@ -282,7 +279,7 @@ async def test_an_uncorrected_request_fails_again(make_shop: MakeShop) -> None:
 # 5
 
 
-@on_redis
+@on_one_of_each
 async def test_the_published_format_is_checked_first(make_shop: MakeShop) -> None:
     """Before the principal is asked, and before anything is asked of the store, which is not even open here."""
     asked: list[Any] = []
@@ -306,7 +303,7 @@ async def test_nobody_fetches_anothers_entry(shop: Shop) -> None:
     assert shop.runs["orders"] == len(names)
 
 
-@on_redis
+@on_one_of_each
 async def test_a_key_injects_nothing(shop: Shop, redis_server: RedisServer) -> None:
     odd = ["a|b", "a\\|b", "a||1x2.0", "*", "{a}", "%0d%0aX", "$(x)", "';--", "k" * 255, "|" * 255]
     async with shop:
@@ -342,8 +339,8 @@ async def test_lasting_answers_are_kept_passing_ones_released(shop: Shop, name: 
         assert again.content == first.content
 
 
-async def test_cookies_are_not_kept(make_shop: MakeShop) -> None:
-    async with make_shop() as shop:
+async def test_cookies_are_not_kept(shop: Shop) -> None:
+    async with shop:
         first, again = await shop.post("/cookie"), await shop.post("/cookie")
         assert len(first.headers.get_list("set-cookie")) == 2
         assert "set-cookie" not in again.headers
@@ -377,7 +374,7 @@ async def test_a_large_response_is_sent_once(shop: Shop) -> None:
     await _check_that_it_is_sent_once(shop, "/big", 201, b"x" * BIG)
 
 
-@on_redis
+@on_one_of_each
 async def test_a_large_request_is_413(shop: Shop) -> None:
     large = b"x" * (1024 * 1024 + 1)
     async with shop:

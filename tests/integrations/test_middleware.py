@@ -12,9 +12,7 @@ from fastdedup.web.request import Request
 
 from .conftest import MakeShop
 from .desk import BIG, client, key, problem
-from .middleware_shop import ASGI, Shop
-
-of_asgi = pytest.mark.parametrize("face", ASGI)
+from .middleware_shop import Shop, of_asgi
 
 
 async def test_requests_without_a_key_or_of_other_methods_run_each_time(shop: Shop) -> None:
