@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from .shops import ShopProcess, token_in, until
 from .visitors import Seen, Visitor, put_token, token_of, visit
 
+Sold = Callable[[], int]
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -33,7 +34,7 @@ def ada(browser: Browser, open_shop: ShopProcess) -> Iterator[Visitor]:
 
 
 @pytest.fixture
-def sold(open_shop: ShopProcess) -> Callable[[], int]:
+def sold(open_shop: ShopProcess) -> Sold:
     """Counts the orders since the test began, in the shop's own ledger."""
     before = open_shop.orders
     return lambda: open_shop.orders - before
@@ -42,15 +43,13 @@ def sold(open_shop: ShopProcess) -> Callable[[], int]:
 # Clicking, refreshing, going back
 
 
-def test_a_double_click_is_one_order(ada: Visitor, sold: Callable[[], int]) -> None:
+def test_a_double_click_is_one_order(ada: Visitor, sold: Sold) -> None:
     ada.tab.dblclick("#buy")
     ada.tab.wait_for_selector("#order-number")
     assert sold() == 1
 
 
-def test_a_second_click_while_the_first_is_under_way_shows_its_order(
-    ada: Visitor, sold: Callable[[], int]
-) -> None:
+def test_a_second_click_while_the_first_is_under_way_shows_its_order(ada: Visitor, sold: Sold) -> None:
     box = ada.tab.locator("#buy").bounding_box()
     assert box
 
@@ -67,7 +66,7 @@ def test_a_second_click_while_the_first_is_under_way_shows_its_order(
     assert sold() == 1
 
 
-def test_two_clicks_at_once_see_the_same_page(ada: Visitor, sold: Callable[[], int]) -> None:
+def test_two_clicks_at_once_see_the_same_page(ada: Visitor, sold: Sold) -> None:
     answers = ada.tab.evaluate(
         """async () => {
             const body = new URLSearchParams(new FormData(document.querySelector("form.buy")));
@@ -86,7 +85,7 @@ def test_two_clicks_at_once_see_the_same_page(ada: Visitor, sold: Callable[[], i
 
 
 def test_refreshing_the_receipt_sends_the_form_again_and_shows_the_same_order(
-    ada: Visitor, sold: Callable[[], int]
+    ada: Visitor, sold: Sold
 ) -> None:
     first, again = ada.buy(), ada.reload()
     assert (again.method, again.status, again.html) == ("POST", 201, first.html)
@@ -94,7 +93,7 @@ def test_refreshing_the_receipt_sends_the_form_again_and_shows_the_same_order(
     assert sold() == 1
 
 
-def test_going_back_and_buying_again_shows_the_first_result(ada: Visitor, sold: Callable[[], int]) -> None:
+def test_going_back_and_buying_again_shows_the_first_result(ada: Visitor, sold: Sold) -> None:
     first = ada.buy()
     ada.back()
     again = ada.buy()
@@ -102,9 +101,7 @@ def test_going_back_and_buying_again_shows_the_first_result(ada: Visitor, sold: 
     assert sold() == 1
 
 
-def test_going_back_and_changing_the_quantity_is_refused_with_a_fresh_form(
-    ada: Visitor, sold: Callable[[], int]
-) -> None:
+def test_going_back_and_changing_the_quantity_is_refused_with_a_fresh_form(ada: Visitor, sold: Sold) -> None:
     token = token_of(ada.tab)
     assert ada.buy().status == 201
     ada.back()
@@ -122,9 +119,7 @@ def test_going_back_and_changing_the_quantity_is_refused_with_a_fresh_form(
 # Tabs
 
 
-def test_two_tabs_are_two_orders_only_where_both_forms_are_sent(
-    ada: Visitor, sold: Callable[[], int]
-) -> None:
+def test_two_tabs_are_two_orders_only_where_both_forms_are_sent(ada: Visitor, sold: Sold) -> None:
     other = ada.new_tab()
     assert token_of(other) != token_of(ada.tab)
     first = ada.buy()
@@ -133,9 +128,7 @@ def test_two_tabs_are_two_orders_only_where_both_forms_are_sent(
     assert sold() == 2
 
 
-def test_a_duplicated_tab_is_the_same_form_and_shows_the_same_order(
-    ada: Visitor, sold: Callable[[], int]
-) -> None:
+def test_a_duplicated_tab_is_the_same_form_and_shows_the_same_order(ada: Visitor, sold: Sold) -> None:
     duplicate = ada.new_tab()
     put_token(duplicate, token_of(ada.tab))
     assert ada.buy().html == ada.buy(duplicate).html
@@ -161,7 +154,7 @@ def test_an_expired_form_is_refused_with_a_fresh_one_that_works(browser: Browser
 
 
 def test_anothers_form_is_refused_and_stays_theirs(
-    browser: Browser, open_shop: ShopProcess, ada: Visitor, sold: Callable[[], int]
+    browser: Browser, open_shop: ShopProcess, ada: Visitor, sold: Sold
 ) -> None:
     with visit(browser, open_shop, "Grace") as grace:
         put_token(grace.tab, token_of(ada.tab))
@@ -175,7 +168,7 @@ def test_anothers_form_is_refused_and_stays_theirs(
 
 
 def test_anothers_used_form_shows_nothing_of_their_order(
-    browser: Browser, open_shop: ShopProcess, ada: Visitor, sold: Callable[[], int]
+    browser: Browser, open_shop: ShopProcess, ada: Visitor, sold: Sold
 ) -> None:
     token = token_of(ada.tab)
     ada.buy()
@@ -187,9 +180,7 @@ def test_anothers_used_form_shows_nothing_of_their_order(
     assert sold() == 1
 
 
-def test_after_signing_out_neither_a_new_nor_a_used_form_is_taken(
-    ada: Visitor, sold: Callable[[], int]
-) -> None:
+def test_after_signing_out_neither_a_new_nor_a_used_form_is_taken(ada: Visitor, sold: Sold) -> None:
     receipt, fresh = ada.new_tab(), ada.tab
     assert ada.buy(receipt).status == 201
     number = receipt.inner_text("#order-number")
@@ -208,7 +199,7 @@ def test_after_signing_out_neither_a_new_nor_a_used_form_is_taken(
     assert sold() == 1
 
 
-def test_signing_in_again_under_the_same_name_is_another_visit(ada: Visitor, sold: Callable[[], int]) -> None:
+def test_signing_in_again_under_the_same_name_is_another_visit(ada: Visitor, sold: Sold) -> None:
     old = token_of(ada.tab)
     ada.tab.click("text=Sign out")
     ada.tab.fill("#name", "Ada")
@@ -223,7 +214,7 @@ def test_signing_in_again_under_the_same_name_is_another_visit(ada: Visitor, sol
 
 
 @pytest.fixture
-def sold_locally(one_worker: ShopProcess) -> Callable[[], int]:
+def sold_locally(one_worker: ShopProcess) -> Sold:
     """Counts the orders of the small shop since the test began."""
     before = one_worker.orders
     return lambda: one_worker.orders - before
@@ -242,7 +233,7 @@ def start_redis(tab: Page) -> None:
 
 
 def test_refuse_answers_503_and_the_form_works_once_redis_is_back(
-    browser: Browser, one_worker: ShopProcess, sold_locally: Callable[[], int]
+    browser: Browser, one_worker: ShopProcess, sold_locally: Sold
 ) -> None:
     with visit(browser, one_worker, "Ada") as ada:
         stop_redis(ada.tab)
@@ -261,7 +252,7 @@ def test_refuse_answers_503_and_the_form_works_once_redis_is_back(
 
 
 def test_go_on_locally_sells_and_the_same_order_is_replayed_once_redis_is_back(
-    browser: Browser, one_worker: ShopProcess, sold_locally: Callable[[], int]
+    browser: Browser, one_worker: ShopProcess, sold_locally: Sold
 ) -> None:
     with visit(browser, one_worker, "Ada") as ada:
         stop_redis(ada.tab)

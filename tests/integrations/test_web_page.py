@@ -1,16 +1,21 @@
-"""docs/http-rules.md: its snippets run; a browser of another origin may send keys and read what became of them."""
+"""The pages of the web: http-rules.md, django.md and flask.md. Their Python runs, and their templates render."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import flask
 import httpx
 import litestar
 import pytest
 import starlette.routing
+from django.template import engines
+from django.test import RequestFactory
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, SimpleUser
 from starlette.requests import HTTPConnection, Request
@@ -19,8 +24,13 @@ from starlette.routing import Route
 
 from fastdedup import Dedup
 from fastdedup.integrations.asgi import IdempotencyMiddleware
+from fastdedup.integrations.flask import issue_token
 
 from ..sql_pages.pages import Page
+from . import django_project as django_project  # sets Django up
+from .django_inside import SETTINGS
+from .django_shop import SETTINGS as SHOP
+from .django_shop import open_shop
 
 PAGE = Page("http-rules.md")
 FIRST, COMMITS, TENANTS, ENDPOINTS, CORS = PAGE.all_blocks("python")
@@ -140,3 +150,129 @@ async def test_a_browser_of_another_origin_may_use_keys(dedup: Dedup) -> None:
             assert answer.headers.get_list("access-control-allow-origin") == [ORIGIN]
             exposed = answer.headers["access-control-expose-headers"].lower().split(", ")
             assert {"idempotency-replayed", "retry-after", "location"} <= set(exposed)
+
+
+# docs/django.md: its Python runs, and its templates render
+
+
+DJANGO = (Path(__file__).parents[2] / "docs" / "django.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", DJANGO, re.DOTALL)
+HTML = re.findall(r"```html\n(.*?)```", DJANGO, re.DOTALL)
+
+
+@pytest.fixture
+def shop(redis_url: str) -> Iterator[Any]:
+    settings = {**SHOP, **SETTINGS, "MIDDLEWARE": SHOP["MIDDLEWARE"], "TEMPLATES": SHOP["TEMPLATES"]}
+    with open_shop(**settings, FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0}) as desk:
+        yield desk
+
+
+@pytest.mark.parametrize("snippet", PYTHON, ids=lambda text: text.splitlines()[0][:30])
+def test_a_snippet_runs(snippet: str, shop: Any) -> None:
+    exec(compile(snippet, "docs/django.md", "exec"), {"__name__": "page"})
+
+
+def test_its_template_renders_the_token_of_its_form(shop: Any) -> None:
+    (form,) = (text for text in PYTHON if "OneTimeFormMixin" in text)
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(form, names)
+    request: Any = RequestFactory().get("/")
+    request.session, request.user = SimpleNamespace(get=lambda name: None, session_key="s"), None
+    (html,) = HTML
+    page = engines["django"].from_string(html).render({"form": names["OrderForm"](request=request)}, request)
+    assert 'name="one_time_token" value="' in page
+
+
+def test_guests_are_told_apart_and_strangers_refused(shop: Any) -> None:
+    (guests,) = (text for text in PYTHON if "by_visitor" in text)
+    names: dict[str, Any] = {}
+    exec(guests, names)
+    found = [
+        names["by_visitor"](_request(key, user)) for key, user in (("a", None), ("b", None), (None, None))
+    ]
+    assert found == ["a", "b", None]
+    assert names["by_visitor"](_request("a", "ann")).endswith(" ann")
+
+
+def _request(session_key: str | None, user: str | None) -> Any:
+    session, account = SimpleNamespace(session_key=session_key), SimpleNamespace(pk=user)
+    return SimpleNamespace(source={"django.request": SimpleNamespace(session=session, user=account)})
+
+
+# docs/flask.md
+
+
+FLASK = (Path(__file__).parents[2] / "docs" / "flask.md").read_text()
+SETTING_UP, KEYS, FORMS = re.findall(r"```python\n(.*?)```", FLASK, re.DOTALL)
+FORM, BUTTON, _ = re.findall(r"```html\n(.*?)```", FLASK, re.DOTALL)
+USER = {"user_id": 7}
+
+
+@pytest.fixture
+def app(redis_url: str) -> Iterator[flask.Flask]:
+    """The application that the page's first snippet makes, on this test's Redis."""
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(SETTING_UP.replace("redis://localhost:6379/0", redis_url), "docs/flask.md", "exec"), names)
+    made = names["create_app"]()
+    made.secret_key = "test"
+    yield made
+    made.extensions["fastdedup"].dedup.close()
+
+
+def flask_client(app: flask.Flask) -> Any:
+    client = app.test_client()
+    with client.session_transaction() as session:
+        session.update(USER)
+    return client
+
+
+def test_its_keys_work(app: flask.Flask) -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(KEYS, "docs/flask.md", "exec"), names)
+    app.register_blueprint(names["orders"])
+    client = flask_client(app)
+    for path, status in (("/orders", 201), ("/c/1/pay", 200), ("/c/2/pay", 200), ("/refund", 200)):
+        first, second = [client.post(path, headers={"Idempotency-Key": "k"}) for _ in range(2)]
+        assert (first.status_code, first.get_data()) == (status, second.get_data())
+        assert second.headers["Idempotency-Replayed"] == "true"
+    paths = [one["path"] for one in client.get("/idempotency").json["operations"]]
+    assert sorted(paths) == ["/c/{int:cart}/pay", "/orders", "/refund"]
+
+
+def test_its_forms_work(app: flask.Flask) -> None:
+    charged: list[str] = []
+
+    def charge(item: str) -> bool:
+        charged.append(item)
+        return item != "coffee"
+
+    exec(compile(FORMS, "docs/flask.md", "exec"), {"app": app, "request": flask.request, "charge": charge})
+    app.jinja_loader = __import__("jinja2").DictLoader({"order.html": FORM})  # type: ignore[misc]
+    client = flask_client(app)
+    token = token_in(client.get("/order").text)
+    declined = client.post("/order", data={"one_time_token": token, "item": "coffee"})
+    assert token_in(declined.text) == token
+    answers = [client.post("/order", data={"one_time_token": token, "item": "tea"}) for _ in range(2)]
+    assert [answer.location for answer in answers] == ["/thanks", "/thanks"]
+    refused = client.post("/order", data={"one_time_token": "old", "item": "tea"})
+    assert (refused.status_code, "This form has expired" in refused.text) == (410, True)
+    assert charged == ["coffee", "tea"]
+
+
+def test_its_button_works(app: flask.Flask) -> None:
+    app.add_template_global(issue_token)
+    app.add_url_rule("/", "page", lambda: flask.render_template_string(BUTTON))
+    names: dict[str, Any] = {"app": app, "request": flask.request, "charge": lambda item: True}
+    exec(compile(FORMS, "docs/flask.md", "exec"), names)
+    client = flask_client(app)
+    found = re.search(r"""hx-headers='(\{.*?\})'""", client.get("/").text)
+    assert found is not None
+    headers = {**flask.json.loads(found[1]), "HX-Request": "true"}
+    answers = [client.post("/order", data={"item": "tea"}, headers=headers) for _ in range(2)]
+    assert [answer.headers.get("Idempotency-Replayed") for answer in answers] == [None, "true"]
+
+
+def token_in(page: str) -> str:
+    found = re.search(r'name="one_time_token" value="([^"]+)"', page)
+    assert found is not None, page
+    return found[1]

@@ -151,7 +151,7 @@ def test_a_request_that_is_too_large_is_413(make: MakeShop, more: dict[str, Any]
 @pytest.mark.parametrize("length", ["-1", "x", "1.0", "\xb2", "9" * 5000, "7"])
 def test_a_body_that_cannot_be_read_is_400(shop: Shop, length: str) -> None:
     answer = call(shop.app, "/orders", b"123456", key="k", checked=False, CONTENT_LENGTH=length)
-    assert (answer.status, answer.problem) == (400, "blank")
+    assert (answer.status, answer.problem, answer.reason) == (400, "blank", "Bad Request")
     assert shop.runs == 0
 
 

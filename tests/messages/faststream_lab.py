@@ -189,6 +189,7 @@ class Cases:
             assert dead["order-id"] == dead["x-fastdedup-key"] == "order-7"
             assert str(dead["x-fastdedup-attempts"]) == "3"
             assert dead["x-fastdedup-error"] == "ValueError: no such customer"
+            assert dead["x-fastdedup-consumer"] == next(iter(lab.guard.counts))
             assert await lab.left() == 0
 
     async def test_a_message_without_a_key_is_a_dead_letter(self, make: Make, wait_until: Any) -> None:

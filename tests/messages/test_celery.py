@@ -18,7 +18,8 @@ from fastdedup.messages.keys import gate_key
 from fastdedup.messages.rules import ExhaustedError
 
 from ..servers import RedisServer
-from .worker_process import WorkerProcess, until
+from .worker_process import WorkerProcess as Worker
+from .worker_process import until
 
 TIMEOUT = 25.0
 POOLS = ["prefork", "threads", "gevent", "solo"]
@@ -37,13 +38,11 @@ class Celery:
                 patch.setenv(name, value)
             self.tasks: ModuleType = importlib.import_module("tests.messages.celery_tasks")
 
-    def start(self, pool: str, queue: str = "celery", *, visibility: float = 3600.0) -> WorkerProcess:
+    def start(self, pool: str, queue: str = "celery", *, visibility: float = 3600.0) -> Worker:
         command = ["celery", "-A", "tests.messages.celery_tasks", "worker", "--pool", pool, "-c", "4"]
         command += ["-Q", queue, "--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "INFO"]
         env = {**self._env, "CELERY_TASKS_VISIBILITY": str(visibility)}
-        return WorkerProcess(
-            *command, "-n", f"{uuid.uuid4()}@t", folder=self._folder, env=env, ready=" ready."
-        )
+        return Worker(*command, "-n", f"{uuid.uuid4()}@t", folder=self._folder, env=env, ready=" ready.")
 
     def runs(self, name: str) -> int:
         with self.tasks.diary() as diary:
@@ -69,7 +68,7 @@ def celery(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture(scope="module")
-def worker(celery: Celery, request: pytest.FixtureRequest) -> Iterator[WorkerProcess]:
+def worker(celery: Celery, request: pytest.FixtureRequest) -> Iterator[Worker]:
     worker = celery.start(request.param)
     yield worker
     worker.stop()
@@ -84,7 +83,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("worker", POOLS, indirect=True)
-def test_each_pool_works_once_for_a_key(worker: WorkerProcess, celery: Celery, name: str) -> None:
+def test_each_pool_works_once_for_a_key(worker: Worker, celery: Celery, name: str) -> None:
     tasks = celery.tasks
     calls = [
         tasks.charge.delay(name),
@@ -104,9 +103,7 @@ def test_each_pool_works_once_for_a_key(worker: WorkerProcess, celery: Celery, n
 
 
 @pytest.mark.parametrize("worker", POOLS, indirect=True)
-def test_each_pool_delays_a_twin_and_keeps_the_lease(
-    worker: WorkerProcess, celery: Celery, name: str
-) -> None:
+def test_each_pool_delays_a_twin_and_keeps_the_lease(worker: Worker, celery: Celery, name: str) -> None:
     """The work takes several leases, and twins come while it goes on: on the solo pool, one slot, they come after."""
     twins = [celery.tasks.slow.delay(name) for _ in range(2)]
     until(lambda: celery.runs(name), "the first has begun")
@@ -125,7 +122,7 @@ def test_each_pool_delays_a_twin_and_keeps_the_lease(
 
 @prefork
 def test_a_message_that_is_sent_again_by_its_id_is_done_once(
-    worker: WorkerProcess, celery: Celery, name: str
+    worker: Worker, celery: Celery, name: str
 ) -> None:
     identity = str(uuid.uuid4())
     assert (
@@ -136,9 +133,7 @@ def test_a_message_that_is_sent_again_by_its_id_is_done_once(
 
 
 @prefork
-def test_attempts_end_in_a_failure_that_duplicates_share(
-    worker: WorkerProcess, celery: Celery, name: str
-) -> None:
+def test_attempts_end_in_a_failure_that_duplicates_share(worker: Worker, celery: Celery, name: str) -> None:
     failed = celery.tasks.failing.delay(name)
     errors = [celery.error(failed), celery.error(celery.tasks.failing.delay(name))]
     assert [(type(each), str(each)) for each in errors] == [(ValueError, "declined, run 4")] * 2
@@ -147,7 +142,7 @@ def test_attempts_end_in_a_failure_that_duplicates_share(
 
 @prefork
 def test_abandoned_work_is_resolved_before_the_body_runs_again(
-    worker: WorkerProcess, celery: Celery, name: str
+    worker: Worker, celery: Celery, name: str
 ) -> None:
     """Its worker is killed; the first lookup fails, so it comes again; what was done is everybody's result."""
     first, duplicate = celery.get(*(celery.tasks.abandoned.delay(name) for _ in range(2)))
@@ -157,23 +152,21 @@ def test_abandoned_work_is_resolved_before_the_body_runs_again(
 
 
 @prefork
-def test_a_failure_before_the_last_attempt_frees_the_key(
-    worker: WorkerProcess, celery: Celery, name: str
-) -> None:
+def test_a_failure_before_the_last_attempt_frees_the_key(worker: Worker, celery: Celery, name: str) -> None:
     errors = [celery.error(celery.tasks.failing_twice.delay(name)) for _ in range(2)]
     assert [type(each) for each in errors] == [KeyError] * 2
     assert celery.get(celery.tasks.failing_twice.delay(name)) == [3]
 
 
 @prefork
-def test_a_body_can_give_its_key_up(worker: WorkerProcess, celery: Celery, name: str) -> None:
+def test_a_body_can_give_its_key_up(worker: Worker, celery: Celery, name: str) -> None:
     errors = [celery.error(celery.tasks.given_up.delay(name)) for _ in range(2)]
     assert [type(each) for each in errors] == [DeadLetterError] * 2
     assert celery.runs(name) == 1
 
 
 @prefork
-def test_ignore_reject_and_replace_free_the_key(worker: WorkerProcess, celery: Celery, name: str) -> None:
+def test_ignore_reject_and_replace_free_the_key(worker: Worker, celery: Celery, name: str) -> None:
     celery.tasks.ignoring.delay(f"{name}-i")
     until(lambda: celery.runs(f"{name}-i") == 1, "it was ignored")
     replaced = celery.tasks.replaced.delay(f"{name}-r")
@@ -186,7 +179,7 @@ def test_ignore_reject_and_replace_free_the_key(worker: WorkerProcess, celery: C
 
 
 @prefork
-def test_a_killed_child_is_an_attempt(worker: WorkerProcess, celery: Celery, name: str) -> None:
+def test_a_killed_child_is_an_attempt(worker: Worker, celery: Celery, name: str) -> None:
     once = celery.tasks.crashing.delay(f"{name}-once", 2)
     always = celery.tasks.crashing.delay(f"{name}-always", 9)
     assert celery.get(once) == [2]
@@ -196,23 +189,19 @@ def test_a_killed_child_is_an_attempt(worker: WorkerProcess, celery: Celery, nam
 
 
 @prefork
-def test_another_call_with_the_same_key_is_a_mismatch(
-    worker: WorkerProcess, celery: Celery, name: str
-) -> None:
+def test_another_call_with_the_same_key_is_a_mismatch(worker: Worker, celery: Celery, name: str) -> None:
     assert celery.get(celery.tasks.compared.delay(name, 1)) == [1]
     assert isinstance(celery.error(celery.tasks.compared.delay(name, 2)), MismatchError)
     assert celery.get(celery.tasks.compared.delay(name, total=1)) == [1]
 
 
 @prefork
-def test_a_call_within_the_body_is_a_plain_call(worker: WorkerProcess, celery: Celery, name: str) -> None:
+def test_a_call_within_the_body_is_a_plain_call(worker: Worker, celery: Celery, name: str) -> None:
     assert celery.get(celery.tasks.calling_itself.delay(name)) == [101]
 
 
 @prefork
-def test_a_chord_with_a_duplicate_in_its_header_completes(
-    worker: WorkerProcess, celery: Celery, name: str
-) -> None:
+def test_a_chord_with_a_duplicate_in_its_header_completes(worker: Worker, celery: Celery, name: str) -> None:
     whole = celery.tasks.chord_of([f"{name}-a", f"{name}-b", f"{name}-a"])
     until(lambda: celery.runs(f"{name}-a") and celery.runs(f"{name}-b"), "both have begun")
     celery.go(f"{name}-b")
@@ -222,9 +211,7 @@ def test_a_chord_with_a_duplicate_in_its_header_completes(
 
 
 @prefork
-def test_a_redelivered_step_does_not_double_the_next(
-    worker: WorkerProcess, celery: Celery, name: str
-) -> None:
+def test_a_redelivered_step_does_not_double_the_next(worker: Worker, celery: Celery, name: str) -> None:
     """A redelivery sends the next step again, as the first delivery may have died before it did."""
     steps = celery.tasks.first_step.s(name).set(queue=name) | celery.tasks.next_step.s()
     sent = steps.apply_async()
@@ -237,7 +224,7 @@ def test_a_redelivered_step_does_not_double_the_next(
 
 
 @prefork
-def test_a_publisher_can_name_the_key_in_the_header(worker: WorkerProcess, celery: Celery, name: str) -> None:
+def test_a_publisher_can_name_the_key_in_the_header(worker: Worker, celery: Celery, name: str) -> None:
     headers = {"x-fastdedup-key": name}
     calls = [
         celery.tasks.charge.apply_async((f"{name}-{n}",), headers=dict(headers), countdown=0.01)
@@ -251,7 +238,7 @@ def test_a_publisher_can_name_the_key_in_the_header(worker: WorkerProcess, celer
 
 @prefork
 def test_an_outage_delays_tasks_and_spends_no_attempt(
-    worker: WorkerProcess, celery: Celery, name: str, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, celery: Celery, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     celery.gate.kill()
     held = [celery.tasks.retrying.delay(f"{name}-{n}", 1) for n in range(3)]

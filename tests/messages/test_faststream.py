@@ -115,15 +115,6 @@ def fault() -> None:
 # What happens to a message
 
 
-async def test_a_message_published_twice_is_worked_on_once(redis_url: str) -> None:
-    async with at_work(redis_url) as shop:
-        await shop.publish()
-        await shop.publish()
-        await shop.publish(8, message_id="order-8")
-        assert shop.runs == [7, 8]
-        assert shop.guard.counts["orders"].duplicate == 1
-
-
 async def test_abandoned_work_is_resolved_before_the_handler_runs_again(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -157,25 +148,6 @@ async def test_two_subscribers_of_one_message_both_work(redis_url: str) -> None:
             await shop.publish()
             await shop.broker.publish(7, "shipping", message_id="order-7")
         assert (shop.runs, found) == ([7], [7])
-
-
-async def test_a_failing_message_ends_among_the_dead_letters(redis_url: str) -> None:
-    async with at_work(redis_url, attempts=3, then=fault) as shop:
-        await shop.publish(correlation_id="trace-1")
-        await shop.publish()
-        assert len(shop.runs) == 3
-        ((headers, order),) = shop.dead
-        assert order == 7
-        assert headers["x-fastdedup-key"] == "order-7"
-        assert headers["x-fastdedup-attempts"] == 3
-        assert headers["x-fastdedup-error"] == "ValueError: no such customer"
-        assert headers["x-fastdedup-consumer"] == "orders"
-
-
-async def test_a_message_that_recovers_is_done(redis_url: str) -> None:
-    async with at_work(redis_url, attempts=3, then=lambda: fault() if len(shop.runs) < 3 else None) as shop:
-        await shop.publish()
-        assert (len(shop.runs), shop.dead) == (3, [])
 
 
 async def test_an_attempt_sees_the_message_as_it_came(redis_url: str) -> None:

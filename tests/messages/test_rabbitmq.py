@@ -21,7 +21,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from aio_pika.exceptions import MessageProcessError
 
 from fastdedup import ConfigError, Dedup, UsageError
-from fastdedup.integrations.rabbitmq import Consumer, body, header, message_id
+from fastdedup.integrations.rabbitmq import Consumer, body, message_id
 from fastdedup.integrations.rabbitmq.places import UnroutableError
 from fastdedup.sql import Inbox
 from fastdedup.sql.dialects import TableName, dialect_of
@@ -151,19 +151,6 @@ async def test_a_retried_message_keeps_its_exchange_and_routing_key(
             await wait_until(lambda: consumer.counts.first, description="it is done")
         assert {(each.exchange, each.routing_key) for each in orders.seen} == {(events.name, "order.paid")}
         assert orders.runs["7"] == 3
-
-
-async def test_a_message_without_its_header_is_a_dead_letter(
-    open_orders: Open, wait_until: WaitUntil
-) -> None:
-    async with open_orders() as orders:
-        await orders.publish("1", headers={"order": 7})
-        await orders.publish("2")
-        async with orders.consuming(key=header("order")) as consumer:
-            await wait_until(lambda: consumer.counts.delivered == 2, description="both came")
-        assert (consumer.counts.first, consumer.counts.dead_lettered) == (1, 1)
-        (dead,) = await orders.dead()
-        assert dead.headers["x-fastdedup-reason"] == "no_key"
 
 
 async def test_equal_bodies_are_one_message_by_choice(open_orders: Open, wait_until: WaitUntil) -> None:

@@ -1,17 +1,30 @@
-"""The sidecar's settings: where they come from, which wins, and what each mistake is told."""
+"""The sidecar's settings: where they come from, which wins, what each mistake is told; the example; SIGHUP."""
+
+from __future__ import annotations
 
 import os
+import re
+import signal
+import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from click.testing import CliRunner, Result
 
 import fastdedup.cli.main
 from fastdedup import LocalLRU, Reject
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.service.config import Config, load
+from fastdedup.sidecar.service.example import EXAMPLES, LEDGER, example_file
 from fastdedup.sidecar.service.mistakes import Mistakes, line_of
+from fastdedup.sidecar.service.reload import Merged
+from fastdedup.sidecar.service.tables import LedgerConfig, NamespaceConfig
+
+from ..programs import until
+from .running import Sidecar, client
 
 
 @pytest.fixture(autouse=True)
@@ -252,3 +265,138 @@ def test_each_setting_of_the_file_can_be_printed_and_read_again(write: Any) -> N
     config = load(write('log_format = "json"\nlog_level = "debug"\nlog_keys = true\nsocket = "/x/y.sock"\n'))
     assert (config.log_format, config.log_level, config.log_keys) == ("json", "debug", True)
     assert str(config.socket) == "/x/y.sock"
+
+
+# `check-config --example` prints every setting there is, and what it prints is a configuration
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    result = CliRunner().invoke(fastdedup.cli.main.cli, ["check-config", "--example"])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def uncommented(text: str) -> str:
+    return re.sub(r"(?m)^#(?=[\w\[])", "", text)
+
+
+def test_check_config_accepts_it_as_it_is(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "fastdedup.toml"
+    file.write_text(text)
+    result = CliRunner().invoke(fastdedup.cli.main.cli, ["check-config", str(file)])
+    assert result.exit_code == 0, result.output
+    assert load(file, environment=False).model_dump() == load(environment=False).model_dump()
+
+
+def test_each_line_shows_the_default_or_a_value_that_is_accepted(text: str, tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("secret")
+    file = tmp_path / "fastdedup.toml"
+    wanted = uncommented(text).replace("/run/secrets/redis", str(password)).replace("memory://", "redis://h")
+    file.write_text(wanted)
+    config, default = load(file, environment=False), load(environment=False)
+    for name in Config.model_fields.keys() - EXAMPLES.keys() - {"url", "limits", "namespaces", "ledgers"}:
+        assert getattr(config, name) == getattr(default, name), name
+    for each in fields(Limits):
+        if each.name not in EXAMPLES:
+            assert getattr(config.limits, each.name) == each.default, each.name
+    assert config.ledger_options() == {"orders": LedgerConfig(**LEDGER).model_dump()}
+    own = config.other_namespaces()["sms"]
+    assert {name: repr(value) for name, value in own.items()} == {
+        name: repr(value) for name, value in default.default_options().items()
+    }
+
+
+def test_every_setting_is_there_once_with_its_text(text: str) -> None:
+    whole = tomllib.loads(uncommented(text))
+    assert whole.keys() == Config.model_fields.keys()
+    assert whole["limits"].keys() == {each.name for each in fields(Limits)}
+    assert whole["namespaces"]["sms"].keys() == NamespaceConfig.model_fields.keys()
+    assert whole["ledgers"]["orders"].keys() == LedgerConfig.model_fields.keys()
+    for block in text.split("\n\n")[1:]:
+        assert re.match(r"# .*[^\n]", block), f"no text stands above {block!r}"
+
+
+def test_each_example_is_of_a_setting_without_a_default() -> None:
+    without = {name for name, field in Config.model_fields.items() if field.get_default() is None}
+    factories = {name for name, field in Config.model_fields.items() if field.default_factory is not None}
+    without |= {each.name for each in fields(Limits) if each.default is None}
+    assert without - factories == EXAMPLES.keys()
+
+
+@pytest.mark.parametrize("words", [[], ["--example", "fastdedup.toml"]])
+def test_either_a_file_or_the_example_is_asked_for(words: list[str]) -> None:
+    result = CliRunner().invoke(fastdedup.cli.main.cli, ["check-config", *words])
+    assert (result.exit_code, "--example" in result.output) == (2, True)
+
+
+def test_lines_of_text_are_not_wide() -> None:
+    assert max(map(len, example_file().splitlines())) <= 120
+
+
+# SIGHUP: what takes effect at once, and what is said about the rest
+
+
+RELOADED = """
+grace = {grace}
+timeout = {timeout}
+log_format = "json"
+{more}
+[[sockets]]
+path = "{run}/tenant.sock"
+{rules}
+"""
+
+
+def test_sighup_changes_rules_and_names_what_needs_a_restart() -> None:
+    sidecar = Sidecar()
+    file = sidecar.folder / "fastdedup.toml"
+    sidecar.options += ["--config", str(file)]
+    tenant = sidecar.folder / "tenant.sock"
+
+    def write(*, grace: int = 5, timeout: float = 0.25, more: str = "", rules: str = "") -> None:
+        text = RELOADED.format(grace=grace, timeout=timeout, more=more, rules=rules, run=sidecar.folder)
+        file.write_text(text)
+
+    write()
+    with sidecar, client(tenant) as former, sidecar.client() as main:
+        assert sidecar.process is not None
+        assert former.execute_command("FD.CLAIM", "one")[0] == b"acquired"
+        assert main.ping()
+
+        write(grace=1, timeout=0.5, rules='verbs = "read"\nmode = "0600"')
+        sidecar.process.send_signal(signal.SIGHUP)
+        until(lambda: "need a restart" in sidecar.log, "it is reloaded")
+        assert f'"changed":["grace","sockets[{tenant}].verbs"]' in sidecar.log
+        assert f'"settings":["timeout","sockets[{tenant}].mode"]' in sidecar.log
+        with client(tenant) as new, pytest.raises(redis.exceptions.NoPermissionError):
+            new.execute_command("FD.CLAIM", "two")
+        with pytest.raises(redis.RedisError):  # by the former rules nobody goes on
+            former.execute_command("FD.CLAIM", "two")
+        assert main.ping()  # whose rules are the same
+
+        write(more='log_levle = "debug"', rules="allow_stores = true")
+        sidecar.process.send_signal(signal.SIGHUP)
+        until(lambda: "not reloaded" in sidecar.log, "it is refused")
+        assert "did you mean log_level?" in sidecar.log
+        with client(tenant) as new, pytest.raises(redis.exceptions.NoPermissionError):
+            new.execute_command("FD.CLAIM", "two")
+        assert sidecar.end() == 0
+
+
+def test_settings_in_tables_are_named_one_by_one(tmp_path: Path) -> None:
+    a, b = ({"path": str(tmp_path / name)} for name in "ab")
+    old = Config(limits={"frame": 1000}, namespaces={"mail": {"lease": 5}}, sockets=(a,))
+    new = Config(limits={"batch": 10}, namespaces={"shop": {}}, sockets=(b,), log_level="debug")
+    news = Merged(old, new)
+    assert news.changed == ["log_level"]
+    assert news.left == [
+        "limits.frame",
+        "limits.batch",
+        "namespaces.mail",
+        "namespaces.shop",
+        f"sockets[{tmp_path}/b]",
+        f"sockets[{tmp_path}/a]",
+    ]
+    assert news.config == old.model_copy(update={"log_level": "debug"})

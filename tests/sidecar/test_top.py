@@ -23,6 +23,7 @@ from fastdedup.web.response import Response, ResponseCodec
 
 from .running import Sidecar
 
+Run = Callable[..., Result]
 METRICS = """\
 # TYPE fastdedup_operations counter
 fastdedup_operations_total{namespace="shop",verb="claim",outcome="acquired"} %d
@@ -48,7 +49,7 @@ def sidecar() -> Iterator[Sidecar]:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     for name in ("FASTDEDUP_URL", "FASTDEDUP_NAMESPACE", "FASTDEDUP_SOCKET"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "140")
@@ -64,7 +65,7 @@ def drawn(now: Sample, before: Sample | None = None, width: int = 140) -> str:
 # top
 
 
-def test_one_frame_shows_what_a_sidecar_does(sidecar: Sidecar, run: Callable[..., Result]) -> None:
+def test_one_frame_shows_what_a_sidecar_does(sidecar: Sidecar, run: Run) -> None:
     with sidecar.client() as ask:
         for number in range(10):
             ask.execute_command("FD.CLAIM", f"top:{number % 5}")
@@ -167,7 +168,7 @@ def test_an_answer_that_is_no_sidecars_is_said(sidecar: Sidecar, monkeypatch: py
     ids=lambda command: command[0],
 )
 def test_where_no_sidecar_answers_that_is_said_in_a_line(
-    run: Callable[..., Result], tmp_path: Path, command: list[str]
+    run: Run, tmp_path: Path, command: list[str]
 ) -> None:
     result = run(*command, "--socket", tmp_path / "none.sock")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -178,14 +179,12 @@ def test_where_no_sidecar_answers_that_is_said_in_a_line(
 # healthcheck
 
 
-def test_health_is_the_processs_and_readiness_the_stores(
-    sidecar: Sidecar, run: Callable[..., Result]
-) -> None:
+def test_health_is_the_processs_and_readiness_the_stores(sidecar: Sidecar, run: Run) -> None:
     assert run("healthcheck", "--socket", sidecar.path).exit_code == 0
     assert run("healthcheck", "--ready", "--socket", sidecar.path).exit_code == 0
 
 
-def test_a_sidecar_without_its_store_is_healthy_and_not_ready(run: Callable[..., Result]) -> None:
+def test_a_sidecar_without_its_store_is_healthy_and_not_ready(run: Run) -> None:
     with Sidecar("--url", "unix:///nonexistent/redis.sock") as sidecar:
         assert run("healthcheck", "--socket", sidecar.path).exit_code == 0
         result = run("healthcheck", "--ready", "--socket", sidecar.path)
@@ -196,9 +195,7 @@ def test_a_sidecar_without_its_store_is_healthy_and_not_ready(run: Callable[...,
 # inspect and forget
 
 
-def test_a_record_is_shown_and_forgotten_through_the_sidecar(
-    sidecar: Sidecar, run: Callable[..., Result]
-) -> None:
+def test_a_record_is_shown_and_forgotten_through_the_sidecar(sidecar: Sidecar, run: Run) -> None:
     with sidecar.client() as ask:
         owner = ask.execute_command("FD.CLAIM", "order:42", "FP", "body")[1]
         ask.execute_command("FD.COMPLETE", "order:42", owner, '{"id": 42}')
@@ -214,7 +211,7 @@ def test_a_record_is_shown_and_forgotten_through_the_sidecar(
     assert run("inspect", "order:42", *at).exit_code == 1
 
 
-def test_a_web_response_is_shown_by_its_parts(sidecar: Sidecar, run: Callable[..., Result]) -> None:
+def test_a_web_response_is_shown_by_its_parts(sidecar: Sidecar, run: Run) -> None:
     async def serve() -> None:
         async with Dedup(f"sidecar://{sidecar.path}", namespace="shop") as dedup:
             place = place_of_request("POST", "/pay/{int:no}", "ann", "k-1")
@@ -230,7 +227,7 @@ def test_a_web_response_is_shown_by_its_parts(sidecar: Sidecar, run: Callable[..
     assert "Flask's names stand in braces, too, as in /pay/{int:no}. " in asked.stderr
 
 
-def test_without_a_namespace_it_is_the_sidecars_default(sidecar: Sidecar, run: Callable[..., Result]) -> None:
+def test_without_a_namespace_it_is_the_sidecars_default(sidecar: Sidecar, run: Run) -> None:
     with sidecar.client() as ask:
         ask.execute_command("FD.CLAIM", "mine", "NS", "sms")
     at = ("--socket", sidecar.path)
@@ -254,9 +251,7 @@ def test_a_store_that_is_away_is_unavailable() -> None:
 
 
 @pytest.mark.parametrize("way", ["--socket", "--url"])
-def test_a_sidecar_hears_why_a_record_is_forgotten(
-    sidecar: Sidecar, run: Callable[..., Result], way: str
-) -> None:
+def test_a_sidecar_hears_why_a_record_is_forgotten(sidecar: Sidecar, run: Run, way: str) -> None:
     """As the help says."""
     where = [way, sidecar.path if way == "--socket" else f"sidecar://{sidecar.path}", "--namespace", "shop"]
     with sidecar.client() as ask:
@@ -269,7 +264,7 @@ def test_a_sidecar_hears_why_a_record_is_forgotten(
     assert "for the log of the sidecar (--socket, --url sidecar:///…)" in help_text
 
 
-def test_a_sidecar_is_told_the_namespace_of_a_web_key(sidecar: Sidecar, run: Callable[..., Result]) -> None:
+def test_a_sidecar_is_told_the_namespace_of_a_web_key(sidecar: Sidecar, run: Run) -> None:
     """Its own default is not that of an application; a store's is, where the application has none of its own."""
     request = ["--http", "POST", "/orders", "--key", "k-1"]
     for command, named in (("inspect", request), ("forget", request), ("list", ["--http"])):
@@ -282,7 +277,7 @@ def test_a_sidecar_is_told_the_namespace_of_a_web_key(sidecar: Sidecar, run: Cal
         )
 
 
-def test_socket_and_url_do_not_go_together(run: Callable[..., Result], tmp_path: Path) -> None:
+def test_socket_and_url_do_not_go_together(run: Run, tmp_path: Path) -> None:
     result = run("inspect", "k", "--socket", tmp_path / "x.sock", "--url", "redis://localhost")
     assert result.exit_code == 2
     assert "not both" in result.stderr
