@@ -33,8 +33,9 @@ TESTS = [
 ]
 # `make test-compiled` runs these as well.
 MORE = [
-    "tests/integrations/test_asgi.py",
-    "tests/integrations/test_asgi_trouble.py",
+    "tests/integrations/test_draft.py",
+    "tests/integrations/test_middleware.py",
+    "tests/integrations/test_middleware_outage.py",
     "tests/outage/test_faults.py",
     "tests/outage/test_policies.py",
     "tests/outage/test_processes_and_loops.py",

@@ -1,6 +1,6 @@
 """One Django project for all tests of a process: settings can be configured only once.
 
-Add to `INSTALLED_APPS`, `MIDDLEWARE` or `TEMPLATES` what your tests need, and your views to `django_urls`; a test's
+Add to `INSTALLED_APPS`, `MIDDLEWARE` or `TEMPLATES` what your tests need, and name your views by ROOT_URLCONF; a test's
 own settings go through `django.test.override_settings`.
 """
 
@@ -12,7 +12,7 @@ if not settings.configured:
         DEBUG=False,
         SECRET_KEY="only for tests",
         ALLOWED_HOSTS=["*"],
-        ROOT_URLCONF="tests.integrations.django_urls",
+        ROOT_URLCONF="tests.integrations.frameworks_django",
         INSTALLED_APPS=[],
         MIDDLEWARE=[],
         TEMPLATES=[{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}],

@@ -423,7 +423,7 @@ async def test_a_stream_that_is_cut_short_frees_its_key(url: str, kind: str, run
     assert (len(run), call.status) == (runs, status)
 
 
-@of_asgi  # A thread is not cancelled: see test_wsgi_outage.py
+@of_asgi  # A thread is not cancelled: see test_wsgi.py
 async def test_a_lost_lease_cancels_the_handler(make_shop: MakeShop) -> None:
     async with make_shop(lease=0.3) as shop:
         _, first = await shop.held()

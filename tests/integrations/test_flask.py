@@ -16,8 +16,7 @@ from fastdedup.integrations.flask import FastDedup, by_session, claim_of, everyo
 from fastdedup.sync import Dedup
 
 from .flask_shop import DEADLINE, FlaskShop
-from .wsgi_apps import call
-from .wsgi_shop import STORES, gate
+from .wsgi_apps import STORES, call, gate
 
 
 @pytest.fixture(scope="module")

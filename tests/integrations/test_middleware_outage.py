@@ -1,22 +1,28 @@
-"""Behind `IdempotencyMiddleware` of ASGI and of WSGI, in each framework: Redis down or frozen, a lease taken over."""
+"""When things go wrong behind the middleware: Redis down or frozen, leases lost; with ASGI, clients gone."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.responses import StreamingResponse
+from starlette.routing import Route as Path
 
-from fastdedup import LocalLRU
+from fastdedup import Dedup, LocalLRU
+from fastdedup.integrations.asgi import IdempotencyMiddleware, claim_of, everyone
+from fastdedup.integrations.lifespan import ASGIApp
 from fastdedup.integrations.prometheus import watch
 from fastdedup.model import BreakerState
 
 from ..servers import RedisServer
 from .conftest import MakeShop
-from .desk import Desk, problem
+from .desk import Desk, at, client, key, problem
+from .live import Call
 from .middleware_shop import ASGI, FACES, WSGI, Shop, on_redis
 
 WaitUntil = Callable[..., Awaitable[Any]]
@@ -196,3 +202,234 @@ async def test_the_lease_is_kept_while_the_handler_works(make_shop: MakeShop, wa
         assert (await shop.post()).content == (await first).content
         assert shop.runs["orders"] == 1
         assert shop.dedup.breaker is BreakerState.CLOSED
+
+
+# ASGI alone
+
+
+def guarded(app: ASGIApp, dedup: Dedup, desk: Desk, **settings: Any) -> ASGIApp:
+    return IdempotencyMiddleware(at(desk, app), dedup, **{"principal": everyone, **settings})
+
+
+# While the handler runs
+
+
+async def test_a_lease_that_ends_while_the_response_is_being_stored_costs_nobody_the_response(
+    starlette_app: ASGIApp, own_redis: RedisServer, desk: Desk
+) -> None:
+    async with Dedup(own_redis.url, timeout=0.2, lease=0.6) as dedup:
+        http = client(guarded(starlette_app, dedup, desk))
+        gate = desk.hold()
+        first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
+        await desk.started.wait()
+        own_redis.kill()
+        gate.set()
+        answer = await first
+    assert (answer.status_code, answer.headers["idempotency-stored"]) == (201, "false")
+    assert desk.cancelled["orders"] == 0
+
+
+@pytest.mark.parametrize("listening", [False, True])
+async def test_nor_does_one_that_is_lost_just_then(own_redis: RedisServer, listening: bool) -> None:
+    """The work is done: from then on the store says whose the key is, and nobody is told to stop."""
+    told: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        claim = claim_of(scope)
+        assert claim is not None
+        own_redis.freeze()
+        listener = asyncio.ensure_future(receive()) if listening else None
+        if listener is not None:
+            listener.add_done_callback(told.append)
+        asyncio.get_running_loop().call_later(0.2, claim._lose)
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+        if listener is not None:
+            assert not told
+            listener.cancel()
+
+    async with Dedup(own_redis.url, timeout=0.2) as dedup:
+        call = Call(IdempotencyMiddleware(app, dedup, principal=everyone), "/", ("idempotency-key", "k"))
+        await call.start()
+    assert (call.status, call.body) == (201, b"done")
+    assert call.headers[b"idempotency-stored"] == b"false"
+
+
+async def test_a_handler_that_answers_just_after_it_was_told_to_stop_is_left_alone(redis_url: str) -> None:
+    """What it does after its response is not cancelled any more; the retry replays."""
+    ended = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        if asyncio.current_task() is call.task:
+            call.leave()
+            assert (await receive())["type"] == "http.disconnect"
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+        await asyncio.get_running_loop().run_in_executor(None, time.sleep, 0.15)  # beyond the grace
+        ended.set()
+
+    async with Dedup(redis_url, namespace="t", timeout=5.0) as dedup:
+        middleware = IdempotencyMiddleware(app, dedup, principal=everyone, on_disconnect="cancel")
+        call = Call(middleware, "/", ("idempotency-key", "k"))
+        await call.start()
+        assert ended.is_set()
+        again = Call(middleware, "/", ("idempotency-key", "k"))
+        await again.start()
+    assert (again.body, again.headers[b"idempotency-replayed"]) == (b"done", b"true")
+
+
+async def test_a_background_task_is_not_stopped_by_a_lease_that_ends_after_the_response(
+    own_redis: RedisServer, wait_until: WaitUntil
+) -> None:
+    """The response was sent unstored; what runs after it has nothing to do with the claim any more."""
+    ended = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        lease_ends = asyncio.get_running_loop().time() + 1.5
+        own_redis.freeze()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+        past = lease_ends + 0.1
+        await wait_until(lambda: asyncio.get_running_loop().time() > past, description="the lease has ended")
+        ended.set()
+
+    async with Dedup(own_redis.url, timeout=0.2, lease=1.5) as dedup:
+        call = Call(IdempotencyMiddleware(app, dedup, principal=everyone), "/", ("idempotency-key", "k"))
+        await call.start()
+    assert ended.is_set()
+    assert call.headers[b"idempotency-stored"] == b"false"
+
+
+# A lost lease
+
+
+async def test_a_handler_is_cancelled_when_its_lease_cannot_be_renewed(
+    app: ASGIApp, own_redis: RedisServer, desk: Desk
+) -> None:
+    async with Dedup(own_redis.url, timeout=0.2, lease=0.6) as dedup:
+        http = client(guarded(app, dedup, desk))
+        desk.hold()
+        first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
+        await desk.started.wait()
+        own_redis.kill()
+        problem(await first, "lease-lost", 503)
+    assert (desk.cancelled["orders"], desk.ended["orders"]) == (1, 0)
+
+
+async def test_a_handler_that_swallows_its_cancellation_and_answers_nothing_is_answered_for(
+    own_redis: RedisServer,
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        own_redis.kill()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return
+
+    async with Dedup(own_redis.url, timeout=0.2, lease=0.6) as dedup:
+        call = Call(IdempotencyMiddleware(app, dedup, principal=everyone), "/", ("idempotency-key", "k"))
+        await call.start()
+    assert call.status == 503
+    assert b"lease-lost" in call.body
+
+
+# Clients, to the letter
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_server_that_raises_on_sending_to_a_client_that_left_does_not_disturb_the_handler(
+    redis_url: str, when: str
+) -> None:
+    """ASGI 2.4. The response is stored, and background work is done."""
+    done = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"first"})
+        done.set()
+
+    async with Dedup(redis_url, namespace="t", timeout=5.0) as dedup:
+        middleware = IdempotencyMiddleware(app, dedup, principal=everyone)
+        call = Call(middleware, "/", ("idempotency-key", "k"))
+        call.deaf = True
+        if when == "before":
+            await call.start()
+            assert done.is_set()
+        again = Call(middleware, "/", ("idempotency-key", "k"))
+        await again.start()
+    assert again.body == b"first"
+    assert (b"idempotency-replayed" in again.headers) == (when == "before")
+
+
+async def test_a_request_cancelled_by_the_server_while_its_response_is_stored_is_stored_all_the_same(
+    redis_url: str,
+) -> None:
+    """The effect has happened."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        asyncio.get_running_loop().call_soon(call.task.cancel)
+        await send({"type": "http.response.body", "body": b"first"})
+
+    async with Dedup(redis_url, namespace="t", timeout=5.0) as dedup:
+        middleware = IdempotencyMiddleware(app, dedup, principal=everyone, wait=10.0)
+        call = Call(middleware, "/", ("idempotency-key", "k"))
+        with pytest.raises(asyncio.CancelledError):
+            await call.start()
+        again = Call(middleware, "/", ("idempotency-key", "k"))
+        await again.start()
+    assert again.body == b"first"
+    assert again.headers[b"idempotency-replayed"] == b"true"
+
+
+async def test_a_request_cancelled_by_the_server_while_the_handler_runs_is_released(
+    app: ASGIApp, redis_url: str, desk: Desk
+) -> None:
+    async with Dedup(redis_url, namespace="t", timeout=5.0) as dedup:
+        middleware = guarded(app, dedup, desk, wait=10.0)
+        if "django" not in type(app).__module__:  # which leaves its view running, see the README
+            desk.hold()
+            call = Call(middleware, "/orders", ("idempotency-key", "k"))
+            task = call.start()
+            await desk.started.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            desk.gate = None
+            again = Call(middleware, "/orders", ("idempotency-key", "k"))
+            await again.start()
+            assert again.status == 201
+            assert (desk.cancelled["orders"], desk.ended["orders"]) == (1, 1)
+
+
+async def test_an_endless_stream_ends_when_the_client_is_gone(wait_until: Any) -> None:
+    """ASGI 2.4: that sending fails is all that tells its application."""
+    runs = 0
+
+    async def ticks() -> AsyncIterator[str]:
+        while True:
+            yield "data: tick\n\n"
+            await asyncio.sleep(0)
+
+    async def endless(request: Any) -> StreamingResponse:
+        nonlocal runs
+        runs += 1
+        return StreamingResponse(ticks(), media_type="text/event-stream")
+
+    async with Dedup() as dedup:
+        inner = Starlette(routes=[Path("/events", endless, methods=["POST"])])
+        app = IdempotencyMiddleware(inner, dedup, principal=everyone)
+        first = Call(app, "/events", ("idempotency-key", "k"))
+        task = first.start()
+        await wait_until(lambda: len(first.sent) > 2, description="it streams")
+        first.deaf = True
+        await asyncio.wait([task])
+        assert task.exception() is not None
+        again = Call(app, "/events", ("idempotency-key", "k"))
+        task = again.start()
+        await wait_until(lambda: len(again.sent) > 2, description="the key is free again")
+        again.deaf = True
+        await asyncio.wait([task])
+        assert (again.status, runs) == (200, 2)

@@ -33,8 +33,7 @@ from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import inbox_database
 
 from .shops import until
-from .wsgi_apps import Call, Reply
-from .wsgi_shop import Shop
+from .wsgi_apps import Call, Reply, Shop
 
 Waiter = Callable[..., Awaitable[Any]]
 HEADERS = {"Idempotency-Key": "k"}

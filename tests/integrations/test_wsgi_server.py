@@ -22,8 +22,7 @@ from werkzeug import serving
 from fastdedup.integrations.wsgi import IdempotencyMiddleware, by_header
 from fastdedup.sync import Dedup
 
-from .wsgi_apps import KINDS, Answer, App, Call, Environ, Reply, call
-from .wsgi_shop import DEADLINE, STORES, Shop, gate
+from .wsgi_apps import DEADLINE, KINDS, STORES, Answer, App, Call, Environ, Reply, Shop, call, gate
 
 CLIENTS = 20
 ROOT = Path(__file__).parents[2]

@@ -1,11 +1,13 @@
-"""The same handler as a bare WSGI application, under Flask and under Django; and what a server does with those."""
+"""The same handler as a bare WSGI application, under Flask and under Django; a server for those, and a shop."""
 
 from __future__ import annotations
 
 import io
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from wsgiref.util import setup_testing_defaults
@@ -13,6 +15,12 @@ from wsgiref.validate import validator
 
 import flask
 import orjson
+import pytest
+
+from fastdedup.integrations.wsgi import IdempotencyMiddleware, by_header
+from fastdedup.sync import Dedup
+
+from ..stores import TIMEOUT
 
 Environ = dict[str, Any]
 App = Callable[..., Iterable[bytes]]
@@ -164,3 +172,67 @@ def call(app: App, path: str = "/orders", body: bytes = b"", *, checked: bool = 
     for _ in server.serve(environ_of(path, body, **more)):
         pass
     return server.answer()
+
+
+# A handler behind the middleware: what it was asked, and what clients were answered
+
+
+DEADLINE = 20.0
+STORES = ("memory", "redis")
+
+
+def gate(request: pytest.FixtureRequest, **settings: Any) -> Dedup:
+    """Return a gate on the store that a fixture is asked for."""
+    url = "memory://" if request.param == "memory" else request.getfixturevalue("redis_url")
+    return Dedup(url, **{"namespace": "t", "timeout": TIMEOUT, **settings})
+
+
+class Shop:
+    """An application that counts its runs; `answers` says what it replies, a `Reply` for each run."""
+
+    def __init__(self, kind: str, dedup: Dedup, **settings: Any) -> None:
+        self.kind = kind
+        self.dedup = dedup
+        self.calls: list[Call] = []
+        self.handler: Handler = self.numbered
+        settings = {"principal": by_header("x-api-key"), **settings}
+        self.app: App = IdempotencyMiddleware(KINDS[kind](self._handle), dedup, **settings)
+
+    @property
+    def runs(self) -> int:
+        return len(self.calls)
+
+    def _handle(self, call: Call) -> Reply:
+        self.calls.append(call)
+        return self.handler(call)
+
+    def numbered(self, call: Call) -> Reply:
+        """Tell runs apart."""
+        return Reply(body=b'{"order": %d}' % self.runs)
+
+    def replies(self, *replies: Reply) -> None:
+        """Let the next runs reply this."""
+        rest = iter(replies)
+        self.handler = lambda call: next(rest)
+
+    def post(self, body: bytes = b"", key: str | None = "k", **more: Any) -> Answer:
+        return call(self.app, more.pop("path", "/orders"), body, key=key, **more)
+
+    @contextmanager
+    def at_work(self, **more: Any) -> Iterator[tuple[threading.Event, Future[Answer]]]:
+        """Around what happens while the first run is at work; setting the event lets it go on."""
+        working, go = threading.Event(), threading.Event()
+
+        def handler(call: Call) -> Reply:
+            working.set()
+            assert go.wait(DEADLINE)
+            return self.numbered(call)
+
+        self.handler = handler
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(self.post, **more)
+            try:
+                assert working.wait(DEADLINE)
+                yield go, first
+            finally:
+                go.set()

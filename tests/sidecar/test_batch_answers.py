@@ -1,8 +1,7 @@
-"""Batches: their answers, written by bytes formatting, against the generic way; what they leave; their sizes."""
+"""Answers that are written by bytes formatting, against the generic way; and what a batch leaves behind."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from collections.abc import Callable
 from functools import partial
@@ -16,15 +15,12 @@ from fastdedup import Dedup, LocalLRU
 from fastdedup.model import Outcome
 from fastdedup.protocol.operations import ClaimOp, Verdict
 from fastdedup.protocol.owners import draw_owner, owner_field, owner_text
-from fastdedup.sidecar.counters import Counters
 from fastdedup.sidecar.http import models
 from fastdedup.sidecar.http.batch import BatchClaim, BatchRequest, Told, batch, read, written
 from fastdedup.sidecar.http.verbs import claimed
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.resp.claim_commands import verdict_reply
 from fastdedup.sidecar.resp.frames import encode
-from fastdedup.sidecar.service.config import Config
-from fastdedup.sidecar.service.run import make_namespaces
 
 FENCE = 1_763_700_000_123_456
 DRAWN = draw_owner()
@@ -138,17 +134,3 @@ def told_of(parse: Callable[[bytes], list[Any]], body: bytes) -> list[Any]:
 def test_a_batch_of_plain_claims_is_read_as_any_other(body: bytes) -> None:
     check = TypeAdapter(Annotated[models.Items, Field(max_length=4)]).validator.validate_json
     assert told_of(partial(read, check, 4), body) == told_of(check, body)
-
-
-# How large the batches are that a sidecar sends to Redis
-
-
-async def test_forty_claims_of_one_moment_are_two_batches(redis_url: str) -> None:
-    """A library's gate makes three of them, while Redis works on the first."""
-    sizes: list[int] = []
-    counters = Counters()
-    counters.on_batch = sizes.append  # type: ignore[method-assign]
-    namespaces = make_namespaces(Config(url=redis_url), counters, lambda event: None)
-    async with namespaces.root as dedup:
-        await asyncio.gather(*(dedup.claim(f"order:{number}") for number in range(40)))
-    assert sizes == [32, 8]

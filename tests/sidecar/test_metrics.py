@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import platform
@@ -34,8 +35,10 @@ from fastdedup.protocol.operations import Verdict
 from fastdedup.sidecar.counters import BOUNDS, Counters, outcome_of_reply
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.addresses import split_address
+from fastdedup.sidecar.service.config import Config
 from fastdedup.sidecar.service.metrics import Exposition, wire_of
 from fastdedup.sidecar.service.metrics_port import _shown
+from fastdedup.sidecar.service.run import make_namespaces
 
 from ..servers import RedisServer
 from .running import DEADLINE, Sidecar, figure
@@ -157,6 +160,17 @@ async def test_batches_are_counted_by_size() -> None:
     assert figure(text, "fastdedup_batch_size_bucket", le="+Inf") == figure(
         text, "fastdedup_batch_size_count"
     )
+
+
+async def test_forty_claims_of_one_moment_are_two_batches(redis_url: str) -> None:
+    """A library's gate makes three of them, while Redis works on the first."""
+    sizes: list[int] = []
+    counters = Counters()
+    counters.on_batch = sizes.append  # type: ignore[method-assign]
+    namespaces = make_namespaces(Config(url=redis_url), counters, lambda event: None)
+    async with namespaces.root as dedup:
+        await asyncio.gather(*(dedup.claim(f"order:{number}") for number in range(40)))
+    assert sizes == [32, 8]
 
 
 async def test_before_opening_there_is_nothing_pending() -> None:
