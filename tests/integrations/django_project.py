@@ -1,7 +1,7 @@
 """One Django project for all tests of a process: settings can be configured only once.
 
-Add to `INSTALLED_APPS`, `MIDDLEWARE` or `TEMPLATES` what your tests need, and name your views by ROOT_URLCONF; a test's
-own settings go through `django.test.override_settings`.
+Add to `INSTALLED_APPS`, `MIDDLEWARE` or `TEMPLATES` what your tests need, and name your views by ROOT_URLCONF; the
+settings of one test go through `django.test.override_settings`.
 """
 
 import django

@@ -50,6 +50,17 @@ class Work:
         self.done.append(order)
 
 
+@asynccontextmanager
+async def at_work(consumer: Any, handler: Handler) -> AsyncIterator[Any]:
+    """Let a consumer run within the block, and end what it has begun."""
+    running = asyncio.create_task(consumer.run(handler))
+    try:
+        yield consumer
+    finally:
+        consumer.stop()
+        await running
+
+
 def order_of(message: Any) -> str:
     """Return which order a message of any broker is about."""
     if hasattr(message, "fields"):  # of a Redis stream

@@ -19,7 +19,7 @@ from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, ORIGIN, REAS
 
 from ..servers import RedisServer
 from . import test_kafka, test_nats, test_rabbitmq, test_redis_streams
-from .consumers import Handler, Waiter, Work, a_handler, fault, opened
+from .consumers import Handler, Waiter, Work, a_handler, at_work, fault, opened
 
 
 class Letter(NamedTuple):
@@ -128,13 +128,8 @@ class OnRabbit:
     @asynccontextmanager
     async def at_work(self, dedup: Dedup, handler: Handler, **options: Any) -> AsyncIterator[Any]:
         self.orders.dedup = dedup
-        async with self.orders.consumer(**options) as consumer:
-            running = asyncio.create_task(consumer.run(handler))
-            try:
-                yield consumer
-            finally:
-                consumer.stop()
-                await running
+        async with self.orders.consumer(**options) as consumer, at_work(consumer, handler):
+            yield consumer
 
     async def dead_letters(self) -> list[Letter]:
         return [

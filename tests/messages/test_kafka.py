@@ -19,7 +19,7 @@ from fastdedup.messages.headers import ATTEMPTS, ERROR, LEFT_OUT
 
 from ..brokers import FAST_GROUP, KafkaServer
 from ..servers import RedisServer
-from .consumers import Handler, Open, Waiter, Work, a_handler, fault, long_fault, opened, opener
+from .consumers import Handler, Open, Waiter, Work, a_handler, at_work, fault, long_fault, opened, opener
 
 
 class Shop:
@@ -64,13 +64,8 @@ class Shop:
             kafka = self.kafka()
             kafka.assign([TopicPartition(self.topic, 0)])
         options = {"key": header("id"), "retry_delay": 0.0, **options}
-        async with Consumer(kafka, dedup, **options) as consumer, kafka:
-            running = asyncio.create_task(consumer.run(handler))
-            try:
-                yield consumer
-            finally:
-                consumer.stop()
-                await running
+        async with Consumer(kafka, dedup, **options) as consumer, kafka, at_work(consumer, handler):
+            yield consumer
 
     async def committed(self, partition: int = 0) -> int | None:
         async with self.kafka() as kafka:

@@ -21,7 +21,7 @@ from fastdedup.messages.headers import ATTEMPTS, ERROR, KEY, LEFT_OUT, REASON
 
 from ..brokers import NatsServer
 from ..servers import RedisServer
-from .consumers import Handler, Open, Waiter, Work, fault, long_fault, opened, opener
+from .consumers import Handler, Open, Waiter, Work, at_work, fault, long_fault, opened, opener
 from .test_rules import Shop as Database
 
 
@@ -56,13 +56,8 @@ class Shop:
     ) -> AsyncIterator[Consumer]:
         subscription = subscription or await self.subscription()
         options = {"key": header("id"), "retry_delay": 0.0, **options}
-        async with Consumer(subscription, dedup, **options) as consumer:
-            running = asyncio.create_task(consumer.run(handler))
-            try:
-                yield consumer
-            finally:
-                consumer.stop()
-                await running
+        async with Consumer(subscription, dedup, **options) as consumer, at_work(consumer, handler):
+            yield consumer
 
     async def unsettled(self, durable: str = "billing") -> int:
         info = await self.js.consumer_info(self.subject, durable)

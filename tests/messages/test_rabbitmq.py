@@ -28,6 +28,7 @@ from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sql.rules import TABLE
 
 from ..brokers import RabbitServer
+from .consumers import at_work
 
 Handler = Callable[..., Awaitable[Any]]
 WaitUntil = Callable[..., Awaitable[Any]]
@@ -74,13 +75,8 @@ class Orders:
 
     @asynccontextmanager
     async def consuming(self, **options: Any) -> AsyncIterator[Consumer]:
-        async with self.consumer(**options) as consumer:
-            task = asyncio.create_task(consumer.run(self.handler))
-            try:
-                yield consumer
-            finally:
-                consumer.stop()
-                await task
+        async with self.consumer(**options) as consumer, at_work(consumer, self.handler):
+            yield consumer
 
     async def left(self) -> int:
         """Give the number of messages that are ready in the queue."""
@@ -387,12 +383,9 @@ async def test_the_work_and_its_row_commit_together(
 
         await orders.publish("1", "1", "2", "poison")
         inbox = Inbox("billing", keep=timedelta(days=7), begin=begin)
-        async with orders.consumer(inbox=inbox, attempts=2) as consumer:
-            task = asyncio.create_task(consumer.run(work))
+        async with orders.consumer(inbox=inbox, attempts=2) as consumer, at_work(consumer, work):
             await wait_until(lambda: consumer.counts.dead_lettered, description="one is a dead letter")
             await wait_until(lambda: consumer.counts.delivered == 5, description="all are delivered")
-            consumer.stop()
-            await task
         with sqlite3.connect(path) as connection:
             assert sorted(connection.execute("SELECT id FROM work")) == [("1",), ("2",)]
 

@@ -26,7 +26,7 @@ from fastdedup.messages.headers import REASON
 from fastdedup.sql import Inbox
 
 from ..servers import RedisServer
-from .consumers import Handler, Open, Waiter, Work, a_handler, fault, opened, opener
+from .consumers import Handler, Open, Waiter, Work, a_handler, at_work, fault, opened, opener
 from .test_rules import Shop as Database
 
 _numbers = itertools.count(1)
@@ -62,13 +62,8 @@ class Shop:
     async def consumer(
         self, dedup: Dedup | None, handler: Handler, **options: Any
     ) -> AsyncIterator[Consumer]:
-        async with self.make(dedup, **options) as consumer:
-            running = asyncio.create_task(consumer.run(handler))
-            try:
-                yield consumer
-            finally:
-                consumer.stop()
-                await running
+        async with self.make(dedup, **options) as consumer, at_work(consumer, handler):
+            yield consumer
 
 
 @asynccontextmanager

@@ -59,6 +59,19 @@ class Consumer:
         found = self.then()
         return await found if asyncio.iscoroutine(found) else found
 
+    async def begin(self) -> tuple[asyncio.Task[Decision], asyncio.Event]:
+        """Begin with a message; return its task, and the event that lets the handler end."""
+        begun, end = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            begun.set()
+            await end.wait()
+
+        self.then = work
+        first = asyncio.create_task(self.get())
+        await begun.wait()
+        return first, end
+
     async def lay(self, decision: Decision) -> None:
         self.dead.append(decision)
 
@@ -173,15 +186,7 @@ async def test_two_consumers_of_one_message_both_work(redis_url: str, events: li
 
 async def test_a_twin_at_work_delays_the_message(open_consumer: Open) -> None:
     async with open_consumer(wait=0.05) as consumer:
-        begun, end = asyncio.Event(), asyncio.Event()
-
-        async def work() -> None:
-            begun.set()
-            await end.wait()
-
-        consumer.then = work
-        first = asyncio.create_task(consumer.get())
-        await begun.wait()
+        first, end = await consumer.begin()
         decision = await consumer.get()
         assert told(decision) == (Action.RETRY, Reason.IN_PROGRESS)
         assert decision.attempts == 0
@@ -194,15 +199,7 @@ async def test_a_twin_that_ends_in_time_wakes_the_held_message(
     open_consumer: Open, wait_until: Callable[..., Any]
 ) -> None:
     async with open_consumer(wait=30.0) as consumer:
-        begun, end = asyncio.Event(), asyncio.Event()
-
-        async def work() -> None:
-            begun.set()
-            await end.wait()
-
-        consumer.then = work
-        first = asyncio.create_task(consumer.get())
-        await begun.wait()
+        first, end = await consumer.begin()
         second = asyncio.create_task(consumer.get())
         await wait_until(lambda: consumer.deliveries.counts.held, description="the second is held")
         end.set()
