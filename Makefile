@@ -21,7 +21,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-c
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-web test test-clients test-compiled test-servers lowest newest wheels matrix lint types format bench bench-check compiled chaos model docs release-check fresh clean
+.PHONY: help demo demo-web test test-clients test-compiled test-servers lowest newest wheels matrix lint types format bench bench-check compiled chaos model mutants docs release-check fresh clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -144,6 +144,10 @@ $(TESTED)/.stamp: pyproject.toml hatch_build.py hatch_docstrings.py $(shell find
 model: $(DEV) redis-server compiler ## simulate the gate over a network with two faults at a time, for hours
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" MODEL_DEPTH=nightly \
 	  $(BIN)/pytest -n $(WORKERS) tests/model/test_simulation.py tests/model/test_simulation_on_a_server.py $(ARGS)
+
+# ARGS='12 undo' tries some: by their numbers in the table, or by words of what they break. See tests/mutants/.
+mutants: $(DEV) redis-server ## put 166 faults into copies of the code, one at a time, and see that the model finds them; half an hour
+	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/python -m tests.mutants $(ARGS)
 
 # Prints its seed first; ARGS='--seed N' repeats a run, ARGS=--quick takes a minute. See tests/chaos/README.md.
 chaos: $(DEV) redis-server libfaketime ## break real servers under load for about 10 minutes, and check every answer

@@ -18,6 +18,7 @@ short() {
     bench | bench-check | chaos) echo "--quick" ;;
     demo-web) echo "--port 0" ;;
     model) echo "-k transition" ;;
+    mutants) echo "follows" ;;
     *) echo "${ARGS:-}" ;;
   esac
 }

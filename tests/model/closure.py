@@ -232,6 +232,8 @@ class Side(Protocol):
     name: str
     expires_early: bool
     """It removes a record at the last millisecond of its life, and not after it."""
+    seen_us: int
+    """The latest time that is known from before: later than a server's if its clock was set back."""
 
     def run(self, cases: Sequence[Case], width: int) -> Any:
         """Return an outcome for each of these cases, which all come after the same wait.

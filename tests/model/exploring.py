@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations, product
 
-from . import scenarios, scenarios_of_uses, scenarios_said_anew
+from . import scenarios, scenarios_of_gates, scenarios_of_outages, scenarios_of_uses, scenarios_said_anew
 from .network import FATES
 from .simulation import Outcome, Run, simulate
 
-assert {scenarios, scenarios_of_uses, scenarios_said_anew}  # they have registered themselves
+assert {
+    scenarios,
+    scenarios_of_gates,
+    scenarios_of_outages,
+    scenarios_of_uses,
+    scenarios_said_anew,
+}  # they have registered themselves
 
 FURTHER = 1
 """Packets beyond those of an undisturbed run that get a fate too: what fates before them make the clients send."""

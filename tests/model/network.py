@@ -11,12 +11,13 @@ A packet is one write to a connection. Its fate is one of `FATES`.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from types import SimpleNamespace
 from typing import Any
 
-from fastdedup.protocol.operations import ClaimOp, Op, Reply, Verb
+from fastdedup.protocol.operations import UNREPEATED, ClaimOp, Op, Reply, Verb
 from fastdedup.stores.redis import RedisStore
 from fastdedup.stores.redis.connection import RedisConnection
 
@@ -26,6 +27,8 @@ LATENCY = 0.001
 """Seconds that a packet takes in one direction."""
 LATE = 0.55
 """Seconds after which a packet that was held up takes effect: long after its deadline of 0.25 s."""
+OVERDUE = 0.26
+"""Seconds after which a connection without replies must not be in use: the deadline, and the engine's grace."""
 CONNECTS = 5
 """Attempts to connect that an outage refuses; three failures open the breaker, and then its probes fail."""
 
@@ -89,8 +92,15 @@ class Network:
         self._packed: list[tuple[str, Sequence[Op]]] = []
         self.replies: dict[int, list[Reply]] = {}
         self.sent = 0
+        self.has_sent: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        """Set for each verb that a packet had."""
         self._processes: list[Process] = []
         self._subscribed: list[SimulatedTransport] = []
+        self.subscribed = _SUBSCRIBED
+        """What a subscription is answered."""
+        self._unrepeated: set[Op] = set()
+        self.mistakes: list[str] = []
+        """What was sent, and must not be."""
         self._scripts = {verb: CarriedScript(self, verb) for verb in Verb}
         far_end.on_freed(self._tell)
 
@@ -102,6 +112,15 @@ class Network:
         store._server._scripts = self._scripts  # type: ignore[assignment]
         return store
 
+    def refuse(self, times: int) -> None:
+        """Break all connections of the first process, and refuse its next attempts to connect."""
+        self._processes[0].refuse(times)
+
+    def unsubscribe(self) -> None:
+        """Break all subscriptions."""
+        for transport in self._subscribed:
+            transport.lose()
+
     def heal(self) -> None:
         """Let every further packet arrive and be answered."""
         self._fates = {}
@@ -109,6 +128,9 @@ class Network:
             process.refusing = 0
 
     def pack(self, verb: Verb, ops: Sequence[Op]) -> bytes:
+        if verb in UNREPEATED:
+            self.mistakes += [f"a {verb} was sent again" for op in ops if op in self._unrepeated]
+            self._unrepeated.update(ops)
         self._packed.append((verb.value, [op if isinstance(op, ClaimOp) else copy(op) for op in ops]))
         return b"@%07d" % (len(self._packed) - 1)
 
@@ -117,6 +139,8 @@ class Network:
         if b"PING" in data:
             transport.answer_later(_PONG)
             return
+        if transport.silent and self.loop.time() > transport.silent_since + OVERDUE:
+            self.mistakes.append("a packet was sent on a connection whose replies are late")
         number, self.sent = self.sent, self.sent + 1
         numbers = (
             [int(data[at + 1 : at + _SIZE]) for at in range(0, len(data), _SIZE)] if data[:1] == b"@" else []
@@ -124,6 +148,7 @@ class Network:
         other = "info" if b"INFO" in data else "subscribe"
         verb, ops = self._packed[numbers[0]] if numbers else (other, ())
         packet = Packet(number, verb, ops)
+        self.has_sent[verb].set()
         fate = transport.silent or self._fates.get(number, "")
         self._log(packet, fate or "sent")
         self._let_happen(transport, packet, numbers, fate)
@@ -140,8 +165,8 @@ class Network:
             arrives(False)
             transport.lose()
 
-        if fate in _SILENT:
-            transport.silent = fate
+        if fate in _SILENT and not transport.silent:
+            transport.silent, transport.silent_since = fate, self.loop.time()
         if fate == "":
             self.loop.call_later(LATENCY, arrives)
         elif fate == "cut":
@@ -160,7 +185,7 @@ class Network:
             return _INFO
         if not numbers:
             self._subscribed.append(transport)
-            return _SUBSCRIBED
+            return self.subscribed
         out = []
         for number in numbers:
             replies = self.replies[number] = [self._far_end.apply(op) for op in self._packed[number][1]]
@@ -215,6 +240,7 @@ class SimulatedTransport(asyncio.Transport):
         self._closing = False
         self.silent = ""
         """The fate of every further packet, after one that was lost, hung or dropped."""
+        self.silent_since = 0.0
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol

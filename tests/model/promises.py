@@ -17,6 +17,9 @@ ACCEPTED = {
     "first had left could be taken back: its process was cut off, or its packet came late. The docs say so.",
     "late copy behind a release": "The release of a claim was cancelled or not answered. It is known by its fence, "
     "as its owner may be handed on. A late copy of the claim has another fence, and holds the key for its lease.",
+    "conflict behind a lost reply": "Work of an outage has replaced another process's live claim, and the reply is "
+    "lost. Said again, the store finds that work and tells of no conflict. The other owner is told that it lost its "
+    "claim.",
 }
 """What is no promise, with its reason. Only pairs of fates meet the first."""
 

@@ -61,6 +61,9 @@ async def settle(world: World, who: str, key: str, claim: Claim, value: object) 
     except LOST as error:
         effect.excused = True
         world.promises.note(who, f"gets {error!r}")
+        is_held = claim._lease_left() > 0 and not world.promises.conflicts
+        if isinstance(error, ClaimLostError) and is_held:
+            world.promises.broke(f"{who} holds {key!r} within its lease, and is told that it is lost")
 
 
 NEWS = 1.5
@@ -70,14 +73,16 @@ NEWS = 1.5
 def check_wait(world: World, who: str, key: str, asked: float, outcome: Outcome) -> None:
     """A waiter is told soon after the work is done, and does not wait for a key that is free."""
     since = max([asked, *(effect.at for effect in world.promises.effects[key])])
-    bound = 0.05 if world.undisturbed else NEWS * max(1, world.disturbances)
+    bound = world.news if world.undisturbed else NEWS * max(1, world.disturbances)
     if outcome is Outcome.SUCCEEDED and world.loop.time() > since + bound:
         world.promises.broke(f"{who} was told {world.loop.time() - since:.3f} s later that {key!r} is done")
     if outcome is Outcome.IN_PROGRESS and not world.promises.left_by_the_dead():
         world.promises.broke(f"{who} waits for {key!r} in vain: nobody holds it for so long")
 
 
-async def claim_work_complete(world: World, who: str, gate: Dedup, key: str, wait: float = 0.0) -> Outcome:
+async def claim_work_complete(
+    world: World, who: str, gate: Dedup, key: str, wait: float = 0.0, work: float = 0.02
+) -> Outcome:
     """Claim; work for a while, complete."""
     asked = world.loop.time()
     try:
@@ -92,8 +97,10 @@ async def claim_work_complete(world: World, who: str, gate: Dedup, key: str, wai
     if claim.outcome is Outcome.SUCCEEDED:
         world.promises.duplicate(who, key, claim.result)
     if claim.acquired:
+        if not claim.degraded and not world.is_stored(claim.fence):
+            world.promises.broke(f"{who} is not told that the store does not know of its claim")
         with world.promises.holds(who, key, fence=claim.fence, until=asked + LEASE) as holding:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(work)
             holding.settling = True
             await settle(world, who, key, claim, who)
     return claim.outcome
@@ -110,6 +117,13 @@ async def claim_and_complete(world: World) -> None:
     world.start("second", second())
     await claim_work_complete(world, "main", world.gate, "k")
     await claim_work_complete(world, "main again", world.gate, "k")
+
+
+@scenario()
+async def alone(world: World) -> None:
+    """Nobody else claims the key, so whatever a lost packet leaves stays there."""
+    audited(world, "k")
+    await claim_work_complete(world, "main", world.gate, "k")
 
 
 @scenario()
@@ -226,16 +240,46 @@ async def claim_many(world: World) -> None:
     await take("main", "abc")
 
 
+async def waits(world: World) -> None:
+    await asyncio.sleep(0.005)
+    await claim_work_complete(world, "second", world.gates[1], "k", wait=3.0)
+
+
 @scenario(gates=2)
 async def wait(world: World) -> None:
     audited(world, "k")
-
-    async def second() -> None:
-        await asyncio.sleep(0.005)
-        await claim_work_complete(world, "second", world.gates[1], "k", wait=3.0)
-
-    world.start("second", second())
+    world.start("second", waits(world))
     await claim_work_complete(world, "main", world.gates[0], "k")
+
+
+async def waits_undisturbed(world: World, news: float, happens: Callable[[], None]) -> None:
+    """Another owner works while a client waits, and something happens to the subscription. Nobody is cancelled."""
+    audited(world, "k")
+    world.news = news
+
+    async def owner() -> None:
+        await claim_work_complete(world, "owner", world.gates[0], "k")
+
+    world.start("second", waits(world))
+    world.start("owner", owner())
+    world.loop.call_later(0.012, happens)
+
+
+@scenario(gates=2)
+async def wait_resubscribed(world: World) -> None:
+    """The subscription breaks: what a waiter misses until it is back, it looks up then."""
+    await waits_undisturbed(world, 0.22, world.network.unsubscribe)
+
+
+@scenario(gates=2)
+async def wait_unheard(world: World) -> None:
+    """The subscription breaks, and the server allows no other: a waiter looks by itself every so often."""
+
+    def forbid() -> None:
+        world.network.subscribed = b"-NOPERM no permission to subscribe\r\n"
+        world.network.unsubscribe()
+
+    await waits_undisturbed(world, 0.3, forbid)
 
 
 @scenario()
@@ -270,20 +314,6 @@ async def renew(world: World) -> None:
 
     world.start("second", second())
     await until_lost("main")
-
-
-@scenario(gates=2, local=True)
-async def local_lru(world: World) -> None:
-    """In an outage each process answers for itself; two that did the same work are told of it by a conflict."""
-    audited(world, "k")
-
-    async def second() -> None:
-        await asyncio.sleep(0.3)
-        await claim_work_complete(world, "second", world.gates[1], "k")
-
-    world.start("second", second())
-    await claim_work_complete(world, "main", world.gates[0], "k")
-    await claim_work_complete(world, "main again", world.gates[0], "k")
 
 
 @scenario(two_loops=True)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from fastdedup import Outcome, TransitionOutcome, UnavailableError
+from fastdedup import Ledger, Outcome, TransitionOutcome, UnavailableError
 
 from .scenarios import patiently, settle
 from .simulation import LEASE, TIMEOUT, World, scenario
@@ -188,6 +188,61 @@ async def first(world: World) -> None:
 
     world.start("second", second())
     await redelivered(world, lambda at: asks(f"main at {at}", at))
+
+
+async def asked_elsewhere(world: World, second: Callable[[Ledger], Awaitable[bool]]) -> None:
+    """Another process asks for an id before the first one knows that its own call has failed."""
+    ledgers = [gate.ledger("seen", window=3600.0, capacity=1000) for gate in world.gates]
+
+    async def owner() -> None:
+        await use(world, "owner", "id", lambda: ledgers[0].first("id"))
+
+    async def asks() -> None:
+        await asyncio.sleep(0.1)
+        await patiently(lambda: use(world, "second", "id", lambda: second(ledgers[1])))
+
+    given_once(world, "id", lambda: use(world, "audit", "id", lambda: ledgers[0].first("id")))
+    world.start("owner", owner())
+    world.start("second", asks())
+
+
+@scenario(gates=2)
+async def first_elsewhere(world: World) -> None:
+    await asked_elsewhere(world, lambda ledger: ledger.first("id"))
+
+
+@scenario(gates=2)
+async def first_many_elsewhere(world: World) -> None:
+    async def in_a_list(ledger: Ledger) -> bool:
+        return (await ledger.first_many(["id"]))[0]
+
+    await asked_elsewhere(world, in_a_list)
+
+
+@scenario()
+async def first_again(world: World) -> None:
+    """A call for an id follows another one at once. If that was cancelled, the second is the first."""
+    ledger = world.gate.ledger("seen", window=3600.0, capacity=1000)
+    ended = asyncio.Event()
+
+    async def asks(who: str) -> bool:
+        return await use(world, who, "id", lambda: ledger.first("id"))
+
+    given_once(world, "id", lambda: asks("audit"))
+
+    async def second() -> None:
+        await ended.wait()
+        try:
+            await asks("second")
+        except UnavailableError as error:
+            if not world.disturbances:
+                world.promises.broke(f"second is refused while all is well: {error!r}")
+
+    world.start("second", second())
+    try:
+        await asks("main")
+    finally:
+        ended.set()
 
 
 @scenario(gates=2)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from fastdedup import ClaimLostError, DedupError, UnavailableError
+from fastdedup import ClaimLostError, DedupError, Outcome, UnavailableError
 
 from .network import LATENCY
-from .scenarios import audited, claim_work_complete, patiently
+from .scenarios import audited, claim_work_complete, patiently, settle
 from .simulation import LEASE, World, scenario
 
 
@@ -61,21 +61,66 @@ async def failed_anew(world: World) -> None:
     await say_anew(world, "failed")
 
 
-@scenario()
-async def released_anew(world: World) -> None:
+async def say_free_anew(world: World, between: Callable[[], Awaitable[None]]) -> None:
     """A release is cut short; the client says once more that the key is free."""
     world.is_known_by_fence = True
     asked = world.loop.time()
     claim = await world.gate.claim("k")
-    with world.promises.holds("main", "k", fence=claim.fence, until=asked + LEASE) as holding:
+    with world.promises.holds("owner", "k", fence=claim.fence, until=asked + LEASE) as holding:
         holding.settling = True
         try:
             if await cut_short(claim.release):
+                holding.ended = True
+                await between()
                 await claim.release()
         except UnavailableError:
             holding.died = True  # it does not call again
         except DedupError as error:
             world.promises.broke(f"its owner released it, and is told {error!r}")
+
+
+@scenario()
+async def released_anew(world: World) -> None:
+    async def nothing() -> None:
+        pass
+
+    await say_free_anew(world, nothing)
+
+
+@scenario(gates=2)
+async def released_and_taken(world: World) -> None:
+    """Another owner has the key before the first one says once more that it is free. Nobody is cancelled."""
+    audited(world, "k")
+
+    async def second() -> None:
+        await asyncio.wait([world.start("second", take())])
+
+    async def take() -> None:
+        await claim_work_complete(world, "second", world.gates[1], "k")
+
+    world.start("owner", say_free_anew(world, second))
+
+
+@scenario()
+async def completed_inside(world: World) -> None:
+    """The body completes its claim itself. If it is cancelled after that, the key is not freed."""
+    audited(world, "k")
+
+    async def body(who: str) -> None:
+        async with world.gate.claim("k") as claim:
+            if claim.outcome is Outcome.SUCCEEDED:
+                world.promises.duplicate(who, "k", claim.result)
+            if claim.acquired:
+                with world.promises.holds(who, "k", fence=claim.fence) as holding:
+                    holding.settling = True
+                    await settle(world, who, "k", claim, who)
+
+    async def second() -> None:
+        await asyncio.sleep(0.3)
+        await patiently(lambda: body("second"))
+
+    world.start("second", second())
+    await body("main")
 
 
 @scenario()

@@ -90,6 +90,8 @@ class MemorySide:
 
     name = "memory"
     expires_early = False
+    seen_us = 0
+    """The latest fence that it has given, of any key."""
 
     def __init__(self) -> None:
         self._now_us = NOW_US
@@ -114,7 +116,7 @@ class MemorySide:
         self._now_us = NOW_US
         if place.record is not None:
             self._store.put(b"k", entry(place.record), place.record.expires)
-        self._store._fence = 0
+        self._store._fence = self.seen_us
 
     def _apply(self, op: Op, width: int) -> tuple[Image, Reply]:
         self._woken.clear()
@@ -197,6 +199,8 @@ class ScriptSide:
 
     name = "redis"
     expires_early = False
+    seen_us = 0
+    """The latest time that its client has seen, of any server."""
 
     def __init__(
         self,
@@ -246,8 +250,8 @@ class ScriptSide:
         answers: dict[Op, Any] = {}
         for verb in dict.fromkeys(op.verb for op in ops):
             same, script = [op for op in ops if op.verb is verb], self._scripts[verb]
-            reply = self._ask(script.command(same, 0, MAX_RECORD))
-            answers |= zip(same, script.read(same, reply), strict=True)
+            reply = self._ask(script.command(same, self.seen_us, MAX_RECORD))
+            answers |= zip(same, script.read(same, reply, self.seen_us), strict=True)
         woken = self._woken()
         return [reply_of(answers[op], now_us, op.wire in woken) for op in ops]
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
-from fastdedup import Dedup, LocalLRU, UnavailableError
+from fastdedup import BreakerState, Dedup, LocalLRU, UnavailableError
 from fastdedup.events import Conflict, Degraded, Event
-from fastdedup.protocol.operations import Reply
+from fastdedup.protocol.operations import Reply, Verb
 
 from .determinism import SteppingLoop, begin, pinned
 from .far_end import FarEnd, Packet, SpecFarEnd, describe
@@ -112,9 +112,13 @@ class World:
         self.disturbances = len(fates)
         self.is_heard = set(fates) <= {"cut"}
         """Each claim that was sent gets its reply, if its caller stays: by its second sending, if it has one."""
-        self.is_resent = len(fates) == 1 and fates[0] in ("cut", "copied")
+        self.is_unheard = not {"cut", "copied", "lost", "hung"}.isdisjoint(fates)
+        """A packet took effect, and no reply came in time."""
+        self.is_resent = bool(fates) and {"cut", "copied"}.issuperset(fates)
         self.cancelled_at: float = inf
         """The step at which the main client was cancelled."""
+        self.news = 0.05
+        """Seconds within which a waiter gets news while all goes well."""
         self.is_known_by_fence = False
         """The scenario settles a claim whose owner could be handed on to another client."""
         self._has_copy = not {"hung", "copied"}.isdisjoint(fates)
@@ -167,6 +171,10 @@ class World:
         await done
         task.result()
 
+    def is_stored(self, fence: int) -> bool:
+        """True if the store has a record with this fence."""
+        return any(record.fence == fence for _, record in self._far_end.records())
+
     def at_end(self, check: Callable[[], Awaitable[None]]) -> None:
         """Call this at the end, once the far end is well and all leases are over."""
         self._at_end.append(check)
@@ -213,6 +221,10 @@ class World:
         self._log("network", "is well from now on")
         await asyncio.sleep(UNDO)
         self._check_held()
+        if any(gate.breaker is BreakerState.OPEN for gate in self.gates):
+            self.promises.broke("the network is well, and a breaker is still open")
+        for mistake in self.network.mistakes:
+            self.promises.broke(mistake)
         await asyncio.sleep(LEASE)
         for check in self._at_end:
             await check()
@@ -282,7 +294,7 @@ class World:
         self._log("event", repr(event))
         if isinstance(event, Conflict):
             self.promises.conflicts += 1
-        if isinstance(event, Degraded) and self.is_resent:
+        if isinstance(event, Degraded) and self.is_resent and event.verb != Verb.FORGET:
             self.promises.broke("a packet whose connection broke was not sent again")
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

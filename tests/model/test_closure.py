@@ -14,6 +14,7 @@ from fastdedup.stores import base
 from . import spec, windows, words
 from .closure import (
     ADOPTIONS,
+    AHEAD,
     CLAIMS,
     DENSE,
     FENCE,
@@ -101,6 +102,14 @@ def test_attempts_are_counted_to_the_end(side: Side) -> None:
     worked = Record(WORKING, A, FENCE, MAX_ATTEMPT - 1, NOW_MS, NOW_MS + KEEP)
     claiming = chosen(CLAIMS, "A claims", "B claims and waits", "A consumes", "A releases")
     Closure(claiming, start=Place(worked)).explore(side)
+
+
+def test_a_fresh_fence_is_above_all_that_were_seen(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the server's clock was set back since."""
+    monkeypatch.setattr(side, "seen_us", AHEAD)
+    claiming = Case(Place(), 0, "A claims", words.Claim(A, 10, KEEP))
+    ((_, reply, _, again),) = side.run([claiming], 0)
+    assert reply.fence == again.fence == AHEAD + 1
 
 
 class Silent(MemorySide):

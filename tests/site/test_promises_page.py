@@ -10,6 +10,7 @@ from ..model.test_closure import SCENES
 from ..model.test_crashes import CRASHES, TAKEOVERS
 from ..model.test_interleavings import CASTS
 from ..model.test_simulation import FEWEST
+from ..mutants.table import ALL
 from ..sql_pages.pages import DOCS
 
 SECTION = (
@@ -40,6 +41,10 @@ def test_the_page_tells_how_often_a_delivery_dies() -> None:
     text = " ".join(SECTION.split())
     assert f"at {CRASHES:,} steps at least" in text
     assert f"At {TAKEOVERS:,} further steps" in text
+
+
+def test_the_page_tells_how_many_faults_are_tried() -> None:
+    assert f"puts {len(ALL)} faults into" in SECTION
 
 
 def test_the_page_tells_what_is_accepted() -> None:

@@ -1,0 +1,42 @@
+"""The parts of the model that execute a mutant's file, the likeliest to find it first."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .table import Numbered
+
+_SIMULATION = "tests/model/test_simulation.py"
+
+
+class Part(NamedTuple):
+    """Some tests of the model."""
+
+    name: str
+    tests: tuple[str, ...]
+    """Arguments of pytest."""
+
+
+IN_MEMORY = Part("closure, memory", ("tests/model/test_closure.py", "-k", "memory"))
+ON_REDIS = Part("closure, Redis", ("tests/model/test_closure.py", "-k", "redis and not fakeredis"))
+SIMULATION = Part("simulation", (_SIMULATION, "-k", "every_fate"))
+CRASHES = Part("crashes", ("tests/model/test_crashes.py",))
+
+BY_FILE = {
+    "lua/": (ON_REDIS, CRASHES),
+    "fastdedup/stores/redis/": (SIMULATION, CRASHES),
+    "fastdedup/stores/": (IN_MEMORY, SIMULATION),
+    "fastdedup/sql/": (CRASHES,),
+    "fastdedup/sync/": (CRASHES,),
+    "fastdedup/": (SIMULATION, CRASHES),
+}
+"""The interleavings and the calls are not here: they execute the spec alone."""
+
+
+def parts_for(numbered: Numbered) -> list[Part]:
+    """Return the parts that a mutant is tried on, in their order."""
+    parts = next([*parts] for prefix, parts in BY_FILE.items() if numbered.file.startswith(prefix))
+    if scenario := numbered.mutant.scenario:
+        tests = f"{_SIMULATION}::test_every_fate_and_cancellation_keeps_the_promises[{scenario}]"
+        parts.insert(0, Part("simulation", (tests,)))
+    return parts

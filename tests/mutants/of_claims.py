@@ -1,0 +1,160 @@
+"""Mutants of what a caller holds: claims, tokens, waiters, renewals, ledgers."""
+
+from __future__ import annotations
+
+from .mutant import Mutant
+
+CLAIMS = {
+    "fastdedup/claim.py": [
+        Mutant(
+            "A completion is not recorded if its caller is cancelled.",
+            "self._recording = self._namespace.connection.keep(self._record_alone(how, op, until))",
+            "pass",
+            "claim_and_complete",
+        ),
+        Mutant(
+            "A release is not made if its caller is cancelled.",
+            "self._namespace.connection.free_soon(self._call, self.fence, asked=True)",
+            "pass",
+            "release_and_claim",
+        ),
+        Mutant(
+            "A completion is not tried again while the store is unavailable.",
+            "if not isinstance(op, SettleOp) or error.unrecorded:",
+            "if True:",
+            "claim_and_complete",
+        ),
+        Mutant(
+            "A release that the body's end asks for is forgotten if the store does not answer.",
+            "            self._namespace.connection.undo.add(self._call, self.fence)\n            raise",
+            "            raise",
+            "async_with",
+        ),
+        Mutant(
+            "A body that is cancelled twice leaves its claim held.",
+            "        with contextlib.suppress(DedupError):\n            await asyncio.shield(settling)",
+            "        with contextlib.suppress(DedupError):\n            settling.cancel()",
+            "async_with",
+        ),
+        Mutant(
+            "A settling whose first reply was lost is told as a lost claim.",
+            "if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.unsure:",
+            "if False:",
+            "released_and_taken",
+        ),
+        Mutant(
+            "A body's error releases a claim whose result is being recorded.",
+            "if error is not None and self._settling:",
+            "if False:",
+            "completed_inside",
+        ),
+        Mutant(
+            "A late copy of a claim that was released is not watched for.",
+            "            self._namespace.connection.undo.watch(self._call)\n",
+            "            pass\n",
+            "release_and_claim",
+        ),
+        Mutant(
+            "An owner that fails what a cancelled call of its own has completed is told that its claim is lost.",
+            "            if not alone:  # it goes on by itself\n                self._note_unsure(how)\n",
+            "            if not alone:  # it goes on by itself\n",
+            "failed_anew",
+        ),
+    ],
+    "fastdedup/gate/ask.py": [
+        Mutant(
+            "A use of a token is told as a duplicate although it may still be taken back.",
+            "return 2 * connection.timeout - age if connection.store_time_us else 0.0",
+            "return 0.0",
+            "consume",
+        ),
+        Mutant(
+            "The error of a token's use is raised before that is taken back.",
+            "            await self.until_taken_back([op])\n            raise fault",
+            "            raise fault",
+            "consume",
+        ),
+    ],
+    "fastdedup/claims/waiting.py": [
+        Mutant(
+            "A waiter that cannot be told does not look by itself.",
+            "alarm if told else min(alarm, _DEAF_PAUSE)",
+            "alarm",
+            "wait_unheard",
+        ),
+        Mutant(
+            "A refused look ends the wait.",
+            "    return await look_again(namespace, call, terms, gives_up, refusal)",
+            "    raise refusal",
+            "wait",
+        ),
+        Mutant(
+            "A waiter's claim is taken back although its next look has got it.",
+            "given_up = namespace.connection.undo.keep(op)",
+            "given_up = False",
+            "lock",
+        ),
+    ],
+    "fastdedup/gate/renewing.py": [
+        Mutant(
+            "A renewal without an answer loses the claim at once.",
+            "if loop.time() >= ends:\n                return None",
+            "if True:\n                return None",
+            "renew",
+        ),
+        Mutant(
+            "A lease is taken for longer than it is.",
+            "unanswered, ends = lease / 3, False, started + lease",
+            "unanswered, ends = lease / 3, False, started + 3 * lease",
+            "renew_in_vain",
+        ),
+    ],
+}
+LEDGERS = {
+    "fastdedup/ledger.py": [
+        Mutant(
+            "An id is not taken back if its call is cancelled.",
+            "        if not named:\n            self._namespace.ask.take_back(op)\n        raise error",
+            "        raise error",
+            "first",
+        ),
+        Mutant(
+            "An id is not taken back if its call fails.",
+            "            if not named:\n                self._namespace.ask.take_back(op)\n            error.owner",
+            "            error.owner",
+            "first",
+        ),
+        Mutant(
+            "An id is told as a duplicate although its call may still be taken back.",
+            "if pauses < LOOKS and op.place not in GRANTED",
+            "if False and op.place not in GRANTED",
+            "first_elsewhere",
+        ),
+        Mutant(
+            "An id is told as a duplicate of a failed call that is just being taken back.",
+            "again = [op for op in duplicates if undo.knows(op)] if undo else []",
+            "again = list[AnyFirst]()",
+            "first",
+        ),
+        Mutant(
+            "The error of a first call is raised before that is taken back.",
+            "            await namespace.ask.until_taken_back([] if op is None else [op])\n",
+            "",
+            "first",
+        ),
+        Mutant(
+            "A list of ids that fails is not taken back.",
+            "            if owner is None:\n                self._take_back(asked)",
+            "            if False:\n                self._take_back(asked)",
+            "first_many",
+        ),
+    ],
+    "fastdedup/gate/listed_ids.py": [
+        Mutant(
+            "An id of a list is told as a duplicate although its call may still be taken back.",
+            "stays = not again or op.place in GRANTED or undo.knows(op)",
+            "stays = True",
+            "first_many_elsewhere",
+        ),
+    ],
+}

@@ -1,0 +1,89 @@
+"""Mutants of the inbox, and of what decides between it and the gate."""
+
+from __future__ import annotations
+
+from .mutant import Mutant
+
+INBOX = {
+    "fastdedup/sql/rules.py": [
+        Mutant(
+            "A message whose row is committed is told as the first.",
+            "return _FIRST if kept is None else _duplicate(kept, mark)",
+            "return _FIRST",
+        ),
+        Mutant("The result is not kept in the row.", "payload or None, anchor", "None, anchor"),
+    ],
+    "fastdedup/sql/dialects/sqlite.py": [
+        Mutant(
+            "A message whose row is committed replaces that row.",
+            'f"INSERT INTO {self.table} (id, at) VALUES (?, {_NOW}) ON CONFLICT (id) DO NOTHING"',
+            'f"INSERT OR REPLACE INTO {self.table} (id, at) VALUES (?, {_NOW})"',
+        ),
+        Mutant(
+            "A duplicate gets no result from the row.",
+            'Kept(bytes(result or b""), mark)',
+            'Kept(b"", mark)',
+        ),
+    ],
+    "fastdedup/sql/receipt.py": [
+        Mutant(
+            "The first delivery gets no result.",
+            "self._kept = Found(Outcome.SUCCEEDED, payload)",
+            'self._kept = Found(Outcome.SUCCEEDED, b"")',
+        ),
+    ],
+    "fastdedup/sql/once.py": [
+        Mutant(
+            "The gate is told that the work is done before it is committed.",
+            "            answer = await self._transactions.answer(key, wire)\n",
+            "            if claim is not None:\n"
+            "                await mend(claim, None)\n"
+            "            answer = await self._transactions.answer(key, wire)\n",
+        ),
+        Mutant(
+            "The gate is not told that the work is committed.",
+            "                await mend(claim, answer())\n",
+            "                pass\n",
+        ),
+        Mutant(
+            "The gate is told that nothing was done, although the work is committed.",
+            "                await mend(claim, answer())\n",
+            "                await free(claim)\n",
+        ),
+        Mutant(
+            "The row is committed before the work begins.",
+            "                await receipt._begin_work()\n",
+            "                await transaction.execute('COMMIT')\n"
+            "                await transaction.execute('BEGIN IMMEDIATE')\n"
+            "                await receipt._begin_work()\n",
+        ),
+        Mutant(
+            "A delivery does not wait for another one that is at work.",
+            "            if not claim.acquired:\n                claim.replay()  # may raise",
+            "            if False:\n                claim.replay()  # may raise",
+        ),
+        Mutant(
+            "A delivery that has lost its claim fails, although its work is committed.",
+            "    except (ClaimLostError, UnavailableError):\n        claim._unbind()",
+            "    except (ClaimLostError, UnavailableError):\n        raise",
+        ),
+        Mutant(
+            "The claim is given back while the transaction may still be committed.",
+            "            claim = await claim_at(gate, name, ends, self._mark)\n",
+            "            claim = await claim_at(gate, name, ends, self._mark)\n            await claim._free()\n",
+        ),
+    ],
+    "fastdedup/sync/sql.py": [
+        Mutant(
+            "Synchronous code does not tell the gate that the work is committed.",
+            "                _settle(claim, lambda inner: mend(inner, result))\n",
+            "                pass\n",
+        ),
+        Mutant(
+            "Synchronous code tells the gate that the work is done before it is committed.",
+            "            answer = self._transact(key, wire)\n",
+            "            _settle(claim, lambda inner: mend(inner, None))\n"
+            "            answer = self._transact(key, wire)\n",
+        ),
+    ],
+}

@@ -1,0 +1,121 @@
+"""Mutants of the Redis client, and of the fallback in an outage."""
+
+from __future__ import annotations
+
+from .mutant import Mutant
+
+REDIS_CLIENT = {
+    "fastdedup/stores/redis/server.py": [
+        Mutant(
+            "A call is not sent again when its connection breaks.",
+            "if broken and verb not in UNREPEATED:",
+            "if False:",
+            "release_and_claim",
+        ),
+        Mutant(
+            "A call that names no owner is sent again when its connection breaks.",
+            "if broken and verb not in UNREPEATED:",
+            "if broken:",
+            "forget",
+        ),
+        Mutant(
+            "A call that names no owner is sent on a connection that breaks, and then on the next one.",
+            "if connection is None or verb in UNREPEATED:\n            return False\n        if self._wait:",
+            "if connection is None:\n            return False\n        if self._wait:",
+            "forget",
+        ),
+        Mutant(
+            "The connection is kept although its replies are late.",
+            "            if not guest:\n                connection.abort(_LATE)\n            raise",
+            "            raise",
+            "forget",
+        ),
+    ],
+    "fastdedup/stores/redis/listener.py": [
+        Mutant(
+            "Waiters are not told that their subscription is lost.",
+            '                self._is_deaf(ConnectionError("the subscription to news of freed keys was lost"))\n'
+            "                on_freed(None)\n",
+            '                self._is_deaf(ConnectionError("the subscription to news of freed keys was lost"))\n',
+            "wait_unheard",
+        ),
+        Mutant(
+            "Waiters are not told that their subscription is back.",
+            "                if self._is_subscribed():\n                    on_freed(None)",
+            "                self._is_subscribed()",
+            "wait_resubscribed",
+        ),
+    ],
+    "fastdedup/protocol/operations.py": [
+        Mutant(
+            "An operation that was sent without an answer is not marked as that.",
+            "            op.unsure = True\n",
+            "            pass\n",
+            "released_anew",
+        ),
+    ],
+}
+FALLBACK = {
+    "fastdedup/fallback/reconcile.py": [
+        Mutant(
+            "The records of an outage never come into the store.",
+            "if running is None or running.task.done():",
+            "if False:",
+            "local_lru",
+        ),
+        Mutant(
+            "A conflict is not told.",
+            "        event = self.policy.adopted(op, reply)\n        if event is not None:\n",
+            "        event = self.policy.adopted(op, reply)\n        if False:\n",
+            "local_lru",
+        ),
+    ],
+    "fastdedup/fallback/adoption.py": [
+        Mutant(
+            "A conflict is not told if the record of the outage stands.",
+            "if code in (Code.OUTRANKED, Code.OVERRULED):",
+            "if code is Code.OUTRANKED:",
+            "local_lru_overrules",
+        ),
+    ],
+    "fastdedup/fallback/last_seen.py": [
+        Mutant(
+            "In an outage a claim that was completed in the store before counts as in progress.",
+            "            self._settle(op)\n",
+            "            pass\n",
+            "local_lru",
+        ),
+    ],
+    "fastdedup/fallback/local.py": [
+        Mutant(
+            "Once the store is back it is asked for a key before it has that key's record.",
+            "        if self._store.holds(wire) or line.forgotten:\n            return True\n",
+            "        if self._store.holds(wire) or line.forgotten:\n            return False\n",
+            "local_lru_holds",
+        ),
+        Mutant(
+            "A record that has changed while it was sent is not sent again.",
+            "if line.forgotten or (entry is not None and mark(entry) != line.sent):",
+            "if False:",
+            "local_lru_goes_on",
+        ),
+        Mutant(
+            "A record whose sending got no answer is forgotten.",
+            "        line.found = None\n        self._journal.again(op.wire, lane=lane)",
+            "        line.found = None\n        self._journal.strike(op.wire)",
+            "local_lru",
+        ),
+        Mutant(
+            "In an outage nothing is known of what the store has said before.",
+            "            self._last_seen.saw(op, reply)\n",
+            "            pass\n",
+            "local_lru",
+        ),
+        Mutant(
+            "An answer of the fallback is not marked as degraded.",
+            "            reply.degraded = True\n",
+            "            pass\n",
+            "local_lru",
+        ),
+    ],
+}
