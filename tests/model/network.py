@@ -25,6 +25,9 @@ from .far_end import FarEnd, Packet
 
 LATENCY = 0.001
 """Seconds that a packet takes in one direction."""
+LONGER = 0.000_01
+"""Seconds by which each packet is under way longer than the one before. A gate knows the server's time by its fastest
+answer; so it can tell a fence of its own call from one that was there before."""
 LATE = 0.55
 """Seconds after which a packet that was held up takes effect: long after its deadline of 0.25 s."""
 OVERDUE = 0.26
@@ -167,12 +170,13 @@ class Network:
 
         if fate in _SILENT and not transport.silent:
             transport.silent, transport.silent_since = fate, self.loop.time()
+        latency = LATENCY + LONGER * packet.number
         if fate == "":
-            self.loop.call_later(LATENCY, arrives)
+            self.loop.call_later(latency, arrives)
         elif fate == "cut":
-            self.loop.call_later(LATENCY, arrives_and_breaks)
+            self.loop.call_later(latency, arrives_and_breaks)
         elif fate == "lost":
-            self.loop.call_later(LATENCY, arrives, False)
+            self.loop.call_later(latency, arrives, False)
         elif fate in ("hung", "copied"):
             self.loop.call_later(LATE, arrives, False)
         if fate in ("refused", "outage"):
