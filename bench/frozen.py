@@ -17,7 +17,7 @@ from bench.run import Run
 from bench.server import Primary, cluster_url, private_cluster
 from fastdedup import Dedup, UnavailableError
 from fastdedup.bench import LEASE_MS, ClaimedTwiceError, Row, Table, collector, fresh_keys, reason
-from fastdedup.protocol.keyspace import Keyspace, Kind
+from fastdedup.kernel.keyspace import Keyspace, Kind
 
 PRIMARIES = 3
 RATE = 5_000  # claims a second, far below what the servers carry

@@ -12,9 +12,9 @@ import pytest
 import uvloop
 
 from fastdedup import Dedup, business_key, fingerprint
-from fastdedup.protocol.keyspace import Keyspace, Kind
-from fastdedup.protocol.operations import ClaimOp, Mode, Verb, terms
-from fastdedup.protocol.owners import draw_owner
+from fastdedup.kernel.keyspace import Keyspace, Kind
+from fastdedup.kernel.operations import ClaimOp, Mode, Verb, terms
+from fastdedup.kernel.owners import draw_owner
 from fastdedup.stores.redis.scripts import MAX_RECORD
 from fastdedup.stores.redis.verbs import load_scripts
 

@@ -29,11 +29,11 @@ from .errors import (
 from .gate.connection import LONGEST_PAUSE
 from .gate.namespace import Namespace
 from .gate.tracing import Tracing
+from .kernel.granted import note_use
+from .kernel.operations import ClaimOp, Code, Op, ReadOp, ReleaseOp, RenewOp, SettleOp, Stored, Verdict
+from .kernel.owners import owner_text
 from .model import Outcome
-from .protocol.granted import note_use
 from .protocol.ledgers import ECHO_MS, RememberedClaimOp, RememberedSettleOp
-from .protocol.operations import ClaimOp, Code, Op, ReadOp, ReleaseOp, RenewOp, SettleOp, Stored, Verdict
-from .protocol.owners import owner_text
 
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _SUCCEEDED: Final = Outcome.SUCCEEDED

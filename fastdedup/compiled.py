@@ -15,7 +15,7 @@ else:
 
 def is_compiled() -> bool:
     """True where the modules of the main path are compiled."""
-    from .engine import engine
+    from .kernel import engine
 
     return not engine.__file__.endswith(".py")
 

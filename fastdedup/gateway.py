@@ -17,7 +17,6 @@ from .claims.resolved import ResolvedCall
 from .claims.resolving import Check, check_resolve
 from .codec import Codec, JSONCodec
 from .compiled import mypyc_attr
-from .engine.engine import OnBatch
 from .errors import ConfigError, InvalidKeyError, UsageError
 from .events import OnEvent
 from .fallback.base import FallbackPolicy
@@ -27,15 +26,16 @@ from .gate.holder import check_holder
 from .gate.namespace import Namespace
 from .gate.settings import Settings
 from .inspected import Inspected
+from .kernel.engine import OnBatch
+from .kernel.keyspace import READABLE_BYTES
+from .kernel.operations import Mode
+from .kernel.owners import owner_field
 from .keys import Fingerprint, digest
 from .ledger import Ledger
 from .lock import LockCall
 from .machine import StateMachine, Transitions
 from .model import Batching, BreakerState
 from .once import FewArguments, once
-from .protocol.keyspace import READABLE_BYTES
-from .protocol.operations import Mode
-from .protocol.owners import owner_field
 from .stores.base import Credentials, Store
 from .tokens import Tokens
 

@@ -9,9 +9,9 @@ from typing import Any, Final, get_args
 from .checks import Seconds, check_count, check_seconds, shown
 from .errors import ConfigError, InvalidKeyError, UnavailableError
 from .gate.namespace import Namespace
+from .kernel.keyspace import Keyspace, Kind, found_in
+from .kernel.operations import Code, ForgetOp, ReadOp
 from .model import Listing, Record, RecordKind, State
-from .protocol.keyspace import Keyspace, Kind, found_in
-from .protocol.operations import Code, ForgetOp, ReadOp
 from .stores.base import ListedStore, Page, Query
 from .tokens import token_bytes
 

@@ -1,4 +1,4 @@
-"""Functions that make good keys and fingerprints. A key's form in the store is in `protocol/keyspace.py`."""
+"""Functions that make good keys and fingerprints. A key's form in the store is in `kernel/keyspace.py`."""
 
 from __future__ import annotations
 

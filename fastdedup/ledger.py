@@ -20,9 +20,11 @@ from .gate.listed_ids import ListedId, settle_pending
 from .gate.namespace import Namespace
 from .gate.together import Together
 from .gate.undo import MAX_GIVEN_UP
+from .kernel.granted import GRANTED, LOOKS
+from .kernel.operations import Code, ForgetOp, ReadOp, Reply, StoredForm, Verb, Weight
+from .kernel.owners import draw_owner, owner_field, owner_text
 from .keys import check_namespace
 from .model import BreakerState, LedgerResize, LedgerStats, Record
-from .protocol.granted import GRANTED, LOOKS
 from .protocol.ledger_forms import DENSE_WIDTH, FILLING, SLOTS, LedgerForm
 from .protocol.ledger_ids import (
     NONCE_BYTES,
@@ -47,8 +49,6 @@ from .protocol.ledger_views import (
     patience_of,
 )
 from .protocol.ledgers import FOREVER_MS, FirstOp, ForgetIdOp, IdPlace, LedgerOp, LedgerTerms, SeenOp, WeighOp
-from .protocol.operations import Code, ForgetOp, ReadOp, Reply, StoredForm, Verb, Weight
-from .protocol.owners import draw_owner, owner_field, owner_text
 from .stores.base import NO_EVICTION, EvictingStore
 
 _KEEP_MS: Final = 86_400_000

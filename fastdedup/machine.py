@@ -8,10 +8,10 @@ from .checks import Seconds, check_count, milliseconds
 from .errors import ConfigError, UnknownTransitionError, foreign
 from .gate.audit import check_reason, tell_forgotten
 from .gate.namespace import Namespace
+from .kernel.keyspace import Kind
+from .kernel.operations import Code, ForgetOp, Moved, ReadOp, Stored, TransitionOp
+from .kernel.owners import draw_owner
 from .model import Transition, TransitionOutcome
-from .protocol.keyspace import Kind
-from .protocol.operations import Code, ForgetOp, Moved, ReadOp, Stored, TransitionOp
-from .protocol.owners import draw_owner
 
 Transitions = Mapping[str, Iterable[str]]
 

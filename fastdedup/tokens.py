@@ -10,11 +10,11 @@ from .checks import Seconds, milliseconds
 from .claims.call import ClaimCall
 from .errors import ForeignRecordError, InvalidKeyError
 from .gate.namespace import Namespace
+from .kernel.keyspace import Kind
+from .kernel.operations import Code, IssueOp, Mode
+from .kernel.owners import draw_owner, owner_field
 from .keys import fingerprint
 from .model import Outcome
-from .protocol.keyspace import Kind
-from .protocol.operations import Code, IssueOp, Mode
-from .protocol.owners import draw_owner, owner_field
 
 _BYTES = 24
 """192 random bits: 32 characters."""

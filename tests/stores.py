@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from fastdedup import Dedup, FallbackPolicy, LocalLRU, Reject, UnavailableError
-from fastdedup.protocol.operations import Op, Reply, Verb
+from fastdedup.kernel.operations import Op, Reply, Verb
 from fastdedup.stores.base import Store
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.cluster.node import Node

@@ -26,8 +26,8 @@ from fastdedup import (
     UsageError,
 )
 from fastdedup.codec import JSONCodec
-from fastdedup.protocol.keyspace import Keyspace, Kind
-from fastdedup.protocol.operations import Op, Reply, Verb
+from fastdedup.kernel.keyspace import Keyspace, Kind
+from fastdedup.kernel.operations import Op, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.web.inspection import get_request

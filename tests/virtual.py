@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from fastdedup import UnavailableError
-from fastdedup.protocol.operations import Op, Reply, Verb
+from fastdedup.kernel.operations import Op, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.testing.outage import FrozenBatches
 

@@ -17,8 +17,8 @@ from ..gate.counters import outcome_of
 from ..gate.namespace import Namespace
 from ..gate.renewal import Renewal
 from ..gate.tracing import Tracing
+from ..kernel.operations import ClaimOp, Mode, Terms, Verdict, with_fingerprint
 from ..model import Outcome
-from ..protocol.operations import ClaimOp, Mode, Terms, Verdict, with_fingerprint
 from .renewed import RenewedClaim
 from .waiting import wait_for_verdict
 

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from ..checks import Seconds, check_seconds
 from ..claim import Claim
-from ..engine.answers import is_first_hand
 from ..errors import ShortfallError, UnavailableError
 from ..gate.counters import outcome_of
 from ..gate.namespace import Namespace
 from ..gate.together import Together
+from ..kernel.answers import is_first_hand
+from ..kernel.operations import NOBODY, ClaimOp, Reply, Terms, Verdict, with_fingerprint
 from ..model import Outcome
-from ..protocol.operations import NOBODY, ClaimOp, Reply, Terms, Verdict, with_fingerprint
 from ..tasks import wait_then_stop
 from .call import claim_of
 from .traced_lists import within_a_span

@@ -16,9 +16,9 @@ from ..checks import named
 from ..claim import Claim
 from ..downstream import beside_work
 from ..errors import ConfigError, UnavailableError
+from ..kernel.operations import Verdict
+from ..kernel.owners import notes_of, owner_text
 from ..model import Outcome
-from ..protocol.operations import Verdict
-from ..protocol.owners import notes_of, owner_text
 from .takeover import Resolution, Resolved, Takeover
 
 Check = Callable[[Takeover], Awaitable[Resolution]]

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from ..claim import Claim
 from ..gate.namespace import Namespace
 from ..gate.tracing import Tracing
-from ..protocol.operations import ClaimOp
+from ..kernel.operations import ClaimOp
 from .call import note_trace
 
 

@@ -17,9 +17,9 @@ from ..errors import ShortfallError, UnavailableError
 from ..gate.ask import StaleLedger
 from ..gate.connection import Connection
 from ..gate.namespace import Namespace
+from ..kernel.operations import ClaimOp, Code, Terms, Verdict, terms
 from ..model import Outcome
 from ..protocol.ledgers import RememberedClaimOp
-from ..protocol.operations import ClaimOp, Code, Terms, Verdict, terms
 
 _DEAF_PAUSE = 0.25
 """Seconds between two looks of a waiter that cannot be told."""

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from ..inspection import KINDS, wire_of_key
-from ..protocol.keyspace import names_of
+from ..kernel.keyspace import names_of
 from ..web.inspection import GATE, RequestPlace, place_of_request, principal_of_header
 from ..web.request import as_received
 

@@ -37,9 +37,9 @@ It may be our claim whose reply was lost, and the same owner gets its own claim 
 from __future__ import annotations
 
 from ..events import Conflict, Unreplayed
-from ..protocol.keyspace import names_of
-from ..protocol.operations import Adopted, AdoptOp, Code, ForgetOp, Holding, ReadOp, Stored
-from ..protocol.owners import owner_text
+from ..kernel.keyspace import names_of
+from ..kernel.operations import Adopted, AdoptOp, Code, ForgetOp, Holding, ReadOp, Stored
+from ..kernel.owners import owner_text
 from ..stores.entry import Entry
 from .base import JournalOp
 

@@ -7,8 +7,8 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
+from ..kernel.operations import Adopted, AdoptOp, Code, ForgetOp, Op, ReadOp, Reply, Stored, StoredForm
 from ..protocol.ledgers import FirstOp, ForgetIdOp, LedgerOp, SeenOp
-from ..protocol.operations import Adopted, AdoptOp, Code, ForgetOp, Op, ReadOp, Reply, Stored, StoredForm
 
 JournalOp = AdoptOp | ReadOp | ForgetOp | LedgerOp | FirstOp | SeenOp | ForgetIdOp
 """An operation that a journal sends to the store: adopt a record; or read, then remove, a forgotten key's record; or
@@ -21,7 +21,7 @@ class FallbackPolicy(Protocol):
     """Answers an operation in place of the store, or refuses it.
 
     A policy must never answer as if the check had been made: it either keeps records of its own,
-    or raises. It is called in the event loop and must not block. `fastdedup.protocol.operations` has the
+    or raises. It is called in the event loop and must not block. `fastdedup.kernel.operations` has the
     operations that it gets (`ClaimOp`, `SettleOp`, …) and the replies that it may give: `Verdict` to a claim,
     `Moved` to a transition, a `Code` to most others. A reply that has a field `degraded` must set it to True.
 

@@ -7,7 +7,7 @@ now must be known before the record may come into the store.
 from __future__ import annotations
 
 from ..events import Conflict
-from ..protocol.keyspace import names_of
+from ..kernel.keyspace import names_of
 from ..protocol.ledger_forms import LedgerForm
 from ..protocol.ledger_ids import places_of
 from ..protocol.ledgers import LedgerTerms

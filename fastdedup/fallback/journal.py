@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
-from ..protocol.operations import Holding, Stored
+from ..kernel.operations import Holding, Stored
 
 _FORMER = 16
 """Holdings that a line remembers: the first ones, as the store may have heard of these before the breaker opened."""

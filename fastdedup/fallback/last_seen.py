@@ -12,9 +12,7 @@ from collections.abc import Callable
 from typing import cast
 
 from ..errors import UnavailableError
-from ..model import Outcome
-from ..protocol.ledgers import RememberedClaimOp, RememberedSettleOp, SeenOp, without_ledger
-from ..protocol.operations import (
+from ..kernel.operations import (
     ClaimOp,
     Code,
     ForgetOp,
@@ -29,6 +27,8 @@ from ..protocol.operations import (
     TransitionOp,
     Verdict,
 )
+from ..model import Outcome
+from ..protocol.ledgers import RememberedClaimOp, RememberedSettleOp, SeenOp, without_ledger
 from ..stores.entry import Entry
 from ..stores.memory import MemoryStore
 

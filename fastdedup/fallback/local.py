@@ -9,20 +9,8 @@ from typing import Any
 from ..checks import check_count
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
-from ..model import Outcome
-from ..protocol.keyspace import names_of
-from ..protocol.ledger_ids import NONCE_BYTES, without_patience
-from ..protocol.ledgers import (
-    ECHO_MS,
-    FirstOp,
-    ForgetIdOp,
-    LedgerOp,
-    RememberedClaimOp,
-    RememberedSettleOp,
-    SeenOp,
-    without_ledger,
-)
-from ..protocol.operations import (
+from ..kernel.keyspace import names_of
+from ..kernel.operations import (
     Adopted,
     AdoptOp,
     ClaimOp,
@@ -40,6 +28,18 @@ from ..protocol.operations import (
     TransitionOp,
     Verdict,
     was_accepted,
+)
+from ..model import Outcome
+from ..protocol.ledger_ids import NONCE_BYTES, without_patience
+from ..protocol.ledgers import (
+    ECHO_MS,
+    FirstOp,
+    ForgetIdOp,
+    LedgerOp,
+    RememberedClaimOp,
+    RememberedSettleOp,
+    SeenOp,
+    without_ledger,
 )
 from ..stores.entry import LIVE, SETTLED, Entry, is_free, stored
 from ..stores.memory import MemoryStore

@@ -15,8 +15,9 @@ from collections import OrderedDict
 
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
-from ..protocol.granted import GRANTED
-from ..protocol.keyspace import names_of
+from ..kernel.granted import GRANTED
+from ..kernel.keyspace import names_of
+from ..kernel.operations import Code, Reply, StoredForm
 from ..protocol.ledger_forms import SLOTS, LedgerForm
 from ..protocol.ledger_ids import NONCE_BYTES, ledger_of, same_call, without_patience
 from ..protocol.ledgers import (
@@ -28,7 +29,6 @@ from ..protocol.ledgers import (
     SeenOp,
     WeighOp,
 )
-from ..protocol.operations import Code, Reply, StoredForm
 from ..stores.memory import MemoryStore
 from .base import IdOp, JournalOp
 from .id_line import IdLine, LocalLedger, line_bytes

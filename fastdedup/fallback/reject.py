@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from ..checks import check_seconds
 from ..errors import UnavailableError
-from ..protocol.operations import Op
+from ..kernel.operations import Op
 
 
 class Reject:

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..protocol.operations import Op, Reply
+from ..kernel.operations import Op, Reply
 from .loop_end import LoopEnd
 
 

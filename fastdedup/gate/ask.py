@@ -17,10 +17,9 @@ from ..errors import ConfigError, ShortfallError, UnavailableError, foreign
 from ..events import KEPT_LOCALLY, Degraded, Shortfall, Unreplayed
 from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPolicy
 from ..fallback.reject import Reject
-from ..protocol.granted import GRANTED, LOOKS
-from ..protocol.keyspace import names_of
-from ..protocol.ledgers import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
-from ..protocol.operations import (
+from ..kernel.granted import GRANTED, LOOKS
+from ..kernel.keyspace import names_of
+from ..kernel.operations import (
     ClaimOp,
     Code,
     Moved,
@@ -32,7 +31,8 @@ from ..protocol.operations import (
     Verdict,
     was_accepted,
 )
-from ..protocol.owners import owner_text
+from ..kernel.owners import owner_text
+from ..protocol.ledgers import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
 from .connection import Connection
 from .counters import verb_of
 from .settings import Settings

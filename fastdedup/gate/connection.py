@@ -10,17 +10,17 @@ from typing import Any, TypeVar, cast
 
 from ..checks import Seconds, check_count, check_seconds, shown
 from ..decorated import DecoratedFunctions
-from ..engine.answers import wrong_loop
-from ..engine.engine import Engine, OnBatch, OnStoreCall
-from ..engine.queue import MIN_BATCH
-from ..engine.shards import ShardedEngine
 from ..errors import ConfigError, UnavailableError, UsageError
 from ..events import BreakerClosed, BreakerOpened, Event, OnEvent, log_batch_failure, log_failure
 from ..fallback.base import JournalledPolicy
 from ..fallback.reconcile import Reconciler
 from ..forking import InChild
+from ..kernel.answers import wrong_loop
+from ..kernel.engine import Engine, OnBatch, OnStoreCall
+from ..kernel.operations import ClaimOp, Op, ReleaseOp, Reply
+from ..kernel.queue import MIN_BATCH
+from ..kernel.shards import ShardedEngine
 from ..model import Batching, BreakerState
-from ..protocol.operations import ClaimOp, Op, ReleaseOp, Reply
 from ..stores import make_store
 from ..stores.base import (
     RECORD_HEAD,

@@ -31,7 +31,7 @@ from ..events import (
     UndoOverflow,
     Unreplayed,
 )
-from ..protocol.operations import Code, Moved, Op, Reply, SettleOp, Verb, Verdict
+from ..kernel.operations import Code, Moved, Op, Reply, SettleOp, Verb, Verdict
 
 BOUNDS: Final = (
     0.0001,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from ..kernel.operations import Code, Reply
 from ..protocol.ledger_views import FormerView
 from ..protocol.ledgers import FirstOp, ForgetIdOp, SeenOp
-from ..protocol.operations import Code, Reply
 from .namespace import Namespace
 
 

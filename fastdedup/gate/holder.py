@@ -12,7 +12,7 @@ from ..errors import ConfigError
 
 _LABEL = re.compile(r"[A-Za-z0-9_.:-]{1,20}")
 _LONGEST = 48
-"""Bytes of a holder's name, as `protocol/owners.py` has room for it."""
+"""Bytes of a holder's name, as `kernel/owners.py` has room for it."""
 
 
 def check_holder(holder: Any) -> str | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..protocol.granted import GRANTED
+from ..kernel.granted import GRANTED
+from ..kernel.operations import Code, Reply
 from ..protocol.ledgers import FirstOp, LedgerTerms
-from ..protocol.operations import Code, Reply
 from .together import Together
 from .undo import UndoList
 

@@ -10,11 +10,9 @@ from .. import codec
 from ..checks import milliseconds
 from ..errors import ClaimLostError, foreign
 from ..events import LeaseLost
-from ..keys import Fingerprint
-from ..model import Record, RecordKind, State
-from ..protocol.granted import note_use
-from ..protocol.keyspace import Keyspace, Kind, names_of
-from ..protocol.operations import (
+from ..kernel.granted import note_use
+from ..kernel.keyspace import Keyspace, Kind, names_of
+from ..kernel.operations import (
     ClaimOp,
     Code,
     Mode,
@@ -28,7 +26,9 @@ from ..protocol.operations import (
     Verdict,
     terms,
 )
-from ..protocol.owners import Noted, draw_owner, draw_traced, next_drawn, notes_of, owner_text, trace_of
+from ..kernel.owners import Noted, draw_owner, draw_traced, next_drawn, notes_of, owner_text, trace_of
+from ..keys import Fingerprint
+from ..model import Record, RecordKind, State
 from .ask import Ask
 from .connection import Connection
 from .holder import HolderName

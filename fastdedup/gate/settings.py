@@ -8,8 +8,8 @@ from ..checks import check_count, check_seconds
 from ..codec import Codec
 from ..errors import ConfigError
 from ..fallback.base import FallbackPolicy
+from ..kernel.keyspace import MAX_KEY_BYTES
 from ..keys import check_namespace
-from ..protocol.keyspace import MAX_KEY_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,11 @@ from itertools import islice
 from ..errors import DedupError, UnavailableError
 from ..events import Event, UndoOverflow
 from ..forking import InChild
-from ..protocol.keyspace import names_of
+from ..kernel.keyspace import names_of
+from ..kernel.operations import ClaimOp, Code, Op, ReadOp, RefusedAlone, ReleaseOp, RenewOp, Reply, Stored
+from ..kernel.owners import is_drawn
 from ..protocol.ledger_ids import NONCE_BYTES
 from ..protocol.ledgers import FirstOp, ForgetIdOp
-from ..protocol.operations import ClaimOp, Code, Op, ReadOp, RefusedAlone, ReleaseOp, RenewOp, Reply, Stored
-from ..protocol.owners import is_drawn
 from ..tasks import stop
 
 MAX_GIVEN_UP = 10_000

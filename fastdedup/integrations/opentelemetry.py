@@ -40,9 +40,9 @@ from ..claim import Claim
 from ..errors import ConfigError
 from ..gate.connection import Connection
 from ..gateway import Dedup
+from ..kernel.operations import former_trace
+from ..kernel.owners import TRACE_BYTES
 from ..model import Outcome
-from ..protocol.operations import former_trace
-from ..protocol.owners import TRACE_BYTES
 from ..sync.gateway import Dedup as SyncDedup
 from .otel_metrics import SCOPE, Histograms, observations_of, server_of
 from .watched import is_watchable

@@ -22,9 +22,9 @@ from ..errors import (
     UnavailableError,
 )
 from ..gateway import Dedup
+from ..kernel.operations import ForgetOp, ReadOp, Stored
 from ..ledger import Ledger
 from ..model import Outcome
-from ..protocol.operations import ForgetOp, ReadOp, Stored
 from .decisions import Action, Decision, Reason
 from .delivery import Delivery, is_failure
 from .failed_attempts import FailedAttempts

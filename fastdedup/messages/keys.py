@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ..errors import ConfigError, InvalidKeyError, describe_error
-from ..protocol.keyspace import MAX_KEY_BYTES
+from ..kernel.keyspace import MAX_KEY_BYTES
 
 KeyRule = Callable[[Any], str | None]
 """Returns the key of a broker's message, or None where it has none."""

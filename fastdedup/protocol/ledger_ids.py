@@ -9,7 +9,7 @@ from uuid import UUID
 
 from ..checks import shown
 from ..errors import InvalidKeyError
-from .keyspace import Kind
+from ..kernel.keyspace import Kind
 from .ledger_forms import DENSE_WIDTH, IN_STEP, LedgerForm
 
 NONCE_BYTES: Final = 5

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Final, Protocol
 
 from ..errors import UnavailableError
+from ..kernel.operations import READ_WEIGHT, ClaimOp, Code, Op, SettleOp, Terms, Verb
 from .ledger_forms import SLOTS, STRAYS, LedgerForm
 from .ledger_ids import NONCE_BYTES
-from .operations import READ_WEIGHT, ClaimOp, Code, Op, SettleOp, Terms, Verb
 
 _EXPIRY_SLOTS: Final = 125
 """Slots after which a bucket expires, from when it was written anew; see `_ledger.lua`."""

@@ -13,12 +13,12 @@ from ..claims.remembered import RememberedCall
 from ..codec import check_size
 from ..errors import ClaimLostError, ConfigError, InvalidKeyError, UnavailableError
 from ..gateway import Dedup
+from ..kernel.operations import Code, ReleaseOp, RenewOp, SettleOp
+from ..kernel.owners import owner_field
 from ..ledger import Ledger
 from ..model import LedgerStats
 from ..protocol.ledger_ids import record_wire
 from ..protocol.ledgers import ECHO_MS, IdPlace, RememberedSettleOp
-from ..protocol.operations import Code, ReleaseOp, RenewOp, SettleOp
-from ..protocol.owners import owner_field
 from .counters import Counters
 
 MAX_IDS = 1000

@@ -19,10 +19,10 @@ from ..errors import (
 )
 from ..gate.audit import check_reason
 from ..gateway import Dedup
+from ..kernel.keyspace import names_of
+from ..kernel.operations import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
+from ..kernel.owners import owner_field
 from ..model import Outcome, Record, RecordKind
-from ..protocol.keyspace import names_of
-from ..protocol.operations import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
-from ..protocol.owners import owner_field
 from .limits import LimitError
 from .namespaces import Namespaces
 

@@ -13,9 +13,9 @@ from ..checks import Seconds, check_count, check_seconds
 from ..codec import Codec, JSONCodec, decode, encode
 from ..decorated import DecoratedFunctions
 from ..errors import ConfigError, UsageError
+from ..kernel.keyspace import MAX_KEY_BYTES, Keyspace, Kind
 from ..keys import check_namespace
 from ..model import Outcome
-from ..protocol.keyspace import MAX_KEY_BYTES, Keyspace, Kind
 from .dialects import Dialect, TableName, dialect_of
 from .dialects.base import MISSING, Database, Figures, Flow, Kept, Marks, misfits
 from .faults import LockedError, no_table

@@ -1,4 +1,4 @@
-"""The store protocol: the guarantees of a backend. Its operations and replies are in `protocol/operations.py`.
+"""The store protocol: the guarantees of a backend. Its operations and replies are in `kernel/operations.py`.
 
 A store executes *batches of independent operations of one verb*. A store does not wait for keys, decode results or
 know policies: that is the work of the gate above it.
@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from ..events import Event
+from ..kernel.keyspace import Kind
+from ..kernel.operations import Op, Reply, Stored, Verb
 from ..model import Batching
-from ..protocol.keyspace import Kind
-from ..protocol.operations import Op, Reply, Stored, Verb
 
 
 class Store(Protocol):

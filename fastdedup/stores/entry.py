@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..kernel.operations import Code, Holding, Stored, Verdict
 from ..model import Outcome
-from ..protocol.operations import Code, Holding, Stored, Verdict
 
 LIVE = "PW"
 """The states in which somebody holds the key."""

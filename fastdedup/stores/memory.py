@@ -8,18 +8,8 @@ from heapq import heapify, heappop, heappush, nsmallest
 from random import randrange
 
 from ..errors import ConfigError, UnavailableError
-from ..model import Outcome
-from ..protocol.keyspace import found_in
-from ..protocol.ledgers import (
-    FirstOp,
-    ForgetIdOp,
-    LedgerOp,
-    RememberedClaimOp,
-    RememberedSettleOp,
-    SeenOp,
-    WeighOp,
-)
-from ..protocol.operations import (
+from ..kernel.keyspace import found_in
+from ..kernel.operations import (
     Adopted,
     AdoptOp,
     ClaimOp,
@@ -38,6 +28,16 @@ from ..protocol.operations import (
     TransitionOp,
     Verb,
     Verdict,
+)
+from ..model import Outcome
+from ..protocol.ledgers import (
+    FirstOp,
+    ForgetIdOp,
+    LedgerOp,
+    RememberedClaimOp,
+    RememberedSettleOp,
+    SeenOp,
+    WeighOp,
 )
 from .base import Page, Query, without_result
 from .entry import LIVE, SETTLED, Entry, differs, is_free, is_held, judge, stored, verdict_on

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from ..kernel.operations import Code, Reply, StoredForm, Weight
 from ..protocol.ledger_ids import CALL_BYTES, NONCE_BYTES, TICK_MS, same_call
 from ..protocol.ledgers import FirstOp, ForgetIdOp, LedgerOp, SeenOp, WeighOp
-from ..protocol.operations import Code, Reply, StoredForm, Weight
 
 BucketOp = FirstOp | SeenOp | ForgetIdOp | WeighOp
 _COMPLETED = bytes(NONCE_BYTES)

@@ -14,10 +14,10 @@ from ..events import OnEvent
 from ..fallback.base import FallbackPolicy
 from ..gate.settings import Settings
 from ..gateway import Dedup as AsyncDedup
+from ..kernel.keyspace import READABLE_BYTES
 from ..machine import Transitions
 from ..model import Batching, BreakerState, Listing, Record, RecordKind, State
 from ..once import FewArguments
-from ..protocol.keyspace import READABLE_BYTES
 from ..stores.base import Credentials, Store
 from .background import Bound, PerProcess
 from .claim import Claim, answered, take_back

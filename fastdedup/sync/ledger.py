@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Self, TypeVar
 
 from ..errors import UnavailableError
+from ..kernel.owners import draw_owner, owner_text
 from ..ledger import Ledger as AsyncLedger
 from ..model import LedgerResize, LedgerStats
 from ..protocol.ledger_ids import listed_bytes
-from ..protocol.owners import draw_owner, owner_text
 from .background import Bound, PerProcess
 
 T = TypeVar("T")

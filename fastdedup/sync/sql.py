@@ -21,8 +21,8 @@ from ..errors import (
     RetryTransaction,
     UsageError,
 )
+from ..kernel.keyspace import Keyspace, Kind
 from ..keys import Fingerprint
-from ..protocol.keyspace import Keyspace, Kind
 from ..sql.any_inbox import AnyInbox, mark_of, marks_of
 from ..sql.dialects.base import Figures
 from ..sql.drivers import Driver, driver_of

@@ -8,9 +8,9 @@ from ..checks import Seconds
 from ..claim import Claim as AsyncClaim
 from ..errors import UnavailableError
 from ..gateway import Dedup as AsyncDedup
+from ..kernel.granted import GRANTED
+from ..kernel.operations import ReleaseOp
 from ..model import Outcome
-from ..protocol.granted import GRANTED
-from ..protocol.operations import ReleaseOp
 from .background import Bound
 from .claim import Claim, answered
 

@@ -12,10 +12,10 @@ from ..errors import ConfigError, UsageError
 from ..gate.namespace import Namespace
 from ..gateway import Dedup
 from ..inspection import wire_of
+from ..kernel.keyspace import names_of
+from ..kernel.operations import ClaimOp, Code, Mode, Op, ReleaseOp, Reply, SettleOp, Verdict
+from ..kernel.owners import is_drawn, owner_text
 from ..model import Outcome
-from ..protocol.keyspace import names_of
-from ..protocol.operations import ClaimOp, Code, Mode, Op, ReleaseOp, Reply, SettleOp, Verdict
-from ..protocol.owners import is_drawn, owner_text
 from ..sync.gateway import Dedup as SyncDedup
 from ..web.inspection import Caller, place_of_request
 from ..web.record_keys import SCOPE

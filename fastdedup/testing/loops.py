@@ -21,8 +21,8 @@ from ..gate.renewal import Renewal, RenewalQueue
 from ..gate.renewing import is_over
 from ..gate.undo import is_held
 from ..gate.watchers import Watchers
+from ..kernel.operations import Code, ReadOp, ReleaseOp, RenewOp, Reply, Stored, Verb
 from ..model import BreakerState
-from ..protocol.operations import Code, ReadOp, ReleaseOp, RenewOp, Reply, Stored, Verb
 from .outage import in_loop, refused
 from .store import FakeStore
 

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from ..checks import check_count
 from ..errors import ConfigError, UnavailableError, UsageError
-from ..protocol.operations import AdoptOp, Op, Reply, Verb
+from ..kernel.operations import AdoptOp, Op, Reply, Verb
 
 Kind = Literal["refused", "frozen", "lost_reply"]
 """refused: the store refuses at once, and does nothing. frozen: it gives no answer until the outage ends, and then

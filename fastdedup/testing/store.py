@@ -9,7 +9,7 @@ from functools import partial
 
 from ..checks import named
 from ..errors import ConfigError, UnavailableError
-from ..protocol.operations import Op, Reply, Verb
+from ..kernel.operations import Op, Reply, Verb
 from ..stores.base import Page, Query
 from ..stores.memory import MemoryStore
 from .claims import ClaimLog

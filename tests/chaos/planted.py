@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastdedup import Outcome, UnavailableError
-from fastdedup.protocol.ledger_ids import NONCE_BYTES
-from fastdedup.protocol.ledgers import FirstOp
-from fastdedup.protocol.operations import (
+from fastdedup.kernel.operations import (
     Adopted,
     ClaimOp,
     Code,
@@ -27,7 +25,9 @@ from fastdedup.protocol.operations import (
     Verb,
     Verdict,
 )
-from fastdedup.protocol.owners import draw_owner
+from fastdedup.kernel.owners import draw_owner
+from fastdedup.protocol.ledger_ids import NONCE_BYTES
+from fastdedup.protocol.ledgers import FirstOp
 from fastdedup.stores import make_store
 from fastdedup.stores.base import Store
 from fastdedup.stores.memory import MemoryStore

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from fastdedup import Claim, Dedup, ForeignRecordError, Outcome
-from fastdedup.protocol.keyspace import Keyspace, Kind
-from fastdedup.protocol.operations import Adopted, AdoptOp, Code, ForgetOp, Holding, ReadOp, Stored
-from fastdedup.protocol.owners import owner_field
+from fastdedup.kernel.keyspace import Keyspace, Kind
+from fastdedup.kernel.operations import Adopted, AdoptOp, Code, ForgetOp, Holding, ReadOp, Stored
+from fastdedup.kernel.owners import owner_field
 
 from ..stores import ALL_BUT_LOCAL, Backend, on_stores
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fastdedup import ConfigError, TransitionOutcome
-from fastdedup.protocol.operations import Code, Moved, TransitionOp
+from fastdedup.kernel.operations import Code, Moved, TransitionOp
 
 from ..stores import Backend
 

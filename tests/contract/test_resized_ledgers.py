@@ -13,10 +13,10 @@ import orjson
 import pytest
 
 from fastdedup import ConfigError, Dedup, Ledger, LocalLRU, UnavailableError
+from fastdedup.kernel.operations import Code, StoredForm
+from fastdedup.kernel.owners import owner_field
 from fastdedup.protocol.ledger_views import PACE, LedgerView, nonce_of
 from fastdedup.protocol.ledgers import FirstOp, LedgerOp
-from fastdedup.protocol.operations import Code, StoredForm
-from fastdedup.protocol.owners import owner_field
 
 from ..servers import RedisServer
 from ..stores import Backend, on_stores

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fastdedup import ClaimLostError, FailedError, Outcome, State, UnavailableError
-from fastdedup.protocol.operations import Code, ReleaseOp, SettleOp
+from fastdedup.kernel.operations import Code, ReleaseOp, SettleOp
 
 from ..stores import Backend
 

@@ -19,8 +19,8 @@ from fastdedup import (
     Resolution,
     Takeover,
 )
-from fastdedup.protocol.keyspace import names_of
-from fastdedup.protocol.operations import ForgetOp, ReadOp, Stored
+from fastdedup.kernel.keyspace import names_of
+from fastdedup.kernel.operations import ForgetOp, ReadOp, Stored
 
 from ..stores import Backend
 

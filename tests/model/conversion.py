@@ -9,18 +9,7 @@ from functools import cache
 from typing import Any
 
 from fastdedup import Outcome
-from fastdedup.protocol.ledger_forms import LedgerForm
-from fastdedup.protocol.ledger_ids import CALL_BYTES
-from fastdedup.protocol.ledgers import (
-    FOREVER_MS,
-    FirstOp,
-    ForgetIdOp,
-    LedgerTerms,
-    RememberedClaimOp,
-    RememberedSettleOp,
-    SeenOp,
-)
-from fastdedup.protocol.operations import (
+from fastdedup.kernel.operations import (
     Adopted,
     AdoptOp,
     ClaimOp,
@@ -40,7 +29,18 @@ from fastdedup.protocol.operations import (
     Verdict,
     terms,
 )
-from fastdedup.protocol.operations import Reply as LibraryReply
+from fastdedup.kernel.operations import Reply as LibraryReply
+from fastdedup.protocol.ledger_forms import LedgerForm
+from fastdedup.protocol.ledger_ids import CALL_BYTES
+from fastdedup.protocol.ledgers import (
+    FOREVER_MS,
+    FirstOp,
+    ForgetIdOp,
+    LedgerTerms,
+    RememberedClaimOp,
+    RememberedSettleOp,
+    SeenOp,
+)
 
 from . import spec, windows, words
 from .words import Record, Reply

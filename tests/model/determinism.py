@@ -9,8 +9,8 @@ Each source of either that the package has is replaced here, and nowhere else:
 - Python's generator behind `random.random` and its brothers: the pauses of the undo list, the breaker, settling,
   waiting and reconciliation, and the offset of a memory store's fences;
 - `os.urandom` and its copy in `random`, behind `secrets`: owners, nonces, tokens, a ledger's secret;
-- the owners that were drawn in advance (`protocol/owners.py`), and what the process was told is its own
-  (`protocol/granted.py`).
+- the owners that were drawn in advance (`kernel/owners.py`), and what the process was told is its own
+  (`kernel/granted.py`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from math import inf
 from typing import Any
 from unittest.mock import patch
 
-from fastdedup.protocol import owners
-from fastdedup.protocol.granted import GRANTED
+from fastdedup.kernel import owners
+from fastdedup.kernel.granted import GRANTED
 
 from ..virtual import EPOCH, VirtualLoop
 

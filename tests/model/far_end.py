@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from fastdedup.kernel.operations import Code, Op, ReadOp, Reply, Stored, Verdict
 from fastdedup.protocol.ledgers import (
     FOREVER_MS,
     FirstOp,
@@ -14,7 +15,6 @@ from fastdedup.protocol.ledgers import (
     RememberedSettleOp,
     SeenOp,
 )
-from fastdedup.protocol.operations import Code, Op, ReadOp, Reply, Stored, Verdict
 from fastdedup.stores.memory_ledgers import MemoryLedgers
 
 from .conversion import asked, told

@@ -16,7 +16,7 @@ import fakeredis
 import hiredis
 import pytest
 
-from fastdedup.protocol.operations import Op
+from fastdedup.kernel.operations import Op
 from fastdedup.stores import entry as memory
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.scripts import MAX_RECORD, pack

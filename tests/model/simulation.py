@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from fastdedup import BreakerState, Dedup, LocalLRU, UnavailableError
 from fastdedup.events import Conflict, Degraded, Event
-from fastdedup.protocol.operations import Reply, Verb
+from fastdedup.kernel.operations import Reply, Verb
 
 from .determinism import SteppingLoop, begin, pinned
 from .far_end import FarEnd, Packet, SpecFarEnd, describe

@@ -17,7 +17,7 @@ import pytest
 
 from fastdedup import Outcome as ClaimOutcome
 from fastdedup import claim as claim_module
-from fastdedup.protocol.operations import Op, Reply
+from fastdedup.kernel.operations import Op, Reply
 
 from .exploring import (
     cancelled_twice,

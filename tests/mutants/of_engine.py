@@ -5,7 +5,7 @@ from __future__ import annotations
 from .mutant import Mutant
 
 ENGINE = {
-    "fastdedup/engine/unwanted.py": [
+    "fastdedup/kernel/unwanted.py": [
         Mutant(
             "A claim is not released if its caller was cancelled before the answer came.",
             "self._submit(release).add_done_callback(partial(self._released, op))",
@@ -37,7 +37,7 @@ ENGINE = {
             "named_again",
         ),
     ],
-    "fastdedup/engine/engine.py": [
+    "fastdedup/kernel/engine.py": [
         Mutant(
             "A claim that got no answer is forgotten, and may hold its key for nobody.",
             "self._given_up(cast(ClaimOp, op), sent=sent)  # before",
@@ -105,7 +105,7 @@ ENGINE = {
             "claim_and_complete",
         ),
     ],
-    "fastdedup/engine/breaker.py": [
+    "fastdedup/kernel/breaker.py": [
         Mutant(
             "An open breaker never closes.",
             "        self.state = BreakerState.CLOSED\n        self.failed_in_a_row = 0\n        return True",
@@ -113,7 +113,7 @@ ENGINE = {
             "breaker",
         ),
     ],
-    "fastdedup/engine/health.py": [
+    "fastdedup/kernel/health.py": [
         Mutant(
             "The store is not probed while the breaker is open.",
             "            self._probe_later()\n            self._on_change(self._breaker.reason, 0.0)",

@@ -46,7 +46,7 @@ REDIS_CLIENT = {
             "wait_resubscribed",
         ),
     ],
-    "fastdedup/protocol/operations.py": [
+    "fastdedup/kernel/operations.py": [
         Mutant(
             "An operation that was sent without an answer is not marked as that.",
             "            op.unsure = True\n",

@@ -19,7 +19,7 @@ from fastdedup import (
     Outcome,
     UnavailableError,
 )
-from fastdedup.protocol.keyspace import Keyspace, Kind
+from fastdedup.kernel.keyspace import Keyspace, Kind
 
 from ..proxy import Fate, proxied
 from ..servers import RedisServer

@@ -16,7 +16,7 @@ import pytest
 import fastdedup
 from fastdedup import BreakerState, Dedup, FallbackPolicy, LocalLRU, Outcome, Reject, UnavailableError
 from fastdedup.events import BreakerClosed, Degraded, Event
-from fastdedup.protocol.operations import Op, Reply
+from fastdedup.kernel.operations import Op, Reply
 
 from ..servers import RedisServer
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fastdedup import Outcome
-from fastdedup.protocol.operations import (
+from fastdedup.kernel.operations import (
     ClaimOp,
     Code,
     ForgetOp,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fastdedup import ConfigError, Dedup, Outcome, UnavailableError
-from fastdedup.protocol.operations import ClaimOp, Mode, Verb, terms
+from fastdedup.kernel.operations import ClaimOp, Mode, Verb, terms
 from fastdedup.stores.redis import RedisStore
 
 from ..servers import RedisServer

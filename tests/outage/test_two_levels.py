@@ -10,7 +10,7 @@ import pytest
 
 from fastdedup import Claim, ClaimLostError, Dedup, Ledger, Outcome
 from fastdedup.events import Conflict, Unreplayed
-from fastdedup.protocol.operations import ForgetOp
+from fastdedup.kernel.operations import ForgetOp
 
 from ..proxy import Fate, proxied
 from ..servers import RedisServer

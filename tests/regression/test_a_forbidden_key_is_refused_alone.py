@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from fastdedup import BreakerState, Claim, Dedup, UnavailableError
-from fastdedup.protocol.operations import ClaimOp, IssueOp, Mode, RefusedAlone, Verb, terms
+from fastdedup.kernel.operations import ClaimOp, IssueOp, Mode, RefusedAlone, Verb, terms
 
 from ..servers import RedisServer
 from ..sidecars import Sidecar

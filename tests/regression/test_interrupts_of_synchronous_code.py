@@ -22,7 +22,7 @@ import pytest
 
 from fastdedup import Outcome, Resolution, State, Takeover
 from fastdedup.downstream import claimed_work, present_work
-from fastdedup.protocol import owners
+from fastdedup.kernel import owners
 from fastdedup.sync import Claim, Dedup, loop, work
 
 from ..integrations.shops import until

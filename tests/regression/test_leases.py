@@ -23,9 +23,9 @@ from fastdedup.events import Event, LeaseLost
 from fastdedup.integrations import asgi, wsgi
 from fastdedup.integrations.fastapi import Claimed, Idempotency, everyone
 from fastdedup.integrations.prometheus import watch
+from fastdedup.kernel.operations import ClaimOp, Mode, RenewOp, Verb, Verdict, terms
+from fastdedup.kernel.owners import draw_owner
 from fastdedup.model import BreakerState
-from fastdedup.protocol.operations import ClaimOp, Mode, RenewOp, Verb, Verdict, terms
-from fastdedup.protocol.owners import draw_owner
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.testing import Clock, FakeStore, fake_dedup

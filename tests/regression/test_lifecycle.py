@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastdedup import BreakerState, ClaimLostError, Dedup, LocalLRU, Outcome, UnavailableError, UsageError
-from fastdedup.protocol.operations import Op, Reply, Verb
+from fastdedup.kernel.operations import Op, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
 
 from ..stores import Backend

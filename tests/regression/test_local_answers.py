@@ -13,7 +13,7 @@ import pytest
 
 from fastdedup import BreakerState, Claim, Dedup, LocalLRU, Outcome
 from fastdedup.events import Conflict, Event, Replayed, Unreplayed
-from fastdedup.protocol.operations import ClaimOp, Op, Reply
+from fastdedup.kernel.operations import ClaimOp, Op, Reply
 from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..outage.test_reconciliation import site_of

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from fastdedup import Dedup, ForeignRecordError, Outcome, UnavailableError
-from fastdedup.protocol.keyspace import Keyspace, Kind
-from fastdedup.protocol.operations import (
+from fastdedup.kernel.keyspace import Keyspace, Kind
+from fastdedup.kernel.operations import (
     Adopted,
     AdoptOp,
     ClaimOp,
@@ -32,7 +32,7 @@ from fastdedup.protocol.operations import (
     Verdict,
     terms,
 )
-from fastdedup.protocol.owners import draw_owner
+from fastdedup.kernel.owners import draw_owner
 from fastdedup.sidecar.namespaces import RawCodec
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.records import decode, encode, is_record, read_record

@@ -10,7 +10,7 @@ import pytest
 
 from fastdedup import Dedup, Outcome, ShortfallError, TransitionOutcome, UnavailableError
 from fastdedup.events import Event, PrimaryRestarted
-from fastdedup.protocol.operations import (
+from fastdedup.kernel.operations import (
     AdoptOp,
     ClaimOp,
     Code,

@@ -26,10 +26,10 @@ from fastdedup import (
 )
 from fastdedup.codec import UNSTORABLE
 from fastdedup.errors import ClaimLostError, InProgressError, UnknownTransitionError
+from fastdedup.kernel.operations import ReadOp, Stored
 from fastdedup.messages import Action, MessageRules, Reason
 from fastdedup.messages.blocking import Attempt, BlockingWay
 from fastdedup.messages.deliveries import Deliveries
-from fastdedup.protocol.operations import ReadOp, Stored
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox
 from fastdedup.testing import FakeStore, inbox_database

@@ -14,7 +14,7 @@ import pytest
 
 from fastdedup import Claim, ConfigError, Dedup, Outcome, UnavailableError, UsageError
 from fastdedup.events import Event, LeaseLost
-from fastdedup.protocol.operations import Op, ReadOp, Reply, Verb
+from fastdedup.kernel.operations import Op, ReadOp, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.testing import FakeStore

@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from fastdedup import ClaimLostError, ConfigError, Dedup, UnavailableError, UsageError
 from fastdedup.events import Event, LeaseLost
 from fastdedup.integrations.prometheus import watch
-from fastdedup.protocol.operations import Code, Op, Reply, SettleOp, Verb
-from fastdedup.protocol.owners import owner_field
+from fastdedup.kernel.operations import Code, Op, Reply, SettleOp, Verb
+from fastdedup.kernel.owners import owner_field
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis import RedisStore
 from fastdedup.stores.sidecar import SidecarStore

@@ -11,9 +11,9 @@ import redis
 
 from fastdedup import Dedup, LocalLRU
 from fastdedup.errors import ConfigError
-from fastdedup.protocol.keyspace import Keyspace, Kind
-from fastdedup.protocol.operations import AdoptOp, ClaimOp, Holding, Mode, Op, SettleOp, Stored, terms
-from fastdedup.protocol.owners import draw_owner
+from fastdedup.kernel.keyspace import Keyspace, Kind
+from fastdedup.kernel.operations import AdoptOp, ClaimOp, Holding, Mode, Op, SettleOp, Stored, terms
+from fastdedup.kernel.owners import draw_owner
 from fastdedup.sidecar.client import fetch
 from fastdedup.sidecar.http import problems as sidecars
 from fastdedup.sidecar.service.config import load

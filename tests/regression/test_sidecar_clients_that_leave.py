@@ -14,10 +14,10 @@ from typing import Any
 import hiredis
 import pytest
 
-from fastdedup.engine.engine import Engine
 from fastdedup.gate.wakeups import Wakeups
-from fastdedup.protocol.operations import ClaimOp, Mode, Op, ReadOp, Reply, terms
-from fastdedup.protocol.owners import draw_owner
+from fastdedup.kernel.engine import Engine
+from fastdedup.kernel.operations import ClaimOp, Mode, Op, ReadOp, Reply, terms
+from fastdedup.kernel.owners import draw_owner
 from fastdedup.sidecar.resp.connection import RespConnection
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.scripts import pack as pack_command

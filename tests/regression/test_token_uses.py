@@ -11,9 +11,9 @@ import redis
 
 from fastdedup import Dedup, Outcome, State, UnavailableError
 from fastdedup import sync as synchronous
-from fastdedup.protocol.granted import GRANTED
-from fastdedup.protocol.operations import ClaimOp, Code, Mode, ReleaseOp, Verb, terms
-from fastdedup.protocol.owners import draw_owner
+from fastdedup.kernel.granted import GRANTED
+from fastdedup.kernel.operations import ClaimOp, Code, Mode, ReleaseOp, Verb, terms
+from fastdedup.kernel.owners import draw_owner
 from fastdedup.tokens import subject_mark
 
 from ..servers import RedisServer

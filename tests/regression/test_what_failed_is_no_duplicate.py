@@ -20,7 +20,7 @@ import pytest
 
 from fastdedup import Dedup, Outcome, UnavailableError
 from fastdedup import sync as synchronous
-from fastdedup.protocol.granted import GRANTED
+from fastdedup.kernel.granted import GRANTED
 
 from ..proxy import Proxy, proxied
 from ..servers import RedisServer

@@ -16,7 +16,7 @@ import redis
 
 from fastdedup import Dedup
 from fastdedup.events import Event, LedgerFilling
-from fastdedup.protocol.operations import ForgetOp
+from fastdedup.kernel.operations import ForgetOp
 from fastdedup.sidecar.ledgers import MAX_IDS
 from fastdedup.sidecar.service.config import load
 from fastdedup.sidecar.service.mistakes import Mistakes

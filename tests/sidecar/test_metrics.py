@@ -30,8 +30,8 @@ from fastdedup.events import (
     Shortfall,
     Unreplayed,
 )
+from fastdedup.kernel.operations import Verdict
 from fastdedup.model import Outcome
-from fastdedup.protocol.operations import Verdict
 from fastdedup.sidecar.counters import BOUNDS, Counters, outcome_of_reply
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.addresses import split_address

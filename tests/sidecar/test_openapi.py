@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from fastdedup.protocol.owners import MAX_OWNER_BYTES
+from fastdedup.kernel.owners import MAX_OWNER_BYTES
 from fastdedup.sidecar.http.openapi import document
 from fastdedup.sidecar.http.routes import ROUTES
 from fastdedup.sidecar.limits import Limits

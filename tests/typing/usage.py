@@ -57,7 +57,7 @@ from fastdedup.events import (
     UndoOverflow,
     Unreplayed,
 )
-from fastdedup.protocol.operations import Op, Reply, Verdict
+from fastdedup.kernel.operations import Op, Reply, Verdict
 
 
 class Order:

@@ -10,8 +10,8 @@ import pytest
 from fastdedup import LocalLRU, Outcome, UnavailableError
 from fastdedup.events import Conflict, Unreplayed
 from fastdedup.fallback.base import JournalOp
-from fastdedup.protocol.keyspace import Keyspace, Kind
-from fastdedup.protocol.operations import (
+from fastdedup.kernel.keyspace import Keyspace, Kind
+from fastdedup.kernel.operations import (
     ClaimOp,
     Code,
     ForgetOp,
@@ -25,7 +25,7 @@ from fastdedup.protocol.operations import (
     Verdict,
     terms,
 )
-from fastdedup.protocol.owners import owner_field
+from fastdedup.kernel.owners import owner_field
 from fastdedup.stores.entry import Entry
 from fastdedup.stores.memory import MemoryStore
 

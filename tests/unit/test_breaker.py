@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fastdedup import BreakerState
-from fastdedup.engine.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
+from fastdedup.kernel.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
 
 CLOSED, OPEN = BreakerState.CLOSED, BreakerState.OPEN
 failures = st.integers(1, 20)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fastdedup import Outcome, UnavailableError, UsageError
-from fastdedup.engine.engine import Engine
-from fastdedup.protocol.operations import (
+from fastdedup.kernel.engine import Engine
+from fastdedup.kernel.operations import (
     ClaimOp,
     Code,
     Mode,
@@ -24,7 +24,7 @@ from fastdedup.protocol.operations import (
     Verdict,
     terms,
 )
-from fastdedup.protocol.owners import draw_owner
+from fastdedup.kernel.owners import draw_owner
 from fastdedup.stores.memory import MemoryStore
 
 from ..idle import IdleTime

@@ -17,7 +17,7 @@ from fastdedup import (
     UnavailableError,
 )
 from fastdedup.events import Degraded, Event
-from fastdedup.protocol.operations import ClaimOp, Code, Op, Reply, Verb, Verdict
+from fastdedup.kernel.operations import ClaimOp, Code, Op, Reply, Verb, Verdict
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.testing import Clock
 

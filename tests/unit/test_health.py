@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from fastdedup import BreakerState, Dedup, LocalLRU, Reject, UnavailableError
-from fastdedup.engine.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE
 from fastdedup.events import BreakerClosed, BreakerOpened, Event
-from fastdedup.protocol.operations import Op, Reply, Verb
+from fastdedup.kernel.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE
+from fastdedup.kernel.operations import Op, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
 
 from ..virtual import EPOCH, virtual

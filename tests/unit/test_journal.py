@@ -8,8 +8,8 @@ import pytest
 
 from fastdedup import Outcome
 from fastdedup.events import Conflict, Unreplayed
-from fastdedup.protocol.operations import Adopted, AdoptOp, Code, Mode, Verdict
-from fastdedup.protocol.owners import owner_field
+from fastdedup.kernel.operations import Adopted, AdoptOp, Code, Mode, Verdict
+from fastdedup.kernel.owners import owner_field
 
 from .lab import WIRE, Home, Lab, forget, issue, release, renew, settle
 

@@ -7,7 +7,7 @@ import pytest
 from fastdedup import Outcome
 from fastdedup.events import Unreplayed
 from fastdedup.fallback.journal import Journal, JournalLine
-from fastdedup.protocol.operations import Code, ForgetOp, ReadOp
+from fastdedup.kernel.operations import Code, ForgetOp, ReadOp
 
 from .lab import WIRE, Home, forget, release, settle
 

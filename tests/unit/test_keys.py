@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdedup import ConfigError, Dedup, InvalidKeyError, business_key, fingerprint
+from fastdedup.kernel.keyspace import MAX_KEY_BYTES, READABLE_BYTES, Keyspace, Kind
 from fastdedup.keys import check_namespace
-from fastdedup.protocol.keyspace import MAX_KEY_BYTES, READABLE_BYTES, Keyspace, Kind
 
 from ..servers import RedisServer
 

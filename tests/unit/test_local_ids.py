@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from fastdedup import LocalLRU, UnavailableError
+from fastdedup.kernel.operations import Code, Reply, StoredForm
 from fastdedup.protocol.ledger_forms import LedgerForm
 from fastdedup.protocol.ledger_ids import ledger_wire
 from fastdedup.protocol.ledgers import FirstOp, ForgetIdOp, LedgerOp, SeenOp
-from fastdedup.protocol.operations import Code, Reply, StoredForm
 
 WIRE = ledger_wire("shop", "orders")
 DOWN = UnavailableError("the store is down")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fastdedup import Outcome
-from fastdedup.protocol.operations import ClaimOp, Code, Mode, Moved, Op, ReadOp, Stored, TransitionOp, terms
-from fastdedup.protocol.owners import owner_field
+from fastdedup.kernel.operations import ClaimOp, Code, Mode, Moved, Op, ReadOp, Stored, TransitionOp, terms
+from fastdedup.kernel.owners import owner_field
 
 from .lab import LEASE, TTL, WIRE, Home, Lab, forget, issue, release, renew, settle
 

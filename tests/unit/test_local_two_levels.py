@@ -6,16 +6,7 @@ import pytest
 
 from fastdedup import Outcome, UnavailableError
 from fastdedup.events import Conflict, Unreplayed
-from fastdedup.protocol.ledger_ids import record_wire
-from fastdedup.protocol.ledgers import (
-    FirstOp,
-    ForgetIdOp,
-    LedgerOp,
-    RememberedClaimOp,
-    RememberedSettleOp,
-    SeenOp,
-)
-from fastdedup.protocol.operations import (
+from fastdedup.kernel.operations import (
     Adopted,
     AdoptOp,
     Code,
@@ -25,7 +16,16 @@ from fastdedup.protocol.operations import (
     Verdict,
     terms,
 )
-from fastdedup.protocol.owners import owner_field
+from fastdedup.kernel.owners import owner_field
+from fastdedup.protocol.ledger_ids import record_wire
+from fastdedup.protocol.ledgers import (
+    FirstOp,
+    ForgetIdOp,
+    LedgerOp,
+    RememberedClaimOp,
+    RememberedSettleOp,
+    SeenOp,
+)
 
 from .test_local_ids import DOWN, THEIRS, WIRE, Policy
 

@@ -11,20 +11,8 @@ import pytest
 
 import fastdedup.stores.redis.scripts as scripts
 from fastdedup import ConfigError, Dedup
-from fastdedup.model import Outcome
-from fastdedup.protocol.keyspace import Keyspace, Kind
-from fastdedup.protocol.ledger_forms import LedgerForm
-from fastdedup.protocol.ledgers import (
-    FirstOp,
-    ForgetIdOp,
-    LedgerOp,
-    LedgerTerms,
-    RememberedClaimOp,
-    RememberedSettleOp,
-    SeenOp,
-    WeighOp,
-)
-from fastdedup.protocol.operations import (
+from fastdedup.kernel.keyspace import Keyspace, Kind
+from fastdedup.kernel.operations import (
     AdoptOp,
     ClaimOp,
     Code,
@@ -41,7 +29,19 @@ from fastdedup.protocol.operations import (
     Verb,
     terms,
 )
-from fastdedup.protocol.owners import draw_owner
+from fastdedup.kernel.owners import draw_owner
+from fastdedup.model import Outcome
+from fastdedup.protocol.ledger_forms import LedgerForm
+from fastdedup.protocol.ledgers import (
+    FirstOp,
+    ForgetIdOp,
+    LedgerOp,
+    LedgerTerms,
+    RememberedClaimOp,
+    RememberedSettleOp,
+    SeenOp,
+    WeighOp,
+)
 from fastdedup.stores.redis.listener import CHANNEL
 from fastdedup.stores.redis.scripts import lua_source
 from fastdedup.stores.redis.verbs import FACES, load_scripts

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fastdedup import Dedup, Outcome, UnavailableError
-from fastdedup.protocol.operations import (
+from fastdedup.kernel.operations import (
     ClaimOp,
     Code,
     ForgetOp,

@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fastdedup import BreakerState, ClaimLostError, Dedup, LocalLRU, Outcome, UnavailableError
 from fastdedup.events import Conflict, Degraded, Event, Replayed
-from fastdedup.protocol.operations import Adopted, AdoptOp, Code, Mode
-from fastdedup.protocol.owners import owner_text
+from fastdedup.kernel.operations import Adopted, AdoptOp, Code, Mode
+from fastdedup.kernel.owners import owner_text
 from fastdedup.stores.memory import _OVERHEAD, MemoryStore
 
 from ..ledger import KEYS, PROCESSES, SLACK, TIMEOUT, Ledger, Success, Told, wire_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fastdedup import InvalidKeyError
 from fastdedup.errors import ConfigError
 from fastdedup.gate.holder import HolderName, check_holder, holder_name
-from fastdedup.protocol.owners import (
+from fastdedup.kernel.owners import (
     Noted,
     draw_owner,
     draw_traced,

@@ -10,7 +10,7 @@ import pytest
 
 from fastdedup import Dedup, LocalLRU, Outcome, UnavailableError
 from fastdedup.events import Event, Replayed, Unreplayed
-from fastdedup.protocol.operations import Op, Reply, Verb
+from fastdedup.kernel.operations import Op, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
 
 from ..virtual import Link, VirtualLoop, virtual

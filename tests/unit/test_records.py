@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdedup import Dedup, Fingerprint, Outcome
-from fastdedup.protocol.operations import Code, with_fingerprint
-from fastdedup.protocol.owners import draw_owner, owner_field
+from fastdedup.kernel.operations import Code, with_fingerprint
+from fastdedup.kernel.owners import draw_owner, owner_field
 from fastdedup.stores.redis.records import decode, decode_machine, verdict
 
 EMBEDDED = 44

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import pytest
 
 from fastdedup import BreakerState, Dedup, LocalLRU, Outcome, Reject, UnavailableError, UsageError
-from fastdedup.engine.shards import ShardedEngine, together
 from fastdedup.events import BreakerClosed, BreakerOpened, Conflict, Event, Replayed
+from fastdedup.kernel.operations import ClaimOp, Mode, Op, ReadOp, Reply, Verb, terms
+from fastdedup.kernel.owners import draw_owner
+from fastdedup.kernel.shards import ShardedEngine, together
 from fastdedup.model import BreakerState as State
-from fastdedup.protocol.operations import ClaimOp, Mode, Op, ReadOp, Reply, Verb, terms
-from fastdedup.protocol.owners import draw_owner
 from fastdedup.stores.base import ShardedStore, Store
 from fastdedup.stores.memory import MemoryStore
 

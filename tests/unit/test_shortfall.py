@@ -10,7 +10,7 @@ import pytest
 
 from fastdedup import Dedup, LocalLRU, Outcome, ShortfallError
 from fastdedup.events import BreakerOpened, Event, Shortfall
-from fastdedup.protocol.operations import Code, Moved, Op, Reply, Verb, Verdict
+from fastdedup.kernel.operations import Code, Moved, Op, Reply, Verb, Verdict
 from fastdedup.stores.memory import MemoryStore
 
 

@@ -10,18 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdedup import ConfigError, Outcome, ResultTooLargeError, UnavailableError
-from fastdedup.protocol.ledger_forms import LedgerForm
-from fastdedup.protocol.ledgers import (
-    FirstOp,
-    ForgetIdOp,
-    LedgerOp,
-    LedgerTerms,
-    RememberedClaimOp,
-    RememberedSettleOp,
-    SeenOp,
-    WeighOp,
-)
-from fastdedup.protocol.operations import (
+from fastdedup.kernel.operations import (
     Adopted,
     AdoptOp,
     ClaimOp,
@@ -44,6 +33,17 @@ from fastdedup.protocol.operations import (
     Verdict,
     Weight,
     terms,
+)
+from fastdedup.protocol.ledger_forms import LedgerForm
+from fastdedup.protocol.ledgers import (
+    FirstOp,
+    ForgetIdOp,
+    LedgerOp,
+    LedgerTerms,
+    RememberedClaimOp,
+    RememberedSettleOp,
+    SeenOp,
+    WeighOp,
 )
 from fastdedup.sidecar.resp.frames import FrameError, Frames
 from fastdedup.stores.redis.verbs import FACES

@@ -8,7 +8,7 @@ import hiredis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdedup.protocol.operations import ClaimOp, Mode, ReadOp, Terms, Verb, terms
+from fastdedup.kernel.operations import ClaimOp, Mode, ReadOp, Terms, Verb, terms
 from fastdedup.stores.redis.cluster.single_claims import pack_singles, read_singles, single_claims
 from fastdedup.stores.redis.scripts import CallHead, pack
 from fastdedup.stores.redis.verbs import load_scripts

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastdedup import ConfigError, InvalidKeyError, Outcome, UnavailableError
-from fastdedup.protocol.operations import ForgetOp
+from fastdedup.kernel.operations import ForgetOp
 from fastdedup.sync import Claim, Dedup, Ledger
 from fastdedup.sync import loop as background
 

@@ -12,8 +12,8 @@ from fastdedup import UnavailableError, UsageError
 from fastdedup.errors import DedupError
 from fastdedup.events import Event
 from fastdedup.gate.undo import UndoList
-from fastdedup.protocol.operations import ClaimOp, Mode, Op, Reply, terms
-from fastdedup.protocol.owners import Noted, draw_owner, owner_field
+from fastdedup.kernel.operations import ClaimOp, Mode, Op, Reply, terms
+from fastdedup.kernel.owners import Noted, draw_owner, owner_field
 from fastdedup.stores.memory import MemoryStore
 
 WaitUntil = Callable[..., Any]

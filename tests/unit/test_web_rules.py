@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdedup import ConfigError
-from fastdedup.protocol.keyspace import MAX_KEY_BYTES, Keyspace, Kind
+from fastdedup.kernel.keyspace import MAX_KEY_BYTES, Keyspace, Kind
 from fastdedup.web.fingerprints import bare_path
 from fastdedup.web.header import MAX_KEY, BadKey
 from fastdedup.web.request import EVERYONE, PrincipalMissing, Request, by_header, everyone

@@ -11,8 +11,8 @@ from time import perf_counter
 from typing import Any, Final, TypeVar
 
 from ...gateway import Dedup
+from ...kernel.operations import ClaimOp, Verdict
 from ...model import Outcome
-from ...protocol.operations import ClaimOp, Verdict
 from ...tasks import wait_then_stop
 from ...web.problems import ProblemType
 from ..namespaces import Namespaces

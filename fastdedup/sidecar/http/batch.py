@@ -14,10 +14,10 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from ...gateway import Dedup
+from ...kernel.keyspace import MAX_KEY_BYTES
+from ...kernel.operations import ClaimOp, Verdict
+from ...kernel.owners import draw_owner
 from ...model import Outcome
-from ...protocol.keyspace import MAX_KEY_BYTES
-from ...protocol.operations import ClaimOp, Verdict
-from ...protocol.owners import draw_owner
 from ..limits import LimitError
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE

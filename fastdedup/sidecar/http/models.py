@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ...checks import MAX_SECONDS, MOST_REASON
+from ...kernel.keyspace import MAX_KEY_BYTES
+from ...kernel.owners import MAX_OWNER_BYTES
 from ...model import Outcome, RecordKind, State
-from ...protocol.keyspace import MAX_KEY_BYTES
 from ...protocol.ledger_ids import MAX_ID
-from ...protocol.owners import MAX_OWNER_BYTES
 from ..ledgers import MAX_IDS
 from ..limits import MOST_LISTED, MOST_LISTING_MS
 

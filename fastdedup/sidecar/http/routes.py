@@ -11,8 +11,8 @@ from ... import __version__
 from ...errors import DedupError, UnavailableError
 from ...fallback.reject import Reject
 from ...gateway import Dedup
+from ...kernel.operations import ReadOp
 from ...model import BreakerState
-from ...protocol.operations import ReadOp
 from ...web.problems import ProblemType
 from ..limits import Limits
 from ..namespaces import Namespaces

@@ -18,11 +18,11 @@ from ...claim import Claim
 from ...codec import has_nan
 from ...errors import ResultError, UnavailableError
 from ...gateway import Dedup
+from ...kernel.operations import ClaimOp, Mode, ReleaseOp, RenewOp, SettleOp, Verdict
+from ...kernel.owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
 from ...keys import digest
 from ...model import Outcome
 from ...protocol.ledgers import IdPlace
-from ...protocol.operations import ClaimOp, Mode, ReleaseOp, RenewOp, SettleOp, Verdict
-from ...protocol.owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
 from ...tokens import subject_mark
 from ..counters import Counters, outcome_of_fault
 from ..ledgers import ServedLedger

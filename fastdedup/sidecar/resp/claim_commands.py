@@ -10,9 +10,9 @@ from typing import Any, Final
 from ...claim import Claim
 from ...claims.call import ClaimCall
 from ...gateway import Dedup
+from ...kernel.operations import ClaimOp, Verdict
+from ...kernel.owners import draw_owner, owner_text
 from ...model import Outcome
-from ...protocol.operations import ClaimOp, Verdict
-from ...protocol.owners import draw_owner, owner_text
 from ..reply_memory import LARGE
 from ..verbs import Asked, held, seconds
 from .connection import Command, RespConnection

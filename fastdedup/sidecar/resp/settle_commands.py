@@ -8,9 +8,9 @@ from typing import Final
 
 from ...errors import ConfigError
 from ...gateway import Dedup
+from ...kernel.operations import ReleaseOp, RenewOp, SettleOp
+from ...kernel.owners import owner_field
 from ...protocol.ledgers import IdPlace
-from ...protocol.operations import ReleaseOp, RenewOp, SettleOp
-from ...protocol.owners import owner_field
 from ..ledgers import ServedLedger
 from ..verbs import held, releasing, renewing, settling
 from .connection import Command, RespConnection

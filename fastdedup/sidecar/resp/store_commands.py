@@ -20,9 +20,8 @@ from ...gate.audit import check_reason
 from ...gate.counters import BOUNDS, outcome_of
 from ...gateway import Dedup
 from ...inspection import KINDS, LISTED
-from ...protocol.keyspace import check_wire, ledger_of, names_of, start_beside
-from ...protocol.ledgers import ForgetIdOp, LedgerTerms
-from ...protocol.operations import (
+from ...kernel.keyspace import check_wire, ledger_of, names_of, start_beside
+from ...kernel.operations import (
     AdoptOp,
     ClaimOp,
     Code,
@@ -36,7 +35,8 @@ from ...protocol.operations import (
     Verb,
     Verdict,
 )
-from ...protocol.owners import trace_of, veiled
+from ...kernel.owners import trace_of, veiled
+from ...protocol.ledgers import ForgetIdOp, LedgerTerms
 from ...stores.base import EvictingStore, ListedStore, Query
 from ...stores.sidecar.unpack import unpack
 from ...stores.sidecar.wire import (

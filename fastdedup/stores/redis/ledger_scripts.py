@@ -10,6 +10,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
+from ...kernel.operations import Code, Op, Reply, StoredForm, Verdict, Weight
 from ...model import Outcome
 from ...protocol.ledgers import (
     FirstOp,
@@ -21,7 +22,6 @@ from ...protocol.ledgers import (
     SeenOp,
     WeighOp,
 )
-from ...protocol.operations import Code, Op, Reply, StoredForm, Verdict, Weight
 from .records import verdict
 from .scripts import ONLY_CODES, Args, answer_of, ceil_ms, codes, proof
 

@@ -7,8 +7,8 @@ from typing import Any
 import hiredis
 
 from ...errors import ConfigError
-from ...protocol.keyspace import found_in, pattern_of
-from ...protocol.operations import Stored
+from ...kernel.keyspace import found_in, pattern_of
+from ...kernel.operations import Stored
 from ..base import Page, Query, without_result
 from .connection import RedisConnection
 from .records import read_record

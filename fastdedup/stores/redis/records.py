@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from ...kernel.operations import Code, Stored, Verdict, with_fingerprint
 from ...model import Outcome
-from ...protocol.operations import Code, Stored, Verdict, with_fingerprint
 
 _OUTCOMES: Final = {
     Code.REENTERED: Outcome.ACQUIRED,

@@ -20,9 +20,8 @@ from time import monotonic_ns
 from typing import Any, Final, Protocol, cast
 
 from ...errors import ConfigError, too_large
-from ...model import Outcome
-from ...protocol.keyspace import names_of
-from ...protocol.operations import (
+from ...kernel.keyspace import names_of
+from ...kernel.operations import (
     ClaimOp,
     Code,
     Op,
@@ -35,6 +34,7 @@ from ...protocol.operations import (
     Verb,
     Verdict,
 )
+from ...model import Outcome
 from ..base import RECORD_HEAD
 from .errors import FORBIDDEN
 from .records import MAX_FENCE, verdict

@@ -11,8 +11,7 @@ from typing import Any
 
 import hiredis
 
-from ...model import Outcome
-from ...protocol.operations import (
+from ...kernel.operations import (
     UNREPEATED,
     ClaimOp,
     Code,
@@ -25,7 +24,8 @@ from ...protocol.operations import (
     mark_unsure,
     terms,
 )
-from ...protocol.owners import owner_field
+from ...kernel.owners import owner_field
+from ...model import Outcome
 from ..base import Done, Page, Query
 from .listing import read_page
 from .reconnect import Reconnector, policy_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import DedupError
 from ...events import ClockSkew, Event, PrimaryRestarted, PrimarySwitched
-from ...protocol.operations import Op, RefusedAlone, Reply, Verb, mark_unsure
+from ...kernel.operations import Op, RefusedAlone, Reply, Verb, mark_unsure
 from ..base import Credentials, Page, Query
 from .connection import RedisConnection
 from .errors import translate

@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
-from ...protocol.operations import (
+from ...kernel.operations import (
     Adopted,
     AdoptOp,
     Code,

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 import hiredis
 
 from ...errors import ConfigError, DedupError, ResultTooLargeError, UnavailableError
-from ...protocol.operations import (
+from ...kernel.operations import (
     UNREPEATED,
     Code,
     Op,

@@ -13,21 +13,8 @@ from typing import Any
 
 from ...checks import MAX_SECONDS, MOST_REASON
 from ...errors import ConfigError
-from ...protocol.keyspace import start_beside
-from ...protocol.ledger_forms import DENSE_WIDTH, SLOTS, LedgerForm
-from ...protocol.ledger_ids import MAX_ID, NONCE_BYTES, without_patience
-from ...protocol.ledgers import (
-    FOREVER_MS,
-    FirstOp,
-    ForgetIdOp,
-    LedgerOp,
-    LedgerTerms,
-    RememberedClaimOp,
-    RememberedSettleOp,
-    SeenOp,
-    WeighOp,
-)
-from ...protocol.operations import (
+from ...kernel.keyspace import start_beside
+from ...kernel.operations import (
     UNREPEATED,
     AdoptOp,
     ClaimOp,
@@ -44,6 +31,19 @@ from ...protocol.operations import (
     TransitionOp,
     Verb,
     terms,
+)
+from ...protocol.ledger_forms import DENSE_WIDTH, SLOTS, LedgerForm
+from ...protocol.ledger_ids import MAX_ID, NONCE_BYTES, without_patience
+from ...protocol.ledgers import (
+    FOREVER_MS,
+    FirstOp,
+    ForgetIdOp,
+    LedgerOp,
+    LedgerTerms,
+    RememberedClaimOp,
+    RememberedSettleOp,
+    SeenOp,
+    WeighOp,
 )
 from ..redis.records import MAX_FENCE, is_state, read_record
 from .wire import OF_IDS, PATIENT, WHY

@@ -20,9 +20,7 @@ from itertools import groupby
 from typing import Any
 
 from ...errors import ForeignRecordError, ResultTooLargeError, UnavailableError
-from ...model import Outcome
-from ...protocol.ledgers import LedgerTerms
-from ...protocol.operations import (
+from ...kernel.operations import (
     Adopted,
     Code,
     Moved,
@@ -34,6 +32,8 @@ from ...protocol.operations import (
     Verdict,
     Weight,
 )
+from ...model import Outcome
+from ...protocol.ledgers import LedgerTerms
 
 PROTOCOL = 2
 """The number that the client sends in `FD.STORE`; a sidecar of another protocol refuses it."""

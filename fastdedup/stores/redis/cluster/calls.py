@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....protocol.operations import Op
+from ....kernel.operations import Op
 from ..server import Answer, ScriptCall
 from .slot_table import slot_of
 

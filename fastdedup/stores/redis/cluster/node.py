@@ -18,7 +18,7 @@ import hiredis
 
 from ....errors import DedupError, UnavailableError
 from ....events import BatchedBySlot, Event, PrimaryRestarted
-from ....protocol.operations import (
+from ....kernel.operations import (
     ClaimOp,
     Code,
     Op,

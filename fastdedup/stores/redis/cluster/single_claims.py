@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, cast
 
+from ....kernel.operations import ClaimOp, Op, Reply, Terms, Verb, Verdict
 from ....model import Outcome
-from ....protocol.operations import ClaimOp, Op, Reply, Terms, Verb, Verdict
 from ..scripts import CallHead, LoadedScript
 from ..verbs import load_scripts
 from .slot_table import slot_of

@@ -9,9 +9,9 @@ from typing import Any
 
 from ..errors import UnavailableError
 from ..model import Outcome
-from ..protocol.operations import ClaimOp, ReleaseOp, Reply, Verdict
 from .answers import is_first_hand
 from .named import NamedClaims
+from .operations import ClaimOp, ReleaseOp, Reply, Verdict
 
 OnGivenUp = Callable[[ClaimOp], object]
 """Called with each claim that was sent and got no reply: its record may hold the key although no caller knows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import UnavailableError, UsageError
 from ..model import Outcome
-from ..protocol.operations import ClaimOp, Reply, Verdict
+from .operations import ClaimOp, Reply, Verdict
 
 
 def wrong_loop() -> UsageError:

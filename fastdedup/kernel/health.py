@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from ..errors import UnavailableError
 from ..model import BreakerState
-from ..protocol.operations import ReadOp, Verb
 from ..stores.base import ProbedStore, Store
 from ..tasks import stop
 from .breaker import Breaker
+from .operations import ReadOp, Verb
 
 OnChange = Callable[[str, float], None]
 """Called with a reason and 0.0 when the breaker opens; with "" and the seconds that it was open when it closes."""

@@ -22,13 +22,13 @@ from typing import Any, Final, NoReturn, cast
 from ..errors import ConfigError, UnavailableError
 from ..forking import InChild
 from ..model import BreakerState
-from ..protocol.operations import ClaimOp, Code, Op, Redirect, Reply, Verb, Verdict, Witness
 from ..stores.base import DirectStore, Store, TimedStore
 from .answers import behind, closed, copy_of, heir, too_late, too_many, wrong_loop
 from .clock import NOTE_EVERY, ClockBound, named_claims
 from .deadline import BLOCKED, Deadline
 from .health import OnChange, StoreHealth
 from .named import NamedClaims
+from .operations import ClaimOp, Code, Op, Redirect, Reply, Verb, Verdict, Witness
 from .queue import MIN_BATCH, Batch, OperationQueue, give_up
 from .unwanted import OnGivenUp, Unwanted
 

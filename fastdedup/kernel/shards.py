@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from ..errors import DedupError, UnavailableError
 from ..model import BreakerState
-from ..protocol.operations import MAX_HOPS, ClaimOp, Op, Reply, on_the_move
 from ..stores.base import ShardedStore, Store
 from .answers import closed, wrong_loop
 from .engine import Engine
 from .named import NamedClaims
+from .operations import MAX_HOPS, ClaimOp, Op, Reply, on_the_move
 
 MakeEngine = Callable[[Store], Engine]
 

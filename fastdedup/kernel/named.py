@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..protocol.operations import ClaimOp
+from .operations import ClaimOp
 
 
 class NamedClaims:
