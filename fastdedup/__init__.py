@@ -23,7 +23,7 @@ from .errors import (
 from .fallback import FallbackPolicy, LocalLRU, Reject
 from .gateway import Dedup
 from .keys import Fingerprint, business_key, fingerprint
-from .ledger import Ledger
+from .ledger.client import Ledger
 from .lock import Lock
 from .machine import StateMachine
 from .model import (

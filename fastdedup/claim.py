@@ -32,8 +32,8 @@ from .gate.tracing import Tracing
 from .kernel.granted import note_use
 from .kernel.operations import ClaimOp, Code, Op, ReadOp, ReleaseOp, RenewOp, SettleOp, Stored, Verdict
 from .kernel.owners import owner_text
+from .ledger.operations import ECHO_MS, RememberedClaimOp, RememberedSettleOp
 from .model import Outcome
-from .protocol.ledgers import ECHO_MS, RememberedClaimOp, RememberedSettleOp
 
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _SUCCEEDED: Final = Outcome.SUCCEEDED

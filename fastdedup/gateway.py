@@ -12,7 +12,6 @@ from .checks import Seconds, check_seconds, named, shown
 from .claim import Claim
 from .claims.call import ClaimCall, KnownCall
 from .claims.many import ClaimList, ListedClaim
-from .claims.remembered import claim_each, remembered_call, remembered_calls
 from .claims.resolved import ResolvedCall
 from .claims.resolving import Check, check_resolve
 from .codec import Codec, JSONCodec
@@ -31,7 +30,8 @@ from .kernel.keyspace import READABLE_BYTES
 from .kernel.operations import Mode
 from .kernel.owners import owner_field
 from .keys import Fingerprint, digest
-from .ledger import Ledger
+from .ledger.client import Ledger
+from .ledger.remembered import claim_each, remembered_call, remembered_calls
 from .lock import LockCall
 from .machine import StateMachine, Transitions
 from .model import Batching, BreakerState

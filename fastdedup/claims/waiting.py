@@ -18,8 +18,8 @@ from ..gate.ask import StaleLedger
 from ..gate.connection import Connection
 from ..gate.namespace import Namespace
 from ..kernel.operations import ClaimOp, Code, Terms, Verdict, terms
+from ..ledger.operations import RememberedClaimOp
 from ..model import Outcome
-from ..protocol.ledgers import RememberedClaimOp
 
 _DEAF_PAUSE = 0.25
 """Seconds between two looks of a waiter that cannot be told."""

@@ -14,9 +14,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ..gateway import Dedup
-from ..ledger import Ledger, read_form
+from ..ledger.client import Ledger, read_form
+from ..ledger.forms import LedgerForm
 from ..model import LedgerResize, LedgerStats
-from ..protocol.ledger_forms import LedgerForm
 from .gate import ask, gate_options
 from .inbox import Duration, shown
 from .tables import facts_table

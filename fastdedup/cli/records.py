@@ -17,7 +17,7 @@ from rich.text import Text
 from ..gateway import Dedup
 from ..inspection import LISTED
 from ..kernel.owners import is_drawn, owner_field
-from ..ledger import Ledger, read_form
+from ..ledger.client import Ledger, read_form
 from ..model import Listing, Record, State
 from ..sidecar import client
 from ..web.inspection import AnyCodec, web_namespace, with_parts

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
 from ..kernel.operations import Adopted, AdoptOp, Code, ForgetOp, Op, ReadOp, Reply, Stored, StoredForm
-from ..protocol.ledgers import FirstOp, ForgetIdOp, LedgerOp, SeenOp
+from ..ledger.operations import FirstOp, ForgetIdOp, LedgerOp, SeenOp
 
 JournalOp = AdoptOp | ReadOp | ForgetOp | LedgerOp | FirstOp | SeenOp | ForgetIdOp
 """An operation that a journal sends to the store: adopt a record; or read, then remove, a forgotten key's record; or

@@ -27,8 +27,8 @@ from ..kernel.operations import (
     TransitionOp,
     Verdict,
 )
+from ..ledger.operations import RememberedClaimOp, RememberedSettleOp, SeenOp, without_ledger
 from ..model import Outcome
-from ..protocol.ledgers import RememberedClaimOp, RememberedSettleOp, SeenOp, without_ledger
 from ..stores.entry import Entry
 from ..stores.memory import MemoryStore
 

@@ -29,9 +29,10 @@ from ..kernel.operations import (
     Verdict,
     was_accepted,
 )
-from ..model import Outcome
-from ..protocol.ledger_ids import NONCE_BYTES, without_patience
-from ..protocol.ledgers import (
+from ..ledger.id_line import IdLine
+from ..ledger.ids import NONCE_BYTES, without_patience
+from ..ledger.local_ids import LEDGER_OPS, LedgerOps, LocalIds
+from ..ledger.operations import (
     ECHO_MS,
     FirstOp,
     ForgetIdOp,
@@ -41,14 +42,13 @@ from ..protocol.ledgers import (
     SeenOp,
     without_ledger,
 )
+from ..model import Outcome
 from ..stores.entry import LIVE, SETTLED, Entry, is_free, stored
 from ..stores.memory import MemoryStore
 from .adoption import Former, holding_of, mark, removal, report, text_of
 from .base import IdOp, JournalOp
-from .id_line import IdLine
 from .journal import NEW, Journal, JournalLine
 from .last_seen import LastSeen, SeenEntry, is_of
-from .local_ids import LEDGER_OPS, LedgerOps, LocalIds
 
 _REMEMBERED_OPS = (RememberedClaimOp, RememberedSettleOp)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from ..errors import DedupError, ForeignRecordError
 from ..events import Conflict, Event, Replayed, Unreplayed, log
 from ..kernel.operations import Adopted, AdoptOp, Code, Op, Reply, Stored, StoredForm
-from ..protocol.ledgers import FirstOp
+from ..ledger.operations import FirstOp
 from ..tasks import stop
 from .base import GivenUpPolicy, JournalledPolicy, JournalOp
 

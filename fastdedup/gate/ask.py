@@ -32,7 +32,7 @@ from ..kernel.operations import (
     was_accepted,
 )
 from ..kernel.owners import owner_text
-from ..protocol.ledgers import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
+from ..ledger.operations import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
 from .connection import Connection
 from .counters import verb_of
 from .settings import Settings

@@ -28,8 +28,8 @@ from ..forking import InChild
 from ..kernel.keyspace import names_of
 from ..kernel.operations import ClaimOp, Code, Op, ReadOp, RefusedAlone, ReleaseOp, RenewOp, Reply, Stored
 from ..kernel.owners import is_drawn
-from ..protocol.ledger_ids import NONCE_BYTES
-from ..protocol.ledgers import FirstOp, ForgetIdOp
+from ..ledger.ids import NONCE_BYTES
+from ..ledger.operations import FirstOp, ForgetIdOp
 from ..tasks import stop
 
 MAX_GIVEN_UP = 10_000

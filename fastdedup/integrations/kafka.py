@@ -36,7 +36,7 @@ from ..checks import Seconds, check_count
 from ..claims.resolving import Check
 from ..errors import ConfigError
 from ..gateway import Dedup
-from ..ledger import Ledger
+from ..ledger.client import Ledger
 from ..messages.consumer import GRACE, RETRY_DELAY, BrokerConsumer
 from ..messages.decisions import Decision
 from ..messages.deliveries import Deliveries

@@ -32,7 +32,7 @@ from ..checks import Seconds, milliseconds
 from ..claims.resolving import Check
 from ..errors import ConfigError
 from ..gateway import Dedup
-from ..ledger import Ledger
+from ..ledger.client import Ledger
 from ..messages.consumer import GRACE, RETRY_DELAY, MessageJob, PullingConsumer
 from ..messages.decisions import Decision
 from ..messages.deliveries import Deliveries

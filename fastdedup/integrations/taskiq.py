@@ -22,7 +22,7 @@ from ..checks import Seconds, check_seconds, named
 from ..claims.resolving import Check
 from ..errors import ConfigError
 from ..gateway import Dedup
-from ..ledger import Ledger
+from ..ledger.client import Ledger
 from ..messages.arguments import ArgumentsRule
 from ..messages.decisions import Action, Decision, Reason
 from ..messages.deliveries import Deliveries, check_remember

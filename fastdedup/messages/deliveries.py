@@ -20,7 +20,7 @@ from ..claims.resolving import Check, check_resolve
 from ..errors import ConfigError, ForeignRecordError, InvalidKeyError, describe_error
 from ..events import ConsumerEnded, emit
 from ..gateway import Dedup
-from ..ledger import Ledger
+from ..ledger.client import Ledger
 from ..sql.inbox import Inbox
 from ..sql.once import Begin
 from .decisions import Action, Counts, Decision

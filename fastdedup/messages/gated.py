@@ -23,7 +23,7 @@ from ..errors import (
 )
 from ..gateway import Dedup
 from ..kernel.operations import ForgetOp, ReadOp, Stored
-from ..ledger import Ledger
+from ..ledger.client import Ledger
 from ..model import Outcome
 from .decisions import Action, Decision, Reason
 from .delivery import Delivery, is_failure

@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from ..claim import Claim
-from ..claims.remembered import RememberedCall
 from ..codec import check_size
 from ..errors import ClaimLostError, ConfigError, InvalidKeyError, UnavailableError
 from ..gateway import Dedup
 from ..kernel.operations import Code, ReleaseOp, RenewOp, SettleOp
 from ..kernel.owners import owner_field
-from ..ledger import Ledger
+from ..ledger.client import Ledger
+from ..ledger.ids import record_wire
+from ..ledger.operations import ECHO_MS, IdPlace, RememberedSettleOp
+from ..ledger.remembered import RememberedCall
 from ..model import LedgerStats
-from ..protocol.ledger_ids import record_wire
-from ..protocol.ledgers import ECHO_MS, IdPlace, RememberedSettleOp
 from .counters import Counters
 
 MAX_IDS = 1000

@@ -29,8 +29,8 @@ from ..kernel.operations import (
     Verb,
     Verdict,
 )
-from ..model import Outcome
-from ..protocol.ledgers import (
+from ..ledger.memory import ID_BYTES, MemoryLedgers
+from ..ledger.operations import (
     FirstOp,
     ForgetIdOp,
     LedgerOp,
@@ -39,9 +39,9 @@ from ..protocol.ledgers import (
     SeenOp,
     WeighOp,
 )
+from ..model import Outcome
 from .base import Page, Query, without_result
 from .entry import LIVE, SETTLED, Entry, differs, is_free, is_held, judge, stored, verdict_on
-from .memory_ledgers import ID_BYTES, MemoryLedgers
 
 _STATES = ("I", "P", "W", "S", "F", "R", "M")
 _OVERHEAD = 400

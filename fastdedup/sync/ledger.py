@@ -7,9 +7,9 @@ from typing import Any, Self, TypeVar
 
 from ..errors import UnavailableError
 from ..kernel.owners import draw_owner, owner_text
-from ..ledger import Ledger as AsyncLedger
+from ..ledger.client import Ledger as AsyncLedger
+from ..ledger.ids import listed_bytes
 from ..model import LedgerResize, LedgerStats
-from ..protocol.ledger_ids import listed_bytes
 from .background import Bound, PerProcess
 
 T = TypeVar("T")

@@ -26,8 +26,8 @@ from fastdedup.kernel.operations import (
     Verdict,
 )
 from fastdedup.kernel.owners import draw_owner
-from fastdedup.protocol.ledger_ids import NONCE_BYTES
-from fastdedup.protocol.ledgers import FirstOp
+from fastdedup.ledger.ids import NONCE_BYTES
+from fastdedup.ledger.operations import FirstOp
 from fastdedup.stores import make_store
 from fastdedup.stores.base import Store
 from fastdedup.stores.memory import MemoryStore

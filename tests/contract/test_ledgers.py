@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from fastdedup import ConfigError, Dedup, ForeignRecordError, InvalidKeyError, Ledger
-from fastdedup.protocol.ledger_ids import ledger_wire
+from fastdedup.ledger.ids import ledger_wire
 
 from ..servers import evicting
 from ..stores import Backend

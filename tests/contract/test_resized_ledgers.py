@@ -15,8 +15,8 @@ import pytest
 from fastdedup import ConfigError, Dedup, Ledger, LocalLRU, UnavailableError
 from fastdedup.kernel.operations import Code, StoredForm
 from fastdedup.kernel.owners import owner_field
-from fastdedup.protocol.ledger_views import PACE, LedgerView, nonce_of
-from fastdedup.protocol.ledgers import FirstOp, LedgerOp
+from fastdedup.ledger.operations import FirstOp, LedgerOp
+from fastdedup.ledger.views import PACE, LedgerView, nonce_of
 
 from ..servers import RedisServer
 from ..stores import Backend, on_stores

@@ -30,9 +30,9 @@ from fastdedup.kernel.operations import (
     terms,
 )
 from fastdedup.kernel.operations import Reply as LibraryReply
-from fastdedup.protocol.ledger_forms import LedgerForm
-from fastdedup.protocol.ledger_ids import CALL_BYTES
-from fastdedup.protocol.ledgers import (
+from fastdedup.ledger.forms import LedgerForm
+from fastdedup.ledger.ids import CALL_BYTES
+from fastdedup.ledger.operations import (
     FOREVER_MS,
     FirstOp,
     ForgetIdOp,

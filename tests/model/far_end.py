@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from fastdedup.kernel.operations import Code, Op, ReadOp, Reply, Stored, Verdict
-from fastdedup.protocol.ledgers import (
+from fastdedup.ledger.memory import MemoryLedgers
+from fastdedup.ledger.operations import (
     FOREVER_MS,
     FirstOp,
     ForgetIdOp,
@@ -15,7 +16,6 @@ from fastdedup.protocol.ledgers import (
     RememberedSettleOp,
     SeenOp,
 )
-from fastdedup.stores.memory_ledgers import MemoryLedgers
 
 from .conversion import asked, told
 from .windows import Entry, Place, step

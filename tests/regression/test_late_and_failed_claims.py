@@ -20,8 +20,8 @@ from fastdedup.gate.undo import UndoList
 from fastdedup.integrations import asgi
 from fastdedup.kernel.operations import ClaimOp, Code, IssueOp, Mode, Op, ReadOp, Reply, Stored, terms
 from fastdedup.kernel.owners import draw_owner
-from fastdedup.protocol.ledger_forms import LedgerForm
-from fastdedup.protocol.ledgers import FOREVER_MS, FirstOp, LedgerTerms, SeenOp
+from fastdedup.ledger.forms import LedgerForm
+from fastdedup.ledger.operations import FOREVER_MS, FirstOp, LedgerTerms, SeenOp
 from fastdedup.stores.memory import MemoryStore
 
 from ..proxy import Fate, Proxy, proxied

@@ -11,10 +11,10 @@ import pytest
 
 from fastdedup import Dedup, Ledger, UsageError
 from fastdedup.kernel.owners import owner_field
-from fastdedup.protocol.ledger_forms import LedgerForm
-from fastdedup.protocol.ledger_ids import ledger_wire
-from fastdedup.protocol.ledger_views import nonce_of
-from fastdedup.protocol.ledgers import FirstOp, LedgerOp
+from fastdedup.ledger.forms import LedgerForm
+from fastdedup.ledger.ids import ledger_wire
+from fastdedup.ledger.operations import FirstOp, LedgerOp
+from fastdedup.ledger.views import nonce_of
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.testing import Clock
 

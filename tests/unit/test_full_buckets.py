@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from fastdedup.kernel.operations import Verb
-from fastdedup.protocol.ledger_forms import LedgerForm
-from fastdedup.protocol.ledger_ids import NONCE_BYTES
-from fastdedup.protocol.ledgers import FOREVER_MS, FirstOp, LedgerTerms
+from fastdedup.ledger.forms import LedgerForm
+from fastdedup.ledger.ids import NONCE_BYTES
+from fastdedup.ledger.operations import FOREVER_MS, FirstOp, LedgerTerms
 from fastdedup.stores.redis.verbs import load_scripts
 
 SLOT_S = 3600

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fastdedup.cli.main import cli
-from fastdedup.protocol.ledger_views import PACE
+from fastdedup.ledger.views import PACE
 from fastdedup.sync import Dedup
 
 from ..servers import RedisServer, evicting

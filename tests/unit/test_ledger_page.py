@@ -10,7 +10,7 @@ import click
 import pytest
 
 from fastdedup.cli.main import cli
-from fastdedup.protocol.ledger_forms import LedgerForm
+from fastdedup.ledger.forms import LedgerForm
 
 from ..sql_pages.pages import Page
 

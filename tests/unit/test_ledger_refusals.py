@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from fastdedup import ConfigError, Dedup, ForeignRecordError, Ledger, LedgerFullError, UnavailableError
 from fastdedup.cli.main import cli
 from fastdedup.events import Event, LedgerFilling
-from fastdedup.protocol.ledger_ids import ledger_wire
+from fastdedup.ledger.ids import ledger_wire
 
 from ..servers import RedisServer, evicting
 
@@ -109,7 +109,7 @@ async def test_ids_that_are_over_do_not_count_for_its_filling(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They lie in their buckets until these are written anew, so a ledger that is planned as told seems fuller."""
-    monkeypatch.setattr("fastdedup.ledger._LOOK_AGAIN", 0.0)
+    monkeypatch.setattr("fastdedup.ledger.client._LOOK_AGAIN", 0.0)
     told: list[Event] = []
     ids, sent = 3000, 0
     async with gate_on(server.url, on_event=told.append) as dedup:

@@ -8,9 +8,9 @@ import pytest
 
 from fastdedup import LocalLRU, UnavailableError
 from fastdedup.kernel.operations import Code, Reply, StoredForm
-from fastdedup.protocol.ledger_forms import LedgerForm
-from fastdedup.protocol.ledger_ids import ledger_wire
-from fastdedup.protocol.ledgers import FirstOp, ForgetIdOp, LedgerOp, SeenOp
+from fastdedup.ledger.forms import LedgerForm
+from fastdedup.ledger.ids import ledger_wire
+from fastdedup.ledger.operations import FirstOp, ForgetIdOp, LedgerOp, SeenOp
 
 WIRE = ledger_wire("shop", "orders")
 DOWN = UnavailableError("the store is down")

@@ -17,8 +17,8 @@ from fastdedup.kernel.operations import (
     terms,
 )
 from fastdedup.kernel.owners import owner_field
-from fastdedup.protocol.ledger_ids import record_wire
-from fastdedup.protocol.ledgers import (
+from fastdedup.ledger.ids import record_wire
+from fastdedup.ledger.operations import (
     FirstOp,
     ForgetIdOp,
     LedgerOp,

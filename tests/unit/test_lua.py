@@ -30,9 +30,8 @@ from fastdedup.kernel.operations import (
     terms,
 )
 from fastdedup.kernel.owners import draw_owner
-from fastdedup.model import Outcome
-from fastdedup.protocol.ledger_forms import LedgerForm
-from fastdedup.protocol.ledgers import (
+from fastdedup.ledger.forms import LedgerForm
+from fastdedup.ledger.operations import (
     FirstOp,
     ForgetIdOp,
     LedgerOp,
@@ -42,6 +41,7 @@ from fastdedup.protocol.ledgers import (
     SeenOp,
     WeighOp,
 )
+from fastdedup.model import Outcome
 from fastdedup.stores.redis.listener import CHANNEL
 from fastdedup.stores.redis.scripts import lua_source
 from fastdedup.stores.redis.verbs import FACES, load_scripts

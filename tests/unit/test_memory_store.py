@@ -23,8 +23,8 @@ from fastdedup.kernel.operations import (
     Verdict,
     terms,
 )
+from fastdedup.ledger.memory import MemoryLedgers
 from fastdedup.stores.memory import MemoryStore
-from fastdedup.stores.memory_ledgers import MemoryLedgers
 
 ENTRY = 400
 """Bytes that the store counts for a record without payload."""

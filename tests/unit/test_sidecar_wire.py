@@ -34,8 +34,8 @@ from fastdedup.kernel.operations import (
     Weight,
     terms,
 )
-from fastdedup.protocol.ledger_forms import LedgerForm
-from fastdedup.protocol.ledgers import (
+from fastdedup.ledger.forms import LedgerForm
+from fastdedup.ledger.operations import (
     FirstOp,
     ForgetIdOp,
     LedgerOp,

@@ -11,7 +11,7 @@ from ...checks import Seconds, check_seconds
 from ...claims.resolving import Check
 from ...errors import ConfigError
 from ...gateway import Dedup
-from ...ledger import Ledger
+from ...ledger.client import Ledger
 from ...messages.decisions import Counts
 from ...messages.keys import KeyRule
 from ...messages.rules import ATTEMPTS, WAIT

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from ...checks import check_seconds
 from ...claims.resolving import Check
 from ...gateway import Dedup
-from ...ledger import Ledger
+from ...ledger.client import Ledger
 from ...messages.keys import KeyRule
 from ...messages.rules import MessageRules
 from ...sql.inbox import Inbox

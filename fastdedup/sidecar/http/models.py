@@ -13,8 +13,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from ...checks import MAX_SECONDS, MOST_REASON
 from ...kernel.keyspace import MAX_KEY_BYTES
 from ...kernel.owners import MAX_OWNER_BYTES
+from ...ledger.ids import MAX_ID
 from ...model import Outcome, RecordKind, State
-from ...protocol.ledger_ids import MAX_ID
 from ..ledgers import MAX_IDS
 from ..limits import MOST_LISTED, MOST_LISTING_MS
 

@@ -21,8 +21,8 @@ from ...gateway import Dedup
 from ...kernel.operations import ClaimOp, Mode, ReleaseOp, RenewOp, SettleOp, Verdict
 from ...kernel.owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
 from ...keys import digest
+from ...ledger.operations import IdPlace
 from ...model import Outcome
-from ...protocol.ledgers import IdPlace
 from ...tokens import subject_mark
 from ..counters import Counters, outcome_of_fault
 from ..ledgers import ServedLedger

@@ -10,7 +10,7 @@ from ...errors import ConfigError
 from ...gateway import Dedup
 from ...kernel.operations import ReleaseOp, RenewOp, SettleOp
 from ...kernel.owners import owner_field
-from ...protocol.ledgers import IdPlace
+from ...ledger.operations import IdPlace
 from ..ledgers import ServedLedger
 from ..verbs import held, releasing, renewing, settling
 from .connection import Command, RespConnection

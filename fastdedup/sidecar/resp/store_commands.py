@@ -36,7 +36,7 @@ from ...kernel.operations import (
     Verdict,
 )
 from ...kernel.owners import trace_of, veiled
-from ...protocol.ledgers import ForgetIdOp, LedgerTerms
+from ...ledger.operations import ForgetIdOp, LedgerTerms
 from ...stores.base import EvictingStore, ListedStore, Query
 from ...stores.sidecar.unpack import unpack
 from ...stores.sidecar.wire import (

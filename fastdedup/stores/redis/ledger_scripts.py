@@ -11,8 +11,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from ...kernel.operations import Code, Op, Reply, StoredForm, Verdict, Weight
-from ...model import Outcome
-from ...protocol.ledgers import (
+from ...ledger.operations import (
     FirstOp,
     ForgetIdOp,
     LedgerOp,
@@ -22,6 +21,7 @@ from ...protocol.ledgers import (
     SeenOp,
     WeighOp,
 )
+from ...model import Outcome
 from .records import verdict
 from .scripts import ONLY_CODES, Args, answer_of, ceil_ms, codes, proof
 

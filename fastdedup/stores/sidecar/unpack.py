@@ -32,9 +32,9 @@ from ...kernel.operations import (
     Verb,
     terms,
 )
-from ...protocol.ledger_forms import DENSE_WIDTH, SLOTS, LedgerForm
-from ...protocol.ledger_ids import MAX_ID, NONCE_BYTES, without_patience
-from ...protocol.ledgers import (
+from ...ledger.forms import DENSE_WIDTH, SLOTS, LedgerForm
+from ...ledger.ids import MAX_ID, NONCE_BYTES, without_patience
+from ...ledger.operations import (
     FOREVER_MS,
     FirstOp,
     ForgetIdOp,

@@ -32,8 +32,8 @@ from ...kernel.operations import (
     Verdict,
     Weight,
 )
+from ...ledger.operations import LedgerTerms
 from ...model import Outcome
-from ...protocol.ledgers import LedgerTerms
 
 PROTOCOL = 2
 """The number that the client sends in `FD.STORE`; a sidecar of another protocol refuses it."""

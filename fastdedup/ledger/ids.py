@@ -10,7 +10,7 @@ from uuid import UUID
 from ..checks import shown
 from ..errors import InvalidKeyError
 from ..kernel.keyspace import Kind
-from .ledger_forms import DENSE_WIDTH, IN_STEP, LedgerForm
+from .forms import DENSE_WIDTH, IN_STEP, LedgerForm
 
 NONCE_BYTES: Final = 5
 """Bytes of a nonce: `CALL_BYTES` name a call, and the last says how many ticks it waits for another call that may be

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..gate.together import Together
+from ..gate.undo import UndoList
 from ..kernel.granted import GRANTED
 from ..kernel.operations import Code, Reply
-from ..protocol.ledgers import FirstOp, LedgerTerms
-from .together import Together
-from .undo import UndoList
+from .operations import FirstOp, LedgerTerms
 
 
 class ListedId(FirstOp):

@@ -9,9 +9,9 @@ from typing import Any, Final, Literal, cast
 from ..checks import shown
 from ..errors import ConfigError
 from ..kernel.operations import StoredForm
-from .ledger_forms import DENSE_WIDTH, LedgerForm
-from .ledger_ids import CALL_BYTES, MAX_PATIENCE, NONCE_BYTES, TICK_MS, places_of
-from .ledgers import FOREVER_MS, LedgerTerms
+from .forms import DENSE_WIDTH, LedgerForm
+from .ids import CALL_BYTES, MAX_PATIENCE, NONCE_BYTES, TICK_MS, places_of
+from .operations import FOREVER_MS, LedgerTerms
 
 _EXACT: Final = 7
 _NARROW: Final = 4

@@ -9,24 +9,24 @@ from random import sample
 from time import monotonic, perf_counter
 from typing import Any, Final, Self, TypeVar
 
-from .checks import Seconds, check_count, check_seconds, milliseconds, shown
-from .errors import ConfigError, DedupError, LedgerFullError, UnavailableError, UsageError, foreign
-from .events import LedgerFilling
-from .gate import former_ids
-from .gate.audit import check_reason, tell_forgotten
-from .gate.connection import Connection
-from .gate.counters import outcome_of
-from .gate.listed_ids import ListedId, settle_pending
-from .gate.namespace import Namespace
-from .gate.together import Together
-from .gate.undo import MAX_GIVEN_UP
-from .kernel.granted import GRANTED, LOOKS
-from .kernel.operations import Code, ForgetOp, ReadOp, Reply, StoredForm, Verb, Weight
-from .kernel.owners import draw_owner, owner_field, owner_text
-from .keys import check_namespace
-from .model import BreakerState, LedgerResize, LedgerStats, Record
-from .protocol.ledger_forms import DENSE_WIDTH, FILLING, SLOTS, LedgerForm
-from .protocol.ledger_ids import (
+from ..checks import Seconds, check_count, check_seconds, milliseconds, shown
+from ..errors import ConfigError, DedupError, LedgerFullError, UnavailableError, UsageError, foreign
+from ..events import LedgerFilling
+from ..gate.audit import check_reason, tell_forgotten
+from ..gate.connection import Connection
+from ..gate.counters import outcome_of
+from ..gate.namespace import Namespace
+from ..gate.together import Together
+from ..gate.undo import MAX_GIVEN_UP
+from ..kernel.granted import GRANTED, LOOKS
+from ..kernel.operations import Code, ForgetOp, ReadOp, Reply, StoredForm, Verb, Weight
+from ..kernel.owners import draw_owner, owner_field, owner_text
+from ..keys import check_namespace
+from ..model import BreakerState, LedgerResize, LedgerStats, Record
+from ..stores.base import NO_EVICTION, EvictingStore
+from . import former_ids
+from .forms import DENSE_WIDTH, FILLING, SLOTS, LedgerForm
+from .ids import (
     NONCE_BYTES,
     IdPlaces,
     id_bytes,
@@ -35,7 +35,9 @@ from .protocol.ledger_ids import (
     number_bytes,
     record_wire,
 )
-from .protocol.ledger_views import (
+from .listed_ids import ListedId, settle_pending
+from .operations import FOREVER_MS, FirstOp, ForgetIdOp, IdPlace, LedgerOp, LedgerTerms, SeenOp, WeighOp
+from .views import (
     LEAST_WINDOW,
     MOST_CAPACITY,
     PACE,
@@ -48,8 +50,6 @@ from .protocol.ledger_views import (
     over_ms,
     patience_of,
 )
-from .protocol.ledgers import FOREVER_MS, FirstOp, ForgetIdOp, IdPlace, LedgerOp, LedgerTerms, SeenOp, WeighOp
-from .stores.base import NO_EVICTION, EvictingStore
 
 _KEEP_MS: Final = 86_400_000
 """Milliseconds for which a form outlives two windows of which nobody asked for the ledger."""

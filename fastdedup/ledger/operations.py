@@ -6,8 +6,8 @@ from typing import Any, Final, Protocol
 
 from ..errors import UnavailableError
 from ..kernel.operations import READ_WEIGHT, ClaimOp, Code, Op, SettleOp, Terms, Verb
-from .ledger_forms import SLOTS, STRAYS, LedgerForm
-from .ledger_ids import NONCE_BYTES
+from .forms import SLOTS, STRAYS, LedgerForm
+from .ids import NONCE_BYTES
 
 _EXPIRY_SLOTS: Final = 125
 """Slots after which a bucket expires, from when it was written anew; see `_ledger.lua`."""

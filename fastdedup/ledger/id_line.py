@@ -7,15 +7,15 @@ now must be known before the record may come into the store.
 from __future__ import annotations
 
 from ..events import Conflict
+from ..fallback.adoption import text_of
+from ..fallback.base import IdOp
+from ..fallback.journal import Journal, JournalLine
 from ..kernel.keyspace import names_of
-from ..protocol.ledger_forms import LedgerForm
-from ..protocol.ledger_ids import places_of
-from ..protocol.ledgers import LedgerTerms
 from ..stores.entry import LIVE, SETTLED
 from ..stores.memory import MemoryStore
-from .adoption import text_of
-from .base import IdOp
-from .journal import Journal, JournalLine
+from .forms import LedgerForm
+from .ids import places_of
+from .operations import LedgerTerms
 
 _LINE_BYTES = 600
 """Rough size of a line without its id."""

@@ -15,12 +15,16 @@ from collections import OrderedDict
 
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
+from ..fallback.base import IdOp, JournalOp
+from ..fallback.journal import Journal, JournalLine
 from ..kernel.granted import GRANTED
 from ..kernel.keyspace import names_of
 from ..kernel.operations import Code, Reply, StoredForm
-from ..protocol.ledger_forms import SLOTS, LedgerForm
-from ..protocol.ledger_ids import NONCE_BYTES, ledger_of, same_call, without_patience
-from ..protocol.ledgers import (
+from ..stores.memory import MemoryStore
+from .forms import SLOTS, LedgerForm
+from .id_line import IdLine, LocalLedger, line_bytes
+from .ids import NONCE_BYTES, ledger_of, same_call, without_patience
+from .operations import (
     FirstOp,
     ForgetIdOp,
     LedgerOp,
@@ -29,10 +33,6 @@ from ..protocol.ledgers import (
     SeenOp,
     WeighOp,
 )
-from ..stores.memory import MemoryStore
-from .base import IdOp, JournalOp
-from .id_line import IdLine, LocalLedger, line_bytes
-from .journal import Journal, JournalLine
 
 LedgerOps = LedgerOp | FirstOp | SeenOp | ForgetIdOp | WeighOp
 LEDGER_OPS = (LedgerOp, FirstOp, SeenOp, ForgetIdOp, WeighOp)

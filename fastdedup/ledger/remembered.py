@@ -9,17 +9,17 @@ from typing import Any
 
 from ..checks import Seconds
 from ..claim import Claim
+from ..claims.call import ClaimCall, claim_of, count_claim
+from ..claims.traced_lists import within_a_span
+from ..claims.waiting import claim_once, wait_for_verdict
 from ..errors import ConfigError, UnavailableError, UsageError
 from ..gate.namespace import Namespace
 from ..kernel.operations import Terms
 from ..kernel.owners import owner_field, owner_text
 from ..keys import digest
-from ..ledger import Ledger
-from ..protocol.ledger_ids import record_wire
-from ..protocol.ledgers import FindsIds, RememberedClaimOp
-from .call import ClaimCall, claim_of, count_claim
-from .traced_lists import within_a_span
-from .waiting import claim_once, wait_for_verdict
+from .client import Ledger
+from .ids import record_wire
+from .operations import FindsIds, RememberedClaimOp
 
 
 class RememberedCall(ClaimCall):

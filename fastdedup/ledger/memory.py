@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from ..kernel.operations import Code, Reply, StoredForm, Weight
-from ..protocol.ledger_ids import CALL_BYTES, NONCE_BYTES, TICK_MS, same_call
-from ..protocol.ledgers import FirstOp, ForgetIdOp, LedgerOp, SeenOp, WeighOp
+from .ids import CALL_BYTES, NONCE_BYTES, TICK_MS, same_call
+from .operations import FirstOp, ForgetIdOp, LedgerOp, SeenOp, WeighOp
 
 BucketOp = FirstOp | SeenOp | ForgetIdOp | WeighOp
 _COMPLETED = bytes(NONCE_BYTES)
@@ -117,7 +117,7 @@ class MemoryLedgers:
         terms.saw_fill(len(self._buckets[op.wire]), 1)
         return Code.OK
 
-    # For `fallback/local_ids.py`, which keeps ids of another store here; `apply` removes what is over before
+    # For `ledger/local_ids.py`, which keeps ids of another store here; `apply` removes what is over before
 
     def held(self, wire: bytes, digest: bytes) -> tuple[int, bytes] | None:
         """Return when an id is over (ms since 1970), and the nonce that remembered it; None where it is not held."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from ..gate.namespace import Namespace
 from ..kernel.operations import Code, Reply
-from ..protocol.ledger_views import FormerView
-from ..protocol.ledgers import FirstOp, ForgetIdOp, SeenOp
-from .namespace import Namespace
+from .operations import FirstOp, ForgetIdOp, SeenOp
+from .views import FormerView
 
 
 async def look(namespace: Namespace, former: FormerView, ids: Sequence[bytes], nonce: bytes) -> list[Reply]:

@@ -1,0 +1,1 @@
+"""The ledger: which ids were seen in the last days, beside the path of a claim."""

@@ -1,1 +1,0 @@
-"""The operations that a store executes, its replies, and the form of keys and owners on the way."""
