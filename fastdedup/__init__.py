@@ -1,7 +1,7 @@
 """fastdedup: are you the first? Answered atomically, replayed to duplicates, honest when Redis is down."""
 
+from .admin.takeover import Resolution, Takeover
 from .claim import Claim
-from .claims.takeover import Resolution, Takeover
 from .codec import Codec
 from .errors import (
     ClaimLostError,

@@ -8,12 +8,13 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, cast, overload
 
+from .admin.inspected import Inspected
+from .admin.resolved import ResolvedCall
+from .admin.resolving import Check, check_resolve
 from .checks import Seconds, check_seconds, named, shown
 from .claim import Claim
 from .claims.call import ClaimCall, KnownCall
 from .claims.many import ClaimList, ListedClaim
-from .claims.resolved import ResolvedCall
-from .claims.resolving import Check, check_resolve
 from .codec import Codec, JSONCodec
 from .compiled import mypyc_attr
 from .errors import ConfigError, InvalidKeyError, UsageError
@@ -24,7 +25,6 @@ from .gate.connection import Connection
 from .gate.holder import check_holder
 from .gate.namespace import Namespace
 from .gate.settings import Settings
-from .inspected import Inspected
 from .kernel.engine import OnBatch
 from .kernel.keyspace import READABLE_BYTES
 from .kernel.operations import Mode

@@ -41,8 +41,7 @@ FLOORS = (
     ("sql.faults",),
     ("",),  # the package itself: the public names
     ("gateway",),
-    ("inspected",),
-    ("inspection",),
+    ("admin",),
     ("ledger", "tokens", "machine", "lock", "once"),
     ("claims",),
     ("claim",),

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ..inspection import KINDS, wire_of_key
+from ..admin.inspection import KINDS, wire_of_key
 from ..kernel.keyspace import names_of
 from ..web.inspection import GATE, RequestPlace, place_of_request, principal_of_header
 from ..web.request import as_received

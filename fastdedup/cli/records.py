@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..admin.inspection import LISTED
 from ..gateway import Dedup
-from ..inspection import LISTED
 from ..kernel.owners import is_drawn, owner_field
 from ..ledger.client import Ledger, read_form
 from ..model import Listing, Record, State

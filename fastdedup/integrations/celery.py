@@ -18,8 +18,8 @@ try:
 except ImportError as error:
     raise ImportError("Celery is missing: pip install 'fastdedup[celery]'") from error
 
+from ..admin.takeover import Resolution, Takeover
 from ..checks import Seconds
-from ..claims.takeover import Resolution, Takeover
 from ..codec import UNSTORABLE
 from ..downstream import claimed_work
 from ..errors import ConfigError, FailedError, InProgressError, ResultError, error_text

@@ -32,8 +32,8 @@ except ImportError as error:
         "fastdedup.integrations.kafka needs aiokafka: pip install 'fastdedup[kafka]'"
     ) from error
 
+from ..admin.resolving import Check
 from ..checks import Seconds, check_count
-from ..claims.resolving import Check
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..ledger.client import Ledger

@@ -24,8 +24,8 @@ try:
 except ImportError as error:
     raise ImportError("fastdedup.integrations.nats needs nats-py: pip install 'fastdedup[nats]'") from error
 
+from ..admin.resolving import Check
 from ..checks import Seconds
-from ..claims.resolving import Check
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..ledger.client import Ledger

@@ -28,8 +28,8 @@ except ImportError as error:
         "fastdedup.integrations.redis_streams needs anyio: pip install 'fastdedup[redis-streams]'"
     ) from error
 
+from ..admin.resolving import Check
 from ..checks import Seconds, milliseconds
-from ..claims.resolving import Check
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..ledger.client import Ledger

@@ -18,8 +18,8 @@ try:
 except ImportError as error:
     raise ImportError("taskiq is missing: pip install 'fastdedup[taskiq]'") from error
 
+from ..admin.resolving import Check
 from ..checks import Seconds, check_seconds, named
-from ..claims.resolving import Check
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..ledger.client import Ledger

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
+from ..admin.resolving import check_resolve
+from ..admin.takeover import Resolved
 from ..checks import named
 from ..claim import Claim as AsyncClaim
-from ..claims.resolving import check_resolve
-from ..claims.takeover import Resolved
 from ..errors import (
     ConfigError,
     DedupError,

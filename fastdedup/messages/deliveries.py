@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ..claims.resolving import Check, check_resolve
+from ..admin.resolving import Check, check_resolve
 from ..errors import ConfigError, ForeignRecordError, InvalidKeyError, describe_error
 from ..events import ConsumerEnded, emit
 from ..gateway import Dedup

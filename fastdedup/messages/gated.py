@@ -7,10 +7,10 @@ import logging
 from contextlib import suppress
 from typing import Any, Final
 
+from ..admin.resolving import Check, answer_of, takeover_of
+from ..admin.takeover import Resolved
 from ..claim import Claim
 from ..claims.call import ClaimCall
-from ..claims.resolving import Check, answer_of, takeover_of
-from ..claims.takeover import Resolved
 from ..codec import is_unstorable
 from ..errors import (
     ClaimLostError,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from ..admin.takeover import Resolution
 from ..checks import Seconds, check_count, check_seconds
-from ..claims.takeover import Resolution
 from ..errors import (
     ConfigError,
     DedupError,

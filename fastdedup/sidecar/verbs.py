@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from .. import inspection
+from ..admin import inspection
 from ..codec import check_size
 from ..errors import (
     DedupError,

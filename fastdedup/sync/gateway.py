@@ -7,8 +7,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
+from ..admin.resolving import check_resolve
 from ..checks import Seconds, check_seconds
-from ..claims.resolving import check_resolve
 from ..codec import Codec
 from ..events import OnEvent
 from ..fallback.base import FallbackPolicy

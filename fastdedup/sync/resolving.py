@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from ..claims.resolving import check_answer, renew_no_more, settled_as, takeover_of
-from ..claims.takeover import Resolution, Takeover
+from ..admin.resolving import check_answer, renew_no_more, settled_as, takeover_of
+from ..admin.takeover import Resolution, Takeover
 from ..downstream import beside_work
 from ..errors import DedupError
 from .claim import Claim
@@ -15,7 +15,7 @@ SyncCheck = Callable[[Takeover], Resolution]
 
 
 def resolved(claim: Claim, check: SyncCheck, *, renews: bool) -> Claim:
-    """Do what `claims/resolving.py` does. The lease is renewed in the background meanwhile; errors as there."""
+    """Do what `admin/resolving.py` does. The lease is renewed in the background meanwhile; errors as there."""
     try:
         answer = asked(claim, check)
     except BaseException:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
+from ..admin.inspection import wire_of
 from ..checks import named, shown
 from ..errors import ConfigError, UsageError
 from ..gate.namespace import Namespace
 from ..gateway import Dedup
-from ..inspection import wire_of
 from ..kernel.keyspace import names_of
 from ..kernel.operations import ClaimOp, Code, Mode, Op, ReleaseOp, Reply, SettleOp, Verdict
 from ..kernel.owners import is_drawn, owner_text

@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from ...admin.resolving import Check
 from ...checks import Seconds, check_seconds
-from ...claims.resolving import Check
 from ...errors import ConfigError
 from ...gateway import Dedup
 from ...ledger.client import Ledger

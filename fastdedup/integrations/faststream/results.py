@@ -8,8 +8,8 @@ from typing import Any
 
 from faststream import Response
 
-from ...claims.resolving import Check, answer_of, check_resolve
-from ...claims.takeover import Resolution, Resolved, Takeover
+from ...admin.resolving import Check, answer_of, check_resolve
+from ...admin.takeover import Resolution, Resolved, Takeover
 
 _BODY = "body"
 _BYTES = "bytes"

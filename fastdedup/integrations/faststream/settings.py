@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from ...admin.resolving import Check
 from ...checks import check_seconds
-from ...claims.resolving import Check
 from ...gateway import Dedup
 from ...ledger.client import Ledger
 from ...messages.keys import KeyRule

@@ -14,8 +14,8 @@ from aio_pika.abc import AbstractIncomingMessage, AbstractQueue, AbstractRobustC
 from aiormq.abc import DeliveredMessage
 from anyio.abc import TaskGroup
 
+from ...admin.resolving import Check
 from ...checks import Seconds, check_count
-from ...claims.resolving import Check
 from ...errors import ConfigError
 from ...gateway import Dedup
 from ...ledger.client import Ledger

@@ -20,8 +20,8 @@ from typing import Any, TextIO
 
 import orjson
 
+from ...admin.inspection import KINDS
 from ...events import BreakerClosed, Degraded, Event, Replayed, name_of
-from ...inspection import KINDS
 from ..verbs import LISTED
 from .listener import Peer
 

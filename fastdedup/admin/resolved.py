@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import Any
 
 from ..claim import Claim
-from .call import ClaimCall
+from ..claims.call import ClaimCall
 from .resolving import Check, resolve
 
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final, get_args
 
-from .checks import Seconds, check_count, check_seconds, shown
-from .errors import ConfigError, InvalidKeyError, UnavailableError
-from .gate.namespace import Namespace
-from .kernel.keyspace import Keyspace, Kind, found_in
-from .kernel.operations import Code, ForgetOp, ReadOp
-from .model import Listing, Record, RecordKind, State
-from .stores.base import ListedStore, Page, Query
-from .tokens import token_bytes
+from ..checks import Seconds, check_count, check_seconds, shown
+from ..errors import ConfigError, InvalidKeyError, UnavailableError
+from ..gate.namespace import Namespace
+from ..kernel.keyspace import Keyspace, Kind, found_in
+from ..kernel.operations import Code, ForgetOp, ReadOp
+from ..model import Listing, Record, RecordKind, State
+from ..stores.base import ListedStore, Page, Query
+from ..tokens import token_bytes
 
 KINDS: Final[dict[str, Kind]] = {
     "claim": Kind.CLAIM,

@@ -1,15 +1,15 @@
-"""What people ask a gate by hand: a record, a list of records, and that one is removed. `inspection.py` does it."""
+"""What people ask a gate by hand: a record, a list of records, and that one is removed. See `inspection.py`."""
 
 from __future__ import annotations
 
 from functools import partial
 
+from ..checks import Seconds
+from ..compiled import mypyc_attr
+from ..gate.audit import check_reason, tell_forgotten, tell_listed
+from ..gate.namespace import Namespace
+from ..model import Listing, Record, RecordKind, State
 from . import inspection
-from .checks import Seconds
-from .compiled import mypyc_attr
-from .gate.audit import check_reason, tell_forgotten, tell_listed
-from .gate.namespace import Namespace
-from .model import Listing, Record, RecordKind, State
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
