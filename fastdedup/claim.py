@@ -12,6 +12,9 @@ from typing import Any, Final, Protocol, cast
 from . import codec
 from .checks import Seconds, check_seconds, milliseconds
 from .compiled import mypyc_attr
+from .core.connection import LONGEST_PAUSE
+from .core.namespace import Namespace
+from .core.tracing import Tracing
 from .downstream import downstream_key
 from .errors import (
     ClaimLostError,
@@ -26,9 +29,6 @@ from .errors import (
     UsageError,
     first_run_failed,
 )
-from .gate.connection import LONGEST_PAUSE
-from .gate.namespace import Namespace
-from .gate.tracing import Tracing
 from .kernel.granted import note_use
 from .kernel.operations import ClaimOp, Code, Op, ReadOp, ReleaseOp, RenewOp, SettleOp, Stored, Verdict
 from .kernel.owners import owner_text

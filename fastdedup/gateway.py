@@ -13,18 +13,18 @@ from .admin.resolved import ResolvedCall
 from .admin.resolving import Check, check_resolve
 from .checks import Seconds, check_seconds, named, shown
 from .claim import Claim
-from .claims.call import ClaimCall, KnownCall
-from .claims.many import ClaimList, ListedClaim
 from .codec import Codec, JSONCodec
 from .compiled import mypyc_attr
+from .core.calls import ClaimCall, KnownCall
+from .core.connection import Connection
+from .core.holder import check_holder
+from .core.many import ClaimList, ListedClaim
+from .core.namespace import Namespace
+from .core.settings import Settings
 from .errors import ConfigError, InvalidKeyError, UsageError
 from .events import OnEvent
 from .fallback.base import FallbackPolicy
 from .fallback.reject import Reject
-from .gate.connection import Connection
-from .gate.holder import check_holder
-from .gate.namespace import Namespace
-from .gate.settings import Settings
 from .kernel.engine import OnBatch
 from .kernel.keyspace import READABLE_BYTES
 from .kernel.operations import Mode

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from .checks import Seconds
 from .claim import Claim
-from .claims.call import ClaimCall
+from .core.calls import ClaimCall
 from .errors import InProgressError
 
 

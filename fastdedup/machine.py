@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from .checks import Seconds, check_count, milliseconds
+from .core.audit import check_reason, tell_forgotten
+from .core.namespace import Namespace
 from .errors import ConfigError, UnknownTransitionError, foreign
-from .gate.audit import check_reason, tell_forgotten
-from .gate.namespace import Namespace
 from .kernel.keyspace import Kind
 from .kernel.operations import Code, ForgetOp, Moved, ReadOp, Stored, TransitionOp
 from .kernel.owners import draw_owner

@@ -15,7 +15,7 @@ try:
 except ImportError as error:
     raise ImportError("metrics need prometheus_client: pip install 'fastdedup[prometheus]'") from error
 
-from .gate.counters import BOUNDS, SIZES, Cells, GateCounters, by_one, empty_cells, verb_at_policy
+from .core.counters import BOUNDS, SIZES, Cells, GateCounters, by_one, empty_cells, verb_at_policy
 from .model import BreakerState
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 from .checks import check_arguments_rule
-from .claims.call import ClaimCall
+from .core.calls import ClaimCall
 from .errors import ConfigError
 
 P = ParamSpec("P")

@@ -7,9 +7,9 @@ from hashlib import blake2b
 from typing import Any
 
 from .checks import Seconds, milliseconds
-from .claims.call import ClaimCall
+from .core.calls import ClaimCall
+from .core.namespace import Namespace
 from .errors import ForeignRecordError, InvalidKeyError
-from .gate.namespace import Namespace
 from .kernel.keyspace import Kind
 from .kernel.operations import Code, IssueOp, Mode
 from .kernel.owners import draw_owner, owner_field

@@ -6,8 +6,8 @@ from functools import partial
 
 from ..checks import Seconds
 from ..compiled import mypyc_attr
-from ..gate.audit import check_reason, tell_forgotten, tell_listed
-from ..gate.namespace import Namespace
+from ..core.audit import check_reason, tell_forgotten, tell_listed
+from ..core.namespace import Namespace
 from ..model import Listing, Record, RecordKind, State
 from . import inspection
 

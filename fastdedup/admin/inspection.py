@@ -7,8 +7,8 @@ from time import monotonic
 from typing import Any, Final, get_args
 
 from ..checks import Seconds, check_count, check_seconds, shown
+from ..core.namespace import Namespace
 from ..errors import ConfigError, InvalidKeyError, UnavailableError
-from ..gate.namespace import Namespace
 from ..kernel.keyspace import Keyspace, Kind, found_in
 from ..kernel.operations import Code, ForgetOp, ReadOp
 from ..model import Listing, Record, RecordKind, State

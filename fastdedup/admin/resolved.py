@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import Any
 
 from ..claim import Claim
-from ..claims.call import ClaimCall
+from ..core.calls import ClaimCall
 from .resolving import Check, resolve
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypedDict
 
 from ..claim import Claim
-from ..claims.call import ClaimCall
+from ..core.calls import ClaimCall
 from ..gateway import Dedup
 from ..keys import Fingerprint
 from ..model import Outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..gate.settings import Settings
+from ..core.settings import Settings
 from ..web import problems
 from ..web.forms import CONTENT_TYPES, FormRefused, Refusal
 from ..web.header import DRAFT

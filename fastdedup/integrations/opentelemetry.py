@@ -37,8 +37,8 @@ except ImportError as error:
 
 from ..checks import named
 from ..claim import Claim
+from ..core.connection import Connection
 from ..errors import ConfigError
-from ..gate.connection import Connection
 from ..gateway import Dedup
 from ..kernel.operations import former_trace
 from ..kernel.owners import TRACE_BYTES

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
-from ..gate.connection import Connection
-from ..gate.counters import BOUNDS, by_one, verb_at_policy
+from ..core.connection import Connection
+from ..core.counters import BOUNDS, by_one, verb_at_policy
 from ..model import BreakerState
 from ..stores.base import ShardedStore
 from .watched import WatchedMessages

@@ -8,7 +8,7 @@ from typing import Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from ..checks import not_a_gate
-from ..claims.call import ClaimCall
+from ..core.calls import ClaimCall
 from ..errors import ConfigError
 from ..gateway import Dedup as AsyncDedup
 from ..model import Outcome

@@ -10,14 +10,14 @@ from time import monotonic, perf_counter
 from typing import Any, Final, Self, TypeVar
 
 from ..checks import Seconds, check_count, check_seconds, milliseconds, shown
+from ..core.audit import check_reason, tell_forgotten
+from ..core.connection import Connection
+from ..core.counters import outcome_of
+from ..core.namespace import Namespace
+from ..core.orphans import MAX_GIVEN_UP
+from ..core.together import Together
 from ..errors import ConfigError, DedupError, LedgerFullError, UnavailableError, UsageError, foreign
 from ..events import LedgerFilling
-from ..gate.audit import check_reason, tell_forgotten
-from ..gate.connection import Connection
-from ..gate.counters import outcome_of
-from ..gate.namespace import Namespace
-from ..gate.together import Together
-from ..gate.undo import MAX_GIVEN_UP
 from ..kernel.granted import GRANTED, LOOKS
 from ..kernel.operations import Code, ForgetOp, ReadOp, Reply, StoredForm, Verb, Weight
 from ..kernel.owners import draw_owner, owner_field, owner_text

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from ..gate.namespace import Namespace
+from ..core.namespace import Namespace
 from ..kernel.operations import Code, Reply
 from .operations import FirstOp, ForgetIdOp, SeenOp
 from .views import FormerView

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..gate.together import Together
-from ..gate.undo import UndoList
+from ..core.orphans import UndoList
+from ..core.together import Together
 from ..kernel.granted import GRANTED
 from ..kernel.operations import Code, Reply
 from .operations import FirstOp, LedgerTerms

@@ -9,11 +9,11 @@ from typing import Any
 
 from ..checks import Seconds
 from ..claim import Claim
-from ..claims.call import ClaimCall, claim_of, count_claim
-from ..claims.traced_lists import within_a_span
-from ..claims.waiting import claim_once, wait_for_verdict
+from ..core.calls import ClaimCall, claim_of, count_claim
+from ..core.namespace import Namespace
+from ..core.traced_lists import within_a_span
+from ..core.waiting import claim_once, wait_for_verdict
 from ..errors import ConfigError, UnavailableError, UsageError
-from ..gate.namespace import Namespace
 from ..kernel.operations import Terms
 from ..kernel.owners import owner_field, owner_text
 from ..keys import digest

@@ -10,8 +10,8 @@ from typing import Any, Final
 from ..admin.resolving import Check, answer_of, takeover_of
 from ..admin.takeover import Resolved
 from ..claim import Claim
-from ..claims.call import ClaimCall
 from ..codec import is_unstorable
+from ..core.calls import ClaimCall
 from ..errors import (
     ClaimLostError,
     DedupError,

@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Any, Final
 
 from ..claim import Claim
-from ..claims.call import ClaimCall
+from ..core.calls import ClaimCall
 from ..errors import ConfigError, InvalidKeyError, MismatchError, UsageError
 from ..gateway import Dedup
 from ..model import Outcome

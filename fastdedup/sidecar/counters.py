@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any, Final
 
+from ..core.counters import BOUNDS as BOUNDS
+from ..core.counters import GateCounters
+from ..core.counters import outcome_of_fault as outcome_of_fault
 from ..errors import ConfigError, InvalidKeyError, ResultError, ResultTooLargeError
-from ..gate.counters import BOUNDS as BOUNDS
-from ..gate.counters import GateCounters
-from ..gate.counters import outcome_of_fault as outcome_of_fault
 from ..gateway import Dedup
 
 _ERRORS: Final = {b"-UNAVAILABLE": "unavailable", b"-CLAIMLOST": "claim_lost"}

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+from ..core.settings import Settings
 from ..errors import ConfigError
-from ..gate.settings import Settings
 from ..gateway import Dedup
 from .access import Access, ForbiddenError
 from .counters import Counters

@@ -10,6 +10,7 @@ import orjson
 
 from ..admin import inspection
 from ..codec import check_size
+from ..core.audit import check_reason
 from ..errors import (
     DedupError,
     LedgerFullError,
@@ -17,7 +18,6 @@ from ..errors import (
     UnavailableError,
     UsageError,
 )
-from ..gate.audit import check_reason
 from ..gateway import Dedup
 from ..kernel.keyspace import names_of
 from ..kernel.operations import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict

@@ -22,8 +22,8 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from ..checks import Seconds, check_arguments_rule, check_count, check_seconds, not_a_gate
 from ..claim import Claim
-from ..claims.call import ClaimCall, claim_of, count_claim
-from ..claims.waiting import end_of, one_wait, wait_a_while
+from ..core.calls import ClaimCall, claim_of, count_claim
+from ..core.waiting import end_of, one_wait, wait_a_while
 from ..downstream import claimed_work
 from ..errors import (
     ClaimLostError,

@@ -8,7 +8,7 @@ from contextvars import Context
 from typing import Generic, TypeVar
 
 from ..claim import Claim
-from ..claims.call import ClaimCall
+from ..core.calls import ClaimCall
 from ..decorated import DecoratedFunctions
 from ..errors import UsageError
 from ..gateway import Dedup

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from .. import downstream
 from ..checks import Seconds, check_seconds
 from ..claim import Claim as AsyncClaim
-from ..claims.call import ClaimCall
+from ..core.calls import ClaimCall
 from ..errors import ClaimLostError, ConfigError, DedupError, UnavailableError, UsageError
 from ..model import Outcome
 from .background import BackgroundDedup

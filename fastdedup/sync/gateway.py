@@ -10,9 +10,9 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 from ..admin.resolving import check_resolve
 from ..checks import Seconds, check_seconds
 from ..codec import Codec
+from ..core.settings import Settings
 from ..events import OnEvent
 from ..fallback.base import FallbackPolicy
-from ..gate.settings import Settings
 from ..gateway import Dedup as AsyncDedup
 from ..kernel.keyspace import READABLE_BYTES
 from ..machine import Transitions

@@ -9,8 +9,8 @@ from typing import Any, Final, Literal, get_args
 
 from ..admin.inspection import wire_of
 from ..checks import named, shown
+from ..core.namespace import Namespace
 from ..errors import ConfigError, UsageError
-from ..gate.namespace import Namespace
 from ..gateway import Dedup
 from ..kernel.keyspace import names_of
 from ..kernel.operations import ClaimOp, Code, Mode, Op, ReleaseOp, Reply, SettleOp, Verdict

@@ -11,16 +11,16 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
+from ..core.connection import Connection
+from ..core.counters import MAX_NAMESPACES, GateCounters
+from ..core.observers import Watchers
+from ..core.orphans import is_held
+from ..core.renewal import Renewal, RenewalQueue
+from ..core.renewing import is_over
 from ..errors import UsageError
 from ..events import Event
 from ..fallback.base import FallbackPolicy, JournalledPolicy
 from ..fallback.local import LocalLRU
-from ..gate.connection import Connection
-from ..gate.counters import MAX_NAMESPACES, GateCounters
-from ..gate.renewal import Renewal, RenewalQueue
-from ..gate.renewing import is_over
-from ..gate.undo import is_held
-from ..gate.watchers import Watchers
 from ..kernel.operations import Code, ReadOp, ReleaseOp, RenewOp, Reply, Stored, Verb
 from ..model import BreakerState
 from .outage import in_loop, refused

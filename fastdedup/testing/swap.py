@@ -15,12 +15,12 @@ from types import ModuleType
 from typing import Any
 
 from ..checks import named
+from ..core.connection import Connection
+from ..core.observers import Watchers
+from ..core.settings import Settings
 from ..errors import ConfigError, UsageError
 from ..events import OnEvent
 from ..fallback.local import LocalLRU
-from ..gate.connection import Connection
-from ..gate.settings import Settings
-from ..gate.watchers import Watchers
 from ..gateway import Dedup
 from ..sync.background import PerProcess
 from ..sync.gateway import Dedup as SyncDedup

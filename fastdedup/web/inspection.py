@@ -12,8 +12,8 @@ import orjson
 
 from ..checks import named
 from ..codec import Codec, JSONCodec
+from ..core.settings import Settings
 from ..errors import ConfigError, ForeignRecordError, InvalidKeyError
-from ..gate.settings import Settings
 from ..gateway import Dedup
 from ..model import Record
 from . import header

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import orjson
 
+from ..core.settings import Settings
 from ..errors import ConfigError
-from ..gate.settings import Settings
 from .header import DRAFT, MAX_KEY, NAME
 from .problems import PROBLEMS
 from .request import everyone

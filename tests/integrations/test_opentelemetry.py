@@ -27,7 +27,7 @@ from fastdedup import (
     UnavailableError,
     UsageError,
 )
-from fastdedup.gate.holder import holder_name
+from fastdedup.core.holder import holder_name
 from fastdedup.integrations import opentelemetry as integration
 from fastdedup.integrations.opentelemetry import current_context, server_of
 from fastdedup.messages import Counts, MessageRules

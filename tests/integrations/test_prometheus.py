@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, LocalLRU, UnavailableError, UsageError
+from fastdedup.core.counters import MAX_NAMESPACES, OTHERS
 from fastdedup.events import Conflict, ConsumerPaused, DeadLettered, GateBypassed, UndoOverflow
-from fastdedup.gate.counters import MAX_NAMESPACES, OTHERS
 from fastdedup.integrations import starlette
 from fastdedup.integrations.asgi import IdempotencyMiddleware, everyone
 from fastdedup.integrations.fastapi import Idempotency

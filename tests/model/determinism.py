@@ -3,8 +3,9 @@
 Each source of either that the package has is replaced here, and nowhere else:
 
 - `time.time`, `time.monotonic` and `time.monotonic_ns`, also where a module has imported the function by its name
-  (`from time import monotonic`: claim, gateway, ledger, inspection, gate/recent, gate/incidents, engine/clock,
-  stores/redis/scripts, stores/sidecar/store); `time.perf_counter` likewise (engine, gate/ask, gate/counters, claims);
+  (`from time import monotonic`: claim, gateway, ledger/client, admin/inspection, core/{recent,incidents},
+  kernel/clock, stores/redis/scripts, stores/sidecar/store); `time.perf_counter` likewise (kernel/engine,
+  core/{gate,counters,calls});
 - the loop's own clock (`VirtualLoop.time`), by which all timers, deadlines and leases of the package end;
 - Python's generator behind `random.random` and its brothers: the pauses of the undo list, the breaker, settling,
   waiting and reconciliation, and the offset of a memory store's fences;

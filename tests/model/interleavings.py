@@ -2,10 +2,10 @@
 
 A client follows a script of two to four operations. Each sending may go well, lose its reply, or get lost, or be held
 back: then it arrives at any later point. A client without a reply asks again or gives up. It takes back what it gave
-up as `fastdedup/gate/undo.py` does: it reads the record, releases it by owner and fence, and looks for a late copy.
-If a `consume` or a `redeem` meets another client's use without a result, it asks again until that use is gone, or is
-older than two timeouts. At any point the lease may end, and then the record. The rules at the end of this file say
-what must never happen, and `ACCEPTED` says where they are broken, and why.
+up as `fastdedup/core/orphans.py` does: it reads the record, releases it by owner and fence, and looks for a late
+copy. If a `consume` or a `redeem` meets another client's use without a result, it asks again until that use is gone,
+or is older than two timeouts. At any point the lease may end, and then the record. The rules at the end of this file
+say what must never happen, and `ACCEPTED` says where they are broken, and why.
 
 Schedules that lead to the same world go on alike: the rest is explored once, and each is counted.
 """

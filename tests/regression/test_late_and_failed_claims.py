@@ -15,8 +15,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route as Path
 
 from fastdedup import BreakerState, Claim, ClaimLostError, Dedup, InProgressError, UnavailableError
+from fastdedup.core.orphans import UndoList
 from fastdedup.events import Event, UndoOverflow
-from fastdedup.gate.undo import UndoList
 from fastdedup.integrations import asgi
 from fastdedup.kernel.operations import ClaimOp, Code, IssueOp, Mode, Op, ReadOp, Reply, Stored, terms
 from fastdedup.kernel.owners import draw_owner

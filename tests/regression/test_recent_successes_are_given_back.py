@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fastdedup import Dedup, Outcome
-from fastdedup.claims.call import KnownCall
-from fastdedup.gate import recent
+from fastdedup.core import recent
+from fastdedup.core.calls import KnownCall
 
 from ..servers import RedisServer
 

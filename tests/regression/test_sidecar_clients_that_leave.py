@@ -14,7 +14,7 @@ from typing import Any
 import hiredis
 import pytest
 
-from fastdedup.gate.wakeups import Wakeups
+from fastdedup.core.wakeups import Wakeups
 from fastdedup.kernel.engine import Engine
 from fastdedup.kernel.operations import ClaimOp, Mode, Op, ReadOp, Reply, terms
 from fastdedup.kernel.owners import draw_owner

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fastdedup import Claim, Dedup
-from fastdedup.claims import waiting
+from fastdedup.core import waiting
 from fastdedup.stores.redis.cluster.slot_table import slot_of
 from fastdedup.stores.redis.errors import FORBIDDEN
 

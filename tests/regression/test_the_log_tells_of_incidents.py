@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fastdedup import ConfigError, Dedup, LocalLRU, UnavailableError
+from fastdedup.core.incidents import AT_ONCE, Incidents
 from fastdedup.events import (
     BreakerClosed,
     BreakerOpened,
@@ -23,7 +24,6 @@ from fastdedup.events import (
     GateBypassed,
     LeaseLost,
 )
-from fastdedup.gate.incidents import AT_ONCE, Incidents
 
 from ..servers import RedisServer, free_port
 

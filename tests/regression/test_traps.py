@@ -20,7 +20,7 @@ from fastdedup import (
     ResultTooLargeError,
     UsageError,
 )
-from fastdedup.claims.call import KnownCall
+from fastdedup.core.calls import KnownCall
 from fastdedup.errors import ResultError
 from fastdedup.sync import Dedup as SyncDedup
 

@@ -14,8 +14,8 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from fastdedup import Claim, Dedup, InProgressError, LocalLRU, Outcome, UnavailableError
+from fastdedup.core.counters import GateCounters
 from fastdedup.events import Degraded, Event
-from fastdedup.gate.counters import GateCounters
 from fastdedup.integrations.prometheus import watch
 from fastdedup.sql import Inbox, once
 from fastdedup.stores.redis.cluster.slot_table import slot_of

@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Any, assert_type
 
 from fastdedup import LedgerResize, LedgerStats, LocalLRU, Outcome, Record, Transition
-from fastdedup.gate.settings import Settings
+from fastdedup.core.settings import Settings
 from fastdedup.sync import Claim, Dedup, Ledger, Lock, StateMachine
 
 dedup = Dedup("sidecar:///run/fastdedup.sock", namespace="shop", lease=1, on_unavailable=LocalLRU())

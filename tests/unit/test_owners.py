@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdedup import InvalidKeyError
+from fastdedup.core.holder import HolderName, check_holder, holder_name
 from fastdedup.errors import ConfigError
-from fastdedup.gate.holder import HolderName, check_holder, holder_name
 from fastdedup.kernel.owners import (
     Noted,
     draw_owner,

@@ -28,7 +28,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("fastdedup.gate.recent.monotonic", clock)
+    monkeypatch.setattr("fastdedup.core.recent.monotonic", clock)
     monkeypatch.setattr("fastdedup.gateway.monotonic", clock)
     return clock
 
@@ -192,7 +192,7 @@ async def test_the_oldest_go_first_when_there_are_too_many(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bounded by count."""
-    monkeypatch.setattr("fastdedup.gate.recent.MAX_ENTRIES", 3)
+    monkeypatch.setattr("fastdedup.core.recent.MAX_ENTRIES", 3)
     async with gate() as (dedup, store):
         for key in "abcd":
             await succeed(dedup, key)
@@ -203,7 +203,7 @@ async def test_results_are_bounded_in_bytes(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
 ) -> None:
     """Sixteen of the largest, and none that is larger; what went makes room."""
-    monkeypatch.setattr("fastdedup.gate.recent.MAX_BYTES", 16 * 100)
+    monkeypatch.setattr("fastdedup.core.recent.MAX_BYTES", 16 * 100)
     keys = [str(number) for number in range(20)]
     async with gate() as (dedup, store):
         await succeed(dedup, "too large", "x" * 99)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fastdedup import Dedup, UnavailableError
-from fastdedup.gate.renewal import RenewalQueue
-from fastdedup.gate.renewing import keep_renewed
+from fastdedup.core.renewal import RenewalQueue
+from fastdedup.core.renewing import keep_renewed
 
 
 class Clock:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from fastdedup.gate.returns import Returns
+from fastdedup.core.returns import Returns
 
 from ..virtual import virtual
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fastdedup import UnavailableError, UsageError
+from fastdedup.core.orphans import UndoList
 from fastdedup.errors import DedupError
 from fastdedup.events import Event
-from fastdedup.gate.undo import UndoList
 from fastdedup.kernel.operations import ClaimOp, Mode, Op, Reply, terms
 from fastdedup.kernel.owners import Noted, draw_owner, owner_field
 from fastdedup.stores.memory import MemoryStore

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fastdedup import Dedup
-from fastdedup.gate.wakeups import Wakeups
+from fastdedup.core.wakeups import Wakeups
 from fastdedup.stores.memory import MemoryStore
 
 

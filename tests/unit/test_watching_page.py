@@ -21,8 +21,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastdedup import Claim, ClaimLostError, Dedup, UnavailableError
-from fastdedup.gate.counters import MAX_NAMESPACES, OTHERS
-from fastdedup.gate.incidents import AT_ONCE, WINDOW
+from fastdedup.core.counters import MAX_NAMESPACES, OTHERS
+from fastdedup.core.incidents import AT_ONCE, WINDOW
 from fastdedup.integrations.fastapi import Claimed, Idempotency, everyone
 from fastdedup.integrations.opentelemetry import instrument
 from fastdedup.integrations.prometheus import watch

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from ...claim import Claim
-from ...claims.call import ClaimCall
+from ...core.calls import ClaimCall
 from ...gateway import Dedup
 from ...kernel.operations import ClaimOp, Verdict
 from ...kernel.owners import draw_owner, owner_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from ...claims.call import ClaimCall
+from ...core.calls import ClaimCall
 from ..verbs import seconds
 from .claim_commands import claim_in_task
 from .connection import Command, RespConnection

@@ -13,13 +13,13 @@ from ..checks import check_seconds
 from ..claim import Claim
 from ..downstream import enter, leave
 from ..errors import UnavailableError, UsageError
-from ..gate.counters import outcome_of
-from ..gate.namespace import Namespace
-from ..gate.renewal import Renewal
-from ..gate.tracing import Tracing
 from ..kernel.operations import ClaimOp, Mode, Terms, Verdict, with_fingerprint
 from ..model import Outcome
+from .counters import outcome_of
+from .namespace import Namespace
+from .renewal import Renewal
 from .renewed import RenewedClaim
+from .tracing import Tracing
 from .waiting import wait_for_verdict
 
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
@@ -335,7 +335,7 @@ class Made:
 
 
 class KnownCall(ClaimCall):
-    """A claim whose answer is known, and shared by all who ask: see `gate/recent.py`."""
+    """A claim whose answer is known, and shared by all who ask: see `core/recent.py`."""
 
     __slots__ = ("_claim",)
 

@@ -10,14 +10,14 @@ from typing import Any, Final
 from ..checks import Seconds, check_seconds
 from ..claim import Claim
 from ..errors import ShortfallError, UnavailableError
-from ..gate.counters import outcome_of
-from ..gate.namespace import Namespace
-from ..gate.together import Together
 from ..kernel.answers import is_first_hand
 from ..kernel.operations import NOBODY, ClaimOp, Reply, Terms, Verdict, with_fingerprint
 from ..model import Outcome
 from ..tasks import wait_then_stop
-from .call import claim_of
+from .calls import claim_of
+from .counters import outcome_of
+from .namespace import Namespace
+from .together import Together
 from .traced_lists import within_a_span
 from .waiting import end_of, look, wait_on
 

@@ -41,12 +41,12 @@ from .afterwards import Afterwards
 from .counters import MAX_NAMESPACES, GateCounters
 from .incidents import Incidents, log
 from .loop_end import LoopEnd
+from .observers import Watchers
+from .orphans import UndoList
 from .recent import RecentSuccesses
 from .renewal import RenewalQueue
 from .returns import Returns
-from .undo import UndoList
 from .wakeups import SHORT, Wakeups
-from .watchers import Watchers
 
 T = TypeVar("T")
 

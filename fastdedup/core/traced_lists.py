@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from ..claim import Claim
-from ..gate.namespace import Namespace
-from ..gate.tracing import Tracing
 from ..kernel.operations import ClaimOp
-from .call import note_trace
+from .calls import note_trace
+from .namespace import Namespace
+from .tracing import Tracing
 
 
 async def within_a_span(

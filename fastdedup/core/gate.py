@@ -35,8 +35,8 @@ from ..kernel.owners import owner_text
 from ..ledger.operations import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
 from .connection import Connection
 from .counters import verb_of
+from .observers import Watchers
 from .settings import Settings
-from .watchers import Watchers
 
 _FREEING: Final = (Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.FORGET)
 _OF_OWNERS: Final = (Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.RENEW)

@@ -14,12 +14,12 @@ from time import perf_counter
 from typing import cast
 
 from ..errors import ShortfallError, UnavailableError
-from ..gate.ask import StaleLedger
-from ..gate.connection import Connection
-from ..gate.namespace import Namespace
 from ..kernel.operations import ClaimOp, Code, Terms, Verdict, terms
 from ..ledger.operations import RememberedClaimOp
 from ..model import Outcome
+from .connection import Connection
+from .gate import StaleLedger
+from .namespace import Namespace
 
 _DEAF_PAUSE = 0.25
 """Seconds between two looks of a waiter that cannot be told."""

@@ -29,12 +29,12 @@ from ..kernel.operations import (
 from ..kernel.owners import Noted, draw_owner, draw_traced, next_drawn, notes_of, owner_text, trace_of
 from ..keys import Fingerprint
 from ..model import Record, RecordKind, State
-from .ask import Ask
 from .connection import Connection
+from .gate import Ask
 from .holder import HolderName
+from .observers import Watchers
 from .recent import SharedTable
 from .settings import Settings
-from .watchers import Watchers
 
 _STATES: Final = {
     "I": State.ISSUED,

@@ -1,1 +1,0 @@
-"""What every operation of a gate passes: its namespace, its one connection, its policy."""
