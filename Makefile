@@ -127,7 +127,7 @@ MEASURE = PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" POSTGRESQL="$$(.ci
 compiled: $(BUILT)/.stamp ## compile the package into build/compiled, as FASTDEDUP_COMPILE=1 pip install does
 
 # Without a C compiler the checkout is measured in pure Python, and the report says so.
-$(BUILT)/.stamp: $(BENCH) hatch_build.py $(shell find fastdedup lua -name '*.py' -o -name '*.lua')
+$(BUILT)/.stamp: $(BENCH) scripts/hatch_build.py $(shell find fastdedup lua -name '*.py' -o -name '*.lua')
 	@rm -rf $(BUILT) && mkdir -p $(BUILT)
 	@if command -v "$${CC:-cc}" >/dev/null; then \
 	  echo "Compiling fastdedup ..." && FASTDEDUP_COMPILE=1 $(PIP) --no-deps --target $(BUILT) .; \
@@ -135,7 +135,7 @@ $(BUILT)/.stamp: $(BENCH) hatch_build.py $(shell find fastdedup lua -name '*.py'
 	@touch $@
 
 # The wheel of tests/test_compiled.py: not optimised, which takes a minute more.
-$(TESTED)/.stamp: pyproject.toml hatch_build.py hatch_docstrings.py $(shell find fastdedup lua -name '*.py' -o -name '*.lua') | $(VENV) compiler
+$(TESTED)/.stamp: pyproject.toml scripts/hatch_build.py scripts/hatch_docstrings.py $(shell find fastdedup lua -name '*.py' -o -name '*.lua') | $(VENV) compiler
 	@rm -rf $(TESTED) && mkdir -p $(TESTED)
 	@FASTDEDUP_COMPILE=1 MYPYC_OPT_LEVEL=0 $(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir $(TESTED) .
 	@touch $@

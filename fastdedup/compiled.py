@@ -1,4 +1,4 @@
-"""The compiled build of the main path (see `hatch_build.py`): its decorator, and whether this build is compiled."""
+"""The compiled build of the main path: its decorator, and whether this build is one. See `scripts/hatch_build.py`."""
 
 from __future__ import annotations
 

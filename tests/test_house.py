@@ -294,7 +294,7 @@ def test_the_top_level_holds_what_belongs_there() -> None:
     """A server that is started by hand in the checkout writes its files here, and `git add` takes them along."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     folders = {path.split("/")[0] for path in listed.splitlines() if "/" in path}
-    assert folders == {".ci", ".github", "bench", "docs", "fastdedup", "lua", "tests"}
+    assert folders == {".ci", ".github", "bench", "docs", "fastdedup", "lua", "scripts", "tests"}
 
 
 def test_the_tests_that_measure_no_coverage_are_there() -> None:

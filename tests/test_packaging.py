@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import fastdedup
-from hatch_readme import LINK, readable
+from scripts.hatch_readme import LINK, readable
 
 pytestmark = pytest.mark.timeout(300)  # a fresh environment and an installation over the network
 

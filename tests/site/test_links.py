@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mkdocs_outside import CODE, links_of, outside_files, path_of, place_of
+from scripts.mkdocs_outside import CODE, links_of, outside_files, path_of, place_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))

@@ -81,7 +81,7 @@ class CompileHook(BuildHookInterface):
 def compiled(root: Path, folder: Path, modules: list[str], public: list[str]) -> dict[Path, str]:
     """Compile `modules` of the package in `root`; return the files with their paths in the wheel."""
     shutil.copytree(root / "fastdedup", folder / "fastdedup", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(root / "hatch_docstrings.py", folder)
+    shutil.copy(root / "scripts/hatch_docstrings.py", folder)
     (folder / "mypy.ini").write_text(MYPY)
     (folder / "setup.py").write_text(SETUP)
     for name in public:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the tests read links by this file, and run without MkDocs
     from mkdocs.structure.pages import Page
 
 log = logging.getLogger("mkdocs.hooks.outside")
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).parent.parent
 # In the site without a link from a page of docs/: the navigation names them.
 ROOTS = ("CHANGELOG.md", "CONTRIBUTING.md", "tests/chaos/README.md", "fastdedup/sidecar/README.md")
 CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
