@@ -13,7 +13,7 @@ from . import codec
 from .checks import Seconds, check_seconds, milliseconds
 from .compiled import mypyc_attr
 from .core.connection import LONGEST_PAUSE
-from .core.namespace import Namespace
+from .core.gate import Gate
 from .core.tracing import Tracing
 from .downstream import downstream_key
 from .errors import (
@@ -81,9 +81,9 @@ class Claim:
         "_body",
         "_call",
         "_ends",
+        "_gate",
         "_goes_on",
         "_lost",
-        "_namespace",
         "_outage",
         "_recording",
         "_renewal",
@@ -118,8 +118,8 @@ class Claim:
     _unstorable_ms: int
     """For how many milliseconds that result would have been remembered."""
 
-    def __init__(self, namespace: Namespace, call: ClaimOp, verdict: Verdict) -> None:
-        self._namespace = namespace
+    def __init__(self, gate: Gate, call: ClaimOp, verdict: Verdict) -> None:
+        self._gate = gate
         self._call = call
         self._verdict = verdict
         # Mutable: how it was settled; whether the lease is known to be lost; whether completing or failing was
@@ -179,7 +179,7 @@ class Claim:
             return None
         if verdict.value is not None:
             return verdict.value
-        value = codec.decode(self._namespace.settings.codec, verdict.payload, self.key)
+        value = codec.decode(self._gate.settings.codec, verdict.payload, self.key)
         if type(value) in _SHAREABLE:
             verdict.value = value
         return value
@@ -195,7 +195,7 @@ class Claim:
         """The recorded error where the outcome is FAILED; a fresh copy each time."""
         if self.outcome is not Outcome.FAILED:
             return None
-        return codec.decode_error(self._namespace.settings.codec, self._verdict.payload, self.key)
+        return codec.decode_error(self._gate.settings.codec, self._verdict.payload, self.key)
 
     @property
     def lease(self) -> float | None:
@@ -238,7 +238,7 @@ class Claim:
         """The store key, which for a claim with `remember=` is that of the same claim without a ledger."""
         call = self._call
         if call.terms.remembered:
-            return self._namespace.claims.wire(call.key)
+            return self._gate.claims.wire(call.key)
         return call.wire
 
     def replay(self) -> Any:
@@ -311,7 +311,7 @@ class Claim:
         await self._finish("released", op)
         self._unsure = ()
         if hasattr(self._call, "unsure"):
-            self._namespace.connection.undo.watch(self._call)
+            self._gate.connection.undo.watch(self._call)
 
     async def renew(self, lease: Seconds | None = None) -> None:
         """Start the lease anew from now: `lease` seconds, as long as the first by default."""
@@ -340,7 +340,7 @@ class Claim:
         self._check_live(how)
         self._settling = True
         succeeded = how == "completed"
-        settings = self._namespace.settings
+        settings = self._gate.settings
         if ttl is not None:
             keep_ms = milliseconds(ttl, "ttl")
         elif done_ms is not None:
@@ -435,7 +435,7 @@ class Claim:
         The lease ends by the claim's own clock, which started before the store's. `traces`: make a span. `alone`: its
         caller was cancelled.
         """
-        tracing = self._namespace.watchers.tracing
+        tracing = self._gate.watchers.tracing
         if tracing is not None and traces and (span := tracing.settling(self, how)) is not None:
             return await traced(tracing, span, self._finish(how, op, until, traces=False))
         recording = getattr(self, "_recording", None)
@@ -443,7 +443,7 @@ class Claim:
             recording.cancel()
             self._recording = None
         self._settled = how
-        pause, began = _FIRST_PAUSE, self._namespace.ask.now
+        pause, began = _FIRST_PAUSE, self._gate.now
         try:
             while True:
                 try:
@@ -454,7 +454,7 @@ class Claim:
                     left = self._time_to_settle(until)
                     if left <= 0:
                         if not getattr(self, "_goes_on", False):
-                            self._namespace.ask.refused(op, error, began)
+                            self._gate.refused(op, error, began)
                         error.unrecorded = not isinstance(error, ShortfallError)
                         raise
                 await asyncio.sleep(min(left, pause * (0.5 + 0.5 * random.random())))
@@ -468,9 +468,9 @@ class Claim:
                 self._note_unsure(how)
                 if isinstance(op, SettleOp):
                     self._settled = None
-                    self._recording = self._namespace.connection.keep(self._record_alone(how, op, until))
+                    self._recording = self._gate.connection.keep(self._record_alone(how, op, until))
                 else:
-                    self._namespace.connection.free_soon(self._call, self.fence, asked=True)
+                    self._gate.connection.free_soon(self._call, self.fence, asked=True)
             raise
         except BaseException as error:
             if isinstance(error, UnavailableError):
@@ -488,7 +488,7 @@ class Claim:
 
     async def _recorded(self) -> str:
         """Return how the store has this claim settled; "" where its record is another's, or there is none."""
-        op, ask = ReadOp(self._call.wire), self._namespace.ask
+        op, ask = ReadOp(self._call.wire), self._gate
         try:
             answer = await ask.begin(op, degraded=self._verdict.degraded, granted=True)
         except UnavailableError as error:
@@ -533,9 +533,9 @@ class Claim:
             if await call.find_again(None, moves=True):
                 op = self._remembered_op(op.keep_ms, op.payload)
             op.ledger_terms = call.ledger_terms
-        ask = self._namespace.ask
+        ask = self._gate
         since, settles = ask.now, isinstance(op, SettleOp)
-        try:  # as in `Ask.run`, which would be a coroutine more
+        try:  # as in `Gate.run`, which would be a coroutine more
             answer = await ask.begin(op, degraded=self._verdict.degraded, granted=True)
         except UnavailableError as error:
             code = ask.counted(op, error, since, is_tried_again=settles)
@@ -628,7 +628,7 @@ class Claim:
         """Report that the lease is lost, once, whoever found it: a renewal, or what was to settle the claim."""
         if not getattr(self, "_told_lost", False):
             self._told_lost = True
-            self._namespace.lease_lost(self.key, self.owner, self.fence, outage=self._lost_in_outage)
+            self._gate.lease_lost(self.key, self.owner, self.fence, outage=self._lost_in_outage)
 
     def _unbind(self) -> None:
         """The body is over: cancel nobody, and renew no more."""
@@ -644,7 +644,7 @@ class Claim:
             return
         if self._lost_in_outage and not self._settling and (release or error is not None):
             # A renewal that still lies in a socket would hold the key for an owner that has stopped.
-            self._namespace.connection.free_soon(self._call, self.fence)
+            self._gate.connection.free_soon(self._call, self.fence)
         if self._stopped_body and body is not None:
             outside = body.uncancel() > 0  # cancelled from outside as well: that goes first
             if not outside and (error is None or isinstance(error, asyncio.CancelledError)):
@@ -664,7 +664,7 @@ class Claim:
         if error is not None and self._settling:
             if self._unstorable:  # whatever the body has made of that error
                 with contextlib.suppress(DedupError):
-                    await asyncio.shield(self._namespace.connection.keep(self._record_unstorable()))
+                    await asyncio.shield(self._gate.connection.keep(self._record_unstorable()))
             return
         if self._lost:
             if error is None and self._lost_in_outage and not release:
@@ -680,7 +680,7 @@ class Claim:
             await self.complete()  # where this task is cancelled, recording goes on by itself
             return
         # Not tied to this task: cancelling it leaves the settling to finish by itself.
-        settling = self._namespace.connection.keep(self._free())
+        settling = self._gate.connection.keep(self._free())
         if error is None:
             await asyncio.shield(settling)
             return
@@ -696,7 +696,7 @@ class Claim:
         try:
             await self.release()
         except UnavailableError:
-            self._namespace.connection.undo.add(self._call, self.fence)
+            self._gate.connection.undo.add(self._call, self.fence)
             raise
 
     def _free_later(self, error: UnavailableError, free_at: float) -> None:
@@ -708,11 +708,11 @@ class Claim:
             error: why the store did not answer.
             free_at: when the key shall be free, in the loop's time.
         """
-        ask = self._namespace.ask
+        ask = self._gate
         try:
             ask.counted(ReleaseOp(self._call.wire, self._call.owner, self.fence), error, ask.now)
         except UnavailableError:
-            self._namespace.connection.undo.add(self._call, self.fence, free_at)
+            self._gate.connection.undo.add(self._call, self.fence, free_at)
 
     async def _record_unstorable(self) -> None:
         """Record that the last result cannot be stored; raises as `complete`. See `_fail_as_done`."""
@@ -741,7 +741,7 @@ class Claim:
 
     def _warn(self, kind: str, text: str, *args: object) -> None:
         """Log a line of what became of this claim; its key is the first argument. See `Connection.tell`."""
-        self._namespace.connection.tell(kind, text, self.key, *args)
+        self._gate.connection.tell(kind, text, self.key, *args)
 
     @property
     def _lost_in_outage(self) -> bool:

@@ -1,4 +1,4 @@
-"""`Dedup`: the gate. The main path is `Dedup.claim` → `ClaimCall.__await__` → `Ask.begin_claim` → the engine."""
+"""`Dedup`: the gate. The main path is `Dedup.claim` → `ClaimCall.__await__` → `Gate.begin_claim` → the engine."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .codec import Codec, JSONCodec
 from .compiled import mypyc_attr
 from .core.calls import ClaimCall, KnownCall
 from .core.connection import Connection
+from .core.gate import Gate
 from .core.holder import check_holder
 from .core.many import ClaimList, ListedClaim
-from .core.namespace import Namespace
 from .core.settings import Settings
 from .errors import ConfigError, InvalidKeyError, UsageError
 from .events import OnEvent
@@ -141,12 +141,12 @@ class Dedup(Inspected):
             namespace=namespace,
             credentials=credentials,
         )
-        self._namespace = Namespace(connection, settings)
+        self._gate = Gate(connection, settings)
         connection.own_policy = policy
-        self._tokens = Tokens(self._namespace)
+        self._tokens = Tokens(self._gate)
 
     def __repr__(self) -> str:
-        settings = self._namespace.settings
+        settings = self._gate.settings
         return f"<Dedup namespace={settings.namespace!r} {settings.on_unavailable!r}>"
 
     # Life
@@ -162,7 +162,7 @@ class Dedup(Inspected):
             ConfigError: the store can never be used as it is set up: too old, a wrong password.
             UsageError: it is open already in a loop that still runs, or it is being closed.
         """
-        await self._namespace.connection.open()
+        await self._gate.connection.open()
         return self
 
     async def aclose(self) -> None:
@@ -171,7 +171,7 @@ class Dedup(Inspected):
         Claims that were granted before are still settled, renewed and freed afterwards, until the event loop ends: a
         connection is opened for that, and closed at once. Only a gate on a URL can do that, and not on `memory://`.
         """
-        await self._namespace.connection.aclose()
+        await self._gate.connection.aclose()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -193,9 +193,14 @@ class Dedup(Inspected):
         """Never reached: `with` is refused on entry."""
 
     @property
+    def gate(self) -> Gate:
+        """What integrations call: operations, keys, the connection. See `fastdedup.core.gate.Gate`."""
+        return self._gate
+
+    @property
     def settings(self) -> Settings:
         """The settings of this gate's namespace, checked; times in seconds."""
-        return self._namespace.settings
+        return self._gate.settings
 
     @property
     def tokens(self) -> Tokens:
@@ -208,34 +213,34 @@ class Dedup(Inspected):
 
         Where the event loop that opened it has ended, it is open no more, and can be opened in another one.
         """
-        return self._namespace.connection.is_open
+        return self._gate.connection.is_open
 
     @property
     def pending(self) -> int:
         """Operations waiting or under way, of all scopes."""
-        return 0 if self._namespace.connection.engine is None else self._namespace.connection.engine.pending
+        return 0 if self._gate.connection.engine is None else self._gate.connection.engine.pending
 
     @property
     def in_flight(self) -> int:
         """Batches under way, of all scopes."""
-        return 0 if self._namespace.connection.engine is None else self._namespace.connection.engine.in_flight
+        return 0 if self._gate.connection.engine is None else self._gate.connection.engine.in_flight
 
     def on_batch(self, callback: OnBatch) -> None:
         """Call `callback` with the size of each batch that starts; say so before opening. For metrics.
 
         An error of the callback is logged, and stops no batch.
         """
-        self._namespace.connection.hear_batches(callback)
+        self._gate.connection.hear_batches(callback)
 
     @property
     def breaker(self) -> BreakerState:
         """OPEN while the store does not answer and is not asked; PARTLY_OPEN where some nodes of a Cluster do not."""
-        return self._namespace.connection.breaker
+        return self._gate.connection.breaker
 
     @property
     def batching(self) -> Batching:
         """How batches go to the store: WHOLE, or BY_SLOT on a Cluster that refuses scripts with undeclared keys."""
-        return self._namespace.connection.batching
+        return self._gate.connection.batching
 
     def scoped(
         self,
@@ -264,15 +269,15 @@ class Dedup(Inspected):
             "max_result": max_result,
         }
         changes: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
-        settings = self._namespace.settings
+        settings = self._gate.settings
         namespace = settings.namespace if name is None else f"{settings.namespace}:{name}"
         return self._with(replace(settings, namespace=namespace, **changes))
 
     def _with(self, settings: Settings, *, passing: bool = False) -> Self:
         """Return a gate with these settings over the same connection; one in passing leaves nothing behind."""
         dedup = type(self).__new__(type(self))
-        dedup._namespace = self._namespace.with_settings(settings, passing=passing)
-        dedup._tokens = Tokens(dedup._namespace)
+        dedup._gate = self._gate.with_settings(settings, passing=passing)
+        dedup._tokens = Tokens(dedup._gate)
         return dedup
 
     # Claims
@@ -343,30 +348,28 @@ class Dedup(Inspected):
             return call if isinstance(call, KnownCall) else ResolvedCall(call, resolve, renews=renew)
         mark = fingerprint if fingerprint is None or type(fingerprint) is Fingerprint else digest(fingerprint)
         if remember is not None:
-            return remembered_call(self._namespace, key, remember, mark, owner, lease, ttl, wait, renew)
-        namespace = self._namespace
-        if namespace.recent and owner is None and lease is None and ttl is None:  # empty but in a storm
+            return remembered_call(self._gate, key, remember, mark, owner, lease, ttl, wait, renew)
+        gate = self._gate
+        if gate.recent and owner is None and lease is None and ttl is None:  # empty but in a storm
             known = self._told_recently(key, mark)
             if known is not None:
                 if wait != 0.0:
                     check_seconds(wait, "wait", least=0.0)
-                if (counters := namespace.watchers.counters) is not None:
-                    counters.observe(namespace.settings.namespace, "claim", "succeeded", 0.0)
+                if (counters := gate.watchers.counters) is not None:
+                    counters.observe(gate.settings.namespace, "claim", "succeeded", 0.0)
                 return known
         if owner is not None:
             field = owner_field(owner)
         else:
             try:
-                field = namespace.next_drawn()
+                field = gate.next_drawn()
             except IndexError:
-                field = namespace.draw_owner()
+                field = gate.draw_owner()
         call = ClaimCall(
-            namespace,
+            gate,
             key,
-            namespace.claims.wire(key),
-            namespace.claim_terms
-            if lease is None and ttl is None
-            else namespace.terms(Mode.CLAIM, lease, ttl),
+            gate.claims.wire(key),
+            gate.claim_terms if lease is None and ttl is None else gate.terms(Mode.CLAIM, lease, ttl),
             field,
             mark,
         )
@@ -378,14 +381,14 @@ class Dedup(Inspected):
 
     def _told_recently(self, key: str, mark: bytes | None) -> KnownCall | None:
         """Return the answer of a success that the store told a moment ago."""
-        namespace = self._namespace
-        known = namespace.recent.get(key) if isinstance(key, str) else None
+        gate = self._gate
+        known = gate.recent.get(key) if isinstance(key, str) else None
         if (
             known is None
             # Of another fingerprint only the store can judge, which knows the record's own.
             or known.mark != mark
             or monotonic() >= known.until
-            or namespace.connection.engine is None
+            or gate.connection.engine is None
         ):
             return None
         return cast(KnownCall, known.answer)
@@ -417,30 +420,26 @@ class Dedup(Inspected):
         marks = [None] * len(keys) if fingerprints is None else fingerprints
         if len(marks) != len(keys):
             raise ConfigError(f"{len(marks)} fingerprints for {len(keys)} keys: give one for each")
-        namespace = self._namespace
-        namespace.connection.running_engine()
+        gate = self._gate
+        gate.connection.running_engine()
         if remember is not None:
-            calls = remembered_calls(namespace, keys, remember, marks, owner, lease, ttl, wait, renew)
+            calls = remembered_calls(gate, keys, remember, marks, owner, lease, ttl, wait, renew)
             return await claim_each(calls, named=owner is not None)
-        terms = (
-            namespace.claim_terms
-            if lease is None and ttl is None
-            else namespace.terms(Mode.CLAIM, lease, ttl)
-        )
+        terms = gate.claim_terms if lease is None and ttl is None else gate.terms(Mode.CLAIM, lease, ttl)
         name = None if owner is None else owner_field(owner)
-        claims = ClaimList(namespace, terms, wait=wait, renew=renew, named=owner is not None)
-        keyspace = namespace.claims
+        claims = ClaimList(gate, terms, wait=wait, renew=renew, named=owner is not None)
+        keyspace = gate.claims
         listed = [
             ListedClaim(
                 claims,
                 key,
                 keyspace.wire(key),
-                namespace.draw_owner() if name is None else name,
+                gate.draw_owner() if name is None else name,
                 None if mark is None else digest(mark),
             )
             for key, mark in zip(keys, marks, strict=True)
         ]
-        if namespace.recent and owner is None and lease is None and ttl is None:
+        if gate.recent and owner is None and lease is None and ttl is None:
             for each in listed:
                 known = self._told_recently(each.key, each.fingerprint)
                 if known is not None:
@@ -456,14 +455,14 @@ class Dedup(Inspected):
         is away by then, ClaimLostError on leaving where another holder took over meanwhile. Hand `lock.fence` to
         what you write to.
         """
-        namespace = self._namespace
-        seconds = namespace.settings.lease if lease is None else lease
+        gate = self._gate
+        seconds = gate.settings.lease if lease is None else lease
         call = ClaimCall(
-            namespace,
+            gate,
             key,
-            namespace.locks.wire(key),
-            namespace.terms(Mode.CLAIM, seconds, seconds),
-            namespace.draw_owner(),
+            gate.locks.wire(key),
+            gate.terms(Mode.CLAIM, seconds, seconds),
+            gate.draw_owner(),
             None,
         )
         call.set_patience(wait, renew)
@@ -536,11 +535,11 @@ class Dedup(Inspected):
             UnavailableError: as for `claim`; with `unrecorded` the work is done.
             ConfigError: as it decorates: the function is not async, or `key` or `fingerprint` is.
         """
-        settings = self._namespace.settings
+        settings = self._gate.settings
         return once(
             self.claim,
             key,
-            tell=lambda function: self._namespace.connection.decorated.tell(
+            tell=lambda function: self._gate.connection.decorated.tell(
                 function, key, settings.namespace, settings.codec
             ),
             fingerprint=fingerprint,
@@ -559,7 +558,7 @@ class Dedup(Inspected):
         self, name: str, *, initial: str, transitions: Transitions, ttl: Seconds = 30 * 86_400.0
     ) -> StateMachine:
         """Define a state machine whose instances live in the store. See `StateMachine`."""
-        return StateMachine(self._namespace, name, initial=initial, transitions=transitions, ttl=ttl)
+        return StateMachine(self._gate, name, initial=initial, transitions=transitions, ttl=ttl)
 
     def ledger(
         self,
@@ -593,7 +592,7 @@ class Dedup(Inspected):
             ConfigError: a setting is not valid; the message names it.
         """
         return Ledger(
-            self._namespace,
+            self._gate,
             name,
             window=window,
             capacity=capacity,

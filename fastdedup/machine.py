@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from .checks import Seconds, check_count, milliseconds
 from .core.audit import check_reason, tell_forgotten
-from .core.namespace import Namespace
+from .core.gate import Gate
 from .errors import ConfigError, UnknownTransitionError, foreign
 from .kernel.keyspace import Kind
 from .kernel.operations import Code, ForgetOp, Moved, ReadOp, Stored, TransitionOp
@@ -36,14 +36,14 @@ class StateMachine:
     """
 
     def __init__(
-        self, namespace: Namespace, name: str, *, initial: str, transitions: Transitions, ttl: Seconds
+        self, gate: Gate, name: str, *, initial: str, transitions: Transitions, ttl: Seconds
     ) -> None:
         moves = read_definition(name, initial, transitions)
         self.name = name
         self.initial = initial
         self.states = frozenset(moves)
-        self._namespace = namespace
-        self._keyspace = namespace.keyspace(Kind.MACHINE)
+        self._gate = gate
+        self._keyspace = gate.keyspace(Kind.MACHINE)
         self._keep_ms = milliseconds(ttl, "ttl")
         self._sources = {
             to: frozenset(state for state, targets in moves.items() if to in targets) for to in moves
@@ -86,7 +86,7 @@ class StateMachine:
             change=draw_owner()[1:],
             keep_ms=self._keep_ms,
         )
-        moved = await self._namespace.ask.run(op)
+        moved = await self._gate.run(op)
         if not isinstance(moved, Moved) or moved.code is Code.FOREIGN:
             raise foreign(id)
         if moved.code is Code.UNSURE:
@@ -95,7 +95,7 @@ class StateMachine:
 
     async def get(self, id: str) -> tuple[str, int]:
         """Return the state and version of an instance: (`initial`, 0) where the store has no record of it."""
-        reply = await self._namespace.ask.run(ReadOp(self._wire(id)))
+        reply = await self._gate.run(ReadOp(self._wire(id)))
         if reply == Code.ABSENT:
             return self.initial, 0
         if not isinstance(reply, Stored) or reply.state != "M":
@@ -107,12 +107,12 @@ class StateMachine:
 
         It leaves a `KeyForgotten` event with who and why; `reason`: up to 256 characters.
         """
-        why, wire, namespace = check_reason(reason), self._wire(id), self._namespace
+        why, wire, gate = check_reason(reason), self._wire(id), self._gate
         found: bool | None = None
         try:
-            found = await namespace.ask.run(ForgetOp(wire, why)) == Code.OK
+            found = await gate.run(ForgetOp(wire, why)) == Code.OK
         finally:
-            tell_forgotten(namespace, "machine", f"{self.name}/{id}", found, why)
+            tell_forgotten(gate, "machine", f"{self.name}/{id}", found, why)
         return found
 
     def _wire(self, id: str) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from .checks import Seconds, milliseconds
 from .core.calls import ClaimCall
-from .core.namespace import Namespace
+from .core.gate import Gate
 from .errors import ForeignRecordError, InvalidKeyError
 from .kernel.keyspace import Kind
 from .kernel.operations import Code, IssueOp, Mode
@@ -30,9 +30,9 @@ class Tokens:
     has leases, takeover after a crash, and replay like any other claim.
     """
 
-    def __init__(self, namespace: Namespace) -> None:
-        self._namespace = namespace
-        self._keyspace = namespace.keyspace(Kind.TOKEN)
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._keyspace = gate.keyspace(Kind.TOKEN)
 
     async def issue(self, subject: Any = None, ttl: Seconds | None = None) -> str:
         """Return a new token: URL-safe text of 192 random bits.
@@ -46,14 +46,14 @@ class Tokens:
             UnavailableError: neither the store nor the policy answered.
         """
         token = draw_token()
-        ttl_ms = milliseconds(self._namespace.settings.token_ttl if ttl is None else ttl, "ttl")
+        ttl_ms = milliseconds(self._gate.settings.token_ttl if ttl is None else ttl, "ttl")
         op = IssueOp(
             self._keyspace.wire_digest(token.encode()),
             draw_owner(),
             None if subject is None else fingerprint(subject),
             ttl_ms,
         )
-        if await self._namespace.ask.run(op) != Code.OK:
+        if await self._gate.run(op) != Code.OK:
             raise ForeignRecordError(
                 "the store holds a foreign value under a new token's key: issue another token"
             )
@@ -126,11 +126,11 @@ class Tokens:
     ) -> ClaimCall:
         secret = token_bytes(token)
         call = ClaimCall(
-            self._namespace,
+            self._gate,
             # A token is a secret: the claim's key is a digest, which may appear in logs.
             "token:" + blake2b(secret, digest_size=8).hexdigest(),
             self._keyspace.wire_digest(secret),
-            self._namespace.terms(mode, lease, ttl),
+            self._gate.terms(mode, lease, ttl),
             owner_field(owner) if owner is not None else self._draw_owner(mode),
             subject_mark(subject),
         )
@@ -139,7 +139,7 @@ class Tokens:
 
     def _draw_owner(self, mode: Mode) -> bytes:
         # Of a token that is consumed in one step nobody is the holder.
-        return draw_owner() if mode is Mode.CONSUME else self._namespace.draw_owner()
+        return draw_owner() if mode is Mode.CONSUME else self._gate.draw_owner()
 
 
 def subject_mark(subject: Any) -> bytes:

@@ -574,8 +574,8 @@ async def test_a_call_whose_claim_others_followed_leaves_the_books_in_order() ->
         await asyncio.gather(call, dedup.claim("k"))
         with pytest.raises(UsageError, match=AGAIN):
             await call
-        assert dedup._namespace.connection.engine is not None
-        assert dedup._namespace.connection.engine.pending == 0
+        assert dedup.gate.connection.engine is not None
+        assert dedup.gate.connection.engine.pending == 0
 
 
 async def test_after_an_outage_a_retry_is_another_call() -> None:

@@ -64,10 +64,10 @@ FLOORS = (
 CIRCLES: list[set[str]] = []
 CLIMBS: set[tuple[str, str]] = {
     ("claim", "core.connection"),
-    ("claim", "core.namespace"),
+    ("claim", "core.gate"),
     ("claim", "core.tracing"),
     ("claim", "ledger.operations"),
-    ("core.gate", "ledger.operations"),
+    ("core.executor", "ledger.operations"),
     ("core.orphans", "ledger.ids"),
     ("core.orphans", "ledger.operations"),
     ("core.waiting", "ledger.operations"),

@@ -7,7 +7,7 @@ from functools import partial
 from ..checks import Seconds
 from ..compiled import mypyc_attr
 from ..core.audit import check_reason, tell_forgotten, tell_listed
-from ..core.namespace import Namespace
+from ..core.gate import Gate
 from ..model import Listing, Record, RecordKind, State
 from . import inspection
 
@@ -16,7 +16,7 @@ from . import inspection
 class Inspected:
     """Shows, lists and removes the records of a namespace. `Dedup` is one."""
 
-    _namespace: Namespace
+    _gate: Gate
 
     async def get(self, key: str, kind: RecordKind = "claim", *, digest: bool = False) -> Record | None:
         """Return the store's record of `key`, or None. For inspection: to decide, claim.
@@ -26,7 +26,7 @@ class Inspected:
             kind: "claim", "lock", "token" or "machine".
             digest: `key` is "#" and 32 hexadecimal digits, as `records` shows a token or a long key.
         """
-        return await inspection.read(self._namespace, key, kind, digest=digest)
+        return await inspection.read(self._gate, key, kind, digest=digest)
 
     async def forget(
         self, key: str, kind: RecordKind = "claim", *, digest: bool = False, reason: str | None = None
@@ -39,10 +39,10 @@ class Inspected:
         """
         why = check_reason(reason)
         heard = partial(self._tell_forgotten, kind, why)
-        return await inspection.forget(self._namespace, key, kind, digest=digest, reason=why, heard=heard)
+        return await inspection.forget(self._gate, key, kind, digest=digest, reason=why, heard=heard)
 
     def _tell_forgotten(self, kind: RecordKind, reason: str, key: str, found: bool | None) -> None:
-        tell_forgotten(self._namespace, kind, key, found, reason)
+        tell_forgotten(self._gate, kind, key, found, reason)
 
     async def records(
         self,
@@ -79,7 +79,7 @@ class Inspected:
         """
         why = check_reason(reason)
         found = await inspection.listing(
-            self._namespace,
+            self._gate,
             kind=kind,
             prefix=prefix,
             state=None if state is None else inspection.state_of(state),
@@ -89,5 +89,5 @@ class Inspected:
             cursor=cursor,
             reason=why,
         )
-        tell_listed(self._namespace, prefix, len(found.records), why)
+        tell_listed(self._gate, prefix, len(found.records), why)
         return found

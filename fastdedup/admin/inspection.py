@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any, Final, get_args
 
 from ..checks import Seconds, check_count, check_seconds, shown
-from ..core.namespace import Namespace
+from ..core.gate import Gate
 from ..errors import ConfigError, InvalidKeyError, UnavailableError
 from ..kernel.keyspace import Keyspace, Kind, found_in
 from ..kernel.operations import Code, ForgetOp, ReadOp
@@ -29,11 +29,11 @@ _PAGE: Final = 512
 """Keys that the store looks at in one step, about: 0.3 ms of a server that serves others meanwhile."""
 
 
-def wire_of(namespace: Namespace, key: str, kind: RecordKind = "claim", *, digest: bool = False) -> bytes:
+def wire_of(gate: Gate, key: str, kind: RecordKind = "claim", *, digest: bool = False) -> bytes:
     """Return the store key of a record.
 
     Args:
-        namespace: whose record it is.
+        gate: whose record it is.
         key: the claim's or lock's key; the token; the machine's name, "/" and the id.
         kind: which of these it is.
         digest: `key` is "#" and 32 hexadecimal digits, as a list shows a token or a long key.
@@ -42,7 +42,7 @@ def wire_of(namespace: Namespace, key: str, kind: RecordKind = "claim", *, diges
         InvalidKeyError: no such record can have this key.
         ConfigError: there is no such kind.
     """
-    return _wire_of(namespace.keyspace(_kind(kind)), key, kind, digest=digest)
+    return _wire_of(gate.keyspace(_kind(kind)), key, kind, digest=digest)
 
 
 def wire_of_key(namespace: str, key: str, kind: RecordKind, *, digest: bool) -> bytes:
@@ -58,11 +58,11 @@ def _wire_of(keyspace: Keyspace, key: str, kind: RecordKind, *, digest: bool) ->
     return keyspace.wire_digest(token_bytes(key)) if kind == "token" else keyspace.wire(key)
 
 
-async def read(namespace: Namespace, key: str, kind: RecordKind, *, digest: bool) -> Record | None:
+async def read(gate: Gate, key: str, kind: RecordKind, *, digest: bool) -> Record | None:
     """Return a record, or None where there is none. Errors as of `Dedup.get`."""
-    wire = wire_of(namespace, key, kind, digest=digest)
-    reply = await namespace.ask.run(ReadOp(wire))
-    return None if reply == Code.ABSENT else namespace.record(_shown(wire, key, kind), reply, kind)
+    wire = wire_of(gate, key, kind, digest=digest)
+    reply = await gate.run(ReadOp(wire))
+    return None if reply == Code.ABSENT else gate.record(_shown(wire, key, kind), reply, kind)
 
 
 def _shown(wire: bytes, key: str, kind: RecordKind) -> str:
@@ -71,7 +71,7 @@ def _shown(wire: bytes, key: str, kind: RecordKind) -> str:
 
 
 async def forget(
-    namespace: Namespace,
+    gate: Gate,
     key: str,
     kind: RecordKind,
     *,
@@ -80,23 +80,23 @@ async def forget(
     heard: Callable[[str, bool | None], None],
 ) -> bool:
     """Remove a record, and report the key and what became of it to `heard`. Errors as of `Dedup.forget`."""
-    wire = wire_of(namespace, key, kind, digest=digest)
+    wire = wire_of(gate, key, kind, digest=digest)
     name = _shown(wire, key, kind)
     found: bool | None = None
     try:
-        found = await namespace.ask.run(ForgetOp(wire, reason)) == Code.OK
+        found = await gate.run(ForgetOp(wire, reason)) == Code.OK
     finally:
         # Also where the answer is lost: it may have taken effect.
         if digest:
-            namespace.recent.clear()  # which of these it is, the digest does not tell
+            gate.recent.clear()  # which of these it is, the digest does not tell
         elif kind == "claim":
-            namespace.recent.pop(key, None)
+            gate.recent.pop(key, None)
         heard(name, found)
     return found
 
 
 async def listing(
-    namespace: Namespace,
+    gate: Gate,
     *,
     kind: RecordKind | None,
     prefix: str,
@@ -108,13 +108,13 @@ async def listing(
     reason: str,
 ) -> Listing:
     """Return some of the records, within a budget. See `Dedup.records`."""
-    query = _query(namespace, kind, prefix, reason)
+    query = _query(gate, kind, prefix, reason)
     least, ends = check_seconds(older, "older", least=0.0), monotonic() + check_seconds(within, "within")
     check_count(limit, "limit")
     if cursor is not None and not (isinstance(cursor, str) and len(cursor) <= _MOST_CURSOR):
         raise ConfigError(f"cursor must be the text that an earlier list returned, got {shown(cursor)}")
-    namespace.connection.running_engine()  # raises where it is not open
-    store: Any = namespace.connection.store
+    gate.connection.running_engine()  # raises where it is not open
+    store: Any = gate.connection.store
     if not isinstance(store, ListedStore):
         raise ConfigError(f"this store cannot list its records: {type(store).__name__} has no page()")
     records: list[Record] = []
@@ -130,7 +130,7 @@ async def listing(
         looked_at += page.seen
         records += [
             record
-            for record in _records_of(namespace, query, page)
+            for record in _records_of(gate, query, page)
             if (state is None or record.state is state) and (record.age or 0.0) >= least
         ]
         if not after or len(records) >= limit or monotonic() >= ends:
@@ -152,7 +152,7 @@ def state_of(name: Any) -> State:
         ) from None
 
 
-def _query(namespace: Namespace, kind: RecordKind | None, prefix: str, reason: str) -> Query:
+def _query(gate: Gate, kind: RecordKind | None, prefix: str, reason: str) -> Query:
     if kind is not None and kind not in LISTED:
         raise ConfigError(
             f"kind must be one of {', '.join(LISTED)}, or None for all of these, got {shown(kind)}"
@@ -163,16 +163,16 @@ def _query(namespace: Namespace, kind: RecordKind | None, prefix: str, reason: s
     except UnicodeEncodeError as error:
         raise InvalidKeyError(f"prefix must be text that UTF-8 can encode: {error.reason}") from None
     names = LISTED if kind is None else (kind,)
-    return Query(namespace.settings.namespace, tuple(KINDS[name] for name in names), prefix, reason)
+    return Query(gate.settings.namespace, tuple(KINDS[name] for name in names), prefix, reason)
 
 
-def _records_of(namespace: Namespace, query: Query, page: Page) -> list[Record]:
+def _records_of(gate: Gate, query: Query, page: Page) -> list[Record]:
     records = []
     for wire, stored in page.found:
         found = found_in(wire, query.namespace, query.kinds, query.prefix)
         if found is not None and stored.state != "M":
             kind: Any = found.kind.name.lower()
-            records.append(namespace.record(found.key, stored, kind, page.now_us))
+            records.append(gate.record(found.key, stored, kind, page.now_us))
     return records
 
 

@@ -23,7 +23,7 @@ class ResolvedCall(ClaimCall):
 
     def __init__(self, call: ClaimCall, check: Check, *, renews: bool) -> None:
         self._used = False
-        self._namespace = call._namespace
+        self._gate = call._gate
         self.key = call.key
         self.patient = call.patient
         if call.patient:

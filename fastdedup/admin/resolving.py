@@ -160,8 +160,8 @@ async def settled(claim: Claim, answer: Resolution) -> Claim:
 
 def replayed(claim: Claim, value: Any, *, succeeded: bool) -> Claim:
     """Return the answer that a duplicate of this claim gets from now on."""
-    namespace, former = claim._namespace, claim._verdict
-    settings = namespace.settings
+    gate, former = claim._gate, claim._verdict
+    settings = gate.settings
     encode = codec.encode if succeeded else codec.encode_error
     found = Verdict(
         Outcome.SUCCEEDED if succeeded else Outcome.FAILED,
@@ -170,4 +170,4 @@ def replayed(claim: Claim, value: Any, *, succeeded: bool) -> Claim:
         payload=encode(settings.codec, value, settings.max_result),
         degraded=former.degraded,
     )
-    return Claim(namespace, claim._call, found)
+    return Claim(gate, claim._call, found)

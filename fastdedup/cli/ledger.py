@@ -143,7 +143,7 @@ def _state_of(found: LedgerResize) -> str:
 async def _resized(dedup: Dedup, name: str, capacity: int, until: str, quiet: bool) -> LedgerResize | None:
     """Resize it, and show the progress until it is as far as wanted."""
     async with dedup:
-        form = await read_form(dedup._namespace, name)
+        form = await read_form(dedup.gate, name)
         if form is None:
             return None
         made = of_form(dedup, name, form)
@@ -163,14 +163,14 @@ async def _created(dedup: Dedup, name: str, settings: dict[str, Any]) -> bool:
     """Found it; return False where it was there before."""
     async with dedup:
         made = dedup.ledger(name, **settings)
-        former = await read_form(dedup._namespace, name)
+        former = await read_form(dedup.gate, name)
         await made.open()
         return former is None
 
 
 async def _stats(dedup: Dedup, name: str) -> LedgerStats | None:
     async with dedup:
-        form = await read_form(dedup._namespace, name)
+        form = await read_form(dedup.gate, name)
         return None if form is None else await of_form(dedup, name, form).stats()
 
 

@@ -213,7 +213,7 @@ async def _forget(dedup: Dedup, place: RecordPlace, reason: str | None) -> bool:
 
 
 async def _ledger(dedup: Dedup, name: str) -> Ledger | None:
-    form = await read_form(dedup._namespace, name)
+    form = await read_form(dedup.gate, name)
     return None if form is None else of_form(dedup, name, form)
 
 

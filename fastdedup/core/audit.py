@@ -11,8 +11,8 @@ from typing import Any
 from ..checks import MOST_REASON
 from ..errors import ConfigError
 from ..events import KeyForgotten, RecordsListed
+from .gate import Gate
 from .holder import holder_name
-from .namespace import Namespace
 
 
 def check_reason(reason: Any) -> str:
@@ -28,16 +28,16 @@ def check_reason(reason: Any) -> str:
     return reason
 
 
-def tell_forgotten(namespace: Namespace, kind: str, key: str, found: bool | None, reason: str | None) -> None:
+def tell_forgotten(gate: Gate, kind: str, key: str, found: bool | None, reason: str | None) -> None:
     """Report that a record, or an id of a ledger, was forgotten."""
-    name = namespace.settings.namespace
-    namespace.connection.report(KeyForgotten(name, kind, key, found, whoever(), check_reason(reason)))
+    name = gate.settings.namespace
+    gate.connection.report(KeyForgotten(name, kind, key, found, whoever(), check_reason(reason)))
 
 
-def tell_listed(namespace: Namespace, prefix: str, found: int, reason: str | None) -> None:
+def tell_listed(gate: Gate, prefix: str, found: int, reason: str | None) -> None:
     """Report that records were listed."""
-    name = namespace.settings.namespace
-    namespace.connection.report(RecordsListed(name, prefix, found, whoever(), check_reason(reason)))
+    name = gate.settings.namespace
+    gate.connection.report(RecordsListed(name, prefix, found, whoever(), check_reason(reason)))
 
 
 def whoever() -> str:

@@ -16,7 +16,7 @@ from ..errors import UnavailableError, UsageError
 from ..kernel.operations import ClaimOp, Mode, Terms, Verdict, with_fingerprint
 from ..model import Outcome
 from .counters import outcome_of
-from .namespace import Namespace
+from .gate import Gate
 from .renewal import Renewal
 from .renewed import RenewedClaim
 from .tracing import Tracing
@@ -38,8 +38,8 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
 
     __slots__ = (
         "_entered",
+        "_gate",
         "_generator",
-        "_namespace",
         "_span",
         "_task",
         "_used",
@@ -74,7 +74,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
 
     def __init__(
         self,
-        namespace: Namespace,
+        gate: Gate,
         key: str,
         wire: bytes,
         terms: Terms,
@@ -90,7 +90,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         self.tail = owner if fingerprint is None else with_fingerprint(owner, fingerprint)
         self.followers = None
         self.named = False
-        self._namespace = namespace
+        self._gate = gate
         self.key = key
         self.patient = False
         """True where it waits or renews its lease; then `wait` and `renew` are set."""
@@ -108,19 +108,19 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
 
     def __await__(self) -> Generator[Any, Any, Claim]:
         """The main path: `_made`, within a span where somebody traces."""
-        watchers = self._namespace.watchers
+        watchers = self._gate.watchers
         tracing = watchers.tracing
         if tracing is not None and watchers.wants_span():
             return self._traced(tracing).__await__()
         return self._made()
 
     async def _traced(self, tracing: Tracing) -> Claim:
-        namespace = self._namespace
-        part = namespace.connection.part_of(self.wire).decode()
-        verb = namespace.verb_of(self)
-        span = tracing.claiming(namespace.settings.namespace, verb, self.key, part)
+        gate = self._gate
+        part = gate.connection.part_of(self.wire).decode()
+        verb = gate.verb_of(self)
+        span = tracing.claiming(gate.settings.namespace, verb, self.key, part)
         if not self._used:
-            note_trace(namespace, self, tracing.trace_of(span))
+            note_trace(gate, self, tracing.trace_of(span))
         try:
             claim = await Made(self._made())
         except BaseException as error:
@@ -134,19 +134,19 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         if self._used:
             raise UsageError(f"this claim of {self.key!r} was awaited before; call claim() for another one")
         self._used = True
-        namespace = self._namespace
-        counters = namespace.watchers.counters
+        gate = self._gate
+        counters = gate.watchers.counters
         if counters is not None:
             self.since = perf_counter()
         if self.patient and self.wait > 0.0:
             return (yield from self._claim_patiently().__await__())
         if self.terms.consumes:
-            return claim_of(namespace, self, (yield from self._use().__await__()))
-        ask = namespace.ask
+            return claim_of(gate, self, (yield from self._use().__await__()))
+        ask = gate
         try:
             reply = yield from ask.begin_claim(self)
         except UnavailableError as error:
-            return claim_of(namespace, self, self._judged(error), self._renews)
+            return claim_of(gate, self, self._judged(error), self._renews)
         except asyncio.CancelledError:
             ask.abandon(self)
             raise
@@ -157,43 +157,43 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         elif counters is not None and not (reply.outcome is _IN_PROGRESS and self._is_no_answer(reply)):
             if self.patient or not self.terms.shared:
                 counters.observe(
-                    namespace.settings.namespace,
-                    namespace.verb_of(self),
+                    gate.settings.namespace,
+                    gate.verb_of(self),
                     reply.outcome,
                     perf_counter() - self.since,
                 )
             else:
-                counters.judged(namespace, reply, self.since)
+                counters.judged(gate, reply, self.since)
         if reply.outcome is _ACQUIRED and not self.patient:
-            return Claim(self._namespace, self, reply)
-        return claim_of(self._namespace, self, reply, self._renews)
+            return Claim(self._gate, self, reply)
+        return claim_of(self._gate, self, reply, self._renews)
 
     def _judged(self, answer: Any) -> Verdict:
         """Return the verdict on an answer that is none yet; count it."""
-        namespace = self._namespace
+        gate = self._gate
         try:
-            verdict = namespace.ask.claim_verdict(self, answer)
+            verdict = gate.claim_verdict(self, answer)
         except Exception as fault:
-            count_claim(namespace, self, fault, self)
+            count_claim(gate, self, fault, self)
             raise
-        count_claim(namespace, self, verdict, self)
+        count_claim(gate, self, verdict, self)
         return verdict
 
     async def _use(self) -> Verdict:
-        """Use a token up: see `Ask.use`; count what came of it."""
-        return await self._counted(self._namespace.ask.use(self))
+        """Use a token up: see `Gate.use`; count what came of it."""
+        return await self._counted(self._gate.use(self))
 
     async def _until_use_stays(self, verdict: Verdict) -> Verdict:
-        """Return the verdict on a token that was found used: see `Ask.until_use_stays`; count what came of it."""
-        return await self._counted(self._namespace.ask.until_use_stays(self, verdict))
+        """Return the verdict on a token that was found used: see `Gate.until_use_stays`; count what came of it."""
+        return await self._counted(self._gate.until_use_stays(self, verdict))
 
     async def _counted(self, use: Coroutine[Any, Any, Verdict]) -> Verdict:
         try:
             verdict = await use
         except Exception as fault:
-            count_claim(self._namespace, self, fault, self)
+            count_claim(self._gate, self, fault, self)
             raise
-        count_claim(self._namespace, self, verdict, self)
+        count_claim(self._gate, self, verdict, self)
         return verdict
 
     def _is_no_answer(self, answer: Any) -> bool:
@@ -206,12 +206,12 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
 
     async def _claim_patiently(self) -> Claim:
         try:
-            verdict = await wait_for_verdict(self._namespace, self, self.wait)
+            verdict = await wait_for_verdict(self._gate, self, self.wait)
         except Exception as fault:
-            count_claim(self._namespace, self, fault, self)
+            count_claim(self._gate, self, fault, self)
             raise
-        count_claim(self._namespace, self, verdict, self)
-        return claim_of(self._namespace, self, verdict, self.renew)
+        count_claim(self._gate, self, verdict, self)
+        return claim_of(self._gate, self, verdict, self.renew)
 
     def __bool__(self) -> bool:
         self._used = True
@@ -262,7 +262,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     async def __aenter__(self) -> Claim:
         self._entered = claim = await self
         claim._bind_body(asyncio.current_task())
-        tracing = self._namespace.watchers.tracing
+        tracing = self._gate.watchers.tracing
         if tracing is not None and claim.acquired:
             self._span = tracing.working(claim)
         if claim.acquired:
@@ -276,7 +276,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         traceback: TracebackType | None,
     ) -> None:
         if hasattr(self, "_span") and self._span is not None:
-            tracing = self._namespace.watchers.tracing
+            tracing = self._gate.watchers.tracing
             assert tracing is not None
             tracing.worked(self._span, self.fault if error is None and hasattr(self, "fault") else error)
         if hasattr(self, "_work"):
@@ -376,45 +376,45 @@ class KnownCall(ClaimCall):
         """Settle nothing: it was settled before."""
 
 
-def note_trace(namespace: Namespace, op: ClaimOp, trace: bytes) -> None:
+def note_trace(gate: Gate, op: ClaimOp, trace: bytes) -> None:
     """Let the record of a claim that is not sent yet say in which trace it was made, where there is one.
 
     A caller's own owner stays as it is, and so does a token's.
     """
     if trace and not op.named and op.terms.mode is _CLAIM:
-        op.draw_again(namespace.draw_traced(trace))
+        op.draw_again(gate.draw_traced(trace))
 
 
-def claim_of(namespace: Namespace, op: ClaimOp, verdict: Verdict, renew: bool = False) -> Claim:
+def claim_of(gate: Gate, op: ClaimOp, verdict: Verdict, renew: bool = False) -> Claim:
     """Return the claim for a verdict; its lease is kept alive where that was asked for."""
     outcome = verdict.outcome
     if renew and outcome is _ACQUIRED:
-        return renewed_claim(namespace, op, verdict)
-    claim = Claim(namespace, op, verdict)
-    if outcome is _SUCCEEDED and (age := namespace.recent_for(op, verdict)) > 0.0:
-        namespace.learn(op, KnownCall(claim), verdict, age)
+        return renewed_claim(gate, op, verdict)
+    claim = Claim(gate, op, verdict)
+    if outcome is _SUCCEEDED and (age := gate.recent_for(op, verdict)) > 0.0:
+        gate.learn(op, KnownCall(claim), verdict, age)
     return claim
 
 
-def count_claim(namespace: Namespace, op: ClaimOp, answer: Any, call: ClaimCall) -> None:
+def count_claim(gate: Gate, op: ClaimOp, answer: Any, call: ClaimCall) -> None:
     """Count the verdict on a claim, or the error in its place, where somebody wants to know."""
-    counters = namespace.watchers.counters
+    counters = gate.watchers.counters
     if counters is not None and hasattr(call, "since") and not call._is_no_answer(answer):
         took = perf_counter() - call.since
-        counters.observe(namespace.settings.namespace, namespace.verb_of(op), outcome_of(answer), took)
+        counters.observe(gate.settings.namespace, gate.verb_of(op), outcome_of(answer), took)
 
 
-def renewed_claim(namespace: Namespace, op: ClaimOp, verdict: Verdict) -> Claim:
+def renewed_claim(gate: Gate, op: ClaimOp, verdict: Verdict) -> Claim:
     """Return a claim whose lease is kept alive until it is settled."""
     lease = op.terms.lease_ms / 1000
-    queue = namespace.connection.renewals(lease)
+    queue = gate.connection.renewals(lease)
     # Counted from when it was sent: from then on the store's clock may have run. The policy's own from now.
     began = op.at if not verdict.degraded and hasattr(op, "at") else queue.loop.time()
     if isinstance(op, ClaimCall) and hasattr(op, "tied") and op.tied:
-        tied = Claim(namespace, op, verdict)
+        tied = Claim(gate, op, verdict)
         tied._renewal = Renewal(tied, lease, queue, began, tied=True)
         return tied
-    claim = RenewedClaim(namespace, op, verdict)
+    claim = RenewedClaim(gate, op, verdict)
     claim._renewed_by(Renewal(claim, lease, queue, began))
     return claim
 

@@ -106,7 +106,7 @@ class Durations(Protocol):
 class GateCounters:
     """Counts what one gate does: its answers, its batches, and its events.
 
-    A scope is what has `settings.namespace`: a `Namespace`, or a `Dedup` in the sidecar.
+    A scope is what has `settings.namespace`: a `Gate`, or a `Dedup` in the sidecar.
     """
 
     def __init__(self) -> None:

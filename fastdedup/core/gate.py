@@ -1,409 +1,216 @@
-"""The one way of an operation from its caller to its verdict: the engine, else the policy; never around the check.
-
-`Ask.begin` sends an operation, `Ask.verdict` judges what came back: a store that did not answer is replaced by the
-policy, too few replicas are reported, a value that fastdedup did not write is an error. Whoever executes an
-operation, a claim, a settling, a token, a lock, a machine, the sidecar, calls these two, or `Ask.run`, which is both.
-"""
+"""One namespace over one connection: its keys, the terms of its claims, and its way to the verdict."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from time import perf_counter
-from typing import Any, Final, cast
+from collections.abc import Callable
+from typing import Any, Final
 
-from ..checks import named
-from ..errors import ConfigError, ShortfallError, UnavailableError, foreign
-from ..events import KEPT_LOCALLY, Degraded, Shortfall, Unreplayed
-from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPolicy
-from ..fallback.reject import Reject
-from ..kernel.granted import GRANTED, LOOKS
-from ..kernel.keyspace import names_of
+from .. import codec
+from ..checks import milliseconds
+from ..errors import ClaimLostError, foreign
+from ..events import LeaseLost
+from ..kernel.granted import note_use
+from ..kernel.keyspace import Keyspace, Kind, names_of
 from ..kernel.operations import (
     ClaimOp,
     Code,
-    Moved,
+    Mode,
     Op,
     ReleaseOp,
+    RenewOp,
     Reply,
     SettleOp,
-    Verb,
+    Stored,
+    Terms,
     Verdict,
-    was_accepted,
+    terms,
 )
-from ..kernel.owners import owner_text
-from ..ledger.operations import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
+from ..kernel.owners import Noted, draw_owner, draw_traced, next_drawn, notes_of, owner_text, trace_of
+from ..keys import Fingerprint
+from ..model import Record, RecordKind, State
 from .connection import Connection
-from .counters import verb_of
-from .observers import Watchers
+from .executor import Executor
+from .holder import HolderName
+from .recent import SharedTable
 from .settings import Settings
 
-_FREEING: Final = (Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.FORGET)
-_OF_OWNERS: Final = (Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.RENEW)
-_GRANTING: Final = (Verb.CLAIM, Verb.CLAIM_REMEMBERED, Verb.TRANSITION, Verb.FIRST)
+_STATES: Final = {
+    "I": State.ISSUED,
+    "P": State.PROCESSING,
+    "W": State.PROCESSING,
+    "R": State.RELEASED,
+    "S": State.SUCCEEDED,
+    "F": State.FAILED,
+}
 
 
-class HeldLocally(UnavailableError):
-    """The policy keeps a record of this key that the store does not know yet, so the store is not asked."""
+class Gate(Executor):
+    """What a `Dedup` holds, and all that it makes: claims, tokens, locks and machines. Integrations call it.
 
-    def __init__(self) -> None:
-        super().__init__(KEPT_LOCALLY)
-
-
-class StaleLedger(UnavailableError):
-    """What is known of a ledger is too old; nothing was done. Whoever claims reads its form, and asks again."""
-
-    def __init__(self) -> None:
-        super().__init__("what this process knows of the ledger is too old")
-
-
-class Ask:
-    """Executes the operations of one namespace: by the store, or where that does not answer, by the policy.
+    Args:
+        connection: the gate's.
+        settings: its settings.
+        passing: it shares no recent successes with other gates of its name.
 
     Raises:
         ConfigError: `on_unavailable` is not a policy.
     """
 
-    def __init__(self, connection: Connection, settings: Settings) -> None:
-        policy = settings.on_unavailable
-        if isinstance(policy, type) or not isinstance(policy, FallbackPolicy):
-            raise ConfigError(
-                f"on_unavailable must be a policy such as Reject() or LocalLRU(), got {named(policy)}"
-            )
-        self._connection = connection
-        self._watchers: Watchers = connection.watchers
-        self.settings = settings
-        self._namespace = settings.namespace
-        self._policy = policy
-        # `Reject` remembers nothing, so the claim's path does not ask it either.
-        self._remembers = not isinstance(policy, Reject)
-        self._journal = policy if isinstance(policy, JournalledPolicy) else None
-        self._timed = policy if isinstance(policy, TimedPolicy) else None
-        self._ids = policy if isinstance(policy, IdPolicy) else None
+    def __init__(self, connection: Connection, settings: Settings, *, passing: bool = False) -> None:
+        super().__init__(connection, settings)
+        connection.keep_records_of(settings.max_result)
+        self.claims = self.keyspace(Kind.CLAIM)
+        self.locks = self.keyspace(Kind.LOCK)
+        # What draws the owners of claims and locks: with notes where records say who holds them. See `owners.py`.
+        self.draw_owner: Callable[[], bytes] = draw_owner
+        self.next_drawn: Callable[[], bytes] = next_drawn
+        self.draw_traced: Callable[[bytes], bytes] = draw_traced
+        if settings.holder is not None:
+            noted = Noted(HolderName(settings.holder))
+            self.draw_owner = self.next_drawn = noted.draw
+            self.draw_traced = noted.draw_traced
+        self.claim_terms = self.terms(Mode.CLAIM, settings.lease, settings.ttl)
+        self._shared = SharedTable() if passing else connection.recent.shared(settings.namespace)
+        if not passing:
+            connection.expect(settings.namespace)
+        self.recent = self._shared.table
+        """Recent successes by key; empty but in a storm."""
 
-    # To the store
+    def keyspace(self, kind: Kind) -> Keyspace:
+        """Return how this namespace's keys of a kind look in the store."""
+        return Keyspace(self.settings.namespace, kind, readable=self.settings.readable_keys)
 
-    def begin_claim(self, op: ClaimOp, taker: Any = None) -> asyncio.Future[Reply]:
-        """Send a claim; pass what comes of it to `verdict`. Main path of every claim.
+    def with_settings(self, settings: Settings, *, passing: bool = False) -> Gate:
+        """Return a gate with other settings over the same connection.
 
-        Args:
-            op: the claim.
-            taker: takes the reply in place of a future, with a future's done, set_result and set_exception.
+        One that is made in passing, for an operation or two, leaves nothing behind when it goes.
+        """
+        return Gate(self.connection, settings, passing=passing)
+
+    # Terms, in milliseconds
+
+    def terms(self, mode: Mode, lease: Any, ttl: Any) -> Terms:
+        """Return the shared terms of claims with this lease and ttl, in seconds; None is the namespace's."""
+        lease_ms = milliseconds(self.settings.lease if lease is None else lease, "lease")
+        ttl_ms = milliseconds(self.settings.ttl if ttl is None else ttl, "ttl")
+        return terms(mode, lease_ms, ttl_ms if mode is Mode.CONSUME else lease_ms + ttl_ms, False)
+
+    def remembered_terms(self, lease: Any, ttl: Any) -> Terms:
+        """As `terms`, of claims whose success a ledger remembers."""
+        plain = self.terms(Mode.CLAIM, lease, ttl)
+        return terms(Mode.CLAIM, plain.lease_ms, plain.keep_ms, False, True)
+
+    def terms_ms(self, lease_ms: int | None, ttl_ms: int | None) -> Terms:
+        """As `terms`, of claims, in milliseconds."""
+        if lease_ms is None and ttl_ms is None:
+            return self.claim_terms
+        default = self.claim_terms
+        lease = default.lease_ms if lease_ms is None else lease_ms
+        ttl = default.keep_ms - default.lease_ms if ttl_ms is None else ttl_ms
+        return terms(Mode.CLAIM, lease, lease + ttl, False)
+
+    def keep_ms(self, *, succeeded: bool) -> int:
+        """Return for how many milliseconds an outcome is remembered by default."""
+        return milliseconds(self.settings.ttl if succeeded else self.settings.failure_ttl, "ttl")
+
+    # For whoever keeps no `Claim`
+
+    async def change(self, op: SettleOp | ReleaseOp | RenewOp) -> None:
+        """Settle, free or renew on behalf of an owner who keeps no `Claim`.
 
         Raises:
-            UnavailableError: the store is not asked; pass it to `verdict` as well.
-            UsageError: not open, closed, or another event loop.
-        """
-        connection = self._connection
-        engine = connection.engine
-        if engine is None:
-            raise connection.not_open()
-        if self._remembers:
-            if self._policy.holds(op.wire) or (op.terms.remembered and self._holds(op)):
-                raise HeldLocally
-            if self._journal is not None:
-                op.let_witness(self._heard)
-        return engine.claim(op, taker)
-
-    def begin(
-        self, op: Op, taker: Any = None, *, degraded: bool = False, granted: bool = False
-    ) -> asyncio.Future[Reply]:
-        """Send any operation, which stands for itself; arguments and errors as for `begin_claim`.
-
-        `degraded`: it belongs to a record that the policy made. Where no journal brings that into the store,
-        the policy alone knows it. `granted`: it concerns a claim of this gate, so it is sent after closing as well.
-        """
-        connection = self._connection
-        engine = None
-        if granted and connection.engine is None:
-            connection.check_afterwards()
-        else:
-            engine = connection.running_engine()
-        if self._remembers:
-            self._prepare(op)
-        if isinstance(op, ClaimOp):
-            connection.undo.keep(op)
-        if degraded and self._journal is None and not connection.behind_a_policy:
-            raise HeldLocally
-        return connection.begin_afterwards(op) if engine is None else engine.submit(op, taker)
-
-    async def run(self, op: Op, *, degraded: bool = False) -> Reply:
-        """Execute one operation that is not a claim: `begin`, then `verdict`. Errors as theirs."""
-        since = self.now
-        try:
-            answer = await self.begin(op, degraded=degraded)
-        except UnavailableError as error:
-            return self.counted(op, error, since)
-        return self.counted(op, answer, since)
-
-    @property
-    def now(self) -> float:
-        """The time by perf_counter(), where somebody counts."""
-        return 0.0 if self._watchers.counters is None else perf_counter()
-
-    def counted(
-        self, op: Op, answer: Reply | BaseException, since: float, *, is_tried_again: bool = False
-    ) -> Reply:
-        """As `verdict`, and count it where somebody wants to know.
-
-        Args:
-            op: the operation.
-            answer: what came back.
-            since: `now` when the operation began.
-            is_tried_again: where it is refused its caller asks again, and calls `refused` when it gives up.
-        """
-        counters = self._watchers.counters
-        if counters is None:
-            return self.verdict(op, answer)
-        try:
-            reply = self.verdict(op, answer)
-        except Exception as fault:
-            if not (is_tried_again and isinstance(fault, UnavailableError)):
-                counters.ended(self, op, fault, since)
-            raise
-        counters.ended(self, op, reply, since)
-        return reply
-
-    def refused(self, op: Op, error: UnavailableError, since: float) -> None:
-        """Count an operation that was given up, however often it was tried; `since`: `now` when it began."""
-        if self._watchers.counters is not None:
-            self._watchers.counters.ended(self, op, error, since)
-
-    async def claim(self, op: ClaimOp) -> Verdict:
-        """Make a claim: `begin_claim`, then `claim_verdict`. Where its caller is cancelled it is released."""
-        try:
-            answer = await self.begin_claim(op)
-        except UnavailableError as error:
-            return self.claim_verdict(op, error)
-        except asyncio.CancelledError:
-            self.abandon(op)
-            raise
-        return self.claim_verdict(op, answer)
-
-    async def use(self, op: ClaimOp) -> Verdict:
-        """Use a token up: as `claim`, then `until_use_stays`.
-
-        A use that got no answer is taken back before its error is raised.
-        """
-        verdict = await self.until_use_stays(op, await self._used(op))
-        if verdict.outcome == "acquired":
-            GRANTED.add(op.wire)
-        return verdict
-
-    async def until_use_stays(self, op: ClaimOp, verdict: Verdict) -> Verdict:
-        """Ask again while a verdict tells of a token's use that may still be taken back; return the last verdict.
-
-        A use of another process may be taken back until it is older than two timeouts. A use that this process itself
-        was told of stays.
-        """
-        look = self._used if op.terms.consumes else self.claim
-        for _ in range(LOOKS):
-            pause = self._unsettled_seconds(op, verdict)
-            if pause <= 0:
-                break
-            await asyncio.sleep(min(pause, self._connection.timeout / 2))
-            again = op.look(op.terms)
-            verdict = await look(again)
-            if verdict.outcome == "acquired":
-                self._connection.undo.keep(again)  # an earlier look may be watched
-                if hasattr(again, "at"):
-                    op.at = again.at
-                if hasattr(again, "unsure"):
-                    op.unsure = True
-        return verdict
-
-    async def _used(self, op: ClaimOp) -> Verdict:
-        try:
-            return await self.claim(op)
-        except UnavailableError as error:
-            fault = error
-        try:
-            await self.until_taken_back([op])
-            raise fault
-        finally:
-            del fault  # it refers to this frame
-
-    def _unsettled_seconds(self, op: ClaimOp, verdict: Verdict) -> float:
-        """Return for how long the use that a verdict tells of may still be taken back; 0 if it stays."""
-        connection = self._connection
-        if verdict.outcome != "succeeded" or verdict.payload or verdict.degraded or op.wire in GRANTED:
-            return 0.0
-        # A use has its time as its fence, unless that was ahead of the store's clock: then it counts as new.
-        age = max(connection.store_time_us - verdict.fence, 0) / 1_000_000
-        return 2 * connection.timeout - age if connection.store_time_us else 0.0
-
-    def abandon(self, op: ClaimOp) -> None:
-        """Release a claim whose caller was cancelled."""
-        self._connection.disown(op)
-
-    def release_later(self, wire: bytes, owner: bytes, fence: int = 0) -> None:
-        """Free a claim whose holder does not get to know of it, as soon as the store takes that."""
-        if self._connection.engine is not None:
-            self._connection.keep(self.run(ReleaseOp(wire, owner, fence)))
-
-    def take_back(self, op: FirstOp) -> None:
-        """Forget an id as soon as the store answers: the call that has remembered it ends in an error."""
-        self._connection.undo.add_id(op)
-        if self._ids is not None:
-            self._ids.took_back(op)
-
-    async def until_taken_back(self, ops: Sequence[ClaimOp | FirstOp]) -> None:
-        """Wait until what these calls have left is taken back, for one more `timeout` at most.
-
-        A token's use and an id have no lease. So their caller gets its error only then: a message that it returns
-        because of the error must not be told that it is a duplicate of the very call that has failed.
-        """
-        undo = self._connection.undo
-        if undo:
-            sent = [
-                (op.wire, op.entry if isinstance(op, FirstOp) else op.owner) for op in ops if was_accepted(op)
-            ]
-            await undo.until_asked(sent, self._connection.timeout)
-
-    def _holds(self, op: Op) -> bool:
-        """True where the policy keeps what an operation is about: a key, or one id of a ledger's bucket."""
-        if self._ids is not None:
-            if isinstance(op, FirstOp | SeenOp | ForgetIdOp):
-                return self._ids.holds_id(op)
-            if isinstance(op, RememberedClaimOp) and self._ids.holds_id(op.seen()):
-                return True
-        return self._policy.holds(op.wire)
-
-    def _prepare(self, op: Op) -> None:
-        """Ask the policy whether it keeps this key, and let it hear of the store's reply."""
-        if self._holds(op):
-            raise HeldLocally
-        if self._journal is not None:
-            op.let_witness(self._heard)
-
-    def _heard(self, op: Op, reply: Reply) -> Reply:
-        """Tell the policy what the store has answered; where it took the key meanwhile, its own answer stands.
-
-        That holds for a claim or a transition that somebody still waits for. To settle, free or renew a claim twice
-        is answered as the first time.
-        """
-        try:
-            return self._witnessed(op, reply)
-        except Exception as fault:  # noqa: BLE001 -- its caller gets it; the engine has others to tell
-            if (
-                isinstance(op, ClaimOp)
-                and type(reply) is Verdict
-                and reply.outcome == "acquired"
-                and not op.named
-            ):
-                release = ReleaseOp(op.wire, op.owner, reply.fence, consumed=op.terms.consumes)
-                self._connection.keep(self.run(release))
-            return cast(Reply, fault)
-
-    def _witnessed(self, op: Op, reply: Reply) -> Reply:
-        assert self._journal is not None
-        self._journal.saw(op, reply)
-        if op.verb not in _GRANTING or op.future.done() or not self._holds(op):
-            return reply
-        try:
-            return self._ask_policy(op, HeldLocally())
-        except UnavailableError as refusal:
-            return refusal
-
-    # To the verdict
-
-    def verdict(self, op: Op, answer: Reply | BaseException) -> Reply:
-        """Return the verdict on an operation, from the store's reply or from the error that came in its place.
-
-        Raises:
-            UnavailableError: neither the store nor the policy answers; `owner` names a claim's own.
-            ShortfallError: it was done, too few replicas confirmed it, and that shall be an error.
+            ClaimLostError: it is not, or no longer, the owner's; nothing was changed.
             ForeignRecordError: the key holds what fastdedup did not write.
-            Exception: any other error that `answer` is.
+            UnavailableError: neither the store nor the policy answered; repeating is safe.
         """
-        reply = self.answer(op, answer)
-        if type(reply) is Verdict:
-            if reply.short:
-                self._fell_short(op, reply)
-            return reply
-        if type(reply) is Moved:
-            if reply.code is Code.FOREIGN:
-                raise foreign(self._key_of(op))
-            if reply.short:
-                self._fell_short(op)
-            return reply
-        if reply is Code.UNCONFIRMED:
-            self._fell_short(op)
-            return Code.OK
-        if reply is Code.FOREIGN:
-            raise foreign(self._key_of(op))
-        return reply
+        key = names_of(op.wire)[1]
+        if await self.run(op) != Code.OK:
+            raise ClaimLostError(f"{key!r} is not held by this owner; nothing was changed")
+        if isinstance(op, SettleOp) and self.keyspace(Kind.TOKEN).has(op.wire):
+            note_use(op)
+        self.recent.pop(key, None)
 
-    def claim_verdict(self, op: ClaimOp, answer: Reply | BaseException) -> Verdict:
-        """As `verdict`, of a claim."""
-        reply = self.verdict(op, answer)
-        if type(reply) is not Verdict:
-            if reply is Code.STALE:
-                raise StaleLedger
-            raise foreign(self._key_of(op))
-        return reply
+    def forgot(self, op: Op) -> None:
+        """Drop what is known of a key that was forgotten."""
+        self.recent.pop(names_of(op.wire)[1], None)
 
-    def answer(self, op: Op, answer: Reply | BaseException) -> Reply:
-        """Return the store's reply, or the policy's where the store gave none: `verdict` before it is judged.
+    def record(
+        self, key: str, stored: Reply, kind: RecordKind = "claim", now_us: int | None = None
+    ) -> Record:
+        """Return what a key's record says.
 
-        For the sidecar, whose client judges it there. Raises as `verdict`, but for what that makes of a reply.
+        `now_us`: the time by the store's clock; by default as far as the store has told it.
+
+        Raises:
+            ForeignRecordError: it is no record of this kind.
+            ResultError: the codec cannot read the result.
         """
-        if isinstance(answer, UnavailableError):
-            return self._ask_policy(op, answer)
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-    def _ask_policy(self, op: Op, error: UnavailableError) -> Reply:
-        """Let the policy answer, visibly: each answer and each refusal is an event."""
-        connection = self._connection
-        if self._timed is not None and (time_us := connection.store_time_us):
-            self._timed.hear_time(time_us)
-        try:
-            if op.verb in _OF_OWNERS and connection.engine is None and not self._holds(op):
-                raise error  # a closed gate brings no answer of the policy into the store
-            reply = self._policy.answer(op, error)
-        except UnavailableError as refusal:
-            self._report_degraded(op, error, answered=False)
-            if type(error) is HeldLocally and not isinstance(op, ClaimOp) and not self._holds(op):
-                return Code.LOST  # the store never knew of this record, and now the policy has lost it too
-            if isinstance(op, ClaimOp):
-                refusal.owner = owner_text(op.owner)
-            raise
-        self._report_degraded(op, error, answered=True)
-        if connection.policy_listener is not None:
-            connection.policy_listener.policy_answered(op, reply)
-        if isinstance(op, ClaimOp) and type(reply) is Verdict and reply.outcome == "acquired":
-            connection.undo.keep(op)
-        if self._journal is not None:
-            is_brought = connection.reconcile(self._journal, self._namespace)
-            if not is_brought and isinstance(op, SettleOp):
-                owner = owner_text(op.owner)
-                connection.report(Unreplayed(self._namespace, self._key_of(op), owner, "the gate is closed"))
-        if op.verb in _FREEING:
-            connection.wakeups.freed(op.wire)
-        return reply
-
-    def _report_degraded(self, op: Op, error: UnavailableError, *, answered: bool) -> None:
-        self._connection.report(Degraded(self._namespace, verb_of(op), answered, str(error)))
-
-    def _fell_short(self, op: Op, acquired: Verdict | None = None) -> None:
-        """Say that too few replicas confirmed; or raise, and take an acquisition back, of which no caller is told."""
-        connection = self._connection
-        wanted, key = connection.replicas, self._key_of(op)
-        connection.report(Shortfall(self._namespace, verb_of(op), key, wanted))
-        if not connection.raises_shortfall:
-            return
-        if acquired is not None and acquired.fresh and isinstance(op, ClaimOp):
-            if op.terms.consumes:
-                connection.undo.add(
-                    op, acquired.fence
-                )  # not where the caller named the owner, who can ask again
-            else:
-                self.release_later(op.wire, op.owner)
-        raise ShortfallError(
-            f"{verb_of(op)} of {key!r} was done, but fewer than {wanted} replicas confirmed it in time"
+        if isinstance(stored, Stored) and stored.state == "M" and kind == "machine":
+            return machine_record(key, stored)
+        if not isinstance(stored, Stored) or stored.state not in _STATES:
+            raise foreign(key)
+        state = _STATES[stored.state]
+        decode = codec.decode_error if state is State.FAILED else codec.decode
+        value = decode(self.settings.codec, stored.payload, key)
+        owner, now = owner_text(stored.owner), self.connection.store_time_us if now_us is None else now_us
+        return Record(
+            key=key,
+            state=state,
+            owner=owner,
+            fence=stored.fence,
+            attempt=stored.attempt,
+            lease=stored.left_ms / 1000 if state is State.PROCESSING else None,
+            ttl=stored.ttl_ms / 1000,
+            fingerprint=None if stored.fingerprint is None else Fingerprint(stored.fingerprint),
+            result=value if state is State.SUCCEEDED else None,
+            error=value if state is State.FAILED else None,
+            kind=kind,
+            # A fence is the store's time at the acquisition, or was raised above an earlier fence: by a microsecond
+            # for each that the same one has had, so milliseconds are as exact as this can be.
+            age=max(round((now - stored.fence) / 1000) / 1000, 0.0) if now else None,
+            holder=notes_of(owner).get("holder"),
+            trace=trace_of(stored.owner)[:16].hex() or None,
         )
 
-    def _key_of(self, op: Op) -> str:
-        return cast(str, getattr(op, "key", "")) or names_of(op.wire)[1]
+    # For claims
+
+    def recent_for(self, op: ClaimOp, verdict: Verdict) -> float:
+        """Return for how many seconds a success may be told again; a token's is not a key's, and gets none."""
+        if not op.terms.shared or verdict.degraded:
+            return 0.0
+        # Counted from when it was asked: surely not past the record's expiry.
+        left = verdict.left_ms / 1000 - (asyncio.get_running_loop().time() - op.at)
+        return self.connection.recent.age_for(self.recent, op.key, len(verdict.payload), left)
+
+    def learn(self, op: ClaimOp, answer: object, verdict: Verdict, age: float) -> None:
+        """Tell `answer` to the duplicates to come, for `age` seconds as `recent_for` said."""
+        self.connection.recent.learn(self.recent, op.key, answer, op.fingerprint, len(verdict.payload), age)
+
+    def verb_of(self, op: ClaimOp) -> str:
+        """Return what users call this claim: "claim", "lock", or a token's "redeem" or "consume"."""
+        mode = op.terms.mode
+        if mode is not Mode.CLAIM:
+            return mode.value
+        return "lock" if self.locks.has(op.wire) else mode.value
+
+    def lease_lost(self, key: str, owner: str, fence: int, *, outage: bool) -> None:
+        """Report a lease that is lost; `outage`: the store did not answer until it was over."""
+        self.connection.report(LeaseLost(self.settings.namespace, key, owner, fence, outage))
+
+
+def machine_record(key: str, stored: Stored) -> Record:
+    """Return what the record of a state machine says."""
+    return Record(
+        key=key,
+        state=State.MACHINE,
+        owner="",
+        fence=0,
+        attempt=0,
+        lease=None,
+        ttl=stored.ttl_ms / 1000,
+        fingerprint=None,
+        result=stored.payload.decode(errors="replace"),
+        kind="machine",
+        version=stored.fence,
+    )

@@ -16,7 +16,7 @@ from ..model import Outcome
 from ..tasks import wait_then_stop
 from .calls import claim_of
 from .counters import outcome_of
-from .namespace import Namespace
+from .gate import Gate
 from .together import Together
 from .traced_lists import within_a_span
 from .waiting import end_of, look, wait_on
@@ -66,11 +66,9 @@ class ClaimList(Together):
         named: the owner is the caller's own.
     """
 
-    def __init__(
-        self, namespace: Namespace, terms: Terms, *, wait: Seconds, renew: bool, named: bool
-    ) -> None:
+    def __init__(self, gate: Gate, terms: Terms, *, wait: Seconds, renew: bool, named: bool) -> None:
         super().__init__()
-        self.namespace = namespace
+        self.namespace = gate
         self.terms = terms
         self.renew = bool(renew)
         self.named = named
@@ -108,7 +106,7 @@ class ClaimList(Together):
             del fault  # it refers to this frame
 
     async def _send(self, claims: Sequence[ListedClaim]) -> None:
-        await self.send([claim for claim in claims if claim.answer is None], self.namespace.ask.begin_claim)
+        await self.send([claim for claim in claims if claim.answer is None], self.namespace.begin_claim)
 
     def _judge(self, claim: ListedClaim) -> None:
         """Put the verdict into the answer's place; a refusal, where there is time to look again."""
@@ -117,7 +115,7 @@ class ClaimList(Together):
             return
         claim.answer = None  # until there is a verdict nothing of it is to be given back
         try:
-            claim.answer = self.namespace.ask.claim_verdict(claim, answer)
+            claim.answer = self.namespace.claim_verdict(claim, answer)
         except UnavailableError as refusal:
             if not self._wait or isinstance(refusal, ShortfallError):
                 raise

@@ -7,19 +7,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from ..claim import Claim
 from ..kernel.operations import ClaimOp
 from .calls import note_trace
-from .namespace import Namespace
+from .gate import Gate
 from .tracing import Tracing
 
 
 async def within_a_span(
-    namespace: Namespace, ops: Sequence[ClaimOp], make: Callable[[], Awaitable[list[Claim]]]
+    gate: Gate, ops: Sequence[ClaimOp], make: Callable[[], Awaitable[list[Claim]]]
 ) -> list[Claim]:
     """Make the claims of a list, within a span where somebody traces. `ops` are not sent yet."""
-    watchers = namespace.watchers
+    watchers = gate.watchers
     tracing = watchers.tracing
     if tracing is None or not ops or not watchers.wants_span():
         return await make()
-    span = _begin(namespace, ops, tracing)
+    span = _begin(gate, ops, tracing)
     try:
         claims = await make()
     except BaseException as error:
@@ -29,12 +29,12 @@ async def within_a_span(
     return claims
 
 
-def _begin(namespace: Namespace, ops: Sequence[ClaimOp], tracing: Tracing) -> object:
-    connection = namespace.connection
+def _begin(gate: Gate, ops: Sequence[ClaimOp], tracing: Tracing) -> object:
+    connection = gate.connection
     parts = {connection.part_of(op.wire) for op in ops}
     part = parts.pop().decode() if len(parts) == 1 else ""  # else several nodes of a Cluster
-    span = tracing.claiming_many(namespace.settings.namespace, len(ops), part)
+    span = tracing.claiming_many(gate.settings.namespace, len(ops), part)
     trace = tracing.trace_of(span)
     for op in ops:
-        note_trace(namespace, op, trace)
+        note_trace(gate, op, trace)
     return span

@@ -18,8 +18,8 @@ from ..kernel.operations import ClaimOp, Code, Terms, Verdict, terms
 from ..ledger.operations import RememberedClaimOp
 from ..model import Outcome
 from .connection import Connection
-from .gate import StaleLedger
-from .namespace import Namespace
+from .executor import StaleLedger
+from .gate import Gate
 
 _DEAF_PAUSE = 0.25
 """Seconds between two looks of a waiter that cannot be told."""
@@ -39,7 +39,7 @@ def end_of(wait: float) -> float:
     return asyncio.get_running_loop().time() + wait + _LOOPS_STEP
 
 
-async def wait_for_verdict(namespace: Namespace, call: ClaimOp, wait: float) -> Verdict:
+async def wait_for_verdict(gate: Gate, call: ClaimOp, wait: float) -> Verdict:
     """Claim, and while another owner is at work wait for news of it, for `wait` seconds at most.
 
     `call` says what to claim; it is not sent itself, as each look is an operation of its own.
@@ -47,56 +47,52 @@ async def wait_for_verdict(namespace: Namespace, call: ClaimOp, wait: float) -> 
     Raises:
         UnavailableError: neither the store nor the policy has answered the last look.
     """
-    connection = namespace.connection
+    connection = gate.connection
     connection.running_engine()
     gives_up = end_of(wait)
     with connection.undo.while_it_waits(call):
         # Most need not wait; and where the store is silent, its silence is paid for once.
-        verdict = await look(namespace, call, call.terms, gives_up)
+        verdict = await look(gate, call, call.terms, gives_up)
         if verdict.outcome is not Outcome.IN_PROGRESS:
             return verdict
-        return await wait_on(namespace, call, gives_up, verdict)
+        return await wait_on(gate, call, gives_up, verdict)
 
 
-async def wait_on(
-    namespace: Namespace, call: ClaimOp, gives_up: float, found: Verdict | UnavailableError
-) -> Verdict:
+async def wait_on(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict | UnavailableError) -> Verdict:
     """Go on after a first look, until `gives_up` in the loop's time. Errors as for `wait_for_verdict`.
 
     `found`: another owner at work; or the error of a look that was refused.
     """
-    with one_wait(namespace):
-        return await wait_a_while(namespace, call, gives_up, found)
+    with one_wait(gate):
+        return await wait_a_while(gate, call, gives_up, found)
 
 
 @contextmanager
-def one_wait(namespace: Namespace) -> Iterator[None]:
+def one_wait(gate: Gate) -> Iterator[None]:
     """Count all that is waited in a `with` as one wait of a claim."""
     since = perf_counter()
     try:
         yield
     finally:
-        watchers = namespace.watchers
+        watchers = gate.watchers
         if (counters := watchers.counters or watchers.waits) is not None:
-            counters.waited(namespace, since)
+            counters.waited(gate, since)
 
 
 async def wait_a_while(
-    namespace: Namespace, call: ClaimOp, gives_up: float, found: Verdict | UnavailableError
+    gate: Gate, call: ClaimOp, gives_up: float, found: Verdict | UnavailableError
 ) -> Verdict:
     """Do what `wait_on` does, as a part of `one_wait`."""
-    with namespace.connection.undo.while_it_waits(call):
-        return await _wait(namespace, call, gives_up, found)
+    with gate.connection.undo.while_it_waits(call):
+        return await _wait(gate, call, gives_up, found)
 
 
-async def _wait(
-    namespace: Namespace, call: ClaimOp, gives_up: float, found: Verdict | UnavailableError
-) -> Verdict:
+async def _wait(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict | UnavailableError) -> Verdict:
     if isinstance(found, UnavailableError):
-        found = await look_again(namespace, call, call.terms, gives_up, found)
+        found = await look_again(gate, call, call.terms, gives_up, found)
         if found.outcome is not Outcome.IN_PROGRESS:
             return found
-    connection = namespace.connection
+    connection = gate.connection
     loop = asyncio.get_running_loop()
     known = call.terms
     patient = terms(known.mode, known.lease_ms, known.keep_ms, True, known.remembered)
@@ -105,7 +101,7 @@ async def _wait(
         with connection.wakeups.watch(call.wire) as freed:
             # Asked within the watch: if the subscription is lost later, that wakes this waiter.
             hears = not verdict.degraded and await connection.listens()
-            verdict = await look(namespace, call, patient, gives_up)
+            verdict = await look(gate, call, patient, gives_up)
             left = gives_up - loop.time()
             if verdict.outcome is not Outcome.IN_PROGRESS or left <= 0:
                 return verdict
@@ -119,19 +115,19 @@ async def _wait(
             await asyncio.wait([freed], timeout=alarm if told else min(alarm, _DEAF_PAUSE))
 
 
-async def look(namespace: Namespace, call: ClaimOp, terms: Terms, gives_up: float) -> Verdict:
+async def look(gate: Gate, call: ClaimOp, terms: Terms, gives_up: float) -> Verdict:
     """Look how the key stands; where that is refused, go on as `look_again` does."""
     try:
-        return await claim_once(namespace, call, terms)
+        return await claim_once(gate, call, terms)
     except ShortfallError:
         raise  # the store answers: this is no outage
     except UnavailableError as error:
         refusal = error
-    return await look_again(namespace, call, terms, gives_up, refusal)
+    return await look_again(gate, call, terms, gives_up, refusal)
 
 
 async def look_again(
-    namespace: Namespace, call: ClaimOp, terms: Terms, gives_up: float, refusal: UnavailableError
+    gate: Gate, call: ClaimOp, terms: Terms, gives_up: float, refusal: UnavailableError
 ) -> Verdict:
     """Look again and again after a refused look, until one is answered, or until `gives_up` in the loop's time.
 
@@ -139,7 +135,7 @@ async def look_again(
         UnavailableError: the last look was refused.
         ShortfallError: too few replicas confirmed the claim.
     """
-    connection = namespace.connection
+    connection = gate.connection
     loop = asyncio.get_running_loop()
     pause = _FIRST_PAUSE
     while (left := gives_up - loop.time()) > 0.0:
@@ -147,7 +143,7 @@ async def look_again(
         await _pause(connection, part, pause, left)
         pause = min(pause * _GROWTH, _LONGEST_PAUSE)
         try:
-            verdict = await claim_once(namespace, call, terms)
+            verdict = await claim_once(gate, call, terms)
         except ShortfallError:
             raise
         except UnavailableError as error:
@@ -168,23 +164,23 @@ async def _pause(connection: Connection, part: bytes, pause: float, left: float)
     await connection.returns.wait(part, min(left, longer * (0.5 + 0.5 * random.random())))
 
 
-async def claim_once(namespace: Namespace, call: ClaimOp, terms: Terms) -> Verdict:
+async def claim_once(gate: Gate, call: ClaimOp, terms: Terms) -> Verdict:
     """Look once how the key stands, on behalf of `call`."""
     op = call.look(terms)
     call.at = asyncio.get_running_loop().time()
     try:
-        verdict: Verdict | None = await namespace.ask.claim(op)
+        verdict: Verdict | None = await gate.claim(op)
     except StaleLedger:
         verdict = None
     if verdict is None:
         await cast(RememberedClaimOp, call).find_again(Code.STALE, moves=True)
         op = call.look(terms)
-        verdict = await namespace.ask.claim(op)
+        verdict = await gate.claim(op)
     if terms.redeems and verdict.outcome is Outcome.SUCCEEDED:
-        verdict = await namespace.ask.until_use_stays(op, verdict)
+        verdict = await gate.until_use_stays(op, verdict)
         call.at = op.at if hasattr(op, "at") else call.at
     if verdict.outcome is Outcome.ACQUIRED:
-        given_up = namespace.connection.undo.keep(op)  # an earlier look, which may have acquired it
+        given_up = gate.connection.undo.keep(op)  # an earlier look, which may have acquired it
         if given_up or hasattr(op, "unsure"):
             call.unsure = True
     return verdict

@@ -211,7 +211,7 @@ class AsgiExchange:
             BaseException: the application's exception, and its cancellation unless that was for the claim.
         """
         # By the claim's loop where it is known: Python 3.11 asks the system for each look at the running one.
-        loop = None if self.recorder is None else self.recorder.claim._namespace.connection.loop
+        loop = None if self.recorder is None else self.recorder.claim._gate.connection.loop
         self._task = asyncio.current_task(loop)
         self._app = app
         failure: BaseException | None = None

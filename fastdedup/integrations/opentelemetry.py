@@ -159,7 +159,7 @@ class Spans:
         """Return the span of the work, as the current one; None outside of a sampled trace."""
         if not hasattr(claim, "_trace"):
             return None
-        namespace = claim._namespace.settings.namespace
+        namespace = claim._gate.settings.namespace
         attributes: dict[str, Any] = {"fastdedup.namespace": namespace, "fastdedup.attempt": claim.attempt}
         span = self._tracer.start_span(f"work {namespace}", attributes=attributes, links=links_of(claim))
         return Working(span, contexts.attach(trace.set_span_in_context(span)))
@@ -178,10 +178,10 @@ class Spans:
             if self._read().get(self._key) is not None or not hasattr(claim, "_trace"):
                 return None
             where = trace.set_span_in_context(NonRecordingSpan(claim._trace))  # type: ignore[arg-type]
-        connection = claim._namespace.connection
+        connection = claim._gate.connection
         part = connection.part_of(claim._call.wire).decode()
         verb = _SETTLINGS[how]
-        return self._sent(claim._namespace.settings.namespace, verb, claim.key, part, links_of(claim), where)
+        return self._sent(claim._gate.settings.namespace, verb, claim.key, part, links_of(claim), where)
 
     def ended(self, span: Span, error: BaseException | None) -> None:
         """End a span; of an error it shows the type, as the text may hold a key."""
@@ -250,10 +250,10 @@ def instrument(
 
     if isinstance(dedup, SyncDedup):
         processes = dedup._per_process
-        processes.on_made(lambda made: attach(made._namespace.connection))
-        observations_of(meter_provider).add(processes, lambda: processes.present._namespace.connection)
+        processes.on_made(lambda made: attach(made.gate.connection))
+        observations_of(meter_provider).add(processes, lambda: processes.present.gate.connection)
     elif isinstance(dedup, Dedup):
-        connection = dedup._namespace.connection
+        connection = dedup.gate.connection
         attach(connection)
         observations_of(meter_provider).add(connection, lambda: connection)
     else:

@@ -46,7 +46,7 @@ class FastdedupCollector(BaseCollector):
         """Show the figures of a gate, a consumer or an inbox as well; errors as for `watch`."""
         if isinstance(watched, Dedup):
             count(watched)
-            connection = watched._namespace.connection
+            connection = watched.gate.connection
             self._gates[id(connection)] = lambda: watched
         elif isinstance(watched, SyncDedup):
             processes = watched._per_process
@@ -96,10 +96,10 @@ def watch(*watched: Any, registry: CollectorRegistry = REGISTRY) -> FastdedupCol
 
 def count(dedup: Dedup) -> None:
     """Count what a gate does from now on."""
-    dedup._namespace.connection.count()
+    dedup.gate.connection.count()
 
 
 def watched_gate(dedup: Dedup) -> WatchedGate:
     """Return a gate's figures, of this moment."""
-    connection = dedup._namespace.connection
+    connection = dedup.gate.connection
     return WatchedGate(connection.count(), dedup, connection.journals, connection.undo_counts)

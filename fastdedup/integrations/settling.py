@@ -47,10 +47,10 @@ async def store(claim: Claim, how: Settling, response: Response) -> bool:
     try:
         await record(claim, how, response, within=HOLD)
     except UnavailableError:
-        claim._namespace.connection.keep(_record_after_all(claim, how, response))
+        claim._gate.connection.keep(_record_after_all(claim, how, response))
         return False
     except asyncio.CancelledError:
-        claim._namespace.connection.keep(_record_after_all(claim, how, response))  # the effect has happened
+        claim._gate.connection.keep(_record_after_all(claim, how, response))  # the effect has happened
         raise
     return True
 

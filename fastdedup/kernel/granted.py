@@ -1,7 +1,7 @@
 """Uses of tokens, and ids of ledgers, that this process was lately told are its own.
 
 A use, or a first call for an id, that was sent and not answered is taken back. So a process that finds a token used,
-or an id remembered, cannot know for two timeouts whether that stays: see `Ask.use`. Of its own it does know.
+or an id remembered, cannot know for two timeouts whether that stays: see `Gate.use`. Of its own it does know.
 """
 
 from __future__ import annotations

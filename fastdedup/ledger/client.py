@@ -13,7 +13,7 @@ from ..checks import Seconds, check_count, check_seconds, milliseconds, shown
 from ..core.audit import check_reason, tell_forgotten
 from ..core.connection import Connection
 from ..core.counters import outcome_of
-from ..core.namespace import Namespace
+from ..core.gate import Gate
 from ..core.orphans import MAX_GIVEN_UP
 from ..core.together import Together
 from ..errors import ConfigError, DedupError, LedgerFullError, UnavailableError, UsageError, foreign
@@ -86,7 +86,7 @@ class Ledger:
 
     def __init__(
         self,
-        namespace: Namespace,
+        gate: Gate,
         name: str,
         *,
         window: Seconds,
@@ -103,8 +103,8 @@ class Ledger:
             raise ConfigError(f"capacity must be at most {MOST_CAPACITY}, got {shown(capacity)}")
         if write not in ("set", "append"):
             raise ConfigError(f"write must be 'set' or 'append', got {shown(write)}")
-        self._namespace = namespace
-        namespace.connection.expect_ids(namespace.settings.namespace)
+        self._gate = gate
+        gate.connection.expect_ids(gate.settings.namespace)
         self.name = name
         """The ledger's name."""
         self._window_ms = milliseconds(window, "window")
@@ -112,8 +112,8 @@ class Ledger:
         self._width = check_width(exact, width, dense, write)
         self._dense = self._width == DENSE_WIDTH
         self._write = write
-        self._patience = patience_of(namespace.connection.timeout)
-        self._wire = ledger_wire(namespace.settings.namespace, name)
+        self._patience = patience_of(gate.connection.timeout)
+        self._wire = ledger_wire(gate.settings.namespace, name)
         self._allows_eviction = bool(allow_eviction)
         # Mutable: the form as it was read last; the task that reads it; the text of a form that the store has called
         # stale, and whether it was thought to have switched; when its filling may next be told.
@@ -165,8 +165,8 @@ class Ledger:
         data = self._bytes_of(id)
         name = draw_owner() if owner is None else owner_field(owner)
         nonce, named = nonce_of(name, self._patience), owner is not None
-        namespace = self._namespace
-        since = namespace.ask.now
+        gate = self._gate
+        since = gate.now
         op: FirstOp | None = None
         try:
             tries, pauses = -1, 0
@@ -184,13 +184,13 @@ class Ledger:
                         return known[data]
                 wire, entry = view.addresses.entry(data, nonce)
                 op = FirstOp(wire, entry, view.terms, data)
-                undo = namespace.connection.undo
+                undo = gate.connection.undo
                 if undo:
                     await undo.until_free([op])
                     undo.keep_id(op, named=named)
                 # Awaited here and not in a coroutine of its own: that costs 15 % of a call.
                 try:
-                    reply: Any = await namespace.ask.begin(op)
+                    reply: Any = await gate.begin(op)
                 except (UnavailableError, asyncio.CancelledError) as error:
                     reply = self._without_reply(op, error, named=named)
                 if reply is not _OK:
@@ -199,14 +199,14 @@ class Ledger:
                     if pauses < LOOKS and op.place not in GRANTED and not (undo and undo.knows(op)):
                         pauses += 1
                         tries -= 1
-                        await asyncio.sleep(namespace.connection.timeout / 2)
+                        await asyncio.sleep(gate.connection.timeout / 2)
                         continue
                     reply = _ALREADY
                 if reply is _OK:
                     GRANTED.add(op.place)
                     if view.terms.seen_fill > view.form.filling_from:
                         self._is_filling(view)
-                    if namespace.watchers.counters is not None:
+                    if gate.watchers.counters is not None:
                         self._count([True], since)
                     return True
                 if reply is not _ALREADY:
@@ -218,7 +218,7 @@ class Ledger:
         except DedupError as error:
             fault = error
         try:
-            await namespace.ask.until_taken_back([] if op is None else [op])
+            await gate.until_taken_back([] if op is None else [op])
             self._count_error(fault, since)
             raise fault
         finally:
@@ -240,7 +240,7 @@ class Ledger:
             )
         name = draw_owner() if owner is None else owner_field(owner)
         asked: list[ListedId] = []
-        since = self._namespace.ask.now
+        since = self._gate.now
         try:
             nonce = nonce_of(name, self._patience)
             answers = await self._answers(dict.fromkeys(data), nonce, asked, named=owner is not None)
@@ -258,23 +258,23 @@ class Ledger:
             self._count(answered, since)
             return answered
         try:
-            await self._namespace.ask.until_taken_back(asked)
+            await self._gate.until_taken_back(asked)
             self._count_error(fault, since)
             raise fault
         finally:
             del fault  # it refers to this frame
 
     def _count(self, answers: list[bool], since: float) -> None:
-        counters = self._namespace.watchers.counters
+        counters = self._gate.watchers.counters
         if counters is not None:
-            namespace = self._namespace.settings.namespace
+            namespace = self._gate.settings.namespace
             counters.asked_ledger(namespace, self.name, answers)
             counters.observe(namespace, Verb.FIRST.value, "ok", perf_counter() - since)
 
     def _count_error(self, error: DedupError, since: float) -> None:
-        counters = self._namespace.watchers.counters
+        counters = self._gate.watchers.counters
         if counters is not None:
-            namespace = self._namespace.settings.namespace
+            namespace = self._gate.settings.namespace
             counters.observe(namespace, Verb.FIRST.value, outcome_of(error), perf_counter() - since)
 
     async def seen(self, id: Any) -> bool:
@@ -287,9 +287,9 @@ class Ledger:
             view = await self._present_view()
             reply: Reply = Code.ABSENT
             if view.former is not None:
-                reply = await former_ids.seen(self._namespace, view.former, data)
+                reply = await former_ids.seen(self._gate, view.former, data)
             if reply is Code.ABSENT:
-                reply = await self._namespace.ask.run(SeenOp(*view.addresses.find(data), view.terms, data))
+                reply = await self._gate.run(SeenOp(*view.addresses.find(data), view.terms, data))
             if reply is Code.ALREADY or reply is Code.ABSENT:
                 return reply is Code.ALREADY
             self._judge(reply)
@@ -306,9 +306,9 @@ class Ledger:
         try:
             found = await self._forget(data, why)
         except BaseException:  # it may have taken effect
-            tell_forgotten(self._namespace, "id", shown_id, None, why)
+            tell_forgotten(self._gate, "id", shown_id, None, why)
             raise
-        tell_forgotten(self._namespace, "id", shown_id, found, why)
+        tell_forgotten(self._gate, "id", shown_id, found, why)
         return found
 
     async def _forget(self, data: bytes, reason: str) -> bool:
@@ -316,9 +316,9 @@ class Ledger:
             view = await self._present_view()
             op = ForgetIdOp(*view.addresses.find(data), view.terms, data, reason)
             GRANTED.discard(op.place)
-            reply = await self._namespace.ask.run(op)
+            reply = await self._gate.run(op)
             if view.former is not None and reply is Code.ABSENT:
-                reply = await former_ids.forget(self._namespace, view.former, data, reason)
+                reply = await former_ids.forget(self._gate, view.former, data, reason)
             if reply is Code.OK or reply is Code.ABSENT:
                 return reply is Code.OK
             self._judge(reply)
@@ -327,16 +327,16 @@ class Ledger:
     async def record_of(self, key: str) -> Record | None:
         """Return the record of a claim whose success this ledger remembers (`remember=`), or None. For inspection."""
         wire = await self._record_wire(key)
-        reply = await self._namespace.ask.run(ReadOp(wire))
-        return None if reply == Code.ABSENT else self._namespace.record(key, reply)
+        reply = await self._gate.run(ReadOp(wire))
+        return None if reply == Code.ABSENT else self._gate.record(key, reply)
 
     async def forget_record(self, key: str) -> bool:
         """Remove that record, whoever owns it; False where there was none. The ledger's entry stays: see `forget`."""
-        return await self._namespace.ask.run(ForgetOp(await self._record_wire(key))) == Code.OK
+        return await self._gate.run(ForgetOp(await self._record_wire(key))) == Code.OK
 
     async def _record_wire(self, key: str) -> bytes:
-        namespace, (bucket, _, _) = self._namespace, await self._place_of(key)
-        return record_wire(bucket, namespace.claims.wire(key), namespace.settings.namespace)
+        gate, (bucket, _, _) = self._gate, await self._place_of(key)
+        return record_wire(bucket, gate.claims.wire(key), gate.settings.namespace)
 
     async def stats(self) -> LedgerStats:
         """Return what the ledger holds, from up to 1,000 buckets, 2,000 of a dense one. Errors as for `first`."""
@@ -366,7 +366,7 @@ class Ledger:
         """Return the ids of a form, the bytes of its buckets, and the entries in one."""
         looked_at = _some_buckets(form)
         entries, living, size = 0, 0, 0
-        asked = [self._namespace.ask.run(WeighOp(addresses.bucket(number), terms)) for number in looked_at]
+        asked = [self._gate.run(WeighOp(addresses.bucket(number), terms)) for number in looked_at]
         for weight in await asyncio.gather(*asked):
             if isinstance(weight, Weight):
                 entries += weight.entries
@@ -419,7 +419,7 @@ class Ledger:
 
     def _is_of(self, connection: Connection) -> bool:
         """True where its ids are in the store of this connection."""
-        return self._namespace.connection is connection
+        return self._gate.connection is connection
 
     async def _place_of(self, id: Any, found: Code | None = None) -> IdPlace:
         """Return where an id's entry lies; for the claims whose success this ledger remembers.
@@ -453,7 +453,7 @@ class Ledger:
             self._distrust()
             return error
         if not named:
-            self._namespace.ask.take_back(op)
+            self._gate.take_back(op)
         raise error
 
     def _verdict(self, op: FirstOp, own: bytes, answer: Any, name: bytes, *, named: bool) -> Reply:
@@ -462,15 +462,15 @@ class Ledger:
         `own`: the call's own entry; `op` has another one where it takes a given-up call's place.
         """
         try:
-            reply = self._namespace.ask.verdict(op, answer)
+            reply = self._gate.verdict(op, answer)
         except UnavailableError as error:
             if not named:
-                self._namespace.ask.take_back(op)
+                self._gate.take_back(op)
             error.owner = owner_text(name)
             raise
         if op.entry is not own and reply is not _OK and reply is not _ALREADY and reply is not _PENDING:
             # It was not done, so what that call has remembered is still to be taken back.
-            self._namespace.connection.undo.add_id(op)
+            self._gate.connection.undo.add_id(op)
         return reply
 
     async def _may_be_first(self, duplicates: list[AnyFirst], tries: int, *, named: bool) -> list[AnyFirst]:
@@ -478,7 +478,7 @@ class Ledger:
 
         Nobody was told True then. A call without a name takes the given-up one's place, see `UndoList.keep_id`.
         """
-        undo = self._namespace.connection.undo
+        undo = self._gate.connection.undo
         again = [op for op in duplicates if undo.knows(op)] if undo else []
         if named and tries + 1 == _TRIES:
             return []  # what was given up is not there: the id is another call's
@@ -509,7 +509,7 @@ class Ledger:
                     answers |= known
                     part = [each for each in part if each not in known]
                 ops = await self._ask_list(view, part, nonce, asked, named=named)
-                undo = self._namespace.connection.undo
+                undo = self._gate.connection.undo
                 pending |= settle_pending(ops, undo, again=pauses < LOOKS)
                 if undo:
                     duplicates = [op for op in ops if op.answer is Code.ALREADY]
@@ -522,7 +522,7 @@ class Ledger:
             if pending:
                 pauses += 1
                 tries -= 1
-                await asyncio.sleep(self._namespace.connection.timeout / 2)
+                await asyncio.sleep(self._gate.connection.timeout / 2)
             if not missing and view.terms.seen_fill > view.form.filling_from:
                 self._is_filling(view)
         if missing:
@@ -533,7 +533,7 @@ class Ledger:
         self, former: FormerView, ids: Sequence[bytes], nonce: bytes
     ) -> dict[bytes, bool] | None:
         """Return answers for the ids that are remembered since before the switch; None where the form is another."""
-        replies = await former_ids.look(self._namespace, former, ids, nonce)
+        replies = await former_ids.look(self._gate, former, ids, nonce)
         known: dict[bytes, bool] = {}
         for each, reply in zip(ids, replies, strict=True):
             if reply is Code.ALREADY or reply is Code.OK:
@@ -547,24 +547,24 @@ class Ledger:
         self, view: LedgerView, ids: list[bytes], nonce: bytes, asked: list[ListedId], *, named: bool
     ) -> list[ListedId]:
         """Ask for ids that differ. The answer of each operation is then OK, ALREADY or STALE."""
-        namespace, shared = self._namespace, Together()
+        gate, shared = self._gate, Together()
         place, terms = view.addresses.entry, view.terms
         ops = []
         for each in ids:
             wire, entry = place(each, nonce)
             ops.append(ListedId(shared, wire, entry, terms, each))
-        undo = namespace.connection.undo
+        undo = gate.connection.undo
         if undo:
             await undo.until_free(ops)
             for op in ops:
                 undo.keep_id(op, named=named)
         asked += ops
-        await shared.send(ops, namespace.ask.begin)
+        await shared.send(ops, gate.begin)
         for op in ops:
             if op.answer not in _TOLD:
                 if isinstance(op.answer, UnavailableError):
                     view.distrust()
-                op.answer = namespace.ask.verdict(op, op.answer)
+                op.answer = gate.verdict(op, op.answer)
                 if op.answer not in _TOLD:
                     if op.entry[-NONCE_BYTES:] != nonce:
                         undo.add_id(op)  # as in `_ask_first`
@@ -573,15 +573,15 @@ class Ledger:
 
     def _take_back(self, asked: Iterable[ListedId]) -> None:
         """Let the store forget, as soon as it answers, what a call has remembered that ends in an error."""
-        ask = self._namespace.ask
+        ask = self._gate
         for op in asked:
             if op.answer is not Code.ALREADY:
                 ask.take_back(op)
 
     async def _take_back_failed(self, ids: Sequence[bytes], owner: str) -> None:
-        """As `_take_back_call`, for a call that ends in an error; wait as `Ask.until_taken_back` does."""
+        """As `_take_back_call`, for a call that ends in an error; wait as `Gate.until_taken_back` does."""
         ops = self._take_back_call(ids, owner)
-        connection = self._namespace.connection
+        connection = self._gate.connection
         if connection.breaker is not BreakerState.OPEN:
             await connection.undo.until_asked([(op.wire, op.entry) for op in ops], connection.timeout)
 
@@ -592,7 +592,7 @@ class Ledger:
             return []
         ops = [FirstOp(*view.addresses.entry(each, nonce), view.terms, each) for each in ids]
         for op in ops:
-            self._namespace.ask.take_back(op)
+            self._gate.take_back(op)
         return ops
 
     def _judge(self, reply: Reply) -> None:
@@ -634,7 +634,7 @@ class Ledger:
     async def _look_again(self) -> LedgerView:
         """Found the ledger, or read its form. Where that fails, what is known serves while the scripts take it."""
         if self._opening is None or self._opening.done():
-            self._opening = self._namespace.connection.keep(self._open())
+            self._opening = self._gate.connection.keep(self._open())
         try:
             return await asyncio.shield(self._opening)
         except UnavailableError:
@@ -678,11 +678,11 @@ class Ledger:
     async def _replace_form(self, former: bytes, text: bytes, until_ms: int = FOREVER_MS) -> Reply:
         """Put a form in the place of another; return what is there then. After `until_ms` nothing is done."""
         ttl_ms = 2 * self._window_ms + _KEEP_MS
-        return await self._namespace.ask.run(LedgerOp(self._wire, text, ttl_ms, former, until_ms))
+        return await self._gate.run(LedgerOp(self._wire, text, ttl_ms, former, until_ms))
 
     async def _ask_form(self, text: bytes) -> Reply:
         """Read the form, or with a text found the ledger. It has the secret, so it is sent only where it must."""
-        return await self._namespace.ask.run(LedgerOp(self._wire, text, 2 * self._window_ms + _KEEP_MS))
+        return await self._gate.run(LedgerOp(self._wire, text, 2 * self._window_ms + _KEEP_MS))
 
     def _check(self, form: LedgerForm) -> None:
         if form.dense != self._dense:
@@ -705,7 +705,7 @@ class Ledger:
 
     async def _check_eviction(self) -> None:
         """Refuse a store that may evict keys. One that is silent is asked again with the next look at the form."""
-        store = self._namespace.connection.store
+        store = self._gate.connection.store
         if self._allows_eviction or not isinstance(store, EvictingStore):
             return
         try:
@@ -726,7 +726,7 @@ class Ledger:
             self._tell_filling(view.form.fill_of(view.terms.seen_fill))
             return
         self._tell_from = now + _LOOK_AGAIN
-        self._namespace.connection.keep(self._tell_if_filling())
+        self._gate.connection.keep(self._tell_if_filling())
 
     async def _tell_if_filling(self) -> None:
         """Count the ids, as the entries that were seen are more: a tenth of them may be over, and are cut later."""
@@ -737,9 +737,7 @@ class Ledger:
 
     def _tell_filling(self, fill: float) -> None:
         self._tell_from = asyncio.get_running_loop().time() + _HOUR
-        self._namespace.connection.report(
-            LedgerFilling(self._namespace.settings.namespace, self.name, round(fill, 3))
-        )
+        self._gate.connection.report(LedgerFilling(self._gate.settings.namespace, self.name, round(fill, 3)))
 
 
 def _progress(name: str, view: LedgerView) -> LedgerResize:
@@ -761,7 +759,7 @@ def _some_buckets(form: LedgerForm) -> Sequence[int]:
     return sample(range(form.buckets), most)
 
 
-async def read_form(namespace: Namespace, name: str) -> LedgerForm | None:
+async def read_form(gate: Gate, name: str) -> LedgerForm | None:
     """Return what a ledger was founded with; None where there is none. Nothing is changed.
 
     Raises:
@@ -770,7 +768,7 @@ async def read_form(namespace: Namespace, name: str) -> LedgerForm | None:
         ConfigError: the name, or the form, cannot be used.
     """
     check_namespace(name, "a ledger's name")
-    reply = await namespace.ask.run(LedgerOp(ledger_wire(namespace.settings.namespace, name), b"", 0))
+    reply = await gate.run(LedgerOp(ledger_wire(gate.settings.namespace, name), b"", 0))
     if reply is Code.ABSENT:
         return None
     if not isinstance(reply, StoredForm):

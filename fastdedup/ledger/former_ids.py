@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from ..core.namespace import Namespace
+from ..core.gate import Gate
 from ..kernel.operations import Code, Reply
 from .operations import FirstOp, ForgetIdOp, SeenOp
 from .views import FormerView
 
 
-async def look(namespace: Namespace, former: FormerView, ids: Sequence[bytes], nonce: bytes) -> list[Reply]:
+async def look(gate: Gate, former: FormerView, ids: Sequence[bytes], nonce: bytes) -> list[Reply]:
     """Return for each id ALREADY, ABSENT, or OK where the call of this nonce has remembered it; or why not.
 
     What a call has remembered that was given up is taken back before: nobody was told.
@@ -24,12 +24,12 @@ async def look(namespace: Namespace, former: FormerView, ids: Sequence[bytes], n
     for each in ids:
         wire, entry = former.addresses.entry(each, nonce)
         ops.append(FirstOp(wire, entry, former.terms, each))
-    undo = namespace.connection.undo
+    undo = gate.connection.undo
     if undo:
         await undo.until_free(ops)
     # What was given up may be taken back between the store's answer and ours.
     suspects = {op.place for op in ops if undo and undo.knows(op)}
-    replies = await _ask(namespace, ops)
+    replies = await _ask(gate, ops)
     again = []
     for at, op in enumerate(ops):
         if replies[at] is Code.OK:
@@ -40,21 +40,21 @@ async def look(namespace: Namespace, former: FormerView, ids: Sequence[bytes], n
         await undo.until_free([ops[at] for at in again])
         for at in again:
             await undo.take_back_id(ops[at])
-        for at, reply in zip(again, await _ask(namespace, [ops[at] for at in again]), strict=True):
+        for at, reply in zip(again, await _ask(gate, [ops[at] for at in again]), strict=True):
             replies[at] = reply
     return replies
 
 
-async def seen(namespace: Namespace, former: FormerView, id: bytes) -> Reply:
+async def seen(gate: Gate, former: FormerView, id: bytes) -> Reply:
     """Return ALREADY or ABSENT; or why not."""
-    return await namespace.ask.run(SeenOp(*former.addresses.find(id), former.terms, id))
+    return await gate.run(SeenOp(*former.addresses.find(id), former.terms, id))
 
 
-async def forget(namespace: Namespace, former: FormerView, id: bytes, reason: str) -> Reply:
+async def forget(gate: Gate, former: FormerView, id: bytes, reason: str) -> Reply:
     """Remove an id: OK or ABSENT; or why not."""
-    return await namespace.ask.run(ForgetIdOp(*former.addresses.find(id), former.terms, id, reason))
+    return await gate.run(ForgetIdOp(*former.addresses.find(id), former.terms, id, reason))
 
 
-async def _ask(namespace: Namespace, ops: Sequence[FirstOp]) -> list[Reply]:
+async def _ask(gate: Gate, ops: Sequence[FirstOp]) -> list[Reply]:
     looks = [SeenOp(op.wire, op.entry, op.terms, op.id) for op in ops]
-    return list(await asyncio.gather(*map(namespace.ask.run, looks)))
+    return list(await asyncio.gather(*map(gate.run, looks)))

@@ -10,7 +10,7 @@ from typing import Any
 from ..checks import Seconds
 from ..claim import Claim
 from ..core.calls import ClaimCall, claim_of, count_claim
-from ..core.namespace import Namespace
+from ..core.gate import Gate
 from ..core.traced_lists import within_a_span
 from ..core.waiting import claim_once, wait_for_verdict
 from ..errors import ConfigError, UnavailableError, UsageError
@@ -32,7 +32,7 @@ class RememberedCall(ClaimCall):
 
     def __init__(
         self,
-        namespace: Namespace,
+        gate: Gate,
         key: str,
         wire: bytes,
         ledger: FindsIds,
@@ -40,7 +40,7 @@ class RememberedCall(ClaimCall):
         owner: bytes,
         fingerprint: bytes | None,
     ) -> None:
-        super().__init__(namespace, key, wire, terms, owner, fingerprint)
+        super().__init__(gate, key, wire, terms, owner, fingerprint)
         self._ledger = ledger
 
     def _made(self) -> Generator[Any, Any, Claim]:
@@ -51,24 +51,24 @@ class RememberedCall(ClaimCall):
         return (yield from self._claim().__await__())
 
     async def _claim(self) -> Claim:
-        namespace = self._namespace
-        if namespace.watchers.counters is not None:
+        gate = self._gate
+        if gate.watchers.counters is not None:
             self.since = perf_counter()
         op = await self._operation()
         try:
             if self.patient and self.wait > 0.0:
-                verdict = await wait_for_verdict(namespace, op, self.wait)
+                verdict = await wait_for_verdict(gate, op, self.wait)
             else:
-                verdict = await claim_once(namespace, op, op.terms)
+                verdict = await claim_once(gate, op, op.terms)
         except Exception as fault:
             if isinstance(fault, UnavailableError):
                 self._ledger._distrust()
-            count_claim(namespace, op, fault, self)
+            count_claim(gate, op, fault, self)
             raise
         if verdict.degraded:
             self._ledger._distrust()
-        count_claim(namespace, op, verdict, self)
-        return claim_of(namespace, op, verdict, self._renews)
+        count_claim(gate, op, verdict, self)
+        return claim_of(gate, op, verdict, self._renews)
 
     async def _operation(self) -> RememberedClaimOp:
         try:
@@ -76,14 +76,14 @@ class RememberedCall(ClaimCall):
         except UnavailableError as error:
             error.owner = owner_text(self.owner)
             raise
-        wire = record_wire(place[0], self.wire, self._namespace.settings.namespace)
+        wire = record_wire(place[0], self.wire, self._gate.settings.namespace)
         op = RememberedClaimOp(wire, self.terms, self.owner, self.fingerprint, place)
         op.key, op.named, op.ledger = self.key, self.named, self._ledger
         return op
 
 
 def remembered_call(
-    namespace: Namespace,
+    gate: Gate,
     key: str,
     ledger: Any,
     mark: bytes | None,
@@ -94,19 +94,19 @@ def remembered_call(
     renew: bool,
 ) -> RememberedCall:
     """Return a claim to be awaited. Arguments and errors as for `Dedup.claim`; `mark`: the fingerprint's digest."""
-    if not isinstance(ledger, Ledger) or not ledger._is_of(namespace.connection):
+    if not isinstance(ledger, Ledger) or not ledger._is_of(gate.connection):
         raise ConfigError(f"remember must be a ledger of this gate, made by its ledger(), got {ledger!r}")
     if ledger.dense:
         raise ConfigError(
             f"remember must be a ledger without dense=True, as a claim's key is text, got {ledger!r}"
         )
     call = RememberedCall(
-        namespace,
+        gate,
         key,
-        namespace.claims.wire(key),
+        gate.claims.wire(key),
         ledger,
-        namespace.remembered_terms(lease, ttl),
-        namespace.draw_owner() if owner is None else owner_field(owner),
+        gate.remembered_terms(lease, ttl),
+        gate.draw_owner() if owner is None else owner_field(owner),
         mark,
     )
     call.named = owner is not None
@@ -116,7 +116,7 @@ def remembered_call(
 
 
 def remembered_calls(
-    namespace: Namespace,
+    gate: Gate,
     keys: Sequence[str],
     ledger: Any,
     fingerprints: Sequence[Any],
@@ -131,11 +131,11 @@ def remembered_calls(
     seen: set[bytes] = set()
     try:
         for key, fingerprint in zip(keys, fingerprints, strict=True):
-            wire = namespace.claims.wire(key)
+            wire = gate.claims.wire(key)
             seconds = 0.0 if wire in seen else wait  # nobody waits for a claim of the same list
             seen.add(wire)
             mark = None if fingerprint is None else digest(fingerprint)
-            calls.append(remembered_call(namespace, key, ledger, mark, owner, lease, ttl, seconds, renew))
+            calls.append(remembered_call(gate, key, ledger, mark, owner, lease, ttl, seconds, renew))
     except BaseException:
         for call in calls:
             call.close()  # nobody awaits it
@@ -150,7 +150,7 @@ async def claim_each(calls: Sequence[RememberedCall], *, named: bool) -> list[Cl
     """
     if not calls:
         return []
-    return await within_a_span(calls[0]._namespace, calls, lambda: _each_made(calls, named))
+    return await within_a_span(calls[0]._gate, calls, lambda: _each_made(calls, named))
 
 
 async def _each_made(calls: Sequence[RememberedCall], named: bool) -> list[Claim]:
@@ -164,7 +164,7 @@ async def _each_made(calls: Sequence[RememberedCall], named: bool) -> list[Claim
     # Not awaited within the except clause: compiled by mypyc, that crashes where it is cancelled.
     for task in tasks:
         task.cancel()
-    await asyncio.shield(calls[0]._namespace.connection.keep(_give_back(tasks, named)))
+    await asyncio.shield(calls[0]._gate.connection.keep(_give_back(tasks, named)))
     try:
         raise fault
     finally:

@@ -77,7 +77,7 @@ class Deliveries:
         self.counts = Counts()
         self._dedup = dedup
         self._inbox = inbox
-        self._on_event = None if dedup is None else dedup._namespace.connection.report
+        self._on_event = None if dedup is None else dedup.gate.connection.report
         self._pauses = Pauses(rules.consumer, self.counts, self._on_event)
         self._failed_attempts = FailedAttempts(rules, is_silent=not logs_attempts)
         # Mutable: is the consumer paused because of its broker.
@@ -116,7 +116,7 @@ class Deliveries:
             UsageError: it is not.
         """
         if self._dedup is not None:
-            self._dedup._namespace.connection.running_engine()
+            self._dedup.gate.connection.running_engine()
 
     @property
     def is_paused(self) -> bool:
@@ -197,7 +197,5 @@ def check_remember(remember: Any, dedup: Dedup | None, inbox: Inbox | None) -> N
     """
     if inbox is not None:
         raise ConfigError("with an inbox, its table remembers the messages: leave remember= out")
-    if dedup is not None and not (
-        isinstance(remember, Ledger) and remember._is_of(dedup._namespace.connection)
-    ):
+    if dedup is not None and not (isinstance(remember, Ledger) and remember._is_of(dedup.gate.connection)):
         raise ConfigError(f"remember must be a ledger of the gate's, made by its ledger(), got {remember!r}")

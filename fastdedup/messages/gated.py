@@ -198,7 +198,7 @@ async def reopen(dedup: Dedup, key: str, failed: Claim) -> None:
     """
     with suppress(InProgressError, ClaimLostError):
         async with dedup.lock(key, renew=True):
-            namespace, wire = dedup._namespace, failed._hold[0]
-            record = await namespace.ask.run(ReadOp(wire))
+            gate, wire = dedup.gate, failed._hold[0]
+            record = await gate.run(ReadOp(wire))
             if isinstance(record, Stored) and record.state == "F" and not _is_done(failed):
-                await namespace.ask.run(ForgetOp(wire))
+                await gate.run(ForgetOp(wire))

@@ -91,7 +91,7 @@ class InboxWay:
         """Return the gate's key in its store, also where the gate was not reached; None without a gate."""
         if self._dedup is None:
             return None
-        return self._dedup._namespace.claims.wire(self._inbox._rules.gate_key(key))
+        return self._dedup.gate.claims.wire(self._inbox._rules.gate_key(key))
 
     async def _claim(self, dedup: Dedup, delivery: Delivery) -> Claim:
         key = self._inbox._rules.gate_key(delivery.key)

@@ -115,7 +115,7 @@ class ServedLedger:
             return self.dedup, self._wire(key, await self._ledger._place_of(key)), field
 
     async def change(self, key: str, make: Callable[[bytes, IdPlace], Changing]) -> Changing:
-        """Settle, free or renew a claim; return the operation that did. Errors as for `Namespace.change`.
+        """Settle, free or renew a claim; return the operation that did. Errors as for `Gate.change`.
 
         Args:
             key: the claim's.
@@ -125,7 +125,7 @@ class ServedLedger:
             place = await self._ledger._place_of(key)
             for _ in range(_TRIES):
                 op, former = make(self._wire(key, place), place), place
-                code = await self.dedup._namespace.ask.run(op)
+                code = await self.dedup.gate.run(op)
                 if code is Code.OK:
                     return op
                 found = Code.STALE if code is Code.LOST else cast(Code, code)
@@ -154,8 +154,8 @@ class ServedLedger:
         return complete
 
     def _wire(self, key: str, place: IdPlace) -> bytes:
-        namespace = self.dedup._namespace
-        return record_wire(place[0], namespace.claims.wire(key), namespace.settings.namespace)
+        gate = self.dedup.gate
+        return record_wire(place[0], gate.claims.wire(key), gate.settings.namespace)
 
     async def facts(self) -> dict[str, Any]:
         """Return what it holds, for JSON; times in milliseconds."""

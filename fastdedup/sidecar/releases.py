@@ -115,7 +115,7 @@ class ReleaseRound:
         release = Release(self, holding, ReleaseOp(wire, owner, 0))
         self._left += 1
         try:
-            dedup._namespace.ask.begin(release.op, release)
+            dedup.gate.begin(release.op, release)
         except DedupError as fault:
             release.set_exception(fault)
 
@@ -153,7 +153,7 @@ class Release:
     def set_exception(self, fault: BaseException) -> None:
         """Ask the policy, where the store did not answer; what the policy refuses is tried again."""
         try:
-            self._holding[0]._namespace.ask.answer(self.op, fault)
+            self._holding[0].gate.answer(self.op, fault)
         except UnavailableError:
             self._batch.end(self._holding, answered=False)
         except Exception:  # noqa: BLE001 -- such as a value that fastdedup did not write: another try would not help

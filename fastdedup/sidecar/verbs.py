@@ -74,7 +74,7 @@ class Asked:
         """Send the claim to the engine."""
         assert self._op is not None
         try:
-            self._dedup._namespace.ask.begin_claim(self._op, self)
+            self._dedup.gate.begin_claim(self._op, self)
         except UnavailableError as fault:
             self.set_exception(fault)
 
@@ -106,7 +106,7 @@ class Asked:
         op = self._op
         assert op is not None
         try:
-            verdict = self._dedup._namespace.ask.claim_verdict(op, answer)
+            verdict = self._dedup.gate.claim_verdict(op, answer)
         except Exception as final:  # noqa: BLE001 -- whatever it is, the client is told
             self._op = None
             self.failed(final)
@@ -142,7 +142,7 @@ def settling(
         ResultTooLargeError: the payload is larger than the namespace allows.
     """
     check_size(payload, dedup.settings.max_result)
-    keep_ms = ttl or dedup._namespace.keep_ms(succeeded=succeeded)
+    keep_ms = ttl or dedup.gate.keep_ms(succeeded=succeeded)
     return SettleOp(wire, owner, fence or 0, succeeded=succeeded, keep_ms=keep_ms, payload=payload)
 
 
@@ -153,7 +153,7 @@ def releasing(wire: bytes, owner: bytes, fence: int | None) -> ReleaseOp:
 
 def renewing(dedup: Dedup, wire: bytes, owner: bytes, fence: int | None, lease: int | None) -> RenewOp:
     """Return the operation that starts a lease anew; `lease` None stands for the namespace's lease."""
-    terms = dedup._namespace.terms_ms(lease, None)
+    terms = dedup.gate.terms_ms(lease, None)
     return RenewOp(wire, owner, fence or 0, terms.lease_ms, terms.keep_ms)
 
 
@@ -163,7 +163,7 @@ def held(dedup: Dedup, key: str, owner: str, *, token: bool) -> tuple[bytes, byt
     Raises:
         InvalidKeyError: no claim can have this key or this owner.
     """
-    wire = dedup.tokens.wire(key) if token else dedup._namespace.claims.wire_of(key.encode())
+    wire = dedup.tokens.wire(key) if token else dedup.gate.claims.wire_of(key.encode())
     return wire, owner_field(owner)
 
 
@@ -187,13 +187,13 @@ async def forget(
     """Remove a key's record for the client `peer`, and report that; False where there was none."""
     name, why = dedup.settings.namespace, check_reason(reason)
     # As a list shows it: a long key as its digest, however the client has named it.
-    listed = names_of(inspection.wire_of(dedup._namespace, key, kind, digest=digest))[1]
+    listed = names_of(inspection.wire_of(dedup.gate, key, kind, digest=digest))[1]
 
     def heard(told: str, found: bool | None) -> None:
         result = "unknown" if found is None else "forgotten" if found else "absent"
         namespaces.audit(name, listed, result, peer, kind=kind, reason=why)
 
-    return await inspection.forget(dedup._namespace, key, kind, digest=digest, reason=why, heard=heard)
+    return await inspection.forget(dedup.gate, key, kind, digest=digest, reason=why, heard=heard)
 
 
 def id_audit(
@@ -262,7 +262,7 @@ async def records(namespaces: Namespaces, dedup: Dedup, wanted: ListOptions, pee
     with list_audit(namespaces, dedup.settings.namespace, wanted.prefix, peer, why) as told:
         async with namespaces.turns.reads.turn(namespaces.access.path, peer):
             found = await inspection.listing(
-                dedup._namespace,
+                dedup.gate,
                 kind=wanted.kind,
                 prefix=wanted.prefix,
                 state=None if wanted.state is None else inspection.state_of(wanted.state),

@@ -161,17 +161,15 @@ UNHEARD: Final = (UnavailableError, ForeignRecordError, ResultError)
 """The gate does not answer, or holds what cannot be read: the inbox decides alone."""
 
 
-def bypassed(gate: Dedup, rules: InboxRules, error: DedupError) -> None:
+def bypassed(dedup: Dedup, rules: InboxRules, error: DedupError) -> None:
     """Tell that the gate does not answer, or not so that it can be read."""
-    namespace = gate._namespace
-    namespace.connection.report(GateBypassed(namespace.settings.namespace, rules.name, str(error)))
+    dedup.gate.connection.report(GateBypassed(dedup.settings.namespace, rules.name, str(error)))
 
 
-def count_duplicate(gate: Dedup, seconds: float) -> None:
+def count_duplicate(dedup: Dedup, seconds: float) -> None:
     """Count a call that got the result of another one of this process, as the gate would have counted it."""
-    namespace = gate._namespace
-    if (counters := namespace.watchers.counters) is not None:
-        counters.observe(namespace.settings.namespace, "claim", Outcome.SUCCEEDED.value, seconds)
+    if (counters := dedup.gate.watchers.counters) is not None:
+        counters.observe(dedup.settings.namespace, "claim", Outcome.SUCCEEDED.value, seconds)
 
 
 class CommitUnknown(Exception):
@@ -248,16 +246,16 @@ class Once:
 
     async def _through_the_gate(self, key: str, name: str, ends: float) -> Answer:
         """See `run`. `name`: the key at the gate; `ends`: when to wait there no longer."""
-        gate: Dedup = self._rules.gate
+        dedup: Dedup = self._rules.gate
         claim: Claim | None = None
         try:
-            claim = await claim_at(gate, name, ends, self._mark)
+            claim = await claim_at(dedup, name, ends, self._mark)
             if not claim.acquired:
                 claim.replay()  # may raise
                 return claim.replay
         except UNHEARD as unheard:
-            bypassed(gate, self._rules.inbox, unheard)
-        wire = gate._namespace.claims.wire(name) if claim is None else claim._base_wire
+            bypassed(dedup, self._rules.inbox, unheard)
+        wire = dedup.gate.claims.wire(name) if claim is None else claim._base_wire
         return await self._decide(key, claim, wire)
 
     async def _decide(self, key: str, claim: Claim | None, wire: bytes | None) -> Answer:
@@ -383,16 +381,16 @@ async def wait_at(call: ClaimCall, claim: Claim, ends: float) -> Claim:
     call.goes_on = False  # counted from here on
     try:
         # Look by look: one long wait would last through an outage of the gate, in which the inbox decides.
-        with one_wait(claim._namespace):
+        with one_wait(claim._gate):
             while claim.retry_after is not None and (left := ends - monotonic()) > 0.0:
                 # Not by another claim(wait=…), which would ask the store what it has just answered.
                 ends_look = end_of(min(left, LOOK))
-                found = await wait_a_while(claim._namespace, call, ends_look, claim._verdict)
-                claim = claim_of(claim._namespace, call, found, renew=True)
+                found = await wait_a_while(claim._gate, call, ends_look, claim._verdict)
+                claim = claim_of(claim._gate, call, found, renew=True)
     except UnavailableError as error:
-        count_claim(claim._namespace, call, error, call)
+        count_claim(claim._gate, call, error, call)
         raise
-    count_claim(claim._namespace, call, claim._verdict, call)
+    count_claim(claim._gate, call, claim._verdict, call)
     return claim
 
 
@@ -409,7 +407,7 @@ async def mend(claim: Claim, result: Any) -> None:
         await to_its_end(claim, free(claim))
     except asyncio.CancelledError:
         # Again, by itself: to complete a claim twice does no harm. A task for each would cost more than the claim.
-        claim._namespace.connection.keep(mend(claim, result))
+        claim._gate.connection.keep(mend(claim, result))
         raise
 
 
@@ -423,4 +421,4 @@ async def free(claim: Claim) -> None:
 
 async def to_its_end(claim: Claim, settling: Coroutine[Any, Any, None]) -> None:
     """Settle, also where the caller is cancelled meanwhile."""
-    await asyncio.shield(claim._namespace.connection.keep(settling))
+    await asyncio.shield(claim._gate.connection.keep(settling))

@@ -111,7 +111,7 @@ class BackgroundDedup:
         await asyncio.shield(self._opening)  # not cancelled with one caller, as the others wait for it
 
     async def _opened_anew(self) -> Dedup:
-        connection = self.dedup._namespace.connection
+        connection = self.dedup.gate.connection
         if connection.is_open or connection.is_closing:  # whoever closes it was interrupted
             await self.dedup.aclose()
         return await self.dedup.open()

@@ -308,7 +308,7 @@ class Claim:
 
     def _kept(self, settling: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run it in the background thread, where this is called, to its end."""
-        return self._background.dedup._namespace.connection.keep(settling)
+        return self._background.dedup.gate.connection.keep(settling)
 
     async def _to_its_end(self, settling: Coroutine[Any, Any, T]) -> T:
         return await asyncio.shield(self._kept(settling))
@@ -327,14 +327,14 @@ class Claim:
     @property
     def _one_operation(self) -> float:
         """Seconds that an operation takes at most."""
-        return self._background.dedup._namespace.connection.timeout
+        return self._background.dedup.gate.connection.timeout
 
 
 def take_back(claim: AsyncClaim) -> None:
     """Free a claim whose caller was interrupted before the claim reached him; in the background thread."""
     # A claim that the same named owner held before is that earlier call's to settle.
     if claim.acquired and claim._first_hand:
-        claim._namespace.connection.keep(claim._free())
+        claim._gate.connection.keep(claim._free())
 
 
 def _take_back_what_is_left(settling: asyncio.Task[AsyncClaim]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 from ..admin.inspection import wire_of
 from ..checks import named, shown
-from ..core.namespace import Namespace
+from ..core.gate import Gate
 from ..errors import ConfigError, UsageError
 from ..gateway import Dedup
 from ..kernel.keyspace import names_of
@@ -96,9 +96,9 @@ class ClaimLog:
         """Return what is known of a key."""
         return self._keys.get(wire) or ClaimsOfKey(key)
 
-    def keys(self, namespace: Namespace) -> list[str]:
+    def keys(self, gate: Gate) -> list[str]:
         """Return the keys of a namespace that were acquired by claims."""
-        return [seen.key for wire, seen in self._keys.items() if seen.times and namespace.claims.has(wire)]
+        return [seen.key for wire, seen in self._keys.items() if seen.times and gate.claims.has(wire)]
 
     def _claimed(self, op: ClaimOp, verdict: Verdict) -> None:
         wire = _wire_of(op)
@@ -170,13 +170,13 @@ def claims_of(
         if principal is not None or tenant is not None:
             given = "tenant" if principal is None else "principal"
             raise UsageError(f'{given}= is of a web request: give http=("POST", "/orders") with it')
-        namespace, log = _namespace_and_log(dedup)
-        return log.of(wire_of(namespace, key, kind), key)
+        gate, log = _namespace_and_log(dedup)
+        return log.of(wire_of(gate, key, kind), key)
     if kind != "claim":
         raise UsageError(f"http= is of a web request, which is a claim: leave out kind={kind!r}")
     place = place_of_request(*http, principal, key, tenant)
-    namespace, log = _namespace_and_log(dedup.scoped(place.scope_in(dedup.settings.namespace)))
-    return log.of(namespace.claims.wire(place.key), place.key)
+    gate, log = _namespace_and_log(dedup.scoped(place.scope_in(dedup.settings.namespace)))
+    return log.of(gate.claims.wire(place.key), place.key)
 
 
 def assert_claimed_once(
@@ -272,32 +272,32 @@ def _near(dedup: Dedup | SyncDedup, key: str) -> str:
     for kind in _OTHERS:
         if claims_of(dedup, key, kind=kind).times:
             return f', but a {kind} of this name was: give kind="{kind}"'
-    namespace, log = _namespace_and_log(dedup)
-    near = _shown_keys(log, namespace) or f"; no key of the namespace {namespace.settings.namespace!r} was"
-    web = "" if namespace.settings.namespace.endswith(f":{SCOPE}") else _shown_web_keys(dedup)
+    gate, log = _namespace_and_log(dedup)
+    near = _shown_keys(log, gate) or f"; no key of the namespace {gate.settings.namespace!r} was"
+    web = "" if gate.settings.namespace.endswith(f":{SCOPE}") else _shown_web_keys(dedup)
     hint = '. A web request is named by http=("POST", "/orders"), principal= and its key' if web else ""
     return near + web + hint
 
 
 def _shown_web_keys(dedup: Dedup | SyncDedup) -> str:
-    namespace, log = _namespace_and_log(dedup.scoped(SCOPE))
-    return _shown_keys(log, namespace)
+    gate, log = _namespace_and_log(dedup.scoped(SCOPE))
+    return _shown_keys(log, gate)
 
 
-def _shown_keys(log: ClaimLog, namespace: Namespace) -> str:
+def _shown_keys(log: ClaimLog, gate: Gate) -> str:
     """Return the keys of a namespace that were claimed, for a message; "" where there is not one."""
-    keys, name = log.keys(namespace), namespace.settings.namespace
+    keys, name = log.keys(gate), gate.settings.namespace
     more = f", and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     shown = ", ".join(map(repr, keys[:_SHOWN]))
     return f"; of the namespace {name!r} these keys were: {shown}{more}" if keys else ""
 
 
-def _namespace_and_log(dedup: Dedup | SyncDedup) -> tuple[Namespace, ClaimLog]:
+def _namespace_and_log(dedup: Dedup | SyncDedup) -> tuple[Gate, ClaimLog]:
     inner = dedup._dedup.get()[1] if isinstance(dedup, SyncDedup) else dedup
-    log = getattr(inner._namespace.connection.store, "seen", None)
+    log = getattr(inner.gate.connection.store, "seen", None)
     if not isinstance(log, ClaimLog):
         raise UsageError(
             "only a gate on a FakeStore knows what was claimed: use the fixture `dedup`, FakeStore, "
             "or swapped(...) around the test"
         )
-    return inner._namespace, log
+    return inner.gate, log

@@ -84,7 +84,7 @@ def _renew(claim: Any, seconds: float, store: FakeStore) -> Reply | None:
     """
     (wire, owner), terms, more = claim._hold, claim._call.terms, round(seconds * 1000)
     op = RenewOp(wire, owner, claim.fence, terms.lease_ms + more, terms.keep_ms + more)
-    policy = claim._namespace.settings.on_unavailable
+    policy = claim._gate.settings.on_unavailable
     if store.outage.kind is None and not _is_local(claim, policy):
         reply = store.extend_lease(op)
         # What a policy has answered may be in its ledger's bucket by now, where the gate would find it.
@@ -97,7 +97,7 @@ def _renew(claim: Any, seconds: float, store: FakeStore) -> Reply | None:
 
 
 def _is_local(claim: Any, policy: FallbackPolicy) -> bool:
-    """True where the policy alone knows the claim, outage or not; see `Ask.begin`."""
+    """True where the policy alone knows the claim, outage or not; see `Gate.begin`."""
     return policy.holds(claim._call.wire) or (claim.degraded and not isinstance(policy, JournalledPolicy))
 
 

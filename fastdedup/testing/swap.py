@@ -40,7 +40,7 @@ def fake_dedup(store: FakeStore | None = None, **settings: Any) -> Dedup:
     """
     store = _checked(store)
     dedup = Dedup(store, **{"namespace": "test", **settings})
-    _put_in(dedup._namespace.connection, store)
+    _put_in(dedup.gate.connection, store)
     _begin_anew(dedup.settings, store)
     return dedup
 
@@ -49,7 +49,7 @@ def fake_sync_dedup(store: FakeStore | None = None, **settings: Any) -> SyncDedu
     """Return a `fastdedup.sync.Dedup` on a store for tests. Arguments as for `fake_dedup`."""
     store = _checked(store)
     dedup = SyncDedup(store, **{"namespace": "test", **settings})
-    _put_in(dedup._per_process.template._namespace.connection, store)
+    _put_in(dedup._per_process.template.gate.connection, store)
     _begin_anew(dedup.settings, store)
     return dedup
 
@@ -103,7 +103,7 @@ def _on(gate: Any, store: FakeStore) -> Iterator[None]:
 
 @contextmanager
 def _swapped(dedup: Dedup, store: FakeStore) -> Iterator[None]:
-    connection: Any = dedup._namespace.connection
+    connection: Any = dedup.gate.connection
     if isinstance(connection, EachLoop) and connection.is_on(store):  # a scope of one that is swapped already
         yield
         return
@@ -144,14 +144,14 @@ def _swapped_sync(dedup: SyncDedup, store: FakeStore) -> Iterator[None]:
         is_watched = _is_watched(per_process.template)
         per_process.__dict__ = kept
         if is_watched and not _is_watched(per_process.template):
-            per_process.on_made(lambda made: _go_on_counting(made._namespace.connection))
+            per_process.on_made(lambda made: _go_on_counting(made.gate.connection))
 
 
 # Who watches a gate sees the test's figures while the swap lasts, and afterwards those from before it.
 
 
 def _is_watched(dedup: Dedup) -> bool:
-    return dedup._namespace.watchers.counters is not None
+    return dedup.gate.watchers.counters is not None
 
 
 def _watched(watchers: Watchers) -> tuple[Any, ...]:
@@ -181,7 +181,7 @@ def _check_closed(dedup: Dedup, connection: Connection) -> None:
 
 
 def _check_sync_closed(dedup: SyncDedup) -> None:
-    if isinstance(dedup._per_process.template._namespace.connection, EachLoop):
+    if isinstance(dedup._per_process.template.gate.connection, EachLoop):
         return  # a gate of a test: it opens by itself
     background = dedup._per_process._background
     if background is not None and background.here and background.dedup.is_open:
@@ -238,15 +238,15 @@ def _connection_on(
     return connection
 
 
-def _gate_like(gate: Dedup, store: FakeStore) -> Dedup:
+def _gate_like(model: Dedup, store: FakeStore) -> Dedup:
     """Return a gate on a store for tests, with the settings of another."""
-    of: Any = gate._namespace.connection
+    of: Any = model.gate.connection
     fake = Dedup(
         store, timeout=of.timeout, max_pending=of.max_pending, on_event=of.on_event, namespace=of.name
     )
-    fake._namespace.connection.own_policy = of.own_policy
-    _put_in(fake._namespace.connection, store)
-    return fake._with(gate.settings)
+    fake.gate.connection.own_policy = of.own_policy
+    _put_in(fake.gate.connection, store)
+    return fake._with(model.settings)
 
 
 # A policy keeps what it has learned of the store, and its journal goes to the store that is next opened.

@@ -53,7 +53,7 @@ def record(
 
 
 async def adopt(dedup: Dedup, ours: Stored, base: Holding | None = None) -> Adopted:
-    engine = dedup._namespace.connection.running_engine()
+    engine = dedup.gate.connection.running_engine()
     reply = await engine.submit(AdoptOp(WIRE("k"), ours, base))
     assert isinstance(reply, Adopted)
     return reply
@@ -167,7 +167,7 @@ async def test_a_waiting_claimant_is_told_of_an_adopted_result(backend: Backend)
             return await dedup.claim("k", wait=30.0)
 
         async def adopts() -> None:
-            while (await dedup._namespace.connection.running_engine().submit(ReadOp(WIRE("k")))).state != "W":
+            while (await dedup.gate.connection.running_engine().submit(ReadOp(WIRE("k")))).state != "W":
                 pass
             await adopt(dedup, OURS["succeeded"])
 
@@ -179,7 +179,7 @@ async def test_a_token_is_adopted_with_its_subject(backend: Backend) -> None:
     async with backend.make() as dedup:
         token = await dedup.tokens.issue("user:7")
         wire = dedup.tokens.wire(token)
-        engine = dedup._namespace.connection.running_engine()
+        engine = dedup.gate.connection.running_engine()
         issued = await engine.submit(ReadOp(wire))
         assert issued.token
         await engine.submit(ForgetOp(wire))

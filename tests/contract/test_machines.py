@@ -76,7 +76,7 @@ async def test_a_repeated_transition_is_answered_as_the_first_time(backend: Back
                 change=b"0123456789",
                 keep_ms=1000,
             )
-            moved = await dedup._namespace.ask.run(op)
+            moved = await dedup.gate.run(op)
             assert isinstance(moved, Moved)
             assert (moved.code, moved.state, moved.version) == (Code.OK, "paid", 1)
 

@@ -122,7 +122,7 @@ async def test_what_was_given_up_before_the_switch_is_new(backend: Backend, wait
         wire, entry = ledger._view.addresses.entry(b"id", nonce("lost"))
         op = FirstOp(wire, entry, ledger._view.terms, b"id")
         await switched(ledger, wait_until)
-        dedup._namespace.connection.undo.add_id(op)
+        dedup.gate.connection.undo.add_id(op)
         assert await ledger.first("id")
         assert not await ledger.first("id")
 
@@ -196,7 +196,7 @@ async def test_a_late_announcement_is_not_made(backend: Backend) -> None:
         assert view is not None
         text = view.whole.resized(NEW, view.now_ms + 500).text()
         late = LedgerOp(ledger._wire, text, 60_000, view.text, view.now_ms - 5000)
-        assert await dedup._namespace.ask.run(late) is Code.STALE
+        assert await dedup.gate.run(late) is Code.STALE
         assert (await ledger.resize(capacity=OLD)).former_capacity == 0
 
 

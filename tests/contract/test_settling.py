@@ -93,16 +93,15 @@ async def test_settling_again_is_answered_as_the_first_time(backend: Backend) ->
         wire, owner = claim._call.wire, claim._call.owner
         settle = {"succeeded": True, "keep_ms": 1000, "payload": b"1"}
         for _ in range(2):
-            assert await dedup._namespace.ask.run(SettleOp(wire, owner, claim.fence, **settle)) is Code.OK
+            assert await dedup.gate.run(SettleOp(wire, owner, claim.fence, **settle)) is Code.OK
         other_way = {**settle, "succeeded": False}
-        assert await dedup._namespace.ask.run(SettleOp(wire, owner, claim.fence, **other_way)) is Code.LOST
+        assert await dedup.gate.run(SettleOp(wire, owner, claim.fence, **other_way)) is Code.LOST
         freed = await dedup.claim("freed")
         for _ in range(2):
             assert (
-                await dedup._namespace.ask.run(ReleaseOp(freed._call.wire, freed._call.owner, freed.fence))
-                is Code.OK
+                await dedup.gate.run(ReleaseOp(freed._call.wire, freed._call.owner, freed.fence)) is Code.OK
             )
-        assert await dedup._namespace.ask.run(ReleaseOp(wire, owner, claim.fence)) is Code.LOST
+        assert await dedup.gate.run(ReleaseOp(wire, owner, claim.fence)) is Code.LOST
         assert (await dedup.claim("key")).result == 1
 
 

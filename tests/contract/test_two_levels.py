@@ -33,11 +33,11 @@ def ledger_of(dedup: Dedup) -> Ledger:
 
 async def end_echo(dedup: Dedup, claim: Claim) -> None:
     """Do what the end of the echo's minute does."""
-    await dedup._namespace.ask.run(ForgetOp(claim._hold[0]))
+    await dedup.gate.run(ForgetOp(claim._hold[0]))
 
 
 async def is_watched(dedup: Dedup, claim: Claim) -> bool:
-    record = await dedup._namespace.ask.run(ReadOp(claim._hold[0]))
+    record = await dedup.gate.run(ReadOp(claim._hold[0]))
     return isinstance(record, Stored) and record.state == "W"
 
 
@@ -46,7 +46,7 @@ async def abandoned(dedup: Dedup, key: str, wait_until: WaitUntil, **options: An
     claim = await dedup.claim(key, lease=0.02, **options)
 
     async def is_over() -> bool:
-        record = await dedup._namespace.ask.run(ReadOp(claim._hold[0]))
+        record = await dedup.gate.run(ReadOp(claim._hold[0]))
         return isinstance(record, Stored) and record.left_ms < -2
 
     await wait_until(is_over, description="the lease ends")

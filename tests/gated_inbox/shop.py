@@ -174,7 +174,7 @@ class Shop:
     @property
     def waiters(self) -> int:
         """The number of callers that wait at the gate."""
-        return self.gate._namespace.connection.wakeups._count
+        return self.gate.gate.connection.wakeups._count
 
     def are_behind(self, calls: int) -> bool:
         """True once so many calls wait behind another one of this process: tasks do so at once."""

@@ -75,7 +75,7 @@ class SyncShop:
 
     @property
     def waiters(self) -> int:
-        return self.gate._dedup.latest._namespace.connection.wakeups._count
+        return self.gate._dedup.latest.gate.connection.wakeups._count
 
     def are_behind(self, calls: int) -> bool:
         return sum(map(is_behind, sys._current_frames().values())) == calls

@@ -73,9 +73,7 @@ async def test_waiting_at_the_gate(opened: Opener, key: str, wait_until: Waiter)
     async with opened(wait=30.0) as shop:
         go_on, first = await at_work(shop, shop.handle(key), wait_until)
         second = asyncio.create_task(shop.elsewhere(key))
-        await wait_until(
-            lambda: shop.gate._namespace.connection.wakeups._count, description="the second waits"
-        )
+        await wait_until(lambda: shop.gate.gate.connection.wakeups._count, description="the second waits")
         await cancelled(second)
         go_on.set()
         assert await first == key

@@ -526,7 +526,7 @@ async def test_histograms_hold_every_time_that_is_measured(
         await asyncio.gather(*[dedup.claim(f"k{number}") for number in range(3)])
         claim = await dedup.claim("k")
         waiter = asyncio.create_task(dedup.claim("k", wait=10.0))
-        watched = dedup._namespace.connection.wakeups._count
+        watched = dedup.gate.connection.wakeups._count
         await wait_until(lambda: watched, description="it waits")
         await claim.complete()
         await waiter

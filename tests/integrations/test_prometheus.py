@@ -146,7 +146,7 @@ async def test_claims_of_one_batch_and_repeats_are_counted_each(redis_url: str, 
 async def test_namespaces_that_a_program_makes_up_share_a_label(shown: Shown) -> None:
     dedup = Dedup("memory://", namespace="shop")
     watch(dedup, registry=shown.registry)
-    counters = dedup._namespace.connection.count()
+    counters = dedup.gate.connection.count()
     for number in range(MAX_NAMESPACES - 1):  # and the gate's
         counters.observe(f"user:{number}", "claim", "acquired", 0.1)
     async with dedup:
@@ -163,7 +163,7 @@ async def test_a_wait_is_timed(shown: Shown, wait_until: WaitUntil) -> None:
     async with dedup:
         first = await dedup.claim("a")
         waiting = asyncio.ensure_future(dedup.claim("a", wait=5.0))
-        watching = dedup._namespace.connection.wakeups._count
+        watching = dedup.gate.connection.wakeups._count
         await wait_until(lambda: watching, description="it waits for the first")
         await first.complete()
         await waiting
@@ -317,7 +317,7 @@ def test_events_of_other_kinds_are_counted(shown: Shown) -> None:
         ConsumerPaused("orders", "down"),
         UndoOverflow("shop", "k"),
     ):
-        dedup._namespace.connection.report(event)
+        dedup.gate.connection.report(event)
     assert shown("fastdedup_reconcile_conflicts_total", kept="ours") == 1
     assert shown("fastdedup_gate_bypassed_total", namespace="shop", inbox="billing") == 1
     assert shown("fastdedup_dead_letters_total", consumer="orders", reason="exhausted") == 1

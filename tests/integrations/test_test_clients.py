@@ -104,7 +104,7 @@ def test_two_tests_with_lifespans_use_one_gate(served: tuple[ASGIApp, Dedup], de
             assert answers[0] == answers[1]
             runs.append(answers[0])
         assert not dedup.is_open
-    in_memory = dedup._namespace.connection.store.__class__.__name__ == "MemoryStore"
+    in_memory = dedup.gate.connection.store.__class__.__name__ == "MemoryStore"
     assert runs == ([1, 2, 3] if in_memory else [1, 1, 1])
 
 

@@ -269,7 +269,7 @@ class World:
 
     async def _close(self) -> None:
         for gate in self.gates:
-            connection = gate._namespace.connection
+            connection = gate.gate.connection
             engine: Any = connection.running_engine()
             kept = [*engine._leaders, *engine.named.counts, *connection.wakeups._count, *connection._kept]
             if kept:

@@ -254,13 +254,13 @@ async def test_a_slot_without_a_node_is_unavailable_and_no_other(
 async def test_a_waiter_hears_over_whichever_node(cluster: ClusterGroup, wait_until: WaitUntil) -> None:
     """The node that it listens on dies; another one tells it."""
     async with gates(cluster, 1) as (gate,):
-        store = gate._namespace.connection.store
+        store = gate.gate.connection.store
         assert isinstance(store, ClusterStore)
         await gate.claim("warm")
         key = "key"
         claim = await gate.claim(key)
         waiter = asyncio.create_task(gate.claim(key, wait=30.0))
-        await wait_until(lambda: gate._namespace.connection.wakeups._count, description="it waits")
+        await wait_until(lambda: gate.gate.connection.wakeups._count, description="it waits")
         for member in cluster.members:
             if member is not holder(cluster, key):
                 with member.client() as raw:

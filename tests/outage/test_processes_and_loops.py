@@ -411,8 +411,8 @@ async def test_a_gate_used_from_another_threads_loop_says_so_and_is_not_harmed(
         await held.complete("done")
         assert (await dedup.claim("held")).result == "done"
         assert await dedup.get("key") is None
-        assert dedup._namespace.connection.engine is not None
-        assert dedup._namespace.connection.engine.pending == 0
+        assert dedup.gate.connection.engine is not None
+        assert dedup.gate.connection.engine.pending == 0
 
 
 CLOSED_ELSEWHERE = """
@@ -452,7 +452,7 @@ async def test_a_loop_blocked_for_2_s_uses_the_replies_that_lie_in_the_socket(re
             held = [await dedup.claim(f"{name}-held-{n}") for n in range(5)]
             sent = [asyncio.create_task(dedup.claim(f"{name}-sent-{n}")) for n in range(500)]
             settling = [asyncio.create_task(claim.complete(claim.key)) for claim in held]
-            engine = dedup._namespace.connection.engine
+            engine = dedup.gate.connection.engine
             assert engine is not None
             for _ in range(5):
                 await asyncio.sleep(0)
@@ -489,9 +489,9 @@ async def test_a_claim_many_that_is_cancelled_twice_frees_what_it_took(
             while not task.done():
                 task.cancel()
                 await asyncio.sleep(0)
-            engine = dedup._namespace.connection.engine
+            engine = dedup.gate.connection.engine
             assert engine is not None
-            core = dedup._namespace.connection
+            core = dedup.gate.connection
             await wait_until(lambda: not engine.pending and not core._kept, description="it is tidied up")  # noqa: B023
             if not task.cancelled():  # the store was faster than the turns: the claims are its caller's
                 await asyncio.gather(*(claim.release() for claim in task.result()))
@@ -508,8 +508,8 @@ async def test_closing_under_full_load_answers_all_that_was_accepted(redis_url: 
     dedup = await gate(redis_url).open()
     tasks = [asyncio.create_task(dedup.claim(f"key-{n}")) for n in range(2000)]
     await asyncio.sleep(0)
-    assert dedup._namespace.connection.engine is not None
-    assert dedup._namespace.connection.engine.pending == 2000
+    assert dedup.gate.connection.engine is not None
+    assert dedup.gate.connection.engine.pending == 2000
     late = [asyncio.create_task(dedup.claim(f"late-{n}")) for n in range(100)]
     await dedup.aclose()
     claims = await asyncio.gather(*tasks)
@@ -573,7 +573,7 @@ async def main(url):
 
     tasks = [asyncio.create_task(dedup.claim("held", wait=60)) for _ in range(10)]
     tasks.append(asyncio.create_task(body()))
-    while not dedup._namespace.connection.wakeups._count or await dedup.get("body") is None:
+    while not dedup.gate.connection.wakeups._count or await dedup.get("body") is None:
         await asyncio.sleep(0)
     print("ready", flush=True)
     sys.stdin.readline()

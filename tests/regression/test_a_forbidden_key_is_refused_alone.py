@@ -90,7 +90,7 @@ async def test_neighbours_of_a_forbidden_key_are_answered(url: str, bad: str) ->
             assert "pw" not in str(answer)
             assert bad not in str(answer).split(": ", 1)[-1]
         assert all(isinstance(claim, Claim) and claim.acquired for claim in answers.values())
-        assert len(dedup._namespace.connection.undo) == 0
+        assert len(dedup.gate.connection.undo) == 0
 
 
 async def test_forbidden_keys_do_not_open_the_breaker(url: str) -> None:
@@ -99,7 +99,7 @@ async def test_forbidden_keys_do_not_open_the_breaker(url: str) -> None:
             with pytest.raises(UnavailableError, match="the Redis user may not do this"):
                 await dedup.claim(f"bad{number}")
             assert dedup.breaker is BreakerState.CLOSED
-        assert len(dedup._namespace.connection.undo) == 0
+        assert len(dedup.gate.connection.undo) == 0
         assert (await dedup.claim("ok")).acquired
 
 
@@ -107,7 +107,7 @@ async def test_forbidden_keys_do_not_open_the_breaker(url: str) -> None:
 async def test_every_verb_refuses_a_forbidden_key_alone(url: str, name: str) -> None:
     """Of other slots and of its own slot."""
     async with Dedup(as_app(url), namespace="t", timeout=5.0) as dedup:
-        store = dedup._namespace.connection.store
+        store = dedup.gate.connection.store
         healthy = [b"t:=ok-%d" % number for number in range(4)] + [b"t:=ok{tag}"]
         if name in HELD:
             held = terms(Mode.CLAIM, MINUTE, MINUTE, False)
@@ -131,7 +131,7 @@ async def test_every_verb_refuses_a_readable_key_alone(group: ClusterGroup, name
         Dedup(as_app(group.url), namespace="t", timeout=5.0) as dedup,
         Dedup(group.url, namespace="t", timeout=5.0) as admin,
     ):
-        store, maker = dedup._namespace.connection.store, admin._namespace.connection.store
+        store, maker = dedup.gate.connection.store, admin.gate.connection.store
         if issued:
             await maker.execute(Verb.ISSUE, [IssueOp(bad, OWNER, None, MINUTE)])
         elif name in ("claim", *HELD):
@@ -153,7 +153,7 @@ async def test_undoing_goes_on_beside_a_forbidden_key(server: RedisServer, wait_
             for key in ("ok-given-up", "bad-given-up"):
                 with pytest.raises(UnavailableError):
                     await dedup.claim(key, lease=60)
-        undo = dedup._namespace.connection.undo
+        undo = dedup.gate.connection.undo
         assert len(undo) == 2
 
         async def acquired() -> Claim | None:
@@ -174,4 +174,4 @@ async def test_a_sidecars_client_gives_no_forbidden_key_up(server: RedisServer) 
             assert isinstance(bad, UnavailableError)
             assert isinstance(fine_one, Claim)
             assert fine_one.acquired
-            assert len(dedup._namespace.connection.undo) == 0
+            assert len(dedup.gate.connection.undo) == 0

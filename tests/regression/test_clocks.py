@@ -81,7 +81,7 @@ async def test_gates_of_one_process_do_not_share_a_floor(stepping: SteppingServe
 
 async def test_a_store_tells_the_time_of_its_server(redis_url: str) -> None:
     async with Dedup(redis_url, namespace="t") as dedup:
-        store = dedup._namespace.connection.store
+        store = dedup.gate.connection.store
         assert isinstance(store, TimedStore)
         claim = await dedup.claim("k", lease=60)
         assert store.time_us >= claim.fence
@@ -178,7 +178,7 @@ async def test_a_node_whose_clock_is_off_is_an_event(group: SkewedGroup, wait_un
 async def test_a_clock_may_differ_by_a_tenth_of_the_lease(group: SkewedGroup, wait_until: WaitUntil) -> None:
     seen: list[Event] = []
     async with Dedup(group.url, namespace="t", lease=SECONDS * 11, on_event=seen.append) as gate:
-        clocks = gate._namespace.connection.store._clocks  # type: ignore[attr-defined]
+        clocks = gate.gate.connection.store._clocks  # type: ignore[attr-defined]
         await wait_until(lambda: clocks._timer, description="all clocks are read")
     assert not [event for event in seen if isinstance(event, ClockSkew)]
 
@@ -214,7 +214,7 @@ async def test_a_clock_that_is_off_after_a_failover_is_an_event(
         await dedup.claim("later")
     skews = [(event.store, event.offset_seconds) for event in seen if isinstance(event, ClockSkew)]
     assert skews == (
-        [(dedup._namespace.connection.store.name, pytest.approx(SECONDS, abs=0.5))] if reported else []
+        [(dedup.gate.connection.store.name, pytest.approx(SECONDS, abs=0.5))] if reported else []
     )  # type: ignore[attr-defined]
 
 

@@ -303,7 +303,7 @@ class Gate:
     @property
     def watches(self) -> Any:
         """The address of the primary that its watch has seen last."""
-        store: Any = self.dedup._namespace.connection.store
+        store: Any = self.dedup.gate.connection.store
         return store._watch._former
 
 
@@ -329,7 +329,7 @@ async def test_each_gate_reports_a_planned_failover_once(
         await to_thread(sentinels.failover)
         await wait_until(lambda: all(gate.switches for gate in gates), description="it is reported")
         await wait_until(lambda: answers(gates[0].dedup), description="the other primary answers")
-        store: Any = gates[0].dedup._namespace.connection.store
+        store: Any = gates[0].dedup.gate.connection.store
         assert [gate.switches for gate in gates] == [[PrimarySwitched(store.name)]] * 2
 
 

@@ -43,7 +43,7 @@ class Two:
         self.server = server
         self.events: list[Event] = []
         self._wait_until = wait_until
-        self.undo = dedup._namespace.connection.undo
+        self.undo = dedup.gate.connection.undo
 
     async def taken(self, key: str, *, lock: bool = False) -> None:
         """Another caller gets the key soon."""
@@ -263,7 +263,7 @@ async def ask(dedup: Dedup, key: str, **options: Any) -> Claim:
 
 
 def waiting(dedup: Dedup) -> int:
-    return len(dedup._namespace.connection.undo)
+    return len(dedup.gate.connection.undo)
 
 
 def states(server: RedisServer) -> dict[str, str]:
@@ -305,7 +305,7 @@ async def test_what_the_policy_gave_to_another_is_undone(server: RedisServer, wa
     policy, events = LocalLRU(), list[Event]()
     async with frozen(server, on_unavailable=policy, on_event=events.append) as dedup:
         first = asyncio.create_task(ask(dedup, "k"))
-        engine = dedup._namespace.connection.engine
+        engine = dedup.gate.connection.engine
         assert engine is not None
         await wait_until(lambda: engine.in_flight > 0, description="it was sent")
         first.cancel()
@@ -335,7 +335,7 @@ async def test_closing_does_not_wait_for_a_frozen_server(server: RedisServer) ->
 async def test_the_oldest_is_dropped_with_an_event(server: RedisServer, wait_until: WaitUntil) -> None:
     events: list[Event] = []
     async with frozen(server, on_event=events.append) as dedup:
-        dedup._namespace.connection.undo._most = 2
+        dedup.gate.connection.undo._most = 2
         await give_up(dedup, "a", "b", "c")
         assert [event.key for event in events if isinstance(event, UndoOverflow)] == ["a"]
         assert await undone(server, dedup, wait_until) == {"a": "P", "b": "R", "c": "R"}
@@ -396,7 +396,7 @@ async def test_what_its_owner_asked_for_again_is_not_undone_through_a_sidecar(
             await dedup.claim("k")
         claim = await wait_until(lambda: claimed(dedup, info.value.owner), description="it is claimed")
         # The sidecar has a list of its own. What it has looked at twice, it has done with.
-        undo = dedup._namespace.connection.undo
+        undo = dedup.gate.connection.undo
         await wait_until(lambda: not len(undo), description="nothing is left to be undone")
         for key in ("x", "y"):
             with redis_server.frozen(), pytest.raises(UnavailableError):

@@ -108,7 +108,7 @@ async def test_a_claim_that_was_sent_once_is_not_watched(redis_url: str) -> None
     async with Dedup(redis_url, namespace="t") as dedup:
         for use in (claim, claim_and_wait, claim_many, lock):
             await use(dedup)
-        assert not dedup._namespace.connection.undo
+        assert not dedup.gate.connection.undo
 
 
 # What was taken back once was not looked at again, so a copy that came after that stayed: a consumed token was lost
@@ -359,4 +359,4 @@ async def test_a_body_that_ended_well_is_not_made_undone(redis_url: str, redis_s
                 await work()
         finally:
             redis_server.thaw()
-        assert not len(dedup._namespace.connection.undo)
+        assert not len(dedup.gate.connection.undo)

@@ -108,7 +108,7 @@ def test_the_body_ends_before_the_servers_lease(
         async with Dedup(redis_url, namespace="t", timeout=0.2) as dedup:
             await dedup.get("warm")
             entering = asyncio.ensure_future(enter(dedup))
-            engine = dedup._namespace.connection.engine
+            engine = dedup.gate.connection.engine
             assert engine is not None
             while not engine.in_flight:  # noqa: ASYNC110 -- in this very turn
                 await asyncio.sleep(0)
@@ -379,7 +379,7 @@ async def before_the_send(dedup: Dedup, server: RedisServer) -> None:
 
 
 async def right_after_the_send(dedup: Dedup, server: RedisServer) -> None:
-    engine = dedup._namespace.connection.engine
+    engine = dedup.gate.connection.engine
     assert engine is not None
     while not engine.in_flight:  # noqa: ASYNC110 -- in this very turn
         await asyncio.sleep(0)
@@ -417,7 +417,7 @@ def test_a_blocked_loop_is_no_outage(
                 claim, _ = await asyncio.gather(dedup.claim(f"k{seconds}", lease=60), blocks(dedup, seconds))
                 assert claim.acquired
                 await claim.release()
-            assert not len(dedup._namespace.connection.undo)
+            assert not len(dedup.gate.connection.undo)
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(claims_while_blocked())

@@ -41,7 +41,7 @@ async def test_all_ids_of_a_later_call_are_taken_back(redis_url: str, wait_until
         await ledger.seen("the ledger is founded")
 
         async def is_empty() -> bool:
-            return not len(dedup._namespace.connection.undo) and (await ledger.stats()).ids == 0
+            return not len(dedup.gate.connection.undo) and (await ledger.stats()).ids == 0
 
         await give_up(ledger, [f"former-{number}" for number in range(2_000)])
         await wait_until(is_empty, description="the former ids are taken back")
@@ -73,7 +73,7 @@ async def test_a_given_up_id_is_new_though_the_form_is_read_again(
         view = ledger._view
         assert view is not None
         wire, entry = view.addresses.entry(b"id", nonce_of(owner_field("lost")))
-        dedup._namespace.connection.undo.add_id(FirstOp(wire, entry, view.terms, b"id"))
+        dedup.gate.connection.undo.add_id(FirstOp(wire, entry, view.terms, b"id"))
         view.terms.until_ms = 1
         assert await ask(ledger)
         assert not await ask(ledger)
@@ -170,7 +170,7 @@ async def test_ids_of_version_0_1_0_are_found_again(redis_url: str) -> None:
     """Where another version would look in other buckets, a week of ids would be new."""
     async with Dedup(redis_url, namespace="old-ledger", timeout=5.0) as dedup:
         wire = ledger_wire("old-ledger", "ids")
-        await dedup._namespace.ask.run(LedgerOp(wire, text_of_0_1_0(16), WINDOW_MS))
+        await dedup.gate.run(LedgerOp(wire, text_of_0_1_0(16), WINDOW_MS))
         ledger = dedup.ledger("ids", window=60.0, capacity=10_000, width=16)
         assert all(await ledger.first_many(range(500)))
         view = ledger._view

@@ -73,7 +73,7 @@ async def test_a_cancelled_claim_many_leaves_no_orphan(backend: Backend, wait_un
     async with backend.make() as dedup:
         busy = await dedup.claim("b", lease=60)
         task = asyncio.create_task(dedup.claim_many(["a", "b"], lease=60, wait=60))
-        await wait_until(lambda: dedup._namespace.connection.wakeups._count, description="it waits for b")
+        await wait_until(lambda: dedup.gate.connection.wakeups._count, description="it waits for b")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await busy.release()
@@ -174,7 +174,7 @@ async def test_a_body_does_not_outlive_its_lease_while_the_store_hangs() -> None
             await work()
         assert loop.time() - started < 2, "not the store's deadline on top"
         store.hangs = False
-        for batch in list(dedup._namespace.connection.engine._batches):  # type: ignore[union-attr]
+        for batch in list(dedup.gate.connection.engine._batches):  # type: ignore[union-attr]
             assert batch.task is not None
             batch.task.cancel()
 

@@ -114,7 +114,7 @@ async def test_a_cancelled_claim_takes_no_key_from_its_owner(
 ) -> None:
     async with frozen(server) as site:
         cancelled = asyncio.create_task(site.quick.claim("k"))
-        engine = site.quick._namespace.connection.running_engine()
+        engine = site.quick.gate.connection.running_engine()
         await wait_until(lambda: engine.in_flight, description="it is sent")
         cancelled.cancel()
         owner = await site.live_owner(wait_until)
@@ -231,7 +231,7 @@ async def test_others_of_its_batch_are_answered(redis_url: str, wait_until: Wait
             answers = await asyncio.gather(*[dedup.claim(key) for key in keys], return_exceptions=True)
         for key, answer in zip(keys, answers, strict=True):
             assert isinstance(answer, ValueError) if key == "bad" else answer.acquired  # type: ignore[union-attr]
-        engine = dedup._namespace.connection.engine
+        engine = dedup.gate.connection.engine
         assert engine is not None
         await wait_until(lambda: not engine.pending, description="nothing is left")
 
@@ -268,7 +268,7 @@ async def test_a_list_that_fails_while_others_are_under_way_holds_nothing(
         Dedup(proxy.url, namespace="t", timeout=5.0, on_unavailable=FaultyPolicy("holds")) as dedup,
         Dedup(redis_url, namespace="t", timeout=5.0) as other,
     ):
-        engine = dedup._namespace.connection.engine
+        engine = dedup.gate.connection.engine
         assert engine is not None
         proxy.hold()
         under_way = []

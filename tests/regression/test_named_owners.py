@@ -82,7 +82,7 @@ async def test_the_key_that_it_held_before_stays_its_own(
     async with gates(redis_server) as (dedup, proxy, other):
         held = await (other if elsewhere else dedup).claim("k", owner="w1")
         await is_cancelled_without_its_reply(dedup, proxy, redis_server, wait_until, ask)
-        engine = dedup._namespace.connection.engine
+        engine = dedup.gate.connection.engine
         assert engine is not None
         await wait_until(lambda: not engine.pending, description="all is answered")
         await dedup.get("k")

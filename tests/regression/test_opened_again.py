@@ -165,7 +165,7 @@ def test_a_hundred_loops_leave_nothing_in_memory() -> None:
 
     for _ in range(100):
         run(use)
-    store: Any = dedup._namespace.connection.store
+    store: Any = dedup.gate.connection.store
     assert len(store._listeners) <= 1
 
 

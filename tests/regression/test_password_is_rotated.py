@@ -283,7 +283,7 @@ def test_credentials_that_cannot_be_used_are_refused_at_once(url: Any, credentia
 def test_the_sentinels_keep_the_login_of_the_url(servers: Servers) -> None:
     """`credentials` is for the servers; `sentinel_password=` stays in the URL."""
     dedup = Dedup("redis+sentinel://h/main?sentinel_password=watch", credentials=lambda: (USER, FIRST))
-    target = dedup._namespace.connection.store._target  # type: ignore[attr-defined]
+    target = dedup.gate.connection.store._target  # type: ignore[attr-defined]
     sentinel = target.sentinels[0].unconnected(1.0)
     assert (sentinel.username, sentinel.password) == (None, "watch")
     assert target.sentinels[0]._credentials is None

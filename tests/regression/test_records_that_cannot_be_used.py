@@ -199,7 +199,7 @@ async def test_no_neighbour_of_a_malformed_record_fails(
     """Of any verb: healthy keys are done, before and behind it; its own reply is never an error of the batch."""
     make = MAKE[name]
     async with Dedup(redis_url, namespace="t", timeout=30.0) as dedup:
-        store = dedup._namespace.connection.store
+        store = dedup.gate.connection.store
         for number, values in enumerate(groups(malformed())):
             with redis_server.client() as raw:
                 poisoned = [b"t:=bad-%d-%d" % (number, place) for place in range(len(values) + len(OTHERS))]
@@ -261,7 +261,7 @@ async def test_adopting_refuses_a_fence_ahead_of_the_clock(ahead: int, redis_url
     """It would stand above all that the server gives for as long."""
     async with Dedup(redis_url, namespace="t") as dedup:
         first = await dedup.claim("other", lease=60)
-        for store in (dedup._namespace.connection.store, MemoryStore()):
+        for store in (dedup.gate.connection.store, MemoryStore()):
             op = adopt(b"t:=k")
             assert isinstance(op, AdoptOp)
             op.record.fence = first.fence + ahead * 1_000_000
@@ -431,10 +431,9 @@ async def test_each_claim_gets_its_result(url: str) -> None:
 async def test_one_call_brings_some_megabytes(url: str, redis_server: RedisServer) -> None:
     async with gate(url) as dedup:
         await complete(dedup)
-        claims = dedup._namespace.claims
+        claims = dedup.gate.claims
         ops = [
-            ClaimOp(claims.wire_of(key.encode()), dedup._namespace.claim_terms, draw_owner(), None)
-            for key in KEYS
+            ClaimOp(claims.wire_of(key.encode()), dedup.gate.claim_terms, draw_owner(), None) for key in KEYS
         ]
         script = load_scripts()[Verb.CLAIM]
         with redis_server.client() as raw:
@@ -453,7 +452,7 @@ async def test_a_claim_that_was_cancelled_meanwhile_is_dropped(
         await complete(dedup)
         calls = [dedup.claim(key, owner=f"o{number}") for number in range(4) for key in KEYS]
         tasks = [asyncio.create_task(call) for call in calls]
-        engine = dedup._namespace.connection.engine
+        engine = dedup.gate.connection.engine
         assert engine is not None
         queue = engine._queue
         # The first replies have come, and most must be asked for again.

@@ -227,7 +227,7 @@ async def ask(url: str) -> list[BaseException]:
             errors.append(error)
     await gate.aclose()
     check(repr(events))
-    check(f"{gate!r} {vars(gate._namespace.connection)!r} {vars(gate._namespace.connection.store)!r}")
+    check(f"{gate!r} {vars(gate.gate.connection)!r} {vars(gate.gate.connection.store)!r}")
     return errors
 
 

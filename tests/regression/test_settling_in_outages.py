@@ -301,7 +301,7 @@ async def test_the_key_is_free_once_the_store_is_back(
         proxy.forward()
 
         async def free() -> bool:
-            [record] = await other._namespace.connection.store.execute(Verb.READ, [ReadOp(claim._hold[0])])
+            [record] = await other.gate.connection.store.execute(Verb.READ, [ReadOp(claim._hold[0])])
             return getattr(record, "state", "") in ("R", "I")
 
         await wait_until(free, description="the key is free")
@@ -439,12 +439,10 @@ async def test_a_later_holding_of_the_same_owner_is_left_alone(wait_until: Waite
     ):
         first = await gate.claim("order:42")
         await first._free()
-        gate._namespace.connection.undo.add(first._call, first.fence)
+        gate.gate.connection.undo.add(first._call, first.fence)
         second = await other.claim("order:42", owner=first.owner)
         assert second.acquired
-        await wait_until(
-            lambda: gate._namespace.connection.undo_counts()[1] == 0, description="it was looked for"
-        )
+        await wait_until(lambda: gate.gate.connection.undo_counts()[1] == 0, description="it was looked for")
         assert (await gate.claim("order:42")).outcome == "in_progress"
         await second.complete()
 

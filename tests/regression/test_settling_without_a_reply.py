@@ -47,7 +47,7 @@ async def test_a_settling_that_was_answered_is_sure(redis_url: str, redis_server
     async with Dedup(redis_url, namespace="t") as dedup:
         claim = await dedup.claim("k", lease=60)
         op = SettleOp(b"t:=k", owner_field(claim.owner), 1, succeeded=True, keep_ms=60_000, payload=b"1")
-        assert await dedup._namespace.connection.store.execute(Verb.SETTLE, [op]) == [Code.LOST]
+        assert await dedup.gate.connection.store.execute(Verb.SETTLE, [op]) == [Code.LOST]
         assert not op.unsure
 
 

@@ -68,7 +68,7 @@ async def half_closed(
     sidecar: Running, wait_until: Waits, *command: str
 ) -> AsyncIterator[tuple[socket.socket, Callable[[], Any]]]:
     """A client that waits for the key, and sends nothing more; and what frees the key and lets it be answered."""
-    wakeups = sidecar.namespaces.root._namespace.connection.wakeups
+    wakeups = sidecar.namespaces.root.gate.connection.wakeups
 
     def halves() -> int:
         return sum(

@@ -105,7 +105,7 @@ async def waiter_of(gate: Dedup, key: str, wait_until: WaitUntil) -> asyncio.Tas
     async def waits() -> Claim:
         return await gate.claim(key, owner="another", wait=60.0, lease=60.0)
 
-    wakeups = gate._namespace.connection.wakeups
+    wakeups = gate.gate.connection.wakeups
     before = len(wakeups._count)
     task = asyncio.create_task(waits())
     await wait_until(lambda: len(wakeups._count) > before, description="it waits")
@@ -276,7 +276,7 @@ class Waiting:
         key = key_of(self._group, self.others[0])
         self.claim = await self._gate.claim(key)
         self.waiter: asyncio.Task[Claim] = asyncio.create_task(self._waited(key))
-        wakeups = self._gate._namespace.connection.wakeups
+        wakeups = self._gate.gate.connection.wakeups
         await wait_until(lambda: wakeups._count, description="it waits")
 
     async def _waited(self, key: str) -> Claim:
@@ -349,7 +349,7 @@ async def test_a_subscription_stays_while_its_node_is_well(
     async with Dedup(leaving_cluster.url, namespace="t") as gate:
         waiting = Waiting(leaving_cluster, gate)
         await waiting.begin(wait_until)
-        store: Any = gate._namespace.connection.store
+        store: Any = gate.gate.connection.store
         looks: list[bool] = []
         look = store._topology.is_cut_off
 

@@ -222,7 +222,7 @@ async def test_a_broken_callback_is_logged_once(server: RedisServer, lines: Call
 
     async with Dedup("memory://", namespace="shop", on_event=broken) as dedup:
         for _ in range(10):
-            dedup._namespace.lease_lost("order:7", "worker-1", 7, outage=False)
+            dedup.gate.lease_lost("order:7", "worker-1", 7, outage=False)
         assert len([line for line in lines() if "the on_event callback failed on LeaseLost" in line]) == 1
 
 

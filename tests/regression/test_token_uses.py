@@ -37,7 +37,7 @@ class Desk:
         self.gate = other
         self.other = other.tokens
         self.token = token
-        self.undo = dedup._namespace.connection.undo
+        self.undo = dedup.gate.connection.undo
         self._wait_until = wait_until
 
     async def is_free_soon(self) -> None:
@@ -130,14 +130,14 @@ async def consumed(dedup: Dedup, token: str, owner: bytes) -> tuple[bytes, int]:
     wire = dedup.tokens.wire(token)
     mark = subject_mark("user:7")
     op = ClaimOp(wire, terms(Mode.CONSUME, 60_000, 60_000, False), owner, mark)
-    [verdict] = await dedup._namespace.connection.store.execute(Verb.CLAIM, [op])
+    [verdict] = await dedup.gate.connection.store.execute(Verb.CLAIM, [op])
     assert verdict.outcome is Outcome.ACQUIRED  # type: ignore[union-attr]
     GRANTED.add(wire)  # as a gate does that tells its caller
     return wire, verdict.fence  # type: ignore[union-attr]
 
 
 async def released(dedup: Dedup, op: ReleaseOp) -> Code:
-    [code] = await dedup._namespace.connection.store.execute(Verb.RELEASE, [op])
+    [code] = await dedup.gate.connection.store.execute(Verb.RELEASE, [op])
     assert isinstance(code, Code)
     return code
 
@@ -166,7 +166,7 @@ async def test_one_batch_holds_releases_of_both_kinds(backend: Backend) -> None:
             ReleaseOp(wire, owner, fence, consumed=place in (1, 2))
             for place, (wire, fence) in enumerate(used)
         ]
-        codes = await dedup._namespace.connection.store.execute(Verb.RELEASE, ops)
+        codes = await dedup.gate.connection.store.execute(Verb.RELEASE, ops)
         assert codes == [Code.LOST, Code.OK, Code.OK, Code.LOST]
 
 

@@ -115,7 +115,7 @@ async def test_a_refused_later_look_does_not_end_the_wait(server: RedisServer, w
     async with gate(server) as (dedup, events), gate(server) as (other, _):
         held = await other.claim("k", lease=LEASE)
         waiting = asyncio.create_task(dedup.claim("k", wait=LONG))
-        watched = dedup._namespace.connection.wakeups
+        watched = dedup.gate.connection.wakeups
         await wait_until(lambda: watched._count, description="it waits")
         server.kill()
         watched.freed(None)
@@ -224,7 +224,7 @@ async def test_duplicates_held_elsewhere_wait_once(redis_url: str, wait_until: W
     ):
         held = await other.claim("q", lease=60)
         listed = asyncio.ensure_future(dedup.claim_many(["q", "r", "q", "q"], wait=WAIT))
-        wakeups = dedup._namespace.connection.wakeups
+        wakeups = dedup.gate.connection.wakeups
         await wait_until(lambda: wakeups._count, description="the list waits")
         assert list(wakeups._count.values()) == [1]
         await held.complete("done")
@@ -242,7 +242,7 @@ async def test_the_first_of_several_duplicates_takes_a_freed_key(
     ):
         held = await other.claim("q", lease=60)
         listed = asyncio.ensure_future(dedup.claim_many(["q", "q"], wait=WAIT))
-        wakeups = dedup._namespace.connection.wakeups
+        wakeups = dedup.gate.connection.wakeups
         await wait_until(lambda: wakeups._count, description="the list waits")
         await held.release()
         assert outcomes(await at_once(listed)) == ["acquired", "in_progress"]
@@ -285,7 +285,7 @@ def counted(counters: GateCounters) -> int:
 async def test_a_wait_of_several_looks_is_counted_once() -> None:
     inbox = Inbox("shop", keep=WEEK)
     gate = Dedup("memory://", namespace="t")
-    counters = gate._namespace.connection.count()
+    counters = gate.gate.connection.count()
 
     @inbox.once(key=lambda session, key: key, begin=begin, gate=gate, wait=0.5)
     async def work(session: Any, key: str) -> None: ...

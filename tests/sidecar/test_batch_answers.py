@@ -40,7 +40,7 @@ def test_a_verdicts_reply_is_what_the_generic_way_gives(
 
 
 def won(dedup: Dedup, verdict: Verdict) -> BatchClaim:
-    op = ClaimOp(b"n:=k", dedup._namespace.claim_terms, draw_owner(), None)
+    op = ClaimOp(b"n:=k", dedup.gate.claim_terms, draw_owner(), None)
     batch = BatchRequest(Namespaces(dedup), [], None)  # type: ignore[arg-type] # its client is not asked
     claim = BatchClaim(dedup, op, batch)
     claim.won, claim.held = verdict, (dedup, op.wire, op.owner)

@@ -113,7 +113,7 @@ def test_a_waiting_claim_gets_the_result(http: httpx.Client, sidecar: Running) -
             ttl=None,
             payload=b"42",
         )
-        await root._namespace.change(op)
+        await root.gate.change(op)
 
     sidecar.loop.call_soon_threadsafe(
         sidecar.loop.call_later, 0.05, lambda: sidecar.loop.create_task(settle_once_somebody_waits())

@@ -318,7 +318,7 @@ def frozen(serve: Serve) -> Any:
 
 
 def waiting(sidecar: Running) -> int:
-    return sidecar.namespaces.root._namespace.connection.engine.pending  # type: ignore[union-attr]
+    return sidecar.namespaces.root.gate.connection.engine.pending  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_a_wait_ends_with_its_client(sidecar: Running) -> None:
         first.sendall(request({"key": "k"}))
         ((_, _, mine),) = read(first)
         second.sendall(request({"key": "k", "wait": 60_000}))
-        waiters = sidecar.namespaces.root._namespace.connection.wakeups
+        waiters = sidecar.namespaces.root.gate.connection.wakeups
         until(lambda: waiters._count, "it waits")
         second.close()
         until(lambda: not waiters._count, "it waits no more")
@@ -382,7 +382,7 @@ def test_a_waiting_client_behind_others_is_missed_too(sidecar: Running) -> None:
         read(first)
         with sidecar.raw() as second:
             second.sendall(request({"key": "k", "wait": 60_000}) + request({"key": "l"}))
-            waiters = sidecar.namespaces.root._namespace.connection.wakeups
+            waiters = sidecar.namespaces.root.gate.connection.wakeups
             until(lambda: waiters._count, "it waits")
         until(lambda: not waiters._count, "it waits no more")
     assert record(sidecar, "l") is None
@@ -405,7 +405,7 @@ def test_stopping_answers_what_is_asked(serve: Serve) -> None:
         raw.sendall(request({"key": "k"}))
         read(raw)
         raw.sendall(request({"key": "k", "wait": 200}))
-        until(lambda: sidecar.namespaces.root._namespace.connection.wakeups._count, "it waits")
+        until(lambda: sidecar.namespaces.root.gate.connection.wakeups._count, "it waits")
         sidecar.server.should_exit = True
         ((status, headers, _),) = read(raw)
         assert (status, headers["connection"]) == (409, "close")

@@ -338,7 +338,7 @@ def end_echo(served: Sidecar, key: str) -> None:
             ledger = dedup.ledger("orders", window=timedelta(hours=1), capacity=10_000)
             found = await dedup.claim(key, remember=ledger)
             assert found.attempt == 1, "the echo is not there"
-            await dedup._namespace.ask.run(ForgetOp(found._hold[0]))
+            await dedup.gate.run(ForgetOp(found._hold[0]))
 
     asyncio.run(main())
 
@@ -458,7 +458,7 @@ def test_a_store_hears_that_a_ledger_fills(served: Sidecar) -> None:
 def test_a_store_hears_that_the_sidecars_store_evicts(served: Sidecar) -> None:
     async def policy() -> str | None:
         async with Dedup(f"sidecar://{served.path}", namespace="shop") as dedup:
-            return await dedup._namespace.connection.store.eviction_policy()  # type: ignore[attr-defined]
+            return await dedup.gate.connection.store.eviction_policy()  # type: ignore[attr-defined]
 
     assert asyncio.run(policy()) in (None, "noeviction")
 

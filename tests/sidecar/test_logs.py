@@ -137,7 +137,7 @@ async def test_keys_are_shown_where_asked_for_and_owners_still_not(lines: Lines)
 async def test_an_event_of_a_gate_is_one_line(lines: Lines) -> None:
     """The gate's own log lines are off in a sidecar."""
     namespaces = make_namespaces(Config(url="memory://"), Counters(), EventLog())
-    namespaces.root._namespace.connection.report(BreakerOpened("redis", "refused"))
+    namespaces.root.gate.connection.report(BreakerOpened("redis", "refused"))
     assert [line["event"] for line in lines()] == ["breaker opened"]
 
 

@@ -212,7 +212,7 @@ async def test_an_operation_that_cannot_be_packed_hangs_nobody(redis_url: str) -
     """A bug of ours, say, or a type that no check caught: its caller hears of it, the next is served."""
     async with asyncio.timeout(10), Dedup(redis_url, timeout=5.0) as dedup:
         await dedup.claim("before")
-        engine = dedup._namespace.connection.engine
+        engine = dedup.gate.connection.engine
         assert engine is not None
         with pytest.raises(TypeError):
             await asyncio.wait_for(engine.submit(ReadOp([])), 2)  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ async def test_a_silent_store_is_asked_for_its_policy_later(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with gate_on(server.url) as dedup:
-        store, ledger = dedup._namespace.connection.store, ledger_of(dedup, "later")
+        store, ledger = dedup.gate.connection.store, ledger_of(dedup, "later")
 
         async def silent() -> None:
             raise UnavailableError("no answer in time")

@@ -467,7 +467,7 @@ async def test_a_server_that_lost_its_scripts_gets_them_again(
     async with Dedup(redis_url) as dedup:
         with redis_server.client() as raw:
             raw.script_flush()
-            store = dedup._namespace.connection.store
+            store = dedup.gate.connection.store
             (first,) = await store.execute(verb, [op_for(verb)])
             assert raw.script_exists(load_scripts()[verb].sha) == [True]
             raw.flushdb()

@@ -143,7 +143,7 @@ async def test_results_and_ids_share_max_bytes() -> None:
         claim = await dedup.claim("k")
         with pytest.raises(UnavailableError, match="no room for a result of 50002"):
             await claim.complete("x" * 50_000)
-        store = dedup._namespace.connection.store
+        store = dedup.gate.connection.store
         assert isinstance(store, MemoryStore)
         assert store._taken() <= 100_000
 

@@ -63,7 +63,7 @@ def gate(store: Moving) -> Dedup:
 
 
 def nothing_left(dedup: Dedup) -> None:
-    router = dedup._namespace.connection.running_engine()
+    router = dedup.gate.connection.running_engine()
     assert isinstance(router, ShardedEngine)
     assert router.pending == 0
     for engine in router._engines.values():

@@ -72,7 +72,7 @@ async def open_breaker(dedup: Dedup, key: str) -> None:
 
 
 def router_of(dedup: Dedup) -> ShardedEngine:
-    router = dedup._namespace.connection.running_engine()
+    router = dedup.gate.connection.running_engine()
     assert isinstance(router, ShardedEngine)
     return router
 

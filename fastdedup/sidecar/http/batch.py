@@ -183,7 +183,7 @@ class BatchRequest:
 
     def _take_back(self) -> None:
         for dedup, wire, owner in self._given():
-            dedup._namespace.ask.release_later(wire, owner)
+            dedup.gate.release_later(wire, owner)
         self._held, self.won = [], []
 
     def _begin(self, ask: Any) -> BatchClaim | Told:
@@ -195,9 +195,9 @@ class BatchRequest:
                 self._access.pending += 1
             if type(ask) is str:  # the key of a claim without options, see `read`
                 dedup = self._namespaces.root
-                namespace = dedup._namespace
-                wire = namespace.claims.wire_of(ask.encode())
-                op = ClaimOp(wire, namespace.claim_terms, draw_owner(), None)
+                gate = dedup.gate
+                wire = gate.claims.wire_of(ask.encode())
+                op = ClaimOp(wire, gate.claim_terms, draw_owner(), None)
             elif ask.op != "claim" or ask.owner is not None or ask.wait or ask.remember is not None:
                 return self._later(ask)
             else:

@@ -418,7 +418,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def _take_back(self) -> None:
         for dedup, wire, owner in self.handing_over:
-            dedup._namespace.ask.release_later(wire, owner)
+            dedup.gate.release_later(wire, owner)
         self.handing_over = ()
 
     # Bounds

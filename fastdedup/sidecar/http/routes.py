@@ -56,13 +56,13 @@ async def ready(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer
 async def store_answers(root: Dedup) -> bool:
     """Ask the store, and not the policy; return False where it does not answer."""
     try:
-        return not isinstance(await root._namespace.ask.begin(_probe(root)), UnavailableError)
+        return not isinstance(await root.gate.begin(_probe(root)), UnavailableError)
     except UnavailableError:
         return False
 
 
 def _probe(root: Dedup) -> ReadOp:
-    return ReadOp(root._namespace.claims.wire(_PROBE_KEY))
+    return ReadOp(root.gate.claims.wire(_PROBE_KEY))
 
 
 async def metrics(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:

@@ -123,7 +123,7 @@ async def claim(namespaces: Namespaces, ask: models.ClaimRequest, client: Client
     op.named = ask.owner is not None
     if op.named:
         namespaces.ephemeral.claimed_again((dedup, op.wire, op.owner))
-    verdict = await dedup._namespace.ask.claim(op)
+    verdict = await dedup.gate.claim(op)
     if op.named and verdict.outcome is _ACQUIRED:
         namespaces.ephemeral.won_again((dedup, op.wire, op.owner), None)
     return claimed(dedup, op.wire, op.owner, op.named, verdict)
@@ -154,8 +154,8 @@ def claim_op(dedup: Dedup, ask: models.ClaimRequest) -> ClaimOp:
     mark = None if ask.fingerprint is None else digest(ask.fingerprint)
     owner = draw_owner() if ask.owner is None else owner_field(ask.owner)
     plain = ask.lease is None and ask.ttl is None
-    terms = dedup._namespace.claim_terms if plain else dedup._namespace.terms_ms(ask.lease, ask.ttl)
-    return ClaimOp(dedup._namespace.claims.wire_of(ask.key.encode()), terms, owner, mark)
+    terms = dedup.gate.claim_terms if plain else dedup.gate.terms_ms(ask.lease, ask.ttl)
+    return ClaimOp(dedup.gate.claims.wire_of(ask.key.encode()), terms, owner, mark)
 
 
 async def redeem(namespaces: Namespaces, ask: models.RedeemRequest, client: Client) -> HttpAnswer:
@@ -171,7 +171,7 @@ async def redeem(namespaces: Namespaces, ask: models.RedeemRequest, client: Clie
         )
         return _waited(dedup, await client.unless_gone(_wait(call)), False)
     op = _token_op(dedup, ask, Mode.REDEEM, ask.lease, ask.ttl)
-    ask_store = dedup._namespace.ask
+    ask_store = dedup.gate
     verdict = await ask_store.until_use_stays(op, await ask_store.claim(op))
     return claimed(dedup, op.wire, op.owner, op.named, verdict)
 
@@ -347,7 +347,7 @@ async def _changed_remembered(
 
 
 async def _changed(dedup: Dedup, op: SettleOp | ReleaseOp | RenewOp, facts: dict[str, Any]) -> HttpAnswer:
-    await dedup._namespace.change(op)
+    await dedup.gate.change(op)
     return HttpAnswer(200, facts)
 
 
@@ -376,7 +376,7 @@ async def consume(namespaces: Namespaces, ask: models.ConsumeRequest, client: Cl
     """`POST /v1/tokens/consume`."""
     dedup = namespaces.dedup(ask.namespace)
     op = _token_op(dedup, ask, Mode.CONSUME, None, None)
-    verdict = await dedup._namespace.ask.use(op)
+    verdict = await dedup.gate.use(op)
     outcome = verdict.outcome
     facts: dict[str, Any] = {"outcome": outcome._value_, "degraded": verdict.degraded}
     if outcome is _ACQUIRED:
@@ -391,7 +391,7 @@ async def consume(namespaces: Namespaces, ask: models.ConsumeRequest, client: Cl
 def _token_op(
     dedup: Dedup, ask: models.ConsumeRequest, mode: Mode, lease: int | None, ttl: int | None
 ) -> ClaimOp:
-    terms = dedup._namespace.terms(mode, seconds(lease), seconds(ttl))
+    terms = dedup.gate.terms(mode, seconds(lease), seconds(ttl))
     return ClaimOp(dedup.tokens.wire(ask.token), terms, draw_owner(), subject_mark(ask.subject))
 
 

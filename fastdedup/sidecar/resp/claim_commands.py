@@ -38,7 +38,7 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
     if len(command) == 2:
         # The options of a bare claim are not looked for: that saves 17 % of its instructions.
         dedup, key, mark, ephemeral = connection.namespaces.root, command[1], None, False
-        terms = dedup._namespace.claim_terms
+        terms = dedup.gate.claim_terms
     else:
         check_count(command, 2)
         options = read_options(command, 2, _OPTIONS)
@@ -53,10 +53,10 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
         if options.owner is not None or options.wait:
             slowly = partial(_claim_slowly, connection, dedup, key, options, left_of(options.wait))
             return connection.spawn(slowly, dedup, "claim", repeatable=True, waits=bool(options.wait))
-        terms = dedup._namespace.terms_ms(options.lease, options.ttl)
+        terms = dedup.gate.terms_ms(options.lease, options.ttl)
     if not key.isascii():
         text_of("the key", key)
-    op = ClaimOp(dedup._namespace.claims.wire_of(key), terms, draw_owner(), mark)
+    op = ClaimOp(dedup.gate.claims.wire_of(key), terms, draw_owner(), mark)
     if ephemeral:
         connection.holdings.ask()
     claiming = Claiming(connection, dedup, op, ephemeral)

@@ -145,7 +145,7 @@ def _change_remembered(
 
 
 async def _change(connection: RespConnection, dedup: Dedup, op: SettleOp | ReleaseOp | RenewOp) -> bytes:
-    await dedup._namespace.change(op)
+    await dedup.gate.change(op)
     _note(connection, dedup, op)
     return OK
 

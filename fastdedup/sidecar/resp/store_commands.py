@@ -227,10 +227,10 @@ class Place:
 
     def judge(self, answer: Reply | BaseException) -> None:
         """Answer with the store's reply, or the policy's; what it means is judged by the client's own gate."""
-        namespace, op = self._dedup._namespace, self._op
+        gate, op = self._dedup.gate, self._op
         reply: Reply
         try:
-            reply = namespace.ask.answer(op, answer)
+            reply = gate.answer(op, answer)
         except UnavailableError as refusal:
             kind = RefusedAlone if isinstance(answer, RefusedAlone) else UnavailableError
             reply = kind(without_addresses(refusal), retry_after=refusal.retry_after)
@@ -240,7 +240,7 @@ class Place:
             self._run.fail(other)
             return
         if op.verb is Verb.FORGET:
-            namespace.forgot(op)
+            gate.forgot(op)
             self._run.audit(cast(ForgetOp, op), reply)
         elif isinstance(op, ForgetIdOp) and not op.takes_back and reply is not Code.STALE:
             self._run.audit(op, reply)
@@ -277,7 +277,7 @@ def run(connection: RespConnection, command: list[bytes]) -> Slot:
                 check_size(cast(SettleOp, op).payload, dedup.settings.max_result)
             elif verb is Verb.ADOPT:
                 check_size(cast(AdoptOp, op).record.payload, dedup.settings.max_result)
-            dedup._namespace.ask.begin(op, taker)
+            dedup.gate.begin(op, taker)
         except (UnavailableError, ResultTooLargeError) as refusal:
             taker.judge(refusal)
         except Exception as fault:  # noqa: BLE001 -- those before it are under way: the batch ends in order
@@ -351,7 +351,7 @@ def store(connection: RespConnection, command: list[bytes]) -> bytes:
         )
     namespaces = connection.namespaces
     return encode_value(
-        [PROTOCOL, namespaces.limits.frame, namespaces.root._namespace.connection.store_time_us, PATIENT]
+        [PROTOCOL, namespaces.limits.frame, namespaces.root.gate.connection.store_time_us, PATIENT]
     )
 
 
@@ -360,7 +360,7 @@ def eviction(connection: RespConnection, command: list[bytes]) -> Slot:
     root = connection.namespaces.root
 
     async def work() -> bytes:
-        backend = root._namespace.connection.store
+        backend = root.gate.connection.store
         policy = await backend.eviction_policy() if isinstance(backend, EvictingStore) else None
         return encode_value(policy, connection.resp3)
 
@@ -380,7 +380,7 @@ def page(connection: RespConnection, command: list[bytes]) -> Slot:
     namespaces.access.admit("list")
 
     async def work() -> bytes:
-        backend: Any = dedup._namespace.connection.store
+        backend: Any = dedup.gate.connection.store
         if not isinstance(backend, ListedStore):
             raise ConfigError("the store of this sidecar cannot list its records")
         wanted = tuple(KINDS[kind] for kind in kinds.split(",") if kind in LISTED)
@@ -402,7 +402,7 @@ def listen(connection: RespConnection, command: list[bytes]) -> Slot:
     async def work() -> bytes:
         ear = Ear(connection, connection.namespaces.access.namespaces)
         try:
-            end = await connection.namespaces.root._namespace.connection.overhear(ear.hear)
+            end = await connection.namespaces.root.gate.connection.overhear(ear.hear)
         except UnavailableError as fault:
             return error(
                 "UNAVAILABLE", f"{round(fault.retry_after * 1000)} {_DEAF}"

@@ -1,0 +1,413 @@
+"""The one way of an operation from its caller to its verdict: the engine, else the policy; never around the check.
+
+`begin` sends an operation, `verdict` judges what came back: a store that did not answer is replaced by the policy,
+too few replicas are reported, a value that fastdedup did not write is an error. Code that executes an operation (a
+claim, a settling, a token, a lock, a machine, the sidecar) calls these two, or `run`, which is both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any, Final, cast
+
+from ..checks import named
+from ..errors import ConfigError, ShortfallError, UnavailableError, foreign
+from ..events import KEPT_LOCALLY, Degraded, Shortfall, Unreplayed
+from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPolicy
+from ..fallback.reject import Reject
+from ..kernel.granted import GRANTED, LOOKS
+from ..kernel.keyspace import names_of
+from ..kernel.operations import (
+    ClaimOp,
+    Code,
+    Moved,
+    Op,
+    ReleaseOp,
+    Reply,
+    SettleOp,
+    Verb,
+    Verdict,
+    was_accepted,
+)
+from ..kernel.owners import owner_text
+from ..ledger.operations import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
+from .connection import Connection
+from .counters import verb_of
+from .observers import Watchers
+from .settings import Settings
+
+_FREEING: Final = (Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.FORGET)
+_OF_OWNERS: Final = (Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.RENEW)
+_GRANTING: Final = (Verb.CLAIM, Verb.CLAIM_REMEMBERED, Verb.TRANSITION, Verb.FIRST)
+
+
+class HeldLocally(UnavailableError):
+    """The policy keeps a record of this key that the store does not know yet, so the store is not asked."""
+
+    def __init__(self) -> None:
+        super().__init__(KEPT_LOCALLY)
+
+
+class StaleLedger(UnavailableError):
+    """What is known of a ledger is too old; nothing was done. Whoever claims reads its form, and asks again."""
+
+    def __init__(self) -> None:
+        super().__init__("what this process knows of the ledger is too old")
+
+
+class Executor:
+    """Executes the operations of one namespace: by the store, or if that does not answer, by the policy.
+
+    Args:
+        connection: the gate's.
+        settings: the namespace's.
+
+    Raises:
+        ConfigError: `on_unavailable` is not a policy.
+    """
+
+    def __init__(self, connection: Connection, settings: Settings) -> None:
+        policy = settings.on_unavailable
+        if isinstance(policy, type) or not isinstance(policy, FallbackPolicy):
+            raise ConfigError(
+                f"on_unavailable must be a policy such as Reject() or LocalLRU(), got {named(policy)}"
+            )
+        self.connection = connection
+        self.watchers: Watchers = connection.watchers
+        self.settings = settings
+        self._name = settings.namespace
+        self._policy = policy
+        # `Reject` remembers nothing, so the claim's path does not ask it either.
+        self._remembers = not isinstance(policy, Reject)
+        self._journal = policy if isinstance(policy, JournalledPolicy) else None
+        self._timed = policy if isinstance(policy, TimedPolicy) else None
+        self._ids = policy if isinstance(policy, IdPolicy) else None
+
+    # To the store
+
+    def begin_claim(self, op: ClaimOp, taker: Any = None) -> asyncio.Future[Reply]:
+        """Send a claim; pass what comes of it to `verdict`. Main path of every claim.
+
+        Args:
+            op: the claim.
+            taker: takes the reply in place of a future, with a future's done, set_result and set_exception.
+
+        Raises:
+            UnavailableError: the store is not asked; pass it to `verdict` as well.
+            UsageError: not open, closed, or another event loop.
+        """
+        connection = self.connection
+        engine = connection.engine
+        if engine is None:
+            raise connection.not_open()
+        if self._remembers:
+            if self._policy.holds(op.wire) or (op.terms.remembered and self._holds(op)):
+                raise HeldLocally
+            if self._journal is not None:
+                op.let_witness(self._heard)
+        return engine.claim(op, taker)
+
+    def begin(
+        self, op: Op, taker: Any = None, *, degraded: bool = False, granted: bool = False
+    ) -> asyncio.Future[Reply]:
+        """Send any operation, which stands for itself; arguments and errors as for `begin_claim`.
+
+        `degraded`: it belongs to a record that the policy made. Where no journal brings that into the store,
+        the policy alone knows it. `granted`: it concerns a claim of this gate, so it is sent after closing as well.
+        """
+        connection = self.connection
+        engine = None
+        if granted and connection.engine is None:
+            connection.check_afterwards()
+        else:
+            engine = connection.running_engine()
+        if self._remembers:
+            self._prepare(op)
+        if isinstance(op, ClaimOp):
+            connection.undo.keep(op)
+        if degraded and self._journal is None and not connection.behind_a_policy:
+            raise HeldLocally
+        return connection.begin_afterwards(op) if engine is None else engine.submit(op, taker)
+
+    async def run(self, op: Op, *, degraded: bool = False) -> Reply:
+        """Execute one operation that is not a claim: `begin`, then `verdict`. Errors as theirs."""
+        since = self.now
+        try:
+            answer = await self.begin(op, degraded=degraded)
+        except UnavailableError as error:
+            return self.counted(op, error, since)
+        return self.counted(op, answer, since)
+
+    @property
+    def now(self) -> float:
+        """The time by perf_counter(), where somebody counts."""
+        return 0.0 if self.watchers.counters is None else perf_counter()
+
+    def counted(
+        self, op: Op, answer: Reply | BaseException, since: float, *, is_tried_again: bool = False
+    ) -> Reply:
+        """As `verdict`, and count it where somebody wants to know.
+
+        Args:
+            op: the operation.
+            answer: what came back.
+            since: `now` when the operation began.
+            is_tried_again: where it is refused its caller asks again, and calls `refused` when it gives up.
+        """
+        counters = self.watchers.counters
+        if counters is None:
+            return self.verdict(op, answer)
+        try:
+            reply = self.verdict(op, answer)
+        except Exception as fault:
+            if not (is_tried_again and isinstance(fault, UnavailableError)):
+                counters.ended(self, op, fault, since)
+            raise
+        counters.ended(self, op, reply, since)
+        return reply
+
+    def refused(self, op: Op, error: UnavailableError, since: float) -> None:
+        """Count an operation that was given up, however often it was tried; `since`: `now` when it began."""
+        if self.watchers.counters is not None:
+            self.watchers.counters.ended(self, op, error, since)
+
+    async def claim(self, op: ClaimOp) -> Verdict:
+        """Make a claim: `begin_claim`, then `claim_verdict`. Where its caller is cancelled it is released."""
+        try:
+            answer = await self.begin_claim(op)
+        except UnavailableError as error:
+            return self.claim_verdict(op, error)
+        except asyncio.CancelledError:
+            self.abandon(op)
+            raise
+        return self.claim_verdict(op, answer)
+
+    async def use(self, op: ClaimOp) -> Verdict:
+        """Use a token up: as `claim`, then `until_use_stays`.
+
+        A use that got no answer is taken back before its error is raised.
+        """
+        verdict = await self.until_use_stays(op, await self._used(op))
+        if verdict.outcome == "acquired":
+            GRANTED.add(op.wire)
+        return verdict
+
+    async def until_use_stays(self, op: ClaimOp, verdict: Verdict) -> Verdict:
+        """Ask again while a verdict tells of a token's use that may still be taken back; return the last verdict.
+
+        A use of another process may be taken back until it is older than two timeouts. A use that this process itself
+        was told of stays.
+        """
+        look = self._used if op.terms.consumes else self.claim
+        for _ in range(LOOKS):
+            pause = self._unsettled_seconds(op, verdict)
+            if pause <= 0:
+                break
+            await asyncio.sleep(min(pause, self.connection.timeout / 2))
+            again = op.look(op.terms)
+            verdict = await look(again)
+            if verdict.outcome == "acquired":
+                self.connection.undo.keep(again)  # an earlier look may be watched
+                if hasattr(again, "at"):
+                    op.at = again.at
+                if hasattr(again, "unsure"):
+                    op.unsure = True
+        return verdict
+
+    async def _used(self, op: ClaimOp) -> Verdict:
+        try:
+            return await self.claim(op)
+        except UnavailableError as error:
+            fault = error
+        try:
+            await self.until_taken_back([op])
+            raise fault
+        finally:
+            del fault  # it refers to this frame
+
+    def _unsettled_seconds(self, op: ClaimOp, verdict: Verdict) -> float:
+        """Return for how long the use that a verdict tells of may still be taken back; 0 if it stays."""
+        connection = self.connection
+        if verdict.outcome != "succeeded" or verdict.payload or verdict.degraded or op.wire in GRANTED:
+            return 0.0
+        # A use has its time as its fence, unless that was ahead of the store's clock: then it counts as new.
+        age = max(connection.store_time_us - verdict.fence, 0) / 1_000_000
+        return 2 * connection.timeout - age if connection.store_time_us else 0.0
+
+    def abandon(self, op: ClaimOp) -> None:
+        """Release a claim whose caller was cancelled."""
+        self.connection.disown(op)
+
+    def release_later(self, wire: bytes, owner: bytes, fence: int = 0) -> None:
+        """Free a claim whose holder does not get to know of it, as soon as the store takes that."""
+        if self.connection.engine is not None:
+            self.connection.keep(self.run(ReleaseOp(wire, owner, fence)))
+
+    def take_back(self, op: FirstOp) -> None:
+        """Forget an id as soon as the store answers: the call that has remembered it ends in an error."""
+        self.connection.undo.add_id(op)
+        if self._ids is not None:
+            self._ids.took_back(op)
+
+    async def until_taken_back(self, ops: Sequence[ClaimOp | FirstOp]) -> None:
+        """Wait until what these calls have left is taken back, for one more `timeout` at most.
+
+        A token's use and an id have no lease. So their caller gets its error only then: a message that it returns
+        because of the error must not be told that it is a duplicate of the very call that has failed.
+        """
+        undo = self.connection.undo
+        if undo:
+            sent = [
+                (op.wire, op.entry if isinstance(op, FirstOp) else op.owner) for op in ops if was_accepted(op)
+            ]
+            await undo.until_asked(sent, self.connection.timeout)
+
+    def _holds(self, op: Op) -> bool:
+        """True where the policy keeps what an operation is about: a key, or one id of a ledger's bucket."""
+        if self._ids is not None:
+            if isinstance(op, FirstOp | SeenOp | ForgetIdOp):
+                return self._ids.holds_id(op)
+            if isinstance(op, RememberedClaimOp) and self._ids.holds_id(op.seen()):
+                return True
+        return self._policy.holds(op.wire)
+
+    def _prepare(self, op: Op) -> None:
+        """Ask the policy whether it keeps this key, and let it hear of the store's reply."""
+        if self._holds(op):
+            raise HeldLocally
+        if self._journal is not None:
+            op.let_witness(self._heard)
+
+    def _heard(self, op: Op, reply: Reply) -> Reply:
+        """Tell the policy what the store has answered; where it took the key meanwhile, its own answer stands.
+
+        That holds for a claim or a transition that somebody still waits for. To settle, free or renew a claim twice
+        is answered as the first time.
+        """
+        try:
+            return self._witnessed(op, reply)
+        except Exception as fault:  # noqa: BLE001 -- its caller gets it; the engine has others to tell
+            if (
+                isinstance(op, ClaimOp)
+                and type(reply) is Verdict
+                and reply.outcome == "acquired"
+                and not op.named
+            ):
+                release = ReleaseOp(op.wire, op.owner, reply.fence, consumed=op.terms.consumes)
+                self.connection.keep(self.run(release))
+            return cast(Reply, fault)
+
+    def _witnessed(self, op: Op, reply: Reply) -> Reply:
+        assert self._journal is not None
+        self._journal.saw(op, reply)
+        if op.verb not in _GRANTING or op.future.done() or not self._holds(op):
+            return reply
+        try:
+            return self._ask_policy(op, HeldLocally())
+        except UnavailableError as refusal:
+            return refusal
+
+    # To the verdict
+
+    def verdict(self, op: Op, answer: Reply | BaseException) -> Reply:
+        """Return the verdict on an operation, from the store's reply or from the error that came in its place.
+
+        Raises:
+            UnavailableError: neither the store nor the policy answers; `owner` names a claim's own.
+            ShortfallError: it was done, too few replicas confirmed it, and that shall be an error.
+            ForeignRecordError: the key holds what fastdedup did not write.
+            Exception: any other error that `answer` is.
+        """
+        reply = self.answer(op, answer)
+        if type(reply) is Verdict:
+            if reply.short:
+                self._fell_short(op, reply)
+            return reply
+        if type(reply) is Moved:
+            if reply.code is Code.FOREIGN:
+                raise foreign(self._key_of(op))
+            if reply.short:
+                self._fell_short(op)
+            return reply
+        if reply is Code.UNCONFIRMED:
+            self._fell_short(op)
+            return Code.OK
+        if reply is Code.FOREIGN:
+            raise foreign(self._key_of(op))
+        return reply
+
+    def claim_verdict(self, op: ClaimOp, answer: Reply | BaseException) -> Verdict:
+        """As `verdict`, of a claim."""
+        reply = self.verdict(op, answer)
+        if type(reply) is not Verdict:
+            if reply is Code.STALE:
+                raise StaleLedger
+            raise foreign(self._key_of(op))
+        return reply
+
+    def answer(self, op: Op, answer: Reply | BaseException) -> Reply:
+        """Return the store's reply, or the policy's where the store gave none: `verdict` before it is judged.
+
+        For the sidecar, whose client judges it there. Raises as `verdict`, but for what that makes of a reply.
+        """
+        if isinstance(answer, UnavailableError):
+            return self._ask_policy(op, answer)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def _ask_policy(self, op: Op, error: UnavailableError) -> Reply:
+        """Let the policy answer, visibly: each answer and each refusal is an event."""
+        connection = self.connection
+        if self._timed is not None and (time_us := connection.store_time_us):
+            self._timed.hear_time(time_us)
+        try:
+            if op.verb in _OF_OWNERS and connection.engine is None and not self._holds(op):
+                raise error  # a closed gate brings no answer of the policy into the store
+            reply = self._policy.answer(op, error)
+        except UnavailableError as refusal:
+            self._report_degraded(op, error, answered=False)
+            if type(error) is HeldLocally and not isinstance(op, ClaimOp) and not self._holds(op):
+                return Code.LOST  # the store never knew of this record, and now the policy has lost it too
+            if isinstance(op, ClaimOp):
+                refusal.owner = owner_text(op.owner)
+            raise
+        self._report_degraded(op, error, answered=True)
+        if connection.policy_listener is not None:
+            connection.policy_listener.policy_answered(op, reply)
+        if isinstance(op, ClaimOp) and type(reply) is Verdict and reply.outcome == "acquired":
+            connection.undo.keep(op)
+        if self._journal is not None:
+            is_brought = connection.reconcile(self._journal, self._name)
+            if not is_brought and isinstance(op, SettleOp):
+                owner = owner_text(op.owner)
+                connection.report(Unreplayed(self._name, self._key_of(op), owner, "the gate is closed"))
+        if op.verb in _FREEING:
+            connection.wakeups.freed(op.wire)
+        return reply
+
+    def _report_degraded(self, op: Op, error: UnavailableError, *, answered: bool) -> None:
+        self.connection.report(Degraded(self._name, verb_of(op), answered, str(error)))
+
+    def _fell_short(self, op: Op, acquired: Verdict | None = None) -> None:
+        """Say that too few replicas confirmed; or raise, and take an acquisition back, of which no caller is told."""
+        connection = self.connection
+        wanted, key = connection.replicas, self._key_of(op)
+        connection.report(Shortfall(self._name, verb_of(op), key, wanted))
+        if not connection.raises_shortfall:
+            return
+        if acquired is not None and acquired.fresh and isinstance(op, ClaimOp):
+            if op.terms.consumes:
+                connection.undo.add(
+                    op, acquired.fence
+                )  # not where the caller named the owner, who can ask again
+            else:
+                self.release_later(op.wire, op.owner)
+        raise ShortfallError(
+            f"{verb_of(op)} of {key!r} was done, but fewer than {wanted} replicas confirmed it in time"
+        )
+
+    def _key_of(self, op: Op) -> str:
+        return cast(str, getattr(op, "key", "")) or names_of(op.wire)[1]
