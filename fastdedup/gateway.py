@@ -9,8 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, cast, overload
 
 from .admin.inspected import Inspected
-from .admin.resolved import ResolvedCall
-from .admin.resolving import Check, check_resolve
+from .admin.resolving import Check, Resolving, check_resolve
 from .checks import Seconds, check_seconds, named, shown
 from .claim import Claim
 from .codec import Codec, JSONCodec
@@ -27,11 +26,11 @@ from .fallback.base import FallbackPolicy
 from .fallback.reject import Reject
 from .kernel.engine import OnBatch
 from .kernel.keyspace import READABLE_BYTES
-from .kernel.operations import Mode
+from .kernel.operations import ClaimOp, Mode
 from .kernel.owners import owner_field
 from .keys import Fingerprint, digest
 from .ledger.client import Ledger
-from .ledger.remembered import claim_each, remembered_call, remembered_calls
+from .ledger.remembered import claim_each, remembered_claim, remembered_claims
 from .lock import LockCall
 from .machine import StateMachine, Transitions
 from .model import Batching, BreakerState
@@ -332,29 +331,19 @@ class Dedup(Inspected):
             ForeignRecordError: (on await) the key holds a value that fastdedup did not write.
             UsageError: (on await) not open, closed, or another event loop.
         """
+        then = None
         if resolve is not None:
-            check_resolve(resolve)
-            call = self.claim(
-                key,
-                fingerprint=fingerprint,
-                owner=owner,
-                lease=lease,
-                ttl=ttl,
-                wait=wait,
-                renew=True,  # while the check runs
-                remember=remember,
-            )
-            # A success that is known needs no check, and its call is shared.
-            return call if isinstance(call, KnownCall) else ResolvedCall(call, resolve, renews=renew)
+            then = Resolving(check_resolve(resolve), renews=renew)
+            renew = True  # while the check runs
+        seconds = 0.0 if type(wait) is float and wait == 0.0 else check_seconds(wait, "wait", least=0.0)
         mark = fingerprint if fingerprint is None or type(fingerprint) is Fingerprint else digest(fingerprint)
         if remember is not None:
-            return remembered_call(self._gate, key, remember, mark, owner, lease, ttl, wait, renew)
+            claim = remembered_claim(self._gate, key, remember, mark, owner, lease, ttl, seconds, bool(renew))
+            return claim.call(then)
         gate = self._gate
         if gate.recent and owner is None and lease is None and ttl is None:  # empty but in a storm
             known = self._told_recently(key, mark)
             if known is not None:
-                if wait != 0.0:
-                    check_seconds(wait, "wait", least=0.0)
                 if (counters := gate.watchers.counters) is not None:
                     counters.observe(gate.settings.namespace, "claim", "succeeded", 0.0)
                 return known
@@ -365,19 +354,16 @@ class Dedup(Inspected):
                 field = gate.next_drawn()
             except IndexError:
                 field = gate.draw_owner()
-        call = ClaimCall(
-            gate,
-            key,
+        op = ClaimOp(
             gate.claims.wire(key),
             gate.claim_terms if lease is None and ttl is None else gate.terms(Mode.CLAIM, lease, ttl),
             field,
             mark,
         )
+        op.key = key
         if owner is not None:
-            call.named = True
-        if wait != 0.0 or renew:  # None, which is no time, is refused
-            call.set_patience(wait, renew)
-        return call
+            op.named = True
+        return ClaimCall(gate, op, seconds, bool(renew), then)
 
     def _told_recently(self, key: str, mark: bytes | None) -> KnownCall | None:
         """Return the answer of a success that the store told a moment ago."""
@@ -423,15 +409,15 @@ class Dedup(Inspected):
         gate = self._gate
         gate.connection.running_engine()
         if remember is not None:
-            calls = remembered_calls(gate, keys, remember, marks, owner, lease, ttl, wait, renew)
-            return await claim_each(calls, named=owner is not None)
+            claims = remembered_claims(gate, keys, remember, marks, owner, lease, ttl, wait, bool(renew))
+            return await claim_each(gate, claims, named=owner is not None)
         terms = gate.claim_terms if lease is None and ttl is None else gate.terms(Mode.CLAIM, lease, ttl)
         name = None if owner is None else owner_field(owner)
-        claims = ClaimList(gate, terms, wait=wait, renew=renew, named=owner is not None)
+        listing = ClaimList(gate, terms, wait=wait, renew=renew, named=owner is not None)
         keyspace = gate.claims
         listed = [
             ListedClaim(
-                claims,
+                listing,
                 key,
                 keyspace.wire(key),
                 gate.draw_owner() if name is None else name,
@@ -444,7 +430,7 @@ class Dedup(Inspected):
                 known = self._told_recently(each.key, each.fingerprint)
                 if known is not None:
                     each.answer, each.at = known.verdict, 0.0
-        return await claims.claim(listed)
+        return await listing.claim(listed)
 
     def lock(
         self, key: str, *, lease: Seconds | None = None, wait: Seconds = 0.0, renew: bool = False
@@ -457,16 +443,10 @@ class Dedup(Inspected):
         """
         gate = self._gate
         seconds = gate.settings.lease if lease is None else lease
-        call = ClaimCall(
-            gate,
-            key,
-            gate.locks.wire(key),
-            gate.terms(Mode.CLAIM, seconds, seconds),
-            gate.draw_owner(),
-            None,
-        )
-        call.set_patience(wait, renew)
-        return LockCall(call)
+        longest = check_seconds(wait, "wait", least=0.0)
+        op = ClaimOp(gate.locks.wire(key), gate.terms(Mode.CLAIM, seconds, seconds), gate.draw_owner(), None)
+        op.key = key
+        return LockCall(ClaimCall(gate, op, longest, bool(renew), verb="lock"))
 
     # In two: a checker gives the parameters of a lambda a type only where it is told how many there are.
     @overload

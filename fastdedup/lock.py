@@ -82,7 +82,7 @@ class LockCall:
             raise InProgressError(
                 f"the lock {claim.key!r} is held by another owner", retry_after=claim.retry_after or 0.0
             )
-        claim._bind_body(asyncio.current_task())
+        claim.settlement.guard(asyncio.current_task())
         self._held = claim
         return Lock(claim)
 
@@ -94,4 +94,4 @@ class LockCall:
     ) -> None:
         claim, self._held = self._held, None
         assert claim is not None
-        await claim._leave(error, release=True)
+        await claim.settlement.leave(error, release=True)

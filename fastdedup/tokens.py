@@ -6,12 +6,12 @@ import secrets
 from hashlib import blake2b
 from typing import Any
 
-from .checks import Seconds, milliseconds
+from .checks import Seconds, check_seconds, milliseconds
 from .core.calls import ClaimCall
 from .core.gate import Gate
 from .errors import ForeignRecordError, InvalidKeyError
 from .kernel.keyspace import Kind
-from .kernel.operations import Code, IssueOp, Mode
+from .kernel.operations import ClaimOp, Code, IssueOp, Mode
 from .kernel.owners import draw_owner, owner_field
 from .keys import fingerprint
 from .model import Outcome
@@ -85,7 +85,9 @@ class Tokens:
 
     def _use(self, token: str, subject: Any, owner: str | None) -> ClaimCall:
         """Return the claim that uses a token up; its outcome is what `consume` returns."""
-        return self._call(token, subject, Mode.CONSUME, None, None, owner)
+        return ClaimCall(
+            self._gate, self._op(token, subject, Mode.CONSUME, None, None, owner), verb="consume"
+        )
 
     def wire(self, token: str) -> bytes:
         """Return the store key of a token."""
@@ -111,11 +113,11 @@ class Tokens:
         As `consume` does, it waits while the token is used without a result, and another process may still take that
         use back.
         """
-        call = self._call(token, subject, Mode.REDEEM, lease, ttl, owner)
-        call.set_patience(wait, renew)
-        return call
+        longest = check_seconds(wait, "wait", least=0.0)
+        op = self._op(token, subject, Mode.REDEEM, lease, ttl, owner)
+        return ClaimCall(self._gate, op, longest, bool(renew), verb="redeem")
 
-    def _call(
+    def _op(
         self,
         token: str,
         subject: Any,
@@ -123,19 +125,18 @@ class Tokens:
         lease: Seconds | None,
         ttl: Seconds | None,
         owner: str | None,
-    ) -> ClaimCall:
+    ) -> ClaimOp:
         secret = token_bytes(token)
-        call = ClaimCall(
-            self._gate,
-            # A token is a secret: the claim's key is a digest, which may appear in logs.
-            "token:" + blake2b(secret, digest_size=8).hexdigest(),
+        op = ClaimOp(
             self._keyspace.wire_digest(secret),
             self._gate.terms(mode, lease, ttl),
             owner_field(owner) if owner is not None else self._draw_owner(mode),
             subject_mark(subject),
         )
-        call.named = owner is not None
-        return call
+        # A token is a secret: the claim's key is a digest, which may appear in logs.
+        op.key = "token:" + blake2b(secret, digest_size=8).hexdigest()
+        op.named = owner is not None
+        return op
 
     def _draw_owner(self, mode: Mode) -> bytes:
         # Of a token that is consumed in one step nobody is the holder.

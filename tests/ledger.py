@@ -106,7 +106,7 @@ class Ledger:
                     first[0].owner,
                     claim.result,
                     self._loop.time(),
-                    asked + claim._verdict.left_ms / 1000 - SLACK,
+                    asked + claim.settlement.verdict.left_ms / 1000 - SLACK,
                 )
 
     def tried(self, claim: Claim, result: Any) -> Success:

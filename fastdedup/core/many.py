@@ -17,6 +17,7 @@ from ..tasks import wait_then_stop
 from .calls import claim_of
 from .counters import outcome_of
 from .gate import Gate
+from .settlement import Settlement
 from .together import Together
 from .traced_lists import within_a_span
 from .waiting import end_of, look, wait_on
@@ -157,7 +158,7 @@ class ClaimList(Together):
             and claim.answer.outcome is _ACQUIRED
             and (not self.named or is_first_hand(claim, claim.answer))
         ]
-        releases = [Claim(self.namespace, claim, claim.answer)._free() for claim in acquired]
+        releases = [Settlement(self.namespace, claim, claim.answer).free() for claim in acquired]
         await asyncio.gather(*releases, return_exceptions=True)
 
 

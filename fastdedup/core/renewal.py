@@ -16,17 +16,17 @@ _AT_ONCE: Final = 256
 class Renewal:
     """Renews at a third of the lease; lost when told so, or when the lease passed unrenewed.
 
-    Holds the claim weakly: a claim that the program forgot about is not renewed for ever. A claim that is `tied` is
-    held itself, until `stop`, which whoever has claimed calls in any case.
+    Holds the life of the claim weakly: a claim that the program forgot is not renewed for ever. If it is `owned`, it
+    is held itself, until `stop`, which the claim's caller calls in any case.
     """
 
-    __slots__ = ("_claim", "_lease", "_loop", "_queue", "_task", "_tied", "began")
+    __slots__ = ("_lease", "_life", "_loop", "_owned", "_queue", "_task", "began")
 
     def __init__(
-        self, claim: Renewable, lease: float, queue: RenewalQueue, began: float, *, tied: bool = False
+        self, life: Renewable, lease: float, queue: RenewalQueue, began: float, *, owned: bool = False
     ) -> None:
-        self._tied: Renewable | None = claim if tied else None
-        self._claim: weakref.ref[Renewable] | None = None if tied else weakref.ref(claim)
+        self._owned: Renewable | None = life if owned else None
+        self._life: weakref.ref[Renewable] | None = None if owned else weakref.ref(life)
         self._lease = lease
         self._loop = queue.loop
         self._queue = queue
@@ -38,19 +38,19 @@ class Renewal:
 
     def stop(self) -> None:
         """Renew no more."""
-        self._tied = self._claim = None  # whoever moves a test's clock asks for the claim
+        self._owned = self._life = None  # whoever moves a test's clock asks for the claim
         self._queue.remove(self)
         if self._task is not None:
             self._task.cancel()
 
-    def claim(self) -> Renewable | None:
-        """Return the claim, or None where it is not to be renewed any more."""
-        return self._tied if self._claim is None else self._claim()
+    def held(self) -> Renewable | None:
+        """Return the claim's life, or None if it is not to be renewed any more."""
+        return self._owned if self._life is None else self._life()
 
     def start(self) -> None:
         """The first third is over: renew from now on."""
-        if self.claim() is not None:
-            work = keep_renewed(self.claim, self._loop, self.began, self._lease)
+        if self.held() is not None:
+            work = keep_renewed(self.held, self._loop, self.began, self._lease)
             self._task = self._loop.create_task(work, name="fastdedup-renewal")
 
 

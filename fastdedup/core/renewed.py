@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from ..claim import Claim, Stoppable
+from .settlement import Settlement
 
 
-class RenewedClaim(Claim):
-    """A claim that can be referred to weakly: those that nobody renews are spared what that takes."""
+class RenewedSettlement(Settlement):
+    """The life of a claim that can be referred to weakly: a claim that is not renewed is spared what that takes."""
 
     __slots__ = ("__weakref__",)
-
-    def _renewed_by(self, renewal: Stoppable) -> None:
-        """Remember what to stop when the claim is settled."""
-        self._renewal = renewal

@@ -13,15 +13,16 @@ from ..errors import DedupError, UnavailableError
 
 
 class Renewable(Protocol):
-    """A claim, as far as its renewal concerns it."""
+    """The life of a claim, as far as its renewal concerns it."""
 
-    _settling: bool
-    _settled: str | None
+    @property
+    def is_over(self) -> bool:
+        """True if it is settled, or about to be."""
 
     async def renew(self) -> None:
         """Start the lease anew."""
 
-    def _lose(self, *, outage: bool) -> None:
+    def lose(self, *, outage: bool) -> None:
         """Take note that the lease could not be renewed; `outage`: the store did not answer until it ended."""
 
 
@@ -48,26 +49,21 @@ async def keep_renewed(
     while True:
         await asyncio.sleep(min(pause, max(ends - loop.time(), 0.0)))
         started = loop.time()
-        claim = held()
-        if claim is None:
+        life = held()
+        if life is None:
             return None
         if started >= ends:  # a renewal that is sent now would hold the key for nobody
-            return None if is_over(claim) else claim._lose(outage=unanswered)
+            return None if life.is_over else life.lose(outage=unanswered)
         try:
             async with asyncio.timeout_at(ends):
-                await claim.renew()
+                await life.renew()
             pause, unanswered, ends = lease / 3, False, started + lease
         except Exception as error:  # noqa: BLE001 -- a policy of the user's may raise any
             if isinstance(error, DedupError) and not isinstance(error, UnavailableError):
                 # Lost, or the store holds something else by now.
-                return None if is_over(claim) else claim._lose(outage=False)
+                return None if life.is_over else life.lose(outage=False)
             unanswered = True
             if loop.time() >= ends:
-                return None if is_over(claim) else claim._lose(outage=True)
+                return None if life.is_over else life.lose(outage=True)
             pause = lease / 10
-        del claim  # only weakly held while asleep
-
-
-def is_over(claim: Renewable) -> bool:
-    """True for a claim that is settled, or about to be."""
-    return claim._settling or claim._settled is not None
+        del life  # only weakly held while asleep

@@ -43,8 +43,8 @@ class Tracing(Protocol):
         """End the span of the work, and make the former span the current one."""
         ...
 
-    def settling(self, claim: Any, how: str) -> Any:
-        """Return the span of a settling; None for no span. `how`: completed, failed or released."""
+    def settling(self, settlement: Any, how: str) -> Any:
+        """Return the span of a claim's settling; None for no span. `how`: completed, failed or released."""
         ...
 
     def ended(self, span: Any, error: BaseException | None) -> None:

@@ -229,7 +229,7 @@ class TaskGate:
 def _work(task: DedupTask, attempt: Attempt, args: Any, kwargs: Any) -> Any:
     """Run the body under its claim, and settle."""
     try:
-        with claimed_work(attempt.claim.asynchronous._base_wire, attempt.claim):
+        with claimed_work(attempt.claim.asynchronous.settlement.store_key, attempt.claim):
             result = task.run(*args, **kwargs) if attempt.done is None else attempt.done[0]
     except (Retry, Ignore, Reject):
         attempt.free()

@@ -142,7 +142,7 @@ class DedupMiddleware(Middleware):
         self._here.attempt = found
         if found.done is not None:
             self._here.replay = found.done
-        self._here.work = enter(found.claim.asynchronous._base_wire, found.claim)
+        self._here.work = enter(found.claim.asynchronous.settlement.store_key, found.claim)
 
     def after_process_message(
         self, broker: Any, message: Any, *, result: Any = None, exception: BaseException | None = None

@@ -160,8 +160,8 @@ class AsgiExchange:
         recorder = self.recorder = Recorder(claim, rule, docs, scope["path"], mark)
         scope[CLAIM], scope[RECORDER] = claim, recorder
         self._scope = scope
-        claim._bind_body(self)  # the task that it cancels and uncancels
-        self._work = enter(claim._base_wire)
+        claim.settlement.guard(self)  # the task that it cancels and uncancels
+        self._work = enter(claim.settlement.store_key)
         if rule.on_disconnect == "cancel":
             self._watcher = asyncio.ensure_future(self._watch(recorder))
 
@@ -211,7 +211,7 @@ class AsgiExchange:
             BaseException: the application's exception, and its cancellation unless that was for the claim.
         """
         # By the claim's loop where it is known: Python 3.11 asks the system for each look at the running one.
-        loop = None if self.recorder is None else self.recorder.claim._gate.connection.loop
+        loop = None if self.recorder is None else self.recorder.claim.settlement.gate.connection.loop
         self._task = asyncio.current_task(loop)
         self._app = app
         failure: BaseException | None = None
@@ -234,7 +234,7 @@ class AsgiExchange:
             if self._watcher is not None:
                 self._watcher.cancel()
             if self.recorder is not None:
-                self.recorder.claim._unbind()
+                self.recorder.claim.settlement.unguard()
 
     async def _ran(self) -> None:
         recorder = self.recorder
@@ -354,7 +354,7 @@ class AsgiExchange:
 async def _left(claim: Claim, error: BaseException | None) -> bool:
     """Release a claim on the way out. Return False where it was lost."""
     try:
-        await claim._leave(error, release=error is None)
+        await claim.settlement.leave(error, release=error is None)
     except ClaimLostError:
         return False
     return True

@@ -60,14 +60,14 @@ class Guard:
     async def claim(self, name: str, mark: Fingerprint, *, tied: bool = False) -> Claim:
         """Claim a record of `Rule.identify`. Raises what `Dedup.claim` raises.
 
-        `tied`: see `ClaimCall.tied`.
+        `tied`: see `ClaimCall.owns_renewal`.
         """
         rule = self.rule
         # Not by `patiently`, which takes a coroutine more.
         call = self.dedup.claim(name, fingerprint=mark, renew=rule.renew)
-        call.tied = tied
+        call.owns_renewal = tied
         if rule.wait:
-            call.goes_on = True
+            call.will_wait = True
         found = await call
         if rule.wait and found.outcome is Outcome.IN_PROGRESS:
             return await self.dedup.claim(name, fingerprint=mark, wait=rule.wait, renew=rule.renew)
@@ -93,6 +93,6 @@ class Guard:
 async def patiently(claim: Callable[[float], ClaimCall], wait: float) -> Claim:
     """Claim, and wait for an owner at work only: while the store is unavailable a request is refused at once."""
     first = claim(0.0)
-    first.goes_on = wait > 0.0
+    first.will_wait = wait > 0.0
     found = await first
     return await claim(wait) if wait and found.outcome is Outcome.IN_PROGRESS else found

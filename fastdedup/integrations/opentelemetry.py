@@ -38,6 +38,7 @@ except ImportError as error:
 from ..checks import named
 from ..claim import Claim
 from ..core.connection import Connection
+from ..core.settlement import Settlement
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..kernel.operations import former_trace
@@ -111,7 +112,7 @@ class Spans:
         if claim.outcome in _REPLAYS:
             span.set_attribute("fastdedup.replay", True)
         self._link(span, [claim])
-        claim._trace = span.get_span_context()
+        claim.settlement.trace = span.get_span_context()
         span.end()
 
     def claiming_many(self, namespace: str, keys: int, part: str) -> Span:
@@ -128,7 +129,7 @@ class Spans:
             span.set_attribute("fastdedup.degraded", True)
         self._link(span, claims)
         for claim in claims:
-            claim._trace = span.get_span_context()
+            claim.settlement.trace = span.get_span_context()
         span.end()
 
     # Links from run to run
@@ -144,7 +145,7 @@ class Spans:
             return
         met: dict[bytes, Outcome] = {}
         for claim in claims:
-            if former := former_trace(claim._verdict):
+            if former := former_trace(claim.settlement.verdict):
                 met.setdefault(former, claim.outcome)
         if met:
             met.pop(
@@ -157,11 +158,13 @@ class Spans:
 
     def working(self, claim: Claim) -> Working | None:
         """Return the span of the work, as the current one; None outside of a sampled trace."""
-        if not hasattr(claim, "_trace"):
+        if not hasattr(claim.settlement, "trace"):
             return None
-        namespace = claim._gate.settings.namespace
+        namespace = claim.settlement.gate.settings.namespace
         attributes: dict[str, Any] = {"fastdedup.namespace": namespace, "fastdedup.attempt": claim.attempt}
-        span = self._tracer.start_span(f"work {namespace}", attributes=attributes, links=links_of(claim))
+        span = self._tracer.start_span(
+            f"work {namespace}", attributes=attributes, links=links_of(claim.settlement)
+        )
         return Working(span, contexts.attach(trace.set_span_in_context(span)))
 
     def worked(self, span: Working, error: BaseException | None) -> None:
@@ -171,17 +174,17 @@ class Spans:
 
     # Settling
 
-    def settling(self, claim: Claim, how: str) -> Span | None:
-        """Return the span of a settling: in the current trace, or where there is none, in the claim's own."""
+    def settling(self, settlement: Settlement, how: str) -> Span | None:
+        """Return the span of a settling: in the current trace, or if there is none, in the claim's own."""
         where: Context | None = None
         if not self.is_wanted():
-            if self._read().get(self._key) is not None or not hasattr(claim, "_trace"):
+            if self._read().get(self._key) is not None or not hasattr(settlement, "trace"):
                 return None
-            where = trace.set_span_in_context(NonRecordingSpan(claim._trace))  # type: ignore[arg-type]
-        connection = claim._gate.connection
-        part = connection.part_of(claim._call.wire).decode()
-        verb = _SETTLINGS[how]
-        return self._sent(claim._gate.settings.namespace, verb, claim.key, part, links_of(claim), where)
+            where = trace.set_span_in_context(NonRecordingSpan(settlement.trace))  # type: ignore[arg-type]
+        gate, verb = settlement.gate, _SETTLINGS[how]
+        part = gate.connection.part_of(settlement.op.wire).decode()
+        links = links_of(settlement)
+        return self._sent(gate.settings.namespace, verb, settlement.key, part, links, where)
 
     def ended(self, span: Span, error: BaseException | None) -> None:
         """End a span; of an error it shows the type, as the text may hold a key."""
@@ -268,9 +271,9 @@ def _attach(connection: Connection, spans: Spans) -> None:
     connection.watchers.context, connection.watchers.span_key = spans.quick_look
 
 
-def links_of(claim: Claim) -> list[Link]:
+def links_of(settlement: Settlement) -> list[Link]:
     """Return a link to the span of a claim, for the spans of what follows it."""
-    found = getattr(claim, "_trace", None)
+    found = getattr(settlement, "trace", None)
     return [Link(found)] if isinstance(found, SpanContext) else []
 
 

@@ -30,7 +30,7 @@ async def settle(recorder: Recorder) -> Marks | None:
     """Settle a claim by its response; return the response's marks, or None where the claim was lost."""
     claim = recorder.claim
     if not claim.lost:
-        claim._bind_body(None)  # the work is done: only the store knows now
+        claim.settlement.guard(None)  # the work is done: only the store knows now
     response, how = recorder.end(), recorder.how
     if how is _RELEASE:
         lost = await release(claim)
@@ -43,14 +43,16 @@ async def settle(recorder: Recorder) -> Marks | None:
 
 async def store(claim: Claim, how: Settling, response: Response) -> bool:
     """Store a response, within `HOLD` seconds; return False where the store is unavailable, and storing goes on."""
-    claim._goes_on = True
+    claim.settlement.goes_on = True
     try:
         await record(claim, how, response, within=HOLD)
     except UnavailableError:
-        claim._gate.connection.keep(_record_after_all(claim, how, response))
+        claim.settlement.gate.connection.keep(_record_after_all(claim, how, response))
         return False
     except asyncio.CancelledError:
-        claim._gate.connection.keep(_record_after_all(claim, how, response))  # the effect has happened
+        claim.settlement.gate.connection.keep(
+            _record_after_all(claim, how, response)
+        )  # the effect has happened
         raise
     return True
 
@@ -75,28 +77,28 @@ async def record(claim: Claim, how: Settling, response: Response, *, within: flo
         pass  # not awaited here: compiled by mypyc, that crashes if it is cancelled
     else:
         return
-    await claim._record_unstorable()
+    await claim.settlement.record_unstorable()
 
 
 async def _record_after_all(claim: Claim, how: Settling, response: Response) -> None:
     """Store a response that nobody waits for any more, and say so where that was in vain."""
-    claim._goes_on = False
+    claim.settlement.goes_on = False
     try:
         await record(claim, how, response)
     except DedupError as error:
         text = "%s: a response was not recorded, so its key may run again once its lease has ended: %s"
-        claim._warn("responses that were not recorded", text, error)
+        claim.settlement.warn("responses that were not recorded", text, error)
 
 
 async def release(claim: Claim) -> ClaimLostError | None:
     """Free the key, as soon as the store answers. Return the error where the claim was lost."""
     try:
-        await claim._free()
+        await claim.settlement.free()
     except UsageError:
         pass  # the handler has settled it itself
     except ClaimLostError as error:
         return error
     except DedupError as error:
         text = "%s was not released, and is free once the store answers, or its lease has ended: %s"
-        claim._warn("keys that were not released", text, error)
+        claim.settlement.warn("keys that were not released", text, error)
     return None

@@ -133,7 +133,7 @@ def _patiently(dedup: Dedup, claim: Callable[[AsyncDedup, float], ClaimCall], wa
     background, behind = dedup._dedup.get()
     seconds = dedup._per_process.seconds
     first = claim(behind, 0.0)
-    first.goes_on = wait > 0.0
+    first.will_wait = wait > 0.0
     found = answered(background, first, seconds)
     if not wait or found.outcome is not Outcome.IN_PROGRESS:
         return found

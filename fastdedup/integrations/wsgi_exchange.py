@@ -58,7 +58,7 @@ class WsgiExchange:
         environ[CLAIM] = claim
         supported(environ)
         self._held = claim, Recorder(claim.asynchronous, rule, docs, whole_path(environ), mark)
-        self._work = enter(claim.asynchronous._base_wire, claim)
+        self._work = enter(claim.asynchronous.settlement.store_key, claim)
 
     @property
     def recorder(self) -> Recorder:
@@ -108,9 +108,11 @@ class WsgiExchange:
         if not recorder.settled:
             recorder.settled = True
             try:
-                claim._leave(error)
+                claim.leave(error)
             except DedupError as another:
-                recorder.claim._warn("keys that were not released", "%s was not released: %s", another)
+                recorder.claim.settlement.warn(
+                    "keys that were not released", "%s was not released: %s", another
+                )
         return isinstance(error, ClaimLostError) and claim.lost
 
     # The response
@@ -190,7 +192,7 @@ class WsgiExchange:
         response = recorder.end()
         try:
             if recorder.how is Settling.RELEASE:
-                claim._leave(None, release=True)
+                claim.leave(None, release=True)
                 return recorder.marks()
             stored = claim.settle_by(lambda one: store(one, recorder.how, response), HOLD)
         except DedupError as error:

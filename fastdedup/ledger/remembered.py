@@ -7,14 +7,14 @@ from collections.abc import Generator, Sequence
 from time import perf_counter
 from typing import Any
 
-from ..checks import Seconds
+from ..checks import Seconds, check_seconds
 from ..claim import Claim
-from ..core.calls import ClaimCall, claim_of, count_claim
+from ..core.calls import ClaimCall, Then, claim_of, count_claim
 from ..core.gate import Gate
 from ..core.traced_lists import within_a_span
 from ..core.waiting import claim_once, wait_for_verdict
-from ..errors import ConfigError, UnavailableError, UsageError
-from ..kernel.operations import Terms
+from ..errors import ConfigError, UnavailableError
+from ..kernel.operations import ClaimOp
 from ..kernel.owners import owner_field, owner_text
 from ..keys import digest
 from .client import Ledger
@@ -22,67 +22,86 @@ from .ids import record_wire
 from .operations import FindsIds, RememberedClaimOp
 
 
-class RememberedCall(ClaimCall):
-    """A claim not yet made, as `ClaimCall`. Where its record lies is known once the ledger's form is.
+class RememberedClaim:
+    """A claim whose record lies in a place that is known once the ledger's form is.
 
-    `wire`: the key's record without a ledger.
+    Args:
+        gate: of the claim.
+        op: what to ask for; its `wire` is the key's record without a ledger.
+        ledger: remembers the success.
+        wait: seconds to wait for another owner.
+        renew: keep the lease alive.
     """
 
-    __slots__ = ("_ledger",)
+    __slots__ = ("_gate", "_ledger", "_renews", "_wait", "op")
 
-    def __init__(
-        self,
-        gate: Gate,
-        key: str,
-        wire: bytes,
-        ledger: FindsIds,
-        terms: Terms,
-        owner: bytes,
-        fingerprint: bytes | None,
-    ) -> None:
-        super().__init__(gate, key, wire, terms, owner, fingerprint)
+    def __init__(self, gate: Gate, op: ClaimOp, ledger: FindsIds, wait: float, renew: bool) -> None:
+        self._gate = gate
+        self.op = op
         self._ledger = ledger
+        self._wait = wait
+        self._renews = renew
 
-    def _made(self) -> Generator[Any, Any, Claim]:
-        """Claim. A coroutine of its own, as the ledger's form may have to be read first."""
-        if self._used:
-            raise UsageError(f"this claim of {self.key!r} was awaited before; call claim() for another one")
-        self._used = True
-        return (yield from self._claim().__await__())
+    def call(self, then: Then | None) -> RememberedCall:
+        """Return it as a call that users await."""
+        return RememberedCall(self, self._gate, self.op, self._wait, self._renews, then)
 
-    async def _claim(self) -> Claim:
-        gate = self._gate
-        if gate.watchers.counters is not None:
-            self.since = perf_counter()
+    async def make(self, call: ClaimCall | None = None) -> Claim:
+        """Make the claim. `call`: what its caller awaits, which says how it is counted."""
+        gate, since = self._gate, perf_counter()
         op = await self._operation()
         try:
-            if self.patient and self.wait > 0.0:
-                verdict = await wait_for_verdict(gate, op, self.wait)
+            if self._wait > 0.0:
+                verdict = await wait_for_verdict(gate, op, self._wait)
             else:
                 verdict = await claim_once(gate, op, op.terms)
         except Exception as fault:
             if isinstance(fault, UnavailableError):
                 self._ledger._distrust()
-            count_claim(gate, op, fault, self)
+            count_claim(gate, "claim", fault, since)
             raise
         if verdict.degraded:
             self._ledger._distrust()
-        count_claim(gate, op, verdict, self)
-        return claim_of(gate, op, verdict, self._renews)
+        count_claim(gate, "claim", verdict, since, will_wait=call is not None and call.will_wait)
+        return claim_of(gate, op, verdict, self._renews, owned=call is not None and call.owns_renewal)
 
     async def _operation(self) -> RememberedClaimOp:
+        plain = self.op
         try:
-            place = await self._ledger._place_of(self.key)
+            place = await self._ledger._place_of(plain.key)
         except UnavailableError as error:
-            error.owner = owner_text(self.owner)
+            error.owner = owner_text(plain.owner)
             raise
-        wire = record_wire(place[0], self.wire, self._gate.settings.namespace)
-        op = RememberedClaimOp(wire, self.terms, self.owner, self.fingerprint, place)
-        op.key, op.named, op.ledger = self.key, self.named, self._ledger
+        wire = record_wire(place[0], plain.wire, self._gate.settings.namespace)
+        op = RememberedClaimOp(wire, plain.terms, plain.owner, plain.fingerprint, place)
+        op.key, op.named, op.ledger = plain.key, plain.named, self._ledger
         return op
 
 
-def remembered_call(
+class RememberedCall(ClaimCall):
+    """A claim not yet made, as `ClaimCall`, whose success a ledger remembers."""
+
+    __slots__ = ("_remembered",)
+
+    def __init__(
+        self,
+        remembered: RememberedClaim,
+        gate: Gate,
+        op: ClaimOp,
+        wait: float,
+        renew: bool,
+        then: Then | None,
+    ) -> None:
+        super().__init__(gate, op, wait, renew, then)
+        self._remembered = remembered
+
+    def _made(self) -> Generator[Any, Any, Claim]:
+        """Claim. A coroutine of its own, as the ledger's form may have to be read first."""
+        self._use_up()
+        return (yield from self._remembered.make(self).__await__())
+
+
+def remembered_claim(
     gate: Gate,
     key: str,
     ledger: Any,
@@ -90,32 +109,27 @@ def remembered_call(
     owner: str | None,
     lease: Seconds | None,
     ttl: Seconds | None,
-    wait: Seconds,
+    wait: float,
     renew: bool,
-) -> RememberedCall:
-    """Return a claim to be awaited. Arguments and errors as for `Dedup.claim`; `mark`: the fingerprint's digest."""
+) -> RememberedClaim:
+    """Return a claim to be made. Arguments and errors as for `Dedup.claim`; `mark`: the fingerprint's digest."""
     if not isinstance(ledger, Ledger) or not ledger._is_of(gate.connection):
         raise ConfigError(f"remember must be a ledger of this gate, made by its ledger(), got {ledger!r}")
     if ledger.dense:
         raise ConfigError(
             f"remember must be a ledger without dense=True, as a claim's key is text, got {ledger!r}"
         )
-    call = RememberedCall(
-        gate,
-        key,
+    op = ClaimOp(
         gate.claims.wire(key),
-        ledger,
         gate.remembered_terms(lease, ttl),
         gate.draw_owner() if owner is None else owner_field(owner),
         mark,
     )
-    call.named = owner is not None
-    if wait or renew:
-        call.set_patience(wait, renew)
-    return call
+    op.key, op.named = key, owner is not None
+    return RememberedClaim(gate, op, ledger, wait, renew)
 
 
-def remembered_calls(
+def remembered_claims(
     gate: Gate,
     keys: Sequence[str],
     ledger: Any,
@@ -125,38 +139,32 @@ def remembered_calls(
     ttl: Seconds | None,
     wait: Seconds,
     renew: bool,
-) -> list[RememberedCall]:
-    """Return the claims of a list, to be awaited by `claim_each`. Arguments and errors as for `Dedup.claim_many`."""
-    calls: list[RememberedCall] = []
+) -> list[RememberedClaim]:
+    """Return the claims of a list, for `claim_each`. Arguments and errors as for `Dedup.claim_many`."""
+    longest = check_seconds(wait, "wait", least=0.0)
+    claims: list[RememberedClaim] = []
     seen: set[bytes] = set()
-    try:
-        for key, fingerprint in zip(keys, fingerprints, strict=True):
-            wire = gate.claims.wire(key)
-            seconds = 0.0 if wire in seen else wait  # nobody waits for a claim of the same list
-            seen.add(wire)
-            mark = None if fingerprint is None else digest(fingerprint)
-            calls.append(remembered_call(gate, key, ledger, mark, owner, lease, ttl, seconds, renew))
-    except BaseException:
-        for call in calls:
-            call.close()  # nobody awaits it
-        raise
-    return calls
+    for key, fingerprint in zip(keys, fingerprints, strict=True):
+        wire = gate.claims.wire(key)
+        seconds = 0.0 if wire in seen else longest  # nobody waits for a claim of the same list
+        seen.add(wire)
+        mark = None if fingerprint is None else digest(fingerprint)
+        claims.append(remembered_claim(gate, key, ledger, mark, owner, lease, ttl, seconds, renew))
+    return claims
 
 
-async def claim_each(calls: Sequence[RememberedCall], *, named: bool) -> list[Claim]:
+async def claim_each(gate: Gate, claims: Sequence[RememberedClaim], *, named: bool) -> list[Claim]:
     """Make claims of one list; where one cannot be answered its error is raised, and the others are released.
 
     `named`: the owner is the caller's own; what it held before stays its own.
     """
-    if not calls:
+    if not claims:
         return []
-    return await within_a_span(calls[0]._gate, calls, lambda: _each_made(calls, named))
+    return await within_a_span(gate, [claim.op for claim in claims], lambda: _each_made(gate, claims, named))
 
 
-async def _each_made(calls: Sequence[RememberedCall], named: bool) -> list[Claim]:
-    tasks = [asyncio.ensure_future(call._claim()) for call in calls]
-    for call in calls:
-        call.close()
+async def _each_made(gate: Gate, claims: Sequence[RememberedClaim], named: bool) -> list[Claim]:
+    tasks = [asyncio.ensure_future(claim.make()) for claim in claims]
     try:
         return list(await asyncio.gather(*tasks))
     except BaseException as error:  # noqa: BLE001 -- it is raised below
@@ -164,7 +172,7 @@ async def _each_made(calls: Sequence[RememberedCall], named: bool) -> list[Claim
     # Not awaited within the except clause: compiled by mypyc, that crashes where it is cancelled.
     for task in tasks:
         task.cancel()
-    await asyncio.shield(calls[0]._gate.connection.keep(_give_back(tasks, named)))
+    await asyncio.shield(gate.connection.keep(_give_back(tasks, named)))
     try:
         raise fault
     finally:
@@ -174,5 +182,5 @@ async def _each_made(calls: Sequence[RememberedCall], named: bool) -> list[Claim
 async def _give_back(tasks: Sequence[asyncio.Task[Claim]], named: bool) -> None:
     made = await asyncio.gather(*tasks, return_exceptions=True)
     claims = [claim for claim in made if isinstance(claim, Claim) and claim.acquired]
-    releases = [claim._free() for claim in claims if not named or claim._first_hand]
+    releases = [claim.settlement.free() for claim in claims if not named or claim.settlement.newly_acquired]
     await asyncio.gather(*releases, return_exceptions=True)

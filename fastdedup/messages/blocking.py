@@ -16,7 +16,6 @@ from typing import Any, Final
 from ..admin.resolving import check_resolve
 from ..admin.takeover import Resolved
 from ..checks import named
-from ..claim import Claim as AsyncClaim
 from ..errors import (
     ConfigError,
     DedupError,
@@ -106,13 +105,13 @@ class Attempt:
                 self.claim.complete(result if self._rules.keep_result else None)
             except (ResultError, ResultTooLargeError) as error:
                 log.warning("task %r: a result is not kept: %s", self._rules.consumer, error)
-                self.claim.say(AsyncClaim._record_unstorable)
+                self.claim.say(lambda claim: claim.settlement.record_unstorable())
         return decision
 
     def succeed_without_result(self, error: ResultError) -> None:
         """Record that the work is done, and that duplicates get this error in place of its result."""
         with suppress(DedupError):
-            self.claim.say(lambda claim: claim._fail_as_done(error))
+            self.claim.say(lambda claim: claim.settlement.fail_as_done(error))
 
     def fail(self, error: BaseException) -> Decision:
         """Free the key for the next attempt; after the last one record the failure, for duplicates."""
@@ -153,7 +152,7 @@ class Attempt:
     def free(self) -> None:
         """Free the key. Where the store does not answer, that is done as soon as it does, or the lease ends."""
         with suppress(DedupError):
-            self.claim._free()
+            self.claim.free()
 
     def _undone(self, decision: Decision) -> Decision:
         error = decision.error
@@ -161,12 +160,18 @@ class Attempt:
             self.free()
             return decision
         with suppress(DedupError):
-            fail = AsyncClaim._fail_as_done if may_be_done(error) else AsyncClaim.fail
             try:
-                self.claim.say(lambda claim: fail(claim, self._record(error)))
+                self._fail(error, self._record(error))
             except (ResultError, ResultTooLargeError):
-                self.claim.say(lambda claim: fail(claim, error))
+                self._fail(error, error)
         return decision
+
+    def _fail(self, error: BaseException, recorded: Any) -> None:
+        """Record the failure of the last attempt, for good; as long as a success if the work may be done."""
+        done = may_be_done(error)
+        self.claim.say(
+            lambda claim: claim.settlement.fail_as_done(recorded) if done else claim.fail(recorded)
+        )
 
 
 class BlockingWay:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 from ..admin.resolving import Check, answer_of, takeover_of
 from ..admin.takeover import Resolved
 from ..claim import Claim
 from ..codec import is_unstorable
-from ..core.calls import ClaimCall
 from ..errors import (
     ClaimLostError,
     DedupError,
     InProgressError,
     ResultError,
     ResultTooLargeError,
-    ShortfallError,
     UnavailableError,
 )
 from ..gateway import Dedup
@@ -31,8 +28,6 @@ from .failed_attempts import FailedAttempts
 from .holding import HeldMessage, Pauses
 from .rules import MessageRules, abandoned, may_be_done
 
-_SHORTEST_LEASE: Final = 0.001
-"""Seconds: stores count milliseconds."""
 log = logging.getLogger("fastdedup.messages")
 
 
@@ -67,11 +62,11 @@ class GatedWay:
                     call = self._dedup.claim(
                         key, fingerprint=delivery.mark, renew=True, wait=wait, remember=self._remember
                     )
-                    call.goes_on = wait < self._rules.wait
+                    call.will_wait = wait < self._rules.wait
                     async with call as claim:
                         held.end()
                         if claim.acquired:
-                            return await self._work(delivery, claim, call)
+                            return await self._work(delivery, claim)
                     if claim.outcome is Outcome.IN_PROGRESS and wait < self._rules.wait:
                         held.count()
                         wait = self._rules.wait
@@ -87,7 +82,7 @@ class GatedWay:
                     fault = error
                 await held.pause(fault)
 
-    async def _work(self, delivery: Delivery, claim: Claim, call: ClaimCall) -> Decision:
+    async def _work(self, delivery: Delivery, claim: Claim) -> Decision:
         rules, key = self._rules, delivery.key
         delivery.claim = claim
         delivery.attempt = attempt = max(delivery.failed + 1, claim.attempt)
@@ -98,8 +93,8 @@ class GatedWay:
             except BaseException as error:
                 if not is_failure(error):
                     raise
-                if hasattr(call, "_span"):  # somebody traces
-                    call.fault = error
+                if hasattr(claim.settlement, "trace"):
+                    claim.settlement.fault = error
                 self._failed_attempts.tell(key, attempt, error)
                 if claim.lost:  # another consumer may be at work by now, so this is no dead letter yet
                     return rules.of_lost_lease(key, attempt)
@@ -127,7 +122,7 @@ class GatedWay:
             assert self._resolve is not None
             answer = await delivery.result_of(answer_of(self._resolve, takeover))
             if claim.lost:  # the check has swallowed the cancellation that this brought
-                raise claim._lost_error()
+                raise claim.settlement.lost_error()
             if answer.kind is Resolved.DONE:
                 return answer.value
             if answer.kind is Resolved.UNKNOWN:
@@ -139,7 +134,7 @@ class GatedWay:
             await claim.complete(result if self._rules.keep_result else None)
         except (ResultError, ResultTooLargeError) as error:
             log.warning("consumer %r: a result is not kept: %s", self._rules.consumer, error)
-            await claim._record_unstorable()
+            await claim.settlement.record_unstorable()
 
 
 async def settle(claim: Claim, decision: Decision, delay: float) -> None:
@@ -152,34 +147,17 @@ async def settle(claim: Claim, decision: Decision, delay: float) -> None:
             if (
                 decision.reason is Reason.MISMATCH
             ):  # the inbox's: the key is another message's, which did not fail
-                await claim._free()
+                await claim.settlement.free()
                 return
             if decision.action is not Action.DEAD_LETTER:
-                await (claim._free() if delay < _SHORTEST_LEASE else _free_after(claim, delay))
+                await claim.settlement.free(after=delay)
                 return
             if may_be_done(decision.error):
-                await claim._fail_as_done(decision.error)
+                await claim.settlement.fail_as_done(decision.error)
             else:
                 await claim.fail(decision.error)
     finally:
-        claim._settled = claim._settled or "left"  # else leaving `async with` would record a success
-
-
-async def _free_after(claim: Claim, seconds: float) -> None:
-    """Free the key in so many seconds, by a lease that ends then.
-
-    Not at once: the delivery that failed comes again after its delay, but copies of its message are here already, and
-    would spend all attempts without a delay. Where the store does not answer, it is told as soon as it does.
-    """
-    if claim._renewal is not None:
-        claim._renewal.stop()
-    free_at = asyncio.get_running_loop().time() + seconds
-    try:
-        await claim.renew(seconds)
-    except ShortfallError:
-        pass  # it was done
-    except UnavailableError as error:
-        claim._free_later(error, free_at)
+        claim.settlement.abandon()  # else leaving `async with` would record a success
 
 
 def _is_done(failed: Claim) -> bool:
@@ -198,7 +176,7 @@ async def reopen(dedup: Dedup, key: str, failed: Claim) -> None:
     """
     with suppress(InProgressError, ClaimLostError):
         async with dedup.lock(key, renew=True):
-            gate, wire = dedup.gate, failed._hold[0]
+            gate, wire = dedup.gate, failed.settlement.held_key[0]
             record = await gate.run(ReadOp(wire))
             if isinstance(record, Stored) and record.state == "F" and not _is_done(failed):
                 await gate.run(ForgetOp(wire))

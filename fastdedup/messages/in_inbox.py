@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, Final
 
 from ..claim import Claim
@@ -98,10 +98,10 @@ class InboxWay:
 
         def ask() -> ClaimCall:
             call = dedup.claim(key, fingerprint=delivery.mark, renew=True)
-            call.goes_on = self._rules.wait > 0.0
+            call.will_wait = self._rules.wait > 0.0
             return call
 
-        call = ask()
+        since, call = perf_counter(), ask()
         claim: Claim = await call
         if claim.outcome is Outcome.FAILED and delivery.again:
             await reopen(dedup, key, claim)
@@ -109,7 +109,7 @@ class InboxWay:
             claim = await call
         if claim.outcome is Outcome.IN_PROGRESS:
             self._pauses.counts.held += 1
-        return await wait_at(call, claim, monotonic() + self._rules.wait)
+        return await wait_at(dedup.gate, call, claim, monotonic() + self._rules.wait, since)
 
     async def _transact(self, delivery: Delivery, claim: Claim | None) -> Decision:
         """Run the transaction. Holds the message while the database does not answer, or a COMMIT's reply was lost."""

@@ -17,12 +17,13 @@ import inspect
 import random
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from ..checks import Seconds, check_arguments_rule, check_count, check_seconds, not_a_gate
 from ..claim import Claim
 from ..core.calls import ClaimCall, claim_of, count_claim
+from ..core.gate import Gate
 from ..core.waiting import end_of, one_wait, wait_a_while
 from ..downstream import claimed_work
 from ..errors import (
@@ -255,7 +256,7 @@ class Once:
                 return claim.replay
         except UNHEARD as unheard:
             bypassed(dedup, self._rules.inbox, unheard)
-        wire = dedup.gate.claims.wire(name) if claim is None else claim._base_wire
+        wire = dedup.gate.claims.wire(name) if claim is None else claim.settlement.store_key
         return await self._decide(key, claim, wire)
 
     async def _decide(self, key: str, claim: Claim | None, wire: bytes | None) -> Answer:
@@ -273,7 +274,7 @@ class Once:
                 await mend(claim, answer())
             return answer
         if claim is not None:
-            claim._unbind()  # not settled: its lease ends, and the next delivery asks the inbox
+            claim.settlement.abandon()  # its lease ends, and the next delivery asks the inbox
         try:
             raise error
         finally:
@@ -361,37 +362,37 @@ class Transactions:
             return
 
 
-async def claim_at(gate: Dedup, name: str, ends: float, mark: Fingerprint | None) -> Claim:
+async def claim_at(dedup: Dedup, name: str, ends: float, mark: Fingerprint | None) -> Claim:
     """Claim at the gate, and wait there as `wait_at` does."""
-    call = gate.claim(name, fingerprint=mark, renew=True)
-    call.goes_on = ends > monotonic()
-    return await wait_at(call, await call, ends)
+    since, call = perf_counter(), dedup.claim(name, fingerprint=mark, renew=True)
+    call.will_wait = ends > monotonic()
+    return await wait_at(dedup.gate, call, await call, ends, since)
 
 
-async def wait_at(call: ClaimCall, claim: Claim, ends: float) -> Claim:
-    """Wait at the gate for another owner's work, where a claim has met one.
+async def wait_at(gate: Gate, call: ClaimCall, claim: Claim, ends: float, since: float) -> Claim:
+    """Wait at the gate for another owner's work, if a claim has met one.
 
     Args:
+        gate: of the claim.
         call: what was claimed, with a lease that is renewed.
         claim: the answer to it.
         ends: when to wait no longer, by `monotonic`.
+        since: when it was claimed, by `perf_counter`.
     """
-    if claim.retry_after is None or not call.goes_on:
+    if claim.retry_after is None or not call.will_wait:
         return claim
-    call.goes_on = False  # counted from here on
+    verdict = claim.settlement.verdict
     try:
         # Look by look: one long wait would last through an outage of the gate, in which the inbox decides.
-        with one_wait(claim._gate):
-            while claim.retry_after is not None and (left := ends - monotonic()) > 0.0:
+        with one_wait(gate):
+            while verdict.outcome is Outcome.IN_PROGRESS and (left := ends - monotonic()) > 0.0:
                 # Not by another claim(wait=…), which would ask the store what it has just answered.
-                ends_look = end_of(min(left, LOOK))
-                found = await wait_a_while(claim._gate, call, ends_look, claim._verdict)
-                claim = claim_of(claim._gate, call, found, renew=True)
+                verdict = await wait_a_while(gate, call.op, end_of(min(left, LOOK)), verdict)
     except UnavailableError as error:
-        count_claim(claim._gate, call, error, call)
+        count_claim(gate, "claim", error, since)
         raise
-    count_claim(claim._gate, call, claim._verdict, call)
-    return claim
+    count_claim(gate, "claim", verdict, since)
+    return claim_of(gate, call.op, verdict, renew=True)
 
 
 async def mend(claim: Claim, result: Any) -> None:
@@ -402,23 +403,23 @@ async def mend(claim: Claim, result: Any) -> None:
     try:
         await claim.complete(result, within=MENDING)
     except (ClaimLostError, UnavailableError):
-        claim._unbind()
+        claim.settlement.abandon()
     except DedupError:  # it cannot be stored there, so the gate lets duplicates through to the row
         await to_its_end(claim, free(claim))
     except asyncio.CancelledError:
         # Again, by itself: to complete a claim twice does no harm. A task for each would cost more than the claim.
-        claim._gate.connection.keep(mend(claim, result))
+        claim.settlement.gate.connection.keep(mend(claim, result))
         raise
 
 
 async def free(claim: Claim) -> None:
     """Let the next delivery be the first, as soon as the store answers; at the latest as the lease ends."""
     try:
-        await claim._free()
+        await claim.settlement.free()
     except DedupError:
-        claim._unbind()
+        claim.settlement.abandon()
 
 
 async def to_its_end(claim: Claim, settling: Coroutine[Any, Any, None]) -> None:
     """Settle, also where the caller is cancelled meanwhile."""
-    await asyncio.shield(claim._gate.connection.keep(settling))
+    await asyncio.shield(claim.settlement.gate.connection.keep(settling))

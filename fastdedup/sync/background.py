@@ -63,7 +63,7 @@ class BackgroundDedup:
             return answer(await call)
 
         try:
-            return self.run(made, seconds + (call.wait if call.patient else 0.0), discard)
+            return self.run(made, seconds + call.wait, discard)
         except BaseException:
             call.close()
             raise

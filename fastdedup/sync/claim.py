@@ -156,9 +156,9 @@ class Claim:
         """Free the key: nothing happened, the next claimant may try. If interrupted, it goes on by itself."""
         self._run(self._claim.release, settles=True)
 
-    def _free(self) -> None:
-        """Release, where nobody is there to try again: see `fastdedup.Claim._free`."""
-        self._run(lambda: self._to_its_end(self._claim._free()), settles=True)
+    def free(self) -> None:
+        """Release, if no caller is there to try again: see `Settlement.free`."""
+        self._run(lambda: self._to_its_end(self._claim.settlement.free()), settles=True)
 
     def settle_within(
         self, seconds: float, settle: Callable[[AsyncClaim], Coroutine[Any, Any, None]]
@@ -234,7 +234,7 @@ class Claim:
 
     def __enter__(self) -> Self:
         if self.acquired:
-            self._work = downstream.enter(self._claim._base_wire, self)
+            self._work = downstream.enter(self._claim.settlement.store_key, self)
         return self
 
     def __exit__(
@@ -247,9 +247,9 @@ class Claim:
             work, self._work = self._work, None
             downstream.leave(work)
         finally:  # also where an interrupt comes here
-            self._leave(error)
+            self.leave(error)
 
-    def _leave(self, error: BaseException | None, *, release: bool = False) -> None:
+    def leave(self, error: BaseException | None, *, release: bool = False) -> None:
         """Settle on the way out of `with`. A child that was forked inside does nothing: it is its parent's claim."""
         if not self._background.here:
             return
@@ -261,12 +261,12 @@ class Claim:
             if left:
                 return
             left = True
-            self._claim._bind_body(None)
+            self._claim.settlement.guard(None)
             if (said := self._said) is not None:  # interrupted before it could begin
                 self._said = None
                 self._kept(self._told(said))
                 await asyncio.sleep(0)  # its first step
-            await self._claim._leave(error, release=release)
+            await self._claim.settlement.leave(error, release=release)
 
         self._surely(leave, self._seconds)
 
@@ -304,7 +304,7 @@ class Claim:
         try:
             await said()
         except (ClaimLostError, UnavailableError) as error:
-            self._claim._warn_of_loss(error)
+            self._claim.settlement.warn_of_loss(error)
 
     def _kept(self, settling: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run it in the background thread, where this is called, to its end."""
@@ -333,8 +333,8 @@ class Claim:
 def take_back(claim: AsyncClaim) -> None:
     """Free a claim whose caller was interrupted before the claim reached him; in the background thread."""
     # A claim that the same named owner held before is that earlier call's to settle.
-    if claim.acquired and claim._first_hand:
-        claim._gate.connection.keep(claim._free())
+    if claim.acquired and claim.settlement.newly_acquired:
+        claim.settlement.gate.connection.keep(claim.settlement.free())
 
 
 def _take_back_what_is_left(settling: asyncio.Task[AsyncClaim]) -> None:

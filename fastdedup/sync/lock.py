@@ -89,4 +89,4 @@ class LockCall:
     ) -> None:
         claim, self._held = self._held, None
         if claim is not None:
-            claim._leave(error, release=True)
+            claim.leave(error, release=True)

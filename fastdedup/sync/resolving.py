@@ -20,13 +20,13 @@ def resolved(claim: Claim, check: SyncCheck, *, renews: bool) -> Claim:
         answer = asked(claim, check)
     except BaseException:
         with suppress(DedupError):
-            claim._free()
+            claim.free()
         raise
     if answer is None:
         claim.tell(lambda mine: renew_no_more(mine, renews))
         return claim
     if claim.lost:  # nobody could stop the check
-        raise claim.asynchronous._lost_error()
+        raise claim.asynchronous.settlement.lost_error()
     found = claim.settled_by(lambda mine: settled_as(mine, answer, renews=renews))
     return claim if found is claim.asynchronous else claim.with_answer(found)
 

@@ -329,7 +329,7 @@ def _settle(claim: Claim | None, settle: Callable[[AsyncClaim], Coroutine[Any, A
 
 
 async def _let_be(claim: AsyncClaim) -> None:
-    claim._unbind()
+    claim.settlement.unguard()
 
 
 def sync_driver(transaction: Any) -> Driver:

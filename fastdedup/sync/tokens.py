@@ -55,14 +55,14 @@ def _itself(claim: AsyncClaim) -> AsyncClaim:
 
 def _take_back(claim: AsyncClaim) -> None:
     """Take back a use whose caller was interrupted before its answer reached him; a named caller can ask again."""
-    if claim.acquired and not claim._call.named:
-        claim._gate.connection.keep(_unused(claim))
+    if claim.acquired and not claim.settlement.op.named:
+        claim.settlement.gate.connection.keep(_unused(claim))
 
 
 async def _unused(claim: AsyncClaim) -> None:
-    wire, owner = claim._hold
+    wire, owner = claim.settlement.held_key
     GRANTED.discard(wire)
     try:
-        await claim._gate.run(ReleaseOp(wire, owner, claim.fence, consumed=True))
+        await claim.settlement.gate.run(ReleaseOp(wire, owner, claim.fence, consumed=True))
     except UnavailableError:  # as soon as the store answers
-        claim._gate.connection.undo.add(claim._call, claim.fence)
+        claim.settlement.gate.connection.undo.add(claim.settlement.op, claim.fence)

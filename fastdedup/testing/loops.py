@@ -16,7 +16,7 @@ from ..core.counters import MAX_NAMESPACES, GateCounters
 from ..core.observers import Watchers
 from ..core.orphans import is_held
 from ..core.renewal import Renewal, RenewalQueue
-from ..core.renewing import is_over
+from ..core.settlement import Settlement
 from ..errors import UsageError
 from ..events import Event
 from ..fallback.base import FallbackPolicy, JournalledPolicy
@@ -36,59 +36,59 @@ class Renewed:
     def __init__(self, loop: asyncio.AbstractEventLoop, renewal: Renewal, now: float) -> None:
         self._loop = loop
         self._renewal = renewal
-        claim = self.claim
-        lease = 0.0 if claim is None else claim._verdict.left_ms / 1000
+        life = self.life
+        lease = 0.0 if life is None else life.verdict.left_ms / 1000
         # Mutable: when the lease ends, as its owner knows; when it is renewed next.
         self._ends = now + lease
         self._due = now + lease / 3
 
     @property
-    def claim(self) -> Any:
-        """The claim; None where it is settled, lost or collected."""
-        claim: Any = self._renewal.claim()
-        return None if claim is None or claim._settled is not None or claim.lost else claim
+    def life(self) -> Settlement | None:
+        """The claim's life; None if it is settled, lost or collected."""
+        life = self._renewal.held()
+        return life if isinstance(life, Settlement) and life.settled is None and not life.lost else None
 
     def time_passes(self, store: FakeStore, seconds: float) -> None:
         """Renew the lease as often as it would be in this time.
 
         It is lost where the answer is that its owner has the key no longer; without an answer, when it ends.
         """
-        claim, then = self.claim, store.clock.now + seconds
-        if claim is None or self._due - then >= _EXACT:
+        life, then = self.life, store.clock.now + seconds
+        if life is None or self._due - then >= _EXACT:
             return
-        reply = _renew(claim, seconds, store)
+        reply = _renew(life, seconds, store)
         if reply is Code.OK:
-            lease = claim._call.terms.lease_ms / 1000
+            lease = life.op.terms.lease_ms / 1000
             self._ends, self._due = then + lease, then + lease / 3
         elif reply is not None:
-            if not is_over(claim):
-                self._lose(claim, outage=False)
+            if not life.is_over:
+                self._lose(life, outage=False)
         elif self._ends - then < _EXACT:
-            self._lose(claim, outage=True)
+            self._lose(life, outage=True)
 
-    def _lose(self, claim: Any, *, outage: bool) -> None:
+    def _lose(self, life: Settlement, *, outage: bool) -> None:
         # At once, for a test that moves the clock in another thread, and asks.
-        claim._lost, claim._outage = True, outage
-        in_loop(self._loop, partial(self._stop, claim, outage))
+        life.note_lost(outage=outage)
+        in_loop(self._loop, partial(self._stop, life, outage))
 
-    def _stop(self, claim: Any, outage: bool) -> None:
-        if claim._settled is None:
+    def _stop(self, life: Settlement, outage: bool) -> None:
+        if life.settled is None:
             self._renewal.stop()
-            claim._lose(outage=outage)
+            life.lose(outage=outage)
 
 
-def _renew(claim: Any, seconds: float, store: FakeStore) -> Reply | None:
+def _renew(life: Settlement, seconds: float, store: FakeStore) -> Reply | None:
     """Renew a lease so that all of it is left once these seconds are over; return None where nobody answers.
 
     It is asked where the gate would ask: the policy in an outage, and as long as that keeps the record.
     """
-    (wire, owner), terms, more = claim._hold, claim._call.terms, round(seconds * 1000)
-    op = RenewOp(wire, owner, claim.fence, terms.lease_ms + more, terms.keep_ms + more)
-    policy = claim._gate.settings.on_unavailable
-    if store.outage.kind is None and not _is_local(claim, policy):
+    (wire, owner), terms, more = life.held_key, life.op.terms, round(seconds * 1000)
+    op = RenewOp(wire, owner, life.fence, terms.lease_ms + more, terms.keep_ms + more)
+    policy = life.gate.settings.on_unavailable
+    if store.outage.kind is None and not _is_local(life, policy):
         reply = store.extend_lease(op)
         # What a policy has answered may be in its ledger's bucket by now, where the gate would find it.
-        return Code.OK if claim.degraded and terms.remembered else reply
+        return Code.OK if life.verdict.degraded and terms.remembered else reply
     try:
         answer: Reply = policy.answer(op, refused())
     except Exception:  # noqa: BLE001 -- a policy of the user's may raise any: that is no answer
@@ -96,9 +96,9 @@ def _renew(claim: Any, seconds: float, store: FakeStore) -> Reply | None:
     return answer
 
 
-def _is_local(claim: Any, policy: FallbackPolicy) -> bool:
+def _is_local(life: Settlement, policy: FallbackPolicy) -> bool:
     """True where the policy alone knows the claim, outage or not; see `Gate.begin`."""
-    return policy.holds(claim._call.wire) or (claim.degraded and not isinstance(policy, JournalledPolicy))
+    return policy.holds(life.op.wire) or (life.verdict.degraded and not isinstance(policy, JournalledPolicy))
 
 
 class EachLoop:
@@ -302,7 +302,7 @@ class EachLoop:
                     if isinstance(renewal, Renewal):
                         self._note(loop, renewal)
         for renewal, renewed in tuple(self._renewed.items()):
-            if renewed.claim is None:
+            if renewed.life is None:
                 self._renewed.pop(renewal, None)
 
     def _note(self, loop: asyncio.AbstractEventLoop, renewal: Renewal) -> None:

@@ -129,7 +129,7 @@ class Recorder:
             return False
         if not size and "HEAD" in self.rule.methods:
             return False
-        self.claim._warn(
+        self.claim.settlement.warn(
             "responses that were cut short",
             "%s: a response ended after %d bytes, and its Content-Length is %.20s: it is not kept",
             size,
@@ -168,9 +168,11 @@ class Recorder:
         """
         if isinstance(error, ClaimLostError):
             return None  # the claim has told that it is lost
-        self.claim._warn("responses that did not settle", "%s was not settled by its response: %s", error)
+        self.claim.settlement.warn(
+            "responses that did not settle", "%s was not settled by its response: %s", error
+        )
         return self.marks(stored=self.how is _RELEASE)
 
     def refusal(self) -> Response:
         """Return the answer to a request whose claim was lost."""
-        return lost(self.rule, self._docs, outage=self.claim._lost_in_outage)
+        return lost(self.rule, self._docs, outage=self.claim.settlement.lost_in_outage)

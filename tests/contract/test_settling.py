@@ -90,7 +90,7 @@ async def test_settling_again_is_answered_as_the_first_time(backend: Backend) ->
     """Guarantee 6, at the store: what the engine does when a reply was lost."""
     async with backend.make() as dedup:
         claim = await dedup.claim("key")
-        wire, owner = claim._call.wire, claim._call.owner
+        wire, owner = claim.settlement.op.wire, claim.settlement.op.owner
         settle = {"succeeded": True, "keep_ms": 1000, "payload": b"1"}
         for _ in range(2):
             assert await dedup.gate.run(SettleOp(wire, owner, claim.fence, **settle)) is Code.OK

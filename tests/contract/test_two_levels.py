@@ -33,11 +33,11 @@ def ledger_of(dedup: Dedup) -> Ledger:
 
 async def end_echo(dedup: Dedup, claim: Claim) -> None:
     """Do what the end of the echo's minute does."""
-    await dedup.gate.run(ForgetOp(claim._hold[0]))
+    await dedup.gate.run(ForgetOp(claim.settlement.held_key[0]))
 
 
 async def is_watched(dedup: Dedup, claim: Claim) -> bool:
-    record = await dedup.gate.run(ReadOp(claim._hold[0]))
+    record = await dedup.gate.run(ReadOp(claim.settlement.held_key[0]))
     return isinstance(record, Stored) and record.state == "W"
 
 
@@ -46,7 +46,7 @@ async def abandoned(dedup: Dedup, key: str, wait_until: WaitUntil, **options: An
     claim = await dedup.claim(key, lease=0.02, **options)
 
     async def is_over() -> bool:
-        record = await dedup.gate.run(ReadOp(claim._hold[0]))
+        record = await dedup.gate.run(ReadOp(claim.settlement.held_key[0]))
         return isinstance(record, Stored) and record.left_ms < -2
 
     await wait_until(is_over, description="the lease ends")
@@ -152,7 +152,7 @@ async def test_a_stale_view_is_read_again(backend: Backend) -> None:
         claim = await dedup.claim("k", remember=ledger)
         assert ledger._view is not None
         of_a_policy = ledger._view.terms.until_ms < 0  # its form does not get old
-        claim._call.ledger_terms.until_ms = ledger._view.terms.until_ms = 1  # type: ignore[attr-defined]
+        claim.settlement.op.ledger_terms.until_ms = ledger._view.terms.until_ms = 1  # type: ignore[attr-defined]
         other = await dedup.claim("other", remember=ledger)
         assert other.acquired
         assert of_a_policy or ledger._view.terms.until_ms > 1
@@ -177,8 +177,8 @@ async def test_once_runs_once(backend: Backend) -> None:
 async def test_the_record_shows_the_users_key(backend: Backend) -> None:
     async with backend.make() as dedup:
         claim = await dedup.claim("order:7", remember=ledger_of(dedup))
-        assert names_of(claim._hold[0]) == ("t", "order:7")
-        assert b"{" in claim._hold[0]
+        assert names_of(claim.settlement.held_key[0]) == ("t", "order:7")
+        assert b"{" in claim.settlement.held_key[0]
         long = await dedup.claim("x" * 500, remember=ledger_of(dedup))
         assert names_of(long._hold[0])[1].startswith("#")
 

@@ -242,7 +242,7 @@ async def test_nor_does_one_that_is_lost_just_then(own_redis: RedisServer, liste
         listener = asyncio.ensure_future(receive()) if listening else None
         if listener is not None:
             listener.add_done_callback(told.append)
-        asyncio.get_running_loop().call_later(0.2, claim._lose)
+        asyncio.get_running_loop().call_later(0.2, claim.settlement.lose)
         await send({"type": "http.response.start", "status": 201, "headers": []})
         await send({"type": "http.response.body", "body": b"done"})
         if listener is not None:

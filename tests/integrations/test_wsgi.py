@@ -321,7 +321,7 @@ def test_a_failure_to_release_does_not_hide_the_applications_own(monkeypatch: py
         raise UnavailableError("the background thread is stuck")
 
     def handler(call: Call) -> Reply:
-        monkeypatch.setattr(Claim, "_leave", stuck)
+        monkeypatch.setattr(Claim, "leave", stuck)
         raise LookupError("of the handler's")
 
     with Dedup() as dedup:
@@ -404,7 +404,7 @@ class Thief:
         assert claim is not None
         assert not claim.lost
         assert self._records.forget(claim.key)
-        mark = claim.asynchronous._call.fingerprint
+        mark = claim.asynchronous.settlement.op.fingerprint
         assert mark is not None
         other = self._records.claim(claim.key, fingerprint=Fingerprint(mark))
         assert other.acquired

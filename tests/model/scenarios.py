@@ -61,7 +61,7 @@ async def settle(world: World, who: str, key: str, claim: Claim, value: object) 
     except LOST as error:
         effect.excused = True
         world.promises.note(who, f"gets {error!r}")
-        is_held = claim._lease_left() > 0 and not world.promises.conflicts
+        is_held = claim.settlement.lease_left > 0 and not world.promises.conflicts
         if isinstance(error, ClaimLostError) and is_held:
             world.promises.broke(f"{who} holds {key!r} within its lease, and is told that it is lost")
 

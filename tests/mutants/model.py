@@ -26,6 +26,7 @@ BY_FILE = {
     "lua/": (ON_REDIS, CRASHES),
     "fastdedup/stores/redis/": (SIMULATION, CRASHES),
     "fastdedup/stores/": (IN_MEMORY, SIMULATION),
+    "fastdedup/ledger/memory.py": (IN_MEMORY, SIMULATION),
     "fastdedup/sql/": (CRASHES,),
     "fastdedup/sync/": (CRASHES,),
     "fastdedup/": (SIMULATION, CRASHES),

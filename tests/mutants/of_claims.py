@@ -5,16 +5,24 @@ from __future__ import annotations
 from .mutant import Mutant
 
 CLAIMS = {
-    "fastdedup/claim.py": [
+    "fastdedup/core/held_claim.py": [
+        Mutant(
+            "A settling whose first reply was lost is told as a lost claim.",
+            "if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.unsure:",
+            "if False:",
+            "released_and_taken",
+        ),
+    ],
+    "fastdedup/core/settlement.py": [
         Mutant(
             "A completion is not recorded if its caller is cancelled.",
-            "self._recording = self._namespace.connection.keep(self._record_alone(how, op, until))",
+            "self.recording = self.gate.connection.keep(self._record_alone(how, op, until))",
             "pass",
             "claim_and_complete",
         ),
         Mutant(
             "A release is not made if its caller is cancelled.",
-            "self._namespace.connection.free_soon(self._call, self.fence, asked=True)",
+            "self.gate.connection.free_soon(self.op, self.fence, asked=True)",
             "pass",
             "release_and_claim",
         ),
@@ -26,7 +34,7 @@ CLAIMS = {
         ),
         Mutant(
             "A release that the body's end asks for is forgotten if the store does not answer.",
-            "            self._namespace.connection.undo.add(self._call, self.fence)\n            raise",
+            "            self.gate.connection.undo.add(self.op, self.fence)\n            raise",
             "            raise",
             "async_with",
         ),
@@ -37,20 +45,14 @@ CLAIMS = {
             "async_with",
         ),
         Mutant(
-            "A settling whose first reply was lost is told as a lost claim.",
-            "if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.unsure:",
-            "if False:",
-            "released_and_taken",
-        ),
-        Mutant(
             "A body's error releases a claim whose result is being recorded.",
-            "if error is not None and self._settling:",
+            "if error is not None and self.settling:",
             "if False:",
             "completed_inside",
         ),
         Mutant(
             "A late copy of a claim that was released is not watched for.",
-            "            self._namespace.connection.undo.watch(self._call)\n",
+            "            self.gate.connection.undo.watch(self.op)\n",
             "            pass\n",
             "release_and_claim",
         ),
@@ -61,7 +63,7 @@ CLAIMS = {
             "failed_anew",
         ),
     ],
-    "fastdedup/gate/ask.py": [
+    "fastdedup/core/executor.py": [
         Mutant(
             "A use of a token is told as a duplicate although it may still be taken back.",
             "return 2 * connection.timeout - age if connection.store_time_us else 0.0",
@@ -75,7 +77,7 @@ CLAIMS = {
             "consume",
         ),
     ],
-    "fastdedup/claims/waiting.py": [
+    "fastdedup/core/waiting.py": [
         Mutant(
             "A waiter that cannot be told does not look by itself.",
             "alarm if told else min(alarm, _DEAF_PAUSE)",
@@ -84,18 +86,18 @@ CLAIMS = {
         ),
         Mutant(
             "A refused look ends the wait.",
-            "    return await look_again(namespace, call, terms, gives_up, refusal)",
+            "    return await look_again(gate, call, terms, gives_up, refusal)",
             "    raise refusal",
             "wait",
         ),
         Mutant(
             "A waiter's claim is taken back although its next look has got it.",
-            "given_up = namespace.connection.undo.keep(op)",
+            "given_up = gate.connection.undo.keep(op)",
             "given_up = False",
             "lock",
         ),
     ],
-    "fastdedup/gate/renewing.py": [
+    "fastdedup/core/renewing.py": [
         Mutant(
             "A renewal without an answer loses the claim at once.",
             "if loop.time() >= ends:\n                return None",
@@ -111,16 +113,16 @@ CLAIMS = {
     ],
 }
 LEDGERS = {
-    "fastdedup/ledger.py": [
+    "fastdedup/ledger/client.py": [
         Mutant(
             "An id is not taken back if its call is cancelled.",
-            "        if not named:\n            self._namespace.ask.take_back(op)\n        raise error",
+            "        if not named:\n            self._gate.take_back(op)\n        raise error",
             "        raise error",
             "first",
         ),
         Mutant(
             "An id is not taken back if its call fails.",
-            "            if not named:\n                self._namespace.ask.take_back(op)\n            error.owner",
+            "            if not named:\n                self._gate.take_back(op)\n            error.owner",
             "            error.owner",
             "first",
         ),
@@ -138,7 +140,7 @@ LEDGERS = {
         ),
         Mutant(
             "The error of a first call is raised before that is taken back.",
-            "            await namespace.ask.until_taken_back([] if op is None else [op])\n",
+            "            await gate.until_taken_back([] if op is None else [op])\n",
             "",
             "first",
         ),
@@ -149,7 +151,7 @@ LEDGERS = {
             "first_many",
         ),
     ],
-    "fastdedup/gate/listed_ids.py": [
+    "fastdedup/ledger/listed_ids.py": [
         Mutant(
             "An id of a list is told as a duplicate although its call may still be taken back.",
             "stays = not again or op.place in GRANTED or undo.knows(op)",

@@ -123,7 +123,7 @@ ENGINE = {
     ],
 }
 UNDO = {
-    "fastdedup/gate/undo.py": [
+    "fastdedup/core/orphans.py": [
         Mutant(
             "A key under which nothing is found is not looked at again.",
             "if self._closed or given_up.looks + 1 >= _LOOKS:",

@@ -64,13 +64,14 @@ INBOX = {
         ),
         Mutant(
             "A delivery that has lost its claim fails, although its work is committed.",
-            "    except (ClaimLostError, UnavailableError):\n        claim._unbind()",
+            "    except (ClaimLostError, UnavailableError):\n        claim.settlement.abandon()",
             "    except (ClaimLostError, UnavailableError):\n        raise",
         ),
         Mutant(
             "The claim is given back while the transaction may still be committed.",
-            "            claim = await claim_at(gate, name, ends, self._mark)\n",
-            "            claim = await claim_at(gate, name, ends, self._mark)\n            await claim._free()\n",
+            "            claim = await claim_at(dedup, name, ends, self._mark)\n",
+            "            claim = await claim_at(dedup, name, ends, self._mark)\n"
+            "            await claim.settlement.free()\n",
         ),
     ],
     "fastdedup/sync/sql.py": [

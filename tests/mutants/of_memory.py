@@ -118,7 +118,7 @@ MEMORY = {
             "(Code.OUTRANKED, False)",
         ),
     ],
-    "fastdedup/stores/memory_ledgers.py": [
+    "fastdedup/ledger/memory.py": [
         Mutant(
             "An id is forgotten before its window is over.", "order[0][0] < now_ms", "order[0][0] <= now_ms"
         ),

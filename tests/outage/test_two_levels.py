@@ -51,7 +51,7 @@ def ledger_of(gate: Gate) -> Ledger:
 
 async def end_echo(gate: Gate, claim: Claim) -> None:
     """Do what the end of the echo's minute does."""
-    await gate.dedup.gate.run(ForgetOp(claim._hold[0]))
+    await gate.dedup.gate.run(ForgetOp(claim.settlement.held_key[0]))
 
 
 @pytest.mark.parametrize("fault", ["killed", "frozen"])

@@ -155,8 +155,8 @@ async def test_renewal_begins_when_the_claim_was_sent(redis_url: str) -> None:
         a, b, listed = await asyncio.gather(*asked)
         for claim in (a, b, *listed):
             assert claim.acquired
-            assert claim._renewal.began < began + BLOCKED / 2
-            assert claim._lease_left() < 60 - BLOCKED / 2
+            assert claim.settlement.renewal.began < began + BLOCKED / 2
+            assert claim.settlement.lease_left < 60 - BLOCKED / 2
             await claim.release()
 
 

@@ -207,10 +207,10 @@ async def test_renewal_does_not_stop_a_body_whose_completion_is_recorded(wait_un
         with pytest.raises(UnavailableError):
             await claim.complete("done")
         store.loses = set()
-        renewal = claim._renewal
+        renewal = claim.settlement.renewal
         assert renewal is not None
         await asyncio.wait([renewal._task], timeout=5)
         assert renewal._task.done()
         await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="the store is back")
         await claim.complete("done")
-    assert not claim._stopped_body
+    assert not claim.settlement.stopped_body

@@ -242,7 +242,7 @@ SETTINGS: Settings = {"ttl": TTL, "failure_ttl": 30.0, "max_result": 1000}
 
 async def seconds_kept(dedup: Dedup, claim: Claim) -> float:
     """Return for how long the record of a claim is kept."""
-    record = await dedup.gate.run(ReadOp(claim._hold[0]))
+    record = await dedup.gate.run(ReadOp(claim.settlement.held_key[0]))
     assert isinstance(record, Stored)
     return record.ttl_ms / 1000
 

@@ -196,7 +196,7 @@ async def test_an_outcome_that_was_not_recorded_is_a_line(
         with store.outage("refused"):
             await cancelled(lambda: claim.complete({"id": 7}, within=0.1))
             with pytest.raises(UnavailableError):
-                await claim._recording
+                await claim.settlement.recording
     assert "order:42: its caller was cancelled, and its result could not be recorded" in caplog.text
 
 
@@ -301,7 +301,9 @@ async def test_the_key_is_free_once_the_store_is_back(
         proxy.forward()
 
         async def free() -> bool:
-            [record] = await other.gate.connection.store.execute(Verb.READ, [ReadOp(claim._hold[0])])
+            [record] = await other.gate.connection.store.execute(
+                Verb.READ, [ReadOp(claim.settlement.held_key[0])]
+            )
             return getattr(record, "state", "") in ("R", "I")
 
         await wait_until(free, description="the key is free")
@@ -463,7 +465,7 @@ async def test_no_lease_is_lost(
         claim = await dedup.claim(how, renew=True)
         with redis_server.frozen():
             ending = asyncio.ensure_future(getattr(claim, how)())
-            renewal = claim._renewal
+            renewal = claim.settlement.renewal
             await wait_until(
                 lambda: renewal._task is not None and renewal._task.done(), description="the renewal came"
             )

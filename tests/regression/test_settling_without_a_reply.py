@@ -239,7 +239,7 @@ async def test_a_renewal_under_way_loses_no_claim_that_is_being_settled(wait_unt
     store, events = Slow(), list[Event]()
     async with Dedup(store, lease=0.5, timeout=30.0, on_event=events.append) as dedup:
         async with dedup.claim("k", renew=True) as claim:
-            renewal: Any = claim._renewal
+            renewal: Any = claim.settlement.renewal
             await store.renewing.wait()
             completing = asyncio.create_task(claim.complete("done"))
             await wait_until(renewal._task.done, description="the lease has ended")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fastdedup import BreakerState, ClaimLostError, Dedup, LocalLRU, Outcome, UnavailableError
+from fastdedup.core.calls import ClaimCall
 from fastdedup.events import Conflict, Degraded, Event, Replayed
 from fastdedup.kernel.operations import Adopted, AdoptOp, Code, Mode
 from fastdedup.kernel.owners import owner_text
@@ -149,7 +150,7 @@ class Outages(RuleBasedStateMachine):
     def _begins_to_settle(self, told: Told) -> bool:
         """One call at a time settles an owner's claim; one that failed may be repeated."""
         name = (told.claim.owner, told.claim.fence)
-        if name in self.ledger.gone or told.claim._settled is not None:
+        if name in self.ledger.gone or told.claim.settlement.settled is not None:
             return False
         return self.settlers.setdefault(name, told) is told
 
@@ -165,7 +166,7 @@ class Outages(RuleBasedStateMachine):
         ttl, success = self.successes[name]
         asked = success.since
         async with self._turn(told.claim.owner):
-            if told.claim._settled is not None:
+            if told.claim.settlement.settled is not None:
                 return
             await told.claim.complete(success.result, ttl=ttl)
         self.ledger.completed(told, success, asked, ttl)
@@ -180,7 +181,7 @@ class Outages(RuleBasedStateMachine):
             return
         self.ledger.let_go(told)  # from here on, whatever it is told
         async with self._turn(told.claim.owner):
-            if told.claim._settled is None:
+            if told.claim.settlement.settled is None:
                 await told.claim.release()
 
     @rule(pick=st.integers(0, 9), wait=st.booleans())
@@ -189,7 +190,7 @@ class Outages(RuleBasedStateMachine):
             self.start(self._renew(told), wait)
 
     async def _renew(self, told: Told) -> None:
-        if told.claim._settled is not None:
+        if told.claim.settlement.settled is not None:
             return
         asked, until = self.loop.time(), told.until
         self.ledger.renewed(told, min(until, asked + 2.0))  # even if the answer is lost
@@ -225,7 +226,9 @@ class Outages(RuleBasedStateMachine):
 
     async def _consume(self, process: int, token: str) -> None:
         self.tried[token] += 1
-        claim = await self.gates[process].tokens._call(token, None, Mode.CONSUME, None, 20.0, None)
+        dedup = self.gates[process]
+        op = dedup.tokens._op(token, None, Mode.CONSUME, None, 20.0, None)
+        claim = await ClaimCall(dedup.gate, op, verb="consume")
         uses = self.ledger.consumed.setdefault(token, [])
         if claim.acquired:
             assert process not in [one for one, _ in uses], f"{claim.key} was used up twice in a process"

@@ -118,8 +118,7 @@ def test_the_loops_end_leaves_no_renewal_behind() -> None:
 class HeldClaim:
     """A claim whose renewals end as told, and then well."""
 
-    _settling = False
-    _settled = None
+    is_over = False
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -131,7 +130,7 @@ class HeldClaim:
             raise self.errors.pop(0)
         self.renewed.set()
 
-    def _lose(self, *, outage: bool) -> None:
+    def lose(self, *, outage: bool) -> None:
         self.outage = outage
         self.lost.set()
 
@@ -169,6 +168,6 @@ async def test_a_process_that_stood_still_beyond_its_lease_sends_no_renewal_and_
 async def test_a_claim_that_is_settled_as_its_lease_ends_is_not_lost() -> None:
     loop = asyncio.get_running_loop()
     claim = HeldClaim()
-    claim._settling = True
+    claim.is_over = True
     await keep_renewed(lambda: claim, loop, loop.time() - 3.1, 3.0)
     assert not claim.lost.is_set()

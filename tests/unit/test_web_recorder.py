@@ -23,7 +23,8 @@ LIMIT = 10
 
 
 def recorder(*, degraded: bool = False, outage: bool = False, **settings: Any) -> Recorder:
-    claim: Any = SimpleNamespace(key="k", degraded=degraded, _lost_in_outage=outage, _warn=lambda *args: None)
+    settlement = SimpleNamespace(lost_in_outage=outage, warn=lambda *args: None)
+    claim: Any = SimpleNamespace(key="k", degraded=degraded, settlement=settlement)
     return Recorder(claim, Rule("/", everyone, max_response=LIMIT, **settings), "/docs", "/orders", b"m" * 16)
 
 

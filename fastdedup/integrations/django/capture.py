@@ -67,7 +67,7 @@ async def unsent(response: Any) -> None:
 
 async def _run(bridge: Bridge, hold: Hold, view: Callable[[], Any]) -> HttpResponse:
     try:
-        with claimed_work(hold.recorder.claim._base_wire):
+        with claimed_work(hold.recorder.claim.settlement.store_key):
             response = await bridge.view(view)
         if not isinstance(response, HttpResponseBase):
             raise TypeError(f"a view must return an HttpResponse, got {response!r}")
@@ -143,7 +143,7 @@ def note_rollback(hold: Hold | None, response: Any) -> None:
     rolled_back = [get_rollback(alias) for alias in _request_transactions()]
     if rolled_back and all(rolled_back):
         hold.recorder.undone = True
-        hold.recorder.claim._warn(
+        hold.recorder.claim.settlement.warn(
             "responses of work that is rolled back",
             "%s: its view answered %d, and its transaction is rolled back: the key is freed, and a retry runs again",
             status,

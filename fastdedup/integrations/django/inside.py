@@ -44,7 +44,7 @@ async def begun(bridge: Bridge, operation: Operation, request: HttpRequest, view
         got.pending = True
         mark_held(request, got)
     try:
-        with nullcontext() if got is None else claimed_work(got.recorder.claim._base_wire):
+        with nullcontext() if got is None else claimed_work(got.recorder.claim.settlement.store_key):
             return await bridge.view(view)
     except GeneratorExit:  # the loop has dropped this coroutine, so it can no longer await
         raise

@@ -80,7 +80,7 @@ class Guards:
 
         async def claimed() -> Claim:
             claim = await ask(guard)
-            claim._bind_body(None)
+            claim.settlement.guard(None)
             return claim
 
         seconds = bound.per_process.seconds
@@ -98,7 +98,7 @@ async def settle(bridge: Bridge, hold: Hold) -> Marks | None:
             hold.background, lambda: _settle(hold.recorder), hold.seconds + HOLD, settles=True
         )
     except DedupError as error:  # the background thread is stuck or dead; the view has run
-        hold.recorder.claim._warn(
+        hold.recorder.claim.settlement.warn(
             "responses that were not recorded", "%s: its response is not stored: %s", error
         )
         return hold.recorder.marks(stored=False)
@@ -110,7 +110,7 @@ async def give_back(bridge: Bridge, hold: Hold) -> None:
 
 
 async def _give_back(claim: Claim) -> None:
-    claim._unbind()
+    claim.settlement.unguard()
     await release(claim)
 
 
@@ -118,4 +118,4 @@ async def _settle(recorder: Recorder) -> Marks | None:
     try:
         return await settled(recorder)
     finally:
-        recorder.claim._unbind()
+        recorder.claim.settlement.unguard()

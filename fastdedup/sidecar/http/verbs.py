@@ -207,12 +207,12 @@ async def _wait(call: Awaitable[Claim]) -> Claim:
 def _won(namespaces: Namespaces, dedup: Dedup, answer: Claim, named: bool) -> HttpAnswer:
     """Return the answer for a claim; one that a named owner has won does not end with another connection."""
     if named and answer.acquired:
-        namespaces.ephemeral.won_again((dedup, *answer._hold), None)
+        namespaces.ephemeral.won_again((dedup, *answer.settlement.held_key), None)
     return _waited(dedup, answer, named)
 
 
 def _waited(dedup: Dedup, answer: Claim, named: bool) -> HttpAnswer:
-    return claimed(dedup, *answer._hold, named, answer._verdict)
+    return claimed(dedup, *answer.settlement.held_key, named, answer.settlement.verdict)
 
 
 _BUSY = (

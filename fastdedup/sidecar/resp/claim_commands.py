@@ -120,10 +120,10 @@ async def claim_in_task(
     if not ephemeral:
         answer = await call()
         if answer.acquired:
-            holding = (dedup, *answer._hold)
+            holding = (dedup, *answer.settlement.held_key)
             connection.namespaces.ephemeral.won_again(holding, connection.holdings)
             if not holding[2][0] and connection.has_gone():  # a drawn owner's length byte is 0
-                connection.hold(holding, answer._verdict.left_ms)
+                connection.hold(holding, answer.settlement.verdict.left_ms)
     else:
         connection.holdings.ask()
         try:
@@ -131,8 +131,8 @@ async def claim_in_task(
         finally:
             connection.holdings.answered()
         if answer.acquired:
-            connection.hold((dedup, *answer._hold), answer._verdict.left_ms)
-    return verdict_reply(answer._verdict, answer._hold[1], connection.resp3)
+            connection.hold((dedup, *answer.settlement.held_key), answer.settlement.verdict.left_ms)
+    return verdict_reply(answer.settlement.verdict, answer.settlement.held_key[1], connection.resp3)
 
 
 # Claims under way

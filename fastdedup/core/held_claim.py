@@ -1,0 +1,329 @@
+"""A held claim: what its owner knows of it, and how the store answers each operation that the owner sends."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from typing import Final, cast
+
+from ..checks import Seconds, milliseconds
+from ..compiled import mypyc_attr
+from ..errors import ClaimLostError, UnavailableError, UsageError
+from ..kernel.granted import note_use
+from ..kernel.operations import ClaimOp, Code, Op, ReadOp, ReleaseOp, RenewOp, SettleOp, Stored, Verdict
+from ..kernel.owners import owner_text
+from ..ledger.operations import RememberedClaimOp, RememberedSettleOp
+from ..model import Outcome
+from .gate import Gate
+
+_ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
+_RECORDED: Final = {"S": "completed", "F": "failed", "R": "released"}
+"""How a record in that state was settled."""
+LOST: Final = "lost"
+ABANDONED: Final = "abandoned"
+
+
+class Life(StrEnum):
+    """Where a claim is between its answer and its end."""
+
+    LIVE = "live"
+    """Its work may run."""
+    RECORDING = "recording"
+    """An outcome was given, so the work is done; the store does not have it yet."""
+    SETTLED = "settled"
+    """It was completed, failed or released."""
+    LOST = "lost"
+    """Another owner has the key, or the lease has ended."""
+    ABANDONED = "abandoned"
+    """Handed over to its lease: it is not settled any more."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class HeldClaim:
+    """A claim as its owner sees it.
+
+    Args:
+        gate: of the claim.
+        op: the claim's operation.
+        verdict: its answer.
+
+    Attributes:
+        settled: how it was settled or is being settled: "completed", "failed" or "released"; or "lost", "abandoned";
+            None while it is none of these.
+        settling: whether an outcome was given: the effect has happened, so leaving never frees the key.
+        lost: whether the lease is known to be lost.
+    """
+
+    __slots__ = (
+        "_ends",
+        "_outage",
+        "_told_lost",
+        "_unsure",
+        "gate",
+        "lost",
+        "op",
+        "recording",
+        "settled",
+        "settling",
+        "verdict",
+    )
+    # What most claims never need is not set for all of them.
+
+    _ends: float
+    """When the lease ends, in the loop's time, once somebody has asked or renewed."""
+    _outage: bool
+    """Set if the lease is lost: True if the store has not said so, but did not answer until it ended."""
+    recording: asyncio.Task[None] | None
+    """Goes on recording an outcome whose caller was cancelled; set once one was."""
+    _told_lost: bool
+    """Set once the gate's listeners know that the lease is lost."""
+    _unsure: tuple[str, ...]
+    """How it was settled without a reply: each of these may have taken effect."""
+
+    def __init__(self, gate: Gate, op: ClaimOp, verdict: Verdict) -> None:
+        self.gate = gate
+        self.op = op
+        self.verdict = verdict
+        self.settled: str | None = None
+        self.lost = False
+        self.settling = False
+
+    @property
+    def state(self) -> Life:
+        """Where the claim is between its answer and its end."""
+        if self.settled == ABANDONED:
+            return Life.ABANDONED
+        if self.lost or self.settled == LOST:
+            return Life.LOST
+        if self.settled is not None:
+            return Life.SETTLED
+        return Life.RECORDING if self.settling else Life.LIVE
+
+    @property
+    def is_over(self) -> bool:
+        """True if it is settled, lost or abandoned, or about to be settled."""
+        return self.settling or self.settled is not None
+
+    @property
+    def key(self) -> str:
+        """The idempotency key; for a token a digest of it."""
+        return self.op.key
+
+    @property
+    def owner(self) -> str:
+        """The claimant's own name."""
+        return owner_text(self.op.owner)
+
+    @property
+    def fence(self) -> int:
+        """The owner's fence; 0 if it is not known."""
+        return self.verdict.fence
+
+    @property
+    def store_key(self) -> bytes:
+        """The key in the store, which for a claim with `remember=` is that of the same claim without a ledger."""
+        op = self.op
+        if op.terms.remembered:
+            return self.gate.claims.wire(op.key)
+        return op.wire
+
+    @property
+    def held_key(self) -> tuple[bytes, bytes]:
+        """The key in the store and the owner field: what settling takes, if no claim is kept."""
+        return self.op.wire, self.op.owner
+
+    @property
+    def newly_acquired(self) -> bool:
+        """True if this call acquired the key, False if its owner held it before."""
+        return self.verdict.fresh
+
+    @property
+    def lost_in_outage(self) -> bool:
+        """True if the lease is lost, and the store did not answer until it ended: no other owner is known."""
+        return self.lost and getattr(self, "_outage", False)
+
+    @property
+    def lease_left(self) -> float:
+        """Seconds until the lease ends, by the clock of the loop that runs."""
+        now = asyncio.get_running_loop().time()
+        if not hasattr(self, "_ends"):
+            asked = getattr(self.op, "at", now)  # where the policy answered, nothing was sent
+            self._ends = asked + self.verdict.left_ms / 1000
+        return self._ends - now
+
+    def warn(self, kind: str, text: str, *args: object) -> None:
+        """Log a line of what became of this claim; its key is the first argument. See `Connection.tell`."""
+        self.gate.connection.tell(kind, text, self.key, *args)
+
+    # The lease
+
+    async def renew(self, lease: Seconds | None = None) -> None:
+        """Start the lease anew from now."""
+        self._check_live()
+        terms = self.op.terms
+        lease_ms = terms.lease_ms if lease is None else milliseconds(lease, "lease")
+        keep_ms = terms.keep_ms - terms.lease_ms + lease_ms
+        ends = asyncio.get_running_loop().time() + lease_ms / 1000
+        try:
+            await self._act(RenewOp(self.op.wire, self.op.owner, self.fence, lease_ms, keep_ms))
+        except ClaimLostError:
+            if not self.settling and self.settled is None:  # settled meanwhile, it is not lost
+                self._tell_lost()
+            raise
+        self._ends = ends
+
+    def note_lost(self, *, outage: bool) -> None:
+        """Take note that the lease is lost, without telling it or stopping the body; `outage` as for `lose`."""
+        self.lost, self._outage = True, outage
+
+    def _tell_lost(self) -> None:
+        """Report that the lease is lost, once, whoever found it: a renewal, or what was to settle the claim."""
+        if not getattr(self, "_told_lost", False):
+            self._told_lost = True
+            self.gate.lease_lost(self.key, self.owner, self.fence, outage=self.lost_in_outage)
+
+    def lost_error(self) -> ClaimLostError:
+        """Return the error that says that the lease is lost."""
+        if self.lost_in_outage:
+            return ClaimLostError(
+                f"the lease of {self.key!r} ended while the store did not answer (fence {self.fence})",
+                outage=True,
+            )
+        return ClaimLostError(
+            f"{self.key!r} is no longer held by this owner (fence {self.fence}): its lease ended, "
+            "or it was settled or forgotten elsewhere; nothing was changed"
+        )
+
+    # What may be said of its end
+
+    def _check_live(self, how: str = "") -> None:
+        """Raise an error where the claim cannot be settled as `how` says, or be renewed."""
+        if self.verdict.outcome is not _ACQUIRED:
+            raise UsageError(f"this claim is {self.verdict.outcome}, not acquired: only its owner settles it")
+        if self.settled is LOST:
+            raise self.lost_error()
+        if self.settled is not None and not self._may_say_anew(how):
+            raise UsageError(f"this claim was {self.settled} already; settle it once")
+
+    def _may_say_anew(self, how: str) -> bool:
+        """True where the caller was cancelled as it said how it ends; what is recorded by now can be repeated."""
+        if self.settled == "released":
+            return how == "released" and self._may_be(how)
+        recording = getattr(self, "recording", None)
+        return bool(how) and recording is not None and (not recording.done() or how == self.settled)
+
+    def _may_be(self, how: str) -> bool:
+        """True where it was settled so without a reply."""
+        return how in getattr(self, "_unsure", ())
+
+    def _note_unsure(self, how: str) -> None:
+        if not self._may_be(how):
+            self._unsure = (*getattr(self, "_unsure", ()), how)
+
+    def _success_ms(self) -> int:
+        """Return for how many milliseconds a success is remembered, in the ledger where there is one."""
+        terms = self.op.terms
+        if terms.remembered:
+            ledger = cast(RememberedClaimOp, self.op).ledger_terms
+            return ledger.window_ms + ledger.slot_us // 1000 + 1  # until the slot after the window is over
+        return terms.keep_ms - terms.lease_ms
+
+    def _remembered_op(self, keep_ms: int, payload: bytes) -> RememberedSettleOp:
+        """Return the operation that lets the ledger remember the key, and keeps the record for a moment."""
+        call = cast(RememberedClaimOp, self.op)
+        return RememberedSettleOp(
+            call.wire,
+            call.owner,
+            self.fence,
+            keep_ms=keep_ms,
+            payload=payload,
+            place=call.place,
+            id=call.id,
+        )
+
+    # An operation of the owner, and what its reply means
+
+    async def _act(self, op: Op) -> None:
+        if self.verdict.degraded and isinstance(op, RememberedSettleOp):
+            # The store may have come back without its data, and its ledger may have other digests in the same bucket.
+            call = cast(RememberedClaimOp, self.op)
+            if await call.find_again(None, moves=True):
+                op = self._remembered_op(op.keep_ms, op.payload)
+            op.ledger_terms = call.ledger_terms
+        ask = self.gate
+        since, settles = ask.now, isinstance(op, SettleOp)
+        try:  # as in `Gate.run`, which would be a coroutine more
+            answer = await ask.begin(op, degraded=self.verdict.degraded, granted=True)
+        except UnavailableError as error:
+            code = ask.counted(op, error, since, is_tried_again=settles)
+        else:
+            code = ask.counted(op, answer, since, is_tried_again=settles)
+        if code == Code.OK:
+            if self.op.terms.redeems and isinstance(op, SettleOp):
+                note_use(op)
+            return None
+        if isinstance(op, RememberedSettleOp) and code != Code.LOST:
+            call = cast(RememberedClaimOp, self.op)
+            await call.find_again(cast(Code, code), moves=self.verdict.degraded)
+            return await self._act(self._remembered_op(op.keep_ms, op.payload))
+        if code == Code.LOST and self.verdict.degraded and self.op.terms.remembered:
+            elsewhere = await self._elsewhere(op)
+            if elsewhere is not None:
+                return await self._act(elsewhere)
+        if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and self._may_be_otherwise(op):
+            recorded = await self._recorded()
+            if recorded:
+                self.settled = recorded
+                raise UsageError(f"this claim was {recorded} already; settle it once")
+        if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.unsure:
+            if self.lease_left > 0:
+                # Within its lease nobody takes a key that was not freed: the first sending did it, and a settled
+                # record has expired since, or the store has lost it.
+                if isinstance(op, SettleOp) and op.keep_ms >= self.op.terms.lease_ms:
+                    raise self._unrecorded()
+                return None
+            self.lost = self._outage = True
+            raise ClaimLostError(
+                f"whether {self.key!r} was settled is not known: the reply was lost, and by now its lease has "
+                f"ended (fence {self.fence})",
+                outage=True,
+            )
+        self.lost, self._outage = True, False
+        raise self.lost_error()
+
+    async def _recorded(self) -> str:
+        """Return how the store has this claim settled; "" where its record is another's, or there is none."""
+        op, ask = ReadOp(self.op.wire), self.gate
+        try:
+            answer = await ask.begin(op, degraded=self.verdict.degraded, granted=True)
+        except UnavailableError as error:
+            found = ask.verdict(op, error)
+        else:
+            found = ask.verdict(op, answer)
+        if not isinstance(found, Stored) or found.owner != self.op.owner or found.fence != self.fence:
+            return ""
+        return _RECORDED.get(found.state, "")
+
+    def _may_be_otherwise(self, op: ReleaseOp | SettleOp) -> bool:
+        """True where it was settled before, in another way and without a reply."""
+        how = "released" if isinstance(op, ReleaseOp) else "completed" if op.succeeded else "failed"
+        return any(each != how for each in getattr(self, "_unsure", ()))
+
+    async def _elsewhere(self, op: Op) -> Op | None:
+        """Return the operation for where the policy has taken the claim; None where that is the same place."""
+        call = cast(RememberedClaimOp, self.op)
+        if not await call.find_again(Code.STALE, moves=True):
+            return None
+        if isinstance(op, RememberedSettleOp):
+            return self._remembered_op(op.keep_ms, op.payload)
+        op.wire = call.wire
+        return op
+
+    def _unrecorded(self) -> UnavailableError:
+        self._tell_lost()
+        error = UnavailableError(
+            f"{self.key!r} is not recorded: the reply was lost, and the store answers again without the record "
+            f"(fence {self.fence}); it has lost data, or the key was forgotten"
+        )
+        error.unrecorded = True
+        return error
