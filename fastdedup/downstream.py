@@ -121,17 +121,18 @@ def _shortened(name: str) -> str:
     return f"{name[:_LONG_NAME]}#{digest}"
 
 
-_present: ContextVar[ClaimedWork | None] = ContextVar("fastdedup_claimed_work", default=None)
+PRESENT: ContextVar[ClaimedWork | None] = ContextVar("fastdedup_claimed_work", default=None)
 """The work under a claim that runs in this context; tasks that it starts inherit it."""
 
 
 def present_work() -> ClaimedWork | None:
     """Return the work under a claim that the running code is a part of."""
-    work = _within(_present.get())
+    work = unfinished(PRESENT.get())
     return work if work is not None and work.wire else None
 
 
-def _within(work: ClaimedWork | None) -> ClaimedWork | None:
+def unfinished(work: ClaimedWork | None) -> ClaimedWork | None:
+    """Return the innermost work that has not ended: this one, or one around it."""
     while work is not None and work.is_over:
         work = work.around
     return work
@@ -147,9 +148,9 @@ def enter(wire: bytes, holder: object = None) -> ClaimedWork:
         wire: the claim's store key.
         holder: what lives as long as the work, where an interrupt may keep a thread from `leave`.
     """
-    around = _within(_present.get())
+    around = unfinished(PRESENT.get())
     work = ClaimedWork(wire, around, None if holder is None else (ref(holder), threading.get_ident()))
-    work.entered = _present.set(work)
+    work.entered = PRESENT.set(work)
     return work
 
 
@@ -161,9 +162,9 @@ def leave(work: ClaimedWork | None) -> None:
     """
     if work is None:
         return
-    inner = _present.get()
+    inner = PRESENT.get()
     try:
-        _present.reset(work.entered)
+        PRESENT.reset(work.entered)
     except ValueError:
         work.is_left = True
         del work.entered  # it has the work before, and that one its own
@@ -173,8 +174,8 @@ def leave(work: ClaimedWork | None) -> None:
         inner = work.around
     else:
         _unlink(work, inner)
-    if inner is not _present.get():
-        _present.set(inner)
+    if inner is not PRESENT.get():
+        PRESENT.set(inner)
     work.around = None  # tasks that go on may have it, and claim on
 
 

@@ -140,9 +140,8 @@ class Dedup(Inspected):
             namespace=namespace,
             credentials=credentials,
         )
-        self._gate = Gate(connection, settings)
         connection.own_policy = policy
-        self._tokens = Tokens(self._gate)
+        self._hold(Gate(connection, settings))
 
     def __repr__(self) -> str:
         settings = self._gate.settings
@@ -270,14 +269,26 @@ class Dedup(Inspected):
         changes: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
         settings = self._gate.settings
         namespace = settings.namespace if name is None else f"{settings.namespace}:{name}"
-        return self._with(replace(settings, namespace=namespace, **changes))
+        return self.with_settings(replace(settings, namespace=namespace, **changes))
 
-    def _with(self, settings: Settings, *, passing: bool = False) -> Self:
-        """Return a gate with these settings over the same connection; one in passing leaves nothing behind."""
-        dedup = type(self).__new__(type(self))
-        dedup._gate = self._gate.with_settings(settings, passing=passing)
-        dedup._tokens = Tokens(dedup._gate)
+    def with_settings(self, settings: Settings, *, passing: bool = False) -> Self:
+        """Return a gate with all these settings over the same connection, for whoever keeps many namespaces.
+
+        Args:
+            settings: checked already; `replace(dedup.settings, namespace=…)` changes some of this gate's.
+            passing: the gate serves an operation or two and leaves nothing behind when it goes.
+        """
+        return self._over(self._gate.with_settings(settings, passing=passing))
+
+    @classmethod
+    def _over(cls, gate: Gate) -> Self:
+        dedup = cls.__new__(cls)
+        cls._hold(dedup, gate)
         return dedup
+
+    def _hold(self, gate: Gate) -> None:
+        self._gate = gate
+        self._tokens = Tokens(gate)
 
     # Claims
 

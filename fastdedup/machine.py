@@ -78,7 +78,7 @@ class StateMachine:
         if version is not None:
             check_count(version, "version", least=0)
         op = TransitionOp(
-            self._wire(id),
+            self.store_key(id),
             to=to,
             initial=self.initial,
             sources=self._sources[to],
@@ -95,7 +95,7 @@ class StateMachine:
 
     async def get(self, id: str) -> tuple[str, int]:
         """Return the state and version of an instance: (`initial`, 0) where the store has no record of it."""
-        reply = await self._gate.run(ReadOp(self._wire(id)))
+        reply = await self._gate.run(ReadOp(self.store_key(id)))
         if reply == Code.ABSENT:
             return self.initial, 0
         if not isinstance(reply, Stored) or reply.state != "M":
@@ -107,7 +107,7 @@ class StateMachine:
 
         It leaves a `KeyForgotten` event with who and why; `reason`: up to 256 characters.
         """
-        why, wire, gate = check_reason(reason), self._wire(id), self._gate
+        why, wire, gate = check_reason(reason), self.store_key(id), self._gate
         found: bool | None = None
         try:
             found = await gate.run(ForgetOp(wire, why)) == Code.OK
@@ -115,7 +115,8 @@ class StateMachine:
             tell_forgotten(gate, "machine", f"{self.name}/{id}", found, why)
         return found
 
-    def _wire(self, id: str) -> bytes:
+    def store_key(self, id: str) -> bytes:
+        """Return the key of an instance in the store. Raises InvalidKeyError if the id cannot be used."""
         # A name has no "/", so ("a", "b/c") and ("a/b", "c") are never the same key.
         self._keyspace.wire(id)
         return self._keyspace.wire(f"{self.name}/{id}")

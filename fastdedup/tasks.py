@@ -1,10 +1,18 @@
-"""Functions that end asyncio tasks."""
+"""Helpers for asyncio: the loop that runs here, and functions that end tasks."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
 from typing import Any
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, or None; `asyncio.get_running_loop` raises instead."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 async def stop(task: asyncio.Task[Any]) -> None:

@@ -80,14 +80,16 @@ class Tokens:
                 soon as it does. With `owner=` it is kept, so that the same owner can ask again.
             ShortfallError: too few replicas confirmed the use (`replicas=`); it is taken back in the same way.
         """
-        claim = await self._use(token, subject, owner)
+        claim = await self.use(token, subject, owner)
         return claim.outcome
 
-    def _use(self, token: str, subject: Any, owner: str | None) -> ClaimCall:
-        """Return the claim that uses a token up; its outcome is what `consume` returns."""
-        return ClaimCall(
-            self._gate, self._op(token, subject, Mode.CONSUME, None, None, owner), verb="consume"
-        )
+    def use(self, token: str, subject: Any, owner: str | None, *, ttl: Seconds | None = None) -> ClaimCall:
+        """Return the claim that uses a token up: `consume`, for an integration that needs the claim itself.
+
+        Await the call: the claim's outcome is what `consume` returns. Arguments and errors as for `consume`; `ttl`:
+        seconds for which the use is remembered.
+        """
+        return ClaimCall(self._gate, self._op(token, subject, Mode.CONSUME, None, ttl, owner), verb="consume")
 
     def wire(self, token: str) -> bytes:
         """Return the store key of a token."""

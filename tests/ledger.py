@@ -134,7 +134,7 @@ class Ledger:
             return
         success.since, success.until = self._loop.time(), asked + ttl
         policy, wire = self.policies[told.process], wire_of(told.claim.key)
-        entry = policy._store.entry(wire)
+        entry = policy.records.entry(wire)
         # Where another owner has the key here, only one of the two can be known; the conflict is told.
         rivals = told.claim.key in self.in_conflict or policy.holds(wire)
         if not rivals or (entry is not None and entry.state == "S"):

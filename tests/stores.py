@@ -103,14 +103,14 @@ def cluster_by_slot() -> Iterator[Backend]:
 def refusing_store(url: str, *, timeout: float = TIMEOUT) -> ClusterStore:
     """Return the store of a Cluster, each node of which has refused undeclared keys."""
     store = ClusterStore(url, timeout=timeout)
-    make_node = store._topology._make_node
+    make_node = store.topology.make_node
 
     def refused(server: ServerURL) -> Node:
         node = make_node(server)
         node.batches_whole = False
         return node
 
-    store._topology._make_node = refused
+    store.topology.make_node = refused
     return store
 
 

@@ -234,7 +234,7 @@ def test_what_the_processes_saw_is_checked_as_one_shops_books() -> None:
         )
         for _ in range(2)
     ]
-    shop, crowd = sidecar_demo._put_together(twice, ["token"], clicks=2)
+    shop, crowd = sidecar_demo.put_together(twice, ["token"], clicks=2)
     report = make_report(shop, crowd, buyers=1, clicks=2, stock=1, seconds=1.0)
     for promise in ("exactly 1 units", "bought more than one", "each idempotency key", "each token"):
         assert any(promise in violation for violation in report.violations), report.violations

@@ -103,6 +103,75 @@ DRIVER_USERS = {
     "bench.rounds": "a contestant's own errors are caught and shown",
 }
 
+# Private names of libraries that have no public way, by the module that uses them; see `private_doors`.
+PRIVATE_OF_LIBRARIES: dict[str, tuple[set[str], str]] = {
+    "client.requests": (
+        {"_body_position"},
+        "requests notes there whether a body can be sent again, and tells it nowhere else",
+    ),
+    "integrations.celery": (
+        {"_protected"},
+        "Celery's mark of a call within a body: only its own tracer sets it",
+    ),
+    "integrations.django.convert": (
+        {"_stream", "_read_started"},
+        "Django cannot be told that a body is unread after it was read beyond its own limit",
+    ),
+    "integrations.django.one_time": (
+        {"_files"},
+        "Django has no setter for a request's FILES, as it has for POST",
+    ),
+    "integrations.django.views": (
+        {"_non_atomic_requests"},
+        "Django's decorator marks a view for one database, and which there are is not known at import",
+    ),
+    "integrations.drf": (
+        {"_request"},
+        "REST framework's Request shows the one that it wraps under no other name",
+    ),
+    "integrations.faststream.brokers.kafka": (
+        {"_outer_config"},
+        "a subscriber keeps its router's prefix there",
+    ),
+    "integrations.faststream.brokers.nats": (
+        {"_client"},
+        "a message tells nowhere else how large a copy may be",
+    ),
+    "integrations.faststream.brokers.rabbit": ({"_outer_config"}, "as for Kafka"),
+    "integrations.faststream.brokers.redis": ({"_client"}, "before FastStream 0.7.8 an ack needs the client"),
+    "integrations.faststream.middleware": ({"_outer_config"}, "a subscriber keeps its middlewares there"),
+    "integrations.flask.exchange": ({"_get_current_object"}, "Werkzeug documents it, under this name"),
+    "integrations.kafka": (
+        {
+            "_enable_auto_commit",
+            "_group_id",
+            "_key_deserializer",
+            "_key_serializer",
+            "_max_poll_interval_ms",
+            "_rebalance_timeout_ms",
+            "_session_timeout_ms",
+            "_subscription",
+            "_value_deserializer",
+            "_value_serializer",
+        },
+        "aiokafka shows no setting of its consumers and producers",
+    ),
+    "integrations.nats": (
+        {"_consumer", "_js", "_nc"},
+        "a subscription shows neither its name nor its connection",
+    ),
+    "stores.redis.connection": (
+        {"_call_connection_lost", "_log_destroy_pending", "_reader", "_transport", "_writer"},
+        "redis-py and asyncio cannot give a connected socket away, nor close one whose event loop is closed",
+    ),
+}
+
+# Uses of private names in all tests together.
+MOST_IN_TESTS = 100
+
+# Documented by the standard library, in spite of their names.
+PUBLIC = {"_asdict", "_exit", "_fields", "_make", "_replace"}
+
 # Class names that are defined more than once by design.
 MIRRORS = {
     "Dedup": {"gateway", "sync.gateway"},
@@ -256,6 +325,36 @@ def test_every_class_name_is_defined_once() -> None:
     assert {name: where for name, where in homes.items() if len(where) > 1} == MIRRORS
 
 
+def private_doors(tree: ast.AST) -> Iterator[str]:
+    """Yield each private name of another object than the method's own, or of its class: `x._y`."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
+            continue
+        owner = node.value
+        own = isinstance(owner, ast.Name) and owner.id in ("self", "cls")
+        inherited = (
+            isinstance(owner, ast.Call) and isinstance(owner.func, ast.Name) and owner.func.id == "super"
+        )
+        if not own and not inherited and node.attr not in PUBLIC:
+            yield node.attr
+
+
+def test_no_module_uses_another_objects_private_name() -> None:
+    """What a caller needs is a documented method of the other object. Libraries without one are listed above."""
+    found = {name: doors for name, tree in sources().items() if (doors := {*private_doors(tree)})}
+    assert found == {name: names for name, (names, _) in PRIVATE_OF_LIBRARIES.items()}
+
+
+def test_the_tests_use_few_private_names() -> None:
+    """A test that reads what is private stands in the way of changes; `fastdedup.testing.probe` shows most of it."""
+    found = [
+        f"{path.relative_to(HERE)}: {name}"
+        for path in sorted(HERE.rglob("*.py"))
+        for name in private_doors(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert len(found) <= MOST_IN_TESTS, "\n".join(found)
+
+
 def awaits_while_an_error_is_handled(tree: ast.AST) -> Iterator[int]:
     """Yield the line of each `await` inside an except or finally clause."""
     for node in ast.walk(tree):
@@ -286,6 +385,8 @@ def test_the_checks_see_what_they_shall_see() -> None:
     assert [*map(set, circles({"a": frozenset("b"), "b": frozenset("ca"), "c": frozenset()}))] == [{"a", "b"}]
     with pytest.raises(AssertionError, match="has no floor"):
         floor_of("utils")
+    doors = "self._a\ncls._b\nsuper()._c\nx.__d__\nx._replace()\nx._e\nself.x._f\ny()._g = 1\n"
+    assert [*private_doors(ast.parse(doors))] == ["_e", "_f", "_g"]
     risky = "async def f():\n try:\n  await a\n except E:\n  await b\n finally:\n  await c\n"
     assert [*awaits_while_an_error_is_handled(ast.parse(risky))] == [5, 7]
 

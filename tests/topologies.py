@@ -71,7 +71,7 @@ class Member(Killable):
         self.port = port
         self.folder = folder / str(port)
         self.folder.mkdir()
-        self._options = options
+        self.options = options
         self._sentinel = sentinel
         self._password = password
         self.env: Mapping[str, str] = {}
@@ -101,7 +101,7 @@ class Member(Killable):
             HOST,
             "--dir",
             str(self.folder),
-            *self._options,
+            *self.options,
             *more,
         ]
         with (self.folder / "log").open("ab") as log:
@@ -332,11 +332,11 @@ class ClusterGroup(Group):
 
     def primaries(self) -> list[Member]:
         """Those that hold slots, by the word of one that lives."""
-        return list(dict.fromkeys(self._layout().values()))
+        return list(dict.fromkeys(self.layout().values()))
 
     def spans(self) -> list[tuple[range, Member]]:
         """Who holds what."""
-        return [(range(first, last + 1), member) for (first, last), member in self._layout().items()]
+        return [(range(first, last + 1), member) for (first, last), member in self.layout().items()]
 
     def owner(self, slot: int) -> Member:
         """Who holds a slot."""
@@ -350,14 +350,14 @@ class ClusterGroup(Group):
 
     def replica_of(self, primary: Member) -> Member:
         """A replica of a primary."""
-        name = self._id(primary)
+        name = self.id_of(primary)
         return next(
             member for member in self.members if member.alive and f"slave {name} " in self._line(member)
         )
 
     def healthy(self) -> bool:
         """All slots are served, every replica is in step, and all agree."""
-        layouts = {str(sorted(self._layout(member).items(), key=str)) for member in self.members}
+        layouts = {str(sorted(self.layout(member).items(), key=str)) for member in self.members}
         return len(layouts) == 1 and all(self._well(member) for member in self.members)
 
     def migrate_slot(
@@ -365,8 +365,8 @@ class ClusterGroup(Group):
     ) -> None:
         """Move a slot with its keys, some at once; `meanwhile` is called after each step."""
         source = self.owner(slot)
-        to.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", self._id(source))
-        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", self._id(to))
+        to.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", self.id_of(source))
+        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", self.id_of(to))
         meanwhile()
         while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, at_once):
             source.ask("MIGRATE", HOST, to.port, "", 0, 5000, "KEYS", *keys)
@@ -375,7 +375,7 @@ class ClusterGroup(Group):
         for member in (to, source, *(other for other in self.members if other not in (to, source))):
             if member.alive:
                 with contextlib.suppress(redis.ResponseError):  # a replica learns it by itself
-                    member.ask("CLUSTER", "SETSLOT", slot, "NODE", self._id(to))
+                    member.ask("CLUSTER", "SETSLOT", slot, "NODE", self.id_of(to))
             meanwhile()
 
     def _introduce(self) -> None:
@@ -389,7 +389,7 @@ class ClusterGroup(Group):
         until(lambda: all(count in self._info(member) for member in self.members), "all know all")
 
     def _replicate(self, replica: Member, primary: Member) -> None:
-        until(lambda: replica.ask("CLUSTER", "REPLICATE", self._id(primary)), "a replica knows its primary")
+        until(lambda: replica.ask("CLUSTER", "REPLICATE", self.id_of(primary)), "a replica knows its primary")
 
     def _well(self, member: Member) -> bool:
         info = self._info(member)
@@ -398,7 +398,7 @@ class ClusterGroup(Group):
         in_step = found["role"] == "master" or found["master_link_status"] == "up"
         return in_step and b"cluster_state:ok" in info and b"cluster_slots_ok:16384" in info
 
-    def _layout(self, of: Member | None = None) -> dict[tuple[int, int], Member]:
+    def layout(self, of: Member | None = None) -> dict[tuple[int, int], Member]:
         members = {member.port: member for member in self.members}
         for member in [of] if of else self.members:
             if member.alive:
@@ -415,7 +415,7 @@ class ClusterGroup(Group):
     def _info(self, member: Member) -> bytes:
         return bytes(member.ask("CLUSTER", "INFO"))
 
-    def _id(self, member: Member) -> str:
+    def id_of(self, member: Member) -> str:
         return self._line(member).split()[0]
 
     def _line(self, member: Member) -> str:

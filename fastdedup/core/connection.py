@@ -37,6 +37,7 @@ from ..stores.base import (
     Store,
 )
 from ..stores.memory import MemoryStore
+from ..tasks import running_loop
 from .afterwards import Afterwards
 from .counters import MAX_NAMESPACES, GateCounters
 from .incidents import Incidents, log
@@ -45,6 +46,7 @@ from .observers import Watchers
 from .orphans import UndoList
 from .recent import RecentSuccesses
 from .renewal import RenewalQueue
+from .renewing import Waiting
 from .returns import Returns
 from .wakeups import SHORT, Wakeups
 
@@ -93,6 +95,10 @@ class Leftover:
 class Connection:
     """One store, open in one event loop at a time.
 
+    Args:
+        ends_with_loop: close it when its event loop ends and nobody has closed it.
+        the others are those of `Dedup`.
+
     Raises:
         ConfigError: a setting is not valid; the message names it.
     """
@@ -110,6 +116,7 @@ class Connection:
         on_event: OnEvent | None,
         namespace: str,
         credentials: Credentials | None = None,
+        ends_with_loop: bool = True,
     ) -> None:
         self.timeout = check_seconds(timeout, "timeout")
         self.max_pending = check_count(max_pending, "max_pending")
@@ -141,7 +148,7 @@ class Connection:
             raise ConfigError(f"on_shortfall must be 'report' or 'raise', got {shown(on_shortfall)}")
         self.raises_shortfall = on_shortfall == "raise"
         self._max_record = 0
-        self._ends_with_loop = True
+        self._ends_with_loop = ends_with_loop
         self._credentials = credentials
         # Not the URL itself, which holds a password: whatever shows this object shows its attributes.
         self._make_store = (lambda: self._store_of(store)) if isinstance(store, str) else None
@@ -156,6 +163,7 @@ class Connection:
             on_event=None,
             namespace=namespace,
             credentials=credentials,
+            ends_with_loop=False,
         )
         self.store = self._store_of(store)
         self.behind_a_policy = isinstance(self.store, DegradingStore)
@@ -223,6 +231,11 @@ class Connection:
     def is_closing(self) -> bool:
         """True from the call of `aclose` until it has closed the store."""
         return self._closing is not None and not self._closing.done()
+
+    @property
+    def has_loop_ended(self) -> bool:
+        """True once its event loop has begun to end before `aclose`, until it is opened again."""
+        return self._ended
 
     async def open(self) -> None:
         """Open the store in the running event loop; again after closing, or where the former loop has ended.
@@ -316,8 +329,8 @@ class Connection:
         """
         if self._closed and self.engine is None and self._closing is None:
             return
-        # Not get_running_loop(): a forked child in its parent's loop has none.
-        if self.last_engine is not None and asyncio._get_running_loop() is not self.last_engine.loop:
+        # A forked child in its parent's loop has no running loop.
+        if self.last_engine is not None and running_loop() is not self.last_engine.loop:
             if not self._is_loop_gone():
                 raise wrong_loop()
             await self._close_without_loop()
@@ -420,9 +433,7 @@ class Connection:
 
         def on_breaker(reason: str, lasted: float) -> None:
             self.report(BreakerOpened(name, reason) if reason else BreakerClosed(name, lasted))
-            self.undo.store_is_back()
-            for reconciler in self._reconcilers.values():
-                reconciler.store_is_back(name.encode())
+            self.retry_now(name)
             if not reason:
                 self.returns.is_back(name.encode())
 
@@ -440,6 +451,15 @@ class Connection:
             min_batch=min_batch or self.min_batch,
             max_in_flight=max_in_flight,
         )
+
+    def retry_now(self, node: str) -> None:
+        """Try at once, without waiting for a pause to end: free the orphans, bring a node's records into the store.
+
+        `node`: the name of the store, or of a part of it, as `name_of` returns it.
+        """
+        self.undo.store_is_back()
+        for reconciler in self._reconcilers.values():
+            reconciler.store_is_back(node.encode())
 
     def count_for(self, counters: GateCounters) -> None:
         """Let these counters hear of batches and events; a callback of the user's for batches is called as well.
@@ -466,11 +486,18 @@ class Connection:
             counters = GateCounters()
             self.count_for(counters)
             self.watchers.counters = counters
-            for namespace in self.recent.namespaces():
-                counters.expect(namespace)
-            for namespace in self._with_ledgers:
-                counters.expect(namespace, "first")
+            for names in self.expected:
+                counters.expect(*names)
         return self.watchers.counters
+
+    @property
+    def expected(self) -> list[tuple[str, ...]]:
+        """Namespaces whose figures stand at 0 before the first operation; with "first" behind it, for its ids.
+
+        Each is what `GateCounters.expect` takes.
+        """
+        names: list[tuple[str, ...]] = [(namespace,) for namespace in self.recent.namespaces()]
+        return names + [(namespace, "first") for namespace in self._with_ledgers]
 
     def expect(self, namespace: str) -> None:
         """Take note that a namespace may be used, for its figures; `recent` knows it as long as it lives."""
@@ -540,6 +567,10 @@ class Connection:
             reconciler.wake()
         return self._closing is not None or not self._closed
 
+    def reconcilers(self) -> tuple[Reconciler, ...]:
+        """Return what brings journals into the store: one for each policy that has answered."""
+        return tuple(self._reconcilers.values())
+
     def journals(self) -> dict[str, int]:
         """Return how many records each journal has for the store, by the namespace of its policy's gate."""
         found = self._reconcilers.items()
@@ -602,7 +633,7 @@ class Connection:
         engine = self.engine
         if engine is None:
             raise self.not_open()
-        if asyncio._get_running_loop() is not engine.loop:
+        if running_loop() is not engine.loop:
             raise wrong_loop()
         return engine
 
@@ -621,7 +652,7 @@ class Connection:
         """Raise what `begin_afterwards` raises."""
         if not self._settles_afterwards or asyncio.current_task() in self._given_their_time:
             raise self.not_open()
-        if self.last_engine is not None and asyncio._get_running_loop() is not self.last_engine.loop:
+        if self.last_engine is not None and running_loop() is not self.last_engine.loop:
             raise wrong_loop()
 
     @property
@@ -633,7 +664,6 @@ class Connection:
     def _for_afterwards(self) -> Connection:
         connection = self._make_another()
         connection.incidents = None
-        connection._ends_with_loop = False
         connection.keep_records_of(self._max_record - RECORD_HEAD)
         return connection
 
@@ -653,6 +683,11 @@ class Connection:
     def store_time_us(self) -> int:
         """The store's time, in microseconds since 1970; 0 where it has told none."""
         return 0 if self._clocked is None else self._clocked.time_us
+
+    @property
+    def unfinished(self) -> int:
+        """How many tasks go on although their callers may be gone; `aclose` waits for them. See `keep`."""
+        return len(self._kept)
 
     def not_open(self) -> UsageError:
         """The error for a call before opening or after closing."""
@@ -674,6 +709,10 @@ class Connection:
                 self._tidy_at = max(_LEASES, 2 * len(self._renewals))
             queue = self._renewals[lease] = RenewalQueue(asyncio.get_running_loop(), lease)
         return queue
+
+    def waiting_renewals(self) -> list[Waiting]:
+        """Return the renewals that wait for the first third of their lease to be over."""
+        return [renewal for queue in self._renewals.values() for renewal in queue.waiting()]
 
     def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run work that must end even when its caller is cancelled; aclose waits for it."""

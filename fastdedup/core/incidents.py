@@ -34,6 +34,7 @@ from ..events import (
     Unreplayed,
     name_of,
 )
+from ..tasks import running_loop
 
 log = logging.getLogger("fastdedup.store")
 claims_log = logging.getLogger("fastdedup.claims")
@@ -274,7 +275,7 @@ class Incidents:
 
     def _look_later(self) -> None:
         """Look at the counts at the end of the window, where an event loop runs."""
-        loop = asyncio._get_running_loop()
+        loop = running_loop()
         if loop is None or (self._alarm is not None and self._loop is loop):
             return
         self._loop = loop

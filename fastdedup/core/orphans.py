@@ -138,13 +138,14 @@ class UndoList:
         self._submit = submit
         self._report = report
         self._asks = asks
-        self._most = most
-        # Mutable: what was given up, by store key and owner, the oldest first; the same of owners that look on; the
-        # entries of ids by place, some of which are over; the places that the store is asked about now, and when
-        # that ends; whether some are only watched; the pause before the next try, the timer that ends it, and the try
-        # itself.
+        self.most = most
+        """How many orphans are kept; the oldest beyond it are left to the end of their leases."""
+        self.looked_on: dict[Holding, GivenUp | None] = {}
+        """The orphans of owners that look on, which `while_it_waits` leaves alone; None for an owner without one."""
+        # Mutable: what was given up, by store key and owner, the oldest first; the entries of ids by place, some of
+        # which are over; the places that the store is asked about now, and when that ends; whether some are only
+        # watched; the pause before the next try, the timer that ends it, and the try itself.
         self._given_up: OrderedDict[Holding, GivenUp] = OrderedDict()
-        self._waiting: dict[Holding, GivenUp | None] = {}
         self._places: dict[bytes, list[bytes]] = {}
         self._under_way: set[bytes] = set()
         self._watches = False
@@ -184,8 +185,8 @@ class UndoList:
         terms = op.terms
         given_up = GivenUp(terms.consumes, None, fence, free_at, terms.keep_ms - terms.lease_ms)
         holding = op.wire, op.owner
-        if holding in self._waiting:
-            self._waiting[holding] = given_up
+        if holding in self.looked_on:
+            self.looked_on[holding] = given_up
         else:
             self._put(holding, given_up)
 
@@ -199,8 +200,8 @@ class UndoList:
             return
         holding, watched = (op.wire, op.owner), GivenUp(op.terms.consumes)
         watched.watch()
-        if holding in self._waiting:
-            self._waiting[holding] = self._waiting[holding] or watched
+        if holding in self.looked_on:
+            self.looked_on[holding] = self.looked_on[holding] or watched
             return
         self._watches = True
         self._put(holding, watched)
@@ -295,13 +296,17 @@ class UndoList:
         """Return what is to be taken back."""
         return list(self._given_up)
 
+    def orphans(self) -> list[tuple[Holding, GivenUp]]:
+        """Return the store key and owner of each claim or id that is to be freed, with what is known of it."""
+        return list(self._given_up.items())
+
     def keep(self, op: ClaimOp) -> bool:
         """Leave a claim alone: its owner was told of it after all, or asks for it again. True if it was given up."""
         holding = (op.wire, op.owner)
         given_up = self._given_up.pop(holding, None) if self._given_up else None
-        if holding in self._waiting:
-            given_up = given_up or self._waiting[holding]
-            self._waiting[holding] = None
+        if holding in self.looked_on:
+            given_up = given_up or self.looked_on[holding]
+            self.looked_on[holding] = None
         return given_up is not None
 
     @contextmanager
@@ -311,33 +316,33 @@ class UndoList:
         What is still given up at the end is taken back.
         """
         holding = (op.wire, op.owner)
-        if holding in self._waiting:
+        if holding in self.looked_on:
             yield
             return
-        self._waiting[holding] = self._given_up.pop(holding, None)
+        self.looked_on[holding] = self._given_up.pop(holding, None)
         try:
             yield
         finally:
-            given_up = self._waiting.pop(holding, None)
+            given_up = self.looked_on.pop(holding, None)
             if given_up is not None and not self._closed:
                 self._watches = self._watches or not given_up.is_pending
                 self._put(holding, given_up)
 
     def _put(self, holding: Holding, given_up: GivenUp) -> None:
         self._given_up[holding] = given_up
-        if len(self._given_up) > self._most and self._watches:
+        if len(self._given_up) > self.most and self._watches:
             # These first: nothing is likely to be left of them.
             self._watches = False
             for each in [each for each, kept in self._given_up.items() if not kept.is_pending]:
                 del self._given_up[each]
-        if len(self._given_up) > self._most:
+        if len(self._given_up) > self.most:
             (wire, _), _ = self._given_up.popitem(last=False)
             self._report(UndoOverflow(*names_of(wire)))
         self._try_later()
 
     def take_over(self, former: UndoList) -> None:
-        """Go on with what another list has left, whose event loop has ended."""
-        for holding, given_up in former._given_up.items():
+        """Free also the orphans of another list, whose event loop has ended."""
+        for holding, given_up in former.orphans():
             mine = GivenUp(given_up.consumed, given_up.id, given_up.fence, given_up.free_at, given_up.kept_ms)
             mine.removed = given_up.removed
             self._given_up.setdefault(holding, mine)
@@ -371,7 +376,7 @@ class UndoList:
         """Forget everything in a forked child: what the parent gave up, the parent takes back."""
         self._given_up.clear()
         self._places.clear()
-        self._waiting.clear()
+        self.looked_on.clear()
 
     def _try_later(self) -> None:
         # A timer, not a task that sleeps: a program that ends without closing leaves no task behind.

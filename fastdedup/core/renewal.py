@@ -20,7 +20,7 @@ class Renewal:
     is held itself, until `stop`, which the claim's caller calls in any case.
     """
 
-    __slots__ = ("_lease", "_life", "_loop", "_owned", "_queue", "_task", "began")
+    __slots__ = ("_lease", "_life", "_loop", "_owned", "_queue", "began", "task")
 
     def __init__(
         self, life: Renewable, lease: float, queue: RenewalQueue, began: float, *, owned: bool = False
@@ -32,16 +32,16 @@ class Renewal:
         self._queue = queue
         self.began = began
         """When the lease began, in the loop's time: when the claim was sent, not when its answer was read."""
-        # Mutable: most claims are settled before the first third is over, and never need a task.
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
+        """What renews; None before the first third is over. Most claims are settled before, and never need one."""
         queue.add(self)
 
     def stop(self) -> None:
         """Renew no more."""
         self._owned = self._life = None  # whoever moves a test's clock asks for the claim
         self._queue.remove(self)
-        if self._task is not None:
-            self._task.cancel()
+        if self.task is not None:
+            self.task.cancel()
 
     def held(self) -> Renewable | None:
         """Return the claim's life, or None if it is not to be renewed any more."""
@@ -51,7 +51,7 @@ class Renewal:
         """The first third is over: renew from now on."""
         if self.held() is not None:
             work = keep_renewed(self.held, self._loop, self.began, self._lease)
-            self._task = self._loop.create_task(work, name="fastdedup-renewal")
+            self.task = self._loop.create_task(work, name="fastdedup-renewal")
 
 
 class RenewalQueue:
@@ -69,6 +69,10 @@ class RenewalQueue:
     def waits(self) -> bool:
         """True while any is to be started."""
         return bool(self._waiting)
+
+    def waiting(self) -> list[Waiting]:
+        """Return those that are to be started, in the order in which they start."""
+        return list(self._waiting)
 
     def add(self, renewal: Waiting) -> None:
         """Start it a third of the lease after it began."""

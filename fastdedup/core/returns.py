@@ -12,17 +12,18 @@ class Returns:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[bytes, set[asyncio.Future[None]]] = {}
+        self.waiting: dict[bytes, set[asyncio.Future[None]]] = {}
+        """A future for each caller that waits, by the name of the part of the store."""
 
     def count(self, part: bytes) -> int:
         """Return how many wait for this part."""
-        return len(self._waiting.get(part, ()))
+        return len(self.waiting.get(part, ()))
 
     async def wait(self, part: bytes, seconds: float) -> None:
         """Wait until the part is back, for `seconds` at most."""
         loop = asyncio.get_running_loop()
         is_back: asyncio.Future[None] = loop.create_future()
-        waiting = self._waiting.setdefault(part, set())
+        waiting = self.waiting.setdefault(part, set())
         waiting.add(is_back)
         alarm = loop.call_later(seconds, wake, is_back)
         try:
@@ -30,22 +31,22 @@ class Returns:
         finally:
             alarm.cancel()
             waiting.discard(is_back)
-            if not waiting and self._waiting.get(part) is waiting:
-                del self._waiting[part]
+            if not waiting and self.waiting.get(part) is waiting:
+                del self.waiting[part]
 
     def is_back(self, part: bytes) -> None:
         """Wake all who wait for this part."""
-        for future in self._waiting.pop(part, ()):
+        for future in self.waiting.pop(part, ()):
             wake(future)
 
     def are_back(self) -> None:
         """Wake everybody: the gate is closed."""
-        for part in list(self._waiting):
+        for part in list(self.waiting):
             self.is_back(part)
 
     def close(self) -> None:
         """Wake nobody any more: the event loop of those who wait is gone."""
-        self._waiting.clear()
+        self.waiting.clear()
 
 
 def wake(future: asyncio.Future[None]) -> None:

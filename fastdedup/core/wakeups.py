@@ -18,7 +18,8 @@ class Wakeups:
 
     def __init__(self) -> None:
         self._freed: dict[bytes, asyncio.Future[None]] = {}
-        self._count: dict[bytes, int] = {}
+        self.waiting: dict[bytes, int] = {}
+        """How many callers wait for each store key."""
         self.overheard_by: set[Callable[[bytes | None], None]] = set()
         """Told of each key as well: who waits in other processes, behind the sidecar."""
         # Mutable: why the store tells of no freed keys; since when, in the loop's time; whether `why_deaf` said so.
@@ -51,13 +52,13 @@ class Wakeups:
         future = self._freed.get(wire)
         if future is None or future.done():
             future = self._freed[wire] = asyncio.get_running_loop().create_future()
-        self._count[wire] = self._count.get(wire, 0) + 1
+        self.waiting[wire] = self.waiting.get(wire, 0) + 1
         try:
             yield future
         finally:
-            self._count[wire] -= 1
-            if not self._count[wire]:
-                del self._count[wire]
+            self.waiting[wire] -= 1
+            if not self.waiting[wire]:
+                del self.waiting[wire]
                 self._freed.pop(wire, None)
 
     def close(self) -> None:

@@ -163,7 +163,7 @@ def sell(url: str, prefix: str, *, buyers: int, clicks: int, stock: int) -> Repo
             tokens = [wire.issue(f"buyer:{number}") for number in range(buyers)]
         jobs = [Job(str(path), number, PROCESSES, clicks, tokens) for number in range(PROCESSES)]
         books, seconds = _run(jobs, stock)
-    shop, crowd = _put_together(books, tokens, clicks)
+    shop, crowd = put_together(books, tokens, clicks)
     return make_report(shop, crowd, buyers=buyers, clicks=clicks, stock=stock, seconds=seconds)
 
 
@@ -179,7 +179,7 @@ def _run(jobs: list[Job], stock: int) -> tuple[list[Books], float]:
         return [future.result() for future in futures], perf_counter() - started
 
 
-def _put_together(books: list[Books], tokens: list[str], clicks: int) -> tuple[Shop, Crowd]:
+def put_together(books: list[Books], tokens: list[str], clicks: int) -> tuple[Shop, Crowd]:
     """Add up the books of all processes in those of one shop and its crowd."""
     shop = Shop(cast(Any, None), 0)  # without a `Dedup`, because the sidecar has it
     crowd = Crowd(shop, clicks)

@@ -65,9 +65,10 @@ class LastSeen:
     def __init__(self, store: MemoryStore, pinned: Callable[[bytes], bool]) -> None:
         self._store = store
         self._pinned = pinned
-        # Mutable: the keys that may be dropped, the longest unused first; when the next lease of the others ends.
         # Not a plain dict, whose first key is found behind all that were removed before it: 100 µs in a full policy.
-        self._spare: OrderedDict[bytes, None] = OrderedDict()
+        self.spare: OrderedDict[bytes, None] = OrderedDict()
+        """The store keys of records that may be dropped, the longest unused first."""
+        # Mutable: when the next lease of the others ends.
         self._next_end = 0
         self.blind_until = 0
         """ms since 1970. Until then a claim made in the store may be live for which there was no room here."""
@@ -91,19 +92,19 @@ class LastSeen:
 
     def used(self, wire: bytes) -> None:
         """Drop this key later than the others."""
-        if wire in self._spare:
-            self._spare.move_to_end(wire)
+        if wire in self.spare:
+            self.spare.move_to_end(wire)
 
     def pin(self, wire: bytes) -> None:
         """Never drop this key: its record was changed here, and the store does not have it."""
-        self._spare.pop(wire, None)
+        self.spare.pop(wire, None)
 
     def keep(self, wire: bytes, entry: Entry | None) -> None:
         """Treat a record that the store has adopted as one that was seen there."""
         if entry is None or entry.state in "IR":
             self.drop(wire)
         elif entry.state not in "PW":
-            self._spare[wire] = None
+            self.spare[wire] = None
         elif entry.token:
             self._store.keep(wire, entry, entry.until)
         else:
@@ -111,13 +112,13 @@ class LastSeen:
 
     def drop(self, wire: bytes) -> None:
         """Forget a record."""
-        self._spare.pop(wire, None)
+        self.spare.pop(wire, None)
         self._store.drop(wire)
 
     def drop_oldest(self) -> bool:
         """Drop the longest unused record; False where no record may be dropped."""
-        while self._spare or self._find_ended():
-            wire = next(iter(self._spare))
+        while self.spare or self._find_ended():
+            wire = next(iter(self.spare))
             held = self._store.entry(wire) is not None
             self.drop(wire)
             if held:
@@ -133,10 +134,10 @@ class LastSeen:
         for wire, entry in self._store:
             if entry.state in "PW" and not self._pinned(wire):
                 if entry.until <= now:
-                    self._spare[wire] = None
+                    self.spare[wire] = None
                 else:
                     self._next_end = min(self._next_end, entry.until)
-        return bool(self._spare)
+        return bool(self.spare)
 
     def _saw_claim(self, op: ClaimOp, verdict: Verdict) -> None:
         # Every claim comes by here, so this calls no function that it can do without.
@@ -211,12 +212,12 @@ class LastSeen:
         except UnavailableError:  # no room for its result
             self.drop(op.wire)
             return
-        self._spare[op.wire] = None
+        self.spare[op.wire] = None
         self._trim()
 
     def _put(self, wire: bytes, entry: Entry, expires: int, known: Entry | None) -> None:
         held = entry.state == "P" and entry.owner != NOBODY
-        self._spare.pop(wire, None)
+        self.spare.pop(wire, None)
         if known is not None:
             self._store.drop(wire)  # it is put anew: its payload may need more room than before
         try:
@@ -226,16 +227,16 @@ class LastSeen:
                 self.blind_until = max(self.blind_until, entry.until)
             return
         if not held:
-            self._spare[wire] = None
+            self.spare[wire] = None
             self._trim()
         elif entry.until < self._next_end:
             self._next_end = entry.until
 
     def _trim(self) -> None:
         """Remove the keys of expired records: the memory store tells nobody when it drops those."""
-        if len(self._spare) > 2 * len(self._store) + _SPARE_SLACK:
-            kept = (wire for wire in self._spare if self._store.entry(wire) is not None)
-            self._spare = OrderedDict.fromkeys(kept)
+        if len(self.spare) > 2 * len(self._store) + _SPARE_SLACK:
+            kept = (wire for wire in self.spare if self._store.entry(wire) is not None)
+            self.spare = OrderedDict.fromkeys(kept)
 
 
 def same(known: str, told: str) -> bool:

@@ -100,11 +100,14 @@ class LocalLRU:
         self._maxsize = maxsize
         self._max_bytes = max_bytes
         self._journal = Journal()
-        self._store = MemoryStore(
+        self.records = MemoryStore(
             maxsize=maxsize, max_bytes=max_bytes, clock=clock, make_room=self._drop_oldest
         )
-        self._last_seen = LastSeen(self._store, pinned=lambda wire: self._journal.get(wire) is not None)
-        self._ids = LocalIds(self._store, self._journal)
+        """The records that it has made, or that the store has told it of. For tests and figures: only read them."""
+        self.last_seen = LastSeen(self.records, pinned=lambda wire: self._journal.get(wire) is not None)
+        """Which of `records` the store has, too, so that they may be dropped."""
+        self.ids = LocalIds(self.records, self._journal)
+        """The ids of ledgers, as `records`."""
 
     def __repr__(self) -> str:
         return f"LocalLRU(maxsize={self._maxsize})"
@@ -121,11 +124,11 @@ class LocalLRU:
             return self._answer_ledger(op, error)
         if isinstance(op, RememberedClaimOp | RememberedSettleOp):
             return self._answer_remembered(op, error)
-        return self._answer_record(op, error, self._store.apply)
+        return self._answer_record(op, error, self.records.apply)
 
     def _answer_record(self, op: Op, error: UnavailableError, apply: Callable[[Any], Reply]) -> Reply:
-        now = self._store.now()
-        entry, line = self._store.entry(op.wire), self._journal.get(op.wire)
+        now = self.records.now()
+        entry, line = self.records.entry(op.wire), self._journal.get(op.wire)
         self._check(op, entry, line, now, error)
         former = Former(entry)
         reply = apply(op)
@@ -133,7 +136,7 @@ class LocalLRU:
             reply.degraded = True
         if entry is not None:
             self._bind(op, entry, line, former, reply, now)
-        self._last_seen.used(op.wire)
+        self.last_seen.used(op.wire)
         self._note(op, former)
         return reply
 
@@ -144,17 +147,17 @@ class LocalLRU:
     ) -> Reply:
         if not op.id:
             raise error  # made by a program that does not tell it
-        now = self._store.now()
-        if not self._ids.finds(op):
+        now = self.records.now()
+        if not self.ids.finds(op):
             return Code.STALE  # its caller asks for the form, and comes again
         if isinstance(op, RememberedSettleOp):
             return self._answer_record(op, error, self._complete)
-        entry = self._store.entry(op.wire)
-        if self._ids.is_done(op) and is_free(entry, op.fingerprint, now):
+        entry = self.records.entry(op.wire)
+        if self.ids.is_done(op) and is_free(entry, op.fingerprint, now):
             return Verdict(Outcome.SUCCEEDED, degraded=True)
         if entry is not None and entry.state in SETTLED:
             return self._answer_record(op, error, self._apply_alone)
-        line, is_new = self._ids.will_look(op.seen())  # before the claim, as there may be no room for it
+        line, is_new = self.ids.will_look(op.seen())  # before the claim, as there may be no room for it
         try:
             reply = self._answer_record(op, error, self._apply_alone)
             if type(reply) is Verdict and reply.outcome is Outcome.ACQUIRED:
@@ -165,24 +168,24 @@ class LocalLRU:
                 self._journal.strike(line.wire)
 
     def _apply_alone(self, op: RememberedClaimOp | RememberedSettleOp) -> Reply:
-        return self._store.apply(without_ledger(op))
+        return self.records.apply(without_ledger(op))
 
     def _complete(self, op: RememberedSettleOp) -> Reply:
         """Settle a claim, and remember its id. The record stays for as long, so that a conflict is found later."""
-        entry = self._store.entry(op.wire)
+        entry = self.records.entry(op.wire)
         if entry is None or entry.state not in LIVE or not is_of(entry, op):
             return self._apply_alone(op)
         # Not the nonce of the store's completions, by which two processes that did the work would count as one.
         nonce = without_patience(blake2b(op.owner + b"%d" % entry.fence, digest_size=NONCE_BYTES).digest())
         first = FirstOp(op.bucket, op.digest + nonce, op.ledger_terms, op.id)
-        self._ids.answer(first, UnavailableError("the id is not known"))
+        self.ids.answer(first, UnavailableError("the id is not known"))
         try:
             code = self._apply_alone(op)
         except UnavailableError:  # no room for the result
-            self._ids.took_back(first)
+            self.ids.took_back(first)
             raise
         self._journal.note(op.wire, op.id.decode(), Holding(entry.owner, entry.fence))
-        self._store.keep(op.wire, entry, self._store.now() + op.ledger_terms.window_ms)
+        self.records.keep(op.wire, entry, self.records.now() + op.ledger_terms.window_ms)
         self._journal.lines[op.wire].echo_ms = min(op.keep_ms, ECHO_MS)
         line = self._journal.get(first.place)
         if isinstance(line, IdLine):
@@ -191,24 +194,24 @@ class LocalLRU:
         return code
 
     def _answer_ledger(self, op: LedgerOps, error: UnavailableError) -> Reply:
-        reply = self._ids.answer(op, error)
-        self._journal.sweep(len(self._store) + len(self._store.ledgers), self._stands)
+        reply = self.ids.answer(op, error)
+        self._journal.sweep(len(self.records) + len(self.records.ledgers), self._stands)
         return reply
 
     def _drop_oldest(self) -> bool:
         """Make room: an id is dropped before a record, which says more and is dearer to do again."""
-        return self._ids.drop_oldest() or self._last_seen.drop_oldest()
+        return self.ids.drop_oldest() or self.last_seen.drop_oldest()
 
     def holds_id(self, op: IdOp) -> bool:
         """True for an id that was remembered or forgotten while degraded, until the store knows that."""
-        return self._ids.holds(op)
+        return self.ids.holds(op)
 
     def holds(self, wire: bytes) -> bool:
         """True for a key that was changed while degraded, until the store has adopted that."""
         line = self._journal.lines.get(wire)
         if line is None:
             return False
-        if self._store.holds(wire) or line.forgotten:
+        if self.records.holds(wire) or line.forgotten:
             return True
         self._journal.strike(wire)  # expired here, as it would have expired there
         return False
@@ -227,7 +230,7 @@ class LocalLRU:
         elif entry is None:
             if not makes_a_record(op):
                 raise error
-            if now < self._last_seen.blind_until:
+            if now < self.last_seen.blind_until:
                 raise UnavailableError(
                     f"the store has more live claims than {self!r} can hold, and this key may be one of them; "
                     "raise maxsize, or try again when the store is back"
@@ -244,7 +247,7 @@ class LocalLRU:
         self, op: Op, entry: Entry, line: JournalLine | None, former: Former, reply: Reply, now: int
     ) -> None:
         """Keep a record within the limits of the store's record: its lease, and a token's time."""
-        present = self._store.entry(op.wire)
+        present = self.records.entry(op.wire)
         if present is entry and line is None and isinstance(op, ClaimOp) and entry.state in "PW":
             # The owner gets its own claim back with the lease as it was: the store does not know of a longer one.
             entry.until = former.until
@@ -253,20 +256,20 @@ class LocalLRU:
         if present is not None and present.token and present.expires < former.expires:
             # The store may have the token as issued, so its use is remembered for as long as it is valid there.
             present.until = max(present.until, former.expires) if present.state in "SF" else present.until
-            self._store.keep(op.wire, present, former.expires)
+            self.records.keep(op.wire, present, former.expires)
 
     def _note(self, op: Op, former: Former) -> None:
-        entry, line = self._store.entry(op.wire), self._journal.get(op.wire)
+        entry, line = self.records.entry(op.wire), self._journal.get(op.wire)
         if line is not None and former.holding and (entry is None or entry.owner != former.holding.owner):
             line.gave_way(former.holding)
         if entry is None:
             self._gone(op.wire, line)
         elif mark(entry) != former.mark:
-            self._last_seen.pin(op.wire)
+            self.last_seen.pin(op.wire)
             self._journal.note(op.wire, getattr(op, "key", "") or names_of(op.wire)[1], former.holding)
-            self._journal.sweep(len(self._store), self._stands)
+            self._journal.sweep(len(self.records), self._stands)
             if isinstance(entry, SeenEntry):  # a ledger may know its id by the time when the record may come
-                self._ids.let_wait(op.wire, entry.seen)
+                self.ids.let_wait(op.wire, entry.seen)
         if entry is not None and isinstance(op, ClaimOp) and entry.owner != op.owner and was_accepted(op):
             self._got_no_reply(op)
 
@@ -278,7 +281,7 @@ class LocalLRU:
 
     def _stands(self, wire: bytes) -> bool:
         line = self._journal.get(wire)
-        return self._ids.stands(line) if isinstance(line, IdLine) else self._store.entry(wire) is not None
+        return self.ids.stands(line) if isinstance(line, IdLine) else self.records.entry(wire) is not None
 
     def _gone(self, wire: bytes, line: JournalLine | None) -> None:
         """Note that a key was forgotten: where the store may have a record of it, that must be removed, too."""
@@ -291,14 +294,14 @@ class LocalLRU:
 
     def hear_time(self, time_us: int) -> None:
         """Give fences by the store's clock: this process's clock may be ahead, and its fences not be adopted."""
-        self._store.hear_time(time_us)
+        self.records.hear_time(time_us)
 
     def saw(self, op: Op, reply: Reply) -> None:
         """Remember what the store says of a key, unless a journal line says that this process knows better."""
         if type(op) is not ClaimOp and isinstance(op, LEDGER_OPS):
-            self._ids.saw(op, reply)
+            self.ids.saw(op, reply)
         elif op.wire not in self._journal.lines or self._was_under_way(op, reply):
-            self._last_seen.saw(op, reply)
+            self.last_seen.saw(op, reply)
             if isinstance(op, _REMEMBERED_OPS):
                 self._saw_remembered(op, reply)
 
@@ -307,9 +310,9 @@ class LocalLRU:
             done = reply.outcome is Outcome.SUCCEEDED
             # An owner that gets its own claim back says nothing of the id: a call of `first` may have remembered it.
             if done or (reply.outcome is Outcome.ACQUIRED and reply.fresh):
-                self._ids.saw_claim(op, done)
+                self.ids.saw_claim(op, done)
         elif reply is Code.OK or reply is Code.UNCONFIRMED:
-            self._ids.saw_claim(op, done=True)
+            self.ids.saw_claim(op, done=True)
 
     def _was_under_way(self, op: Op, reply: Reply) -> bool:
         """Judge the reply to an operation that was under way when the line began; True where the line is void."""
@@ -317,7 +320,7 @@ class LocalLRU:
             return self._moved_under_way(op, reply)
         if type(reply) is not Verdict or reply.outcome is not Outcome.ACQUIRED:
             return False
-        now, entry, line = self._store.now(), self._store.entry(op.wire), self._journal.lines[op.wire]
+        now, entry, line = self.records.now(), self.records.entry(op.wire), self._journal.lines[op.wire]
         live = entry is not None and entry.state in "PW" and entry.until > now
         if entry is not None and (live or entry.state in "SFM"):
             if isinstance(op, ClaimOp) and op.owner != entry.owner:
@@ -336,7 +339,7 @@ class LocalLRU:
             op.unsure = False  # the store has told what it did
         if not isinstance(reply, Moved) or reply.code is not Code.OK:
             return False
-        if self._store.now() and self._store.entry(op.wire) is None:
+        if self.records.now() and self.records.entry(op.wire) is None:
             self._journal.strike(op.wire)
             return True
         self._journal.lines[op.wire].gave_way(Holding(op.change, reply.version))
@@ -344,14 +347,14 @@ class LocalLRU:
 
     def gave_up(self, wire: bytes, owner: bytes) -> None:
         """Let a claim give way whose caller was cancelled: it holds the key in the store for nobody, if at all."""
-        self._ids.gave_up(wire, owner)
-        line, entry = self._journal.get(wire), self._store.entry(wire)
+        self.ids.gave_up(wire, owner)
+        line, entry = self._journal.get(wire), self.records.entry(wire)
         if line is not None and (entry is None or entry.owner != owner):
             line.got_no_reply(owner)
 
     def took_back(self, op: FirstOp) -> None:
         """Forget an id that a call has remembered here and that ends in an error."""
-        self._ids.took_back(op)
+        self.ids.took_back(op)
 
     # Into the store
 
@@ -367,12 +370,12 @@ class LocalLRU:
 
     def next_operations(self, most: int, lane: bytes = NEW) -> Sequence[JournalOp]:
         """Return operations for the oldest lines of a lane; strike the lines whose record has expired."""
-        now = self._store.now()
+        now = self.records.now()
         ops: list[JournalOp] = []
         forms: dict[bytes, LedgerOp] = {}
         while not forms and len(ops) < most and (lines := self._journal.take(most - len(ops), lane)):
             for wire, line in lines:
-                if line.id_line is not None and self._store.entry(wire) is not None:
+                if line.id_line is not None and self.records.entry(wire) is not None:
                     continue  # it stays taken until its id's line is settled, which lets it be sent again
                 op = self._sent(wire, line, now)
                 if op is None:
@@ -386,10 +389,10 @@ class LocalLRU:
 
     def _sent(self, wire: bytes, line: JournalLine, now: int) -> JournalOp | None:
         if isinstance(line, IdLine):
-            return self._ids.next_operation(line, now)
+            return self.ids.next_operation(line, now)
         if line.forgotten:
             return removal(wire, line.found)
-        entry = self._store.entry(wire)
+        entry = self.records.entry(wire)
         if entry is None:
             return None
         line.sent = mark(entry)
@@ -402,9 +405,9 @@ class LocalLRU:
         self, op: JournalOp, reply: Adopted | Stored | StoredForm | Code
     ) -> Conflict | Unreplayed | None:
         """Take the store's reply. A record that was changed here since it was sent is sent again."""
-        self._store.now()
+        self.records.now()
         if isinstance(op, LedgerOp | FirstOp | SeenOp | ForgetIdOp):
-            return self._ids.adopted(op, reply)
+            return self.ids.adopted(op, reply)
         if isinstance(reply, StoredForm):
             return None
         line = self._journal.get(op.wire)
@@ -426,14 +429,14 @@ class LocalLRU:
     def _judged(self, op: AdoptOp, line: JournalLine | None, *, stands: bool) -> None:
         if line is None:
             return  # the record expired, or the store's record replaced it: the one here was seen since
-        entry = self._store.entry(op.wire)
+        entry = self.records.entry(op.wire)
         if line.forgotten or (entry is not None and mark(entry) != line.sent):
             self._journal.again(op.wire, base=holding_of(op.record) if stands else None)
             return
         self._journal.strike(op.wire)
         if entry is not None and line.echo_ms and entry.state == "S":
-            self._store.keep(op.wire, entry, self._store.now() + op.record.ttl_ms)
-        self._last_seen.keep(op.wire, entry) if stands else self._last_seen.drop(op.wire)
+            self.records.keep(op.wire, entry, self.records.now() + op.record.ttl_ms)
+        self.last_seen.keep(op.wire, entry) if stands else self.last_seen.drop(op.wire)
 
     def _looked(self, line: JournalLine | None, reply: object) -> None:
         """Take the store's record of a forgotten key, which is removed next, or the reply to its removal."""
@@ -451,7 +454,7 @@ class LocalLRU:
     def put_back(self, op: JournalOp, *, asked: bool, lane: bytes = NEW) -> Unreplayed | None:
         """Keep an operation for later. A removal is not sent twice: it might remove the next owner's record."""
         if isinstance(op, FirstOp | SeenOp | ForgetIdOp):
-            return self._ids.put_back(op, asked=asked, lane=lane)
+            return self.ids.put_back(op, asked=asked, lane=lane)
         line = self._journal.get(op.wire)
         if line is None:
             return None
@@ -461,7 +464,7 @@ class LocalLRU:
             return Unreplayed(namespace, key, "", "whether the store has forgotten it is unknown")
         if isinstance(op, AdoptOp) and asked and line.found is None:
             line.asked = True
-            entry = self._store.entry(op.wire)
+            entry = self.records.entry(op.wire)
             if entry is None or entry.owner != op.record.owner:
                 line.gave_way(holding_of(op.record))
         line.found = None
@@ -469,7 +472,7 @@ class LocalLRU:
         return None
 
     def _forgotten(self, line: JournalLine) -> None:
-        if self._store.entry(line.wire) is None:
+        if self.records.entry(line.wire) is None:
             self._journal.strike(line.wire)
             return
         line.forgotten, line.found, line.base = False, None, None
@@ -477,13 +480,13 @@ class LocalLRU:
 
     def give_up(self) -> Sequence[Unreplayed]:
         """Return an event for each record that the store never got."""
-        now = self._store.now()
+        now = self.records.now()
         left = []
         for wire, line in self._journal.all():
             if isinstance(line, IdLine):
-                left += self._ids.give_up(line)
+                left += self.ids.give_up(line)
                 continue
-            entry = self._store.entry(wire)
+            entry = self.records.entry(wire)
             if line.forgotten or (entry is not None and (entry.state in "SFIM" or entry.until > now)):
                 owner = "" if entry is None else text_of(entry.owner)
                 left.append(

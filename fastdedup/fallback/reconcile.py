@@ -89,6 +89,11 @@ class Reconciler:
         if running is not None:
             running.is_back.set()
 
+    def cancel(self) -> None:
+        """Stop trying at once, without waiting for the tasks to end. The journal keeps its lines."""
+        for running in self._running.values():
+            running.task.cancel()
+
     async def finish(self, timeout: float) -> None:
         """Try once more, for `timeout` seconds."""
         tasks = [running.task for running in self._running.values()]

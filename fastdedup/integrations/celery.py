@@ -160,11 +160,11 @@ class TaskGate:
         self._way = BlockingWay(
             rules,
             dedup,
-            lambda error: _recorded(task._app, error),
+            lambda error: _recorded(task.app, error),
             task.remember,
             _plain(task, "resolve"),
         )
-        _check_ttl(dedup.settings.ttl if task.remember is None else task.remember.window, task._app)
+        _check_ttl(dedup.settings.ttl if task.remember is None else task.remember.window, task.app)
 
     def key_of(self, args: Any, kwargs: Any) -> str:
         """Return the key for a call's arguments.

@@ -208,7 +208,7 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
             except KafkaError as error:
                 if (faults := faults + 1) > _FAULTS:
                     raise
-                log.warning("consumer %r: %s: %s", self._name, type(error).__name__, error)
+                log.warning("consumer %r: %s: %s", self.name, type(error).__name__, error)
                 with self._wakeable():
                     await anyio.sleep(_POLL)
             else:
@@ -271,7 +271,7 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         if self._producer is None:
             log.error("the dead letter stays at %s, and is skipped", _place(record))
             return
-        ours = {**dead_letter_headers({}, decision, self._name), ORIGIN: _place(record)}
+        ours = {**dead_letter_headers({}, decision, self.name), ORIGIN: _place(record)}
         theirs = [(name, value) for name, value in record.headers if name not in ours and name != AGAIN]
         producer = self._producer
 
@@ -322,7 +322,7 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
             try:
                 await self._kafka.commit(offsets)
             except (CommitFailedError, IllegalStateError) as error:
-                log.warning("consumer %r: its partitions were taken from it: %s", self._name, error)
+                log.warning("consumer %r: its partitions were taken from it: %s", self.name, error)
                 return
             for place, done_to in offsets.items():
                 if place in self._partitions:

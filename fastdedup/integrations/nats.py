@@ -226,7 +226,7 @@ class Consumer(PullingConsumer[Msg]):
         except ConnectionClosedError:
             raise
         except Error as error:
-            log.warning("consumer %r: a message is delivered again: its ack failed: %s", self._name, error)
+            log.warning("consumer %r: a message is delivered again: its ack failed: %s", self.name, error)
 
     async def _tell(self, message: Msg, decision: Decision) -> None:
         if decision.action is Action.ACK:
@@ -244,7 +244,7 @@ class Consumer(PullingConsumer[Msg]):
         if (dead_letter := self._dead_letter) is None:
             log.error("the dead letter stays at %s, and is skipped", sequence(message))
             return
-        ours = {**dead_letter_headers({}, decision, self._name), ORIGIN: sequence(message)}
+        ours = {**dead_letter_headers({}, decision, self.name), ORIGIN: sequence(message)}
         theirs = {
             name: value
             for name, value in (message.headers or {}).items()
@@ -254,7 +254,7 @@ class Consumer(PullingConsumer[Msg]):
         async def publish(headers: Headers) -> None:
             lines = {name: " ".join(str(value).split()) for name, value in headers}
             # Not the publisher's: the server drops what it has, be it another consumer's dead letter or a later one.
-            lines[MESSAGE_ID] = f"dead:{self._name}:{sequence(message)}"
+            lines[MESSAGE_ID] = f"dead:{self.name}:{sequence(message)}"
             check_size(self._jetstream._nc, message.data, lines)
             await self._jetstream.publish(dead_letter, message.data, headers=lines)
 

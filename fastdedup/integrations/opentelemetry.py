@@ -252,7 +252,7 @@ def instrument(
             connection.count().durations = Histograms(connection, meter_provider)
 
     if isinstance(dedup, SyncDedup):
-        processes = dedup._per_process
+        processes = dedup.per_process
         processes.on_made(lambda made: attach(made.gate.connection))
         observations_of(meter_provider).add(processes, lambda: processes.present.gate.connection)
     elif isinstance(dedup, Dedup):

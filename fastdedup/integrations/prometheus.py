@@ -49,7 +49,7 @@ class FastdedupCollector(BaseCollector):
             connection = watched.gate.connection
             self._gates[id(connection)] = lambda: watched
         elif isinstance(watched, SyncDedup):
-            processes = watched._per_process
+            processes = watched.per_process
             processes.on_made(count)
             self._gates[id(processes)] = lambda: processes.present
         elif is_watchable(watched):

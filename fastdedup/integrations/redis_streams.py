@@ -278,7 +278,7 @@ class Consumer(PullingConsumer[StreamEntry]):
         except _AWAY as error:
             log.warning(
                 "consumer %r: XACK failed, so %s from %s on will be delivered again: %s",
-                self._name,
+                self.name,
                 "an entry" if len(ids) == 1 else f"{len(ids)} entries",
                 ids[0],
                 error,
@@ -288,7 +288,7 @@ class Consumer(PullingConsumer[StreamEntry]):
         if self._dead_letter is None:
             log.error("the dead letter stays at %s, and is skipped", entry_id(entry))
             return
-        ours = {**dead_letter_headers({}, decision, self._name), ORIGIN: entry_id(entry)}
+        ours = {**dead_letter_headers({}, decision, self.name), ORIGIN: entry_id(entry)}
         theirs = {name: value for name, value in entry.fields.items() if _text(name) not in {*ours, AGAIN}}
         async with self._laying:
             await self._redis.xadd(self._dead_letter, {**theirs, **ours})

@@ -44,7 +44,7 @@ class WatchedMessages:
     def add(self, watched: Any) -> None:
         """Show the counts of a consumer or an inbox as well; `is_watchable` says whether it is one."""
         if _is_inbox(watched):
-            self._inboxes[id(watched._rules)] = watched._rules
+            self._inboxes[id(watched.rules)] = watched.rules
         else:
             self._consumers[id(watched)] = watched
 
@@ -82,7 +82,7 @@ class WatchedMessages:
         sums: Counted = Counter()
         for consumer in list(self._consumers.values()):
             if hasattr(consumer, "is_running"):
-                sums[consumer._name,] += consumer.is_running
+                sums[consumer.name,] += consumer.is_running
         return sums
 
     def _received(self) -> Counted:
@@ -106,10 +106,10 @@ def is_watchable(watched: Any) -> bool:
 
 
 def _is_inbox(watched: Any) -> bool:
-    return hasattr(getattr(watched, "_rules", None), "received")
+    return hasattr(getattr(watched, "rules", None), "received")
 
 
 def counts_of(consumer: Any) -> Mapping[str, Any]:
     """Return a consumer's counts by its name; a middleware of several queues has several."""
     counts = consumer.counts
-    return counts if isinstance(counts, Mapping) else {consumer._name: counts}
+    return counts if isinstance(counts, Mapping) else {consumer.name: counts}

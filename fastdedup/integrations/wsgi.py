@@ -130,8 +130,8 @@ class WsgiGuard:
 
 def _patiently(dedup: Dedup, claim: Callable[[AsyncDedup, float], ClaimCall], wait: float) -> Claim:
     """Claim, and wait for an owner at work only, as `patiently` in guard.py."""
-    background, behind = dedup._dedup.get()
-    seconds = dedup._per_process.seconds
+    background, behind = dedup.bound.get()
+    seconds = dedup.per_process.seconds
     first = claim(behind, 0.0)
     first.will_wait = wait > 0.0
     found = answered(background, first, seconds)

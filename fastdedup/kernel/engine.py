@@ -110,8 +110,9 @@ class Engine:
         self._now = 0.0
         self._deadline = Deadline(self._loop, timeout, self._earliest_deadline, self._come_due)
         self._drained: asyncio.Future[None] | None = None
-        # Mutable: for each key the claim that leads; those of waiters that surely were not sent yet.
-        self._leaders: dict[bytes, ClaimOp] = {}
+        self.leaders: dict[bytes, ClaimOp] = {}
+        """For each store key the claim that leads: the one whose answer decides for its followers."""
+        # Mutable: the leaders of waiters that surely were not sent yet.
         self._unsent: dict[bytes, ClaimOp] = {}
         self._in_child = InChild(self._leave_to_parent)
         self.named = NamedClaims()
@@ -173,7 +174,7 @@ class Engine:
         op.future = taker
         if op.named or not op.terms.shared:
             return self._claim_alone(op)
-        leader = self._leaders.setdefault(op.wire, op)
+        leader = self.leaders.setdefault(op.wire, op)
         if leader is not op:
             return self._follow(leader, op)
         self._pending += 1
@@ -187,7 +188,7 @@ class Engine:
         Also a claim whose success a ledger remembers: it leads or follows, and its queue is not the plain claims'.
         """
         if op.terms.remembered and not op.named:
-            leader = self._leaders.setdefault(op.wire, op)
+            leader = self.leaders.setdefault(op.wire, op)
             if leader is not op:
                 return self._follow(leader, op)
         self._put(op)
@@ -203,7 +204,7 @@ class Engine:
             return op.future
         if op.terms.watch and self._unsent.get(op.wire) is not leader:
             # The store may have answered the leader before this waiter began to listen: its news would be lost.
-            self._leaders[op.wire] = self._unsent[op.wire] = op
+            self.leaders[op.wire] = self._unsent[op.wire] = op
             self._put(op)
             return op.future
         self._pending += 1
@@ -333,7 +334,7 @@ class Engine:
         leader = heir(op)
         if leader is not None:
             self._pending += len(leader.followers or ())
-            self._leaders[leader.wire] = leader
+            self.leaders[leader.wire] = leader
             self._put(leader)
 
     # Running batches
@@ -424,7 +425,7 @@ class Engine:
             self._give(op, reply, op.witness)
 
     def _deliver_claims(self, ops: Sequence[ClaimOp], replies: Sequence[Reply]) -> None:
-        leaders = self._leaders
+        leaders = self.leaders
         for op, reply in zip(ops, replies):  # noqa: B905 -- `_end` compares the lengths
             if leaders.get(op.wire) is op:  # else it was sent beside the leader
                 del leaders[op.wire]
@@ -449,7 +450,7 @@ class Engine:
         """
         self._pending += 1
         if (op.terms.shared or op.terms.remembered) and not op.named:
-            self._leaders.setdefault(op.wire, op)
+            self.leaders.setdefault(op.wire, op)
         self._queue.put_large(op)
         self._deadline.bring_forward(op.at + self._timeout / 2)
 
@@ -513,8 +514,8 @@ class Engine:
         return fault if isinstance(fault, Exception) else RuntimeError(what)
 
     def _forget_claim(self, op: ClaimOp) -> None:
-        if self._leaders.get(op.wire) is op:
-            del self._leaders[op.wire]
+        if self.leaders.get(op.wire) is op:
+            del self.leaders[op.wire]
 
     def _fail(self, op: Op, error: BaseException, *, sent: bool) -> None:
         if op.verb in _CLAIMS:

@@ -34,12 +34,12 @@ TRACE_BYTES: Final = 24
 """The id of a trace, 16 bytes, and that of a span, 8 bytes."""
 _TRACED: Final = re.compile(rb"[^~]{0,13};t=([A-Za-z0-9_-]{32})~[A-Za-z0-9_-]{14}")
 _ROOM_BESIDE_TRACE: Final = _NOTE_BYTES - 35
-_AT_ONCE: Final = 512
-_SPLIT: Final = struct.Struct(f"{1 + RANDOM_BYTES}s" * _AT_ONCE).unpack
+AT_ONCE: Final = 512
+_SPLIT: Final = struct.Struct(f"{1 + RANDOM_BYTES}s" * AT_ONCE).unpack
 
-_drawn: Final[deque[bytes]] = deque()
+drawn_ahead: Final[deque[bytes]] = deque()
 """The owner fields that are drawn and not used yet."""
-next_drawn: Final[Callable[[], bytes]] = _drawn.popleft
+next_drawn: Final[Callable[[], bytes]] = drawn_ahead.popleft
 """Return a fresh owner field without a Python call; IndexError where `draw_owner` must draw more."""
 
 
@@ -50,19 +50,19 @@ def draw_owner() -> bytes:
         try:
             return next_drawn()
         except IndexError:
-            _drawn.extend(_draw_many())
+            drawn_ahead.extend(_draw_many())
 
 
 def _draw_many() -> tuple[bytes, ...]:
     # One system call draws many, because a call of urandom costs as much as the rest of a claim.
-    drawn = bytearray(os.urandom((1 + RANDOM_BYTES) * _AT_ONCE))
-    drawn[:: 1 + RANDOM_BYTES] = bytes(_AT_ONCE)  # the length byte of each
+    drawn = bytearray(os.urandom((1 + RANDOM_BYTES) * AT_ONCE))
+    drawn[:: 1 + RANDOM_BYTES] = bytes(AT_ONCE)  # the length byte of each
     return _SPLIT(drawn)
 
 
 # A forked child inherits what is not used yet; two processes must never share an owner.
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=_drawn.clear)
+    os.register_at_fork(after_in_child=drawn_ahead.clear)
 
 
 def owner_field(owner: Any) -> bytes:

@@ -33,9 +33,10 @@ class ShardedEngine:
         self._part_of = store.shard
         self._make_engine = make_engine
         self._loop = asyncio.get_running_loop()
-        # Mutable: the engines of the parts that exist; the open claims of caller-chosen owners, wherever they go; the
-        # draining of the engines whose parts are gone.
-        self._engines: dict[Store, Engine] = {}
+        self.engines: dict[Store, Engine] = {}
+        """The engine of each part of the store that was asked."""
+        # Mutable: the open claims of caller-chosen owners, wherever they go; the draining of the engines whose parts
+        # are gone.
         self._named = NamedClaims()
         self._leaving: set[asyncio.Task[None]] = set()
         self._look: asyncio.TimerHandle | None = None
@@ -49,26 +50,25 @@ class ShardedEngine:
     @property
     def pending(self) -> int:
         """The number of operations that wait or are under way."""
-        return sum(engine.pending for engine in self._engines.values())
+        return sum(engine.pending for engine in self.engines.values())
 
     @property
     def in_flight(self) -> int:
         """The number of batches under way."""
-        return sum(engine.in_flight for engine in self._engines.values())
+        return sum(engine.in_flight for engine in self.engines.values())
 
     @property
     def breaker(self) -> BreakerState:
         """OPEN where no part answers, PARTLY_OPEN where only some parts answer."""
         shards = self._store.shards()
         return together(
-            self._engines[shard].breaker if shard in self._engines else BreakerState.CLOSED
-            for shard in shards
+            self.engines[shard].breaker if shard in self.engines else BreakerState.CLOSED for shard in shards
         )
 
     def asks(self, wire: bytes) -> bool:
         """True where an operation on this store key would be sent; False while its part does not answer."""
         try:
-            engine = self._engines.get(self._part_of(wire))
+            engine = self.engines.get(self._part_of(wire))
         except UnavailableError:
             return False  # no part is known to hold it
         return engine is None or engine.asks(wire)
@@ -81,7 +81,7 @@ class ShardedEngine:
     def claim(self, op: ClaimOp, future: Any = None) -> asyncio.Future[Reply]:
         """Accept a claim, as `Engine.claim` does."""
         op.hops = 0
-        engine = self._engines.get(self._part_of(op.wire))  # written out, see `Engine.claim`
+        engine = self.engines.get(self._part_of(op.wire))  # written out, see `Engine.claim`
         return (self._engine(op.wire) if engine is None else engine).claim(op, future)
 
     def disown(self, op: ClaimOp) -> None:
@@ -96,13 +96,13 @@ class ShardedEngine:
         self._closed = True
         if self._look is not None:
             self._look.cancel()
-        await asyncio.gather(*[engine.drain() for engine in self._engines.values()], *self._leaving)
+        await asyncio.gather(*[engine.drain() for engine in self.engines.values()], *self._leaving)
         while self.pending:  # one part has sent something on to another, which was drained by then
-            await asyncio.gather(*[engine.drain() for engine in self._engines.values()])
+            await asyncio.gather(*[engine.drain() for engine in self.engines.values()])
 
     def _engine(self, wire: bytes) -> Engine:
         shard = self._part_of(wire)
-        engine = self._engines.get(shard)
+        engine = self.engines.get(shard)
         if engine is not None:
             return engine
         if self._closed:
@@ -113,7 +113,7 @@ class ShardedEngine:
         if asyncio.get_running_loop() is not self._loop:
             raise wrong_loop()  # an engine belongs to the loop that makes it
         self._let_go()
-        engine = self._engines[shard] = self._make_engine(shard)
+        engine = self.engines[shard] = self._make_engine(shard)
         engine.hand_over, engine.named = self._hand_over, self._named
         if self._look is None and not self._closed:
             self._look = self._loop.call_later(_LOOK_EVERY, self._look_around)
@@ -125,7 +125,7 @@ class ShardedEngine:
         try:
             if op.hops > MAX_HOPS:
                 raise on_the_move(getattr(part, "name", "the store"))
-            engine = self._engines.get(part) or self._begin(part)
+            engine = self.engines.get(part) or self._begin(part)
         except Exception as error:  # noqa: BLE001 -- the caller gets it: the former engine has others to answer
             former.refuse(op, error)
         else:
@@ -138,8 +138,8 @@ class ShardedEngine:
     def _let_go(self) -> None:
         """Close the engines whose parts are gone. Their operations are answered, and their breakers close."""
         present = set(self._store.shards())
-        for part in [part for part, engine in self._engines.items() if is_gone(part, engine, present)]:
-            task = self._loop.create_task(self._engines.pop(part).leave(), name="fastdedup-drain")
+        for part in [part for part, engine in self.engines.items() if is_gone(part, engine, present)]:
+            task = self._loop.create_task(self.engines.pop(part).leave(), name="fastdedup-drain")
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
 

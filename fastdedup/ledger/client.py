@@ -113,11 +113,13 @@ class Ledger:
         self._dense = self._width == DENSE_WIDTH
         self._write = write
         self._patience = patience_of(gate.connection.timeout)
-        self._wire = ledger_wire(gate.settings.namespace, name)
+        self.store_key = ledger_wire(gate.settings.namespace, name)
+        """The key in the store of its form, which says capacity, width and window."""
         self._allows_eviction = bool(allow_eviction)
-        # Mutable: the form as it was read last; the task that reads it; the text of a form that the store has called
-        # stale, and whether it was thought to have switched; when its filling may next be told.
-        self._view: LedgerView | None = None
+        self.view: LedgerView | None = None
+        """The ledger's form as this process read it last, and what follows from it; None before the first use."""
+        # Mutable: the task that reads the form; the text of a form that the store has called stale, and whether it
+        # was thought to have switched; when its filling may next be told.
         self._opening: asyncio.Task[LedgerView] | None = None
         self._stale: tuple[bytes, bool] | None = None
         self._tell_from = 0.0
@@ -162,7 +164,7 @@ class Ledger:
             ForeignRecordError: its bucket holds a value that fastdedup did not write.
             UsageError: not open, closed, or another event loop.
         """
-        data = self._bytes_of(id)
+        data = self.bytes_of(id)
         name = draw_owner() if owner is None else owner_field(owner)
         nonce, named = nonce_of(name, self._patience), owner is not None
         gate = self._gate
@@ -172,7 +174,7 @@ class Ledger:
             tries, pauses = -1, 0
             while tries + 1 < _TRIES:
                 tries += 1
-                view = self._view
+                view = self.view
                 if view is None or view.until <= monotonic():
                     view = await self._look_again()
                 if view.former is not None:
@@ -282,7 +284,7 @@ class Ledger:
 
         Errors as for `first`.
         """
-        data = self._bytes_of(id)
+        data = self.bytes_of(id)
         for _ in range(_TRIES):
             view = await self._present_view()
             reply: Reply = Code.ABSENT
@@ -301,17 +303,23 @@ class Ledger:
         Of a claim that was completed a moment ago (`remember=`) the record goes on answering, for a minute. It leaves
         a `KeyForgotten` event with who and why; `reason`: up to 256 characters.
         """
-        why, data = check_reason(reason), self._bytes_of(id)
+        why, data = check_reason(reason), self.bytes_of(id)
         shown_id = f"{self.name}/{data.decode(errors='backslashreplace')}"
         try:
-            found = await self._forget(data, why)
+            found = await self.forget_bytes(data, why)
         except BaseException:  # it may have taken effect
             tell_forgotten(self._gate, "id", shown_id, None, why)
             raise
         tell_forgotten(self._gate, "id", shown_id, found, why)
         return found
 
-    async def _forget(self, data: bytes, reason: str) -> bool:
+    async def forget_bytes(self, data: bytes, reason: str) -> bool:
+        """Remove an id as `forget` does, but report no event: for an integration that reports it itself.
+
+        Args:
+            data: the id as `bytes_of` returns it.
+            reason: goes with the operation, see `ForgetOp`; "" for none given.
+        """
         for _ in range(_TRIES):
             view = await self._present_view()
             op = ForgetIdOp(*view.addresses.find(data), view.terms, data, reason)
@@ -335,7 +343,7 @@ class Ledger:
         return await self._gate.run(ForgetOp(await self._record_wire(key))) == Code.OK
 
     async def _record_wire(self, key: str) -> bytes:
-        gate, (bucket, _, _) = self._gate, await self._place_of(key)
+        gate, (bucket, _, _) = self._gate, await self.place_of(key)
         return record_wire(bucket, gate.claims.wire(key), gate.settings.namespace)
 
     async def stats(self) -> LedgerStats:
@@ -408,8 +416,8 @@ class Ledger:
             await self._replace_form(view.text, wanted.text(), view.now_ms + PACE.skew_ms)
         raise self._changes_all_the_time()
 
-    def _bytes_of(self, id: Any) -> bytes:
-        """Return an id as the operations have it. Raises InvalidKeyError where the ledger cannot have it."""
+    def bytes_of(self, id: Any) -> bytes:
+        """Return an id as the operations have it. Raises InvalidKeyError if the ledger cannot keep such an id."""
         return number_bytes(id) if self._dense else id_bytes(id)
 
     @property
@@ -417,16 +425,24 @@ class Ledger:
         """True where the ids are integers, of which it keeps a bit each."""
         return self._dense
 
-    def _is_of(self, connection: Connection) -> bool:
+    def is_of(self, connection: Connection) -> bool:
         """True where its ids are in the store of this connection."""
         return self._gate.connection is connection
 
-    async def _place_of(self, id: Any, found: Code | None = None) -> IdPlace:
-        """Return where an id's entry lies; for the claims whose success this ledger remembers.
+    async def place_of(self, id: Any, found: Code | None = None) -> IdPlace:
+        """Return where an id's entry lies: its bucket's store key, its digest, and the ledger's terms.
 
-        `found`: the store's answer to the place that was returned last. Errors as for `first`.
+        Claims with `remember=` ask this, because their record lies beside the entry.
+
+        Args:
+            id: as for `first`; a claim's key.
+            found: the store's answer, if it refused the place that was returned before.
+
+        Raises:
+            ConfigError: the ledger is being resized, and takes no claims until that is over.
+            any error of `first`.
         """
-        data = self._bytes_of(id)
+        data = self.bytes_of(id)
         if found is not None:
             self._judge(found)
         view = await self._present_view()
@@ -440,17 +456,17 @@ class Ledger:
         bucket, digest = view.addresses.find(data)
         return bucket, digest, view.terms
 
-    def _distrust(self) -> None:
+    def distrust(self) -> None:
         """Read the form again before the next call: the store may have come back without its data."""
-        if self._view is not None:
-            self._view.distrust()
+        if self.view is not None:
+            self.view.distrust()
 
     # To the store
 
     def _without_reply(self, op: FirstOp, error: BaseException, *, named: bool) -> UnavailableError:
         """Return the error for the policy to judge; a call that was cancelled is taken back, and raises."""
         if isinstance(error, UnavailableError):
-            self._distrust()
+            self.distrust()
             return error
         if not named:
             self._gate.take_back(op)
@@ -578,16 +594,27 @@ class Ledger:
             if op.answer is not Code.ALREADY:
                 ask.take_back(op)
 
-    async def _take_back_failed(self, ids: Sequence[bytes], owner: str) -> None:
-        """As `_take_back_call`, for a call that ends in an error; wait as `Gate.until_taken_back` does."""
-        ops = self._take_back_call(ids, owner)
+    async def take_back_failed(self, ids: Sequence[bytes], owner: str) -> None:
+        """Do what `take_back_call` does, and wait for the store as `Gate.until_taken_back` does.
+
+        For a call that ends in an error, which is raised afterwards.
+        """
+        ops = self.take_back_call(ids, owner)
         connection = self._gate.connection
         if connection.breaker is not BreakerState.OPEN:
             await connection.undo.until_asked([(op.wire, op.entry) for op in ops], connection.timeout)
 
-    def _take_back_call(self, ids: Sequence[bytes], owner: str) -> list[FirstOp]:
-        """Take back what a call of that name has remembered, because its caller did not hear the answer."""
-        view, nonce = self._view, nonce_of(owner_field(owner))
+    def take_back_call(self, ids: Sequence[bytes], owner: str) -> list[FirstOp]:
+        """Take back what a call of `first` or `first_many` has remembered, because its caller got no answer.
+
+        Args:
+            ids: the call's ids, as `bytes_of` returns them.
+            owner: the call's `owner=`.
+
+        Returns:
+            the operations that are taken back, one for each id.
+        """
+        view, nonce = self.view, nonce_of(owner_field(owner))
         if view is None:
             return []
         ops = [FirstOp(*view.addresses.entry(each, nonce), view.terms, each) for each in ids]
@@ -598,9 +625,9 @@ class Ledger:
     def _judge(self, reply: Reply) -> None:
         """Let a STALE operation be asked again; raise for any other reply that is no answer."""
         if reply is Code.STALE:
-            if self._view is not None:
-                self._stale = (self._view.text, self._view.switched)
-            self._view = None
+            if self.view is not None:
+                self._stale = (self.view.text, self.view.switched)
+            self.view = None
         elif reply is Code.ELSEWHERE:
             raise UnavailableError(
                 f"a slot of the ledger {self.name!r} is being moved to another node; try again"
@@ -626,7 +653,7 @@ class Ledger:
     # Its form
 
     async def _present_view(self) -> LedgerView:
-        view = self._view
+        view = self.view
         if view is None or view.until <= monotonic():
             return await self._look_again()
         return view
@@ -638,12 +665,12 @@ class Ledger:
         try:
             return await asyncio.shield(self._opening)
         except UnavailableError:
-            if self._view is None:
+            if self.view is None:
                 raise
-            return self._view
+            return self.view
 
     async def _open(self) -> LedgerView:
-        former = self._view
+        former = self.view
         reply = await self._ask_form(b"")
         if reply is Code.ABSENT:
             wanted = LedgerForm.drawn(capacity=self._capacity, width=self._width, window_ms=self._window_ms)
@@ -659,10 +686,10 @@ class Ledger:
             if not isinstance(reply, StoredForm):
                 raise self._changes_all_the_time()
             form = form_in(reply, self.name)
-        view = LedgerView(self._wire, form, reply, self._write, now, self._is_switched(form, reply))
+        view = LedgerView(self.store_key, form, reply, self._write, now, self._is_switched(form, reply))
         if former is not None and former.text == view.text:
             view.terms.seen_fill = former.terms.seen_fill
-        self._view = view
+        self.view = view
         return view
 
     def _is_switched(self, form: LedgerForm, found: StoredForm) -> bool:
@@ -678,11 +705,11 @@ class Ledger:
     async def _replace_form(self, former: bytes, text: bytes, until_ms: int = FOREVER_MS) -> Reply:
         """Put a form in the place of another; return what is there then. After `until_ms` nothing is done."""
         ttl_ms = 2 * self._window_ms + _KEEP_MS
-        return await self._gate.run(LedgerOp(self._wire, text, ttl_ms, former, until_ms))
+        return await self._gate.run(LedgerOp(self.store_key, text, ttl_ms, former, until_ms))
 
     async def _ask_form(self, text: bytes) -> Reply:
         """Read the form, or with a text found the ledger. It has the secret, so it is sent only where it must."""
-        return await self._gate.run(LedgerOp(self._wire, text, 2 * self._window_ms + _KEEP_MS))
+        return await self._gate.run(LedgerOp(self.store_key, text, 2 * self._window_ms + _KEEP_MS))
 
     def _check(self, form: LedgerForm) -> None:
         if form.dense != self._dense:

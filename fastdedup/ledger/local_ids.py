@@ -51,9 +51,9 @@ class LocalIds:
         self._store = store
         self._ids = store.ledgers
         self._journal = journal
-        # Mutable: the ledgers by their store keys, the longest unasked first; the ids that may be dropped, the
-        # longest unused first.
-        self._ledgers: dict[bytes, LocalLedger] = {}
+        self.ledgers: dict[bytes, LocalLedger] = {}
+        """The ledgers by the store keys of their forms, the longest unasked first."""
+        # Mutable: the ids that may be dropped, the longest unused first.
         self._spare: OrderedDict[bytes, tuple[bytes, bytes]] = OrderedDict()
 
     # In place of the store
@@ -63,7 +63,7 @@ class LocalIds:
         now = self._store.now()
         if isinstance(op, LedgerOp):
             return self._form(op, error)
-        ledger = self._ledgers.get(ledger_of(op.wire))
+        ledger = self.ledgers.get(ledger_of(op.wire))
         if isinstance(op, WeighOp):
             if ledger is None:
                 raise error
@@ -101,7 +101,7 @@ class LocalIds:
         return self._ids.held(line.bucket, line.digest)
 
     def _form(self, op: LedgerOp, error: UnavailableError) -> Reply:
-        ledger = self._ledgers.get(op.wire)
+        ledger = self.ledgers.get(op.wire)
         if op.former:
             raise error  # the store alone can replace a form
         if ledger is None:
@@ -114,12 +114,12 @@ class LocalIds:
         return StoredForm(ledger.text, _NEVER_MS, degraded=True)
 
     def _keep(self, ledger: LocalLedger) -> LocalLedger:
-        self._ledgers[ledger.wire] = ledger
-        if len(self._ledgers) > _MOST_LEDGERS:
+        self.ledgers[ledger.wire] = ledger
+        if len(self.ledgers) > _MOST_LEDGERS:
             needed = {line.ledger.wire for line in self._journal.lines.values() if isinstance(line, IdLine)}
-            for wire in list(self._ledgers)[: -_MOST_LEDGERS // 2]:
+            for wire in list(self.ledgers)[: -_MOST_LEDGERS // 2]:
                 if wire not in needed:
-                    del self._ledgers[wire]
+                    del self.ledgers[wire]
         return ledger
 
     def _first(self, op: FirstOp, ledger: LocalLedger, now: int) -> Reply:
@@ -167,7 +167,7 @@ class LocalIds:
 
     def finds(self, op: RememberedClaimOp | RememberedSettleOp) -> bool:
         """True where the id lies where the operation says, by the form that serves here."""
-        ledger = self._ledgers.get(ledger_of(op.bucket))
+        ledger = self.ledgers.get(ledger_of(op.bucket))
         return ledger is not None and ledger.addresses.find(op.id) == (op.bucket, op.digest)
 
     def is_done(self, op: RememberedClaimOp) -> bool:
@@ -176,7 +176,7 @@ class LocalIds:
 
     def let_wait(self, record: bytes, op: SeenOp) -> None:
         """Let a record that was changed here wait until the store has told whether the ledger knows the id."""
-        ledger = self._ledgers.get(ledger_of(op.wire))
+        ledger = self.ledgers.get(ledger_of(op.wire))
         if ledger is None or op.place != b"".join(ledger.addresses.find(op.id)):
             return  # the store has lost its data since, and with it the record
         try:
@@ -191,7 +191,7 @@ class LocalIds:
         Raises:
             UnavailableError: there is no room for it.
         """
-        line, is_new = self._line(op, self._ledgers[ledger_of(op.wire)])
+        line, is_new = self._line(op, self.ledgers[ledger_of(op.wire)])
         if is_new:
             line.ledger.reread_at = 0
         return line, is_new
@@ -296,7 +296,7 @@ class LocalIds:
         until_ms = stored.now_ms + _RELY_MS
         if form.former is not None and stored.now_ms < form.switch_ms:
             form, until_ms = form.former, min(until_ms, form.switch_ms - 1)
-        ledger = self._ledgers.pop(wire, None)
+        ledger = self.ledgers.pop(wire, None)
         if ledger is None:
             ledger = LocalLedger(wire, stored.text, form, ttl_ms)
         elif ledger.form.secret != form.secret:
@@ -341,8 +341,8 @@ class LocalIds:
     def adopted(self, op: LedgerOp | IdOp, reply: object) -> Conflict | Unreplayed | None:
         """Take the store's reply."""
         if isinstance(op, LedgerOp):
-            if reply is Code.ABSENT and op.wire in self._ledgers:
-                self._ledgers[op.wire].absent = True
+            if reply is Code.ABSENT and op.wire in self.ledgers:
+                self.ledgers[op.wire].absent = True
                 return None
             if isinstance(reply, StoredForm) and self._learn(op.wire, reply, op.ttl_ms):
                 return None

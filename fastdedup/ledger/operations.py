@@ -32,10 +32,10 @@ IdPlace = tuple[bytes, bytes, "LedgerTerms"]
 class FindsIds(Protocol):
     """A ledger, as far as a claim concerns it."""
 
-    async def _place_of(self, id: Any, found: Code | None = None) -> IdPlace:
+    async def place_of(self, id: Any, found: Code | None = None) -> IdPlace:
         """Return where an id's entry lies. `found`: the store's answer to the place that was returned last."""
 
-    def _distrust(self) -> None:
+    def distrust(self) -> None:
         """Read the form again before the next call: the store may have come back without its data."""
 
 
@@ -233,7 +233,7 @@ class RememberedClaimOp(ClaimOp):
             LedgerFullError: the bucket has no room.
         """
         assert self.ledger is not None
-        bucket, digest, terms = await self.ledger._place_of(self.key, code)
+        bucket, digest, terms = await self.ledger.place_of(self.key, code)
         moved = (bucket, digest) != (self.bucket, self.digest)
         if moved and not moves:
             raise UnavailableError(f"the ledger of {self.key!r} was founded anew meanwhile; claim it again")

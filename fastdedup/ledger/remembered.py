@@ -57,18 +57,18 @@ class RememberedClaim:
                 verdict = await claim_once(gate, op, op.terms)
         except Exception as fault:
             if isinstance(fault, UnavailableError):
-                self._ledger._distrust()
+                self._ledger.distrust()
             count_claim(gate, "claim", fault, since)
             raise
         if verdict.degraded:
-            self._ledger._distrust()
+            self._ledger.distrust()
         count_claim(gate, "claim", verdict, since, will_wait=call is not None and call.will_wait)
         return claim_of(gate, op, verdict, self._renews, owned=call is not None and call.owns_renewal)
 
     async def _operation(self) -> RememberedClaimOp:
         plain = self.op
         try:
-            place = await self._ledger._place_of(plain.key)
+            place = await self._ledger.place_of(plain.key)
         except UnavailableError as error:
             error.owner = owner_text(plain.owner)
             raise
@@ -113,7 +113,7 @@ def remembered_claim(
     renew: bool,
 ) -> RememberedClaim:
     """Return a claim to be made. Arguments and errors as for `Dedup.claim`; `mark`: the fingerprint's digest."""
-    if not isinstance(ledger, Ledger) or not ledger._is_of(gate.connection):
+    if not isinstance(ledger, Ledger) or not ledger.is_of(gate.connection):
         raise ConfigError(f"remember must be a ledger of this gate, made by its ledger(), got {ledger!r}")
     if ledger.dense:
         raise ConfigError(
@@ -156,7 +156,10 @@ def remembered_claims(
 async def claim_each(gate: Gate, claims: Sequence[RememberedClaim], *, named: bool) -> list[Claim]:
     """Make claims of one list; where one cannot be answered its error is raised, and the others are released.
 
-    `named`: the owner is the caller's own; what it held before stays its own.
+    Args:
+        gate: of the claims.
+        claims: what `remembered_claims` returned.
+        named: the owner is the caller's own; what it held before stays its own.
     """
     if not claims:
         return []

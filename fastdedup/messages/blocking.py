@@ -64,7 +64,7 @@ def check_ledger(remember: Any, dedup: Dedup) -> Ledger | None:
     Raises:
         ConfigError: it is no ledger of the gate's.
     """
-    if remember is None or (isinstance(remember, Ledger) and remember._is_of(dedup._per_process)):
+    if remember is None or (isinstance(remember, Ledger) and remember.is_of(dedup.per_process)):
         return remember
     raise ConfigError(f"remember must be a ledger of the gate's, made by its ledger(), got {remember!r}")
 

@@ -75,7 +75,8 @@ class ConsumerLife(ABC):
 
     def __init__(self, deliveries: Deliveries, *, grace: Seconds) -> None:
         self._deliveries = deliveries
-        self._name = deliveries.rules.consumer
+        self.name = deliveries.rules.consumer
+        """The consumer's name, as logs and figures show it."""
         self._grace = check_seconds(grace, "grace", least=0.0)
         self._stop = anyio.Event()
         # Mutable: may `run` be called, is it at work, and why it cannot go on; its task, and how often that had been
@@ -87,7 +88,7 @@ class ConsumerLife(ABC):
         self._cancelled_before = 0
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._name!r}>"
+        return f"<{type(self).__name__} {self.name!r}>"
 
     async def __aenter__(self) -> Self:
         """See that the broker is set up for it.
@@ -320,7 +321,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
                 return await self._lay(job.message, decision)
             except Exception as error:  # noqa: BLE001 -- whatever it is, the message must not be lost
                 if self._unlaid.is_due():
-                    log.error("consumer %r cannot lay a dead letter down: %r", self._name, error)
+                    log.error("consumer %r cannot lay a dead letter down: %r", self.name, error)
             await self._pause(job, max(self._retry_delay, _REFUSED_PAUSE))
 
     async def _pause(self, job: JobT, seconds: float) -> None:

@@ -85,7 +85,7 @@ class Deliveries:
         self._way: GatedWay | InboxWay
         if inbox is not None:
             self._way = InboxWay(
-                rules, dedup, inbox, inbox._beginning(begin), self._pauses, self._failed_attempts
+                rules, dedup, inbox, inbox.beginning(begin), self._pauses, self._failed_attempts
             )
         elif dedup is not None:
             self._way = GatedWay(rules, dedup, self._pauses, self._failed_attempts, remember, resolve)
@@ -197,5 +197,5 @@ def check_remember(remember: Any, dedup: Dedup | None, inbox: Inbox | None) -> N
     """
     if inbox is not None:
         raise ConfigError("with an inbox, its table remembers the messages: leave remember= out")
-    if dedup is not None and not (isinstance(remember, Ledger) and remember._is_of(dedup.gate.connection)):
+    if dedup is not None and not (isinstance(remember, Ledger) and remember.is_of(dedup.gate.connection)):
         raise ConfigError(f"remember must be a ledger of the gate's, made by its ledger(), got {remember!r}")

@@ -57,7 +57,7 @@ class InboxWay:
         self._begin = begin
         self._pauses = pauses
         self._failed_attempts = failed_attempts
-        self._once = OnceRules(inbox._rules, rules.key_of, None, 0.0, "wait", ATTEMPTS)
+        self._once = OnceRules(inbox.rules, rules.key_of, None, 0.0, "wait", ATTEMPTS)
 
     async def decide(self, delivery: Delivery) -> Decision:
         """Do the work if this delivery is the first; return what came of it."""
@@ -65,7 +65,7 @@ class InboxWay:
             claim = None if self._dedup is None else await self._claim(self._dedup, delivery)
         except UNHEARD as unheard:
             assert self._dedup is not None
-            bypassed(self._dedup, self._inbox._rules, unheard)
+            bypassed(self._dedup, self._inbox.rules, unheard)
             claim = None
         if claim is not None and not claim.acquired:
             return self._rules.of_duplicate(delivery.key, claim)
@@ -91,10 +91,10 @@ class InboxWay:
         """Return the gate's key in its store, also where the gate was not reached; None without a gate."""
         if self._dedup is None:
             return None
-        return self._dedup.gate.claims.wire(self._inbox._rules.gate_key(key))
+        return self._dedup.gate.claims.wire(self._inbox.rules.gate_key(key))
 
     async def _claim(self, dedup: Dedup, delivery: Delivery) -> Claim:
-        key = self._inbox._rules.gate_key(delivery.key)
+        key = self._inbox.rules.gate_key(delivery.key)
 
         def ask() -> ClaimCall:
             call = dedup.claim(key, fingerprint=delivery.mark, renew=True)

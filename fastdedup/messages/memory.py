@@ -28,7 +28,7 @@ def check_memory(ttl: float, seconds: float, setting: str) -> None:
 
 def check_rows(inbox: Inbox, seconds: float, setting: str) -> None:
     """As `check_memory`, of an inbox, which decides where there is one."""
-    keep = inbox._rules.keep
+    keep = inbox.rules.keep
     if keep < seconds:
         raise ConfigError(
             f"the broker may deliver a message again after {seconds:g} s ({setting}), and the inbox keeps its row "

@@ -81,10 +81,10 @@ class ServedLedger:
         """
 
         async def forgotten(id: Any) -> bool:
-            data = self._ledger._bytes_of(id)
+            data = self._ledger.bytes_of(id)
             found: bool | None = None
             try:
-                found = await self._ledger._forget(data, "")
+                found = await self._ledger.forget_bytes(data, "")
             finally:
                 heard(f"{self.name}/{data.decode(errors='backslashreplace')}", found)
             return found
@@ -112,7 +112,7 @@ class ServedLedger:
         """Return a claim's `Dedup`, store key and owner field."""
         field = owner_field(owner)
         with _settings_are_ours():
-            return self.dedup, self._wire(key, await self._ledger._place_of(key)), field
+            return self.dedup, self._wire(key, await self._ledger.place_of(key)), field
 
     async def change(self, key: str, make: Callable[[bytes, IdPlace], Changing]) -> Changing:
         """Settle, free or renew a claim; return the operation that did. Errors as for `Gate.change`.
@@ -122,14 +122,14 @@ class ServedLedger:
             make: returns the operation for its record's store key, and for the place of its id.
         """
         with _settings_are_ours():
-            place = await self._ledger._place_of(key)
+            place = await self._ledger.place_of(key)
             for _ in range(_TRIES):
                 op, former = make(self._wire(key, place), place), place
                 code = await self.dedup.gate.run(op)
                 if code is Code.OK:
                     return op
                 found = Code.STALE if code is Code.LOST else cast(Code, code)
-                place = await self._ledger._place_of(key, found)
+                place = await self._ledger.place_of(key, found)
                 if code is Code.LOST and place[0] == former[0]:
                     break
         raise ClaimLostError(f"{key!r} is not held by this owner; nothing was changed")

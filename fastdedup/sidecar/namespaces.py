@@ -63,6 +63,10 @@ class Namespaces:
     Attributes:
         access: what the clients of one socket may do; `behind` makes the namespaces of another socket.
         ledgers: the ledgers that they may use.
+        configured_only: as the argument.
+        known: the `Dedup` of each namespace but the default one, by its name as text and as UTF-8. The clients of all
+            sockets that may use every namespace share it.
+        configured: how many entries of `known` the settings have made; clients have named the others.
     """
 
     def __init__(
@@ -84,18 +88,18 @@ class Namespaces:
         self.ephemeral = EphemeralClaims(self.limits)
         self.counters.is_known = self.is_known
         self.access = Access()
-        self._configured_only = configured_only
+        self.configured_only = configured_only
         # Mutable: the rules of the further sockets, by their paths.
         self.behind_sockets: dict[str, Access] = {}
         # Mutable: renders `GET /metrics`, or None; the service sets it, as Prometheus' format is its concern.
         self.render_metrics: Callable[[], bytes] | None = None
         # Mutable: hears of each key that a client forgets, and of each list; the service sets it.
         self.audit: Audit = _unheard
-        # Mutable: the `Dedup`s, by the namespace's name as text and as UTF-8.
-        self._dedups: dict[str | bytes, Dedup] = {}
+        # Mutable: grows as clients name namespaces.
+        self.known: dict[str | bytes, Dedup] = {}
         for name, changes in (settings or {}).items():
             self._add(name, replace(root.settings, namespace=name, **changes))
-        self._configured = len(self._dedups)
+        self.configured = len(self.known)
         mine = {each.settings.namespace: each for each in self.dedups()}
         self.ledgers = make_ledgers(ledgers, mine, self.counters) if ledgers else Ledgers()
 
@@ -114,13 +118,13 @@ class Namespaces:
         view.turns = self.turns
         view.ephemeral = EphemeralClaims(limits, self.ephemeral)
         view.audit = self.audit
-        view._configured_only = self._configured_only
-        view._configured = self._configured
-        view._dedups = self._dedups
+        view.configured_only = self.configured_only
+        view.configured = self.configured
+        view.known = self.known
         view.ledgers = self.ledgers
         if own:
             view.ledgers = self.ledgers.within(access.namespaces)
-            view._dedups = {name: dedup for dedup in own for name in _names_of(dedup)}
+            view.known = {name: dedup for dedup in own for name in _names_of(dedup)}
         return view
 
     def dedup(self, name: str | bytes | None) -> Dedup:
@@ -132,7 +136,7 @@ class Namespaces:
         """
         if name is None:
             return self.root
-        dedup = self._dedups.get(name)
+        dedup = self.known.get(name)
         return dedup if dedup is not None else self._new(name)
 
     def passing(self, name: str | bytes | None) -> Dedup:
@@ -141,30 +145,30 @@ class Namespaces:
         It is for operations that claim nothing: whoever only looks must not use up what others need for their claims.
         Raises what `dedup` raises.
         """
-        known = None if name is None else self._dedups.get(name)
+        known = None if name is None else self.known.get(name)
         if known is not None or name is None:
             return known or self.root
         text = _text(name)
         if self.is_known(text):
             return self.dedup(text)
-        return self.root._with(self._settings(text), passing=True)
+        return self.root.with_settings(self._settings(text), passing=True)
 
     def is_known(self, name: str) -> bool:
         """True for the default namespace, and for those that are configured or that a client has claimed in."""
-        return name == self.root.settings.namespace or name in self._dedups
+        return name == self.root.settings.namespace or name in self.known
 
     def dedups(self) -> list[Dedup]:
         """Return the `Dedup` of every namespace."""
-        return [self.root, *{id(dedup): dedup for dedup in self._dedups.values()}.values()]
+        return [self.root, *{id(dedup): dedup for dedup in self.known.values()}.values()]
 
     def _new(self, name: str | bytes) -> Dedup:
         text = _text(name)
         if text == self.root.settings.namespace:
             return self.root
-        if text in self._dedups:
-            return self._dedups[text]
+        if text in self.known:
+            return self.known[text]
         settings = self._settings(text)
-        if len(self._dedups) - self._configured >= 2 * self.limits.namespaces:
+        if len(self.known) - self.configured >= 2 * self.limits.namespaces:
             raise ConfigError(
                 f"clients have named more than {self.limits.namespaces} namespaces: configure those that you need"
             )
@@ -178,7 +182,7 @@ class Namespaces:
                 f"this socket serves {', '.join(self.access.namespaces)} only, got the namespace '{name}': name one "
                 "of these, or use another socket"
             )
-        if self._configured_only:
+        if self.configured_only:
             raise ConfigError(
                 f"the namespace '{name}' is not configured: add a table [namespaces.{name}], or set "
                 'allow_namespaces = "any"'
@@ -186,8 +190,8 @@ class Namespaces:
         return settings
 
     def _add(self, name: str, settings: Settings) -> Dedup:
-        dedup = self.root._with(settings)
-        self._dedups[name] = self._dedups[name.encode()] = dedup
+        dedup = self.root.with_settings(settings)
+        self.known[name] = self.known[name.encode()] = dedup
         return dedup
 
 

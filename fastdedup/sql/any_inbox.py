@@ -68,6 +68,11 @@ class AnyInbox(Generic[B]):
         """The table."""
         return self._rules.table_name
 
+    @property
+    def rules(self) -> InboxRules:
+        """The checked settings and the statements, without I/O; for consumers and metrics, which work with these."""
+        return self._rules
+
     def id_of(self, key: str) -> bytes:
         """Return the 16 bytes that stand for a key in the table, for a statement of your own.
 
@@ -86,7 +91,12 @@ class AnyInbox(Generic[B]):
         """
         return self._rules.gate_key(key)
 
-    def _beginning(self, begin: B | None) -> B:
+    def beginning(self, begin: B | None) -> B:
+        """Return what begins a transaction: the call's own `begin=`, else the inbox's.
+
+        Raises:
+            ConfigError: neither was given.
+        """
         begin = begin or self._begin
         if begin is None:
             raise ConfigError(

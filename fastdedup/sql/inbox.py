@@ -167,10 +167,10 @@ class Inbox(AnyInbox[Begin]):
         """
         ticker = Ticker(self._rules, batch, on_batch)
         if leader is None:
-            return await self._purge(ticker, self._beginning(begin))
+            return await self._purge(ticker, self.beginning(begin))
         with suppress(InProgressError):  # another process purges
             async with leader.lock(ticker.lock_key, renew=True):
-                await self._purge(ticker, self._beginning(begin))
+                await self._purge(ticker, self.beginning(begin))
         return ticker.total
 
     async def stats(self, *, begin: Begin | None = None, stretch: Seconds = DAY) -> Figures:
@@ -179,7 +179,7 @@ class Inbox(AnyInbox[Begin]):
         `stretch`: seconds of each stretch of ages.
         """
         seconds = Ticker.seconds(stretch)
-        async with self._beginning(begin)() as transaction:
+        async with self.beginning(begin)() as transaction:
             driver = async_driver(transaction)
             flow = self._rules.figures(driver.database, seconds)
             return await run(driver, flow, self.table)

@@ -28,22 +28,22 @@ class Ends(Generic[E]):
 
     def __init__(self, new_end: Callable[[], E]) -> None:
         self._new_end = new_end
-        # Mutable: the ends by their keys.
-        self._ends: dict[Name, E] = {}
+        self.ends: dict[Name, E] = {}
+        """The end of each call that others of this process wait for, by its key."""
 
     def ahead(self, name: Name) -> tuple[E, bool]:
         """Return the end of the call that is ahead, and whether that is this call: `over` then ends it."""
-        end = self._ends.get(name)
+        end = self.ends.get(name)
         if end is not None:
             return end, False
         own = self._new_end()
-        end = self._ends.setdefault(name, own)  # another thread may have been quicker
+        end = self.ends.setdefault(name, own)  # another thread may have been quicker
         return end, end is own
 
     def over(self, name: Name, end: E) -> None:
         """Let the next call of a key go ahead, where this end is that of the call that is ahead."""
-        if self._ends.get(name) is end:
-            self._ends.pop(name, None)
+        if self.ends.get(name) is end:
+            self.ends.pop(name, None)
 
 
 class LocalCalls(Ends["asyncio.Future[Answer | None]"]):
@@ -105,7 +105,7 @@ class ThreadCalls(Ends[ThreadEnd]):
     def run(self, name: Name, call: Callable[[], Answer], wait: float) -> Answer:
         """Return the answer of the call that is ahead, or run this call: see `LocalCalls.run`."""
         if self._pid != os.getpid():  # forked: the calls of the former process never end here
-            self._pid, self._ends = os.getpid(), {}
+            self._pid, self.ends = os.getpid(), {}
         end, is_own = self.ahead(name)
         if is_own:
             return self._run_ahead(name, call, end)

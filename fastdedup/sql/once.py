@@ -335,13 +335,13 @@ class Transactions:
         try:
             async with self._begin() as transaction:
                 receipt = await self._receive(transaction, key, fingerprint=self._mark, busy=self._rules.busy)
-                self._rules.check_outermost(receipt._driver)
+                self._rules.check_outermost(receipt.driver)
                 if not receipt.first:
                     receipt.replay()  # may raise
-                    return receipt._answer()
-                await receipt._begin_work()
+                    return receipt.answer()
+                await receipt.begin_work()
                 # The work may have ended the transaction, or caught an error that has: its COMMIT would do nothing.
-                await receipt._finish(await self._work(transaction), look=not self._rules.proven)
+                await receipt.finish(await self._work(transaction), look=not self._rules.proven)
                 commits = True
         except BaseException as error:
             if commits and is_committed_perhaps(error):
@@ -349,7 +349,7 @@ class Transactions:
             raise
         if not self._rules.proven:
             await self._prove(key)
-        return receipt._answer()
+        return receipt.answer()
 
     async def _prove(self, key: str) -> None:
         """See at the first use that `begin` commits: otherwise the gate would drop work that was never done."""

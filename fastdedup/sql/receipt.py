@@ -19,11 +19,12 @@ _ANCHOR: Final = "fastdedup_once"
 class AnyReceipt:
     """What receipts of async and of synchronous code share. Its words are those of claims."""
 
-    __slots__ = ("_completed", "_driver", "_found", "_id", "_kept", "_result", "_rules", "key")
+    __slots__ = ("_completed", "_found", "_id", "_kept", "_result", "_rules", "driver", "key")
 
     def __init__(self, rules: InboxRules, driver: Driver, key: str, row_id: bytes, found: Found) -> None:
         self._rules = rules
-        self._driver = driver
+        self.driver = driver
+        """What sends its statements in the transaction; for `once`, which works beneath `complete`."""
         self._id = row_id
         self._found = found
         rules.received[found.outcome] += 1
@@ -82,19 +83,19 @@ class AnyReceipt:
             raise UsageError(f"{self.key!r} is a duplicate, so it is not completed: its first result stands")
         if self._completed:
             raise UsageError(f"{self.key!r} is completed already: complete it once")
-        if not self._driver.is_open():
+        if not self.driver.is_open():
             raise UsageError(
                 f"the transaction that received {self.key!r} has ended: complete it before the commit"
             )
 
     def _anchor(self) -> str:
         """Return the name of the savepoint. Within another transaction of an inbox's it must be another one's."""
-        return f"{_ANCHOR}_{self._id.hex()}" if self._driver.is_nested() else _ANCHOR
+        return f"{_ANCHOR}_{self._id.hex()}" if self.driver.is_nested() else _ANCHOR
 
     def _finishing(self, result: Any, look: bool) -> Flow[bytes]:
-        if not self._driver.is_open():
+        if not self.driver.is_open():
             raise ended()
-        return self._rules.finish(self._driver.database, self._id, result, self._anchor(), look=look)
+        return self._rules.finish(self.driver.database, self._id, result, self._anchor(), look=look)
 
     def _keep(self, payload: bytes) -> None:
         """Remember the result in the form that duplicates get it."""
@@ -102,8 +103,8 @@ class AnyReceipt:
         self._kept = Found(Outcome.SUCCEEDED, payload)
         self._result = self._rules.result(self._kept, self.key)
 
-    def _answer(self) -> Answer:
-        """Return what gives the result, decoded anew for each caller."""
+    def answer(self) -> Answer:
+        """Return a function that returns the result, decoded anew for each caller, also after the COMMIT."""
         return partial(self._rules.result, self._kept, self.key)
 
 
@@ -121,16 +122,20 @@ class Receipt(AnyReceipt):
             RetryTransaction: run the whole transaction again.
         """
         self._check_completion()
-        rules, driver = self._rules, self._driver
+        rules, driver = self._rules, self.driver
         flow = rules.complete(driver.database, self._id, result)
         self._keep(await run(driver, flow, rules.table_name))
 
-    async def _begin_work(self) -> None:
-        """See that `_finish` will recognize the transaction."""
-        driver, rules = self._driver, self._rules
+    async def begin_work(self) -> None:
+        """Set a savepoint by which `finish` recognizes the transaction: `once` calls this before the work."""
+        driver, rules = self.driver, self._rules
         await run(driver, rules.dialect(driver.database).anchor(self._anchor()), rules.table_name)
 
-    async def _finish(self, result: Any, look: bool) -> None:
-        """Keep the result in the transaction that holds the row, before its COMMIT: see `InboxRules.finish`."""
-        driver, rules = self._driver, self._rules
+    async def finish(self, result: Any, look: bool) -> None:
+        """Keep the work's result in the transaction that holds the row, before its COMMIT; see `InboxRules.finish`.
+
+        `once` calls this after the work, where a caller of `receive` calls `complete`. `look`: see that the row is
+        still there, because the work may have rolled back and begun a transaction of its own.
+        """
+        driver, rules = self.driver, self._rules
         self._keep(await run(driver, self._finishing(result, look), rules.table_name))

@@ -81,10 +81,11 @@ class MemoryStore:
         self._clock = steady_clock() if clock is None else clock
         self._evict = make_room
         self._listeners: list[Callable[[bytes | None], None]] = []
-        # Mutable: the records, the order in which they expire (outdated pairs are skipped), their size.
         self._entries: dict[bytes, Entry] = {}
-        self._expiry: list[tuple[int, bytes]] = []
-        self._bytes = 0
+        self.expiries: list[tuple[int, bytes]] = []
+        """A heap of expiry and store key, in microseconds by its clock. A pair that is outdated is skipped later."""
+        self.bytes_kept = 0
+        """Estimated memory of the records, in bytes."""
         self.ledgers = MemoryLedgers(self._make_room)
         """The ids of ledgers."""
         self.reserved = 0
@@ -108,11 +109,15 @@ class MemoryStore:
 
     async def aclose(self) -> None:
         """Forget all records and listeners."""
-        self._entries.clear()
-        self._expiry.clear()
+        self.clear()
         self._listeners.clear()
+
+    def clear(self) -> None:
+        """Forget all records, and the ids of ledgers."""
+        self._entries.clear()
+        self.expiries.clear()
         self.ledgers.clear()
-        self._bytes = 0
+        self.bytes_kept = 0
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         """Execute the operations at once. Where there is no room for a key, only that key is refused."""
@@ -217,10 +222,10 @@ class MemoryStore:
         former = self._entries.get(wire)
         if former is None:
             self._make_room(len(entry.payload))
-            self._bytes += _OVERHEAD
+            self.bytes_kept += _OVERHEAD
         else:
-            self._bytes -= len(former.payload)
-        self._bytes += len(entry.payload)
+            self.bytes_kept -= len(former.payload)
+        self.bytes_kept += len(entry.payload)
         entry.payload = trimmed(entry.payload)
         self._entries[wire] = entry
         if entry.state != "M" and entry.fence <= self._fence_time() + _FAR_US:
@@ -318,7 +323,7 @@ class MemoryStore:
         entry.fingerprint = op.fingerprint
         if former is None:
             self._make_room()
-            self._bytes += _OVERHEAD
+            self.bytes_kept += _OVERHEAD
         else:
             entry.attempt = min(former.attempt + 1, _MAX_ATTEMPT)
             entry.token = former.token
@@ -343,14 +348,14 @@ class MemoryStore:
             return Code.OK
         if entry.state not in LIVE:
             return Code.LOST
-        while (taken := self._taken()) + len(op.payload) > self._max_bytes:
+        while (taken := self.bytes_taken()) + len(op.payload) > self._max_bytes:
             if self._evict():
                 continue
             raise NoRoomError(
                 f"the local store is full: it holds {taken} of {self._max_bytes} bytes, "
                 f"no room for a result of {len(op.payload)} (raise max_bytes or lower ttl)"
             )
-        self._bytes += len(op.payload)
+        self.bytes_kept += len(op.payload)
         entry.payload = trimmed(op.payload)
         entry.until = self._from + op.keep_ms
         self._keep(op.wire, entry, entry.until)
@@ -405,7 +410,7 @@ class MemoryStore:
             )
             return Code.OK if entry.token and said_twice else Code.FOREIGN
         self._make_room()
-        self._bytes += _OVERHEAD
+        self.bytes_kept += _OVERHEAD
         entry = Entry("I", op.issuer, max(self._fence_time(), self._fence + 1), 0, self._from + op.ttl_ms, 0)
         entry.fingerprint = op.fingerprint
         entry.token = True
@@ -429,12 +434,12 @@ class MemoryStore:
             return Moved(Code.ILLEGAL, state, version)
         if entry is None:
             self._make_room()
-            self._bytes += _OVERHEAD
+            self.bytes_kept += _OVERHEAD
         else:
-            self._bytes -= len(entry.payload)
+            self.bytes_kept -= len(entry.payload)
         entry = Entry("M", op.change, version + 1, 0, 0, 0)
         entry.payload = op.to.encode()
-        self._bytes += len(entry.payload)
+        self.bytes_kept += len(entry.payload)
         self._entries[op.wire] = entry
         self._keep(op.wire, entry, self._from + op.keep_ms)
         return Moved(Code.OK, op.to, version + 1)
@@ -501,31 +506,31 @@ class MemoryStore:
         if entry.expires == expires:
             return
         entry.expires = expires
-        heappush(self._expiry, (expires, wire))
-        if len(self._expiry) > 2 * len(self._entries) + 1024:
-            self._expiry = [(held.expires, key) for key, held in self._entries.items()]
-            heapify(self._expiry)
+        heappush(self.expiries, (expires, wire))
+        if len(self.expiries) > 2 * len(self._entries) + 1024:
+            self.expiries = [(held.expires, key) for key, held in self._entries.items()]
+            heapify(self.expiries)
 
     def _expire(self, now: int) -> None:
         if self.ledgers:
             self.ledgers.expire(now)
-        while self._expiry and self._expiry[0][0] <= now:
-            expires, wire = heappop(self._expiry)
+        while self.expiries and self.expiries[0][0] <= now:
+            expires, wire = heappop(self.expiries)
             entry = self._entries.get(wire)
             if entry is not None and entry.expires == expires:
                 self._drop(wire)
 
     def _drop(self, wire: bytes) -> None:
-        self._bytes -= _OVERHEAD + len(self._entries.pop(wire).payload)
+        self.bytes_kept -= _OVERHEAD + len(self._entries.pop(wire).payload)
 
-    def _taken(self) -> int:
+    def bytes_taken(self) -> int:
         """Return the bytes that records, ids, and whoever has reserved some take."""
-        return self._bytes + self.reserved + len(self.ledgers) * ID_BYTES
+        return self.bytes_kept + self.reserved + len(self.ledgers) * ID_BYTES
 
     def _make_room(self, size: int = 0) -> None:
         while True:
             records = len(self._entries) + len(self.ledgers)
-            taken = self._taken()
+            taken = self.bytes_taken()
             if records < self._maxsize and taken + _OVERHEAD + size <= self._max_bytes:
                 return
             if self._evict():

@@ -201,6 +201,22 @@ class PerProcess:
         """The one that was made last."""
         return self.template if self._background is None else self._background.dedup
 
+    @property
+    def is_open(self) -> bool:
+        """True while the `Dedup` of this process is open, since its first use or `open`."""
+        background = self._background
+        return background is not None and background.here and background.dedup.is_open
+
+    def remade(self, make: Callable[[], Dedup]) -> PerProcess:
+        """Return one that makes its `Dedup`s by another function, in this process only.
+
+        The callbacks of `on_made` go with it, and are called with its first `Dedup` now.
+        """
+        other = PerProcess(make, reusable=False, seconds=self.seconds)
+        for callback in self._on_made:
+            other.on_made(callback)
+        return other
+
     def on_made(self, callback: Callable[[Dedup], object]) -> None:
         """Call `callback` with the `Dedup` of this process before it is opened, and of each process to come."""
         callback(self.template)

@@ -89,17 +89,22 @@ class Dedup:
             credentials=credentials,
             holder=holder,
         )
-        self._set_up(
-            PerProcess(
-                make, reusable=isinstance(url, str), seconds=_STEPS * check_seconds(timeout, "timeout")
-            ),
-            lambda dedup: dedup,
-        )
+        seconds = _STEPS * check_seconds(timeout, "timeout")
+        self._hold(PerProcess(make, reusable=isinstance(url, str), seconds=seconds), lambda dedup: dedup)
 
-    def _set_up(self, per_process: PerProcess, derive: Callable[[AsyncDedup], AsyncDedup]) -> None:
-        self._per_process = per_process
-        self._dedup = Bound(per_process, derive)
-        self.tokens = Tokens(self._dedup)
+    @classmethod
+    def _over(cls, per_process: PerProcess, derive: Callable[[AsyncDedup], AsyncDedup]) -> Self:
+        dedup = cls.__new__(cls)
+        cls._hold(dedup, per_process, derive)
+        return dedup
+
+    def _hold(self, per_process: PerProcess, derive: Callable[[AsyncDedup], AsyncDedup]) -> None:
+        self.per_process = per_process
+        """For integrations: makes the asyncio `Dedup` of each process. All that `scoped` returns shares it."""
+        self.bound = Bound(per_process, derive)
+        """For integrations: `background, dedup = bound.get()` returns this process's asyncio `Dedup`; see `bind`."""
+        self.tokens = Tokens(self.bound)
+        """One-time tokens. See `fastdedup.tokens.Tokens`."""
 
     def __repr__(self) -> str:
         return f"<sync.Dedup namespace={self.settings.namespace!r}>"
@@ -118,8 +123,8 @@ class Dedup:
         async def opened() -> None:
             """Do nothing: `BackgroundDedup.run` opens before it calls this."""
 
-        self._per_process.reopen()
-        self._per_process.background().run(opened, self._per_process.seconds)
+        self.per_process.reopen()
+        self.per_process.background().run(opened, self.per_process.seconds)
         return self
 
     def close(self) -> None:
@@ -127,7 +132,7 @@ class Dedup:
 
         Whoever uses it afterwards gets a UsageError, until `open` or `with` opens it again.
         """
-        self._per_process.close()
+        self.per_process.close()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -143,17 +148,17 @@ class Dedup:
     @property
     def settings(self) -> Settings:
         """The settings of this namespace."""
-        return self._dedup.latest.settings
+        return self.bound.latest.settings
 
     @property
     def breaker(self) -> BreakerState:
         """The state of the breaker: OPEN while the store is not asked, as it did not answer."""
-        return self._dedup.get()[1].breaker
+        return self.bound.get()[1].breaker
 
     @property
     def batching(self) -> Batching:
         """How batches go to the store, as `fastdedup.Dedup.batching` says."""
-        return self._dedup.get()[1].batching
+        return self.bound.get()[1].batching
 
     def scoped(
         self,
@@ -168,7 +173,7 @@ class Dedup:
         max_result: int | None = None,
     ) -> Dedup:
         """Return a `Dedup` for the namespace `<this namespace>:<name>`, or for this one, over the same connection."""
-        derive = self._dedup.make
+        derive = self.bound.make
 
         def narrowed(dedup: AsyncDedup) -> AsyncDedup:
             return derive(dedup).scoped(
@@ -182,9 +187,7 @@ class Dedup:
                 max_result=max_result,
             )
 
-        dedup = object.__new__(type(self))
-        dedup._set_up(self._per_process, narrowed)
-        return dedup
+        return self._over(self.per_process, narrowed)
 
     def bind(self, make: Callable[[AsyncDedup], T]) -> Bound[T]:
         """Return something that is made of the asyncio `Dedup`, for integrations that work in its thread.
@@ -192,8 +195,8 @@ class Dedup:
         `background, made = bound.get()`, then `background.run(lambda: made.something(), seconds)`, or
         `await background.arun(...)`.
         """
-        derive = self._dedup.make
-        return Bound(self._per_process, lambda dedup: make(derive(dedup)))
+        derive = self.bound.make
+        return Bound(self.per_process, lambda dedup: make(derive(dedup)))
 
     # Claims
 
@@ -219,7 +222,7 @@ class Dedup:
         """
         if resolve is not None:
             check_resolve(resolve, asynchronous=False)
-        background, dedup = self._dedup.get()
+        background, dedup = self.bound.get()
         renewed = renew or resolve is not None
         call = dedup.claim(
             key,
@@ -231,7 +234,7 @@ class Dedup:
             renew=renewed,
             remember=None if remember is None else ledger_behind(remember),
         )
-        claim = answered(background, call, self._per_process.seconds)
+        claim = answered(background, call, self.per_process.seconds)
         return claim if resolve is None else resolved(claim, resolve, renews=renew)
 
     def claim_many(
@@ -247,7 +250,7 @@ class Dedup:
         remember: Ledger | None = None,
     ) -> list[Claim]:
         """Claim many keys at once, each by itself; the answers are in the order of the keys."""
-        background, dedup = self._dedup.get()
+        background, dedup = self.bound.get()
         options: dict[str, Any] = {"owner": owner, "lease": lease, "ttl": ttl, "wait": wait, "renew": renew}
         if remember is not None:
             options["remember"] = ledger_behind(remember)
@@ -260,7 +263,7 @@ class Dedup:
             for claim in claims:
                 take_back(claim.asynchronous)
 
-        seconds = self._per_process.seconds + check_seconds(wait, "wait", least=0.0)
+        seconds = self.per_process.seconds + check_seconds(wait, "wait", least=0.0)
         return background.run(made, seconds, discard)
 
     def lock(
@@ -273,9 +276,9 @@ class Dedup:
         """
 
         def ask() -> Claim:
-            background, dedup = self._dedup.get()
+            background, dedup = self.bound.get()
             call = dedup.lock(key, lease=lease, wait=wait, renew=renew).call
-            return answered(background, call, self._per_process.seconds)
+            return answered(background, call, self.per_process.seconds)
 
         return LockCall(ask)
 
@@ -335,7 +338,7 @@ class Dedup:
             "resolve": resolve,
             "remember": remember,
         }
-        settings, decorated = self.settings, self._per_process.decorated
+        settings, decorated = self.settings, self.per_process.decorated
         return once(
             self.claim,
             key,
@@ -385,16 +388,16 @@ class Dedup:
 
     def get(self, key: str, kind: RecordKind = "claim", *, digest: bool = False) -> Record | None:
         """Return the store's record of `key`, or None. For inspection only: to decide, claim the key."""
-        background, dedup = self._dedup.get()
-        return background.run(lambda: dedup.get(key, kind, digest=digest), self._per_process.seconds)
+        background, dedup = self.bound.get()
+        return background.run(lambda: dedup.get(key, kind, digest=digest), self.per_process.seconds)
 
     def forget(
         self, key: str, kind: RecordKind = "claim", *, digest: bool = False, reason: str | None = None
     ) -> bool:
         """Remove the record of `key`, of any owner; return False where there was no record. The key is new again."""
-        background, dedup = self._dedup.get()
+        background, dedup = self.bound.get()
         return background.run(
-            lambda: dedup.forget(key, kind, digest=digest, reason=reason), self._per_process.seconds
+            lambda: dedup.forget(key, kind, digest=digest, reason=reason), self.per_process.seconds
         )
 
     def records(
@@ -410,9 +413,9 @@ class Dedup:
         reason: str | None = None,
     ) -> Listing:
         """Return records of this namespace, to find what is stuck. Arguments and errors as for `fastdedup.Dedup`."""
-        background, dedup = self._dedup.get()
+        background, dedup = self.bound.get()
         options: dict[str, Any] = {"kind": kind, "prefix": prefix, "state": state, "older": older}
         return background.run(
             lambda: dedup.records(limit=limit, within=within, cursor=cursor, reason=reason, **options),
-            self._per_process.seconds + check_seconds(within, "within"),
+            self.per_process.seconds + check_seconds(within, "within"),
         )

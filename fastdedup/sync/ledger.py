@@ -19,25 +19,26 @@ class Ledger:
     """Remembers ids for a window, as `dedup.ledger(...)` makes it. See `fastdedup.Ledger`."""
 
     def __init__(self, ledger: Bound[AsyncLedger]) -> None:
-        self._ledger = ledger
+        self.bound = ledger
+        """For integrations: `background, ledger = bound.get()` returns this process's asyncio `Ledger`."""
 
     def __repr__(self) -> str:
-        return f"<sync.{repr(self._ledger.latest)[1:]}"
+        return f"<sync.{repr(self.bound.latest)[1:]}"
 
     @property
     def name(self) -> str:
         """The ledger's name."""
-        return self._ledger.latest.name
+        return self.bound.latest.name
 
     @property
     def window(self) -> float:
         """Seconds for which an id is remembered; the truth is up to 1 % longer."""
-        return self._ledger.latest.window
+        return self.bound.latest.window
 
     @property
     def capacity(self) -> int:
         """Ids in one window that it is planned for."""
-        return self._ledger.latest.capacity
+        return self.bound.latest.capacity
 
     def open(self) -> Self:
         """Found the ledger, or check its form, now instead of at the first use, so that mistakes show at start-up."""
@@ -49,7 +50,7 @@ class Ledger:
 
         Without `owner=`, a call that ends in an error or is interrupted takes back what it remembered.
         """
-        data = [self._ledger.latest._bytes_of(id)]
+        data = [self.bound.latest.bytes_of(id)]
         return self._remember(data, owner, lambda ledger, name: ledger.first(id, owner=name))
 
     def first_many(self, ids: Iterable[Any], *, owner: str | None = None) -> list[bool]:
@@ -58,7 +59,7 @@ class Ledger:
         Either all are answered, or what the others remembered is taken back, and the error raised.
         """
         listed = ids if isinstance(ids, str | bytes) else list(ids)
-        data = listed_bytes(listed, dense=self._ledger.latest.dense)
+        data = listed_bytes(listed, dense=self.bound.latest.dense)
         return self._remember(data, owner, lambda ledger, name: ledger.first_many(listed, owner=name))
 
     def seen(self, id: Any) -> bool:
@@ -77,32 +78,32 @@ class Ledger:
         """Give the ledger another capacity, and keep all ids. Call it again to learn how far that is."""
         return self._run(lambda ledger: ledger.resize(capacity=capacity))
 
-    def _is_of(self, per_process: PerProcess) -> bool:
+    def is_of(self, per_process: PerProcess) -> bool:
         """True where its ids are in the store of the gate that has this."""
-        return self._ledger.per_process is per_process
+        return self.bound.per_process is per_process
 
     def _run(self, call: Callable[[AsyncLedger], Awaitable[T]]) -> T:
-        background, ledger = self._ledger.get()
-        return background.run(lambda: call(ledger), self._ledger.per_process.seconds)
+        background, ledger = self.bound.get()
+        return background.run(lambda: call(ledger), self.bound.per_process.seconds)
 
     def _remember(
         self, data: list[bytes], owner: str | None, call: Callable[[AsyncLedger, str], Awaitable[T]]
     ) -> T:
         """Return the answer. It can be taken back by the call's name where nobody hears it."""
-        background, ledger = self._ledger.get()
-        seconds = self._ledger.per_process.seconds
+        background, ledger = self.bound.get()
+        seconds = self.bound.per_process.seconds
         if owner is not None:
             return background.run(lambda: call(ledger, owner), seconds)
         name = owner_text(draw_owner())
 
         def take_back(_: object = None) -> None:
-            ledger._take_back_call(data, name)
+            ledger.take_back_call(data, name)
 
         async def remembered() -> T:
             try:
                 return await call(ledger, name)
             except UnavailableError:
-                await ledger._take_back_failed(data, name)
+                await ledger.take_back_failed(data, name)
                 raise
             except BaseException:
                 take_back()
@@ -113,4 +114,4 @@ class Ledger:
 
 def ledger_behind(remember: Any) -> Any:
     """Return this process's asyncio ledger behind `remember=`; what is no ledger is left for a claim to refuse."""
-    return remember._ledger.get()[1] if isinstance(remember, Ledger) else remember
+    return remember.bound.get()[1] if isinstance(remember, Ledger) else remember

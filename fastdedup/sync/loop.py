@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from ..errors import UnavailableError, UsageError
+from ..tasks import running_loop
 from .native import Thread, patched, start_thread
 from .work import AwaitedWork, GreenletWork, LoopWork, Work
 
@@ -35,7 +36,8 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._loop = new_loop()
+        self.loop = new_loop()
+        """The event loop that runs in the thread."""
         # Mutable: the calls to begin; has the loop been told of them; shall it end; what to close at the end.
         self._inbox: deque[LoopWork[Any]] = deque()
         self._told = False
@@ -50,7 +52,7 @@ class LoopThread:
     def give_up(self) -> None:
         """Nobody will use it, as its start was interrupted: its thread ends, if there is one."""
         self._ending = True
-        self._tell(self._loop.stop)
+        self._tell(self.loop.stop)
 
     @property
     def alive(self) -> bool:
@@ -147,7 +149,7 @@ class LoopThread:
             self._post(closing)
             closing.wait(_GOODBYE)
         self._ending = True
-        self._tell(self._loop.stop)
+        self._tell(self.loop.stop)
         if self._thread is not None:
             self._thread.join(_GOODBYE)
 
@@ -157,7 +159,7 @@ class LoopThread:
             self._check_hope(ends, seconds)
 
     def _check_caller(self) -> None:
-        if asyncio._get_running_loop() is self._loop:
+        if running_loop() is self.loop:
             raise UsageError(
                 "this was called in fastdedup's background thread (by on_event=, say), where it would wait for "
                 "itself: call it in another thread"
@@ -189,7 +191,7 @@ class LoopThread:
 
     def _tell(self, callback: Callable[[], object]) -> None:
         try:
-            self._loop.call_soon_threadsafe(callback)
+            self.loop.call_soon_threadsafe(callback)
         except RuntimeError:  # the loop is closed: the caller sees that the thread has ended
             self._told = False
 
@@ -197,20 +199,20 @@ class LoopThread:
         self._told = False  # before looking: work that comes from now on tells the loop again
         inbox = self._inbox
         while inbox:
-            inbox.popleft().start(self._loop)
+            inbox.popleft().start(self.loop)
 
     def _main(self) -> None:
-        asyncio.set_event_loop(self._loop)
+        asyncio.set_event_loop(self.loop)
         try:
-            self._loop.run_forever()
+            self.loop.run_forever()
         finally:
             self._ending = True
             while self._inbox:
                 self._inbox.popleft().fail(UnavailableError("fastdedup's background thread has ended"))
-            for task in asyncio.all_tasks(self._loop):
+            for task in asyncio.all_tasks(self.loop):
                 task.cancel()
-            self._loop.run_until_complete(asyncio.sleep(0))
-            self._loop.close()
+            self.loop.run_until_complete(asyncio.sleep(0))
+            self.loop.close()
 
     async def _close_all(self) -> None:
         await asyncio.gather(*(close() for close in tuple(self._closers)), return_exceptions=True)

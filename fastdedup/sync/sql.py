@@ -64,18 +64,18 @@ class Receipt(AnyReceipt):
     def complete(self, result: Any = None) -> None:
         """Keep a result for duplicates, in the same transaction. Errors as for `fastdedup.sql.Receipt.complete`."""
         self._check_completion()
-        rules, driver = self._rules, self._driver
+        rules, driver = self._rules, self.driver
         flow = rules.complete(driver.database, self._id, result)
         self._keep(run_now(driver, flow, rules.table_name))
 
-    def _begin_work(self) -> None:
-        """See that `_finish` will recognize the transaction."""
-        driver, rules = self._driver, self._rules
+    def begin_work(self) -> None:
+        """Set a savepoint by which `finish` recognizes the transaction; see `fastdedup.sql.receipt.Receipt`."""
+        driver, rules = self.driver, self._rules
         run_now(driver, rules.dialect(driver.database).anchor(self._anchor()), rules.table_name)
 
-    def _finish(self, result: Any, look: bool) -> None:
-        """Keep the result in the transaction that holds the row, before its COMMIT: see `InboxRules.finish`."""
-        self._keep(run_now(self._driver, self._finishing(result, look), self._rules.table_name))
+    def finish(self, result: Any, look: bool) -> None:
+        """Keep the work's result in the transaction, before its COMMIT; see `fastdedup.sql.receipt.Receipt`."""
+        self._keep(run_now(self.driver, self._finishing(result, look), self._rules.table_name))
 
 
 class Inbox(AnyInbox[Begin]):
@@ -122,7 +122,7 @@ class Inbox(AnyInbox[Begin]):
         attempts: int = ATTEMPTS,
     ) -> Callable[[Callable[Concatenate[Any, P], T]], OnceFunction[P, T]]:
         """Decorate `def work(transaction, …)` to be done once for each key; see `fastdedup.sql.Inbox.once`."""
-        beginning = self._beginning(begin)
+        beginning = self.beginning(begin)
         if gate is not None and not isinstance(gate, Dedup):
             raise not_a_gate(gate, "once(gate=…)", "fastdedup.sync.Dedup")
         rules = OnceRules(self._rules, key, gate, wait, busy, attempts, fingerprint)
@@ -160,7 +160,7 @@ class Inbox(AnyInbox[Begin]):
     ) -> int:
         """Delete the rows that are older than `keep`, in batches; see `fastdedup.sql.Inbox.purge`."""
         ticker = Ticker(self._rules, batch, on_batch)
-        beginning = self._beginning(begin)
+        beginning = self.beginning(begin)
         if leader is None:
             purge_table(ticker, beginning)
         else:
@@ -170,7 +170,7 @@ class Inbox(AnyInbox[Begin]):
 
     def stats(self, *, begin: Begin | None = None, stretch: Seconds = DAY) -> Figures:
         """Return the table's figures; see `fastdedup.sql.Inbox.stats`."""
-        return figures_of(self._rules, self._beginning(begin), stretch)
+        return figures_of(self._rules, self.beginning(begin), stretch)
 
 
 def purge_table(ticker: Ticker, begin: Begin) -> None:
@@ -241,7 +241,7 @@ class Once:
     def _bypass(self, error: DedupError) -> None:
         """Tell of it in the gate's thread, where all its events are told."""
         with suppress(UsageError):  # the gate is closed by now
-            background, dedup = self._rules.gate._dedup.get()
+            background, dedup = self._rules.gate.bound.get()
             background.tell(functools.partial(bypassed, dedup, self._rules.inbox, error))
 
     def _decide(self, key: str, claim: Claim | None, wire: bytes | None) -> Answer:
@@ -265,8 +265,8 @@ class Once:
 
     def _claim(self, name: str, ends: float) -> Claim:
         gate: Dedup = self._rules.gate
-        background, dedup = gate._dedup.get()
-        seconds = gate._per_process.seconds + self._rules.wait
+        background, dedup = gate.bound.get()
+        seconds = gate.per_process.seconds + self._rules.wait
         return Claim(
             background, background.run(lambda: claim_at(dedup, name, ends, self._mark), seconds, take_back)
         )
@@ -289,12 +289,12 @@ class Once:
         try:
             with self._begin() as transaction:
                 receipt = self._inbox.receive(transaction, key, fingerprint=self._mark, busy=self._rules.busy)
-                self._rules.check_outermost(receipt._driver)
+                self._rules.check_outermost(receipt.driver)
                 if not receipt.first:
                     receipt.replay()  # may raise
-                    return receipt._answer()
-                receipt._begin_work()
-                receipt._finish(self._work(transaction), look=not self._rules.proven)
+                    return receipt.answer()
+                receipt.begin_work()
+                receipt.finish(self._work(transaction), look=not self._rules.proven)
                 commits = True
         except BaseException as error:
             if commits and is_committed_perhaps(error):
@@ -302,7 +302,7 @@ class Once:
             raise
         if not self._rules.proven:
             self._prove(key)
-        return receipt._answer()
+        return receipt.answer()
 
     def _prove(self, key: str) -> None:
         try:
@@ -316,7 +316,7 @@ class Once:
 
 def _count_duplicate(rules: OnceRules, seconds: float) -> None:
     with suppress(UsageError):  # the gate is closed by now
-        background, dedup = rules.gate._dedup.get()
+        background, dedup = rules.gate.bound.get()
         # In the gate's thread, where all else is counted.
         background.tell(lambda: count_duplicate(dedup, seconds))
 

@@ -29,7 +29,7 @@ class Tokens:
     def consume(self, token: str, subject: Any = None, *, owner: str | None = None) -> Outcome:
         """Use a token up in one step: ACQUIRED once, then SUCCEEDED; MISMATCH for another subject; UNKNOWN."""
         background, dedup = self._dedup.get()
-        use = dedup.tokens._use(token, subject, owner)
+        use = dedup.tokens.use(token, subject, owner)
         return background.make(use, self._dedup.per_process.seconds, _itself, _take_back).outcome
 
     def redeem(

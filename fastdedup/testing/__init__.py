@@ -8,6 +8,7 @@ from .claims import Acquisition, ClaimsOfKey, assert_claimed_once, assert_not_cl
 from .clock import Clock
 from .inbox import inbox_database
 from .outage import Kind, Outage
+from .probe import Probe, probe
 from .store import FakeStore
 from .swap import fake_dedup, fake_sync_dedup, swapped
 
@@ -27,6 +28,9 @@ __all__ = [
     "claims_of",
     "ClaimsOfKey",
     "Acquisition",
+    # What a gate has still to do
+    "probe",
+    "Probe",
     # The inbox
     "inbox_database",
 ]

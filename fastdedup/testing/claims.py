@@ -293,7 +293,7 @@ def _shown_keys(log: ClaimLog, gate: Gate) -> str:
 
 
 def _namespace_and_log(dedup: Dedup | SyncDedup) -> tuple[Gate, ClaimLog]:
-    inner = dedup._dedup.get()[1] if isinstance(dedup, SyncDedup) else dedup
+    inner = dedup.bound.get()[1] if isinstance(dedup, SyncDedup) else dedup
     log = getattr(inner.gate.connection.store, "seen", None)
     if not isinstance(log, ClaimLog):
         raise UsageError(

@@ -7,7 +7,7 @@ request, and `fastdedup.sync` has one for the process. A real connection is open
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from ..fallback.base import FallbackPolicy, JournalledPolicy
 from ..fallback.local import LocalLRU
 from ..kernel.operations import Code, ReadOp, ReleaseOp, RenewOp, Reply, Stored, Verb
 from ..model import BreakerState
+from ..tasks import running_loop
 from .outage import in_loop, refused
 from .store import FakeStore
 
@@ -148,14 +149,14 @@ class EachLoop:
     @property
     def is_open(self) -> bool:
         """True where it is open in the loop that runs, or outside of any loop, in some loop."""
-        loop = asyncio._get_running_loop()
+        loop = running_loop()
         found = list(self._by_loop.values()) if loop is None else [self._by_loop.get(loop)]
         return any(each is not None and each.is_open for each in found)
 
     @property
     def breaker(self) -> BreakerState:
         """The breaker of the loop that runs; outside of any loop, OPEN where it is in some loop."""
-        if asyncio._get_running_loop() is not None:
+        if running_loop() is not None:
             return self._here().breaker
         states = [each.breaker for each in tuple(self._by_loop.values())]
         return BreakerState.OPEN if BreakerState.OPEN in states else BreakerState.CLOSED
@@ -181,7 +182,7 @@ class EachLoop:
         self._store.clock.before_move.remove(self._time_passes)
         self._store.outage.on_stop.remove(self._store_is_back)
         for loop, connection in tuple(self._by_loop.items()):
-            for reconciler in _reconcilers(connection):
+            for reconciler in connection.reconcilers():
                 if isinstance(
                     reconciler.policy, LocalLRU
                 ):  # of a scope: the next store is not to get its journal
@@ -199,7 +200,7 @@ class EachLoop:
 
     def _here(self) -> Connection:
         """Return the connection of the loop that runs, open."""
-        loop = asyncio._get_running_loop()
+        loop = running_loop()
         if loop is None:
             return self._without_loop
         connection = self._by_loop.get(loop)
@@ -297,10 +298,9 @@ class EachLoop:
     def _look_for_renewals(self) -> None:
         """Note what is renewed now: later on its task alone knows of it."""
         for loop, connection in tuple(self._by_loop.items()):
-            for queue in tuple(connection._renewals.values()):
-                for renewal in tuple(queue._waiting):
-                    if isinstance(renewal, Renewal):
-                        self._note(loop, renewal)
+            for renewal in connection.waiting_renewals():
+                if isinstance(renewal, Renewal):
+                    self._note(loop, renewal)
         for renewal, renewed in tuple(self._renewed.items()):
             if renewed.life is None:
                 self._renewed.pop(renewal, None)
@@ -326,7 +326,7 @@ def _ends(connection: Connection, loop: asyncio.AbstractEventLoop) -> bool:
     engine = connection.last_engine
     if engine is None or engine.loop is not loop:
         return False
-    return connection._ended or (connection._closing is not None and not connection._closing.done())
+    return connection.has_loop_ended or connection.is_closing
 
 
 def _at_once(work: Coroutine[Any, Any, None]) -> None:
@@ -341,7 +341,7 @@ def _at_once(work: Coroutine[Any, Any, None]) -> None:
 
 def _take_back(connection: Connection, store: FakeStore) -> None:
     """Free what was given up in the outage. The gate does that soon; a test's next claim must not come before."""
-    for (wire, owner), given_up in tuple(connection.undo._given_up.items()):
+    for (wire, owner), given_up in connection.undo.orphans():
         if given_up.id is not None:
             continue
         (record,) = store.apply(Verb.READ, [ReadOp(wire)])
@@ -357,16 +357,9 @@ def _tell_that_it_is_back(connection: Connection) -> None:
     if engine.breaker is BreakerState.OPEN:
         engine.store_is_back()
         return
-    connection.undo.store_is_back()
-    for reconciler in _reconcilers(connection):
-        reconciler.store_is_back(FakeStore.name.encode())
+    connection.retry_now(FakeStore.name)
 
 
 def _stop(connection: Connection) -> None:
-    for reconciler in _reconcilers(connection):
-        for running in reconciler._running.values():
-            running.task.cancel()
-
-
-def _reconcilers(connection: Connection) -> Iterator[Any]:
-    yield from tuple(connection._reconcilers.values())
+    for reconciler in connection.reconcilers():
+        reconciler.cancel()

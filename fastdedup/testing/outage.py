@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from ..checks import check_count
 from ..errors import ConfigError, UnavailableError, UsageError
 from ..kernel.operations import AdoptOp, Op, Reply, Verb
+from ..tasks import running_loop
 
 Kind = Literal["refused", "frozen", "lost_reply"]
 """refused: the store refuses at once, and does nothing. frozen: it gives no answer until the outage ends, and then
@@ -133,7 +134,7 @@ def is_another_thing_later(verb: Verb, ops: Sequence[Op]) -> bool:
 
 def in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
     """Call something in an event loop: at once where this is that loop, otherwise soon, unless it is closed."""
-    if asyncio._get_running_loop() is loop:
+    if running_loop() is loop:
         callback()
         return
     with suppress(RuntimeError):  # it is closed: nobody is there any more

@@ -22,7 +22,6 @@ from ..errors import ConfigError, UsageError
 from ..events import OnEvent
 from ..fallback.local import LocalLRU
 from ..gateway import Dedup
-from ..sync.background import PerProcess
 from ..sync.gateway import Dedup as SyncDedup
 from .loops import EachLoop
 from .store import FakeStore
@@ -49,7 +48,7 @@ def fake_sync_dedup(store: FakeStore | None = None, **settings: Any) -> SyncDedu
     """Return a `fastdedup.sync.Dedup` on a store for tests. Arguments as for `fake_dedup`."""
     store = _checked(store)
     dedup = SyncDedup(store, **{"namespace": "test", **settings})
-    _put_in(dedup._per_process.template.gate.connection, store)
+    _put_in(dedup.per_process.template.gate.connection, store)
     _begin_anew(dedup.settings, store)
     return dedup
 
@@ -129,14 +128,11 @@ def _swapped(dedup: Dedup, store: FakeStore) -> Iterator[None]:
 
 @contextmanager
 def _swapped_sync(dedup: SyncDedup, store: FakeStore) -> Iterator[None]:
-    per_process = dedup._per_process
+    per_process = dedup.per_process
     _check_sync_closed(dedup)
-    kept, on_made = per_process.__dict__, per_process._on_made
-    make = partial(_gate_like, per_process.template, store)
+    kept = per_process.__dict__
     # What was made of the former gate is made again of this one, as in another process.
-    per_process.__dict__ = PerProcess(make, reusable=False, seconds=per_process.seconds).__dict__
-    for callback in on_made:
-        per_process.on_made(callback)
+    per_process.__dict__ = per_process.remade(partial(_gate_like, per_process.template, store)).__dict__
     try:
         yield
     finally:
@@ -181,10 +177,10 @@ def _check_closed(dedup: Dedup, connection: Connection) -> None:
 
 
 def _check_sync_closed(dedup: SyncDedup) -> None:
-    if isinstance(dedup._per_process.template.gate.connection, EachLoop):
+    connection: Any = dedup.per_process.template.gate.connection
+    if isinstance(connection, EachLoop):
         return  # a gate of a test: it opens by itself
-    background = dedup._per_process._background
-    if background is not None and background.here and background.dedup.is_open:
+    if dedup.per_process.is_open:
         raise UsageError(
             f"{dedup!r} is open, since its first use or open(): swap it before, or call close() first, and open() "
             "after the swap where it is used again"
@@ -202,17 +198,10 @@ def _put_in(connection: Any, store: FakeStore) -> EachLoop:
         connection.name,
         connection.own_policy,
     )
-    ours = EachLoop(make, store, connection.watchers, _expected(connection))
+    ours = EachLoop(make, store, connection.watchers, connection.expected)
     connection.__dict__ = ours.__dict__
     connection.__class__ = EachLoop
     return ours
-
-
-def _expected(connection: Any) -> set[tuple[str, ...]]:
-    if isinstance(connection, EachLoop):
-        return connection.expected
-    ids = {(namespace, "first") for namespace in connection._with_ledgers}
-    return ids | {(namespace,) for namespace in connection.recent.namespaces()}
 
 
 def _connection_on(
@@ -246,7 +235,7 @@ def _gate_like(model: Dedup, store: FakeStore) -> Dedup:
     )
     fake.gate.connection.own_policy = of.own_policy
     _put_in(fake.gate.connection, store)
-    return fake._with(model.settings)
+    return fake.with_settings(model.settings)
 
 
 # A policy keeps what it has learned of the store, and its journal goes to the store that is next opened.

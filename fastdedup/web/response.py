@@ -60,13 +60,10 @@ class Response:
 
     def __eq__(self, other: object) -> bool:
         """Compare all that a client gets; requests are not compared."""
-        return isinstance(other, Response) and self._shown() == other._shown()
+        return isinstance(other, Response) and _shown(self) == _shown(other)
 
     def __repr__(self) -> str:
-        return f"Response{self._shown()!r}"
-
-    def _shown(self) -> tuple[int, Headers, bytes, bool, str]:
-        return self.status, self.headers, self.body, self.whole, self.reason
+        return f"Response{_shown(self)!r}"
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first header of this lower-case name, or None."""
@@ -161,6 +158,11 @@ class ResponseCodec:
                 "a stored response was not written by this version of fastdedup's HTTP integration: give the "
                 "integration a namespace of its own"
             ) from None
+
+
+def _shown(response: Response) -> tuple[int, Headers, bytes, bool, str]:
+    """Return what a client gets of a response."""
+    return response.status, response.headers, response.body, response.whole, response.reason
 
 
 def _text(part: Any) -> str:

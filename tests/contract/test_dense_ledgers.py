@@ -68,8 +68,8 @@ async def test_another_sequence_takes_over_a_bucket(backend: Backend) -> None:
     async with backend.make() as dedup:
         ledger = dense(dedup, capacity=64)
         await ledger.open()
-        assert ledger._view is not None
-        form = ledger._view.form
+        assert ledger.view is not None
+        form = ledger.view.form
         other = form.chunk * form.buckets * 1000
         assert all(await ledger.first_many(range(150), owner="one"))
         assert all(await ledger.first_many(range(other, other + 700), owner="other"))
@@ -112,8 +112,8 @@ async def test_a_foreign_value_fails_alone(backend: Backend) -> None:
     async with backend.make() as dedup:
         ledger = dense(dedup)
         await ledger.open()
-        assert ledger._view is not None
-        bucket = ledger._view.addresses.find(b"7")[0]
+        assert ledger.view is not None
+        bucket = ledger.view.addresses.find(b"7")[0]
         for value in (b"x" * 5, b"\1D\7\x10" + b"x" * 100, b"\1D\7\x80" + bytes(7 + 128 * 9)):
             backend.raw.set(bucket, value, px=60_000)
             with pytest.raises(ForeignRecordError):

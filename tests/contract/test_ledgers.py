@@ -238,9 +238,9 @@ async def test_the_secret_is_never_shown(backend: Backend) -> None:
     async with backend.make() as dedup:
         ledger = ledger_of(dedup)
         await ledger.first("id")
-        assert ledger._view is not None
-        secret = ledger._view.form.secret
-        for shown in (repr(ledger), repr(ledger._view.form), str(await ledger.stats())):
+        assert ledger.view is not None
+        secret = ledger.view.form.secret
+        for shown in (repr(ledger), repr(ledger.view.form), str(await ledger.stats())):
             assert secret.hex() not in shown
             assert repr(secret) not in shown
 
@@ -251,8 +251,8 @@ async def test_a_foreign_bucket_fails_alone(backend: Backend) -> None:
     async with backend.make() as dedup:
         ledger = ledger_of(dedup)
         await ledger.seen("ledger is founded")
-        assert ledger._view is not None
-        find = ledger._view.addresses.find
+        assert ledger.view is not None
+        find = ledger.view.addresses.find
         for name, value in (("list", None), ("text", b"x" * 5), ("odd", b"\1L\x07\1\4\0\0" + b"x" * 100)):
             bucket = find(name.encode())[0]
             backend.raw.lpush(bucket, "x") if value is None else backend.raw.set(bucket, value, px=60_000)

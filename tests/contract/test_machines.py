@@ -68,7 +68,7 @@ async def test_a_repeated_transition_is_answered_as_the_first_time(backend: Back
         orders = dedup.machine("order", initial="pending", transitions=ORDER)
         for _ in range(2):
             op = TransitionOp(
-                orders._wire("42"),
+                orders.store_key("42"),
                 to="paid",
                 initial="pending",
                 sources=frozenset({"pending"}),

@@ -118,9 +118,9 @@ async def test_what_was_given_up_before_the_switch_is_new(backend: Backend, wait
     async with backend.make() as dedup:
         ledger = ledger_of(dedup)
         assert await ledger.first("id", owner="lost")
-        assert ledger._view is not None
-        wire, entry = ledger._view.addresses.entry(b"id", nonce("lost"))
-        op = FirstOp(wire, entry, ledger._view.terms, b"id")
+        assert ledger.view is not None
+        wire, entry = ledger.view.addresses.entry(b"id", nonce("lost"))
+        op = FirstOp(wire, entry, ledger.view.terms, b"id")
         await switched(ledger, wait_until)
         dedup.gate.connection.undo.add_id(op)
         assert await ledger.first("id")
@@ -134,16 +134,14 @@ async def test_a_node_whose_clock_is_ahead_is_believed(backend: Backend, wait_un
         ledger = ledger_of(dedup)
         assert await ledger.first("id")
         await switched(ledger, wait_until)
-        view = ledger._view
+        view = ledger.view
         assert view is not None
         whole = view.whole
         for switch in (False, True):
             found = StoredForm(view.text, whole.switch_ms - 20)
             now = asyncio.get_running_loop().time()
-            ledger._view = LedgerView(ledger._wire, whole, found, "set", now, switch)
-            ledger._view.terms.until_ms = min(
-                ledger._view.terms.until_ms, whole.switch_ms - 1 + 10**6 * switch
-            )
+            ledger.view = LedgerView(ledger.store_key, whole, found, "set", now, switch)
+            ledger.view.terms.until_ms = min(ledger.view.terms.until_ms, whole.switch_ms - 1 + 10**6 * switch)
             assert not await ledger.first("id")
         assert await ledger.first("new")
 
@@ -163,9 +161,9 @@ async def test_the_former_form_is_dropped_after_a_window(backend: Backend, wait_
             await theirs.resize(capacity=9000)
         await wait_until(is_over, description="a window has passed")
         assert await theirs.first("early")
-        assert ledger._view is not None
-        assert ledger._view.former is None
-        assert orjson.loads(ledger._view.text)["present"]["capacities"] == [OLD]
+        assert ledger.view is not None
+        assert ledger.view.former is None
+        assert orjson.loads(ledger.view.text)["present"]["capacities"] == [OLD]
         assert (await ledger.resize(capacity=9000)).former_capacity == NEW
 
 
@@ -177,8 +175,8 @@ async def test_a_version_that_knows_no_resizing_is_refused(backend: Backend) -> 
         progress = await ledger.resize(capacity=NEW)
         assert (progress.capacity, progress.former_capacity) == (NEW, OLD)
         assert 0 < progress.switch_in <= 0.3 < 3600 < progress.over_in
-        assert ledger._view is not None
-        assert "capacity" not in orjson.loads(ledger._view.text)
+        assert ledger.view is not None
+        assert "capacity" not in orjson.loads(ledger.view.text)
         assert (await ledger.resize(capacity=NEW)).capacity == NEW
         for capacity in (OLD, NEW):
             await ledger_of(dedup, capacity).open()
@@ -192,10 +190,10 @@ async def test_a_late_announcement_is_not_made(backend: Backend) -> None:
     async with backend.make() as dedup:
         ledger = ledger_of(dedup)
         await ledger.open()
-        view = ledger._view
+        view = ledger.view
         assert view is not None
         text = view.whole.resized(NEW, view.now_ms + 500).text()
-        late = LedgerOp(ledger._wire, text, 60_000, view.text, view.now_ms - 5000)
+        late = LedgerOp(ledger.store_key, text, 60_000, view.text, view.now_ms - 5000)
         assert await dedup.gate.run(late) is Code.STALE
         assert (await ledger.resize(capacity=OLD)).former_capacity == 0
 

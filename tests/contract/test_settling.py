@@ -99,7 +99,10 @@ async def test_settling_again_is_answered_as_the_first_time(backend: Backend) ->
         freed = await dedup.claim("freed")
         for _ in range(2):
             assert (
-                await dedup.gate.run(ReleaseOp(freed._call.wire, freed._call.owner, freed.fence)) is Code.OK
+                await dedup.gate.run(
+                    ReleaseOp(freed.settlement.op.wire, freed.settlement.op.owner, freed.fence)
+                )
+                is Code.OK
             )
         assert await dedup.gate.run(ReleaseOp(wire, owner, claim.fence)) is Code.LOST
         assert (await dedup.claim("key")).result == 1

@@ -150,12 +150,12 @@ async def test_a_stale_view_is_read_again(backend: Backend) -> None:
     async with backend.make() as dedup:
         ledger = ledger_of(dedup)
         claim = await dedup.claim("k", remember=ledger)
-        assert ledger._view is not None
-        of_a_policy = ledger._view.terms.until_ms < 0  # its form does not get old
-        claim.settlement.op.ledger_terms.until_ms = ledger._view.terms.until_ms = 1  # type: ignore[attr-defined]
+        assert ledger.view is not None
+        of_a_policy = ledger.view.terms.until_ms < 0  # its form does not get old
+        claim.settlement.op.ledger_terms.until_ms = ledger.view.terms.until_ms = 1  # type: ignore[attr-defined]
         other = await dedup.claim("other", remember=ledger)
         assert other.acquired
-        assert of_a_policy or ledger._view.terms.until_ms > 1
+        assert of_a_policy or ledger.view.terms.until_ms > 1
         await claim.complete()
         await other.complete()
         assert await ledger.first_many(["k", "other"]) == [False, False]
@@ -180,7 +180,7 @@ async def test_the_record_shows_the_users_key(backend: Backend) -> None:
         assert names_of(claim.settlement.held_key[0]) == ("t", "order:7")
         assert b"{" in claim.settlement.held_key[0]
         long = await dedup.claim("x" * 500, remember=ledger_of(dedup))
-        assert names_of(long._hold[0])[1].startswith("#")
+        assert names_of(long.settlement.held_key[0])[1].startswith("#")
 
 
 async def test_a_ledger_of_another_gate_is_an_error(backend: Backend) -> None:

@@ -28,7 +28,7 @@ LONG = 30.0
 
 
 async def waiting(dedup: Any, count: int, wait_until: WaitUntil) -> None:
-    watched = dedup.gate.connection.wakeups._count
+    watched = dedup.gate.connection.wakeups.waiting
     await wait_until(lambda: sum(watched.values()) >= count, description=f"{count} callers wait")
 
 
@@ -56,7 +56,7 @@ async def test_a_waiter_is_woken_by_whoever_frees_the_key(
         await winner.complete("second try")
         results = [(await task).result for task in tasks if task not in done]
         assert results == ["second try"] * 9
-        assert waiter.gate.connection.wakeups._freed == {}
+        assert waiter.gate.connection.wakeups.waiting == {}
 
 
 async def test_a_waiter_takes_over_when_the_lease_ends(backend: Backend) -> None:
@@ -97,7 +97,7 @@ async def test_a_cancelled_waiter_leaves_nothing(backend: Backend, wait_until: W
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert dedup.gate.connection.wakeups._freed == {}
+        assert dedup.gate.connection.wakeups.waiting == {}
         await holder.release()
         assert (await dedup.claim("key")).acquired
 

@@ -147,17 +147,17 @@ class Shop:
         self.runs = 0
         self.act: Body = nothing
         once = self.inbox.once(key=lambda transaction, key: key, begin=begin, **{"gate": gate, **options})
-        self.handle = once(self._work)
-        self.elsewhere = once(self._work)
+        self.handle = once(self.work)
+        self.elsewhere = once(self.work)
         """Handles messages as another process would: it does not know of the calls of `handle`."""
 
-    async def _work(self, transaction: Any, key: str) -> Any:
+    async def work(self, transaction: Any, key: str) -> Any:
         self.runs += 1
         await do_work(transaction, key)
         return await self.act(transaction, key)
 
     def gate_key(self, key: str) -> str:
-        return self.inbox._rules.gate_key(key)
+        return self.inbox.gate_key(key)
 
     async def record(self, key: str) -> Record | None:
         """Give what the gate holds of a message."""
@@ -174,7 +174,7 @@ class Shop:
     @property
     def waiters(self) -> int:
         """The number of callers that wait at the gate."""
-        return self.gate.gate.connection.wakeups._count
+        return self.gate.gate.connection.wakeups.waiting
 
     def are_behind(self, calls: int) -> bool:
         """True once so many calls wait behind another one of this process: tasks do so at once."""

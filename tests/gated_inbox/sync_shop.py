@@ -53,7 +53,7 @@ class SyncShop:
         self.elsewhere = partial(in_thread, once(self._work))
         """Handles messages as another process would: see `Shop`."""
 
-    def _work(self, transaction: Any, key: str) -> Any:
+    def work(self, transaction: Any, key: str) -> Any:
         self.runs += 1
         transaction.cursor().execute("INSERT INTO work VALUES (%s)", (key,))
         result = self.act(transaction, key)
@@ -62,7 +62,7 @@ class SyncShop:
         return asyncio.run_coroutine_threadsafe(result, self._loop).result(PATIENCE)
 
     async def record(self, key: str) -> Record | None:
-        return self.gate.get(self.inbox._rules.gate_key(key))
+        return self.gate.get(self.inbox.rules.gate_key(key))
 
     async def bypasses(self) -> list[GateBypassed]:
         """Give the events by which the gate was bypassed; they are told in the gate's thread, in order."""
@@ -75,7 +75,7 @@ class SyncShop:
 
     @property
     def waiters(self) -> int:
-        return self.gate._dedup.latest.gate.connection.wakeups._count
+        return self.gate.bound.latest.gate.connection.wakeups.waiting
 
     def are_behind(self, calls: int) -> bool:
         return sum(map(is_behind, sys._current_frames().values())) == calls

@@ -73,7 +73,7 @@ async def test_waiting_at_the_gate(opened: Opener, key: str, wait_until: Waiter)
     async with opened(wait=30.0) as shop:
         go_on, first = await at_work(shop, shop.handle(key), wait_until)
         second = asyncio.create_task(shop.elsewhere(key))
-        await wait_until(lambda: shop.gate.gate.connection.wakeups._count, description="the second waits")
+        await wait_until(lambda: shop.gate.gate.connection.wakeups.waiting, description="the second waits")
         await cancelled(second)
         go_on.set()
         assert await first == key
@@ -83,7 +83,7 @@ async def test_waiting_at_the_gate(opened: Opener, key: str, wait_until: Waiter)
 @pytest.mark.parametrize("way", WAYS)
 async def test_waiting_for_a_twins_row(way: str, opened: Opener, key: str, wait_until: Waiter) -> None:
     async with opened(way) as shop:
-        twin = shop.inbox.once(key=lambda transaction, key: key, begin=shop.begin)(shop._work)
+        twin = shop.inbox.once(key=lambda transaction, key: key, begin=shop.begin)(shop.work)
         go_on, first = await at_work(shop, twin(key), wait_until)
         second = asyncio.create_task(shop.handle(key))
         await wait_until(shop.place.waiting, description="the second waits for the first's row")

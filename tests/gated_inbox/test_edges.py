@@ -112,7 +112,7 @@ async def test_what_was_committed_stands_where_the_look_fails(
                 yield transaction
 
         once = shop.inbox.once(key=lambda transaction, key: key, begin=once_only, gate=shop.gate)
-        handle = once(shop._work)
+        handle = once(shop.work)
         assert [await handle(key), await handle(key)] == [None, None]
         assert (begins, shop.place.effects(key)) == (2, 1)
         await handle(f"{key}, another")
@@ -191,7 +191,7 @@ async def test_two_inboxes_at_one_gate_each_do_their_work(
         inboxes = shop.inbox, Inbox("mail", keep=WEEK), Inbox("shop", keep=WEEK, table="other_inbox")
         for inbox in inboxes:
             once = inbox.once(key=lambda transaction, key: key, begin=shop.begin, gate=shop.gate)
-            handle = once(shop._work)
+            handle = once(shop.work)
             await handle(key)
             await handle(key)
         assert shop.runs == shop.place.effects(key) == 3
@@ -233,7 +233,7 @@ async def test_a_scoped_gate_serves_an_inbox(
 ) -> None:
     async with open_shop(mortal_postgres, mortal_redis) as shop:
         scoped = shop.gate.scoped("orders", lease=5.0)
-        handle = shop.inbox.once(key=lambda transaction, key: key, begin=shop.begin, gate=scoped)(shop._work)
+        handle = shop.inbox.once(key=lambda transaction, key: key, begin=shop.begin, gate=scoped)(shop.work)
         await handle(key)
         flush(mortal_redis)
         await handle(key)
@@ -263,7 +263,7 @@ async def test_a_gate_of_the_other_kind_is_refused(mortal_postgres: Place, morta
         with pytest.raises(ConfigError, match=r"must be a fastdedup\.Dedup, got fastdedup\.sync\."):
             Inbox("shop", keep=WEEK).once(key=str, begin=shop.begin, gate=plain)
         with pytest.raises(ConfigError, match=r"must be a fastdedup\.sync\.Dedup, got fastdedup\.gateway"):
-            SyncInbox("shop", keep=WEEK).once(key=str, begin=shop.begin, gate=plain._dedup.latest)
+            SyncInbox("shop", keep=WEEK).once(key=str, begin=shop.begin, gate=plain.bound.latest)
 
 
 # Retries

@@ -64,7 +64,7 @@ async def test_later_calls_get_the_answer_of_the_first() -> None:
     calls.go_on.set()
     assert await asyncio.gather(*tasks) == ["first", "first", "first"]
     assert calls.begun == ["first"]
-    assert not calls.local._ends
+    assert not calls.local.ends
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -151,7 +151,7 @@ async def test_in_threads_later_calls_get_the_answer_of_the_first(wait_until: Wa
     calls.go_on.set()
     assert [each.result for each in threads] == ["first", "first", "first"]
     assert calls.begun == ["first"]
-    assert not calls.local._ends
+    assert not calls.local.ends
     assert len(calls.duplicates) == 2
 
 
@@ -169,7 +169,7 @@ def test_a_call_that_was_interrupted_as_it_ended_holds_up_one_other() -> None:
     calls.local.ahead("key")
     assert calls.start("second", wait=0.01).result == "second"
     assert calls.start("third").result == "third"
-    assert not calls.local._ends
+    assert not calls.local.ends
 
 
 async def test_of_calls_at_the_same_time_one_goes_ahead(wait_until: Waiter) -> None:

@@ -23,7 +23,7 @@ async def test_a_duplicate_links_to_the_run_that_it_meets(backend: Backend, wait
         with otel.tracer.start_as_current_span("second"):
             await dedup.claim("k", fingerprint="a")
             waiter = asyncio.create_task(dedup.claim("k", fingerprint="a", wait=10.0))
-            watched = dedup.gate.connection.wakeups._count
+            watched = dedup.gate.connection.wakeups.waiting
             await wait_until(lambda: watched, description="it waits")
         await claim.complete(7)
         assert (await waiter).result == 7

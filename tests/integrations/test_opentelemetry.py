@@ -308,7 +308,7 @@ async def test_what_happens_to_messages_shows_in_the_metrics(redis_url: str, ote
     dedup = Dedup(redis_url, namespace="shop", timeout=5.0)
 
     class Consumer:
-        _name = "billing"
+        name = "billing"
         deliveries = Deliveries(MessageRules("billing", str, attempts=2), dedup)
 
         @property
@@ -326,7 +326,7 @@ async def test_what_happens_to_messages_shows_in_the_metrics(redis_url: str, ote
     async with dedup:
         for _ in range(3):
             await Consumer.deliveries.handle("7", fail, lay)
-    inbox._rules.received["first"] += 1
+    inbox.rules.received["first"] += 1
     results = values(otel.points("fastdedup.messages"), "consumer", "result")
     assert results == {
         ("billing", "retried"): 1,
@@ -526,7 +526,7 @@ async def test_histograms_hold_every_time_that_is_measured(
         await asyncio.gather(*[dedup.claim(f"k{number}") for number in range(3)])
         claim = await dedup.claim("k")
         waiter = asyncio.create_task(dedup.claim("k", wait=10.0))
-        watched = dedup.gate.connection.wakeups._count
+        watched = dedup.gate.connection.wakeups.waiting
         await wait_until(lambda: watched, description="it waits")
         await claim.complete()
         await waiter

@@ -163,7 +163,7 @@ async def test_a_wait_is_timed(shown: Shown, wait_until: WaitUntil) -> None:
     async with dedup:
         first = await dedup.claim("a")
         waiting = asyncio.ensure_future(dedup.claim("a", wait=5.0))
-        watching = dedup.gate.connection.wakeups._count
+        watching = dedup.gate.connection.wakeups.waiting
         await wait_until(lambda: watching, description="it waits for the first")
         await first.complete()
         await waiting
@@ -337,7 +337,7 @@ def test_a_gate_of_synchronous_code_is_watched(redis_url: str, shown: Shown) -> 
 
 def test_consumers_and_inboxes_are_watched(shown: Shown) -> None:
     class Consumer:
-        _name = "orders"
+        name = "orders"
         counts = Counts(delivered=5, first=2, duplicate=1, held=1, retried=1, dead_lettered=1)
 
     inbox = Inbox("billing", keep=60.0)
@@ -355,7 +355,7 @@ def test_consumers_and_inboxes_are_watched(shown: Shown) -> None:
     }
     assert 'fastdedup_consumer_paused{consumer="orders"} 0.0' in shown.text
     assert "fastdedup_consumer_running{" not in shown.text, "what a framework runs does not tell"
-    inbox._rules.received["acquired"] += 3
+    inbox.rules.received["acquired"] += 3
     assert shown("fastdedup_messages_total", consumer="orders", result="first") == 2
     assert shown("fastdedup_messages_total", consumer="orders", result="dead_lettered") == 1
     assert shown("fastdedup_messages_delivered_total", consumer="orders") == 5

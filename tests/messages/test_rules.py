@@ -560,7 +560,7 @@ class TestInbox:
         async with open_billing(attempts=1) as consumer:
             assert (await consumer.get()).reason is Reason.FIRST
             async with opened(redis_url, events) as dedup:
-                await dedup.forget(shop.inbox._rules.gate_key("order-7"))
+                await dedup.forget(shop.inbox.gate_key("order-7"))
             assert told(await consumer.get(failed=1)) == (Action.ACK, Reason.DUPLICATE)
 
     async def test_exhausted_attempts_are_dead_lettered(self, open_billing: Open) -> None:

@@ -152,7 +152,7 @@ def pinned() -> Iterator[None]:
         patches += [patch.object(module, name, clocks[name]) for name in copied]
     patches.append(patch.object(os, "urandom", lambda size: _Pinned.bytes_of(size)))
     patches.append(patch.object(random, "_urandom", lambda size: _Pinned.bytes_of(size)))
-    state, drawn = random.getstate(), list(owners._drawn)
+    state, drawn = random.getstate(), list(owners.drawn_ahead)
     try:
         for each in patches:
             each.start()
@@ -161,8 +161,8 @@ def pinned() -> Iterator[None]:
         for each in reversed(patches):
             each.stop()
         random.setstate(state)
-        owners._drawn.clear()
-        owners._drawn.extend(drawn)
+        owners.drawn_ahead.clear()
+        owners.drawn_ahead.extend(drawn)
         _Pinned.loop = None
 
 
@@ -171,5 +171,5 @@ def begin(loop: SteppingLoop) -> None:
     _Pinned.loop = loop
     _Pinned.bytes_of = random.Random(1).randbytes
     random.seed(2)
-    owners._drawn.clear()
+    owners.drawn_ahead.clear()
     GRANTED.clear()

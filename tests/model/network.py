@@ -112,7 +112,7 @@ class Network:
         process = Process(self, name, loop or self.loop)
         self._processes.append(process)
         store = RedisStore(f"redis://{name}:6379/0", timeout=timeout, connect=process.connect)
-        store._server._scripts = self._scripts  # type: ignore[assignment]
+        store.server._scripts = self._scripts  # type: ignore[assignment]
         return store
 
     def refuse(self, times: int) -> None:

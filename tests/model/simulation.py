@@ -271,9 +271,10 @@ class World:
         for gate in self.gates:
             connection = gate.gate.connection
             engine: Any = connection.running_engine()
-            kept = [*engine._leaders, *engine.named.counts, *connection.wakeups._count, *connection._kept]
-            if kept:
-                self.promises.broke(f"the gate still keeps {kept} for clients that have ended")
+            kept = [*engine.leaders, *engine.named.counts, *connection.wakeups.waiting]
+            if kept or connection.unfinished:
+                tasks = f"{connection.unfinished} tasks and {kept}"
+                self.promises.broke(f"the gate still keeps {tasks} for clients that have ended")
             await gate.aclose()
         if self.other_loop is not None:
             await self.on_other_loop(self.gate_on_other_loop.aclose())

@@ -61,7 +61,7 @@ Next = tuple[Record | None, Reply]
 
 def step(record: Record | None, operation: Any, now_us: int) -> Next:
     """Return the record that stands after an operation, and the reply: the contract."""
-    return _RULES[type(operation)](present(record, now_us), operation, clock(now_us))
+    return RULE_OF[type(operation)](present(record, now_us), operation, clock(now_us))
 
 
 def clock(now_us: int) -> Clock:
@@ -289,7 +289,7 @@ def is_same(ours: Record, base: tuple[bytes, int] | None, former: Record) -> boo
     return base != (ours.owner, ours.fence)
 
 
-_RULES: dict[type, Callable[[Record | None, Any, Clock], Next]] = {
+RULE_OF: dict[type, Callable[[Record | None, Any, Clock], Next]] = {
     Claim: claim,
     Settle: settle,
     Release: release,

@@ -82,7 +82,7 @@ TRANSITION = spec.transition
 
 @pytest.mark.parametrize("fault", [forgets_who_moved, is_never_unsure])
 def test_a_faulty_machine_breaks_a_rule(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(spec._RULES, words.Transition, fault)
+    monkeypatch.setitem(spec.RULE_OF, words.Transition, fault)
     with pytest.raises(AssertionError, match="broken: a caller is told what its transition did"):
         played(moves(3), MOVE_RULES, 2)
 

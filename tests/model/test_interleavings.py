@@ -147,9 +147,9 @@ def test_a_faulty_contract_breaks_a_rule(seeded: str, monkeypatch: pytest.Monkey
     name, fault, script, rule = FAULTS[seeded]
     right = getattr(spec, name)
     monkeypatch.setattr(spec, name, fault)
-    for operation, found in spec._RULES.items():
+    for operation, found in spec.RULE_OF.items():
         if found is right:
-            monkeypatch.setitem(spec._RULES, operation, fault)
+            monkeypatch.setitem(spec.RULE_OF, operation, fault)
     monkeypatch.setattr(interleavings, "step", spec.step)
     record = TOKEN if script in TOKENS else None
     with pytest.raises(AssertionError, match=f"broken: {rule}"):

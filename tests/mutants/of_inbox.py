@@ -52,10 +52,10 @@ INBOX = {
         ),
         Mutant(
             "The row is committed before the work begins.",
-            "                await receipt._begin_work()\n",
+            "                await receipt.begin_work()\n",
             "                await transaction.execute('COMMIT')\n"
             "                await transaction.execute('BEGIN IMMEDIATE')\n"
-            "                await receipt._begin_work()\n",
+            "                await receipt.begin_work()\n",
         ),
         Mutant(
             "A delivery does not wait for another one that is at work.",

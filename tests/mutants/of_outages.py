@@ -89,8 +89,8 @@ FALLBACK = {
     "fastdedup/fallback/local.py": [
         Mutant(
             "Once the store is back it is asked for a key before it has that key's record.",
-            "        if self._store.holds(wire) or line.forgotten:\n            return True\n",
-            "        if self._store.holds(wire) or line.forgotten:\n            return False\n",
+            "        if self.records.holds(wire) or line.forgotten:\n            return True\n",
+            "        if self.records.holds(wire) or line.forgotten:\n            return False\n",
             "local_lru_holds",
         ),
         Mutant(
@@ -107,7 +107,7 @@ FALLBACK = {
         ),
         Mutant(
             "In an outage nothing is known of what the store has said before.",
-            "            self._last_seen.saw(op, reply)\n",
+            "            self.last_seen.saw(op, reply)\n",
             "            pass\n",
             "local_lru",
         ),

@@ -136,8 +136,8 @@ async def test_a_frozen_target_of_a_moving_slot_does_not_delay_the_source(cluste
     events: list[Any] = []
     async with gates(cluster, 1, known_duplicates=0, on_event=events.append) as (gate,):
         await gate.claim_many(others[:10])
-        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", cluster._id(source))
-        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", cluster._id(target))
+        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.id_of(source))
+        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.id_of(target))
         try:
             target.freeze()
             moving = [asyncio.create_task(attempt(gate, f"{{stuck}}-{number}")) for number in range(50)]
@@ -260,7 +260,7 @@ async def test_a_waiter_hears_over_whichever_node(cluster: ClusterGroup, wait_un
         key = "key"
         claim = await gate.claim(key)
         waiter = asyncio.create_task(gate.claim(key, wait=30.0))
-        await wait_until(lambda: gate.gate.connection.wakeups._count, description="it waits")
+        await wait_until(lambda: gate.gate.connection.wakeups.waiting, description="it waits")
         for member in cluster.members:
             if member is not holder(cluster, key):
                 with member.client() as raw:
@@ -293,7 +293,7 @@ async def test_a_single_server_is_no_cluster(redis_server: RedisServer) -> None:
     group = ClusterGroup(replicas=0)
     single = group.members[0]
     try:
-        single._options = ("--save", "")
+        single.options = ("--save", "")
         single.spawn()
         until(single.up, "it is up")
         with pytest.raises(ConfigError, match="single server, not a Cluster: use redis://"):

@@ -130,7 +130,7 @@ async def test_ids_of_an_outage_come_home(fault: str, wait_until: WaitUntil) -> 
         assert await here.first("both", owner="me") is True
         assert [await here.seen(each) for each in ("told", "forgotten", "new")] == [True, False, True]
         assert any(event.verb == "first" and event.answered for event in ours.of(Degraded))
-        known = ours.policy._ids._ledgers[here._wire]
+        known = ours.policy.ids.ledgers[here.store_key]
         known.terms.until_ms, known.reread_at = 0, 1 << 60  # half a minute has gone
         await site.heal()
         await ours.came_home()
@@ -154,7 +154,7 @@ async def test_of_two_processes_that_told_an_id_one_hears(opened: str, wait_unti
         site.strike()
         for number, ledger in enumerate(ledgers):
             assert await ledger.first_many(["order:7", f"only:{number}"]) == [True, True]
-        for each, proxy in zip(gates, site._proxies, strict=True):
+        for each, proxy in zip(gates, site.proxies, strict=True):
             proxy.forward()
             await each.came_home()
         assert first.of(Conflict) == []
@@ -176,11 +176,11 @@ async def test_ids_of_a_ledger_that_the_store_lost_come_home(wait_until: WaitUnt
         assert await here.first_many(["new", "newer"]) == [True, True]
         with site.server.client() as raw:
             raw.flushall()
-        site._proxies[1].forward()
+        site.proxies[1].forward()
         there = ledger_of(theirs.dedup)
         assert await answered(wait_until, lambda: there.seen("theirs founds it")) is False
         await theirs.came_home()
-        site._proxies[0].forward()
+        site.proxies[0].forward()
         await ours.came_home()
         assert await there.first_many(["new", "newer", "old"]) == [False, False, True]
         assert await here.first("old") is False
@@ -194,11 +194,11 @@ async def test_an_id_is_answered_locally_until_it_is_home(wait_until: WaitUntil)
         site.strike()
         await ours.noticed()
         assert await here.first("new") is True
-        site._proxies[0].follow(lambda name: Fate.CUT if name in ("first", "ledger") else Fate.PASS)
+        site.proxies[0].follow(lambda name: Fate.CUT if name in ("first", "ledger") else Fate.PASS)
         await wait_until(lambda: ours.dedup.breaker == "closed", description="claims are answered")
         assert await here.first("new") is False
         assert ours.policy.lines
-        site._proxies[0].forward()
+        site.proxies[0].forward()
         await ours.came_home()
         assert await here.first("new") is False
 
@@ -209,11 +209,11 @@ async def test_the_journal_of_ids_is_bounded(wait_until: WaitUntil) -> None:
         ours: Gate = await site.gate(maxsize=100, max_bytes=60_000)
         here = ledger_of(ours.dedup)
         assert await here.first_many(range(1000)) == [True] * 1000
-        assert len(ours.policy._store.ledgers) <= 101
+        assert len(ours.policy.records.ledgers) <= 101
         site.strike()
         with pytest.raises(UnavailableError, match="full"):
             await here.first_many([f"new {number}" for number in range(200)])
-        assert ours.policy.lines == 0 == ours.policy._store.reserved
+        assert ours.policy.lines == 0 == ours.policy.records.reserved
         assert await here.first_many([f"new {number}" for number in range(20)]) == [True] * 20
         forgettings = [here.forget(f"unknown {number}") for number in range(200)]
         answers = await asyncio.gather(*forgettings, return_exceptions=True)

@@ -492,7 +492,7 @@ async def test_a_claim_many_that_is_cancelled_twice_frees_what_it_took(
             engine = dedup.gate.connection.engine
             assert engine is not None
             core = dedup.gate.connection
-            await wait_until(lambda: not engine.pending and not core._kept, description="it is tidied up")  # noqa: B023
+            await wait_until(lambda: not engine.pending and not core.unfinished, description="tidied up")  # noqa: B023
             if not task.cancelled():  # the store was faster than the turns: the claims are its caller's
                 await asyncio.gather(*(claim.release() for claim in task.result()))
             claims = await another.claim_many(keys)
@@ -573,7 +573,7 @@ async def main(url):
 
     tasks = [asyncio.create_task(dedup.claim("held", wait=60)) for _ in range(10)]
     tasks.append(asyncio.create_task(body()))
-    while not dedup.gate.connection.wakeups._count or await dedup.get("body") is None:
+    while not dedup.gate.connection.wakeups.waiting or await dedup.get("body") is None:
         await asyncio.sleep(0)
     print("ready", flush=True)
     sys.stdin.readline()

@@ -65,12 +65,12 @@ class Site:
         self.server = server
         self._wait_until = wait_until
         self._stack = stack
-        self._proxies: list[Proxy] = []
+        self.proxies: list[Proxy] = []
 
     async def gate(self, **options: Any) -> Gate:
         """One more process, with its own way to the server."""
-        proxy = await self._stack.enter_async_context(way_to(self.server, f"way{len(self._proxies)}.sock"))
-        self._proxies.append(proxy)
+        proxy = await self._stack.enter_async_context(way_to(self.server, f"way{len(self.proxies)}.sock"))
+        self.proxies.append(proxy)
         gate = Gate(proxy.url, self._wait_until, **options)
         await self._stack.enter_async_context(gate.dedup)
         return gate
@@ -81,7 +81,7 @@ class Site:
         elif self.fault == "frozen":
             self.server.freeze()
         else:
-            for proxy in self._proxies:
+            for proxy in self.proxies:
                 proxy.follow(lambda name: Fate.CUT)
                 proxy.cut()
 
@@ -91,7 +91,7 @@ class Site:
         elif self.fault == "frozen":
             self.server.thaw()
         else:
-            for proxy in self._proxies:
+            for proxy in self.proxies:
                 proxy.forward()
 
 
@@ -172,7 +172,7 @@ async def test_of_two_processes_that_both_gave_a_key_away_one_result_stands_and_
             await a.complete("a")
         if settled != "the first home":
             await b.complete("b")
-        for gate, proxy in zip((first, last), site._proxies, strict=True):
+        for gate, proxy in zip((first, last), site.proxies, strict=True):
             proxy.forward()
             await gate.came_home()
         kept = "ours" if settled == "the last home" else "theirs"
@@ -238,7 +238,7 @@ async def test_who_waits_in_another_process_gets_the_result_of_the_outage(
         ours, theirs = await site.gate(), await site.gate()
         claim = await ours.dedup.claim("order", lease=60.0)
         waiting = asyncio.create_task(theirs.dedup.claim("order", wait=30.0))
-        await wait_until(lambda: theirs.dedup.gate.connection.wakeups._count, description="it waits")
+        await wait_until(lambda: theirs.dedup.gate.connection.wakeups.waiting, description="it waits")
         site.strike()
         await claim.complete("done")
         await site.heal()
@@ -252,7 +252,7 @@ async def test_who_waits_here_while_redis_comes_back_is_woken_there(wait_until: 
         site.strike()
         claim = await ours.dedup.claim("order", lease=60.0)
         waiting = asyncio.create_task(ours.dedup.claim("order", wait=30.0))
-        await wait_until(lambda: ours.dedup.gate.connection.wakeups._count, description="it waits")
+        await wait_until(lambda: ours.dedup.gate.connection.wakeups.waiting, description="it waits")
         await site.heal()
         await ours.came_home()
         await theirs.came_home()

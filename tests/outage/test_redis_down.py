@@ -103,7 +103,7 @@ async def test_a_waiter_survives_a_restart(server: RedisServer, wait_until: Wait
     async with Dedup(server.url, timeout=0.5) as dedup:
         await dedup.claim("key", lease=30)
         task = asyncio.create_task(dedup.claim("key", wait=30))
-        await wait_until(lambda: dedup.gate.connection.wakeups._count, description="it waits")
+        await wait_until(lambda: dedup.gate.connection.wakeups.waiting, description="it waits")
         server.kill()
         server.start()  # without its data: the key is free
         try:

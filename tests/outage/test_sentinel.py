@@ -121,9 +121,9 @@ async def test_a_primary_that_became_a_replica_is_left(
                 with pytest.raises(UnavailableError, match="replica"):
                     await attempt
                 await wait_until(
-                    lambda: store._reconnector.connection is None, description="the connection is dropped"
+                    lambda: store.reconnector.connection is None, description="the connection is dropped"
                 )
-                await store._reconnector.connected()
+                await store.reconnector.connected()
                 assert raw.info("stats")["total_connections_received"] > connections
             raw.replicaof("NO", "ONE")
         await store.probe(b"probe")

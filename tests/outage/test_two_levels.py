@@ -115,7 +115,7 @@ async def test_of_two_processes_that_both_gave_a_key_away_one_hears(
             await a.complete("a")
         if settled != "the first home":
             await b.complete("b")
-        for gate, proxy in zip((first, last), site._proxies, strict=True):
+        for gate, proxy in zip((first, last), site.proxies, strict=True):
             proxy.forward()
             await gate.came_home()
         kept = "ours" if settled == "the last home" else "theirs"
@@ -154,12 +154,12 @@ async def test_what_the_ledger_knows_by_then_is_not_done_again(
         elif state == "done":
             await claim.complete("ours")
             await end_echo(ours, claim)
-        site._proxies[1].forward()
+        site.proxies[1].forward()
         await theirs.came_home()
         done = await theirs.dedup.claim("k", remember=there, wait=5.0)
         await done.complete("theirs")
         await end_echo(theirs, done)
-        site._proxies[0].forward()
+        site.proxies[0].forward()
         await ours.came_home()
         told = [event.kept for event in ours.of(Conflict)]
         nobody_insists = state == "released" or (state == "at work" and given == "by Redis")
@@ -180,8 +180,8 @@ async def test_a_claim_finds_its_record_by_the_stores_form(how: str, wait_until:
         there = await ledger_of(theirs).open()
         site.strike()
         ours = await site.gate()
-        site._proxies[1].follow(lambda name: Fate.CUT)
-        site._proxies[1].cut()
+        site.proxies[1].follow(lambda name: Fate.CUT)
+        site.proxies[1].cut()
         claim = await ours.dedup.claim("k", remember=ledger_of(ours))
         assert claim.degraded
         await site.heal()
@@ -205,10 +205,10 @@ async def test_a_claim_ends_in_a_ledger_that_was_founded_anew(wait_until: WaitUn
         claim = await ours.dedup.claim("k", remember=here)
         with site.server.client() as raw:
             raw.flushall()
-        site._proxies[1].forward()
+        site.proxies[1].forward()
         await theirs.came_home()
         assert await there.seen("k") is False
-        site._proxies[0].forward()
+        site.proxies[0].forward()
         await ours.came_home()
         await claim.complete()
         assert await there.first("k") is False

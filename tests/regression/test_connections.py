@@ -69,7 +69,7 @@ async def test_a_connection_that_is_given_up_sends_nothing_more(
         )
         assert unacknowledged(connection) > 0, "else this test would test nothing"
         connection.abort("given up")
-        await connection._gone  # the socket is closed a turn later
+        await connection.gone  # the socket is closed a turn later
         server.thaw()
         await wait_until(lambda: connections(raw) < number, description="the server has ended the connection")
         assert raw.dbsize() == 0
@@ -85,7 +85,7 @@ async def test_a_connection_that_has_ended_can_be_given_up(
     async def give_up_twice() -> None:
         connection = await dial(ServerURL.of(url), 5.0, None, check_single)
         connection.abort("given up")
-        await connection._gone
+        await connection.gone
         connection.abort("given up again")
 
     def in_a_loop() -> None:

@@ -377,16 +377,16 @@ def test_headers_are_never_larger_than_they_seem(headers: dict[str, Any]) -> Non
         spec.Basic.Properties(headers=headers, message_id="i"),
     ):
         size = _AROUND + len(properties.marshal())
-        assert not places._fits(properties, channel_of(size - 1))
-        assert places._fits(properties, channel_of(size))
-        assert places._fits(properties, channel_of(0))
+        assert not places.fits_into_frame(properties, channel_of(size - 1))
+        assert places.fits_into_frame(properties, channel_of(size))
+        assert places.fits_into_frame(properties, channel_of(0))
 
 
 def test_the_id_that_aiormq_makes_up_counts() -> None:
     properties = spec.Basic.Properties(headers={"big": "b" * 5000})
     size = _AROUND + len(properties.marshal()) + 33
-    assert not places._fits(properties, channel_of(size - 1))
-    assert places._fits(properties, channel_of(size))
+    assert not places.fits_into_frame(properties, channel_of(size - 1))
+    assert places.fits_into_frame(properties, channel_of(size))
 
 
 def channel_of(frame_max: int) -> Any:

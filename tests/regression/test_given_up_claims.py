@@ -335,7 +335,7 @@ async def test_closing_does_not_wait_for_a_frozen_server(server: RedisServer) ->
 async def test_the_oldest_is_dropped_with_an_event(server: RedisServer, wait_until: WaitUntil) -> None:
     events: list[Event] = []
     async with frozen(server, on_event=events.append) as dedup:
-        dedup.gate.connection.undo._most = 2
+        dedup.gate.connection.undo.most = 2
         await give_up(dedup, "a", "b", "c")
         assert [event.key for event in events if isinstance(event, UndoOverflow)] == ["a"]
         assert await undone(server, dedup, wait_until) == {"a": "P", "b": "R", "c": "R"}

@@ -80,7 +80,7 @@ async def test_a_row_deleted_in_between_is_first_again(
         inbox = party.inbox()
         async with party.transaction():
             await party.receive(inbox, key)
-        dialect: type[Dialect] = type(inbox._rules.dialect((party.place.kind,)))
+        dialect: type[Dialect] = type(inbox.rules.dialect((party.place.kind,)))
         kept = dialect.kept
 
         def purged(self: Any, ids: Any, *, marked: bool) -> Flow[Any]:

@@ -196,7 +196,7 @@ def test_an_interrupted_draw_ends_no_later_one(monkeypatch: pytest.MonkeyPatch) 
         raise TimeLimit
 
     def draw_many() -> None:
-        for _ in range(2 * owners._AT_ONCE):
+        for _ in range(2 * owners.AT_ONCE):
             owners.draw_owner()
 
     with monkeypatch.context() as patched:
@@ -400,7 +400,7 @@ def test_a_signal_handler_that_claims_as_the_thread_starts(
 def test_a_gate_that_is_being_closed_opens_again(gate: Dedup, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupted `close` goes on, and `open` was a UsageError until it had ended."""
     gate.claim("order:42").complete("done")
-    kind = type(gate._per_process.present.gate.connection.store)
+    kind = type(gate.per_process.present.gate.connection.store)
     closing, go_on, close = threading.Event(), threading.Event(), kind.aclose
 
     async def close_late(store: Any) -> None:

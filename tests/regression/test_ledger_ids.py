@@ -70,7 +70,7 @@ async def test_a_given_up_id_is_new_though_the_form_is_read_again(
     async with Dedup(redis_url, namespace="t") as dedup:
         ledger = dedup.ledger("orders", window=60, capacity=1000)
         assert await ledger.first("id", owner="lost")
-        view = ledger._view
+        view = ledger.view
         assert view is not None
         wire, entry = view.addresses.entry(b"id", nonce_of(owner_field("lost")))
         dedup.gate.connection.undo.add_id(FirstOp(wire, entry, view.terms, b"id"))
@@ -173,7 +173,7 @@ async def test_ids_of_version_0_1_0_are_found_again(redis_url: str) -> None:
         await dedup.gate.run(LedgerOp(wire, text_of_0_1_0(16), WINDOW_MS))
         ledger = dedup.ledger("ids", window=60.0, capacity=10_000, width=16)
         assert all(await ledger.first_many(range(500)))
-        view = ledger._view
+        view = ledger.view
         assert view is not None
         assert view.form.buckets == 79
     async with Dedup(redis_url, namespace="old-ledger", timeout=5.0) as dedup:

@@ -73,7 +73,7 @@ async def test_a_cancelled_claim_many_leaves_no_orphan(backend: Backend, wait_un
     async with backend.make() as dedup:
         busy = await dedup.claim("b", lease=60)
         task = asyncio.create_task(dedup.claim_many(["a", "b"], lease=60, wait=60))
-        await wait_until(lambda: dedup.gate.connection.wakeups._count, description="it waits for b")
+        await wait_until(lambda: dedup.gate.connection.wakeups.waiting, description="it waits for b")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await busy.release()
@@ -209,8 +209,8 @@ async def test_renewal_does_not_stop_a_body_whose_completion_is_recorded(wait_un
         store.loses = set()
         renewal = claim.settlement.renewal
         assert renewal is not None
-        await asyncio.wait([renewal._task], timeout=5)
-        assert renewal._task.done()
+        await asyncio.wait([renewal.task], timeout=5)
+        assert renewal.task.done()
         await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="the store is back")
         await claim.complete("done")
     assert not claim.settlement.stopped_body

@@ -164,7 +164,7 @@ async def test_works_that_are_left_elsewhere_are_not_kept() -> None:
     works: list[weakref.ref[Works]] = []
     for _ in range(50):
         work = Works(b"shop:=order:42", None)
-        work.entered = downstream._present.set(work)
+        work.entered = downstream.PRESENT.set(work)
         works.append(weakref.ref(work))
         await asyncio.create_task(left(work))
     del work
@@ -177,8 +177,8 @@ async def test_works_of_a_chain_are_not_kept() -> None:
     works: list[weakref.ref[Works]] = []
 
     def entered() -> ClaimedWork:
-        work = Works(b"shop:=order:42", downstream._within(downstream._present.get()))
-        work.entered = downstream._present.set(work)
+        work = Works(b"shop:=order:42", downstream.unfinished(downstream.PRESENT.get()))
+        work.entered = downstream.PRESENT.set(work)
         works.append(weakref.ref(work))
         return work
 

@@ -62,12 +62,12 @@ class Worker:
         return await self.party.call(self._once, key)
 
     def _now(self, transaction: Any, key: str) -> Any:
-        self.party._sql(f"INSERT INTO work (note) VALUES ('first {key}')")
+        self.party.send_sql(f"INSERT INTO work (note) VALUES ('first {key}')")
         if self.end:
             getattr(self.party, f"_{self.end}")()
             self.between()
-            self.party._start()
-        self.party._sql(f"INSERT INTO work (note) VALUES ('second {key}')")
+            self.party.start_raw()
+        self.party.send_sql(f"INSERT INTO work (note) VALUES ('second {key}')")
         return self.result
 
     async def _later(self, transaction: Any, key: str) -> Any:

@@ -122,9 +122,9 @@ async def test_work_without_its_row_is_not_committed(
         deletes = True
 
         def now(transaction: Any, key: str) -> Any:
-            party._sql(f"INSERT INTO work (note) VALUES ('{key}')")
+            party.send_sql(f"INSERT INTO work (note) VALUES ('{key}')")
             if deletes:
-                party._sql(deletion(party, key))
+                party.send_sql(deletion(party, key))
             return result
 
         async def later(transaction: Any, key: str) -> Any:

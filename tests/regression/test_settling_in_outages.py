@@ -440,8 +440,8 @@ async def test_a_later_holding_of_the_same_owner_is_left_alone(wait_until: Waite
         Dedup(store, namespace="shop", lease=600.0, timeout=0.05) as other,
     ):
         first = await gate.claim("order:42")
-        await first._free()
-        gate.gate.connection.undo.add(first._call, first.fence)
+        await first.settlement.free()
+        gate.gate.connection.undo.add(first.settlement.op, first.fence)
         second = await other.claim("order:42", owner=first.owner)
         assert second.acquired
         await wait_until(lambda: gate.gate.connection.undo_counts()[1] == 0, description="it was looked for")
@@ -467,7 +467,7 @@ async def test_no_lease_is_lost(
             ending = asyncio.ensure_future(getattr(claim, how)())
             renewal = claim.settlement.renewal
             await wait_until(
-                lambda: renewal._task is not None and renewal._task.done(), description="the renewal came"
+                lambda: renewal.task is not None and renewal.task.done(), description="the renewal came"
             )
         await ending
         assert not claim.lost

@@ -242,7 +242,7 @@ async def test_a_renewal_under_way_loses_no_claim_that_is_being_settled(wait_unt
             renewal: Any = claim.settlement.renewal
             await store.renewing.wait()
             completing = asyncio.create_task(claim.complete("done"))
-            await wait_until(renewal._task.done, description="the lease has ended")
+            await wait_until(renewal.task.done, description="the lease has ended")
             store.settled.set()
             await completing
         assert (await dedup.claim("k")).result == "done"

@@ -80,13 +80,13 @@ async def half_closed(
         outcome, name, fence, *_ = owner.execute_command("FD.CLAIM", "k", *LEASE)
         assert outcome == b"acquired"
         raw.sendall(pack_command(*command))
-        await wait_until(lambda: wakeups._count, description="it waits")
+        await wait_until(lambda: wakeups.waiting, description="it waits")
         raw.shutdown(socket.SHUT_WR)
         await wait_until(halves, description="the sidecar knows that it sends nothing more")
 
         async def free() -> None:
             owner.execute_command("FD.RELEASE", "k", name, "FENCE", fence)
-            await wait_until(lambda: not wakeups._count, description="it waits no more")
+            await wait_until(lambda: not wakeups.waiting, description="it waits no more")
 
         yield raw, free
 

@@ -106,9 +106,9 @@ async def waiter_of(gate: Dedup, key: str, wait_until: WaitUntil) -> asyncio.Tas
         return await gate.claim(key, owner="another", wait=60.0, lease=60.0)
 
     wakeups = gate.gate.connection.wakeups
-    before = len(wakeups._count)
+    before = len(wakeups.waiting)
     task = asyncio.create_task(waits())
-    await wait_until(lambda: len(wakeups._count) > before, description="it waits")
+    await wait_until(lambda: len(wakeups.waiting) > before, description="it waits")
     return task
 
 
@@ -277,7 +277,7 @@ class Waiting:
         self.claim = await self._gate.claim(key)
         self.waiter: asyncio.Task[Claim] = asyncio.create_task(self._waited(key))
         wakeups = self._gate.gate.connection.wakeups
-        await wait_until(lambda: wakeups._count, description="it waits")
+        await wait_until(lambda: wakeups.waiting, description="it waits")
 
     async def _waited(self, key: str) -> Claim:
         return await self._gate.claim(key, owner="another", wait=60.0)
@@ -291,7 +291,7 @@ class Waiting:
 
 def empty(group: ClusterGroup, node: Member, to: Member) -> None:
     """Give all slots of a node, which hold no keys, to another node; the rest learn it, as that has a newer epoch."""
-    name = group._id(to)
+    name = group.id_of(to)
     slots = next(span for span, owner in group.spans() if owner is node)
     to.ask("CLUSTER", "BUMPEPOCH")
     with to.client() as raw, raw.pipeline(transaction=False) as pipeline:
@@ -299,14 +299,14 @@ def empty(group: ClusterGroup, node: Member, to: Member) -> None:
             pipeline.execute_command("CLUSTER", "SETSLOT", slot, "NODE", name)
         pipeline.execute()
     until(
-        lambda: all(node not in group._layout(member).values() for member in group.members),
+        lambda: all(node not in group.layout(member).values() for member in group.members),
         "all know that it has no slot",
     )
 
 
 def forget(group: ClusterGroup, node: Member) -> None:
     """Let all others forget a node: they send it nothing any more."""
-    name = group._id(node)
+    name = group.id_of(node)
     for member in group.members:
         if member is not node:
             member.ask("CLUSTER", "FORGET", name)
@@ -351,15 +351,15 @@ async def test_a_subscription_stays_while_its_node_is_well(
         await waiting.begin(wait_until)
         store: Any = gate.gate.connection.store
         looks: list[bool] = []
-        look = store._topology.is_cut_off
+        look = store.topology.is_cut_off
 
         async def looked(address: Any) -> bool:
             looks.append(await look(address))
             return looks[-1]
 
-        store._topology.is_cut_off = looked
-        connection = store._listener.connection
+        store.topology.is_cut_off = looked
+        connection = store.listener.connection
         await wait_until(lambda: len(looks) == 2, description="it was looked after twice")
         assert looks == [False, False]
-        assert store._listener.connection is connection
+        assert store.listener.connection is connection
         await waiting.hears()

@@ -53,7 +53,7 @@ async def test_a_received_key_with_another_fingerprint_is_a_mismatch(way: Opener
                 ):
                     await party.receive(inbox, key, fingerprint=999, busy=busy)
             await party.work(key)  # the transaction goes on
-        assert inbox._rules.received[Outcome.MISMATCH] == 2
+        assert inbox.rules.received[Outcome.MISMATCH] == 2
 
 
 async def test_a_key_of_many_with_another_fingerprint_is_a_mismatch(way: Opener, key: str) -> None:

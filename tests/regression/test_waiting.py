@@ -225,8 +225,8 @@ async def test_duplicates_held_elsewhere_wait_once(redis_url: str, wait_until: W
         held = await other.claim("q", lease=60)
         listed = asyncio.ensure_future(dedup.claim_many(["q", "r", "q", "q"], wait=WAIT))
         wakeups = dedup.gate.connection.wakeups
-        await wait_until(lambda: wakeups._count, description="the list waits")
-        assert list(wakeups._count.values()) == [1]
+        await wait_until(lambda: wakeups.waiting, description="the list waits")
+        assert list(wakeups.waiting.values()) == [1]
         await held.complete("done")
         claims = await at_once(listed)
         assert outcomes(claims) == ["succeeded", "acquired", "succeeded", "succeeded"]
@@ -243,7 +243,7 @@ async def test_the_first_of_several_duplicates_takes_a_freed_key(
         held = await other.claim("q", lease=60)
         listed = asyncio.ensure_future(dedup.claim_many(["q", "q"], wait=WAIT))
         wakeups = dedup.gate.connection.wakeups
-        await wait_until(lambda: wakeups._count, description="the list waits")
+        await wait_until(lambda: wakeups.waiting, description="the list waits")
         await held.release()
         assert outcomes(await at_once(listed)) == ["acquired", "in_progress"]
 
@@ -290,7 +290,7 @@ async def test_a_wait_of_several_looks_is_counted_once() -> None:
     @inbox.once(key=lambda session, key: key, begin=begin, gate=gate, wait=0.5)
     async def work(session: Any, key: str) -> None: ...
 
-    async with gate, gate.claim(inbox._rules.gate_key("k")):
+    async with gate, gate.claim(inbox.rules.gate_key("k")):
         with pytest.raises(InProgressError):
             await work("k")
     assert counted(counters) == 1
@@ -305,7 +305,7 @@ def test_a_wait_of_synchronous_code_is_counted_once() -> None:
     @inbox.once(key=lambda session, key: key, begin=begin, gate=gate, wait=0.5)
     def work(session: Any, key: str) -> None: ...
 
-    with gate, gate.claim(inbox._rules.gate_key("k")), pytest.raises(InProgressError):
+    with gate, gate.claim(inbox.rules.gate_key("k")), pytest.raises(InProgressError):
         work("k")
     assert registry.get_sample_value("fastdedup_wait_seconds_count", {"namespace": "t"}) == 1
 

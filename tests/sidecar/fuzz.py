@@ -222,10 +222,7 @@ class Fuzz:
 
     def _forget(self) -> None:
         """So that an input meets what it met before."""
-        self.store._entries.clear()
-        self.store._expiry.clear()
-        self.store.ledgers.clear()
-        self.store._bytes = 0
+        self.store.clear()
 
     def _check_log(self) -> None:
         if self.faults.seen:
@@ -311,7 +308,7 @@ class Fuzz:
                     if not transport.paused or transport.closing:
                         break
                     await asyncio.sleep(0)
-        await self._settle(lambda: not connection._slots, waits, "RESP")
+        await self._settle(lambda: not connection.places, waits, "RESP")
         if not waits and transport.paused and not transport.closing:
             raise Finding("reading stays paused with nothing under way")
         transport.lose()
@@ -321,7 +318,7 @@ class Fuzz:
         if not waits and connection.extra:
             raise Finding(f"{connection.extra} operations are never accounted for")
         await self._settle(
-            lambda: not connection._brief.tasks | connection._patient.tasks,
+            lambda: not connection.brief.tasks | connection.patient.tasks,
             False,
             "a task of a lost connection",
         )

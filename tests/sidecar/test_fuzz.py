@@ -95,7 +95,7 @@ async def test_what_follows_a_broken_stream_is_dropped() -> None:
     connection.data_received(pack(b"FD.CLAIM", b"k") + pack(b"FD.CLAIM", b"k", b"WAIT", b"60000"))
     for _ in range(500):
         connection.data_received(b"garbage\r\n")
-    assert len(connection._slots) == 3
+    assert len(connection.places) == 3
     assert not transport.closing
     transport.lose()
     await asyncio.sleep(0)
@@ -112,7 +112,7 @@ async def test_a_client_that_goes_at_once_leaves_no_warning() -> None:
         transport.lose()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    assert not connection._brief.tasks
+    assert not connection.brief.tasks
     assert [str(each.message) for each in caught] == []
     await checks.close()
 

@@ -348,9 +348,9 @@ def test_a_wait_ends_with_its_client(sidecar: Running) -> None:
         ((_, _, mine),) = read(first)
         second.sendall(request({"key": "k", "wait": 60_000}))
         waiters = sidecar.namespaces.root.gate.connection.wakeups
-        until(lambda: waiters._count, "it waits")
+        until(lambda: waiters.waiting, "it waits")
         second.close()
-        until(lambda: not waiters._count, "it waits no more")
+        until(lambda: not waiters.waiting, "it waits no more")
         first.sendall(request({"key": "k", "owner": mine["owner"]}, "/v1/claims/release"))
         assert read(first)[0][0] == 200
     found = record(sidecar, "k")
@@ -383,8 +383,8 @@ def test_a_waiting_client_behind_others_is_missed_too(sidecar: Running) -> None:
         with sidecar.raw() as second:
             second.sendall(request({"key": "k", "wait": 60_000}) + request({"key": "l"}))
             waiters = sidecar.namespaces.root.gate.connection.wakeups
-            until(lambda: waiters._count, "it waits")
-        until(lambda: not waiters._count, "it waits no more")
+            until(lambda: waiters.waiting, "it waits")
+        until(lambda: not waiters.waiting, "it waits no more")
     assert record(sidecar, "l") is None
 
 
@@ -405,7 +405,7 @@ def test_stopping_answers_what_is_asked(serve: Serve) -> None:
         raw.sendall(request({"key": "k"}))
         read(raw)
         raw.sendall(request({"key": "k", "wait": 200}))
-        until(lambda: sidecar.namespaces.root.gate.connection.wakeups._count, "it waits")
+        until(lambda: sidecar.namespaces.root.gate.connection.wakeups.waiting, "it waits")
         sidecar.server.should_exit = True
         ((status, headers, _),) = read(raw)
         assert (status, headers["connection"]) == (409, "close")

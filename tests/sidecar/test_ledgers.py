@@ -338,7 +338,7 @@ def end_echo(served: Sidecar, key: str) -> None:
             ledger = dedup.ledger("orders", window=timedelta(hours=1), capacity=10_000)
             found = await dedup.claim(key, remember=ledger)
             assert found.attempt == 1, "the echo is not there"
-            await dedup.gate.run(ForgetOp(found._hold[0]))
+            await dedup.gate.run(ForgetOp(found.settlement.held_key[0]))
 
     asyncio.run(main())
 

@@ -79,11 +79,9 @@ def test_what_is_below_the_level_or_somebody_elses_is_not_logged(lines: Lines) -
 
 
 def test_afterwards_logging_is_as_it_was() -> None:
-    before = [
-        (each.handlers[:], each.level, each.propagate) for each in map(logging.getLogger, logs._LOGGERS)
-    ]
+    before = [(each.handlers[:], each.level, each.propagate) for each in map(logging.getLogger, logs.LOGGERS)]
     set_up("debug", "text", io.StringIO())()
-    after = [(each.handlers[:], each.level, each.propagate) for each in map(logging.getLogger, logs._LOGGERS)]
+    after = [(each.handlers[:], each.level, each.propagate) for each in map(logging.getLogger, logs.LOGGERS)]
     assert after == before
 
 

@@ -47,7 +47,7 @@ async def told(inputs: list[bytes], in_pieces: bool, limits: Limits, policy: Any
         for data in inputs:
             for piece in (data[:1], data[1:]) if in_pieces else (data,):
                 connection.data_received(piece)
-            while connection._slots:  # noqa: ASYNC110 -- a connection has no event for it
+            while connection.places:  # noqa: ASYNC110 -- a connection has no event for it
                 await asyncio.sleep(0)
         return FENCE.sub(b":(fence)", DRAWN.sub(b"(drawn)", transport.written)), transport.closing
 
@@ -94,7 +94,7 @@ async def test_replies_come_in_the_order_of_the_commands(wait_until: WaitUntil) 
         connection.data_received(CLAIM)
         connection.data_received(pack(b"PING"))
         connection.data_received(CLAIM)
-        await wait_until(lambda: not connection._slots, description="all is answered")
+        await wait_until(lambda: not connection.places, description="all is answered")
         assert re.findall(rb"acquired|PONG|in_progress", transport.written) == [
             b"acquired",
             b"PONG",
@@ -123,7 +123,7 @@ async def test_a_claim_after_the_shutdown_began_is_refused() -> None:
         connection.data_received(CLAIM)
         connection.shutdown()
         connection.data_received(CLAIM)
-        while connection._slots:  # noqa: ASYNC110 -- a connection has no event for it
+        while connection.places:  # noqa: ASYNC110 -- a connection has no event for it
             await asyncio.sleep(0)
         assert b"acquired" in transport.written
         assert b"-UNAVAILABLE 1000 the sidecar is shutting down" in transport.written
@@ -133,7 +133,7 @@ async def test_a_value_that_reads_like_a_claim_is_no_claim() -> None:
     async with connected(Limits()) as (connection, transport):
         connection.data_received(b"*2\r\n$4\r\nPING\r\n$%d\r\n" % len(CLAIM))
         connection.data_received(CLAIM)
-        assert not connection._slots
+        assert not connection.places
         connection.data_received(b"\r\n")
         assert transport.written == b"$%d\r\n%b\r\n" % (len(CLAIM), CLAIM)
 

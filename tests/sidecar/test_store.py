@@ -124,7 +124,7 @@ async def test_a_memory_store_behind_tells_its_waiters(wait_until: WaitUntil) ->
         async with Dedup(sidecar.url, timeout=5) as one, Dedup(sidecar.url, timeout=5) as other:
             claim = await one.claim("key", lease=60)
             waiting = asyncio.create_task(other.claim("key", wait=60))
-            await wait_until(lambda: other.gate.connection.wakeups._freed, description="it waits")
+            await wait_until(lambda: other.gate.connection.wakeups.waiting, description="it waits")
             await claim.complete(7)
             assert (await waiting).result == 7
     finally:
@@ -347,7 +347,7 @@ async def test_a_listener_goes_on_after_a_restart(sidecar: Sidecar, wait_until: 
     async with Dedup(sidecar.url, timeout=2) as one, Dedup(sidecar.url, timeout=2) as other:
         claim = await one.claim("key", lease=120)
         waiting = asyncio.create_task(other.claim("key", wait=60))
-        await wait_until(lambda: other.gate.connection.wakeups._freed, description="it waits")
+        await wait_until(lambda: other.gate.connection.wakeups.waiting, description="it waits")
         sidecar.kill()
         sidecar.start()
         with contextlib.suppress(UnavailableError):

@@ -16,7 +16,7 @@ OF_OURS = {"dev", "bench", "docs", "release"}
 ROWS = [
     (re.findall(r"`([\w-]+)`", names), brings)
     for names, brings in re.findall(
-        r"^\| (.+?) \| (.+?) \| .+ \|$", Page("versions.md")._sections["Extras"], re.M
+        r"^\| (.+?) \| (.+?) \| .+ \|$", Page("versions.md").sections["Extras"], re.M
     )
 ][1:]
 

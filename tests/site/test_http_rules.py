@@ -21,7 +21,7 @@ DEFAULTS = {field.name: field.default for field in fields(Rule) if field.init an
 
 def settings_in(section: str) -> dict[str, Any]:
     """The settings that a section's table names, each with its default as a value."""
-    found = re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", PAGE._sections[section], re.MULTILINE)
+    found = re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", PAGE.sections[section], re.MULTILINE)
     return {
         name: MISSING if shown == "required" else eval(shown.strip("`"), dict(NAMED)) for name, shown in found
     }
@@ -45,7 +45,7 @@ def test_every_setting_of_a_rule_may_be_given() -> None:
 
 
 def test_every_problem_of_http_is_an_answer_of_the_table() -> None:
-    answers = re.findall(r"(\d{3}) `([a-z-]+)`", PAGE._sections["What a request meets"])
+    answers = re.findall(r"(\d{3}) `([a-z-]+)`", PAGE.sections["What a request meets"])
     assert {(name, int(status)) for status, name in answers} == {
         (each.name, each.status) for each in PROBLEMS
     }

@@ -15,7 +15,7 @@ from fastdedup.sidecar.service import logs
 
 from ..sql_pages.pages import Page
 
-SECTION = Page("sidecar.md")._sections["The log"]
+SECTION = Page("sidecar.md").sections["The log"]
 LEVELS = {"debug", "info", "warning", "error", "exception"}
 OF_PROGRAMS = {
     "LeaseLost",

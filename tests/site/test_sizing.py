@@ -95,7 +95,7 @@ async def test_web_records_are_within_a_tenth_of_measured(
 
 def test_its_table_is_the_formula_s(redis_bytes: Any) -> None:
     rows = re.findall(
-        r"^\| (.+) \| ([\d,]+) \| ([\d.]+) GiB \|$", "".join(PAGE._sections.values()), re.MULTILINE
+        r"^\| (.+) \| ([\d,]+) \| ([\d.]+) GiB \|$", "".join(PAGE.sections.values()), re.MULTILINE
     )
     kept = [(0, False), (21, False), (100, False), (1_000, True)]
     for (_, bytes_each, gibibytes), (result, fingerprint) in zip(rows, kept, strict=True):

@@ -123,7 +123,7 @@ async def test_a_closed_connection_is_told(of: Of, key: str, name: str) -> None:
     async with of(name)() as party:
         await party.start()
         receipt = await party.receive(party.inbox(), key)
-        await party.call(party._close)
+        await party.call(party.close_raw)
         with pytest.raises(UsageError, match="is closed"):
             await party.receive(party.inbox(), key)
         with pytest.raises(UsageError, match="has ended"):

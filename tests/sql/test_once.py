@@ -54,7 +54,7 @@ class Handler:
     def _now(self, transaction: Any, key: str) -> Any:
         assert transaction is self.party.raw
         self.runs += 1
-        self.party._sql(f"INSERT INTO work (note) VALUES ('{key}')")
+        self.party.send_sql(f"INSERT INTO work (note) VALUES ('{key}')")
         return self.then(self.runs)
 
     async def _later(self, transaction: Any, key: str) -> Any:
@@ -181,7 +181,7 @@ async def test_the_functions_own_conflict_is_run_again(
     async with of(name)() as party:
         failure = FAILURES[party.place.kind]
         if isinstance(party, SyncParty):
-            handler = Handler(party, then=lambda run: party._sql(failure) if run == 1 else run)
+            handler = Handler(party, then=lambda run: party.send_sql(failure) if run == 1 else run)
             assert await handler(key) == 2
         else:
             runs = []

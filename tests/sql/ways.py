@@ -53,10 +53,10 @@ class Party(ABC):
     def _open(self) -> Any: ...
 
     @abstractmethod
-    def _close(self) -> Any: ...
+    def close_raw(self) -> Any: ...
 
     @abstractmethod
-    def _start(self) -> Any: ...
+    def start_raw(self) -> Any: ...
 
     @abstractmethod
     def _commit(self) -> Any: ...
@@ -65,7 +65,7 @@ class Party(ABC):
     def _rollback(self) -> Any: ...
 
     @abstractmethod
-    def _sql(self, statement: str) -> Any: ...
+    def send_sql(self, statement: str) -> Any: ...
 
     def inbox(self, name: str = "tests", *, keep: float = WEEK, **options: Any) -> Any:
         """Make the inbox for such a connection."""
@@ -76,10 +76,10 @@ class Party(ABC):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.call(self._close)
+        await self.call(self.close_raw)
 
     async def start(self) -> None:
-        await self.call(self._start)
+        await self.call(self.start_raw)
 
     async def commit(self) -> None:
         await self.call(self._commit)
@@ -89,7 +89,7 @@ class Party(ABC):
 
     async def sql(self, statement: str) -> list[Any]:
         """Run a statement in the transaction; give its rows."""
-        rows: list[Any] = await self.call(self._sql, statement)
+        rows: list[Any] = await self.call(self.send_sql, statement)
         return rows
 
     @asynccontextmanager
@@ -143,7 +143,7 @@ class SyncParty(Party):
     @contextmanager
     def begin_now(self) -> Iterator[Any]:
         """Begin a transaction as `Session.begin` does, in the party's thread."""
-        self._start()
+        self.start_raw()
         try:
             yield self.raw
         except BaseException:
@@ -155,10 +155,10 @@ class SyncParty(Party):
 class SyncConnectionParty(SyncParty):
     """A connection, or session, with the names that most drivers have."""
 
-    def _close(self) -> None:
+    def close_raw(self) -> None:
         self.raw.close()
 
-    def _start(self) -> None:
+    def start_raw(self) -> None:
         self.raw.begin()
 
     def _commit(self) -> None:
@@ -171,10 +171,10 @@ class SyncConnectionParty(SyncParty):
 class AsyncConnectionParty(AsyncParty):
     """The same, awaited."""
 
-    async def _close(self) -> None:
+    async def close_raw(self) -> None:
         await self.raw.close()
 
-    async def _start(self) -> None:
+    async def start_raw(self) -> None:
         await self.raw.begin()
 
     async def _commit(self) -> None:
@@ -207,7 +207,7 @@ class SqlAlchemyParty(SyncConnectionParty):
     def _open(self) -> None:
         self.raw = self.engine.connect()
 
-    def _sql(self, statement: str) -> list[Any]:
+    def send_sql(self, statement: str) -> list[Any]:
         result = self.raw.execute(text(statement))
         return [tuple(row) for row in result] if result.returns_rows else []
 
@@ -227,7 +227,7 @@ class AsyncSqlAlchemyParty(AsyncConnectionParty):
     async def _open(self) -> None:
         self.raw = await self.engine.connect()
 
-    async def _sql(self, statement: str) -> list[Any]:
+    async def send_sql(self, statement: str) -> list[Any]:
         result = await self.raw.execute(text(statement))
         return [tuple(row) for row in result] if result.returns_rows else []
 
@@ -244,10 +244,10 @@ class AsyncpgParty(AsyncParty):
     async def _open(self) -> None:
         self.raw = await asyncpg.connect(**self.place.database.asyncpg)
 
-    async def _close(self) -> None:
+    async def close_raw(self) -> None:
         await self.raw.close()
 
-    async def _start(self) -> None:
+    async def start_raw(self) -> None:
         self._transaction = self.raw.transaction(**self.options)
         await self._transaction.start()
 
@@ -257,7 +257,7 @@ class AsyncpgParty(AsyncParty):
     async def _rollback(self) -> None:
         await self._transaction.rollback()
 
-    async def _sql(self, statement: str) -> list[Any]:
+    async def send_sql(self, statement: str) -> list[Any]:
         return [tuple(row) for row in await self.raw.fetch(statement)]
 
 
@@ -265,10 +265,10 @@ class PsycopgParty(SyncConnectionParty):
     def _open(self) -> None:
         self.raw = psycopg.connect(**self.place.database.psycopg, **self.options)
 
-    def _start(self) -> None:
+    def start_raw(self) -> None:
         """Nothing to do: the first statement begins."""
 
-    def _sql(self, statement: str) -> list[Any]:
+    def send_sql(self, statement: str) -> list[Any]:
         cursor = self.raw.execute(statement)
         return list(cursor.fetchall()) if cursor.description else []
 
@@ -277,10 +277,10 @@ class AsyncPsycopgParty(AsyncConnectionParty):
     async def _open(self) -> None:
         self.raw = await psycopg.AsyncConnection.connect(**self.place.database.psycopg, **self.options)
 
-    async def _start(self) -> None:
+    async def start_raw(self) -> None:
         """Nothing to do: the first statement begins."""
 
-    async def _sql(self, statement: str) -> list[Any]:
+    async def send_sql(self, statement: str) -> list[Any]:
         cursor = await self.raw.execute(statement)
         return list(await cursor.fetchall()) if cursor.description else []
 
@@ -292,10 +292,10 @@ class Sqlite3Party(SyncConnectionParty):
     def _open(self) -> None:
         self.raw = sqlite3.connect(self.place.database.file, isolation_level=None, **self.options)
 
-    def _start(self) -> None:
+    def start_raw(self) -> None:
         self.raw.execute("BEGIN IMMEDIATE")
 
-    def _sql(self, statement: str) -> list[Any]:
+    def send_sql(self, statement: str) -> list[Any]:
         return list(self.raw.execute(statement))
 
 
@@ -303,10 +303,10 @@ class AiosqliteParty(AsyncConnectionParty):
     async def _open(self) -> None:
         self.raw = await aiosqlite.connect(self.place.database.file, isolation_level=None, **self.options)
 
-    async def _start(self) -> None:
+    async def start_raw(self) -> None:
         await self.raw.execute("BEGIN IMMEDIATE")
 
-    async def _sql(self, statement: str) -> list[Any]:
+    async def send_sql(self, statement: str) -> list[Any]:
         return list(await self.raw.execute_fetchall(statement))
 
 
@@ -317,11 +317,11 @@ class PyMySQLParty(SyncConnectionParty):
     def _open(self) -> None:
         self.raw = pymysql.connect(**self.place.database.pymysql, **self.options)
 
-    def _close(self) -> None:
+    def close_raw(self) -> None:
         if self.raw.open:
             self.raw.close()
 
-    def _sql(self, statement: str) -> list[Any]:
+    def send_sql(self, statement: str) -> list[Any]:
         with self.raw.cursor(pymysql.cursors.Cursor) as cursor:
             cursor.execute(statement)
             return list(cursor.fetchall())
@@ -331,10 +331,10 @@ class AiomysqlParty(AsyncConnectionParty):
     async def _open(self) -> None:
         self.raw = await aiomysql.connect(**self.place.database.aiomysql, **self.options)
 
-    async def _close(self) -> None:
+    async def close_raw(self) -> None:
         self.raw.close()
 
-    async def _sql(self, statement: str) -> list[Any]:
+    async def send_sql(self, statement: str) -> list[Any]:
         async with self.raw.cursor(aiomysql.Cursor) as cursor:
             await cursor.execute(statement)
             return list(await cursor.fetchall())
@@ -349,10 +349,10 @@ class DjangoParty(SyncParty):
         self.raw = connections[alias]
         self._atomic = partial(transaction.atomic, using=alias)
 
-    def _close(self) -> None:
+    def close_raw(self) -> None:
         self.raw.close()
 
-    def _start(self) -> None:
+    def start_raw(self) -> None:
         self._block = self._atomic()
         self._block.__enter__()
 
@@ -363,7 +363,7 @@ class DjangoParty(SyncParty):
         self.raw.set_rollback(True)
         self._block.__exit__(None, None, None)
 
-    def _sql(self, statement: str) -> list[Any]:
+    def send_sql(self, statement: str) -> list[Any]:
         with self.raw.cursor() as cursor:
             cursor.execute(statement)
             return list(cursor.fetchall()) if cursor.description else []

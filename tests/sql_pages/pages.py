@@ -22,19 +22,19 @@ class Page:
     def __init__(self, name: str) -> None:
         self.name = f"docs/{name}"
         parts = re.split(r"^##+ (.+)\n", (DOCS / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
-        self._sections = {"": parts[0]} | dict(zip(parts[1::2], parts[2::2], strict=True))
+        self.sections = {"": parts[0]} | dict(zip(parts[1::2], parts[2::2], strict=True))
 
     @property
     def text(self) -> str:
         """The whole page."""
-        return "".join(self._sections.values())
+        return "".join(self.sections.values())
 
     def blocks(self, section: str, language: str) -> list[str]:
         """Give the blocks of one section; "" names what stands before the first heading."""
-        return re.findall(rf"^```{language}\n(.*?)^```", self._sections[section], re.DOTALL | re.MULTILINE)
+        return re.findall(rf"^```{language}\n(.*?)^```", self.sections[section], re.DOTALL | re.MULTILINE)
 
     def all_blocks(self, language: str) -> list[str]:
-        return [block for section in self._sections for block in self.blocks(section, language)]
+        return [block for section in self.sections for block in self.blocks(section, language)]
 
     def run(self, block: str, **names: Any) -> dict[str, Any]:
         """Run a block of Python; give its names."""

@@ -57,8 +57,8 @@ class Lab:
 
     async def look(self, wait_until: WaitUntil) -> None:
         """Let it read all clocks now."""
-        self.watch._begin()
-        await wait_until(lambda: self.watch._reading is None, description="all clocks are read")
+        self.watch.begin()
+        await wait_until(lambda: self.watch.reading is None, description="all clocks are read")
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ async def test_clocks_are_read_when_a_server_is_new(lab: Lab, wait_until: WaitUn
     async def reads(*servers: Address) -> list[Address]:
         lab.read.clear()
         lab.watch.watch(servers)
-        await wait_until(lambda: lab.watch._reading is None, description="all clocks are read")
+        await wait_until(lambda: lab.watch.reading is None, description="all clocks are read")
         return sorted(lab.read)
 
     assert await reads(A, B) == [A, B]

@@ -350,7 +350,7 @@ async def test_a_batch_cut_off_in_between_resends_only_what_has_no_reply(tmp_pat
     async with resp_server(tmp_path, answer) as url:
         store = RedisStore(url, timeout=5.0)
         calls = [ScriptCall([ReleaseOp(wire, b"\1o", 0)]) for wire in (b"a", b"b")]
-        await store._server.deliver(Verb.RELEASE, calls)
+        await store.server.deliver(Verb.RELEASE, calls)
         assert [call.answer for call in calls] == [[Code.OK], [Code.OK]]
         assert asked == [b"a", b"b", b"b"]
         await store.aclose()

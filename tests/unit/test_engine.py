@@ -170,7 +170,7 @@ async def test_no_answer_within_the_deadline_is_unavailable() -> None:
     assert idle.seconds < 1
     assert engine.pending == 0
     assert engine.in_flight == 0
-    assert not engine._leaders
+    assert not engine.leaders
 
 
 async def test_a_loop_blocked_past_the_deadline_grants_a_grace() -> None:

@@ -69,7 +69,7 @@ def test_its_commands_can_be_given() -> None:
 
 def test_the_rates_of_false_duplicates_are_the_codes() -> None:
     """The page's last column: what is expected of 600 million new ids, at a bucket's mean of entries."""
-    text = next(line for line in PAGE._sections["What it promises"].split("\n\n") if line.startswith("| |"))
+    text = next(line for line in PAGE.sections["What it promises"].split("\n\n") if line.startswith("| |"))
     told = dict(re.findall(r"\| (\d+) \| one in [^|]* \| ([^|]+) \|", text))
     for width, figure in told.items():
         form = LedgerForm.drawn(capacity=600_000_000, width=int(width), window_ms=1000)

@@ -51,8 +51,8 @@ async def test_a_silent_store_is_asked_for_its_policy_later(
         with monkeypatch.context() as patched:
             patched.setattr(store, "eviction_policy", silent)
             assert await ledger.first("id") is True
-        assert ledger._view is not None
-        ledger._view.until = 0.0
+        assert ledger.view is not None
+        ledger.view.until = 0.0
         with server.client() as raw, evicting(raw), pytest.raises(ConfigError, match="allkeys-lru"):
             await ledger.first("id")
 
@@ -62,9 +62,9 @@ async def test_a_policy_that_is_set_later_is_refused(server: RedisServer) -> Non
     async with gate_on(server.url) as dedup:
         ledger = ledger_of(dedup, "set.later")
         assert await ledger.first("id") is True
-        assert ledger._view is not None
+        assert ledger.view is not None
         with server.client() as raw, evicting(raw):
-            ledger._view.until = 0.0
+            ledger.view.until = 0.0
             with pytest.raises(ConfigError, match="allkeys-lru"):
                 await ledger.first("id")
         assert await ledger.first("id") is False
@@ -80,15 +80,15 @@ async def test_the_servers_commands_show_no_secret(server: RedisServer) -> None:
             with other.monitor() as watch:
                 for ledger in (ledger_of(founder, "watched"), ledger_of(user, "watched")):
                     assert await ledger.first("id") is False
-                    assert ledger._view is not None
-                    ledger._view.until = 0.0
+                    assert ledger.view is not None
+                    ledger.view.until = 0.0
                     assert await ledger.first("id") is False
                 raw.echo("the end")
                 shown = ""
                 while "the end" not in shown:
                     shown += watch.next_command()["command"]
             assert raw.pttl(wire) > 60_000, "its life is prolonged all the same"
-            secret = ledger._view.form.secret
+            secret = ledger.view.form.secret
             assert wire.decode() in shown
             assert secret.hex() not in shown
 
@@ -99,10 +99,10 @@ async def test_only_entries_count_for_the_fill(server: RedisServer) -> None:
         ledger = ledger_of(dedup, "counted")
         for size in (50, 300):  # the first way of an insert, and the one that has old entries
             await ledger.first_many(range(size))
-            assert ledger._view is not None
-            before = ledger._view.terms.seen_fill
+            assert ledger.view is not None
+            before = ledger.view.terms.seen_fill
             await ledger.first(size)
-            assert round((ledger._view.terms.seen_fill - before) * 2001 + before) == size
+            assert round((ledger.view.terms.seen_fill - before) * 2001 + before) == size
 
 
 async def test_ids_that_are_over_do_not_count_for_its_filling(
@@ -122,8 +122,8 @@ async def test_ids_that_are_over_do_not_count_for_its_filling(
             await steady.first_many(range(sent, present))
             sent = present
             await asyncio.sleep(0)
-            assert steady._view is not None
-            seemed = seemed or steady._view.terms.seen_fill > steady._view.form.filling_from
+            assert steady.view is not None
+            seemed = seemed or steady.view.terms.seen_fill > steady.view.form.filling_from
         assert (await steady.stats()).fill < 0.8
         assert told == []
         grown = ledger_of(dedup, "grown", capacity=ids)
@@ -154,7 +154,7 @@ async def test_the_secret_is_shown_nowhere(server: RedisServer, caplog: pytest.L
             await ledger.first_many(range(1000))
             await fails(ledger, LedgerFullError, list(range(1000, 3000)))
             await fails(ledger_of(dedup, "hidden", capacity=91), ConfigError, ["id"])
-            view = ledger._view
+            view = ledger.view
             assert view is not None
             raw.set(view.addresses.bucket(0), "foreign", px=60_000)
             await fails(ledger, ForeignRecordError, ["id"])
@@ -162,7 +162,7 @@ async def test_the_secret_is_shown_nowhere(server: RedisServer, caplog: pytest.L
             raw.set(unreadable, b"\1N" + view.text.replace(b'"slots":100', b'"slots":200'), px=60_000)
             await fails(ledger_of(dedup, "newer"), ConfigError, ["id"])
             with server.frozen():
-                ledger._view = None
+                ledger.view = None
                 await fails(ledger, UnavailableError, ["id"])
             shown = [repr(ledger), repr(view), repr(view.form), repr(view.terms), str(dedup.settings)]
         keys = ["hidden", "~hidden"]

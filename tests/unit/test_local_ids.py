@@ -29,7 +29,7 @@ class Policy(LocalLRU):
     def opens(self) -> None:
         text = self.form.text()
         self.saw(LedgerOp(WIRE, text, 1000), StoredForm(text, 0))
-        self.ledger = self._ids._ledgers[WIRE]
+        self.ledger = self.ids.ledgers[WIRE]
 
     def first(self, id: bytes, nonce: bytes = MINE) -> FirstOp:
         bucket, digest = self.ledger.addresses.find(id)
@@ -76,7 +76,7 @@ async def test_what_is_taken_back_is_not_known() -> None:
     assert policy.answer(local, DOWN) is Code.OK
     policy.took_back(local)
     assert [policy.seen(each) for each in (b"cancelled", b"failed", b"local")] == [Code.ABSENT] * 3
-    assert policy.lines == policy._store.reserved == 0
+    assert policy.lines == policy.records.reserved == 0
 
 
 async def test_a_reply_that_comes_behind_the_policys_answer_is_no_conflict() -> None:
@@ -113,7 +113,7 @@ async def test_what_changes_while_it_is_sent_is_sent_again() -> None:
     policy.adopted(form, StoredForm(policy.form.text(), 0))
     (sent,) = policy.sends(FirstOp)
     policy.adopted(sent, Code.OK)
-    assert policy.lines == policy._store.reserved == 0
+    assert policy.lines == policy.records.reserved == 0
     assert policy.seen(b"id") is Code.ALREADY
 
 
@@ -130,7 +130,7 @@ async def test_an_id_that_the_store_refuses_is_reported(reply: Code | None, reas
         policy.adopted(form, StoredForm(policy.form.text(), 0))
         event = policy.adopted(*policy.sends(FirstOp), reply)
     assert reason in event.reason  # type: ignore[union-attr]
-    assert policy.lines == policy._store.reserved == 0
+    assert policy.lines == policy.records.reserved == 0
 
 
 async def test_an_id_that_is_over_is_not_sent() -> None:
@@ -140,4 +140,4 @@ async def test_an_id_that_is_over_is_not_sent() -> None:
     policy.now += 101
     assert not policy.holds_id(op)
     assert policy.next_operations(100) == []
-    assert policy.lines == policy._store.reserved == 0
+    assert policy.lines == policy.records.reserved == 0

@@ -61,13 +61,13 @@ def test_large_results_are_bounded_by_bytes_whether_seen_or_made_here() -> None:
         key = f"k{number}"
         lab.acquires(key, "ann")
         lab.says(settle(key, "ann", b"x" * 50_000))
-        assert lab.policy._store._bytes <= 1_000_000
+        assert lab.policy.records.bytes_kept <= 1_000_000
     for number in range(300, 400):
         key = f"k{number}"
         with suppress(UnavailableError):
             lab.ask(lab.claim(key, "ann"))
             lab.ask(settle(key, "ann", b"x" * 50_000))
-        assert lab.policy._store._bytes <= 1_000_000
+        assert lab.policy.records.bytes_kept <= 1_000_000
     assert lab.policy.lines >= 15
 
 
@@ -80,11 +80,11 @@ def test_a_long_outage_with_ever_new_keys_takes_no_more_memory_than_the_records_
         lab.ask(op)
         lab.now += 0.18
     policy = lab.policy
-    live = len(policy._store)
+    live = len(policy.records)
     assert live <= 12
     assert policy.lines <= 2 * live + JOURNAL_SLACK + 1
-    assert len(policy._store._expiry) <= 2 * live + 1024 + 1
-    assert len(policy._last_seen._spare) <= 2 * live + _SPARE_SLACK + 1
+    assert len(policy.records.expiries) <= 2 * live + 1024 + 1
+    assert len(policy.last_seen.spare) <= 2 * live + _SPARE_SLACK + 1
 
 
 def test_beside_a_store_that_is_well_what_was_seen_stays_within_its_size() -> None:
@@ -94,6 +94,6 @@ def test_beside_a_store_that_is_well_what_was_seen_stays_within_its_size() -> No
         lab.acquires(key, "ann", lease=1000)
         lab.says(settle(key, "ann", keep=2000) if number % 3 else release(key, "ann"))
         lab.now += 0.01
-    assert len(lab.policy._store) <= 100
-    assert len(lab.policy._last_seen._spare) <= 2 * 100 + _SPARE_SLACK + 1
+    assert len(lab.policy.records) <= 100
+    assert len(lab.policy.last_seen.spare) <= 2 * 100 + _SPARE_SLACK + 1
     assert lab.policy.lines == 0

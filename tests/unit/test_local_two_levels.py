@@ -72,7 +72,7 @@ async def test_the_ledger_is_asked_before_the_record_is_sent() -> None:
     (record,) = policy.next_operations(100)
     assert isinstance(record, AdoptOp)
     policy.adopted(record, Adopted(Code.OK, b"", 0))
-    assert policy.lines == policy._store.reserved == 0
+    assert policy.lines == policy.records.reserved == 0
 
 
 async def test_what_is_completed_while_the_ledger_is_asked_is_remembered() -> None:
@@ -89,9 +89,9 @@ async def test_what_is_completed_while_the_ledger_is_asked_is_remembered() -> No
     assert isinstance(record, AdoptOp)
     assert (record.record.state, record.record.ttl_ms) == ("S", 60_000)
     policy.adopted(record, Adopted(Code.OK, b"", 0))
-    assert policy.lines == policy._store.reserved == 0
+    assert policy.lines == policy.records.reserved == 0
     policy.now += 61
-    assert policy._store.holds(op.wire) is False
+    assert policy.records.holds(op.wire) is False
 
 
 @pytest.mark.parametrize("sent", [True, False], ids=["its reply was lost", "never sent"])
@@ -112,7 +112,7 @@ async def test_an_id_that_the_store_knows_is_a_conflict_unless_it_is_ours(sent: 
         assert [type(each) for each in policy.next_operations(100)] == [AdoptOp]
     else:
         assert event == Conflict("shop", "k", "me", "", "theirs")
-        assert policy.lines == policy._store.reserved == 0
+        assert policy.lines == policy.records.reserved == 0
 
 
 async def test_an_id_that_is_forgotten_here_is_new_when_the_echo_ends() -> None:
@@ -167,7 +167,7 @@ async def test_a_record_that_ends_leaves_nothing_behind() -> None:
     assert policy.answer(ReleaseOp(op.wire, op.owner, won.fence), DOWN) is Code.OK
     policy.now += 10
     assert policy.next_operations(100) == []
-    assert policy.lines == policy._store.reserved == 0
+    assert policy.lines == policy.records.reserved == 0
 
 
 async def test_a_full_policy_refuses_and_keeps_nothing() -> None:
@@ -198,4 +198,4 @@ async def test_an_unknown_form_or_id_is_asked_for_again() -> None:
     del op.key
     with pytest.raises(UnavailableError, match="down"):
         policy.answer(op, DOWN)
-    assert WIRE in policy._ids._ledgers
+    assert WIRE in policy.ids.ledgers

@@ -145,7 +145,7 @@ async def test_results_and_ids_share_max_bytes() -> None:
             await claim.complete("x" * 50_000)
         store = dedup.gate.connection.store
         assert isinstance(store, MemoryStore)
-        assert store._taken() <= 100_000
+        assert store.bytes_taken() <= 100_000
 
 
 def test_a_record_moves_into_a_full_store(clock: Clock) -> None:
@@ -240,10 +240,10 @@ def test_the_expiry_order_stays_bounded_under_renewals(clock: Clock) -> None:
     for step in range(10_000):
         clock.now += 0.001
         assert store.apply(RenewOp(b"%d" % (step % 10), owner(1), 0, 10_000, 60_000)) is Code.OK
-    assert len(store._expiry) <= 2 * 10 + 1024
+    assert len(store.expiries) <= 2 * 10 + 1024
     clock.now += 60.001  # a record stands until the end of its last millisecond
     assert store.apply(ReadOp(b"0")) is Code.ABSENT
-    assert (len(store), store._expiry) == (0, [])
+    assert (len(store), store.expiries) == (0, [])
 
 
 # Fences

@@ -29,7 +29,7 @@ class Servers:
 
     def __init__(self) -> None:
         self.store = ClusterStore("redis+cluster://a:1", timeout=1.0)
-        self.topology: Topology[Node] = self.store._topology
+        self.topology: Topology[Node] = self.store.topology
         self.topology.refresh_soon = self._refresh_soon  # type: ignore[method-assign]
         self.refreshes = 0
         self.asked: list[tuple[str, list[bytes], bool]] = []
@@ -238,11 +238,11 @@ async def test_a_probe_asks_for_a_key_of_the_nodes_own(servers: Servers) -> None
 async def test_a_node_without_slots_is_let_go(servers: Servers) -> None:
     """It is no part any more; what comes back later is a new one."""
     node, other = servers.at(A, fine), servers.at(B, fine)
-    servers.topology._adopt(Layout([(0, 100, A), (101, SLOTS - 1, B)], {C}, 5))
+    servers.topology.adopt(Layout([(0, 100, A), (101, SLOTS - 1, B)], {C}, 5))
     assert servers.store.shards() == [node, other]
-    servers.topology._adopt(Layout([(0, SLOTS - 1, B)], {A}, 6))
+    servers.topology.adopt(Layout([(0, SLOTS - 1, B)], {A}, 6))
     assert servers.store.shards() == [other]
-    servers.topology._adopt(Layout([(0, 100, A)], set(), 7))
+    servers.topology.adopt(Layout([(0, 100, A)], set(), 7))
     [back] = servers.store.shards()
     assert back is not node
     with pytest.raises(UnavailableError, match="no node is known"):
@@ -252,7 +252,7 @@ async def test_a_node_without_slots_is_let_go(servers: Servers) -> None:
 async def test_the_layout_is_asked_for_once_for_all_and_not_too_often() -> None:
     """Whoever wants it shares the question under way; the next one comes after a pause."""
     store = ClusterStore("redis+cluster://a:1,b:2", timeout=1.0)
-    topology = store._topology
+    topology = store.topology
     times: list[float] = []
     epochs = {A: 3, B: 7}
     loop = asyncio.get_running_loop()
@@ -263,7 +263,7 @@ async def test_the_layout_is_asked_for_once_for_all_and_not_too_often() -> None:
         topology._check(layout)
         return layout
 
-    topology._ask = ask  # type: ignore[method-assign]
+    topology.ask = ask  # type: ignore[method-assign]
     try:
         topology._epoch = 5
         await asyncio.gather(*(topology.refresh() for _ in range(10)))
@@ -287,9 +287,9 @@ async def test_the_layout_is_asked_for_again_while_a_probe_hangs(wait_until: Cal
         asked.append(address)
         raise UnavailableError("not yet")
 
-    store._topology._ask = ask  # type: ignore[method-assign]
+    store.topology.ask = ask  # type: ignore[method-assign]
     try:
-        with store._topology.asking():
+        with store.topology.asking():
             await wait_until(lambda: len(asked) == 3, description="a third question")
     finally:
         await store.aclose()

@@ -279,11 +279,11 @@ class Outages(RuleBasedStateMachine):
     @invariant()
     def the_books_of_the_local_stores_are_right(self) -> None:
         for policy in self.policies:
-            held = policy._store
+            held = policy.records
             assert len(held) <= self.maxsize
-            assert held._bytes == sum(_OVERHEAD + len(entry.payload) for _, entry in held)
+            assert held.bytes_kept == sum(_OVERHEAD + len(entry.payload) for _, entry in held)
             live = [wire for wire, entry in held if entry.state in "PW" and entry.owner]
-            assert not set(live) & set(policy._last_seen._spare), "a live claim may be dropped"
+            assert not set(live) & set(policy.last_seen.spare), "a live claim may be dropped"
 
     def teardown(self) -> None:
         try:

@@ -20,7 +20,7 @@ async def test_all_who_wait_for_a_part_are_woken_when_it_is_back() -> None:
     assert not other.done()
     returns.are_back()
     await other
-    assert returns._waiting == {}
+    assert returns.waiting == {}
 
 
 @virtual
@@ -28,7 +28,7 @@ async def test_a_wait_ends_with_its_time() -> None:
     returns = Returns()
     await returns.wait(b"a", 2.0)
     assert asyncio.get_running_loop().time() == 2.0
-    assert returns._waiting == {}
+    assert returns.waiting == {}
 
 
 @virtual
@@ -39,7 +39,7 @@ async def test_a_cancelled_wait_leaves_nothing() -> None:
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
-    assert returns._waiting == {}
+    assert returns.waiting == {}
 
 
 @virtual

@@ -66,8 +66,8 @@ def nothing_left(dedup: Dedup) -> None:
     router = dedup.gate.connection.running_engine()
     assert isinstance(router, ShardedEngine)
     assert router.pending == 0
-    for engine in router._engines.values():
-        assert not engine._leaders
+    for engine in router.engines.values():
+        assert not engine.leaders
         assert not engine.named.counts
 
 

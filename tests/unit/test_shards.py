@@ -294,7 +294,7 @@ async def test_a_part_that_has_gone_is_drained_and_what_it_held_is_answered() ->
         assert (await waiting).acquired
         assert [wire for _, wire in gone.asked] == [b"fastdedup:=1:before"]
         router = router_of(dedup)
-        assert gone not in router._engines
+        assert gone not in router.engines
 
 
 @virtual
@@ -309,7 +309,7 @@ async def test_a_breaker_closes_once_when_its_part_has_gone(answers: bool) -> No
         gone.down = not answers
         del store.parts[1]
         await asyncio.sleep(5.0)
-        assert router_of(dedup)._engines == {}
+        assert router_of(dedup).engines == {}
     changes = [event for event in events if isinstance(event, BreakerOpened | BreakerClosed)]
     assert [(type(event), event.store) for event in changes] == [
         (BreakerOpened, "part 1"),
@@ -406,7 +406,7 @@ async def test_after_closing_no_engine_is_made_for_a_latecomer() -> None:
     router.disown(op)
     with pytest.raises(UsageError):
         router.submit(ReadOp(b"fastdedup:=1:k"))
-    assert store.parts[1] not in router._engines
+    assert store.parts[1] not in router.engines
 
 
 @virtual

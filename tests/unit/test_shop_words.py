@@ -33,7 +33,7 @@ def test_customers_read_only_words_that_they_know(gate: bool) -> None:
     frame = ShopPage(session=Session("1", "Ada"), outage="refuse", gate=gate, stock=10, opens_at=0.0)
     visitor = ShopPage(session=None, outage="refuse", gate=gate, stock=10, opens_at=9e9)
     count = Count(orders=3, sold=14, left=0, degraded=1, stocked=10)
-    notices = [*front._NOTICES.values(), *(v for v in vars(front).values() if isinstance(v, Notice))]
+    notices = [*front.NOTICES.values(), *(v for v in vars(front).values() if isinstance(v, Notice))]
     pages = [frame.product("t0", count, notice=notice) for notice in notices]
     pages += [visitor.product("", count), frame.sold_out(0), frame.sold_out(2)]
     pages += [frame.order(Order(1, "Ada", 1, degraded, 0.0)) for degraded in (True, False)]

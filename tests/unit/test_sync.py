@@ -215,7 +215,7 @@ def test_a_store_object_lives_in_one_process() -> None:
 def test_a_dead_thread_is_noticed_and_replaced(dedup: Dedup) -> None:
     claim = dedup.claim("key")
     thread = background.current()
-    thread._tell(thread._loop.stop)
+    thread.tell(thread.loop.stop)
     thread._thread.join(10)
     with pytest.raises(UsageError, match="died"):
         claim.complete()
@@ -227,7 +227,7 @@ def test_who_waits_when_the_thread_dies_is_told(dedup: Dedup) -> None:
     thread = background.current()
 
     def kill() -> None:
-        thread._tell(thread._loop.stop)
+        thread.tell(thread.loop.stop)
 
     threading.Timer(0.05, kill).start()
     with pytest.raises(UnavailableError, match="background thread"):
@@ -295,12 +295,12 @@ def test_a_claim_answered_too_late_for_its_caller_is_released(dedup: Dedup) -> N
     """The interrupt comes when the answer has: nobody knows of the claim, so it is freed."""
     thread = background.current()
     dedup.claim("first")
-    _, behind = dedup._dedup.get()
+    _, behind = dedup.bound.get()
 
     work = background.Work(lambda: behind.claim("key"), take_back)
     thread._post(work)
     assert work.wait(5)
-    thread._tell(work.give_up)
+    thread.tell(work.give_up)
     assert dedup.claim("key", wait=5).acquired
 
 

@@ -129,7 +129,7 @@ def test_to_open_it_shows_mistakes_at_once(dedup: Dedup) -> None:
 
 def end_echo(dedup: Dedup, claim: Claim) -> None:
     """Do what the end of the echo's minute does."""
-    background, gate = dedup._dedup.get()
+    background, gate = dedup.bound.get()
     background.run(lambda: gate.gate.run(ForgetOp(claim.asynchronous.settlement.held_key[0])), 5.0)
 
 

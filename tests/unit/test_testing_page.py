@@ -86,4 +86,4 @@ def test_its_message_is_the_code_s() -> None:
 def test_it_tells_of_each_fixture(fixture: str) -> None:
     plugin = (ROOT / "_fastdedup_pytest.py").read_text(encoding="utf-8")
     assert f"\ndef {fixture}(" in plugin
-    assert f"| `{fixture}` |" in "\n".join(PAGE._sections.values())
+    assert f"| `{fixture}` |" in "\n".join(PAGE.sections.values())

@@ -228,7 +228,7 @@ def test_a_url_of_sentinels_names_logins_for_both_kinds_of_servers() -> None:
     )
     assert target.name == "Redis 'my service' of the sentinels at a:26379, b:7, ::1:8"
     assert [sentinel.address for sentinel in target.sentinels] == [("a", 26379), ("b", 7), ("::1", 8)]
-    primary = target._server.at(("host", 6380)).unconnected(0.25)
+    primary = target.server.at(("host", 6380)).unconnected(0.25)
     assert (primary.host, primary.port, primary.db) == ("host", 6380, 3)
     assert (primary.username, primary.password, primary.client_name) == ("user", "p@ss", "fastdedup")
     for sentinel in (each.unconnected(0.25) for each in target.sentinels):

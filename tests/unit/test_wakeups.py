@@ -64,8 +64,8 @@ async def test_the_last_to_leave_takes_the_entry_along() -> None:
     with waiters.watch(b"a"):
         with pytest.raises(ValueError, match="body"), waiters.watch(b"a"):
             raise ValueError("body")
-        assert waiters._count == {b"a": 1}
-    assert (waiters._freed, waiters._count) == ({}, {})
+        assert waiters.waiting == {b"a": 1}
+    assert (waiters._freed, waiters.waiting) == ({}, {})
 
 
 class DeafStore(MemoryStore):

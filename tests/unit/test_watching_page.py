@@ -66,7 +66,7 @@ def test_the_page_names_each_metric_and_its_labels() -> None:
     }
 
     class Consumer:
-        _name = "orders"
+        name = "orders"
         counts = Counts()
         is_running = False
 
@@ -116,7 +116,7 @@ async def figures_of_a_refused_claim() -> str:
     dedup = Dedup(store, namespace="shop")
 
     class Consumer:
-        _name = "orders"
+        name = "orders"
         counts = Counts()
         is_running = False
 

@@ -16,7 +16,7 @@ router = APIRouter()
 
 _ASSETS = {"shop.css": "text/css", "shop.js": "text/javascript"}
 _STANDS = "What you ordered with it stands, and nothing was ordered now. "
-_NOTICES = {
+NOTICES = {
     Refusal.MISSING: Notice(
         "Please send it again",
         "A part of your form was missing, so nothing was ordered. Here is a fresh one.",
@@ -96,7 +96,7 @@ async def refused(request: Request, error: FormRefused) -> Response:
     wanted = await _wanted(request)
     if error.reason is Refusal.UNAVAILABLE:
         return await _unavailable(request, wanted)
-    notice, token = _NOTICES[error.reason], None
+    notice, token = NOTICES[error.reason], None
     if error.reason is Refusal.BUSY:
         token = await sent_token(request)
     answer = await _product(request, notice, error.status, quantity=wanted, token=token)

@@ -29,13 +29,15 @@ def wrap(view: Callable[..., Any], handle: Handle) -> Callable[..., Any]:
 
         return awaited
 
+    marks = _Every()
+
     @functools.wraps(view)
     def called(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         check_request(request)
-        run = _atomic(view, called._non_atomic_requests)  # type: ignore[attr-defined] # set below
+        run = _atomic(view, marks)
         return drive(handle(BLOCKING, request, lambda: run(request, *args, **kwargs)))
 
-    called._non_atomic_requests = _Every()  # type: ignore[attr-defined] # Django's own mark
+    called._non_atomic_requests = marks  # type: ignore[attr-defined] # Django's own mark
     return called
 
 

@@ -118,14 +118,14 @@ class Consumer(ConsumerLife):
         self._pause = min(rules.retry_delay, patience(queue.arguments or {}) / (2 * rules.attempts))
         self._queue = queue
         self._prefetch = check_count(prefetch, "prefetch")
-        self._acks = Acks(self._name)
+        self._acks = Acks(self.name)
         # Mutable: deliveries in hand, by their ids, and whoever waits for their end; those that go back.
         self._in_hand: dict[int, AbstractIncomingMessage] = {}
         self._idle = anyio.Event()
         self._late: list[AbstractIncomingMessage] = []
 
     def __repr__(self) -> str:
-        return f"<Consumer {self._name!r} of {self._queue.name!r}>"
+        return f"<Consumer {self.name!r} of {self._queue.name!r}>"
 
     async def _open(self) -> None:
         if not getattr(self._queue.channel, "publisher_confirms", True):
@@ -242,7 +242,7 @@ class Consumer(ConsumerLife):
         try:
             await self._decide(message, handler)
         except LOST as error:
-            log.info("consumer %r: the channel of a message was lost: %s", self._name, error)
+            log.info("consumer %r: the channel of a message was lost: %s", self.name, error)
         except BaseException as error:
             self._late.append(message)
             if self._passes(error):
@@ -255,7 +255,7 @@ class Consumer(ConsumerLife):
 
     async def _decide(self, message: AbstractIncomingMessage, handler: Handler) -> None:
         async def lay(decision: Decision) -> None:
-            await self._places.bury(message, decision, self._name)
+            await self._places.bury(message, decision, self.name)
 
         headers = message.headers
         failed, again = attempts_of(headers), is_again(headers)

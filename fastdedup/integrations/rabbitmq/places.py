@@ -305,7 +305,7 @@ async def publish_copy(
     place = f"{exchange!r} by {routing_key!r}" if exchange else f"the queue {routing_key!r}"
     unroutable = UnroutableError(f"no queue takes the messages for {place}: declare or bind it again")
     properties = _properties(message, headers, expiration)
-    if not _fits(properties, message.channel):
+    if not fits_into_frame(properties, message.channel):
         raise HeadersTooLargeError(f"the headers of a message for {place} do not fit into a frame")
     try:
         async with _alone(message.channel, message.message_id):
@@ -333,7 +333,7 @@ def is_too_large(error: Exception) -> bool:
     return isinstance(error, HeadersTooLargeError)
 
 
-def _fits(properties: spec.Basic.Properties, channel: AbstractChannel) -> bool:
+def fits_into_frame(properties: spec.Basic.Properties, channel: AbstractChannel) -> bool:
     """True where properties fit into one frame of a connection: AMQP does not split them, as it does a body."""
     limit = channel.connection.connection_tune.frame_max
     if not limit:  # 0: any size

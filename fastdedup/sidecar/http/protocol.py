@@ -110,8 +110,9 @@ class HttpProtocol(asyncio.Protocol):
         self._farewell: ProblemType | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._slow: asyncio.TimerHandle | None = None
-        # Mutable: when the latest answer went out; the timer that checks whether that was long ago.
-        self._used = 0.0
+        self.used_at = 0.0
+        """When the latest answer went out, or the connection was made: by the loop's time."""
+        # Mutable: the timer that checks whether that was long ago.
         self._idle: asyncio.TimerHandle
 
     # The transport's calls
@@ -123,7 +124,7 @@ class HttpProtocol(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=0)  # so `stalled_at` tells whether it keeps any bytes
         self._state.connections.add(self)
         self.flow = Flow(self.transport)
-        self._used = self.loop.time()
+        self.used_at = self.loop.time()
         self._look()
 
     def data_received(self, data: bytes) -> None:
@@ -347,7 +348,7 @@ class HttpProtocol(asyncio.Protocol):
         elif self._farewell is not None:
             self._say(self._farewell)
         else:
-            self._used = self.loop.time()
+            self.used_at = self.loop.time()
             if self._share.size:
                 self._weigh()
 
@@ -437,7 +438,7 @@ class HttpProtocol(asyncio.Protocol):
         if not self._whole or (running is not None and not running.answered):
             left = self._limits.idle_timeout
         else:
-            left = self._used + self._limits.idle_timeout - self.loop.time()
+            left = self.used_at + self._limits.idle_timeout - self.loop.time()
         if left <= 0:
             self.transport.abort()
         else:

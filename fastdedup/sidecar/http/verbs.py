@@ -55,6 +55,7 @@ _ACQUIRED = Outcome.ACQUIRED
 _SUCCEEDED = Outcome.SUCCEEDED
 _FAILED = Outcome.FAILED
 _IN_PROGRESS = Outcome.IN_PROGRESS
+_WORDS = {outcome: outcome.value for outcome in Outcome}  # `value` itself costs 0.5 µs
 
 
 class Client(Protocol):
@@ -180,7 +181,7 @@ def claimed(dedup: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdi
     """Return the answer for a verdict."""
     outcome = verdict.outcome
     facts: dict[str, Any] = {
-        "outcome": outcome._value_,
+        "outcome": _WORDS[outcome],
         "owner": owner_text(owner),
         "fence": verdict.fence,
         "attempt": verdict.attempt,
@@ -378,7 +379,7 @@ async def consume(namespaces: Namespaces, ask: models.ConsumeRequest, client: Cl
     op = _token_op(dedup, ask, Mode.CONSUME, None, None)
     verdict = await dedup.gate.use(op)
     outcome = verdict.outcome
-    facts: dict[str, Any] = {"outcome": outcome._value_, "degraded": verdict.degraded}
+    facts: dict[str, Any] = {"outcome": _WORDS[outcome], "degraded": verdict.degraded}
     if outcome is _ACQUIRED:
         return HttpAnswer(200, facts)
     known = problems.OF_OUTCOME.get(outcome, problems.TOKEN_USED)

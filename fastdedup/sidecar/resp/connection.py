@@ -64,12 +64,15 @@ class RespConnection(asyncio.Protocol):
         self._frames = Frames(max_bytes=limits.frame, max_arguments=limits.arguments)
         # Mutable: the commands that are answered now: all, or, inside a MULTI, those that end it.
         self._commands = commands
-        # Mutable: the commands that run in a later turn of the loop; the unanswered ones, in order; the tasks under
-        # way; the claims to release when the client goes; the bytes of commands since all were answered.
+        # Mutable: the commands that run in a later turn of the loop; the tasks of reads; the claims to release when
+        # the client goes; the bytes of commands since all were answered.
         self._backlog: deque[list[bytes]] = deque()
-        self._slots: deque[ReplyPlace] = deque()
-        self._brief = TaskLine(namespaces.turns.brief, "fastdedup-command")
-        self._patient = TaskLine(namespaces.turns.waiting, "fastdedup-command")
+        self.places: deque[ReplyPlace] = deque()
+        """The commands that are not answered to the client yet, in their order."""
+        self.brief = TaskLine(namespaces.turns.brief, "fastdedup-command")
+        """The tasks of commands that wait for nobody."""
+        self.patient = TaskLine(namespaces.turns.waiting, "fastdedup-command")
+        """The tasks of commands that wait for another owner."""
         self._reads = TaskLine(namespaces.turns.reading, "fastdedup-command")
         self.holdings = Holdings(namespaces.ephemeral)
         self._taken = 0
@@ -138,9 +141,9 @@ class RespConnection(asyncio.Protocol):
         if self._counts_pending:
             self.count_pending()  # for the clients of other connections
         self._taken += len(data)
-        if not self._slots or self._slots[0].reply is not None or self._waiting:
+        if not self.places or self.places[0].reply is not None or self._waiting:
             self._flush()
-        if len(self._slots) + self.extra > self._in_flight or self._taken > self._room:
+        if len(self.places) + self.extra > self._in_flight or self._taken > self._room:
             self._pause_for_slots()
         self._used = True
         unfinished = self._frames.unfinished
@@ -158,7 +161,7 @@ class RespConnection(asyncio.Protocol):
             self.gone = True  # nobody reads the replies: claims that are won from now on are released
             return False
         self._flush()
-        return bool(self._slots)
+        return bool(self.places)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release the EPHEMERAL claims of a client that has gone (asyncio calls this)."""
@@ -167,8 +170,8 @@ class RespConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._backlog.clear()
-        self._brief.clear()
-        self._patient.clear()
+        self.brief.clear()
+        self.patient.clear()
         self._reads.clear()
         self.large.clear()
         self._share.weigh(0)
@@ -232,7 +235,7 @@ class RespConnection(asyncio.Protocol):
 
     def answer(self, slot: ReplyPlace, reply: bytes) -> None:
         """Give a command its reply. The replies of one turn of the loop go out in one write."""
-        slots = self._slots
+        slots = self.places
         if len(slots) == 1 and not self._flushing and slots[0] is slot:
             # Not by `_flush`, which looks for more.
             slots.popleft()
@@ -259,7 +262,7 @@ class RespConnection(asyncio.Protocol):
         """
         if self.gone:
             return
-        slots = self._slots
+        slots = self.places
         first = bool(slots) and slots[0] is place
         if not self.large.put(place, LargeReply(build, payload, again), first=first):
             self.answer(place, error_reply(self._memory.full()))
@@ -296,7 +299,7 @@ class RespConnection(asyncio.Protocol):
             reads: it looks at many keys and takes turns (`ReadTurns`): one of a client's at a time.
         """
         slot = Slot()
-        line = self._patient if waits else self._reads if reads else self._brief
+        line = self.patient if waits else self._reads if reads else self.brief
         self._run_in_task(TaskCommand(slot, work, dedup, verb, self.at, line, repeatable=repeatable))
         return slot
 
@@ -333,7 +336,7 @@ class RespConnection(asyncio.Protocol):
             return
         for command in self._next_commands():
             self._run(command)
-        if not self._slots or self._slots[0].reply is not None or self._waiting:
+        if not self.places or self.places[0].reply is not None or self._waiting:
             self._flush()
         self._weigh()
         self._resume()
@@ -356,7 +359,7 @@ class RespConnection(asyncio.Protocol):
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
             self.counters.bad_requests += is_bad(fault)
             answer = error_reply(fault)
-        self._slots.append(Slot(answer) if isinstance(answer, bytes) else answer)
+        self.places.append(Slot(answer) if isinstance(answer, bytes) else answer)
 
     def _flush(self) -> None:
         self._flushing = False
@@ -367,7 +370,7 @@ class RespConnection(asyncio.Protocol):
 
     def _flushed(self) -> None:
         """Go on after replies were written."""
-        slots = self._slots
+        slots = self.places
         if self._pending:
             self.count_pending()
         if not slots:
@@ -382,7 +385,7 @@ class RespConnection(asyncio.Protocol):
 
     def _write(self) -> None:
         """Write the replies whose turn has come."""
-        slots = self._slots
+        slots = self.places
         out: list[bytes] = []
         while slots and (reply := slots[0].reply) is not None:
             out.append(reply)
@@ -414,9 +417,9 @@ class RespConnection(asyncio.Protocol):
 
     def _build_first(self) -> bool:
         """Build the reply whose turn has come; return False where that is not there yet."""
-        if not self._slots:
+        if not self.places:
             return False
-        place = self._slots[0]
+        place = self.places[0]
         large = self.large.take(place)
         if large is None:
             return False
@@ -431,15 +434,15 @@ class RespConnection(asyncio.Protocol):
 
     def _weigh(self) -> None:
         """Count what this client's commands take."""
-        replies = sum([len(slot.reply) for slot in self._slots if slot.reply is not None])
-        places = len(self._slots) + len(self._backlog)
+        replies = sum([len(slot.reply) for slot in self.places if slot.reply is not None])
+        places = len(self.places) + len(self._backlog)
         self._share.weigh(self._frames.size + places * PLACE + replies)
 
     def _shed(self) -> None:
         """Hang up: at once where replies are due, as an error would be taken for one of them."""
         self._frames.give_up()
         self._backlog.clear()
-        if self._slots:
+        if self.places:
             self.cut()
         elif not self.gone:
             self._hang_up(_TOO_MUCH)
@@ -447,7 +450,7 @@ class RespConnection(asyncio.Protocol):
     def count_pending(self) -> None:
         """Count this connection's unanswered commands anew, where its socket has a quota of these."""
         if self._counts_pending and not self.gone:
-            before, self._pending = self._pending, len(self._slots) + self.extra
+            before, self._pending = self._pending, len(self.places) + self.extra
             self._access.pending += self._pending - before
 
     def answer_only(self, commands: dict[bytes, Command] | None) -> None:
@@ -460,7 +463,7 @@ class RespConnection(asyncio.Protocol):
 
     def _hang_up(self, farewell: bytes) -> None:
         """Reply with the reason and close: the rest of the stream cannot be cut into commands."""
-        self._slots.append(Slot(farewell))
+        self.places.append(Slot(farewell))
         self._draining = True
         self._flush()
 
@@ -475,7 +478,7 @@ class RespConnection(asyncio.Protocol):
 
     def _pause_for_slots(self) -> None:
         """Read no further commands until earlier ones are answered."""
-        if self._slots:
+        if self.places:
             self._pause()
 
     def _pause(self) -> None:
@@ -489,7 +492,7 @@ class RespConnection(asyncio.Protocol):
             and self._writing
             and not self.gone
             and not self._backlog
-            and len(self._slots) + self.extra <= self._limits.in_flight
+            and len(self.places) + self.extra <= self._limits.in_flight
             and self._taken <= self._room
         ):
             self._reading = True
@@ -513,7 +516,7 @@ class RespConnection(asyncio.Protocol):
             return
         if self._writing and not self._reading:
             self._watch()  # the rest of a command has not arrived, because we do not read it yet
-        elif not self._hurried and (self._used or self._slots or self.holdings.any_held):
+        elif not self._hurried and (self._used or self.places or self.holdings.any_held):
             self._watch()
         else:
             self._transport.abort()

@@ -28,7 +28,7 @@ from .listener import Peer
 log = logging.getLogger("fastdedup.sidecar")
 
 _LEVELS: dict[type, int] = {BreakerClosed: logging.INFO, Replayed: logging.INFO}
-_LOGGERS = ("fastdedup", "uvicorn", "asyncio")
+LOGGERS = ("fastdedup", "uvicorn", "asyncio")
 _LISTED_DIGEST = re.compile("#[0-9a-f]{32}")
 """What a list of records shows of a token, and of a long key."""
 _SECRET = ("key", "owner", "ours", "theirs")
@@ -51,7 +51,7 @@ def set_up(level: str, format: str, stream: TextIO | None = None) -> Callable[[]
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if format == "json" else Readable())
     handler.addFilter(Throttle())
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    loggers = [logging.getLogger(name) for name in LOGGERS]
     former = [(each, each.handlers[:], each.propagate, each.level) for each in loggers]
     for each in loggers:
         each.handlers, each.propagate = [handler], False

@@ -48,7 +48,7 @@ class _Visit(HttpProtocol):
         """Begin (asyncio calls this)."""
         super().connection_made(transport)
         if len(self._state.connections) > _MOST:
-            min(self._state.connections, key=lambda visit: visit._used).cut()
+            min(self._state.connections, key=lambda visit: visit.used_at).cut()
 
 
 @asynccontextmanager

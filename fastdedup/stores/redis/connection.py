@@ -46,7 +46,8 @@ class RedisConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         """Done once the connection has ended."""
-        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self.gone: asyncio.Future[None] = self._loop.create_future()
+        """Done once the socket is closed, a turn of the event loop after `closed`."""
         self.on_unusable: Callable[[RedisConnection], None] | None = None
         """Called once, when the connection can no longer send."""
         self._on_push = on_push
@@ -160,7 +161,7 @@ class RedisConnection(asyncio.Protocol):
             return
         self._end(ConnectionError("the connection was closed"))
         self._transport.close()
-        await asyncio.wait([self._gone], timeout=_GOODBYE)
+        await asyncio.wait([self.gone], timeout=_GOODBYE)
         self._transport.abort()
         self._forget_connection()
 
@@ -219,8 +220,8 @@ class RedisConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail every command that waits for a reply (asyncio calls this)."""
         self._end(ConnectionError(str(exc) if exc else "Redis closed the connection"))
-        if not self._gone.done():
-            self._gone.set_result(None)
+        if not self.gone.done():
+            self.gone.set_result(None)
         self._forget_connection()
 
     def _end(self, error: ConnectionError) -> None:

@@ -73,8 +73,9 @@ class SentinelTarget:
         self.service, database = (*group.path, "")[:2]
         if database and not is_database(database):
             raise group.refused("the database must be a number")
-        self._server = group.server(database).with_credentials(credentials)
-        sentinel = self._server.with_login(*(group.own.get(name) for name in own))
+        self.server = group.server(database).with_credentials(credentials)
+        """The primary's login; its address is asked of the sentinels."""
+        sentinel = self.server.with_login(*(group.own.get(name) for name in own))
         self.sentinels = [sentinel.at(address) for address in group.addresses]
         # The epoch first: where a failover comes between the two, the new address has the old epoch: harmless.
         self.question = pack("SENTINEL", "MASTER", self.service) + pack(
@@ -126,7 +127,7 @@ class SentinelTarget:
         connection: AbstractConnection | None = None
         try:
             async with asyncio.timeout(timeout):
-                server = await self._server.at(address).logged_in()
+                server = await self.server.at(address).logged_in()
                 connection = await server.connection(timeout)
                 await question(connection, "PING")
         except driver.ResponseError:
@@ -170,7 +171,7 @@ class SentinelTarget:
         return read_answer(about, await connection.read_response(disable_decoding=True))
 
     async def _primary_at(self, address: Address, timeout: float) -> AbstractConnection:
-        server = await self._server.at(address).logged_in()
+        server = await self.server.at(address).logged_in()
         connection: AbstractConnection | None = None
         try:
             async with asyncio.timeout(timeout):

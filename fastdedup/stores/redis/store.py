@@ -72,15 +72,17 @@ class RedisStore:
         """Hears of a primary that restarted or was left, and of a clock that is off: see `ReportingStore`."""
         self.unreached = ""
         """Why it did not answer when it was opened: see `OpeningStore`."""
-        self._reconnector = Reconnector(connect, self._restarted)
+        self.reconnector = Reconnector(connect, self._restarted)
+        """Connects to the server, again and again."""
         self._head = CallHead()
         self._clock = FormerClock(timeout, self._report_clock)
-        self._server = RedisServer(self._reconnector, timeout=timeout, replicas=replicas, head=self._head)
+        self.server = RedisServer(self.reconnector, timeout=timeout, replicas=replicas, head=self._head)
+        """Sends the batches."""
         self._listener = Listener(connect, timeout)
         self._watch: PrimaryWatch | None = None
         if isinstance(self._target, SentinelTarget):
             self._watch = PrimaryWatch(self._target, self._leave_others, self._switched)
-        self.begin = self._server.begin
+        self.begin = self.server.begin
         """Send a batch, as `DirectStore` says. It is the server's own method, which saves a call on the main path."""
 
     @property
@@ -116,7 +118,7 @@ class RedisStore:
         self.unreached = ""
         try:
             async with asyncio.timeout(self._timeout * 4):
-                await self._reconnector.connected()
+                await self.reconnector.connected()
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             self.unreached = only_mistakes(self._fault(error))
         if self._watch is not None:
@@ -127,7 +129,7 @@ class RedisStore:
         if self._watch is not None:
             await self._watch.aclose()
         await self._listener.aclose()
-        await self._reconnector.aclose()
+        await self.reconnector.aclose()
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         """Send one EVALSHA for the whole batch, and send it once more when the connection breaks.
@@ -135,7 +137,7 @@ class RedisStore:
         Where the server refuses the batch for the keys in it, each operation goes in a call of its own.
         """
         call = ScriptCall(ops)
-        await self._server.deliver(verb, [call])
+        await self.server.deliver(verb, [call])
         if refuses_keys(call.answer):
             return await self._one_by_one(verb, call)
         assert call.answer is not None
@@ -148,7 +150,7 @@ class RedisStore:
         ops, calls = refused.ops, [refused]
         if len(ops) > 1:
             calls = [ScriptCall([op]) for op in ops]
-            await self._server.deliver(verb, calls)
+            await self.server.deliver(verb, calls)
         replies: list[Reply] = []
         for call in calls:
             answer = call.answer
@@ -164,12 +166,12 @@ class RedisStore:
 
     def abandon(self) -> None:
         """Drop the connection: every reply after a late reply is late as well."""
-        self._server.abandon()
+        self.server.abandon()
 
     async def probe(self, wire: bytes) -> None:
         """Try to claim: see `ProbedStore`."""
         try:
-            answer = await self._server.try_claim(wire)
+            answer = await self.server.try_claim(wire)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
         if isinstance(answer, Exception):
@@ -178,14 +180,14 @@ class RedisStore:
     async def eviction_policy(self) -> str | None:
         """Return the server's maxmemory-policy: see `EvictingStore`."""
         try:
-            return await self._server.eviction_policy()
+            return await self.server.eviction_policy()
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
 
     async def page(self, query: Query, cursor: str, count: int) -> Page:
         """List some of the server's records: see `ListedStore`."""
         try:
-            return await self._server.page(query, cursor, count)
+            return await self.server.page(query, cursor, count)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
 
@@ -199,7 +201,7 @@ class RedisStore:
 
     def _leave_others(self, primary: Address) -> None:
         """Drop each connection to another server: the next call and the waiters' subscription go to the primary."""
-        for connection in (self._reconnector.connection, self._listener.connection):
+        for connection in (self.reconnector.connection, self._listener.connection):
             if connection is not None and connection.usable and connection.address != primary:
                 connection.abort("the sentinels name another primary")
 

@@ -53,8 +53,8 @@ class ServerURL:
         self._connection_class = connection_class
         self._credentials = credentials
         self.name = name_of(options)
-        # Mutable: whether the port's protocol is known to be the URL's, or was asked for in vain.
-        self._protocol_settled = "path" in options
+        self.protocol_settled = "path" in options
+        """True once a connection was made, or once the port was asked for its protocol: it is not asked again."""
 
     @classmethod
     def of(cls, url: str) -> ServerURL:
@@ -103,7 +103,7 @@ class ServerURL:
         if self._credentials is None:
             return self
         server = ServerURL(self._options | await ask(self._credentials), self._connection_class)
-        server._protocol_settled = self._protocol_settled
+        server.protocol_settled = self.protocol_settled
         return server
 
     def with_login(self, username: str | None, password: str | None) -> ServerURL:
@@ -143,7 +143,7 @@ class ServerURL:
                 raise
             fault = ConnectionResetError("cut off while connecting") if _was_closed(error) else error
         else:
-            self._protocol_settled = True
+            self.protocol_settled = True
             return connection
         # Outside of the except clause, so that the error does not hold redis-py's frames, which hold the password.
         raise await self._wrong_port(fault, timeout) or fault
@@ -152,14 +152,14 @@ class ServerURL:
         try:
             return await server.connection(timeout)
         finally:
-            self._protocol_settled = server._protocol_settled
+            self.protocol_settled = server.protocol_settled
 
     async def _wrong_port(self, fault: Exception, timeout: float) -> Exception | None:
         """Ask the port for its protocol, once, where no connection was made before."""
         tls = issubclass(self._connection_class, SSLConnection)
-        if self._protocol_settled or not may_be_other_protocol(fault, tls=tls):
+        if self.protocol_settled or not may_be_other_protocol(fault, tls=tls):
             return None
-        self._protocol_settled = True
+        self.protocol_settled = True
         if not await has_other_protocol(self.address, tls=tls, timeout=timeout):
             return None
         return WrongPortError(f"{self.name}: {NO_TLS if tls else ONLY_TLS}")

@@ -50,11 +50,11 @@ class ClockWatch:
         self._report = report
         self.max_skew = MAX_SKEW
         """Seconds by which a clock may differ."""
-        # Mutable: the servers; those whose clocks were found to be off; the reading under way, and the timer of the
-        # next reading.
+        # Mutable: the servers; those whose clocks were found to be off; the timer of the next reading.
         self._servers: frozenset[Address] = frozenset()
         self._off: set[Address] = set()
-        self._reading: asyncio.Task[None] | None = None
+        self.reading: asyncio.Task[None] | None = None
+        """What reads the clocks just now; None between two readings."""
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, servers: Collection[Address]) -> None:
@@ -62,20 +62,21 @@ class ClockWatch:
         new = not self._servers.issuperset(servers)
         self._servers = frozenset(servers)
         self._off &= self._servers
-        if new and self._reading is None:
-            self._begin()
+        if new and self.reading is None:
+            self.begin()
 
     async def aclose(self) -> None:
         """Stop reading."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._reading is not None:
-            await stop(self._reading)
+        if self.reading is not None:
+            await stop(self.reading)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Read the clocks now, not when the timer ends."""
         if self._timer is not None:
             self._timer.cancel()
-        self._reading = asyncio.get_running_loop().create_task(self._read_all(), name="fastdedup-clocks")
+        self.reading = asyncio.get_running_loop().create_task(self._read_all(), name="fastdedup-clocks")
 
     async def _read_all(self) -> None:
         """Read one clock after the other: nothing is urgent here."""
@@ -84,8 +85,8 @@ class ClockWatch:
             for address in missing:
                 readings[address] = await self._reading_of(address)
         self._judge({address: found for address in self._servers if (found := readings[address])})
-        self._reading = None
-        self._timer = asyncio.get_running_loop().call_later(_EVERY, self._begin)
+        self.reading = None
+        self._timer = asyncio.get_running_loop().call_later(_EVERY, self.begin)
 
     async def _reading_of(self, address: Address) -> Reading | None:
         try:

@@ -105,7 +105,7 @@ class Node:
         try:
             await self.reconnector.connected()
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self._fault(error) from None
+            raise self.fault_of(error) from None
 
     async def aclose(self) -> None:
         """Close the connection."""
@@ -146,7 +146,7 @@ class Node:
             raise
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             self._topology.refresh_soon()
-            raise self._fault(error) from None
+            raise self.fault_of(error) from None
         return useful(self.replies(calls, [None] * len(ops)))
 
     def abandon(self) -> None:
@@ -236,7 +236,7 @@ class Node:
             if refuses_keys(answer):
                 return self._forbidden(call, answer)
         ask_around = type(answer) is not hiredis.ReplyError or any(starts(answer, one) for one in _ASK_AROUND)
-        fault = self._fault(answer)
+        fault = self.fault_of(answer)
         if ask_around or str(fault).endswith(CLUSTER_IS_DOWN):
             self._topology.refresh_soon()
         if not isinstance(fault, UnavailableError):
@@ -248,7 +248,7 @@ class Node:
         """Return the replies of a call with a key that the login may not use: only that key must be refused."""
         if len(call.ops) > 1:
             return [Redirect(self.singly) for _ in call.ops]
-        return [RefusedAlone(*self._fault(answer).args)]
+        return [RefusedAlone(*self.fault_of(answer).args)]
 
     def _way(self, to: Redirection, keys: int) -> Node | SinglyPart:
         """Return the part to which a redirection of a call leads."""
@@ -271,23 +271,23 @@ class Node:
                 answer = await self.server.try_claim(self._own_key(wire))
                 # ASK: the slot is moving away from this node, so the node answers and takes writes.
                 if isinstance(answer, Exception) and not starts(answer, "ASK"):
-                    raise self._fault(answer)
+                    raise self.fault_of(answer)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self._fault(error) from None
+            raise self.fault_of(error) from None
 
     async def eviction_policy(self) -> str | None:
         """Return the node's maxmemory-policy: see `EvictingStore`."""
         try:
             return await self.server.eviction_policy()
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self._fault(error) from None
+            raise self.fault_of(error) from None
 
     async def page(self, query: Query, cursor: str, count: int) -> Page:
         """List some of the records that this node holds: see `ListedStore`."""
         try:
             return await self.server.page(query, cursor, count)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self._fault(error) from None
+            raise self.fault_of(error) from None
 
     def _own_key(self, wire: bytes) -> bytes:
         """Return a key that begins like `wire`, in a slot of this node.
@@ -328,7 +328,7 @@ class Node:
         self._judge_batching(reply)
 
     def _judge_batching(self, reply: Any) -> None:
-        fault = self._fault(reply) if isinstance(reply, Exception) else None
+        fault = self.fault_of(reply) if isinstance(reply, Exception) else None
         # A login that may not use just that key may use others: the server did not object to the way.
         if fault is None or isinstance(fault, LoginRefusedError):
             self.batches_whole, self.server.redirect = True, self._redirected
@@ -336,7 +336,8 @@ class Node:
             self.batches_whole = False
             self._report(BatchedBySlot(self.name, str(fault)))
 
-    def _fault(self, error: Exception) -> Exception:
+    def fault_of(self, error: Exception) -> Exception:
+        """Return an error of the driver, or of Redis, as one of fastdedup's that names this node."""
         return error if isinstance(error, DedupError) else translate(error, self.name)
 
 
@@ -398,11 +399,11 @@ class SinglyPart:
         try:
             answer = await self._node.server.try_claim(wire)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self._node._fault(error) from None
+            raise self._node.fault_of(error) from None
         refused = type(answer) is hiredis.ReplyError
         is_away = not refused or any(starts(answer, prefix) for prefix in ("LOADING", "MASTERDOWN"))
         if isinstance(answer, Exception) and is_away:
-            raise self._node._fault(answer) from None
+            raise self._node.fault_of(answer) from None
 
 
 def useful(replies: Sequence[Reply]) -> Sequence[Reply]:

@@ -52,13 +52,15 @@ class ClusterStore:
         self._timeout = timeout
         self._replicas = replicas
         self._head = CallHead()
-        self._topology = Topology(
+        self.topology = Topology(
             self._seed, group.addresses, self._make_node, self._follow_layout, timeout=timeout
         )
-        self.shard: Callable[[bytes], Node] = self._topology.table.node_of
+        """Which node has which slots, as the cluster said last."""
+        self.shard: Callable[[bytes], Node] = self.topology.table.node_of
         """Returns the node that holds a key; the table's own method, because every operation calls it."""
-        self._listener = Listener(self._dial_any, timeout, look=self._look_after_subscription)
-        self.name = self._topology.name
+        self.listener = Listener(self._dial_any, timeout, look=self._look_after_subscription)
+        """The subscription to freed keys, at one of the nodes."""
+        self.name = self.topology.name
         self._clocks = ClockWatch(self._read_clock, self._report_clock)
         self.unreached = ""
         """Why it did not answer when it was opened: see `OpeningStore`."""
@@ -79,7 +81,7 @@ class ClusterStore:
     @property
     def batching(self) -> Batching:
         """How batches go to the primaries; WHOLE for a primary that was not asked yet."""
-        refused = {node.batches_whole is False for node in self._topology.primaries}
+        refused = {node.batches_whole is False for node in self.topology.primaries}
         if refused == {True}:
             return Batching.BY_SLOT
         return Batching.PARTLY_BY_SLOT if True in refused else Batching.WHOLE
@@ -107,9 +109,9 @@ class ClusterStore:
         self.unreached = ""
         try:
             async with asyncio.timeout(self._timeout * 4):
-                await self._topology.refresh()
+                await self.topology.refresh()
                 faults = await asyncio.gather(
-                    *(node.open() for node in self._topology.primaries), return_exceptions=True
+                    *(node.open() for node in self.topology.primaries), return_exceptions=True
                 )
             for fault in faults:
                 if fault is not None:
@@ -119,13 +121,13 @@ class ClusterStore:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._listener.aclose()
-        await self._topology.aclose()
+        await self.listener.aclose()
+        await self.topology.aclose()
         await self._clocks.aclose()
 
     def shards(self) -> Sequence[Store]:
         """Return the primaries."""
-        return self._topology.primaries
+        return self.topology.primaries
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         """Let each node execute the operations on its keys, and wait for the slowest.
@@ -157,9 +159,9 @@ class ClusterStore:
 
     async def probe(self, wire: bytes) -> None:
         """Probe every node."""
-        if not self._topology.primaries:
-            raise self._topology.unassigned()
-        await asyncio.gather(*(node.probe(wire) for node in self._topology.primaries))
+        if not self.topology.primaries:
+            raise self.topology.unassigned()
+        await asyncio.gather(*(node.probe(wire) for node in self.topology.primaries))
 
     async def eviction_policy(self) -> str | None:
         """Return the maxmemory-policy of the primaries: see `EvictingStore`. One that evicts speaks for all.
@@ -167,9 +169,9 @@ class ClusterStore:
         Raises:
             UnavailableError: not one primary answers.
         """
-        primaries = self._topology.primaries
+        primaries = self.topology.primaries
         if not primaries:
-            raise self._topology.unassigned()
+            raise self.topology.unassigned()
         told = await asyncio.gather(*(node.eviction_policy() for node in primaries), return_exceptions=True)
         for fault in told:
             if isinstance(fault, BaseException) and not isinstance(fault, UnavailableError):
@@ -186,16 +188,16 @@ class ClusterStore:
         A cursor names the primary that it is of, by its address. Where a failover replaces that one meanwhile, the
         list must begin anew.
         """
-        if not self._topology.primaries:
-            raise self._topology.unassigned()
-        names = sorted(f"{host}:{port}" for host, port in self._topology.addresses)
+        if not self.topology.primaries:
+            raise self.topology.unassigned()
+        names = sorted(f"{host}:{port}" for host, port in self.topology.addresses)
         name, _, rest = cursor.rpartition("/") if cursor else (names[0], "", "")
         if name not in names:
             raise ConfigError(
                 f"the cursor's server {name[:80]!r} is no primary of the Cluster: begin without a cursor"
             )
         host, _, port = name.rpartition(":")
-        found, after, seen, now_us = await self._topology.node_at((host, int(port))).page(query, rest, count)
+        found, after, seen, now_us = await self.topology.node_at((host, int(port))).page(query, rest, count)
         if after:
             return Page(found, f"{name}/{after}", seen, now_us)
         following = names[names.index(name) + 1 :]
@@ -205,7 +207,7 @@ class ClusterStore:
         """Subscribe at any primary: a published message goes to all nodes of the Cluster."""
         try:
             async with asyncio.timeout(self._timeout):
-                await self._listener.start(on_freed)
+                await self.listener.start(on_freed)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
 
@@ -217,7 +219,7 @@ class ClusterStore:
     def _make_node(self, server: ServerURL) -> Node:
         return Node(
             server,
-            self._topology,
+            self.topology,
             timeout=self._timeout,
             replicas=self._replicas,
             listen=self.listen,
@@ -226,7 +228,7 @@ class ClusterStore:
         )
 
     async def _read_clock(self, address: Address) -> Reading:
-        return await read_clock(self._seed.at(address), self._topology.connection_to(address), self._timeout)
+        return await read_clock(self._seed.at(address), self.topology.connection_to(address), self._timeout)
 
     def _report_clock(self, address: Address, offset: float) -> None:
         if self.on_report is not None:
@@ -234,22 +236,22 @@ class ClusterStore:
 
     def _follow_layout(self) -> None:
         if self.on_report is not None:
-            self._clocks.watch([*self._topology.addresses, *self._topology.replicas])
-        if self._heard_at is not None and self._heard_at not in self._topology.addresses:
-            self._listener.leave("the server is no primary of the Cluster any more")
+            self._clocks.watch([*self.topology.addresses, *self.topology.replicas])
+        if self._heard_at is not None and self._heard_at not in self.topology.addresses:
+            self.listener.leave("the server is no primary of the Cluster any more")
 
     async def _look_after_subscription(self) -> None:
         """Leave a server that gets no messages any more: it has left the Cluster, or is cut off from most nodes."""
-        if self._heard_at is not None and await self._topology.is_cut_off(self._heard_at):
-            self._listener.leave("the server is cut off from most of the Cluster")
+        if self._heard_at is not None and await self.topology.is_cut_off(self._heard_at):
+            self.listener.leave("the server is cut off from most of the Cluster")
 
     async def _dial_any(self, on_push: OnPush) -> RedisConnection:
         """Connect to the primary that answers first."""
-        if not self._topology.addresses:
-            await self._topology.refresh()
-        primaries = self._topology.addresses
+        if not self.topology.addresses:
+            await self.topology.refresh()
+        primaries = self.topology.addresses
         if not primaries:
-            raise self._topology.unassigned()
+            raise self.topology.unassigned()
         asked = random.sample(primaries, min(len(primaries), _ASKED))
         try:
             found = await first_good((self._dial_one(address, on_push) for address in asked), drop)

@@ -72,7 +72,8 @@ class Topology(Generic[N]):
     ) -> None:
         self._seed = seed
         self._seeds = list(seeds)
-        self._make_node = make_node
+        self.make_node = make_node
+        """Returns a new node for a server."""
         self._on_layout = on_layout
         self._timeout = timeout
         self.name = "Redis Cluster at " + ", ".join(f"{host}:{port}" for host, port in seeds)
@@ -126,7 +127,7 @@ class Topology(Generic[N]):
         """Return the node at an address; make it where the address is new."""
         node = self._nodes.get(address)
         if node is None:
-            node = self._nodes[address] = self._make_node(self._seed.at(address))
+            node = self._nodes[address] = self.make_node(self._seed.at(address))
         return node
 
     def learn(self, slot: int, address: Address) -> N:
@@ -174,8 +175,8 @@ class Topology(Generic[N]):
         """
         others = [other for other in self.ask_around() if other != address][:2]
         try:
-            layout = await first_good(self._ask(other) for other in others)
-            self._adopt(layout)
+            layout = await first_good(self.ask(other) for other in others)
+            self.adopt(layout)
             own = await self._opinion(address)
         except (NoneGoodError, DedupError):
             return False
@@ -219,7 +220,7 @@ class Topology(Generic[N]):
                 raise most_telling(error.errors) from None
             # No server has a better layout: the cluster is down, or was set up again and its epochs start anew.
             layout = max(outdated, key=lambda one: one.epoch)
-        self._adopt(layout)
+        self.adopt(layout)
 
     async def _ask_in_turn(self, address: Address) -> Layout:
         """Ask a server; one without a connection a moment later, which is rarely needed and costs more."""
@@ -227,9 +228,10 @@ class Topology(Generic[N]):
             node.reconnector.connection for node in self._nodes.values()
         ):
             await asyncio.sleep(_HEAD_START)
-        return await self._ask(address)
+        return await self.ask(address)
 
-    async def _ask(self, address: Address) -> Layout:
+    async def ask(self, address: Address) -> Layout:
+        """Return one node's layout. Raises OutdatedError if it is incomplete, or a later one is known."""
         layout = await self._opinion(address)
         self._check(layout)
         return layout
@@ -241,7 +243,8 @@ class Topology(Generic[N]):
         if 0 < layout.epoch < self._epoch or not layout.ok:
             raise OutdatedError(layout)
 
-    def _adopt(self, layout: Layout) -> None:
+    def adopt(self, layout: Layout) -> None:
+        """Take a layout as the present one: what is sent from now on goes by it."""
         self._epoch = layout.epoch or self._epoch
         owners: list[N | None] = [None] * SLOTS
         for first, last, address in layout.ranges:
