@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from typing import Any, Final
 
 from . import codec
@@ -44,7 +43,7 @@ class Claim:
         self._gate = gate
         self._call = call
         self._verdict = verdict
-        self._settlement = settlement  # made when it is needed: most claims are duplicates, or settle once
+        self._settlement = settlement  # made when it is needed: a duplicate needs none
 
     def __bool__(self) -> bool:
         raise TypeError("a claim has no truth value: a duplicate's is a claim too; ask claim.acquired")
@@ -177,9 +176,9 @@ class Claim:
                     f"this claim of {self.key!r} is acquired, there is nothing to replay: do the work and complete it"
                 )
 
-    def complete(
+    async def complete(
         self, result: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None
-    ) -> Coroutine[Any, Any, None]:
+    ) -> None:
         """Record success: every duplicate gets `result` for `ttl` seconds (the namespace's by default).
 
         Where a ledger remembers the success (`remember=`), it does so for its window, and `ttl` says only for how
@@ -194,29 +193,29 @@ class Claim:
             UnavailableError: it could not be recorded; `unrecorded` is True. Also where the store is back without
                 its data.
         """
-        return self.settlement.complete(result, ttl, within=within)
+        await self.settlement.complete(result, ttl, within=within)
 
-    def fail(
+    async def fail(
         self, error: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None
-    ) -> Coroutine[Any, Any, None]:
+    ) -> None:
         """Record a failure for good: every duplicate gets `error` for `ttl` seconds (`failure_ttl` by default).
 
         For a failure that a retry may mend, `release` instead. An exception is recorded as its type's name and its
         text, which is cut to fit into `max_result`. Any other error must be JSON-able: it does not pass through
         `codec=`. Raises as `complete`.
         """
-        return self.settlement.fail(error, ttl, within=within)
+        await self.settlement.fail(error, ttl, within=within)
 
-    def release(self) -> Coroutine[Any, Any, None]:
+    async def release(self) -> None:
         """Free the key: nothing happened, the next claimant may try.
 
         If the caller is cancelled before the store has answered, the key is freed as soon as the store answers.
         """
-        return self.settlement.release()
+        await self.settlement.release()
 
-    def renew(self, lease: Seconds | None = None) -> Coroutine[Any, Any, None]:
+    async def renew(self, lease: Seconds | None = None) -> None:
         """Start the lease anew from now: `lease` seconds, as long as the first by default."""
-        return self.settlement.renew(lease)
+        await self.settlement.renew(lease)
 
     @property
     def settlement(self) -> Settlement:

@@ -252,12 +252,13 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
 
     async def __aenter__(self) -> Claim:
         self._entered = claim = await self
+        if not claim.acquired:
+            return claim
         claim.settlement.guard(asyncio.current_task())
         tracing = self._gate.watchers.tracing
-        if tracing is not None and claim.acquired:
+        if tracing is not None:
             self._span = tracing.working(claim)
-        if claim.acquired:
-            self._work = enter(claim.settlement.store_key)
+        self._work = enter(claim.settlement.store_key)
         return claim
 
     async def __aexit__(
@@ -266,13 +267,15 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if not self._entered.acquired:
+            return
+        settlement = self._entered.settlement
         if hasattr(self, "_span") and self._span is not None:
             tracing = self._gate.watchers.tracing
             assert tracing is not None
-            tracing.worked(self._span, self._entered.settlement.fault if error is None else error)
-        if hasattr(self, "_work"):
-            leave(self._work)
-        await self._entered.settlement.leave(error)
+            tracing.worked(self._span, settlement.fault if error is None else error)
+        leave(self._work)
+        await settlement.leave(error)
 
     # The rest of a coroutine's interface, for create_task.
 

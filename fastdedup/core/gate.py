@@ -187,13 +187,6 @@ class Gate(Executor):
         """Tell `answer` to the duplicates to come, for `age` seconds as `recent_for` said."""
         self.connection.recent.learn(self.recent, op.key, answer, op.fingerprint, len(verdict.payload), age)
 
-    def verb_of(self, op: ClaimOp) -> str:
-        """Return what users call this claim: "claim", "lock", or a token's "redeem" or "consume"."""
-        mode = op.terms.mode
-        if mode is not Mode.CLAIM:
-            return mode.value
-        return "lock" if self.locks.has(op.wire) else mode.value
-
     def lease_lost(self, key: str, owner: str, fence: int, *, outage: bool) -> None:
         """Report a lease that is lost; `outage`: the store did not answer until it was over."""
         self.connection.report(LeaseLost(self.settings.namespace, key, owner, fence, outage))

@@ -29,7 +29,7 @@ class Life(StrEnum):
     LIVE = "live"
     """Its work may run."""
     RECORDING = "recording"
-    """An outcome was given, so the work is done; the store does not have it yet."""
+    """How it ends is being told to the store, or was told in vain so far."""
     SETTLED = "settled"
     """It was completed, failed or released."""
     LOST = "lost"
@@ -52,6 +52,7 @@ class HeldClaim:
             None while it is none of these.
         settling: whether an outcome was given: the effect has happened, so leaving never frees the key.
         lost: whether the lease is known to be lost.
+        under_way: whether the store is being asked to settle it.
     """
 
     __slots__ = (
@@ -65,6 +66,7 @@ class HeldClaim:
         "recording",
         "settled",
         "settling",
+        "under_way",
         "verdict",
     )
     # What most claims never need is not set for all of them.
@@ -87,21 +89,22 @@ class HeldClaim:
         self.settled: str | None = None
         self.lost = False
         self.settling = False
+        self.under_way = False
 
     @property
     def state(self) -> Life:
         """Where the claim is between its answer and its end."""
         if self.settled == ABANDONED:
             return Life.ABANDONED
-        if self.lost or self.settled == LOST:
+        if self.settled == LOST or (self.lost and self.settled is None):
             return Life.LOST
-        if self.settled is not None:
+        if self.settled is not None and not self.under_way:
             return Life.SETTLED
-        return Life.RECORDING if self.settling else Life.LIVE
+        return Life.RECORDING if self.settling or self.under_way else Life.LIVE
 
     @property
     def is_over(self) -> bool:
-        """True if it is settled, lost or abandoned, or about to be settled."""
+        """True if its lease matters no more: it is settled or abandoned, or an outcome was given."""
         return self.settling or self.settled is not None
 
     @property
@@ -173,7 +176,10 @@ class HeldClaim:
         self._ends = ends
 
     def note_lost(self, *, outage: bool) -> None:
-        """Take note that the lease is lost, without telling it or stopping the body; `outage` as for `lose`."""
+        """Take note that the lease is lost, without telling it or stopping the work.
+
+        `outage`: the store has not said so, but did not answer until the lease ended.
+        """
         self.lost, self._outage = True, outage
 
     def _tell_lost(self) -> None:
@@ -200,7 +206,7 @@ class HeldClaim:
         """Raise an error where the claim cannot be settled as `how` says, or be renewed."""
         if self.verdict.outcome is not _ACQUIRED:
             raise UsageError(f"this claim is {self.verdict.outcome}, not acquired: only its owner settles it")
-        if self.settled is LOST:
+        if self.settled == LOST:
             raise self.lost_error()
         if self.settled is not None and not self._may_say_anew(how):
             raise UsageError(f"this claim was {self.settled} already; settle it once")
@@ -250,14 +256,14 @@ class HeldClaim:
             if await call.find_again(None, moves=True):
                 op = self._remembered_op(op.keep_ms, op.payload)
             op.ledger_terms = call.ledger_terms
-        ask = self.gate
-        since, settles = ask.now, isinstance(op, SettleOp)
+        gate = self.gate
+        since, settles = gate.now, isinstance(op, SettleOp)
         try:  # as in `Gate.run`, which would be a coroutine more
-            answer = await ask.begin(op, degraded=self.verdict.degraded, granted=True)
+            answer = await gate.begin(op, degraded=self.verdict.degraded, granted=True)
         except UnavailableError as error:
-            code = ask.counted(op, error, since, is_tried_again=settles)
+            code = gate.counted(op, error, since, is_tried_again=settles)
         else:
-            code = ask.counted(op, answer, since, is_tried_again=settles)
+            code = gate.counted(op, answer, since, is_tried_again=settles)
         if code == Code.OK:
             if self.op.terms.redeems and isinstance(op, SettleOp):
                 note_use(op)
@@ -293,13 +299,13 @@ class HeldClaim:
 
     async def _recorded(self) -> str:
         """Return how the store has this claim settled; "" where its record is another's, or there is none."""
-        op, ask = ReadOp(self.op.wire), self.gate
+        op, gate = ReadOp(self.op.wire), self.gate
         try:
-            answer = await ask.begin(op, degraded=self.verdict.degraded, granted=True)
+            answer = await gate.begin(op, degraded=self.verdict.degraded, granted=True)
         except UnavailableError as error:
-            found = ask.verdict(op, error)
+            found = gate.verdict(op, error)
         else:
-            found = ask.verdict(op, answer)
+            found = gate.verdict(op, answer)
         if not isinstance(found, Stored) or found.owner != self.op.owner or found.fence != self.fence:
             return ""
         return _RECORDED.get(found.state, "")

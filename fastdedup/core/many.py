@@ -34,7 +34,7 @@ class ListedClaim(ClaimOp):
     def __init__(
         self, claims: ClaimList, key: str, wire: bytes, owner: bytes, fingerprint: bytes | None
     ) -> None:
-        # Written out, as in `ClaimCall`.
+        # Written out, and not by `ClaimOp.__init__`: a list has many of them.
         self.wire = wire
         self.terms = claims.terms
         self.owner = owner
@@ -69,7 +69,7 @@ class ClaimList(Together):
 
     def __init__(self, gate: Gate, terms: Terms, *, wait: Seconds, renew: bool, named: bool) -> None:
         super().__init__()
-        self.namespace = gate
+        self.gate = gate
         self.terms = terms
         self.renew = bool(renew)
         self.named = named
@@ -77,11 +77,11 @@ class ClaimList(Together):
 
     async def claim(self, claims: Sequence[ListedClaim]) -> list[Claim]:
         """Make the claims; where one cannot be answered its error is raised, and the others are released."""
-        return await within_a_span(self.namespace, claims, lambda: self._made(claims))
+        return await within_a_span(self.gate, claims, lambda: self._made(claims))
 
     async def _made(self, claims: Sequence[ListedClaim]) -> list[Claim]:
         gives_up = end_of(self._wait)
-        counters = self.namespace.watchers.counters
+        counters = self.gate.watchers.counters
         since = 0.0 if counters is None else perf_counter()
         try:
             await self._send(claims)
@@ -91,23 +91,23 @@ class ClaimList(Together):
                 await self._wait_for_others(claims, gives_up)
             if counters is not None:
                 for claim in claims:
-                    counters.judged(self.namespace, claim.answer, since)
-            return [claim_of(self.namespace, claim, claim.answer, self.renew) for claim in claims]
+                    counters.judged(self.gate, claim.answer, since)
+            return [claim_of(self.gate, claim, claim.answer, self.renew) for claim in claims]
         except BaseException as error:  # noqa: BLE001 -- it is raised below
             fault = error
         if counters is not None and isinstance(fault, Exception):
             took = perf_counter() - since
-            counters.observe(self.namespace.settings.namespace, "claim", outcome_of(fault), took)
+            counters.observe(self.gate.settings.namespace, "claim", outcome_of(fault), took)
         # Not awaited within the except clause: compiled by mypyc, that crashes where it is cancelled.
         self._done.cancel()  # what is still under way then has nobody to tell
-        await asyncio.shield(self.namespace.connection.keep(self._give_back(claims)))
+        await asyncio.shield(self.gate.connection.keep(self._give_back(claims)))
         try:
             raise fault
         finally:
             del fault  # it refers to this frame
 
     async def _send(self, claims: Sequence[ListedClaim]) -> None:
-        await self.send([claim for claim in claims if claim.answer is None], self.namespace.begin_claim)
+        await self.send([claim for claim in claims if claim.answer is None], self.gate.begin_claim)
 
     def _judge(self, claim: ListedClaim) -> None:
         """Put the verdict into the answer's place; a refusal, where there is time to look again."""
@@ -116,7 +116,7 @@ class ClaimList(Together):
             return
         claim.answer = None  # until there is a verdict nothing of it is to be given back
         try:
-            claim.answer = self.namespace.claim_verdict(claim, answer)
+            claim.answer = self.gate.claim_verdict(claim, answer)
         except UnavailableError as refusal:
             if not self._wait or isinstance(refusal, ShortfallError):
                 raise
@@ -135,11 +135,11 @@ class ClaimList(Together):
                 behind.append(claim)
         await self._wait_each(list(waiting.values()), gives_up)
         for claim in behind:
-            claim.answer = await look(self.namespace, claim, claim.terms, gives_up)
+            claim.answer = await look(self.gate, claim, claim.terms, gives_up)
 
     async def _wait_each(self, claims: Sequence[ListedClaim], gives_up: float) -> None:
         async def wait(claim: ListedClaim) -> None:
-            claim.answer = await wait_on(self.namespace, claim, gives_up, claim.answer)
+            claim.answer = await wait_on(self.gate, claim, gives_up, claim.answer)
 
         tasks = [asyncio.ensure_future(wait(claim)) for claim in claims]
         for task in await wait_then_stop(tasks, asyncio.FIRST_EXCEPTION):
@@ -158,7 +158,7 @@ class ClaimList(Together):
             and claim.answer.outcome is _ACQUIRED
             and (not self.named or is_first_hand(claim, claim.answer))
         ]
-        releases = [Settlement(self.namespace, claim, claim.answer).free() for claim in acquired]
+        releases = [Settlement(self.gate, claim, claim.answer).free() for claim in acquired]
         await asyncio.gather(*releases, return_exceptions=True)
 
 

@@ -62,7 +62,9 @@ class Stoppable(Protocol):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Settlement(HeldClaim):
-    """The life of one claim. Methods that settle raise what `Claim.complete` raises. Arguments as for `HeldClaim`.
+    """The life of one claim. Methods that settle raise what `Claim.complete` raises.
+
+    The arguments are those of `HeldClaim`.
 
     Attributes:
         fault: an error that the work has raised and its caller has caught, for the span.
@@ -126,7 +128,8 @@ class Settlement(HeldClaim):
         """Settle it no more: its lease ends by itself, and leaving `async with` records nothing."""
         if self.settled is None:
             self.settled = ABANDONED
-        self.unguard()
+        if self.renewal is not None:
+            self.renewal.stop()
 
     def renew_no_more(self) -> None:
         """Let the lease end as it is, unless it is renewed by hand."""
@@ -203,7 +206,7 @@ class Settlement(HeldClaim):
         if recording is not None and not alone:  # its caller was cancelled, and says anew how it ends
             recording.cancel()
             self.recording = None
-        self.settled = how
+        self.settled, self.under_way = how, True
         pause, began = _FIRST_PAUSE, self.gate.now
         try:
             while True:
@@ -244,6 +247,7 @@ class Settlement(HeldClaim):
                 self.settled = None
             raise
         finally:
+            self.under_way = False
             if self.settled is not None and self.renewal is not None:
                 self.renewal.stop()
 
@@ -271,13 +275,13 @@ class Settlement(HeldClaim):
     # The `async with` body
 
     def guard(self, body: Body | None) -> None:
-        """Remember whom to cancel should the lease be lost."""
+        """Remember the work that is to be cancelled if the lease is lost; None for work that nothing can stop."""
         self._body: Body | None = body
         self.stopped_body = False
 
     def lose(self, *, outage: bool) -> None:
-        """Stop the body before another owner starts, as the lease could not be renewed; see `outage`."""
-        self.lost, self._outage = True, outage
+        """Stop the body before another owner starts: the lease could not be renewed. Argument as for `note_lost`."""
+        self.note_lost(outage=outage)
         self._tell_lost()
         body = getattr(self, "_body", None)
         if body is not None:
@@ -347,8 +351,9 @@ class Settlement(HeldClaim):
         The claim of an owner that the caller named ends with its lease: the same name gets it back.
 
         Args:
-            after: seconds in which the key shall be free, by a lease that ends then. If the store does not answer, it
-                is not asked to release the key now, as that could take effect too soon.
+            after: seconds in which the key shall be free, by a lease that ends then: copies of a message that are
+                here already would else spend all its attempts without a delay. If the store does not answer, it is
+                not asked to release the key now, as that could take effect too soon.
         """
         if after >= _SHORTEST_LEASE:
             await self._end_lease(after)

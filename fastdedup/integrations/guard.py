@@ -57,15 +57,15 @@ class Guard:
         self.dedup = dedup.scoped(SCOPE, **settings)
         self.forms = dedup.scoped(**settings)  # the namespace in which the application issues its tokens
 
-    async def claim(self, name: str, mark: Fingerprint, *, tied: bool = False) -> Claim:
+    async def claim(self, name: str, mark: Fingerprint, *, owns_renewal: bool = False) -> Claim:
         """Claim a record of `Rule.identify`. Raises what `Dedup.claim` raises.
 
-        `tied`: see `ClaimCall.owns_renewal`.
+        `owns_renewal`: see `ClaimCall.owns_renewal`.
         """
         rule = self.rule
         # Not by `patiently`, which takes a coroutine more.
         call = self.dedup.claim(name, fingerprint=mark, renew=rule.renew)
-        call.owns_renewal = tied
+        call.owns_renewal = owns_renewal
         if rule.wait:
             call.will_wait = True
         found = await call

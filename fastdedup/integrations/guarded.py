@@ -61,7 +61,7 @@ class GuardedApp:
                 principal: Any = guard.rule.principal(request)
                 if principal is not EVERYONE and type(principal) is not str and isawaitable(principal):
                     principal = await principal
-                claim = await guard.claim(*guard.rule.identify(request, principal, key), tied=True)
+                claim = await guard.claim(*guard.rule.identify(request, principal, key), owns_renewal=True)
         except REFUSALS as error:
             refused = refusal(error, guard.rule, docs)
         if refused is not None:

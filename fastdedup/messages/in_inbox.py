@@ -105,7 +105,7 @@ class InboxWay:
         claim: Claim = await call
         if claim.outcome is Outcome.FAILED and delivery.again:
             await reopen(dedup, key, claim)
-            call = ask()
+            since, call = perf_counter(), ask()
             claim = await call
         if claim.outcome is Outcome.IN_PROGRESS:
             self._pauses.counts.held += 1

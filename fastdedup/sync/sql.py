@@ -329,7 +329,7 @@ def _settle(claim: Claim | None, settle: Callable[[AsyncClaim], Coroutine[Any, A
 
 
 async def _let_be(claim: AsyncClaim) -> None:
-    claim.settlement.unguard()
+    claim.settlement.abandon()
 
 
 def sync_driver(transaction: Any) -> Driver:

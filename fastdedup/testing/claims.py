@@ -170,12 +170,12 @@ def claims_of(
         if principal is not None or tenant is not None:
             given = "tenant" if principal is None else "principal"
             raise UsageError(f'{given}= is of a web request: give http=("POST", "/orders") with it')
-        gate, log = _namespace_and_log(dedup)
+        gate, log = _gate_and_log(dedup)
         return log.of(wire_of(gate, key, kind), key)
     if kind != "claim":
         raise UsageError(f"http= is of a web request, which is a claim: leave out kind={kind!r}")
     place = place_of_request(*http, principal, key, tenant)
-    gate, log = _namespace_and_log(dedup.scoped(place.scope_in(dedup.settings.namespace)))
+    gate, log = _gate_and_log(dedup.scoped(place.scope_in(dedup.settings.namespace)))
     return log.of(gate.claims.wire(place.key), place.key)
 
 
@@ -272,7 +272,7 @@ def _near(dedup: Dedup | SyncDedup, key: str) -> str:
     for kind in _OTHERS:
         if claims_of(dedup, key, kind=kind).times:
             return f', but a {kind} of this name was: give kind="{kind}"'
-    gate, log = _namespace_and_log(dedup)
+    gate, log = _gate_and_log(dedup)
     near = _shown_keys(log, gate) or f"; no key of the namespace {gate.settings.namespace!r} was"
     web = "" if gate.settings.namespace.endswith(f":{SCOPE}") else _shown_web_keys(dedup)
     hint = '. A web request is named by http=("POST", "/orders"), principal= and its key' if web else ""
@@ -280,7 +280,7 @@ def _near(dedup: Dedup | SyncDedup, key: str) -> str:
 
 
 def _shown_web_keys(dedup: Dedup | SyncDedup) -> str:
-    gate, log = _namespace_and_log(dedup.scoped(SCOPE))
+    gate, log = _gate_and_log(dedup.scoped(SCOPE))
     return _shown_keys(log, gate)
 
 
@@ -292,7 +292,7 @@ def _shown_keys(log: ClaimLog, gate: Gate) -> str:
     return f"; of the namespace {name!r} these keys were: {shown}{more}" if keys else ""
 
 
-def _namespace_and_log(dedup: Dedup | SyncDedup) -> tuple[Gate, ClaimLog]:
+def _gate_and_log(dedup: Dedup | SyncDedup) -> tuple[Gate, ClaimLog]:
     inner = dedup.bound.get()[1] if isinstance(dedup, SyncDedup) else dedup
     log = getattr(inner.gate.connection.store, "seen", None)
     if not isinstance(log, ClaimLog):

@@ -172,8 +172,8 @@ async def redeem(namespaces: Namespaces, ask: models.RedeemRequest, client: Clie
         )
         return _waited(dedup, await client.unless_gone(_wait(call)), False)
     op = _token_op(dedup, ask, Mode.REDEEM, ask.lease, ask.ttl)
-    ask_store = dedup.gate
-    verdict = await ask_store.until_use_stays(op, await ask_store.claim(op))
+    gate = dedup.gate
+    verdict = await gate.until_use_stays(op, await gate.claim(op))
     return claimed(dedup, op.wire, op.owner, op.named, verdict)
 
 
