@@ -8,11 +8,12 @@ from typing import Any
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that runs in this thread, or None; `asyncio.get_running_loop` raises instead."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+    """Return the event loop that runs in this thread, or None.
+
+    `asyncio.get_running_loop` raises in its place. What a caller or a library then finds as the error that is being
+    handled is that one: asgiref carries it into other threads and raises it there.
+    """
+    return asyncio._get_running_loop()
 
 
 async def stop(task: asyncio.Task[Any]) -> None:

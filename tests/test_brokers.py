@@ -172,7 +172,7 @@ def test_a_broker_listens_on_loopback_alone(broker: Broker) -> None:
 
 async def test_a_frozen_broker_answers_once_thawed(broker: Broker) -> None:
     with broker.frozen():
-        asked = asyncio.create_task(asyncio.to_thread(broker.wait_until_up))
+        asked = asyncio.create_task(asyncio.to_thread(broker._wait_until_up))
         done, _ = await asyncio.wait([asked], timeout=0.1)
         assert not done
     await asked

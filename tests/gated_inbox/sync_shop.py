@@ -47,10 +47,10 @@ class SyncShop:
         once = self.inbox.once(
             key=lambda transaction, key: key, begin=self.begin, **{"gate": gate, **options}
         )
-        self.handle_here = once(self._work)
+        self.handle_here = once(self.work)
         """Handles a message in the thread that calls it."""
         self.handle = partial(in_thread, self.handle_here)
-        self.elsewhere = partial(in_thread, once(self._work))
+        self.elsewhere = partial(in_thread, once(self.work))
         """Handles messages as another process would: see `Shop`."""
 
     def work(self, transaction: Any, key: str) -> Any:

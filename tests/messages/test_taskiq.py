@@ -89,13 +89,13 @@ async def test_a_redelivery_is_known_by_the_tasks_id(server: RedisServer, name: 
 
 async def test_a_ledger_remembers_what_is_done(server: RedisServer, name: str) -> None:
     async with receiving(server) as queue:
-        ledger = queue.gate.bound.ledger("done", window=60.0, capacity=1000)
+        ledger = queue.gate._dedup.ledger("done", window=60.0, capacity=1000)
         queue.gate._remember = ledger
         task = queue.task(count, key=lambda name: name)
         assert await queue.results(await task.kiq(name), await task.kiq(name)) == [1, 1]
         assert (await ledger.stats()).ids == 1
         with pytest.raises(ConfigError, match="remember must be a ledger of the gate's"):
-            DedupMiddleware(queue.gate.bound, remember="done")  # type: ignore[arg-type]
+            DedupMiddleware(queue.gate._dedup, remember="done")  # type: ignore[arg-type]
 
 
 async def test_abandoned_work_is_resolved_before_the_task_runs_again(

@@ -34,7 +34,9 @@ from ..sidecar.running import figure
 async def test_a_lease_is_renewed_also_after_its_first_third(wait_until: Callable[..., Any]) -> None:
     store = FakeStore()
     async with fake_dedup(store, lease=0.15) as dedup, dedup.claim("k", renew=True) as claim:
-        await wait_until(lambda: hasattr(claim, "_ends"), description="its own task has renewed it")
+        await wait_until(
+            lambda: hasattr(claim.settlement, "_ends"), description="its own task has renewed it"
+        )
         store.clock.advance(3_600)
         assert not (await dedup.claim("k")).acquired
         assert not claim.lost

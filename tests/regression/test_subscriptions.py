@@ -337,7 +337,7 @@ async def test_waiters_hear_when_the_node_of_their_subscription_is_cut_off(
     async with Dedup(leaving_cluster.url, namespace="t") as gate:
         waiting = Waiting(leaving_cluster, gate)
         await waiting.begin(wait_until)
-        for name in [leaving_cluster._id(member) for member in waiting.others]:
+        for name in [leaving_cluster.id_of(member) for member in waiting.others]:
             waiting.node.ask("CLUSTER", "FORGET", name)
         await waiting.hears()
 

@@ -116,7 +116,7 @@ async def test_a_refused_later_look_does_not_end_the_wait(server: RedisServer, w
         held = await other.claim("k", lease=LEASE)
         waiting = asyncio.create_task(dedup.claim("k", wait=LONG))
         watched = dedup.gate.connection.wakeups
-        await wait_until(lambda: watched._count, description="it waits")
+        await wait_until(lambda: watched.waiting, description="it waits")
         server.kill()
         watched.freed(None)
         await wait_until(lambda: refused(events), description="a look is refused")
