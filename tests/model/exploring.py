@@ -21,11 +21,11 @@ FURTHER = 1
 """Packets beyond those of an undisturbed run that get a fate too: what fates before them make the clients send."""
 
 
-def cancelled(run: Run) -> Iterator[Outcome]:
-    """Simulate a run, then the same with a cancellation at each step of its main client."""
+def cancelled(run: Run, first: int = 2, every: int = 1) -> Iterator[Outcome]:
+    """Simulate a run, then the same with a cancellation at each step of its main client, or at every so many-th."""
     undisturbed = simulate(run)
     yield undisturbed
-    for step in range(2, undisturbed.steps + 1):
+    for step in range(first, undisturbed.steps + 1, every):
         yield simulate(run._replace(cancel_step=step))
 
 
@@ -37,12 +37,13 @@ def cancelled_twice(run: Run) -> Iterator[Outcome]:
             yield simulate(once._replace(cancel_again=again))
 
 
-def single_fates(scenario: str, order: int = 0) -> Iterator[Outcome]:
-    """Simulate each fate of each packet, with each cancellation."""
+def single_fates(scenario: str, order: int = 0, every: int = 1) -> Iterator[Outcome]:
+    """Simulate each fate of each packet, with a cancellation at every so many-th step; without a fate at each."""
     packets = simulate(Run(scenario, order=order)).packets + FURTHER
     yield from cancelled(Run(scenario, order=order))
-    for number, fate in product(range(packets), FATES):
-        yield from cancelled(Run(scenario, ((number, fate),), order=order))
+    for turn, (number, fate) in enumerate(product(range(packets), FATES)):
+        # Each step has its turn with another fate, or with the same fate of the next packet.
+        yield from cancelled(Run(scenario, ((number, fate),), order=order), 2 + turn % every, every)
 
 
 def twice_for_single_fates(scenario: str, fates: Iterable[str] = FATES) -> Iterator[Outcome]:

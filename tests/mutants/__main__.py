@@ -103,7 +103,11 @@ class Tree:
             "no:cacheprovider",
             *part.tests,
         ]
-        environment = os.environ | {"PYTHONPATH": str(self._folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = os.environ | {
+            "PYTHONPATH": str(self._folder),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "MODEL_DEPTH": "each step",  # and not every second one, as in `make test`
+        }
         tests = subprocess.Popen(
             command,
             cwd=self._folder,
