@@ -43,10 +43,13 @@ def until(predicate: Callable[[], Any], description: str) -> Any:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses; 10000 above each there is one for a Cluster's bus."""
+    """Ports that nobody uses; 10000 above each there is one for a Cluster's bus.
+
+    No bus has the port of another group's server, nor one that the system gives to clients.
+    """
     ports: list[int] = []
     while len(ports) < count:
-        port = random.randrange(12_000, 30_000)
+        port = random.randrange(12_000, 22_000)
         if port in ports:
             continue
         with socket.socket() as probe, socket.socket() as bus, contextlib.suppress(OSError):

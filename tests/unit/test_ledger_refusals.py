@@ -114,10 +114,11 @@ async def test_ids_that_are_over_do_not_count_for_its_filling(
     ids, sent = 3000, 0
     async with gate_on(server.url, on_event=told.append) as dedup:
         steady = ledger_of(dedup, "steady", window=1.0, capacity=ids * 4 // 3)
-        begun, windows, seemed = monotonic(), 0.0, False
+        last, windows, seemed = monotonic(), 0.0, False
         while windows < 2.2 or not seemed:
-            windows = monotonic() - begun
             assert windows < 10.0
+            passed, last = monotonic() - last, monotonic()
+            windows += min(passed, 0.02)  # what a busy machine has not sent in time is never sent
             present = int(windows * ids) + 1
             await steady.first_many(range(sent, present))
             sent = present
