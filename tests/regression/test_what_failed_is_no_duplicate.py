@@ -27,7 +27,7 @@ from ..servers import RedisServer
 from ..sidecar.running import Sidecar
 
 TIMEOUT = 0.6
-LONGER = 1.2
+LONGER = 2.4
 """Seconds, the timeout of gates of which another waits for what they give back: a busy machine is late."""
 
 
