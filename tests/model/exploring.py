@@ -62,6 +62,13 @@ def uncancelled(
         yield simulates(Run(scenario, ((number, fate),), order=order))
 
 
+def lost_at_first(scenario: str, every: int = 1) -> Iterator[Outcome]:
+    """Simulate a lost first reply with each fate of a later packet: of those that take the first one back as well."""
+    packets = simulate(Run(scenario)).packets + FURTHER
+    for turn, (number, fate) in enumerate(product(range(1, packets), FATES)):
+        yield from cancelled(Run(scenario, ((0, "lost"), (number, fate))), 2 + turn % every, every)
+
+
 def pairs_of_fates(scenario: str, order: int = 0, *, cancels: bool = False) -> Iterator[Outcome]:
     """Simulate each pair of fates of two packets, if asked with each cancellation."""
     packets = simulate(Run(scenario, order=order)).packets + FURTHER

@@ -101,6 +101,18 @@ async def consume(world: World) -> None:
     await redelivered(world, lambda at: consumes(f"main at {at}", at))
 
 
+@scenario()
+async def failed_use(world: World) -> None:
+    """The error of a use comes when that is taken back, or after two timeouts: a broker delivers again at once."""
+    token = await world.gate.tokens.issue()
+    asked = world.loop.time()
+    try:
+        await world.gate.tokens.consume(token)
+    except UnavailableError:
+        if world.loop.time() < asked + 2 * TIMEOUT and "S" in world.states():
+            world.promises.broke("the error of a use is told before that is taken back")
+
+
 @scenario(gates=2)
 async def redeem_what_is_consumed(world: World) -> None:
     """A token that one process consumes is redeemed by another one, which has nothing to do and gives it back."""

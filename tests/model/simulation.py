@@ -175,6 +175,10 @@ class World:
         """True if the store has a record with this fence."""
         return any(record.fence == fence for _, record in self._far_end.records())
 
+    def states(self) -> list[str]:
+        """Return the state of each record in the store."""
+        return [record.state for _, record in self._far_end.records()]
+
     def at_end(self, check: Callable[[], Awaitable[None]]) -> None:
         """Call this at the end, once the far end is well and all leases are over."""
         self._at_end.append(check)

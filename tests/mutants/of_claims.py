@@ -74,7 +74,7 @@ CLAIMS = {
             "The error of a token's use is raised before that is taken back.",
             "            await self.until_taken_back([op])\n            raise fault",
             "            raise fault",
-            "consume",
+            "failed_use",
         ),
     ],
     "fastdedup/core/waiting.py": [

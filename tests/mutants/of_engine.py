@@ -212,7 +212,7 @@ UNDO = {
             "A failed use or first call is told before it is taken back.",
             "while any(map(self._is_unasked, holdings)):",
             "while False:",
-            "consume",
+            "failed_use",
         ),
     ],
 }
