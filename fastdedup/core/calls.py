@@ -291,7 +291,7 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
     def throw(self, *error: Any) -> Any:
         """Raise inside; asyncio's tasks call this to cancel."""
         generator = self._started()
-        self._used = True  # also where that has not begun, and never will
+        self._used = True  # also if that has not begun, and never will
         try:
             return generator.throw(one_error(*error))
         except BaseException:
@@ -368,7 +368,7 @@ class KnownCall(ClaimCall):
 
 
 def note_trace(gate: Gate, op: ClaimOp, trace: bytes) -> None:
-    """Let the record of a claim that is not sent yet say in which trace it was made, where there is one.
+    """Let the record of a claim that is not sent yet say in which trace it was made, if there is one.
 
     A caller's own owner stays as it is, and so does a token's.
     """

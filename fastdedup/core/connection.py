@@ -96,7 +96,7 @@ class Connection:
     """One store, open in one event loop at a time.
 
     Args:
-        ends_with_loop: close it when its event loop ends and nobody has closed it.
+        ends_with_loop: close it when its event loop ends, if it is still open.
         the others are those of `Dedup`.
 
     Raises:

@@ -29,7 +29,7 @@ class Life(StrEnum):
     LIVE = "live"
     """Its work may run."""
     RECORDING = "recording"
-    """How it ends is being told to the store, or was told in vain so far."""
+    """The store is being asked to record how it ends, or has not answered that yet."""
     SETTLED = "settled"
     """It was completed, failed or released."""
     LOST = "lost"
@@ -72,7 +72,7 @@ class HeldClaim:
     # What most claims never need is not set for all of them.
 
     _ends: float
-    """When the lease ends, in the loop's time, once somebody has asked or renewed."""
+    """When the lease ends, in the loop's time, once that was asked for, or the lease was renewed."""
     _outage: bool
     """Set if the lease is lost: True if the store has not said so, but did not answer until it ended."""
     recording: asyncio.Task[None] | None
@@ -150,7 +150,7 @@ class HeldClaim:
         """Seconds until the lease ends, by the clock of the loop that runs."""
         now = asyncio.get_running_loop().time()
         if not hasattr(self, "_ends"):
-            asked = getattr(self.op, "at", now)  # where the policy answered, nothing was sent
+            asked = getattr(self.op, "at", now)  # if the policy answered, nothing was sent
             self._ends = asked + self.verdict.left_ms / 1000
         return self._ends - now
 
@@ -183,7 +183,7 @@ class HeldClaim:
         self.lost, self._outage = True, outage
 
     def _tell_lost(self) -> None:
-        """Report that the lease is lost, once, whoever found it: a renewal, or what was to settle the claim."""
+        """Report once that the lease is lost: a renewal or a settling may both find it."""
         if not getattr(self, "_told_lost", False):
             self._told_lost = True
             self.gate.lease_lost(self.key, self.owner, self.fence, outage=self.lost_in_outage)
@@ -203,7 +203,7 @@ class HeldClaim:
     # What may be said of its end
 
     def _check_live(self, how: str = "") -> None:
-        """Raise an error where the claim cannot be settled as `how` says, or be renewed."""
+        """Raise an error if the claim cannot be settled as `how` says, or be renewed."""
         if self.verdict.outcome is not _ACQUIRED:
             raise UsageError(f"this claim is {self.verdict.outcome}, not acquired: only its owner settles it")
         if self.settled == LOST:
@@ -212,14 +212,14 @@ class HeldClaim:
             raise UsageError(f"this claim was {self.settled} already; settle it once")
 
     def _may_say_anew(self, how: str) -> bool:
-        """True where the caller was cancelled as it said how it ends; what is recorded by now can be repeated."""
+        """True if the caller was cancelled while it settled the claim: what is recorded by now can be repeated."""
         if self.settled == "released":
             return how == "released" and self._may_be(how)
         recording = getattr(self, "recording", None)
         return bool(how) and recording is not None and (not recording.done() or how == self.settled)
 
     def _may_be(self, how: str) -> bool:
-        """True where it was settled so without a reply."""
+        """True if it was settled so, and the store did not reply."""
         return how in getattr(self, "_unsure", ())
 
     def _note_unsure(self, how: str) -> None:
@@ -227,7 +227,7 @@ class HeldClaim:
             self._unsure = (*getattr(self, "_unsure", ()), how)
 
     def _success_ms(self) -> int:
-        """Return for how many milliseconds a success is remembered, in the ledger where there is one."""
+        """Return for how many milliseconds a success is remembered, in the ledger if there is one."""
         terms = self.op.terms
         if terms.remembered:
             ledger = cast(RememberedClaimOp, self.op).ledger_terms
@@ -283,7 +283,7 @@ class HeldClaim:
                 raise UsageError(f"this claim was {recorded} already; settle it once")
         if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.unsure:
             if self.lease_left > 0:
-                # Within its lease nobody takes a key that was not freed: the first sending did it, and a settled
+                # Within its lease no other owner takes a key that was not freed: the first sending did it. A settled
                 # record has expired since, or the store has lost it.
                 if isinstance(op, SettleOp) and op.keep_ms >= self.op.terms.lease_ms:
                     raise self._unrecorded()
@@ -298,7 +298,7 @@ class HeldClaim:
         raise self.lost_error()
 
     async def _recorded(self) -> str:
-        """Return how the store has this claim settled; "" where its record is another's, or there is none."""
+        """Return how the store has this claim settled; "" if its record is another owner's, or there is none."""
         op, gate = ReadOp(self.op.wire), self.gate
         try:
             answer = await gate.begin(op, degraded=self.verdict.degraded, granted=True)
@@ -311,12 +311,12 @@ class HeldClaim:
         return _RECORDED.get(found.state, "")
 
     def _may_be_otherwise(self, op: ReleaseOp | SettleOp) -> bool:
-        """True where it was settled before, in another way and without a reply."""
+        """True if it was settled before in another way, and the store did not reply."""
         how = "released" if isinstance(op, ReleaseOp) else "completed" if op.succeeded else "failed"
         return any(each != how for each in getattr(self, "_unsure", ()))
 
     async def _elsewhere(self, op: Op) -> Op | None:
-        """Return the operation for where the policy has taken the claim; None where that is the same place."""
+        """Return the operation for the place to which the policy has taken the claim; None if that is the same."""
         call = cast(RememberedClaimOp, self.op)
         if not await call.find_again(Code.STALE, moves=True):
             return None

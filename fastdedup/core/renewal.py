@@ -38,7 +38,7 @@ class Renewal:
 
     def stop(self) -> None:
         """Renew no more."""
-        self._owned = self._life = None  # whoever moves a test's clock asks for the claim
+        self._owned = self._life = None  # a test that moves its clock asks for the claim
         self._queue.remove(self)
         if self.task is not None:
             self.task.cancel()

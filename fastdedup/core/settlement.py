@@ -252,7 +252,7 @@ class Settlement(HeldClaim):
                 self.renewal.stop()
 
     async def _record_alone(self, how: str, op: SettleOp, until: float | None) -> None:
-        """Go on recording an outcome whose caller was cancelled; where that is in vain, the log tells it."""
+        """Go on recording an outcome whose caller was cancelled; log it if that fails."""
         try:
             await self._finish(how, op, until, traces=False, alone=True)
         except DedupError as error:
@@ -288,7 +288,7 @@ class Settlement(HeldClaim):
             self.stopped_body = body.cancel()
 
     def unguard(self) -> None:
-        """The body is over: cancel nobody, and renew no more."""
+        """The body is over: cancel no task, and renew no more."""
         self._body = None
         if self.renewal is not None:
             self.renewal.stop()
@@ -311,7 +311,7 @@ class Settlement(HeldClaim):
             return
         recording = getattr(self, "recording", None)
         if error is None and recording is not None:
-            # Not by a shield: whoever settles it anew meanwhile cancels the recording, and nobody this task.
+            # Not by a shield: a caller that settles it anew meanwhile cancels the recording, and not this task.
             await asyncio.wait([recording])
             if not recording.cancelled():
                 recording.result()
@@ -334,7 +334,7 @@ class Settlement(HeldClaim):
             if self.settling and self._unstorable:  # None is not what the body has returned
                 await self.record_unstorable()
                 return
-            await self.complete()  # where this task is cancelled, recording goes on by itself
+            await self.complete()  # if this task is cancelled, recording goes on by itself
             return
         # Not tied to this task: cancelling it leaves the settling to finish by itself.
         settling = self.gate.connection.keep(self.free())
@@ -389,7 +389,7 @@ class Settlement(HeldClaim):
     async def record_unstorable(self) -> None:
         """Record that the last result cannot be stored; raises as `complete`. See `fail_as_done`."""
         error, done_ms = {"type": self._unstorable, "message": codec.UNSTORABLE}, self._unstorable_ms
-        # Either is raised where `max_result` is that small, or where the codec takes no such thing.
+        # Either is raised if `max_result` is that small, or if the codec takes no such thing.
         with contextlib.suppress(ResultError, ResultTooLargeError):
             await self.fail_as_done(error, done_ms)
             return
@@ -416,7 +416,7 @@ async def traced(tracing: Tracing, span: Any, settling: Coroutine[Any, Any, None
 
 
 def settle_until(within: Any) -> float | None:
-    """Return when to give up settling, by time.monotonic(), where it ends before the lease does.
+    """Return when to give up settling, by time.monotonic(), if it ends before the lease does.
 
     Raises:
         ConfigError: `within` is not a time in seconds.

@@ -88,20 +88,24 @@ class LedgerTerms:
         self.seen_fill += (entries / buckets - self.seen_fill) * share
 
 
-class FirstOp(Op):
-    """Remember an id. OK where this call is the first; ALREADY, STALE or FULL where it is not remembered for it."""
+class IdOp(Op):
+    """An operation on one id of a ledger.
 
-    verb = Verb.FIRST
+    Args:
+        wire: the bucket's store key.
+        entry: the digest, and behind it the nonce of a call.
+        terms: the ledger's.
+        id: the id itself, for a policy: stores do not look at it.
+    """
+
     __slots__ = ("entry", "id", "terms")
 
     def __init__(self, wire: bytes, entry: bytes, terms: LedgerTerms, id: bytes = b"") -> None:
         self.wire = wire
         self.witness = None
         self.entry = entry
-        """The digest and the nonce."""
         self.terms = terms
         self.id = id
-        """The id itself, for a policy: stores do not look at it."""
 
     @property
     def place(self) -> bytes:
@@ -109,26 +113,21 @@ class FirstOp(Op):
         return self.wire + self.entry[: self.terms.width]
 
 
-class SeenOp(Op):
+class FirstOp(IdOp):
+    """Remember an id. OK if this call is the first; ALREADY, STALE or FULL if it is not remembered for this call."""
+
+    verb = Verb.FIRST
+    __slots__ = ()
+
+
+class SeenOp(IdOp):
     """Look whether an id is remembered: ALREADY or ABSENT; STALE.
 
-    `entry`: the digest; with a nonce behind it, OK says that this call has remembered the id.
+    Without a nonce `entry` is the digest; with one, OK says that this call has remembered the id.
     """
 
     verb = Verb.SEEN
-    __slots__ = ("entry", "id", "terms")
-
-    def __init__(self, wire: bytes, entry: bytes, terms: LedgerTerms, id: bytes = b"") -> None:
-        self.wire = wire
-        self.witness = None
-        self.entry = entry
-        self.terms = terms
-        self.id = id
-
-    @property
-    def place(self) -> bytes:
-        """The bucket's key and the digest, which name the id."""
-        return self.wire + self.entry[: self.terms.width]
+    __slots__ = ()
 
 
 class ForgetIdOp(Op):

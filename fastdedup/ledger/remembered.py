@@ -146,7 +146,7 @@ def remembered_claims(
     seen: set[bytes] = set()
     for key, fingerprint in zip(keys, fingerprints, strict=True):
         wire = gate.claims.wire(key)
-        seconds = 0.0 if wire in seen else longest  # nobody waits for a claim of the same list
+        seconds = 0.0 if wire in seen else longest  # no claim waits for another one of its list
         seen.add(wire)
         mark = None if fingerprint is None else digest(fingerprint)
         claims.append(remembered_claim(gate, key, ledger, mark, owner, lease, ttl, seconds, renew))
@@ -154,7 +154,7 @@ def remembered_claims(
 
 
 async def claim_each(gate: Gate, claims: Sequence[RememberedClaim], *, named: bool) -> list[Claim]:
-    """Make claims of one list; where one cannot be answered its error is raised, and the others are released.
+    """Make claims of one list. If one cannot be answered, its error is raised and the others are released.
 
     Args:
         gate: of the claims.
@@ -172,7 +172,7 @@ async def _each_made(gate: Gate, claims: Sequence[RememberedClaim], named: bool)
         return list(await asyncio.gather(*tasks))
     except BaseException as error:  # noqa: BLE001 -- it is raised below
         fault = error
-    # Not awaited within the except clause: compiled by mypyc, that crashes where it is cancelled.
+    # Not awaited within the except clause: compiled by mypyc, that crashes if it is cancelled.
     for task in tasks:
         task.cancel()
     await asyncio.shield(gate.connection.keep(_give_back(tasks, named)))

@@ -52,7 +52,7 @@ class Renewed:
     def time_passes(self, store: FakeStore, seconds: float) -> None:
         """Renew the lease as often as it would be in this time.
 
-        It is lost where the answer is that its owner has the key no longer; without an answer, when it ends.
+        It is lost if the answer is that its owner has the key no longer; without an answer, when it ends.
         """
         life, then = self.life, store.clock.now + seconds
         if life is None or self._due - then >= _EXACT:
@@ -79,9 +79,9 @@ class Renewed:
 
 
 def _renew(life: Settlement, seconds: float, store: FakeStore) -> Reply | None:
-    """Renew a lease so that all of it is left once these seconds are over; return None where nobody answers.
+    """Renew a lease so that all of it is left once these seconds are over; return None if there is no answer.
 
-    It is asked where the gate would ask: the policy in an outage, and as long as that keeps the record.
+    It asks as the gate would: the policy in an outage, and as long as that keeps the record.
     """
     (wire, owner), terms, more = life.held_key, life.op.terms, round(seconds * 1000)
     op = RenewOp(wire, owner, life.fence, terms.lease_ms + more, terms.keep_ms + more)
@@ -98,7 +98,7 @@ def _renew(life: Settlement, seconds: float, store: FakeStore) -> Reply | None:
 
 
 def _is_local(life: Settlement, policy: FallbackPolicy) -> bool:
-    """True where the policy alone knows the claim, outage or not; see `Gate.begin`."""
+    """True if the policy alone knows the claim, outage or not; see `Gate.begin`."""
     return policy.holds(life.op.wire) or (life.verdict.degraded and not isinstance(policy, JournalledPolicy))
 
 

@@ -17,7 +17,7 @@ class Probe(NamedTuple):
 
     Attributes:
         pending: operations that wait to be sent, or that the store has not answered yet.
-        orphans: keys of claims and ids that got no answer, or that nobody was told of: the gate frees them as soon as
+        orphans: keys of claims and ids that got no answer, or that no caller knows of: the gate frees them as soon as
             the store answers.
         journal: records that `LocalLRU` has made in an outage and that the store has not got yet.
         breaker: OPEN while the store does not answer and is not asked.

@@ -121,7 +121,7 @@ async def claim_and_complete(world: World) -> None:
 
 @scenario()
 async def alone(world: World) -> None:
-    """Nobody else claims the key, so whatever a lost packet leaves stays there."""
+    """No other client claims the key, so what a lost packet leaves stays there."""
     audited(world, "k")
     await claim_work_complete(world, "main", world.gate, "k")
 
@@ -253,7 +253,7 @@ async def wait(world: World) -> None:
 
 
 async def waits_undisturbed(world: World, news: float, happens: Callable[[], None]) -> None:
-    """Another owner works while a client waits, and something happens to the subscription. Nobody is cancelled."""
+    """Another owner works while a client waits, and something happens to the subscription. No client is cancelled."""
     audited(world, "k")
     world.news = news
 

@@ -30,7 +30,7 @@ async def breaker(world: World) -> None:
 
 @scenario()
 async def forget(world: World) -> None:
-    """Nobody owns this call, so it is not sent again: it might forget what the next owner has done."""
+    """This call has no owner, so it is not sent again: it might forget what the next owner has done."""
     with suppress(UnavailableError):
         await world.gate.forget("k")
     await asyncio.sleep(0.1)

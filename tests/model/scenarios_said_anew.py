@@ -89,7 +89,7 @@ async def released_anew(world: World) -> None:
 
 @scenario(gates=2)
 async def released_and_taken(world: World) -> None:
-    """Another owner has the key before the first one says once more that it is free. Nobody is cancelled."""
+    """Another owner has the key before the first one says once more that it is free. No client is cancelled."""
     audited(world, "k")
 
     async def second() -> None:
