@@ -354,8 +354,12 @@ class Settlement(HeldClaim):
             after: seconds in which the key shall be free, by a lease that ends then: copies of a message that are
                 here already would else spend all its attempts without a delay. If the store does not answer, it is
                 not asked to release the key now, as that could take effect too soon.
+
+        Raises:
+            ConfigError: `after` is no time.
+            DedupError: what `Claim.release` raises.
         """
-        if after >= _SHORTEST_LEASE:
+        if after != 0.0 and check_seconds(after, "after", least=0.0) >= _SHORTEST_LEASE:
             await self._end_lease(after)
             return
         try:

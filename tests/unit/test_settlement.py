@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from typing import Any
 
 import pytest
 
-from fastdedup import Claim, ClaimLostError, Dedup, UnavailableError
+from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, UnavailableError
 from fastdedup.core.held_claim import Life
 from fastdedup.testing import FakeStore, fake_dedup
 
@@ -86,6 +87,14 @@ async def test_a_cancellation_by_a_lost_lease_is_taken_back_though_the_claim_was
     with pytest.raises(ClaimLostError):
         await work()
     assert task.cancelling() == 0
+
+
+@pytest.mark.parametrize("after", [-1.0, float("nan"), None, "soon"])
+async def test_a_key_is_not_freed_after_what_is_no_time(dedup: Dedup, after: Any) -> None:
+    claim = await dedup.claim("key")
+    with pytest.raises(ConfigError, match="after must be"):
+        await claim.settlement.free(after=after)
+    assert not (await dedup.claim("key")).acquired
 
 
 @pytest.mark.parametrize("name", ["complete", "fail", "release", "renew"])
