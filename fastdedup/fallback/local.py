@@ -105,9 +105,9 @@ class LocalLRU:
         )
         """The records that it has made, or that the store has told it of. For tests and figures: only read them."""
         self.last_seen = LastSeen(self.records, pinned=lambda wire: self._journal.get(wire) is not None)
-        """Which of `records` the store has, too, so that they may be dropped."""
+        """Which of `records` the store has, too, so that they may be dropped. Only read it."""
         self.ids = LocalIds(self.records, self._journal)
-        """The ids of ledgers, as `records`."""
+        """The ids of ledgers, as `records`. Only read it."""
 
     def __repr__(self) -> str:
         return f"LocalLRU(maxsize={self._maxsize})"

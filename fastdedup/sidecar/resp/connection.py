@@ -235,16 +235,16 @@ class RespConnection(asyncio.Protocol):
 
     def answer(self, slot: ReplyPlace, reply: bytes) -> None:
         """Give a command its reply. The replies of one turn of the loop go out in one write."""
-        slots = self.places
-        if len(slots) == 1 and not self._flushing and slots[0] is slot:
+        places = self.places
+        if len(places) == 1 and not self._flushing and places[0] is slot:
             # Not by `_flush`, which looks for more.
-            slots.popleft()
+            places.popleft()
             if not self.gone:
                 self._send(reply)
             self._flushed()
             return
         slot.reply = reply
-        if self._flushing or not slots or slots[0] is not slot:
+        if self._flushing or not places or places[0] is not slot:
             return
         self._flushing = True
         self.loop.call_soon(self._flush)
@@ -262,8 +262,8 @@ class RespConnection(asyncio.Protocol):
         """
         if self.gone:
             return
-        slots = self.places
-        first = bool(slots) and slots[0] is place
+        places = self.places
+        first = bool(places) and places[0] is place
         if not self.large.put(place, LargeReply(build, payload, again), first=first):
             self.answer(place, error_reply(self._memory.full()))
         elif first and not self._flushing:
@@ -370,26 +370,26 @@ class RespConnection(asyncio.Protocol):
 
     def _flushed(self) -> None:
         """Go on after replies were written."""
-        slots = self.places
+        places = self.places
         if self._pending:
             self.count_pending()
-        if not slots:
+        if not places:
             self._taken = 0
             if self._share.size:
                 self._weigh()
             if self._draining and not self.gone and not self._backlog:
                 self._transport.close()
                 return
-        if not self._reading and len(slots) + self.extra <= self._limits.in_flight // 2:
+        if not self._reading and len(places) + self.extra <= self._limits.in_flight // 2:
             self._resume()
 
     def _write(self) -> None:
         """Write the replies whose turn has come."""
-        slots = self.places
+        places = self.places
         out: list[bytes] = []
-        while slots and (reply := slots[0].reply) is not None:
+        while places and (reply := places[0].reply) is not None:
             out.append(reply)
-            slots.popleft()
+            places.popleft()
         if out and not self.gone:
             self._send(b"".join(out))
 
