@@ -137,6 +137,10 @@ class Network:
         self._packed.append((verb.value, [op if isinstance(op, ClaimOp) else copy(op) for op in ops]))
         return b"@%07d" % (len(self._packed) - 1)
 
+    def operations(self, verb: Verb) -> list[Op]:
+        """Return the operations of a verb that were packed until now."""
+        return [op for packed, ops in self._packed if packed == verb for op in ops]
+
     def carry(self, transport: SimulatedTransport, data: bytes) -> None:
         """Take a write to a connection: let its fate happen to it."""
         if b"PING" in data:

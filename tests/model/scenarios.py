@@ -299,9 +299,12 @@ async def renew(world: World) -> None:
         effects[-1].recorded = True
 
     async def until_lost(who: str) -> None:
+        asked = world.loop.time()
         try:
             await body(who)
         except LOST as error:
+            if isinstance(error, ClaimLostError) and world.loop.time() < asked + 0.9:
+                world.promises.broke(f"{who} is told that its claim is lost before its first lease ends")
             own = [effect for effect in effects if effect.who == who]
             for effect in own:
                 effect.excused = True

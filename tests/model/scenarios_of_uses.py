@@ -113,6 +113,18 @@ async def failed_use(world: World) -> None:
             world.promises.broke("the error of a use is told before that is taken back")
 
 
+@scenario()
+async def failed_first(world: World) -> None:
+    """As `failed_use`, of an id."""
+    ledger = world.gate.ledger("seen", window=3600.0, capacity=1000)
+    asked = world.loop.time()
+    try:
+        await ledger.first("id")
+    except UnavailableError:
+        if world.loop.time() < asked + 2 * TIMEOUT and world.is_remembered():
+            world.promises.broke("the error of a first call is told before that is taken back")
+
+
 @scenario(gates=2)
 async def redeem_what_is_consumed(world: World) -> None:
     """A token that one process consumes is redeemed by another one, which has nothing to do and gives it back."""

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from fastdedup import BreakerState, Dedup, LocalLRU, UnavailableError
 from fastdedup.events import Conflict, Degraded, Event
-from fastdedup.kernel.operations import Reply, Verb
+from fastdedup.kernel.operations import Code, Reply, Verb
+from fastdedup.ledger.operations import FirstOp, SeenOp
 
 from .determinism import SteppingLoop, begin, pinned
 from .far_end import FarEnd, Packet, SpecFarEnd, describe
@@ -178,6 +179,12 @@ class World:
     def states(self) -> list[str]:
         """Return the state of each record in the store."""
         return [record.state for _, record in self._far_end.records()]
+
+    def is_remembered(self) -> bool:
+        """True if the store has an id that a first call was sent for."""
+        firsts = [op for op in self.network.operations(Verb.FIRST) if isinstance(op, FirstOp)]
+        looks = [SeenOp(op.wire, op.entry, op.terms) for op in firsts]
+        return any(self._far_end.apply(look) in (Code.OK, Code.ALREADY) for look in looks)
 
     def at_end(self, check: Callable[[], Awaitable[None]]) -> None:
         """Call this at the end, once the far end is well and all leases are over."""

@@ -48,6 +48,7 @@ FEWEST = {
     "redeem": 400,
     "consume": 300,
     "failed_use": 200,
+    "failed_first": 550,
     "redeem_what_is_consumed": 300,
     "redeem_then_consume": 550,
     "transition": 350,

@@ -142,7 +142,7 @@ LEDGERS = {
             "The error of a first call is raised before that is taken back.",
             "            await gate.until_taken_back([] if op is None else [op])\n",
             "",
-            "first",
+            "failed_first",
         ),
         Mutant(
             "A list of ids that fails is not taken back.",
