@@ -22,6 +22,15 @@ class InChild:
 
 
 _KEPT: WeakSet[InChild] = WeakSet()
+_left_behind: list[object] = []
+
+
+def leave_behind(thing: object) -> None:
+    """Keep what another process, or a dead thread, has left from the collector.
+
+    Closing a socket here, or a loop that watches one, could disturb the process that owns it.
+    """
+    _left_behind.append(thing)
 
 
 def _leave_all() -> None:

@@ -15,11 +15,11 @@ from .claim import Claim
 from .codec import Codec, JSONCodec
 from .compiled import mypyc_attr
 from .core.calls import ClaimCall, KnownCall
-from .core.connection import Connection
+from .core.connections import Connections
 from .core.gate import Gate
 from .core.holder import check_holder
 from .core.many import ClaimList, ListedClaim
-from .core.settings import Settings
+from .core.settings import ConnectionSettings, Settings
 from .errors import ConfigError, InvalidKeyError, UsageError
 from .events import OnEvent
 from .fallback.base import FallbackPolicy
@@ -35,6 +35,7 @@ from .lock import LockCall
 from .machine import StateMachine, Transitions
 from .model import Batching, BreakerState
 from .once import FewArguments, once
+from .stores import stores_of
 from .stores.base import Credentials, Store
 from .tokens import Tokens
 
@@ -128,20 +129,18 @@ class Dedup(Inspected):
             readable_keys=readable_keys,
             holder=check_holder(holder),
         )
-        connection = Connection(
-            url,
-            timeout=timeout,
-            max_pending=max_pending,
+        shared = ConnectionSettings(
+            namespace, check_seconds(timeout, "timeout"), max_pending, settings.lease, policy
+        )
+        connections = Connections(
+            stores_of(url, shared.timeout, replicas, credentials),
+            shared,
             replicas=replicas,
             on_shortfall=on_shortfall,
             known_duplicates=known_duplicates,
-            lease=settings.lease,
             on_event=on_event,
-            namespace=namespace,
-            credentials=credentials,
         )
-        connection.own_policy = policy
-        self._hold(Gate(connection, settings))
+        self._hold(Gate(connections, settings))
 
     def __repr__(self) -> str:
         settings = self._gate.settings
@@ -160,7 +159,7 @@ class Dedup(Inspected):
             ConfigError: the store can never be used as it is set up: too old, a wrong password.
             UsageError: it is open already in a loop that still runs, or it is being closed.
         """
-        await self._gate.connection.open()
+        await self._gate.connections.open()
         return self
 
     async def aclose(self) -> None:
@@ -169,7 +168,7 @@ class Dedup(Inspected):
         Claims that were granted before are still settled, renewed and freed afterwards, until the event loop ends: a
         connection is opened for that, and closed at once. Only a gate on a URL can do that, and not on `memory://`.
         """
-        await self._gate.connection.aclose()
+        await self._gate.connections.aclose()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -192,7 +191,7 @@ class Dedup(Inspected):
 
     @property
     def gate(self) -> Gate:
-        """What integrations call: operations, keys, the connection. See `fastdedup.core.gate.Gate`."""
+        """What integrations call: operations, keys, the connections. See `fastdedup.core.gate.Gate`."""
         return self._gate
 
     @property
@@ -211,29 +210,31 @@ class Dedup(Inspected):
 
         Where the event loop that opened it has ended, it is open no more, and can be opened in another one.
         """
-        return self._gate.connection.is_open
+        return self._gate.connections.is_open
 
     @property
     def pending(self) -> int:
         """Operations waiting or under way, of all scopes."""
-        return 0 if self._gate.connection.engine is None else self._gate.connection.engine.pending
+        engine = self._gate.connection.engine
+        return 0 if engine is None else engine.pending
 
     @property
     def in_flight(self) -> int:
         """Batches under way, of all scopes."""
-        return 0 if self._gate.connection.engine is None else self._gate.connection.engine.in_flight
+        engine = self._gate.connection.engine
+        return 0 if engine is None else engine.in_flight
 
     def on_batch(self, callback: OnBatch) -> None:
         """Call `callback` with the size of each batch that starts; say so before opening. For metrics.
 
         An error of the callback is logged, and stops no batch.
         """
-        self._gate.connection.hear_batches(callback)
+        self._gate.connections.hear_batches(callback)
 
     @property
     def breaker(self) -> BreakerState:
         """OPEN while the store does not answer and is not asked; PARTLY_OPEN where some nodes of a Cluster do not."""
-        return self._gate.connection.breaker
+        return self._gate.connections.breaker
 
     @property
     def batching(self) -> Batching:
@@ -385,7 +386,7 @@ class Dedup(Inspected):
             # Of another fingerprint only the store can judge, which knows the record's own.
             or known.mark != mark
             or monotonic() >= known.until
-            or gate.connection.engine is None
+            or gate.connections.engine is None
         ):
             return None
         return cast(KnownCall, known.answer)
@@ -530,7 +531,7 @@ class Dedup(Inspected):
         return once(
             self.claim,
             key,
-            tell=lambda function: self._gate.connection.decorated.tell(
+            tell=lambda function: self._gate.connections.decorated.tell(
                 function, key, settings.namespace, settings.codec
             ),
             fingerprint=fingerprint,

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..kernel.operations import Op, Reply
+from .kept import KeptTasks
 from .loop_end import LoopEnd
 
 
@@ -23,8 +24,8 @@ class Submits(Protocol):
         """Send an operation."""
 
 
-class Reopened(Protocol):
-    """A connection that can be opened and closed again and again."""
+class Opened(Protocol):
+    """A connection, as far as this concerns it."""
 
     @property
     def is_open(self) -> bool:
@@ -53,13 +54,13 @@ class Afterwards:
         timeout: seconds for which the loop's end waits for them.
     """
 
-    def __init__(self, make: Callable[[], Reopened], kept: set[asyncio.Task[Any]], timeout: float) -> None:
+    def __init__(self, make: Callable[[], Opened], kept: KeptTasks, timeout: float) -> None:
         self._make = make
         self._kept = kept
         self._timeout = timeout
         # Mutable: the connection, once it was needed; how many use it; whose turn it is to open or close it; what
         # waits for the loop's end.
-        self._connection: Reopened | None = None
+        self._connection: Opened | None = None
         self._users = 0
         self._lock = asyncio.Lock()
         self._loop_end: LoopEnd | None = None
@@ -87,13 +88,14 @@ class Afterwards:
 
     # Not by an asynchronous context manager: that is a generator, which the loop's end would end first.
 
-    async def _enter(self) -> Reopened:
+    async def _enter(self) -> Opened:
         self._users += 1
         async with self._lock:
-            connection = self._connection = self._connection or self._make()
-            if connection.is_closing:
+            connection = self._connection
+            if connection is not None and connection.is_closing:
                 await connection.aclose()
-            if not connection.is_open:
+            if connection is None or not connection.is_open:
+                connection = self._connection = self._make()
                 await connection.open()
         return connection
 
@@ -107,14 +109,11 @@ class Afterwards:
         """The event loop ends: give the kept tasks a moment, then end them."""
         if self.is_over:
             return
-        if self._kept:
-            await asyncio.wait(self._kept, timeout=self._timeout)
+        await self._kept.wait(self._timeout)
         self.is_over = True
         for _ in range(2):  # a task that is cancelled may leave one that tells of it
-            for task in tuple(self._kept):
-                task.cancel()
-            if self._kept:
-                await asyncio.wait(self._kept, timeout=self._timeout)
+            self._kept.cancel()
+            await self._kept.wait(self._timeout)
         if self._connection is not None:
             with contextlib.suppress(Exception):  # nobody is there to be told
                 await self._connection.aclose()

@@ -403,7 +403,7 @@ def count_claim(gate: Gate, verb: str, answer: Any, since: float, *, will_wait: 
 def renewed_claim(gate: Gate, op: ClaimOp, verdict: Verdict, *, owned: bool) -> Claim:
     """Return a claim whose lease is kept alive until it is settled."""
     lease = op.terms.lease_ms / 1000
-    queue = gate.connection.renewals(lease)
+    queue = gate.connection.renewals.of(lease)
     # Counted from when it was sent: from then on the store's clock may have run. The policy's own from now.
     began = op.at if not verdict.degraded and hasattr(op, "at") else queue.loop.time()
     settlement = Settlement(gate, op, verdict) if owned else RenewedSettlement(gate, op, verdict)

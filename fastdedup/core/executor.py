@@ -33,7 +33,9 @@ from ..kernel.operations import (
 )
 from ..kernel.owners import owner_text
 from ..ledger.operations import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
+from ..tasks import running_loop
 from .connection import Connection
+from .connections import Connections
 from .counters import verb_of
 from .observers import Watchers
 from .settings import Settings
@@ -61,21 +63,22 @@ class Executor:
     """Executes the operations of one namespace: by the store, or if that does not answer, by the policy.
 
     Args:
-        connection: the gate's.
+        connections: the gate's.
         settings: the namespace's.
 
     Raises:
         ConfigError: `on_unavailable` is not a policy.
     """
 
-    def __init__(self, connection: Connection, settings: Settings) -> None:
+    def __init__(self, connections: Connections, settings: Settings) -> None:
         policy = settings.on_unavailable
         if isinstance(policy, type) or not isinstance(policy, FallbackPolicy):
             raise ConfigError(
                 f"on_unavailable must be a policy such as Reject() or LocalLRU(), got {named(policy)}"
             )
-        self.connection = connection
-        self.watchers: Watchers = connection.watchers
+        self.connections = connections
+        """What lasts of the gate while event loops come and go. All its scopes have the same."""
+        self.watchers: Watchers = connections.watchers
         self.settings = settings
         self._name = settings.namespace
         self._policy = policy
@@ -84,6 +87,11 @@ class Executor:
         self._journal = policy if isinstance(policy, JournalledPolicy) else None
         self._timed = policy if isinstance(policy, TimedPolicy) else None
         self._ids = policy if isinstance(policy, IdPolicy) else None
+
+    @property
+    def connection(self) -> Connection:
+        """The connection of the event loop that runs. It need not be open."""
+        return self.connections.here()
 
     # To the store
 
@@ -98,10 +106,7 @@ class Executor:
             UnavailableError: the store is not asked; pass it to `verdict` as well.
             UsageError: not open, closed, or another event loop.
         """
-        connection = self.connection
-        engine = connection.engine
-        if engine is None:
-            raise connection.not_open()
+        engine = self.connections.engine or self.connections.running_engine()
         if self._remembers:
             if self._policy.holds(op.wire) or (op.terms.remembered and self._holds(op)):
                 raise HeldLocally
@@ -117,19 +122,20 @@ class Executor:
         `degraded`: it belongs to a record that the policy made. Where no journal brings that into the store,
         the policy alone knows it. `granted`: it concerns a claim of this gate, so it is sent after closing as well.
         """
-        connection = self.connection
-        engine = None
-        if granted and connection.engine is None:
-            connection.check_afterwards()
-        else:
-            engine = connection.running_engine()
+        engine = self.connections.engine
+        if engine is None or running_loop() is not engine.loop:
+            engine = None
+            if granted and self.connection.engine is None:
+                self.connection.check_afterwards()
+            else:
+                engine = self.connections.running_engine()
         if self._remembers:
             self._prepare(op)
         if isinstance(op, ClaimOp):
-            connection.undo.keep(op)
-        if degraded and self._journal is None and not connection.behind_a_policy:
+            self.connection.undo.keep(op)
+        if degraded and self._journal is None and not self.connection.behind_a_policy:
             raise HeldLocally
-        return connection.begin_afterwards(op) if engine is None else engine.submit(op, taker)
+        return self.connection.begin_afterwards(op) if engine is None else engine.submit(op, taker)
 
     async def run(self, op: Op, *, degraded: bool = False) -> Reply:
         """Execute one operation that is not a claim: `begin`, then `verdict`. Errors as theirs."""
@@ -393,16 +399,14 @@ class Executor:
 
     def _fell_short(self, op: Op, acquired: Verdict | None = None) -> None:
         """Say that too few replicas confirmed; or raise, and take an acquisition back, of which no caller is told."""
-        connection = self.connection
-        wanted, key = connection.replicas, self._key_of(op)
-        connection.report(Shortfall(self._name, verb_of(op), key, wanted))
-        if not connection.raises_shortfall:
+        wanted, key = self.connections.replicas, self._key_of(op)
+        self.connection.report(Shortfall(self._name, verb_of(op), key, wanted))
+        if not self.connections.raises_shortfall:
             return
         if acquired is not None and acquired.fresh and isinstance(op, ClaimOp):
             if op.terms.consumes:
-                connection.undo.add(
-                    op, acquired.fence
-                )  # not where the caller named the owner, who can ask again
+                # Not where the caller named the owner, who can ask again.
+                self.connection.undo.add(op, acquired.fence)
             else:
                 self.release_later(op.wire, op.owner)
         raise ShortfallError(

@@ -29,7 +29,7 @@ from ..kernel.operations import (
 from ..kernel.owners import Noted, draw_owner, draw_traced, next_drawn, notes_of, owner_text, trace_of
 from ..keys import Fingerprint
 from ..model import Record, RecordKind, State
-from .connection import Connection
+from .connections import Connections
 from .executor import Executor
 from .holder import HolderName
 from .recent import SharedTable
@@ -49,7 +49,7 @@ class Gate(Executor):
     """What a `Dedup` holds, and all that it makes: claims, tokens, locks and machines. Integrations call it.
 
     Args:
-        connection: the gate's.
+        connections: the gate's.
         settings: its settings.
         passing: it shares no recent successes with other gates of its name.
 
@@ -57,9 +57,9 @@ class Gate(Executor):
         ConfigError: `on_unavailable` is not a policy.
     """
 
-    def __init__(self, connection: Connection, settings: Settings, *, passing: bool = False) -> None:
-        super().__init__(connection, settings)
-        connection.keep_records_of(settings.max_result)
+    def __init__(self, connections: Connections, settings: Settings, *, passing: bool = False) -> None:
+        super().__init__(connections, settings)
+        connections.keep_records_of(settings.max_result)
         self.claims = self.keyspace(Kind.CLAIM)
         self.locks = self.keyspace(Kind.LOCK)
         # What draws the owners of claims and locks: with notes where records say who holds them. See `owners.py`.
@@ -71,9 +71,9 @@ class Gate(Executor):
             self.draw_owner = self.next_drawn = noted.draw
             self.draw_traced = noted.draw_traced
         self.claim_terms = self.terms(Mode.CLAIM, settings.lease, settings.ttl)
-        self._shared = SharedTable() if passing else connection.recent.shared(settings.namespace)
+        self._shared = SharedTable() if passing else connections.recent.shared(settings.namespace)
         if not passing:
-            connection.expect(settings.namespace)
+            connections.expect(settings.namespace)
         self.recent = self._shared.table
         """Recent successes by key; empty but in a storm."""
 
@@ -86,7 +86,7 @@ class Gate(Executor):
 
         One that is made in passing, for an operation or two, leaves nothing behind when it goes.
         """
-        return Gate(self.connection, settings, passing=passing)
+        return Gate(self.connections, settings, passing=passing)
 
     # Terms, in milliseconds
 
@@ -181,11 +181,11 @@ class Gate(Executor):
             return 0.0
         # Counted from when it was asked: surely not past the record's expiry.
         left = verdict.left_ms / 1000 - (asyncio.get_running_loop().time() - op.at)
-        return self.connection.recent.age_for(self.recent, op.key, len(verdict.payload), left)
+        return self.connections.recent.age_for(self.recent, op.key, len(verdict.payload), left)
 
     def learn(self, op: ClaimOp, answer: object, verdict: Verdict, age: float) -> None:
         """Tell `answer` to the duplicates to come, for `age` seconds as `recent_for` said."""
-        self.connection.recent.learn(self.recent, op.key, answer, op.fingerprint, len(verdict.payload), age)
+        self.connections.recent.learn(self.recent, op.key, answer, op.fingerprint, len(verdict.payload), age)
 
     def lease_lost(self, key: str, owner: str, fence: int, *, outage: bool) -> None:
         """Report a lease that is lost; `outage`: the store did not answer until it was over."""

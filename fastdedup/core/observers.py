@@ -14,7 +14,8 @@ class Watchers:
 
     Attributes:
         counters: count each operation; None where nobody wants to know, or somebody else counts, as the sidecar.
-        waits: count the waits of claims where `counters` is None, because the sidecar counts its operations itself.
+        waits: count the waits of claims and the batches where `counters` is None, because the sidecar counts its
+            operations itself.
         tracing: makes spans; None where nobody traces.
         context: returns a dict that has no `span_key` where no span is current, so that no claim needs one; None
             where `tracing` must be asked each time.

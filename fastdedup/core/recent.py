@@ -66,7 +66,8 @@ class RecentSuccesses:
     """
 
     def __init__(self, age: float) -> None:
-        self._age = age
+        self.age = age
+        """Seconds for which a success is told again; 0 turns that off."""
         # Mutable: one table a namespace; what was learned, a heap by expiry; how many bytes; the next sweep.
         self._tables: WeakValueDictionary[str, SharedTable] = WeakValueDictionary()
         self._lock = Lock()
@@ -99,7 +100,7 @@ class RecentSuccesses:
 
         `size`: bytes of its result; `left`: seconds that its record has left in the store.
         """
-        age = min(self._age, left)
+        age = min(self.age, left)
         if age <= 0 or size > MAX_BYTES // 16:
             return 0.0
         former = table.get(key)
@@ -118,7 +119,7 @@ class RecentSuccesses:
         while self._learned and (entries_held() > MAX_ENTRIES or bytes_held() > MAX_BYTES):
             self._drop_first()
         if self._sweep is None:
-            self._sweep = asyncio.get_running_loop().call_later(self._age, self._sweep_now)
+            self._sweep = asyncio.get_running_loop().call_later(self.age, self._sweep_now)
 
     def clear(self) -> None:
         """Forget everything: the gate is closed."""
@@ -133,7 +134,7 @@ class RecentSuccesses:
         self._sweep = None
         self._drop_expired(monotonic())
         if self._learned:
-            self._sweep = asyncio.get_running_loop().call_later(self._age, self._sweep_now)
+            self._sweep = asyncio.get_running_loop().call_later(self.age, self._sweep_now)
 
     def _drop_expired(self, now: float) -> None:
         while self._learned and self._learned[0][0] <= now:

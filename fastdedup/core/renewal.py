@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final
 
 from .renewing import Renewable, Waiting, keep_renewed
 
 _AT_ONCE: Final = 256
 """Renewals that start in one turn of the event loop."""
+_LEASES: Final = 64
+"""Different leases whose renewals are kept, before those without any are dropped."""
 
 
 class Renewal:
@@ -103,3 +106,39 @@ class RenewalQueue:
             del self._waiting[renewal]
             renewal.start()
         self._timer = self.loop.call_at(now, self._start_due)  # others have their turn between
+
+
+class Renewals:
+    """The renewals of one connection: a queue for each lease. `len` tells how many queues are kept."""
+
+    def __init__(self) -> None:
+        # Mutable: the queues by their lease in seconds; when those without any renewal are dropped.
+        self._queues: dict[float, RenewalQueue] = {}
+        self._tidy_at = _LEASES
+        self.on_asked: Callable[[], None] | None = None
+        """Called when a queue is asked for: a claim is about to be renewed. For tests."""
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def of(self, lease: float) -> RenewalQueue:
+        """Return the queue of that lease, in seconds."""
+        if self.on_asked is not None:
+            self.on_asked()
+        queue = self._queues.get(lease)
+        if queue is None:
+            if len(self._queues) >= self._tidy_at:
+                # Most programs have one lease or two; some make one up for each claim.
+                self._queues = {each: queue for each, queue in self._queues.items() if queue.waits}
+                self._tidy_at = max(_LEASES, 2 * len(self._queues))
+            queue = self._queues[lease] = RenewalQueue(asyncio.get_running_loop(), lease)
+        return queue
+
+    def waiting(self) -> list[Waiting]:
+        """Return the renewals that wait for the first third of their lease to be over."""
+        return [renewal for queue in self._queues.values() for renewal in queue.waiting()]
+
+    def close(self) -> None:
+        """Start none any more."""
+        for queue in self._queues.values():
+            queue.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
@@ -99,9 +100,13 @@ class LocalLRU:
         check_count(max_bytes, "max_bytes")
         self._maxsize = maxsize
         self._max_bytes = max_bytes
+        self.begin_anew(clock)
+
+    def begin_anew(self, clock: Callable[[], float] | None = None) -> None:
+        """Forget everything: know nothing yet, by this clock."""
         self._journal = Journal()
         self.records = MemoryStore(
-            maxsize=maxsize, max_bytes=max_bytes, clock=clock, make_room=self._drop_oldest
+            maxsize=self._maxsize, max_bytes=self._max_bytes, clock=clock, make_room=self._drop_oldest
         )
         """The records that it has made, or that the store has told it of. For tests and figures: only read them."""
         self.last_seen = LastSeen(self.records, pinned=lambda wire: self._journal.get(wire) is not None)
@@ -112,9 +117,15 @@ class LocalLRU:
     def __repr__(self) -> str:
         return f"LocalLRU(maxsize={self._maxsize})"
 
-    def anew(self, clock: Callable[[], float] | None = None) -> LocalLRU:
-        """Return a policy with the same bounds that knows nothing yet."""
-        return LocalLRU(self._maxsize, max_bytes=self._max_bytes, clock=clock)
+    @contextmanager
+    def apart(self, clock: Callable[[], float]) -> Iterator[None]:
+        """Begin anew by a test's clock, and know afterwards what it knew before."""
+        kept = self._journal, self.records, self.last_seen, self.ids
+        self.begin_anew(clock)
+        try:
+            yield
+        finally:
+            self._journal, self.records, self.last_seen, self.ids = kept
 
     # In place of the store
 

@@ -37,7 +37,7 @@ except ImportError as error:
 
 from ..checks import named
 from ..claim import Claim
-from ..core.connection import Connection
+from ..core.connections import Connections
 from ..core.settlement import Settlement
 from ..errors import ConfigError
 from ..gateway import Dedup
@@ -246,29 +246,29 @@ def instrument(
             raise ConfigError(f"instrument() takes a Dedup, then inboxes and consumers, got {named(each)}")
     spans = Spans(tracer_provider, keys=keys, roots=roots, links=links)
 
-    def attach(connection: Connection) -> None:
-        _attach(connection, spans)
+    def attach(connections: Connections) -> None:
+        _attach(connections, spans)
         if histograms:
-            connection.count().durations = Histograms(connection, meter_provider)
+            connections.count().durations = Histograms(connections, meter_provider)
 
     if isinstance(dedup, SyncDedup):
         processes = dedup.per_process
-        processes.on_made(lambda made: attach(made.gate.connection))
-        observations_of(meter_provider).add(processes, lambda: processes.present.gate.connection)
+        processes.on_made(lambda made: attach(made.gate.connections))
+        observations_of(meter_provider).add(processes, lambda: processes.present.gate.connections)
     elif isinstance(dedup, Dedup):
-        connection = dedup.gate.connection
-        attach(connection)
-        observations_of(meter_provider).add(connection, lambda: connection)
+        connections = dedup.gate.connections
+        attach(connections)
+        observations_of(meter_provider).add(connections, lambda: connections)
     else:
         raise ConfigError(f"instrument() takes a Dedup, got {named(dedup)}")
     for each in messages:
         observations_of(meter_provider).messages.add(each)
 
 
-def _attach(connection: Connection, spans: Spans) -> None:
-    connection.count()
-    connection.watchers.tracing = spans
-    connection.watchers.context, connection.watchers.span_key = spans.quick_look
+def _attach(connections: Connections, spans: Spans) -> None:
+    connections.count()
+    connections.watchers.tracing = spans
+    connections.watchers.context, connections.watchers.span_key = spans.quick_look
 
 
 def links_of(settlement: Settlement) -> list[Link]:

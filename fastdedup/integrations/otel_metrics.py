@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
-from ..core.connection import Connection
+from ..core.connections import Connections
 from ..core.counters import BOUNDS, by_one, verb_at_policy
 from ..model import BreakerState
 from ..stores.base import ShardedStore
@@ -50,19 +50,19 @@ class Figure(NamedTuple):
     unit: str
     text: str
     labels: tuple[str, ...]
-    read: Callable[[Connection], Values]
+    read: Callable[[Connections], Values]
 
 
-def _operations(connection: Connection) -> Values:
-    counters = connection.count()
+def _operations(connections: Connections) -> Values:
+    counters = connections.count()
     counts: dict[Labels, float] = {**counters.zeros()}
     for *names, cells in counters.answers():
         counts[tuple(names)] = int(sum(cells[:-1]))
     return counts
 
 
-def _degraded(connection: Connection) -> Values:
-    counters = connection.count()
+def _degraded(connections: Connections) -> Values:
+    counters = connections.count()
     counts: dict[Labels, float] = {
         (namespace, verb_at_policy(verb), answered): 0
         for namespace, verb in counters.seen()
@@ -71,27 +71,28 @@ def _degraded(connection: Connection) -> Values:
     return counts | counters.degraded
 
 
-def _shortfalls(connection: Connection) -> Values:
-    counters = connection.count()
+def _shortfalls(connections: Connections) -> Values:
+    counters = connections.count()
     counts: dict[Labels, float] = {(namespace,): 0 for namespace, _ in counters.seen()}
     return counts | by_one(counters.shortfalls)
 
 
-def _calls(connection: Connection) -> Values:
-    return {(verb,): int(sum(cells[:-1])) for verb, cells in list(connection.count().store_calls.items())}
+def _calls(connections: Connections) -> Values:
+    return {(verb,): int(sum(cells[:-1])) for verb, cells in list(connections.count().store_calls.items())}
 
 
-def _seconds(connection: Connection) -> Values:
-    return {(verb,): cells[-1] for verb, cells in list(connection.count().store_calls.items())}
+def _seconds(connections: Connections) -> Values:
+    return {(verb,): cells[-1] for verb, cells in list(connections.count().store_calls.items())}
 
 
-def _pending(connection: Connection) -> Values:
-    return {(): 0 if connection.engine is None else connection.engine.pending}
+def _pending(connections: Connections) -> Values:
+    engine = connections.here().engine
+    return {(): 0 if engine is None else engine.pending}
 
 
-def _counted(name: str) -> Callable[[Connection], Values]:
+def _counted(name: str) -> Callable[[Connections], Values]:
     """Return what finds a count of `GateCounters` that has no attributes."""
-    return lambda connection: {(): getattr(connection.count(), name)}
+    return lambda connections: {(): getattr(connections.count(), name)}
 
 
 _COUNTERS: Final = (
@@ -102,7 +103,7 @@ _COUNTERS: Final = (
         "{key}",
         "Keys with two owners after an outage.",
         ("kept",),
-        lambda connection: by_one(connection.count().conflicts),
+        lambda connections: by_one(connections.count().conflicts),
     ),
     Figure("reconciled", "{key}", "Records put into the store after an outage.", (), _counted("adopted")),
     Figure("unreplayed", "{key}", "Records that never got into the store.", (), _counted("unreplayed")),
@@ -112,7 +113,7 @@ _COUNTERS: Final = (
         "{key}",
         "Given-up claims and ids that were taken back.",
         (),
-        lambda connection: {(): connection.undo_counts()[0]},
+        lambda connections: {(): connections.undo_counts()[0]},
     ),
     Figure("undo.overflows", "{key}", "Given-up claims nobody takes back.", (), _counted("undo_overflows")),
     Figure("shortfalls", "{operation}", "Too few replicas confirmed.", _SPACE, _shortfalls),
@@ -128,21 +129,21 @@ _COUNTERS: Final = (
         "{id}",
         "Ids of ledgers by their answer.",
         (*_SPACE, "ledger", "answer"),
-        lambda connection: connection.count().ledger_ids,
+        lambda connections: connections.count().ledger_ids,
     ),
     Figure(
         "gate_bypassed",
         "{call}",
         "Calls of an inbox whose gate did not answer.",
         (*_SPACE, "inbox"),
-        lambda connection: connection.count().bypassed,
+        lambda connections: connections.count().bypassed,
     ),
     Figure(
         "dead_letters",
         "{message}",
         "Messages laid where dead letters lie.",
         ("consumer", "reason"),
-        lambda connection: connection.count().dead_letters,
+        lambda connections: connections.count().dead_letters,
     ),
 )
 _GAUGES: Final = (
@@ -152,28 +153,28 @@ _GAUGES: Final = (
         "{gate}",
         "Gates whose store, or a part of it, is not asked.",
         (),
-        lambda connection: {(): int(connection.breaker is not BreakerState.CLOSED)},
+        lambda connections: {(): int(connections.breaker is not BreakerState.CLOSED)},
     ),
     Figure(
         "journal.records",
         "{record}",
         "To be put into the store.",
         _SPACE,
-        lambda connection: by_one(connection.journals()),
+        lambda connections: by_one(connections.journals()),
     ),
     Figure(
         "undo.pending",
         "{key}",
         "Given-up claims and ids to be taken back.",
         (),
-        lambda connection: {(): connection.undo_counts()[1]},
+        lambda connections: {(): connections.undo_counts()[1]},
     ),
     Figure(
         "consumer.paused",
         "1",
         "1 while a consumer waits for a store or its broker.",
         ("consumer",),
-        lambda connection: by_one(connection.count().paused),
+        lambda connections: by_one(connections.count().paused),
     ),
 )
 
@@ -188,8 +189,8 @@ class Observations:
     """
 
     def __init__(self, provider: MeterProvider | None) -> None:
-        # Mutable: what finds the connection of each gate; the consumers and inboxes.
-        self._gates: dict[int, Callable[[], Connection]] = {}
+        # Mutable: what finds the connections of each gate; the consumers and inboxes.
+        self._gates: dict[int, Callable[[], Connections]] = {}
         self.messages = WatchedMessages()
         meter = metrics.get_meter(SCOPE, meter_provider=provider)
         for figure in _COUNTERS:
@@ -215,8 +216,8 @@ class Observations:
                 description=each.text,
             )
 
-    def add(self, gate: object, find: Callable[[], Connection]) -> None:
-        """Show a gate's figures as well. `find` returns its connection, and keeps it alive."""
+    def add(self, gate: object, find: Callable[[], Connections]) -> None:
+        """Show a gate's figures as well. `find` returns its connections, and keeps them alive."""
         self._gates[id(gate)] = find
 
     def _observing(self, figure: Figure) -> Observe:
@@ -263,12 +264,12 @@ class Histograms:
     """Records each time that a gate measures in OpenTelemetry's histograms: the `Durations` of its counters.
 
     Args:
-        connection: the gate's.
+        connections: the gate's.
         provider: of meters; the global one by default.
     """
 
-    def __init__(self, connection: Connection, provider: MeterProvider | None) -> None:
-        self._connection = connection
+    def __init__(self, connections: Connections, provider: MeterProvider | None) -> None:
+        self._connections = connections
         meter = metrics.get_meter(SCOPE, meter_provider=provider)
         self._operation, self._wait, self._store = [
             meter.create_histogram(
@@ -302,7 +303,7 @@ class Histograms:
 
     def called(self, verb: str, seconds: float) -> None:
         """Record a batch to Redis; no other store is a database of the conventions."""
-        part = self._connection.part_of(b"").decode()
+        part = self._connections.here().part_of(b"").decode()
         attributes = self._calls.get((part, verb))
         if attributes is None:
             attributes = self._attributes_of(part, verb)
@@ -315,7 +316,7 @@ class Histograms:
         attributes = server_of(part)
         if not attributes:
             return {}
-        if isinstance(self._connection.store, ShardedStore):  # which node it was is not told
+        if isinstance(self._connections.here().store, ShardedStore):  # which node it was is not told
             attributes = {name: value for name, value in attributes.items() if name.startswith("db.")}
         return {**attributes, "db.stored_procedure.name": verb}
 

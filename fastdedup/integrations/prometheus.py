@@ -46,8 +46,7 @@ class FastdedupCollector(BaseCollector):
         """Show the figures of a gate, a consumer or an inbox as well; errors as for `watch`."""
         if isinstance(watched, Dedup):
             count(watched)
-            connection = watched.gate.connection
-            self._gates[id(connection)] = lambda: watched
+            self._gates[id(watched.gate.connections)] = lambda: watched
         elif isinstance(watched, SyncDedup):
             processes = watched.per_process
             processes.on_made(count)
@@ -96,10 +95,10 @@ def watch(*watched: Any, registry: CollectorRegistry = REGISTRY) -> FastdedupCol
 
 def count(dedup: Dedup) -> None:
     """Count what a gate does from now on."""
-    dedup.gate.connection.count()
+    dedup.gate.connections.count()
 
 
 def watched_gate(dedup: Dedup) -> WatchedGate:
     """Return a gate's figures, of this moment."""
-    connection = dedup.gate.connection
-    return WatchedGate(connection.count(), dedup, connection.journals, connection.undo_counts)
+    connections = dedup.gate.connections
+    return WatchedGate(connections.count(), dedup, connections.journals, connections.undo_counts)

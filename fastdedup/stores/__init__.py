@@ -12,6 +12,29 @@ from ..checks import check_count, named
 from ..errors import ConfigError
 from .base import Credentials, Store
 from .memory import MemoryStore
+from .source import StoreSource
+
+
+def stores_of(
+    store: Any, timeout: float, replicas: int = 0, credentials: Credentials | None = None
+) -> StoreSource:
+    """Return the stores of a gate's connections: those that a URL names, or a store object of the user's.
+
+    Raises:
+        ConfigError: as for `make_store`; or an object is given what goes with a URL.
+    """
+    if isinstance(store, str) or not hasattr(store, "execute"):
+        first = make_store(store, timeout, replicas, credentials)
+        if isinstance(first, MemoryStore):
+            return StoreSource(first, forgets=True)
+        return StoreSource(first, lambda: make_store(store, timeout, replicas, credentials))
+    if replicas:
+        raise ConfigError(
+            "replicas= goes with a URL; a store object of your own waits for its replicas itself"
+        )
+    if credentials is not None:
+        raise ConfigError("credentials= goes with a URL; a store object of your own logs in itself")
+    return StoreSource(store, forgets=isinstance(store, MemoryStore))
 
 
 def make_store(url: str, timeout: float, replicas: int = 0, credentials: Credentials | None = None) -> Store:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import Context
 from typing import Generic, TypeVar
 
@@ -11,8 +12,9 @@ from ..claim import Claim
 from ..core.calls import ClaimCall
 from ..decorated import DecoratedFunctions
 from ..errors import UsageError
+from ..forking import leave_behind
 from ..gateway import Dedup
-from .loop import LoopThread, current, leave_behind, starting
+from .loop import LoopThread, current, starting
 
 T = TypeVar("T")
 
@@ -207,15 +209,16 @@ class PerProcess:
         background = self._background
         return background is not None and background.here and background.dedup.is_open
 
-    def remade(self, make: Callable[[], Dedup]) -> PerProcess:
-        """Return one that makes its `Dedup`s by another function, in this process only.
-
-        The callbacks of `on_made` go with it, and are called with its first `Dedup` now.
-        """
-        other = PerProcess(make, reusable=False, seconds=self.seconds)
-        for callback in self._on_made:
-            other.on_made(callback)
-        return other
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Begin unopened in this process, and be afterwards as before; what was opened meanwhile is closed."""
+        kept = self._background, self._closed, self._reusable, tuple(self._on_made)
+        self._background, self._closed, self._reusable = None, False, False
+        try:
+            yield
+        finally:
+            self.close()
+            self._background, self._closed, self._reusable, self._on_made[:] = kept
 
     def on_made(self, callback: Callable[[Dedup], object]) -> None:
         """Call `callback` with the `Dedup` of this process before it is opened, and of each process to come."""

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from ..errors import UnavailableError, UsageError
+from ..forking import leave_behind
 from ..tasks import running_loop
 from .native import Thread, patched, start_thread
 from .work import AwaitedWork, GreenletWork, LoopWork, Work
@@ -238,8 +239,6 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 _lock = threading.RLock()
 _current: LoopThread | None = None
-_left_behind: list[object] = []
-"""What a fork has left. Kept from the collector: closing a socket here could disturb the process that owns it."""
 
 
 def current() -> LoopThread:
@@ -266,17 +265,12 @@ def starting() -> threading.RLock:
     return _lock
 
 
-def leave_behind(thing: object) -> None:
-    """Keep what another process, or a dead thread, has left from the collector."""
-    _left_behind.append(thing)
-
-
 def _after_fork() -> None:
     """Forget the thread and the lock in a forked child: the thread is gone, and may have held the lock."""
     global _lock, _current
     _lock = threading.RLock()
     if _current is not None:
-        _left_behind.append(_current)
+        leave_behind(_current)
     _current = None
 
 

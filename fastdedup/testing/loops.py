@@ -7,22 +7,20 @@ request, and `fastdedup.sync` has one for the process. A real connection is open
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, Final
 
 from ..core.connection import Connection
-from ..core.counters import MAX_NAMESPACES, GateCounters
-from ..core.observers import Watchers
+from ..core.connections import Connections, already_open
 from ..core.orphans import is_held
-from ..core.renewal import Renewal, RenewalQueue
+from ..core.renewal import Renewal
 from ..core.settlement import Settlement
-from ..errors import UsageError
-from ..events import Event
 from ..fallback.base import FallbackPolicy, JournalledPolicy
 from ..fallback.local import LocalLRU
 from ..kernel.operations import Code, ReadOp, ReleaseOp, RenewOp, Reply, Stored, Verb
 from ..model import BreakerState
+from ..stores.source import StoreSource
 from ..tasks import running_loop
 from .outage import in_loop, refused
 from .store import FakeStore
@@ -103,30 +101,20 @@ def _is_local(life: Settlement, policy: FallbackPolicy) -> bool:
 
 
 class EachLoop:
-    """Stands in for a `Connection`, with one of its own for each event loop, all on one store.
+    """Makes the connections of a gate in a test: each event loop that asks has one of its own, all on one store.
 
-    It opens by itself, in the loop that asks. `open` and `aclose` are for the application, which may call them.
+    A connection opens by itself, in the loop that asks. `open` and `aclose` are for the application, which may call
+    them.
 
     Args:
-        make: returns a new connection on the store.
+        gate: what lasts of the gate.
         store: the store.
-        watchers: those of the gate. Its namespaces hold them, whichever connection they use.
-        expected: namespaces whose figures stand at 0 before the first operation, each with the verbs if it is not
-            for those of claims; see `GateCounters.expect`.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], Connection],
-        store: FakeStore,
-        watchers: Watchers,
-        expected: Iterable[tuple[str, ...]],
-    ) -> None:
-        self._make = make
+    def __init__(self, gate: Connections, store: FakeStore) -> None:
+        self._gate = gate
         self._store = store
-        self.watchers = watchers
-        # Mutable: bounded as the labels of the figures are.
-        self.expected = set(expected)
+        self._source = StoreSource(store)
         self._without_loop = self._made()
         # Mutable: the connections; the loops in which the application opened it; the claims that are renewed.
         self._by_loop: dict[asyncio.AbstractEventLoop, Connection] = {}
@@ -135,39 +123,52 @@ class EachLoop:
         store.clock.before_move.append(self._time_passes)
         store.outage.on_stop.append(self._store_is_back)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._here(), name)
-
-    # Life
-
     def is_on(self, store: FakeStore) -> bool:
         """True where this is its store."""
         return self._store is store
+
+    # Life
 
     @property
     def is_open(self) -> bool:
         """True where it is open in the loop that runs, or outside of any loop, in some loop."""
         loop = running_loop()
-        found = list(self._by_loop.values()) if loop is None else [self._by_loop.get(loop)]
+        found = self.all() if loop is None else (self._by_loop.get(loop),)
         return any(each is not None and each.is_open for each in found)
 
     @property
-    def breaker(self) -> BreakerState:
-        """The breaker of the loop that runs; outside of any loop, OPEN where it is in some loop."""
-        if running_loop() is not None:
-            return self._here().breaker
-        states = [each.breaker for each in tuple(self._by_loop.values())]
-        return BreakerState.OPEN if BreakerState.OPEN in states else BreakerState.CLOSED
+    def is_opened(self) -> bool:
+        """True where the application itself has opened it, in a loop that still exists, and has not closed it."""
+        return any(not loop.is_closed() for loop in tuple(self._opened))
+
+    def all(self) -> Sequence[Connection]:
+        """Return the connection of each loop."""
+        return tuple(self._by_loop.values())
+
+    def here(self) -> Connection:
+        """Return the connection of the loop that runs, open."""
+        loop = running_loop()
+        if loop is None:
+            return self._without_loop
+        connection = self._by_loop.get(loop)
+        if connection is None:
+            return self._opened_now(loop, self._of_an_ended_loop())
+        if connection.engine is None and not connection.is_closing and not connection.has_loop_ended:
+            return self._opened_now(loop, connection)  # the application has closed that
+        return connection
+
+    def _opened_now(self, loop: asyncio.AbstractEventLoop, former: Connection | None) -> Connection:
+        connection = self._by_loop[loop] = self._made()
+        _at_once(connection.open(former))  # on this store nothing of it waits
+        return connection
 
     async def open(self) -> None:
         """Open in the running loop. Raises UsageError where the application has opened it there already."""
         loop = asyncio.get_running_loop()
         if loop in self._opened and self.is_open:
-            await self._by_loop[loop].open()  # raises what it raises in life
+            raise already_open()
         self._opened.add(loop)
-        self._here()
+        self.here()
 
     async def aclose(self) -> None:
         """Close in the running loop. It opens again by itself."""
@@ -182,33 +183,14 @@ class EachLoop:
         self._store.clock.before_move.remove(self._time_passes)
         self._store.outage.on_stop.remove(self._store_is_back)
         for loop, connection in tuple(self._by_loop.items()):
-            for reconciler in connection.reconcilers():
-                if isinstance(
-                    reconciler.policy, LocalLRU
-                ):  # of a scope: the next store is not to get its journal
-                    reconciler.policy.__dict__ = reconciler.policy.anew().__dict__
-            in_loop(loop, partial(_stop, connection))
+            for policy, _ in connection.journals.policies():
+                if isinstance(policy, LocalLRU):  # of a scope: the next store is not to get its journal
+                    policy.begin_anew()
+            in_loop(loop, connection.journals.cancel)
 
     def _made(self) -> Connection:
-        """Return a new connection, which tells the gate's counters what it does."""
-        connection = self._make()
-        connection.watchers = self.watchers
-        connection.on_batch = self._on_batch
-        connection.on_store_call = self._on_store_call
-        connection.listeners.append(self._on_event)
-        return connection
-
-    def _here(self) -> Connection:
-        """Return the connection of the loop that runs, open."""
-        loop = running_loop()
-        if loop is None:
-            return self._without_loop
-        connection = self._by_loop.get(loop)
-        if connection is None:
-            connection = self._by_loop[loop] = self._of_an_ended_loop() or self._made()
-        engine = connection.engine
-        if (engine is None or engine.loop is not loop) and not _ends(connection, loop):
-            _at_once(connection.open())  # on this store nothing of it waits
+        connection = Connection(self._gate.settings, self._gate.listeners.another(), self._source)
+        connection.renewals.on_asked = self._renewal_begins
         return connection
 
     def _of_an_ended_loop(self) -> Connection | None:
@@ -219,96 +201,22 @@ class EachLoop:
                 return self._by_loop.pop(loop, None)
         return None
 
-    # The figures of the gate
-
-    def count(self) -> GateCounters:
-        """Return the counters of the gate, which count from now on what all its connections do.
-
-        Raises:
-            UsageError: the application has opened the gate already.
-        """
-        if self.watchers.counters is None and self._is_opened:
-            raise UsageError("this Dedup is open already: let its metrics be counted before you open it")
-        return self.watchers.counters or self.count_anew()
-
-    def count_anew(self) -> GateCounters:
-        """Return new counters of the gate, which count from now on. Each time goes where it went before."""
-        former, counters = self.watchers.counters, GateCounters()
-        if former is not None:
-            counters.durations = former.durations
-        for each in tuple(self.expected):
-            counters.expect(*each)
-        self.watchers.counters = counters
-        return counters
-
-    def expect(self, namespace: str) -> None:
-        """Take note that a namespace may be used; see `Connection.expect`."""
-        self._expect(namespace)
-
-    def expect_ids(self, namespace: str) -> None:
-        """Take note that a namespace has a ledger; see `Connection.expect_ids`."""
-        self._expect(namespace, "first")
-
-    def _expect(self, *names: str) -> None:
-        if len(self.expected) < MAX_NAMESPACES:
-            self.expected.add(names)
-        if self.watchers.counters is not None:
-            self.watchers.counters.expect(*names)
-
-    @property
-    def _is_opened(self) -> bool:
-        """True where the application itself has opened it, in a loop that still exists, and has not closed it."""
-        return any(not loop.is_closed() for loop in tuple(self._opened))
-
-    def journals(self) -> dict[str, int]:
-        """Return how many records each journal has for the store; see `Connection.journals`."""
-        found: dict[str, int] = {}
-        for connection in tuple(self._by_loop.values()):
-            found |= connection.journals()  # loops share a policy, so its records are not added up
-        return found
-
-    def undo_counts(self) -> tuple[int, int]:
-        """Return what was taken back, and what is still to be; see `Connection.undo_counts`."""
-        counts = [connection.undo_counts() for connection in tuple(self._by_loop.values())]
-        return sum(done for done, _ in counts), sum(left for _, left in counts)
-
-    # Not methods of the counters: those may be asked for when the connections are open already.
-
-    def _on_batch(self, size: int) -> None:
-        if self.watchers.counters is not None:
-            self.watchers.counters.on_batch(size)
-
-    def _on_store_call(self, verb: str, took: float) -> None:
-        if self.watchers.counters is not None:
-            self.watchers.counters.on_store_call(verb, took)
-
-    def _on_event(self, event: Event) -> None:
-        if self.watchers.counters is not None:
-            self.watchers.counters.on_event(event)
-
     # What a test does
 
-    def renewals(self, lease: float) -> RenewalQueue:
-        """Return the queue of renewals of that lease, in seconds; see `Connection.renewals`."""
-        queue = self._here().renewals(lease)
+    def _renewal_begins(self) -> None:
         # Once it is in the queue, and before it leaves that, as a third of the lease is over in real time.
         asyncio.get_running_loop().call_soon(self._look_for_renewals)
-        return queue
 
     def _look_for_renewals(self) -> None:
         """Note what is renewed now: later on its task alone knows of it."""
         for loop, connection in tuple(self._by_loop.items()):
-            for renewal in connection.waiting_renewals():
-                if isinstance(renewal, Renewal):
-                    self._note(loop, renewal)
+            for renewal in connection.renewals.waiting():
+                if isinstance(renewal, Renewal) and renewal not in self._renewed:
+                    # Its lease began now: the clock has not moved since it was looked for.
+                    self._renewed[renewal] = Renewed(loop, renewal, self._store.clock.now)
         for renewal, renewed in tuple(self._renewed.items()):
             if renewed.life is None:
                 self._renewed.pop(renewal, None)
-
-    def _note(self, loop: asyncio.AbstractEventLoop, renewal: Renewal) -> None:
-        # Its lease began now: the clock has not moved since it was looked for.
-        if renewal not in self._renewed:
-            self._renewed[renewal] = Renewed(loop, renewal, self._store.clock.now)
 
     def _time_passes(self, seconds: float) -> None:
         self._look_for_renewals()
@@ -319,14 +227,6 @@ class EachLoop:
         for loop, connection in tuple(self._by_loop.items()):
             _take_back(connection, self._store)
             in_loop(loop, partial(_tell_that_it_is_back, connection))
-
-
-def _ends(connection: Connection, loop: asyncio.AbstractEventLoop) -> bool:
-    """True where a connection is being closed in this loop, or the loop ends: it is not to be opened again."""
-    engine = connection.last_engine
-    if engine is None or engine.loop is not loop:
-        return False
-    return connection.has_loop_ended or connection.is_closing
 
 
 def _at_once(work: Coroutine[Any, Any, None]) -> None:
@@ -358,8 +258,3 @@ def _tell_that_it_is_back(connection: Connection) -> None:
         engine.store_is_back()
         return
     connection.retry_now(FakeStore.name)
-
-
-def _stop(connection: Connection) -> None:
-    for reconciler in connection.reconcilers():
-        reconciler.cancel()

@@ -74,9 +74,9 @@ def _probed(dedup: Dedup) -> Probe:
             for (store_key, _), given_up in connection.undo.orphans()
             if given_up.is_pending
         ),
-        journal=sum(connection.journals().values()),
+        journal=sum(connection.journals.lines().values()),
         breaker=connection.breaker,
         waiting=sum(connection.wakeups.waiting.values()),
-        renewals=len(connection.waiting_renewals()),
+        renewals=len(connection.renewals.waiting()),
         unfinished=connection.unfinished,
     )

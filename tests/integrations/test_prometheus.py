@@ -146,7 +146,7 @@ async def test_claims_of_one_batch_and_repeats_are_counted_each(redis_url: str, 
 async def test_namespaces_that_a_program_makes_up_share_a_label(shown: Shown) -> None:
     dedup = Dedup("memory://", namespace="shop")
     watch(dedup, registry=shown.registry)
-    counters = dedup.gate.connection.count()
+    counters = dedup.gate.connections.count()
     for number in range(MAX_NAMESPACES - 1):  # and the gate's
         counters.observe(f"user:{number}", "claim", "acquired", 0.1)
     async with dedup:

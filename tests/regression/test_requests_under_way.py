@@ -99,7 +99,7 @@ async def still_renewed(url: str, ending: Callable[[Send], Any]) -> bool:
         pass
 
     async with Dedup(url, namespace=f"renewed-{ending.__name__[:40]}", lease=9.0, timeout=0.2) as dedup:
-        renewals = dedup.gate.connection.renewals(9.0)
+        renewals = dedup.gate.connection.renewals.of(9.0)
         guarded = IdempotencyMiddleware(app, dedup, principal=everyone, max_response=8, unstored="release")
         with suppress(LookupError, asyncio.CancelledError):
             await asyncio.create_task(guarded({**SCOPE}, receive, send))

@@ -444,7 +444,7 @@ async def test_a_later_holding_of_the_same_owner_is_left_alone(wait_until: Waite
         gate.gate.connection.undo.add(first.settlement.op, first.fence)
         second = await other.claim("order:42", owner=first.owner)
         assert second.acquired
-        await wait_until(lambda: gate.gate.connection.undo_counts()[1] == 0, description="it was looked for")
+        await wait_until(lambda: gate.gate.connections.undo_counts()[1] == 0, description="it was looked for")
         assert (await gate.claim("order:42")).outcome == "in_progress"
         await second.complete()
 

@@ -285,7 +285,7 @@ def counted(counters: GateCounters) -> int:
 async def test_a_wait_of_several_looks_is_counted_once() -> None:
     inbox = Inbox("shop", keep=WEEK)
     gate = Dedup("memory://", namespace="t")
-    counters = gate.gate.connection.count()
+    counters = gate.gate.connections.count()
 
     @inbox.once(key=lambda session, key: key, begin=begin, gate=gate, wait=0.5)
     async def work(session: Any, key: str) -> None: ...

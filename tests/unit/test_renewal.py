@@ -97,7 +97,7 @@ async def test_leases_made_up_for_each_claim_do_not_pile_up() -> None:
         for number in range(500):
             claim = await dedup.claim(f"key-{number}", lease=10 + number / 10, renew=True)
             await claim.complete()
-        assert len(dedup.gate.connection._renewals) <= 64
+        assert len(dedup.gate.connection.renewals) <= 64
 
 
 def test_the_loops_end_leaves_no_renewal_behind() -> None:
@@ -107,7 +107,7 @@ def test_the_loops_end_leaves_no_renewal_behind() -> None:
     async def main() -> RenewalQueue:
         await dedup.open()
         claim = await dedup.claim("key", lease=30.0, renew=True)
-        queue = dedup.gate.connection.renewals(30.0)
+        queue = dedup.gate.connection.renewals.of(30.0)
         assert queue.waits
         assert claim.acquired
         return queue

@@ -408,13 +408,18 @@ def test_a_synchronous_gate_is_swapped_with_its_scopes() -> None:
 async def test_afterwards_a_gate_is_as_it_was() -> None:
     app = App(on_unavailable=LocalLRU(), timeout=1.0)
     policy = app.dedup.settings.on_unavailable
-    before = dict(policy.__dict__), dict(app.dedup.gate.connection.__dict__)
+    gate = app.dedup.gate
+
+    def state() -> list[dict[str, Any]]:
+        return [dict(vars(each)) for each in (policy, gate.connections, gate.connection)]
+
+    before = state()
     with swapped(app.dedup, app.sync) as store:
         await app.run(1)
         with store.outage():
             await app.run(2)
         await app.dedup.aclose()
-    assert (policy.__dict__, app.dedup.gate.connection.__dict__) == before
+    assert state() == before
     with pytest.raises(UsageError, match="not open"):
         await app.run(3)
     with pytest.raises(UsageError, match="only a gate on a FakeStore"):

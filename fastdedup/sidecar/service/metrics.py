@@ -43,7 +43,7 @@ class Collector(BaseCollector):
         self._namespaces = namespaces
         for dedup in namespaces.dedups():
             self._counters.expect(dedup.settings.namespace)
-        undo = namespaces.root.gate.connection.undo_counts
+        undo = namespaces.root.gate.connections.undo_counts
         self._gate = WatchedGate(
             namespaces.counters, namespaces.root, lambda: journal_lines(namespaces), undo
         )

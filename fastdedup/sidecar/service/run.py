@@ -262,11 +262,9 @@ def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Even
         credentials=config.credentials(),
         **config.default_options(),
     )
-    root.gate.connection.on_batch = counters.on_batch
-    root.gate.connection.on_store_call = counters.on_store_call
-    root.gate.connection.watchers.waits = counters
-    root.gate.connection.incidents = None  # the sidecar's `EventLog` tells of each event
-    root.gate.connection.min_batch = _MIN_BATCH
+    root.gate.watchers.waits = counters
+    root.gate.connections.listeners.incidents = None  # the sidecar's `EventLog` tells of each event
+    root.gate.connections.settings.min_batch = _MIN_BATCH
     namespaces = Namespaces(
         root,
         settings=config.other_namespaces(),
