@@ -15,11 +15,12 @@ from .claim import Claim
 from .codec import Codec, JSONCodec
 from .compiled import mypyc_attr
 from .core.calls import ClaimCall, KnownCall
+from .core.common import Common
 from .core.connections import Connections
 from .core.gate import Gate
 from .core.holder import check_holder
 from .core.many import ClaimList, ListedClaim
-from .core.settings import ConnectionSettings, Settings
+from .core.settings import Settings
 from .errors import ConfigError, InvalidKeyError, UsageError
 from .events import OnEvent
 from .fallback.base import FallbackPolicy
@@ -129,17 +130,18 @@ class Dedup(Inspected):
             readable_keys=readable_keys,
             holder=check_holder(holder),
         )
-        shared = ConnectionSettings(
-            namespace, check_seconds(timeout, "timeout"), max_pending, settings.lease, policy
-        )
-        connections = Connections(
-            stores_of(url, shared.timeout, replicas, credentials),
-            shared,
+        common = Common(
+            namespace,
+            timeout=timeout,
+            max_pending=max_pending,
+            lease=settings.lease,
+            policy=policy,
             replicas=replicas,
             on_shortfall=on_shortfall,
             known_duplicates=known_duplicates,
             on_event=on_event,
         )
+        connections = Connections(common, stores_of(url, common.timeout, replicas, credentials))
         self._hold(Gate(connections, settings))
 
     def __repr__(self) -> str:
@@ -229,7 +231,7 @@ class Dedup(Inspected):
 
         An error of the callback is logged, and stops no batch.
         """
-        self._gate.connections.hear_batches(callback)
+        self._gate.connections.common.on_batch = callback
 
     @property
     def breaker(self) -> BreakerState:
@@ -531,7 +533,7 @@ class Dedup(Inspected):
         return once(
             self.claim,
             key,
-            tell=lambda function: self._gate.connections.decorated.tell(
+            tell=lambda function: self._gate.connections.common.decorated.tell(
                 function, key, settings.namespace, settings.codec
             ),
             fingerprint=fingerprint,

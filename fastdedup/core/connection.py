@@ -34,15 +34,14 @@ from ..stores.base import (
 from ..stores.source import StoreSource
 from ..tasks import running_loop
 from .afterwards import Afterwards
-from .incidents import AT_ONCE, log
+from .common import Common
+from .incidents import log
 from .journals import Journals
 from .kept import KeptTasks
-from .listeners import Listeners
 from .loop_end import LoopEnd
 from .orphans import UndoList
 from .renewal import Renewals
 from .returns import Returns
-from .settings import ConnectionSettings
 from .wakeups import SHORT, Wakeups
 
 T = TypeVar("T")
@@ -64,8 +63,7 @@ class Connection:
     """One store, open in one event loop: it is opened once and closed once. The next loop gets another connection.
 
     Args:
-        settings: what it has in common with the other connections of its gate.
-        listeners: who hears of what it does.
+        common: what it has in common with the other connections of its gate.
         stores: gives it its store.
         wakeups: those who wait for keys, where the former connection had the same store and told it of them.
         on_engine: called with the engine once it may be used, and with None once it may not.
@@ -74,24 +72,22 @@ class Connection:
 
     def __init__(
         self,
-        settings: ConnectionSettings,
-        listeners: Listeners,
+        common: Common,
         stores: StoreSource,
         *,
         wakeups: Wakeups | None = None,
         on_engine: Callable[[Engine | ShardedEngine | None], None] = lambda engine: None,
         ends_with_loop: bool = True,
     ) -> None:
-        self._settings = settings
-        self._listeners = listeners
+        self._common = common
         self._stores = stores
         self._on_engine = on_engine
         self._ends_with_loop = ends_with_loop
-        self.timeout = settings.timeout
-        self.report = listeners.report
+        self.timeout = common.timeout
+        self.report = common.report
         """Log an event, and hand it to the user's callback."""
-        self.tell = listeners.tell
-        """Log a line about a single key; see `Listeners.tell`."""
+        self.tell = common.tell
+        """Log a line about a single key; see `Common.tell`."""
         self.store = store = stores.next()
         self._clocked = store if isinstance(store, ClockedStore) else None
         self._sharded = store if isinstance(store, ShardedStore) else None
@@ -124,9 +120,9 @@ class Connection:
         self._afterwards = Afterwards(self._for_afterwards, self._kept, self.timeout)
 
     def keep_records(self) -> None:
-        """Let the store return records with the largest results of the settings."""
+        """Let the store return records with the largest results of all scopes."""
         if isinstance(self.store, BoundedStore):
-            self.store.max_record = max(self.store.max_record, self._settings.max_result + RECORD_HEAD)
+            self.store.max_record = max(self.store.max_record, self._common.max_result + RECORD_HEAD)
 
     # Life
 
@@ -166,7 +162,7 @@ class Connection:
         Raises:
             ConfigError: the store can never be used as it is set up.
         """
-        store, incidents = self.store, self._listeners.incidents
+        store, incidents = self.store, self._common.incidents
         if isinstance(store, ShardedStore):
             self._last_engine = ShardedEngine(store, self._make_engine_of_part)
         else:
@@ -175,7 +171,7 @@ class Connection:
         if isinstance(store, ReportingStore):
             store.on_report = self.report
         if isinstance(store, ClockComparingStore):
-            store.max_clock_skew = self._settings.lease / _LEASE_TO_SKEW
+            store.max_clock_skew = self._common.lease / _LEASE_TO_SKEW
         try:
             await store.open()
             if self._ends_with_loop:
@@ -237,8 +233,8 @@ class Connection:
         await self.store.aclose()
         self.wakeups.freed(None)
         self.returns.are_back()
-        if self._listeners.incidents is not None:
-            self._listeners.incidents.close()
+        if self._common.incidents is not None:
+            self._common.incidents.close()
         if self._loop_end is not None:
             await self._loop_end.forget()
 
@@ -350,19 +346,19 @@ class Connection:
             if not reason:
                 self.returns.is_back(name.encode())
 
-        settings, listeners = self._settings, self._listeners
+        common = self._common
         return Engine(
             store,
             timeout=self.timeout,
-            max_pending=settings.max_pending,
-            probe_wire=f"{settings.name}:~!probe".encode(),  # no ledger can have this name
+            max_pending=common.max_pending,
+            probe_wire=f"{common.name}:~!probe".encode(),  # no ledger can have this name
             on_breaker=on_breaker,
-            on_batch=listeners.batch_hearer,
-            on_store_call=listeners.call_hearer,
+            on_batch=common.batch_hearer,
+            on_store_call=common.call_hearer,
             on_given_up=self.undo.add,
             on_resent=self.undo.watch,
             on_named=self.undo.keep,
-            min_batch=min_batch or settings.min_batch,
+            min_batch=min_batch or common.min_batch,
             max_in_flight=max_in_flight,
         )
 
@@ -388,7 +384,7 @@ class Connection:
         Return False if the gate is closed: then only its next opening brings it there.
         """
         reconciler = self.journals.add(
-            policy, self._settings.name if policy is self._settings.policy else namespace
+            policy, self._common.name if policy is self._common.policy else namespace
         )
         if self._closing is None and not self._closed:
             reconciler.wake()
@@ -422,8 +418,8 @@ class Connection:
 
     def _tell_deaf(self, short: float, text: str, *values: Any) -> None:
         why = self.wakeups.why_deaf(short)
-        if why and self._listeners.may_tell("waiters hear of no freed keys", AT_ONCE):
-            log.warning(text, self._settings.name, *values, why)
+        if why and self._common.may_tell("waiters hear of no freed keys"):
+            log.warning(text, self._common.name, *values, why)
 
     async def overhear(self, on_freed: Callable[[bytes | None], None]) -> Callable[[], None]:
         """Call `on_freed` for all that wakes a waiter, as `Store.listen` does; return what ends that.
@@ -465,8 +461,7 @@ class Connection:
         return self._stores.has_several
 
     def _for_afterwards(self) -> Connection:
-        nobody = Listeners.none(self._settings.name)
-        return Connection(self._settings, nobody, self._stores, ends_with_loop=False)
+        return Connection(self._common.unheard(), self._stores, ends_with_loop=False)
 
     @property
     def unfinished(self) -> int:

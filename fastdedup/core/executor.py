@@ -77,8 +77,8 @@ class Executor:
                 f"on_unavailable must be a policy such as Reject() or LocalLRU(), got {named(policy)}"
             )
         self.connections = connections
-        """What lasts of the gate while event loops come and go. All its scopes have the same."""
-        self.watchers: Watchers = connections.watchers
+        """All scopes of a gate have the same."""
+        self.watchers: Watchers = connections.common.watchers
         self.settings = settings
         self._name = settings.namespace
         self._policy = policy
@@ -106,7 +106,7 @@ class Executor:
             UnavailableError: the store is not asked; pass it to `verdict` as well.
             UsageError: not open, closed, or another event loop.
         """
-        engine = self.connections.engine or self.connections.running_engine()
+        engine = self.connections.engine or self.connection.running_engine()
         if self._remembers:
             if self._policy.holds(op.wire) or (op.terms.remembered and self._holds(op)):
                 raise HeldLocally
@@ -128,7 +128,7 @@ class Executor:
             if granted and self.connection.engine is None:
                 self.connection.check_afterwards()
             else:
-                engine = self.connections.running_engine()
+                engine = self.connection.running_engine()
         if self._remembers:
             self._prepare(op)
         if isinstance(op, ClaimOp):
@@ -399,9 +399,9 @@ class Executor:
 
     def _fell_short(self, op: Op, acquired: Verdict | None = None) -> None:
         """Say that too few replicas confirmed; or raise, and take an acquisition back, of which no caller is told."""
-        wanted, key = self.connections.replicas, self._key_of(op)
+        wanted, key = self.connections.common.replicas, self._key_of(op)
         self.connection.report(Shortfall(self._name, verb_of(op), key, wanted))
-        if not self.connections.raises_shortfall:
+        if not self.connections.common.raises_shortfall:
             return
         if acquired is not None and acquired.fresh and isinstance(op, ClaimOp):
             if op.terms.consumes:

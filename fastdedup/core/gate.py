@@ -71,9 +71,9 @@ class Gate(Executor):
             self.draw_owner = self.next_drawn = noted.draw
             self.draw_traced = noted.draw_traced
         self.claim_terms = self.terms(Mode.CLAIM, settings.lease, settings.ttl)
-        self._shared = SharedTable() if passing else connections.recent.shared(settings.namespace)
+        self._shared = SharedTable() if passing else connections.common.recent.shared(settings.namespace)
         if not passing:
-            connections.expect(settings.namespace)
+            connections.common.expect(settings.namespace)
         self.recent = self._shared.table
         """Recent successes by key; empty but in a storm."""
 
@@ -181,11 +181,13 @@ class Gate(Executor):
             return 0.0
         # Counted from when it was asked: surely not past the record's expiry.
         left = verdict.left_ms / 1000 - (asyncio.get_running_loop().time() - op.at)
-        return self.connections.recent.age_for(self.recent, op.key, len(verdict.payload), left)
+        return self.connections.common.recent.age_for(self.recent, op.key, len(verdict.payload), left)
 
     def learn(self, op: ClaimOp, answer: object, verdict: Verdict, age: float) -> None:
         """Tell `answer` to the duplicates to come, for `age` seconds as `recent_for` said."""
-        self.connections.recent.learn(self.recent, op.key, answer, op.fingerprint, len(verdict.payload), age)
+        self.connections.common.recent.learn(
+            self.recent, op.key, answer, op.fingerprint, len(verdict.payload), age
+        )
 
     def lease_lost(self, key: str, owner: str, fence: int, *, outage: bool) -> None:
         """Report a lease that is lost; `outage`: the store did not answer until it was over."""

@@ -267,8 +267,9 @@ def instrument(
 
 def _attach(connections: Connections, spans: Spans) -> None:
     connections.count()
-    connections.watchers.tracing = spans
-    connections.watchers.context, connections.watchers.span_key = spans.quick_look
+    watchers = connections.common.watchers
+    watchers.tracing = spans
+    watchers.context, watchers.span_key = spans.quick_look
 
 
 def links_of(settlement: Settlement) -> list[Link]:

@@ -24,10 +24,16 @@ def stores_of(
         ConfigError: as for `make_store`; or an object is given what goes with a URL.
     """
     if isinstance(store, str) or not hasattr(store, "execute"):
-        first = make_store(store, timeout, replicas, credentials)
-        if isinstance(first, MemoryStore):
-            return StoreSource(first, forgets=True)
-        return StoreSource(first, lambda: make_store(store, timeout, replicas, credentials))
+        try:
+            first = make_store(store, timeout, replicas, credentials)
+        except ConfigError as error:
+            fault = error.with_traceback(None)
+        else:
+            if isinstance(first, MemoryStore):
+                return StoreSource(first, forgets=True)
+            return StoreSource(first, lambda: make_store(store, timeout, replicas, credentials))
+        store, credentials = "", None  # as in `make_store`
+        raise fault
     if replicas:
         raise ConfigError(
             "replicas= goes with a URL; a store object of your own waits for its replicas itself"

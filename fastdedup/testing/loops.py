@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, Final
 
+from ..core.common import Common
 from ..core.connection import Connection
 from ..core.connections import Connections, already_open
 from ..core.orphans import is_held
@@ -100,22 +101,22 @@ def _is_local(life: Settlement, policy: FallbackPolicy) -> bool:
     return policy.holds(life.op.wire) or (life.verdict.degraded and not isinstance(policy, JournalledPolicy))
 
 
-class EachLoop:
+class EachLoop(Connections):
     """Makes the connections of a gate in a test: each event loop that asks has one of its own, all on one store.
 
     A connection opens by itself, in the loop that asks. `open` and `aclose` are for the application, which may call
     them.
 
     Args:
-        gate: what lasts of the gate.
+        common: what they have in common with those of the application.
         store: the store.
     """
 
-    def __init__(self, gate: Connections, store: FakeStore) -> None:
-        self._gate = gate
+    def __init__(self, common: Common, store: FakeStore) -> None:
+        super().__init__(common, StoreSource(store))
+        common.recent.age = 0.0  # it is real time, which a test's clock does not move
+        common.may_count_later = True
         self._store = store
-        self._source = StoreSource(store)
-        self._without_loop = self._made()
         # Mutable: the connections; the loops in which the application opened it; the claims that are renewed.
         self._by_loop: dict[asyncio.AbstractEventLoop, Connection] = {}
         self._opened: set[asyncio.AbstractEventLoop] = set()
@@ -137,9 +138,9 @@ class EachLoop:
         return any(each is not None and each.is_open for each in found)
 
     @property
-    def is_opened(self) -> bool:
-        """True where the application itself has opened it, in a loop that still exists, and has not closed it."""
-        return any(not loop.is_closed() for loop in tuple(self._opened))
+    def may_be_counted(self) -> bool:
+        """False while the application itself has it open, in a loop that still exists."""
+        return all(loop.is_closed() for loop in tuple(self._opened))
 
     def all(self) -> Sequence[Connection]:
         """Return the connection of each loop."""
@@ -149,7 +150,7 @@ class EachLoop:
         """Return the connection of the loop that runs, open."""
         loop = running_loop()
         if loop is None:
-            return self._without_loop
+            return self._present
         connection = self._by_loop.get(loop)
         if connection is None:
             return self._opened_now(loop, self._of_an_ended_loop())
@@ -158,7 +159,7 @@ class EachLoop:
         return connection
 
     def _opened_now(self, loop: asyncio.AbstractEventLoop, former: Connection | None) -> Connection:
-        connection = self._by_loop[loop] = self._made()
+        connection = self._by_loop[loop] = self.make()
         _at_once(connection.open(former))  # on this store nothing of it waits
         return connection
 
@@ -188,8 +189,9 @@ class EachLoop:
                     policy.begin_anew()
             in_loop(loop, connection.journals.cancel)
 
-    def _made(self) -> Connection:
-        connection = Connection(self._gate.settings, self._gate.listeners.another(), self._source)
+    def make(self) -> Connection:
+        """Return a new connection."""
+        connection = Connection(self.common, self.stores)
         connection.renewals.on_asked = self._renewal_begins
         return connection
 

@@ -1,8 +1,8 @@
 """Puts a gate on a `FakeStore`: a new one, or for a while one that the application has made.
 
 The application's modules, decorators, middlewares and scopes hold a gate, or what was made of it, since they were
-imported. So another object in its place would reach some of them. All of them hold the same `Connections`: those
-get another factory. A synchronous gate has an asyncio `Dedup` behind it, and that one's get it.
+imported. So another object in its place would reach some of them. All of them hold the same `Connections`: these get
+a stand-in. A synchronous gate has an asyncio `Dedup` behind it, whose connections get one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from types import ModuleType
 from typing import Any
 
 from ..checks import named
-from ..core.connections import Connections
-from ..core.observers import Watchers
 from ..errors import ConfigError, UsageError
 from ..fallback.local import LocalLRU
 from ..gateway import Dedup
@@ -50,7 +48,8 @@ def fake_sync_dedup(store: FakeStore | None = None, **settings: Any) -> SyncDedu
 
 
 def _begin(dedup: Dedup, store: FakeStore) -> None:
-    _put_on(dedup.gate.connections, store)
+    gate = dedup.gate.connections
+    gate.stand_in = EachLoop(gate.common, store)
     if isinstance(policy := dedup.settings.on_unavailable, LocalLRU):
         policy.begin_anew(store.clock)
 
@@ -107,67 +106,40 @@ def _on(gate: Any, store: FakeStore) -> Iterator[None]:
 @contextmanager
 def _swapped(dedup: Dedup, store: FakeStore) -> Iterator[None]:
     gate = dedup.gate.connections
-    former = gate.factory
-    if isinstance(former, EachLoop):
-        if former.is_on(store):  # a scope of one that is swapped already
-            yield
-            return
-    elif former.is_open:
+    former = gate.stand_in
+    if isinstance(former, EachLoop) and former.is_on(store):  # a scope of one that is swapped already
+        yield
+        return
+    if former is None and gate.is_open:
         raise UsageError(
             f"{dedup!r} is open in an event loop that still exists: swap it before the application opens it, "
             "or close it first"
         )
-    age, watched = gate.recent.age, _watched(gate.watchers)
-    ours = _put_on(gate, store)
-    if gate.watchers.counters is not None:
-        gate.count_anew()
-    try:
-        yield
-    finally:
-        if gate.factory is not ours:
-            raise UsageError("swaps of one gate must end in the reverse order of their beginnings")
-        ours.end()
-        gate.use(former)
-        gate.recent.age = age
-        is_watched = gate.watchers.counters is not None
-        _watch_as_before(gate.watchers, watched)
-        if is_watched and gate.watchers.counters is None:
-            gate.count_anew()  # who has watched the gate in the test will ask for figures again
+    with gate.common.apart():
+        ours = gate.stand_in = EachLoop(gate.common, store)
+        try:
+            yield
+        finally:
+            if gate.stand_in is not ours:
+                raise UsageError("swaps of one gate must end in the reverse order of their beginnings")
+            ours.end()
+            gate.stand_in = former
 
 
 @contextmanager
 def _swapped_sync(dedup: SyncDedup, store: FakeStore) -> Iterator[None]:
     per_process = dedup.per_process
     gate = per_process.template.gate
-    if per_process.is_open and not isinstance(gate.connections.factory, EachLoop):
+    if per_process.is_open and gate.connections.stand_in is None:
         raise UsageError(
             f"{dedup!r} is open, since its first use or open(): swap it before, or call close() first, and open() "
             "after the swap where it is used again"
         )
+    was_counted = gate.watchers.counters is not None
     with _swapped(per_process.template, store), per_process.apart():
         yield
-    if gate.watchers.counters is not None:
+    if gate.watchers.counters is not None and not was_counted:
         per_process.on_made(lambda made: made.gate.connections.count())
-
-
-# Who watches a gate sees the test's figures while the swap lasts, and afterwards those from before it.
-
-
-def _watched(watchers: Watchers) -> tuple[Any, ...]:
-    return watchers.counters, watchers.tracing, watchers.context, watchers.span_key
-
-
-def _watch_as_before(watchers: Watchers, watched: tuple[Any, ...]) -> None:
-    watchers.counters, watchers.tracing, watchers.context, watchers.span_key = watched
-
-
-def _put_on(gate: Connections, store: FakeStore) -> EachLoop:
-    """Let each event loop have a connection of its own on a store for tests."""
-    gate.recent.forget_all()  # what the real store has told
-    gate.recent.age = 0.0  # it is real time, which a test's clock does not move
-    ours = EachLoop(gate, store)
-    gate.use(ours)
-    return ours
 
 
 # A gate's place

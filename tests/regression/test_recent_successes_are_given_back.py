@@ -44,7 +44,7 @@ async def test_memory_is_given_back_where_nothing_more_is_asked(
     before = remembered()  # other tests of this process may have left some
     async with Dedup(redis_url, namespace="t", timeout=5.0, known_duplicates=AGE) as dedup:
         await succeed(dedup, range(KEYS), "x" * 200)
-        known = dedup.gate.connections.recent
+        known = dedup.gate.connections.common.recent
         assert 0 < len(known) <= recent.MAX_ENTRIES
         with redis_server.client() as raw:
             raw.flushall()
@@ -65,7 +65,7 @@ async def test_the_gates_of_a_process_share_one_bound(redis_url: str) -> None:
     try:
         for gate in gates:
             await succeed(gate, range(6_000), "x" * 200)
-        assert sum(len(gate.gate.connections.recent) for gate in gates) <= recent.MAX_ENTRIES
+        assert sum(len(gate.gate.connections.common.recent) for gate in gates) <= recent.MAX_ENTRIES
         for gate in gates:
             await succeed(gate, range(100_000, 100_100), "x" * 200_000)
         assert recent.bytes_held() <= recent.MAX_BYTES

@@ -227,7 +227,13 @@ async def ask(url: str) -> list[BaseException]:
             errors.append(error)
     await gate.aclose()
     check(repr(events))
-    check(f"{gate!r} {vars(gate.gate.connection)!r} {vars(gate.gate.connection.store)!r}")
+    kept = (
+        gate.gate.connections,
+        gate.gate.connections.common,
+        gate.gate.connection,
+        gate.gate.connection.store,
+    )
+    check(f"{gate!r} {[vars(each) for each in kept]!r}")
     return errors
 
 

@@ -300,7 +300,7 @@ async def test_a_record_of_another_namespace_is_found(server: RedisServer) -> No
         assert record.owner == "me"
         assert await looking.forget("k")
         assert await elsewhere.get("k") is None
-        assert "elsewhere" not in root.gate.connections.recent.namespaces()
+        assert "elsewhere" not in root.gate.connections.common.recent.namespaces()
 
 
 @pytest.mark.parametrize("words", ["FD.CLAIM k", *LOOKS])

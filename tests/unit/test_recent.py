@@ -177,7 +177,7 @@ async def test_a_scope_that_is_made_again_knows_them_and_one_that_is_gone_leaves
         clock.now += 1.5
         await succeed(dedup.scoped("last"))
         gc.collect()
-        assert len(dedup.gate.connections.recent.namespaces()) <= 3
+        assert len(dedup.gate.connections.common.recent.namespaces()) <= 3
 
 
 async def test_forgetting_takes_effect_at_once(clock: Clock) -> None:

@@ -235,7 +235,7 @@ async def test_a_callback_that_asks_the_gate_from_within_an_event_is_served() ->
             gate.events.append(event)
             tasks.append(asyncio.ensure_future(gate.dedup.claim(f"from event {len(tasks)}")))
 
-        gate.dedup.gate.connections.listeners.on_event[:] = [asks]
+        gate.dedup.gate.connections.common.on_event[:] = [asks]
         gate.way.down = True
         await gate.dedup.claim("k")
         gate.way.down = False

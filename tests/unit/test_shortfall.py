@@ -35,7 +35,7 @@ class LoneStore(MemoryStore):
 async def gate(choice: Any, **options: Any) -> AsyncIterator[tuple[Dedup, LoneStore, list[Event]]]:
     store, events = LoneStore(), []
     dedup = Dedup(store, namespace="shop", on_shortfall=choice, on_event=events.append, **options)
-    dedup.gate.connections.replicas = 2  # with a store of one's own it is the store's setting
+    dedup.gate.connections.common.replicas = 2  # with a store of one's own it is the store's setting
     async with dedup:
         yield dedup, store, events
 

@@ -263,8 +263,8 @@ def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Even
         **config.default_options(),
     )
     root.gate.watchers.waits = counters
-    root.gate.connections.listeners.incidents = None  # the sidecar's `EventLog` tells of each event
-    root.gate.connections.settings.min_batch = _MIN_BATCH
+    root.gate.connections.common.incidents = None  # the sidecar's `EventLog` tells of each event
+    root.gate.connections.common.min_batch = _MIN_BATCH
     namespaces = Namespaces(
         root,
         settings=config.other_namespaces(),

@@ -1,0 +1,181 @@
+"""What all connections of a gate have in common: it lasts while event loops come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from typing import Literal
+
+from ..checks import Seconds, check_count, check_seconds, shown
+from ..decorated import DecoratedFunctions
+from ..errors import ConfigError
+from ..events import Event, OnEvent, log_batch_failure, log_failure
+from ..fallback.base import FallbackPolicy
+from ..kernel.engine import OnBatch, OnStoreCall
+from ..kernel.queue import MIN_BATCH
+from .counters import MAX_NAMESPACES, GateCounters
+from .incidents import AT_ONCE, Incidents
+from .observers import Watchers
+from .recent import RecentSuccesses
+
+
+class Common:
+    """The settings of a gate's connections, who hears of what they do, and what is known of its namespaces.
+
+    Args:
+        name: the gate's name in the log: its namespace.
+        policy: the gate's own, which most scopes share: its journal is shown under the gate's name.
+        the others are those of `Dedup`.
+
+    Raises:
+        ConfigError: a setting is not valid; the message names it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        timeout: Seconds,
+        max_pending: int,
+        lease: float,
+        policy: FallbackPolicy,
+        replicas: int,
+        on_shortfall: Literal["report", "raise"],
+        known_duplicates: Seconds,
+        on_event: OnEvent | None,
+    ) -> None:
+        self.name = name
+        self.timeout = check_seconds(timeout, "timeout")
+        self.max_pending = check_count(max_pending, "max_pending")
+        self.lease = lease
+        self.policy = policy
+        self.replicas = check_count(replicas, "replicas", least=0)
+        if on_shortfall not in ("report", "raise"):
+            raise ConfigError(f"on_shortfall must be 'report' or 'raise', got {shown(on_shortfall)}")
+        self.raises_shortfall = on_shortfall == "raise"
+        self.min_batch = MIN_BATCH
+        """Claims in a batch, below which they are not spread over further batches. Set before opening."""
+        self.max_result = 0
+        """Bytes of the largest result of all scopes: a key with a larger record is refused alone."""
+        self.recent = RecentSuccesses(
+            0.0
+            if known_duplicates is False
+            else check_seconds(known_duplicates, "known_duplicates", least=0.0)
+        )
+        self.decorated = DecoratedFunctions()
+        self.incidents: Incidents | None = Incidents(name)
+        """Writes the log lines; None where whoever made the gate logs its events, as the sidecar does."""
+        self.on_event: list[OnEvent] = [] if on_event is None else [on_event]
+        """Called with each event, before what counts: the user's callback."""
+        self.on_batch: OnBatch | None = None
+        """Called with the size of each batch: the user's callback. Set before opening."""
+        self.watchers = Watchers()
+        """Who counts and who traces."""
+        self.may_count_later = False
+        """True where the gate may be counted while it is open, as in a test."""
+        # Mutable: the first namespaces with a ledger.
+        self._with_ledgers: set[str] = set()
+
+    # Who hears of what happens
+
+    def unheard(self) -> Common:
+        """Return the same settings, with nobody who hears of what happens."""
+        other = copy(self)
+        other.incidents, other.on_event, other.on_batch, other.watchers = None, [], None, Watchers()
+        return other
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Log, count and trace by itself until the `with` ends: what happens in a test is not the application's."""
+        watchers = self.watchers
+        log, age, late = self.incidents, self.recent.age, self.may_count_later
+        watched = watchers.counters, watchers.tracing, watchers.context, watchers.span_key
+        self.incidents = Incidents(self.name)
+        self.recent.forget_all()
+        if watchers.counters is not None:
+            self.count_anew()
+        try:
+            yield
+        finally:
+            is_counted = watchers.counters is not None
+            self.incidents, self.recent.age, self.may_count_later = log, age, late
+            watchers.counters, watchers.tracing, watchers.context, watchers.span_key = watched
+            if is_counted and watchers.counters is None:
+                self.count_anew()  # who has watched it in the test asks for figures again
+
+    def tell(self, kind: str, text: str, *args: object) -> None:
+        """Log a line about a single key, where this gate logs by itself: five a minute of a kind, then a count."""
+        if self.incidents is not None:
+            self.incidents.tell(kind, text, *args)
+
+    def may_tell(self, kind: str, lines: int = AT_ONCE) -> bool:
+        """True where a line of this kind may be logged now; the others are counted."""
+        return self.incidents is None or self.incidents.may_tell(kind, lines)
+
+    def report(self, event: Event) -> None:
+        """Log an event, and hand it to the user's callback. An error of that is logged, and changes no answer."""
+        if self.incidents is not None:
+            self.incidents(event)
+        counters = self.watchers.counters
+        for listener in self.on_event if counters is None else [*self.on_event, counters.on_event]:
+            try:
+                listener(event)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 -- no callback may stop a claim
+                if self.may_tell(f"failed on_event: {type(event).__name__}", 1):
+                    log_failure(event, error)
+
+    @property
+    def batch_hearer(self) -> OnBatch | None:
+        """What an engine calls with the size of each batch; None where nobody wants to know."""
+        return None if self.on_batch is None and self.call_hearer is None else self._batch_began
+
+    @property
+    def call_hearer(self) -> OnStoreCall | None:
+        """What an engine calls with the verb and the seconds of each batch; None where nobody wants to know."""
+        return self._store_called if self.may_count_later or self._counters is not None else None
+
+    @property
+    def _counters(self) -> GateCounters | None:
+        return self.watchers.counters or self.watchers.waits
+
+    def _batch_began(self, size: int) -> None:
+        if (counters := self._counters) is not None:
+            counters.on_batch(size)
+        if self.on_batch is not None:
+            try:
+                self.on_batch(size)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 -- the batch must still be sent
+                if self.may_tell("failed on_batch", 1):
+                    log_batch_failure(error)
+
+    def _store_called(self, verb: str, took: float) -> None:
+        if (counters := self._counters) is not None:
+            counters.on_store_call(verb, took)
+
+    # Figures
+
+    def count_anew(self) -> GateCounters:
+        """Return new counters, which count from now on. Each time goes where it went before."""
+        former, counters = self.watchers.counters, GateCounters()
+        if former is not None:
+            counters.durations = former.durations
+        for namespace in self.recent.namespaces():
+            counters.expect(namespace)
+        for namespace in self._with_ledgers:
+            counters.expect(namespace, "first")
+        self.watchers.counters = counters
+        return counters
+
+    def expect(self, namespace: str) -> None:
+        """Take note that a namespace may be used, for its figures; `recent` knows it as long as it lives."""
+        if self.watchers.counters is not None:
+            self.watchers.counters.expect(namespace)
+
+    def expect_ids(self, namespace: str) -> None:
+        """Take note that a namespace has a ledger, for the figures of its ids."""
+        if len(self._with_ledgers) < MAX_NAMESPACES:
+            self._with_ledgers.add(namespace)
+        if self.watchers.counters is not None:
+            self.watchers.counters.expect(namespace, "first")
