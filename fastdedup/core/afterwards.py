@@ -10,18 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..kernel.operations import Op, Reply
 from .kept import KeptTasks
 from .loop_end import LoopEnd
-
-
-class Submits(Protocol):
-    """An engine, as far as this concerns it."""
-
-    def submit(self, op: Op) -> asyncio.Future[Reply]:
-        """Send an operation."""
 
 
 class Opened(Protocol):
@@ -41,7 +34,7 @@ class Opened(Protocol):
     async def aclose(self) -> None:
         """Close it; twice is fine."""
 
-    def running_engine(self) -> Submits:
+    def running_engine(self) -> Any:
         """Return the engine."""
 
 
@@ -72,13 +65,18 @@ class Afterwards:
         if self._loop_end is None:
             self._loop_end = LoopEnd.awaited(self._end)
 
-    async def run(self, op: Op) -> Reply:
-        """Execute an operation that settles or renews a claim, or reads its record."""
+    def submit(self, op: Op, taker: Any = None) -> asyncio.Future[Reply]:
+        """Send an operation that settles or renews a claim, or reads its record."""
+        self.watch_loop()
+        return self._kept.add(self._run(op))
+
+    async def _run(self, op: Op) -> Reply:
         try:
             connection = await self._enter()
-            return await connection.running_engine().submit(op)
+            reply: Reply = await connection.running_engine().submit(op)
         finally:
             await self._leave()
+        return reply
 
     async def replaced(self) -> None:
         """The gate is open again, and does all this itself."""
@@ -93,7 +91,7 @@ class Afterwards:
         async with self._lock:
             connection = self._connection
             if connection is not None and connection.is_closing:
-                await connection.aclose()
+                await connection.aclose()  # that was interrupted
             if connection is None or not connection.is_open:
                 connection = self._connection = self._make()
                 await connection.open()

@@ -168,14 +168,12 @@ class Common:
         self.watchers.counters = counters
         return counters
 
-    def expect(self, namespace: str) -> None:
-        """Take note that a namespace may be used, for its figures; `recent` knows it as long as it lives."""
-        if self.watchers.counters is not None:
-            self.watchers.counters.expect(namespace)
+    def expect(self, namespace: str, *verbs: str) -> None:
+        """Take note that a namespace may be used, for its figures; with the verb "first", that it has a ledger.
 
-    def expect_ids(self, namespace: str) -> None:
-        """Take note that a namespace has a ledger, for the figures of its ids."""
-        if len(self._with_ledgers) < MAX_NAMESPACES:
+        Of the namespace itself `recent` knows, as long as it lives.
+        """
+        if verbs and len(self._with_ledgers) < MAX_NAMESPACES:
             self._with_ledgers.add(namespace)
         if self.watchers.counters is not None:
-            self.watchers.counters.expect(namespace, "first")
+            self.watchers.counters.expect(namespace, *verbs)

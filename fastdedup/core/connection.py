@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from ..errors import ConfigError, UnavailableError, UsageError
 from ..events import BreakerClosed, BreakerOpened
 from ..fallback.base import JournalledPolicy
+from ..fallback.reconcile import Reconciler
 from ..forking import InChild, leave_behind
 from ..kernel.answers import wrong_loop
 from ..kernel.engine import Engine
@@ -45,6 +46,8 @@ from .returns import Returns
 from .wakeups import SHORT, Wakeups
 
 T = TypeVar("T")
+Sender = Engine | ShardedEngine | Afterwards
+"""What sends an operation: the engine, or what is left of the gate once it is closed."""
 
 LONGEST_PAUSE = 0.4
 """Seconds between two tries to settle while the store is unavailable, at most."""
@@ -99,9 +102,7 @@ class Connection:
         """Callers whom a part of the store has refused, and who wait for its return: by `part_of` their keys."""
         self.undo = UndoList(self._submit, self.report, self._asks)
         """The orphans: what was given up, and is to be freed."""
-        self.journals = Journals(
-            self._submit, self.part_of, self.report, lambda: self.wakeups.freed(None), self.undo.all
-        )
+        self.journals = Journals(self._make_reconciler)
         """What policies have answered, and is to be brought into the store."""
         self.renewals = Renewals()
         # Mutable: the engine, None before open() and after aclose(); the same also while closing, as what was
@@ -160,8 +161,11 @@ class Connection:
                 done here.
 
         Raises:
+            UsageError: it was opened before.
             ConfigError: the store can never be used as it is set up.
         """
+        if not self.is_new:
+            raise UsageError("this Dedup is open already; open it once, at start-up, and share it")
         store, incidents = self.store, self._common.incidents
         if isinstance(store, ShardedStore):
             self._last_engine = ShardedEngine(store, self._make_engine_of_part)
@@ -333,6 +337,20 @@ class Connection:
             raise wrong_loop()
         return engine
 
+    def sender(self, *, granted: bool) -> Sender:
+        """Return what sends an operation; `granted`: on a claim of this gate, so it is sent after closing as well.
+
+        Raises:
+            UsageError: as for `running_engine`; after closing, nothing outlives the store, or its loop has ended.
+        """
+        if not granted or self.engine is not None:
+            return self.running_engine()
+        if not self._settles_afterwards or self._kept.is_late(asyncio.current_task()):
+            raise self.not_open()
+        if self._last_engine is not None and running_loop() is not self._last_engine.loop:
+            raise wrong_loop()
+        return self._afterwards
+
     def _make_engine_of_part(self, part: Store) -> Engine:
         # The callers are spread over the parts, so a part's batches are smaller, and fewer of them pay.
         return self._make_engine(part, min_batch=2 * MIN_BATCH, max_in_flight=2)
@@ -368,6 +386,10 @@ class Connection:
     def _asks(self, wire: bytes) -> bool:
         return self.engine is None or self.engine.asks(wire)
 
+    def _make_reconciler(self, policy: JournalledPolicy) -> Reconciler:
+        done = partial(self.wakeups.freed, None)
+        return Reconciler(policy, self._submit, self.part_of, self.report, done, self.undo.all)
+
     # What is left to do
 
     def retry_now(self, node: str) -> None:
@@ -400,7 +422,7 @@ class Connection:
         if not self.undo.is_closed:
             self.undo.add(op, fence, asked=asked)
         elif self._settles_afterwards:
-            self.keep(self._afterwards.run(ReleaseOp(op.wire, op.owner, fence)))
+            self._afterwards.submit(ReleaseOp(op.wire, op.owner, fence))
 
     # Waiting for keys
 
@@ -438,21 +460,6 @@ class Connection:
         return partial(self.wakeups.overheard_by.discard, on_freed)
 
     # After closing
-
-    def begin_afterwards(self, op: Op) -> asyncio.Future[Reply]:
-        """Send an operation on a claim that this gate granted before it was closed, after `check_afterwards`."""
-        return self.keep(self._afterwards.run(op))
-
-    def check_afterwards(self) -> None:
-        """See that `begin_afterwards` may be called.
-
-        Raises:
-            UsageError: not possible: it was never open, its loop has ended, or nothing outlives its store.
-        """
-        if not self._settles_afterwards or self._kept.is_late(asyncio.current_task()):
-            raise self.not_open()
-        if self._last_engine is not None and running_loop() is not self._last_engine.loop:
-            raise wrong_loop()
 
     @property
     def _settles_afterwards(self) -> bool:

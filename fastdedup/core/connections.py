@@ -76,11 +76,9 @@ class Connections:
             await self.stand_in.open()
             return
         former = self._present
-        if former.is_new:
+        if former.is_new or former.is_open:  # the latter raises
             await former.open()
             return
-        if former.is_open:
-            raise already_open()
         if former.is_closing and not former.is_loop_gone:
             raise UsageError("this Dedup is being closed; await aclose() before you open it again")
         self._wakeups.close()
@@ -134,8 +132,3 @@ class Connections:
         if counters is None and not self.may_be_counted:
             raise UsageError("this Dedup is open already: let its metrics be counted before you open it")
         return self.common.count_anew() if counters is None else counters
-
-
-def already_open() -> UsageError:
-    """The error for a second opening."""
-    return UsageError("this Dedup is open already; open it once, at start-up, and share it")

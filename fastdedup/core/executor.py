@@ -34,7 +34,7 @@ from ..kernel.operations import (
 from ..kernel.owners import owner_text
 from ..ledger.operations import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
 from ..tasks import running_loop
-from .connection import Connection
+from .connection import Connection, Sender
 from .connections import Connections
 from .counters import verb_of
 from .observers import Watchers
@@ -123,19 +123,17 @@ class Executor:
         the policy alone knows it. `granted`: it concerns a claim of this gate, so it is sent after closing as well.
         """
         engine = self.connections.engine
-        if engine is None or running_loop() is not engine.loop:
-            engine = None
-            if granted and self.connection.engine is None:
-                self.connection.check_afterwards()
-            else:
-                engine = self.connection.running_engine()
+        if engine is not None and running_loop() is engine.loop:
+            sender: Sender = engine
+        else:
+            sender = self.connection.sender(granted=granted)
         if self._remembers:
             self._prepare(op)
         if isinstance(op, ClaimOp):
             self.connection.undo.keep(op)
         if degraded and self._journal is None and not self.connection.behind_a_policy:
             raise HeldLocally
-        return self.connection.begin_afterwards(op) if engine is None else engine.submit(op, taker)
+        return sender.submit(op, taker)
 
     async def run(self, op: Op, *, degraded: bool = False) -> Reply:
         """Execute one operation that is not a claim: `begin`, then `verdict`. Errors as theirs."""

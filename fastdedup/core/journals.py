@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
-from ..events import Event
 from ..fallback.base import JournalledPolicy
 from ..fallback.reconcile import Reconciler
-from ..kernel.operations import Op, Reply
 
 
 class Journals:
     """Those of one connection.
 
     Args:
-        submit, lane_of, report, done, given_up: as for `Reconciler`.
+        make: returns what brings a policy's journal into the store.
     """
 
-    def __init__(
-        self,
-        submit: Callable[[Op], asyncio.Future[Reply]],
-        lane_of: Callable[[bytes], bytes],
-        report: Callable[[Event], None],
-        done: Callable[[], None],
-        given_up: Callable[[], list[tuple[bytes, bytes]]],
-    ) -> None:
-        def make(policy: JournalledPolicy) -> Reconciler:
-            return Reconciler(policy, submit, lane_of, report, done, given_up)
-
+    def __init__(self, make: Callable[[JournalledPolicy], Reconciler]) -> None:
         self._make = make
-        # Mutable: what brings each journal into the store, and the namespace that it is shown under.
+        # Mutable: the reconcilers, and the namespace that each journal is shown under, by the policy.
         self._reconcilers: dict[int, Reconciler] = {}
         self._names: dict[int, str] = {}
 

@@ -104,7 +104,7 @@ class Ledger:
         if write not in ("set", "append"):
             raise ConfigError(f"write must be 'set' or 'append', got {shown(write)}")
         self._gate = gate
-        gate.connections.common.expect_ids(gate.settings.namespace)
+        gate.connections.common.expect(gate.settings.namespace, "first")
         self.name = name
         """The ledger's name."""
         self._window_ms = milliseconds(window, "window")

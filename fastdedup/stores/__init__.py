@@ -30,8 +30,9 @@ def stores_of(
             fault = error.with_traceback(None)
         else:
             if isinstance(first, MemoryStore):
-                return StoreSource(first, forgets=True)
-            return StoreSource(first, lambda: make_store(store, timeout, replicas, credentials))
+                return StoreSource(lambda: first, forgets=True)
+            # Not the URL itself, which holds a password: whatever shows this object shows its attributes.
+            return StoreSource(lambda: make_store(store, timeout, replicas, credentials), has_several=True)
         store, credentials = "", None  # as in `make_store`
         raise fault
     if replicas:
@@ -40,7 +41,7 @@ def stores_of(
         )
     if credentials is not None:
         raise ConfigError("credentials= goes with a URL; a store object of your own logs in itself")
-    return StoreSource(store, forgets=isinstance(store, MemoryStore))
+    return StoreSource(lambda: store, forgets=isinstance(store, MemoryStore))
 
 
 def make_store(url: str, timeout: float, replicas: int = 0, credentials: Credentials | None = None) -> Store:

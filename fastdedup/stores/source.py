@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from .base import Store
 
 
+@dataclass(frozen=True, slots=True)
 class StoreSource:
     """The stores of one gate.
 
-    Args:
-        first: the first of them.
-        make: returns another one, which reaches the same records over a connection of its own; None where all
-            connections use the first.
-        forgets: a store that is closed has lost its records.
+    Attributes:
+        next: returns the store for one more connection.
+        has_several: each connection has a store of its own, which reaches the same records; else all have the same.
+        forgets: a store that is closed has lost its records: so the end of an event loop does not close it.
     """
 
-    def __init__(
-        self, first: Store, make: Callable[[], Store] | None = None, *, forgets: bool = False
-    ) -> None:
-        # Mutable: None once it was given away, if each connection has a store of its own.
-        self._first: Store | None = first
-        self._make = make
-        self.forgets = forgets
-        """True where a store that is closed has lost its records: the end of an event loop does not close it."""
-
-    @property
-    def has_several(self) -> bool:
-        """True where each connection has a store of its own, False where the next one uses the same store."""
-        return self._make is not None
-
-    def next(self) -> Store:
-        """Return the store for one more connection."""
-        store = self._first
-        if self._make is not None:
-            self._first = None
-        if store is None:
-            assert self._make is not None
-            store = self._make()
-        return store
+    next: Callable[[], Store]
+    has_several: bool = False
+    forgets: bool = False

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ..core.common import Common
 from ..core.connection import Connection
-from ..core.connections import Connections, already_open
+from ..core.connections import Connections
 from ..core.orphans import is_held
 from ..core.renewal import Renewal
 from ..core.settlement import Settlement
@@ -113,7 +113,7 @@ class EachLoop(Connections):
     """
 
     def __init__(self, common: Common, store: FakeStore) -> None:
-        super().__init__(common, StoreSource(store))
+        super().__init__(common, StoreSource(lambda: store))
         common.recent.age = 0.0  # it is real time, which a test's clock does not move
         common.may_count_later = True
         self._store = store
@@ -167,7 +167,7 @@ class EachLoop(Connections):
         """Open in the running loop. Raises UsageError where the application has opened it there already."""
         loop = asyncio.get_running_loop()
         if loop in self._opened and self.is_open:
-            raise already_open()
+            await self.here().open()  # raises what it raises in life
         self._opened.add(loop)
         self.here()
 
