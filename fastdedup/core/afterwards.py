@@ -1,4 +1,4 @@
-"""Settles, renews and frees the claims of a gate after it was closed.
+"""Work that goes on when its caller is cancelled, and what is left to do for claims when their gate is closed.
 
 A claim may outlive `aclose()`: a task works on beside `async with dedup:`, and `asyncio.run` cancels it only later.
 Its outcome is recorded and its key is freed all the same, over a connection that is opened for that, and closed
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 from ..kernel.operations import Op, Reply
-from .kept import KeptTasks
-from .loop_end import LoopEnd
+from .loop_end import LoopEnd, at_loop_end
+
+T = TypeVar("T")
 
 
 class Opened(Protocol):
@@ -39,18 +40,19 @@ class Opened(Protocol):
 
 
 class Afterwards:
-    """Does what is left to do for claims when their gate is closed.
+    """The work of one connection that must end; `len` tells how many tasks there are.
 
     Args:
         make: returns a new connection to the gate's store.
-        kept: the gate's tasks that end by themselves.
-        timeout: seconds for which the loop's end waits for them.
+        timeout: seconds for which the loop's end waits for the tasks.
     """
 
-    def __init__(self, make: Callable[[], Opened], kept: KeptTasks, timeout: float) -> None:
+    def __init__(self, make: Callable[[], Opened], timeout: float) -> None:
         self._make = make
-        self._kept = kept
         self._timeout = timeout
+        # Mutable: the tasks that have not ended; those among them that closing has waited for.
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._late: set[asyncio.Task[Any]] = set()
         # Mutable: the connection, once it was needed; how many use it; whose turn it is to open or close it; what
         # waits for the loop's end.
         self._connection: Opened | None = None
@@ -60,15 +62,48 @@ class Afterwards:
         self.is_over = False
         """True once the gate is open again, or its event loop has ended."""
 
-    def watch_loop(self) -> None:
-        """Wait for the kept tasks when the event loop ends."""
-        if self._loop_end is None:
-            self._loop_end = LoopEnd.awaited(self._end)
+    def __len__(self) -> int:
+        return len(self._tasks)
 
-    def submit(self, op: Op, taker: Any = None) -> asyncio.Future[Reply]:
-        """Send an operation that settles or renews a claim, or reads its record."""
+    # Work that goes on when its caller is cancelled
+
+    def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin some work."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._late.discard(task)
+        if not task.cancelled():
+            task.exception()  # a caller that was cancelled does not fetch it; the lease ends by itself
+
+    async def wait(self, timeout: float) -> None:
+        """Wait until the tasks have ended, for `timeout` seconds at most."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout)
+
+    def end_their_time(self) -> None:
+        """Count the tasks that still run as late from now on: they go no further than their next try."""
+        self._late.update(self._tasks)
+
+    def is_late(self) -> bool:
+        """True in a task whose time is over."""
+        return asyncio.current_task() in self._late
+
+    # After closing
+
+    def watch_loop(self) -> None:
+        """The gate is closed: wait for the tasks when the event loop ends."""
+        if self._loop_end is None:
+            self._loop_end = at_loop_end(self._end)
+
+    def submit(self, op: Op, taker: object = None) -> asyncio.Future[Reply]:
+        """Send an operation that settles or renews a claim, or reads its record, as an engine does."""
         self.watch_loop()
-        return self._kept.add(self._run(op))
+        return self.keep(self._run(op))
 
     async def _run(self, op: Op) -> Reply:
         try:
@@ -82,7 +117,7 @@ class Afterwards:
         """The gate is open again, and does all this itself."""
         self.is_over = True
         if self._loop_end is not None:
-            await self._loop_end.forget()
+            await self._loop_end.aclose()
 
     # Not by an asynchronous context manager: that is a generator, which the loop's end would end first.
 
@@ -104,14 +139,15 @@ class Afterwards:
                 await self._connection.aclose()
 
     async def _end(self) -> None:
-        """The event loop ends: give the kept tasks a moment, then end them."""
+        """The event loop ends: give the tasks a moment, then end them."""
         if self.is_over:
             return
-        await self._kept.wait(self._timeout)
+        await self.wait(self._timeout)
         self.is_over = True
         for _ in range(2):  # a task that is cancelled may leave one that tells of it
-            self._kept.cancel()
-            await self._kept.wait(self._timeout)
+            for task in tuple(self._tasks):
+                task.cancel()
+            await self.wait(self._timeout)
         if self._connection is not None:
             with contextlib.suppress(Exception):  # nobody is there to be told
                 await self._connection.aclose()

@@ -36,14 +36,12 @@ from ..stores.source import StoreSource
 from ..tasks import running_loop
 from .afterwards import Afterwards
 from .common import Common
-from .incidents import log
 from .journals import Journals
-from .kept import KeptTasks
-from .loop_end import LoopEnd
+from .loop_end import LoopEnd, at_loop_end
 from .orphans import UndoList
 from .renewal import Renewals
 from .returns import Returns
-from .wakeups import SHORT, Wakeups
+from .wakeups import Wakeups
 
 T = TypeVar("T")
 Sender = Engine | ShardedEngine | Afterwards
@@ -89,15 +87,13 @@ class Connection:
         self.timeout = common.timeout
         self.report = common.report
         """Log an event, and hand it to the user's callback."""
-        self.tell = common.tell
-        """Log a line about a single key; see `Common.tell`."""
         self.store = store = stores.next()
         self._clocked = store if isinstance(store, ClockedStore) else None
         self._sharded = store if isinstance(store, ShardedStore) else None
         self.behind_a_policy = isinstance(store, DegradingStore)
         self.policy_listener = store if isinstance(store, ListeningStore) else None
         self.keep_records()
-        self.wakeups = Wakeups() if wakeups is None else wakeups
+        self.wakeups = Wakeups(common) if wakeups is None else wakeups
         self.returns = Returns()
         """Callers whom a part of the store has refused, and who wait for its return: by `part_of` their keys."""
         self.undo = UndoList(self._submit, self.report, self._asks)
@@ -117,8 +113,7 @@ class Connection:
         """True once its event loop has begun to end before `aclose`."""
         self._closed = False
         self._closing: asyncio.Future[None] | None = None
-        self._kept = KeptTasks()
-        self._afterwards = Afterwards(self._for_afterwards, self._kept, self.timeout)
+        self._afterwards = Afterwards(self._for_afterwards, self.timeout)
 
     def keep_records(self) -> None:
         """Let the store return records with the largest results of all scopes."""
@@ -179,14 +174,12 @@ class Connection:
         try:
             await store.open()
             if self._ends_with_loop:
-                self._loop_end = LoopEnd.awaited(self._end_with_loop)
+                self._loop_end = at_loop_end(self._end_with_loop)
         except BaseException as error:
             if incidents is not None and isinstance(error, ConfigError):
                 incidents.mistaken(str(error))
             self._use(None)
-            if self._stores.has_several:
-                with contextlib.suppress(Exception):
-                    await store.aclose()  # it may be connecting still
+            await self._close_own_store()  # it may be connecting still
             raise
         if incidents is not None and isinstance(store, OpeningStore) and store.unreached:
             incidents.unreached(store.unreached)
@@ -202,10 +195,13 @@ class Connection:
 
     async def leave(self) -> None:
         """Another connection goes on: close what the end of the loop has left open, and do nothing afterwards."""
-        if self._stores.has_several and not self._forked:
-            with contextlib.suppress(Exception):  # closed already, but where its loop ended without a word
-                await self.store.aclose()
+        await self._close_own_store()  # it is closed already, but where its loop ended without a word
         await self._afterwards.replaced()
+
+    async def _close_own_store(self) -> None:
+        if self._stores.has_several and not self._forked:
+            with contextlib.suppress(Exception):
+                await self.store.aclose()
 
     async def aclose(self) -> None:
         """Answer what was accepted, then close. Closing twice is fine, and so is closing when its loop has ended.
@@ -240,11 +236,11 @@ class Connection:
         if self._common.incidents is not None:
             self._common.incidents.close()
         if self._loop_end is not None:
-            await self._loop_end.forget()
+            await self._loop_end.aclose()
 
     async def _finish_work(self) -> None:
         # What must end even when its caller is gone still needs the engine.
-        await self._kept.wait(self.timeout)
+        await self._afterwards.wait(self.timeout)
         await self.undo.finish(self.timeout)
         await self.journals.finish(self.timeout)
 
@@ -254,8 +250,8 @@ class Connection:
         if engine is not None:
             await engine.drain()
         # Without an engine their next try fails, and is told.
-        self._kept.end_their_time()
-        await self._kept.wait(LONGEST_PAUSE)
+        self._afterwards.end_their_time()
+        await self._afterwards.wait(LONGEST_PAUSE)
 
     async def _end_with_loop(self) -> None:
         """The event loop ends, and nobody has closed this: close the connections while they can be.
@@ -345,7 +341,7 @@ class Connection:
         """
         if not granted or self.engine is not None:
             return self.running_engine()
-        if not self._settles_afterwards or self._kept.is_late(asyncio.current_task()):
+        if not self._settles_afterwards or self._afterwards.is_late():
             raise self.not_open()
         if self._last_engine is not None and running_loop() is not self._last_engine.loop:
             raise wrong_loop()
@@ -430,34 +426,9 @@ class Connection:
         """Hear of freed keys from now on. False: the store tells of none at present."""
         return await self.wakeups.listen(self.store)
 
-    def tell_deaf(self, pause: float) -> None:
-        """Log, once for each loss, that waiters hear of no freed keys and look every `pause` seconds instead."""
-        self._tell_deaf(
-            SHORT,
-            "gate %r: the store answers but tells of no freed keys, so waiters look every %g s: %s",
-            pause,
-        )
-
-    def _tell_deaf(self, short: float, text: str, *values: Any) -> None:
-        why = self.wakeups.why_deaf(short)
-        if why and self._common.may_tell("waiters hear of no freed keys"):
-            log.warning(text, self._common.name, *values, why)
-
     async def overhear(self, on_freed: Callable[[bytes | None], None]) -> Callable[[], None]:
-        """Call `on_freed` for all that wakes a waiter, as `Store.listen` does; return what ends that.
-
-        Raises:
-            UnavailableError: the store cannot be listened to just now. If that lasts, a line in the log says why.
-        """
-        if not await self.listens():
-            # Before the clients have lines of their own, which refer to this one.
-            self._tell_deaf(
-                SHORT / 2,
-                "gate %r: the store tells of no freed keys, so the clients' waiters look instead: %s",
-            )
-            raise UnavailableError("the store tells of no freed keys")
-        self.wakeups.overheard_by.add(on_freed)
-        return partial(self.wakeups.overheard_by.discard, on_freed)
+        """Call `on_freed` for all that wakes a waiter; see `Wakeups.overhear`."""
+        return await self.wakeups.overhear(self.store, on_freed)
 
     # After closing
 
@@ -473,10 +444,10 @@ class Connection:
     @property
     def unfinished(self) -> int:
         """How many tasks go on although their callers may be gone; `aclose` waits for them. See `keep`."""
-        return len(self._kept)
+        return len(self._afterwards)
 
     def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run work that must end even when its caller is cancelled; aclose waits for it."""
         if self.engine is None and self._settles_afterwards:
             self._afterwards.watch_loop()
-        return self._kept.add(work)
+        return self._afterwards.keep(work)

@@ -28,7 +28,7 @@ class Connections:
         self.common = common
         self.stores = stores
         # The same for all, as a store that they share tells the first one of freed keys.
-        self._wakeups = Wakeups()
+        self._wakeups = Wakeups(common)
         # Mutable: the one that is open, or was last.
         self._present = self.make()
         self.engine: Engine | ShardedEngine | None = None

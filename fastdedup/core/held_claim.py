@@ -156,7 +156,7 @@ class HeldClaim:
 
     def warn(self, kind: str, text: str, *args: object) -> None:
         """Log a line of what became of this claim; its key is the first argument. See `Connection.tell`."""
-        self.gate.connection.tell(kind, text, self.key, *args)
+        self.gate.connections.common.tell(kind, text, self.key, *args)
 
     # The lease
 

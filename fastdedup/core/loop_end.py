@@ -9,30 +9,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
+LoopEnd = AsyncGenerator[None, None]
+"""Waits for the end of an event loop; `aclose()` is that end for it."""
 
-class LoopEnd:
-    """Awaits a function when the running event loop ends.
 
-    Where nobody refers to it any more while the loop runs, the function is awaited then.
+def at_loop_end(on_end: Callable[[], Awaitable[None]]) -> LoopEnd:
+    """Await a function when the running event loop ends. It must not raise.
+
+    Keep what this returns: where nobody refers to it any more while the loop runs, the function is awaited then. Its
+    `aclose()` awaits the function as well, which has to see for itself that nothing is to be done.
     """
-
-    def __init__(self, generator: AsyncGenerator[None, None]) -> None:
-        self._generator = generator
-
-    @classmethod
-    def awaited(cls, on_end: Callable[[], Awaitable[None]]) -> LoopEnd:
-        """Begin: from now on `on_end` is awaited when the loop ends. It must not raise."""
-        generator = _until_the_end(on_end)
-        with contextlib.suppress(StopIteration):  # it yields at once, so nothing is to be awaited
-            generator.__anext__().send(None)
-        return cls(generator)
-
-    async def forget(self) -> None:
-        """End it now. `on_end` is awaited once more, and has to see for itself that nothing is to be done."""
-        await self._generator.aclose()
+    waits = _until_the_end(on_end)
+    with contextlib.suppress(StopIteration):  # it yields at once, so nothing is to be awaited
+        waits.__anext__().send(None)
+    return waits
 
 
-async def _until_the_end(on_end: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:
+async def _until_the_end(on_end: Callable[[], Awaitable[None]]) -> LoopEnd:
     try:
         yield
     finally:

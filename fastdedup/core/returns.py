@@ -44,10 +44,6 @@ class Returns:
         for part in list(self.waiting):
             self.is_back(part)
 
-    def close(self) -> None:
-        """Wake nobody any more: the event loop of those who wait is gone."""
-        self.waiting.clear()
-
 
 def wake(future: asyncio.Future[None]) -> None:
     """End the wait for a future."""

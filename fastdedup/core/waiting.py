@@ -111,7 +111,7 @@ async def _wait(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict | Una
             # Of what a fallback holds no other process, nor another gate of this one, sends news.
             told = hears and not verdict.degraded
             if not told and not verdict.degraded:
-                connection.tell_deaf(_DEAF_PAUSE)
+                connection.wakeups.tell_deaf(_DEAF_PAUSE)
             await asyncio.wait([freed], timeout=alarm if told else min(alarm, _DEAF_PAUSE))
 
 

@@ -5,24 +5,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from ..errors import UnavailableError
 from ..stores.base import Store
+from .common import Common
+from .incidents import log
 
 SHORT = 2.0
 """Seconds for which a lost subscription is not worth a line in the log: a failover takes as long."""
 
 
 class Wakeups:
-    """One future a key, shared by all who wait for it in this process."""
+    """One future a key, shared by all who wait for it in this process.
 
-    def __init__(self) -> None:
+    Args:
+        common: the gate's, for its log; None where nothing is logged.
+    """
+
+    def __init__(self, common: Common | None = None) -> None:
+        self._common = common
         self._freed: dict[bytes, asyncio.Future[None]] = {}
         self.waiting: dict[bytes, int] = {}
         """How many callers wait for each store key."""
         self.overheard_by: set[Callable[[bytes | None], None]] = set()
         """Told of each key as well: who waits in other processes, behind the sidecar."""
-        # Mutable: why the store tells of no freed keys; since when, in the loop's time; whether `why_deaf` said so.
+        # Mutable: why the store tells of no freed keys; since when, in the loop's time; whether a line said so.
         self._deaf = ""
         self._since = 0.0
         self._said = False
@@ -39,12 +47,36 @@ class Wakeups:
         self._deaf, self._said = "", False
         return True
 
-    def why_deaf(self, short: float) -> str:
-        """Return, once for each loss, why the store tells of no freed keys, after `short` seconds; else no text."""
+    def tell_deaf(self, pause: float) -> None:
+        """Log, once for each loss, that waiters hear of no freed keys and look every `pause` seconds instead."""
+        self._tell_deaf(
+            SHORT,
+            "gate %r: the store answers but tells of no freed keys, so waiters look every %g s: %s",
+            pause,
+        )
+
+    def _tell_deaf(self, short: float, text: str, *values: object) -> None:
         if not self._deaf or self._said or asyncio.get_running_loop().time() - self._since < short:
-            return ""
+            return
         self._said = True
-        return self._deaf
+        if self._common is not None and self._common.may_tell("waiters hear of no freed keys"):
+            log.warning(text, self._common.name, *values, self._deaf)
+
+    async def overhear(self, store: Store, on_freed: Callable[[bytes | None], None]) -> Callable[[], None]:
+        """Call `on_freed` for all that wakes a waiter, as `Store.listen` does; return what ends that.
+
+        Raises:
+            UnavailableError: the store cannot be listened to just now. If that lasts, a line in the log says why.
+        """
+        if not await self.listen(store):
+            # Before the clients have lines of their own, which refer to this one.
+            self._tell_deaf(
+                SHORT / 2,
+                "gate %r: the store tells of no freed keys, so the clients' waiters look instead: %s",
+            )
+            raise UnavailableError("the store tells of no freed keys")
+        self.overheard_by.add(on_freed)
+        return partial(self.overheard_by.discard, on_freed)
 
     @contextmanager
     def watch(self, wire: bytes) -> Iterator[asyncio.Future[None]]:

@@ -116,17 +116,13 @@ class EachLoop(Connections):
         super().__init__(common, StoreSource(lambda: store))
         common.recent.age = 0.0  # it is real time, which a test's clock does not move
         common.may_count_later = True
-        self._store = store
+        self.store = store
         # Mutable: the connections; the loops in which the application opened it; the claims that are renewed.
         self._by_loop: dict[asyncio.AbstractEventLoop, Connection] = {}
         self._opened: set[asyncio.AbstractEventLoop] = set()
         self._renewed: dict[Renewal, Renewed] = {}
         store.clock.before_move.append(self._time_passes)
         store.outage.on_stop.append(self._store_is_back)
-
-    def is_on(self, store: FakeStore) -> bool:
-        """True where this is its store."""
-        return self._store is store
 
     # Life
 
@@ -181,8 +177,8 @@ class EachLoop(Connections):
 
     def end(self) -> None:
         """The test is over: do no more of what goes on in the background."""
-        self._store.clock.before_move.remove(self._time_passes)
-        self._store.outage.on_stop.remove(self._store_is_back)
+        self.store.clock.before_move.remove(self._time_passes)
+        self.store.outage.on_stop.remove(self._store_is_back)
         for loop, connection in tuple(self._by_loop.items()):
             for policy, _ in connection.journals.policies():
                 if isinstance(policy, LocalLRU):  # of a scope: the next store is not to get its journal
@@ -215,7 +211,7 @@ class EachLoop(Connections):
             for renewal in connection.renewals.waiting():
                 if isinstance(renewal, Renewal) and renewal not in self._renewed:
                     # Its lease began now: the clock has not moved since it was looked for.
-                    self._renewed[renewal] = Renewed(loop, renewal, self._store.clock.now)
+                    self._renewed[renewal] = Renewed(loop, renewal, self.store.clock.now)
         for renewal, renewed in tuple(self._renewed.items()):
             if renewed.life is None:
                 self._renewed.pop(renewal, None)
@@ -223,11 +219,11 @@ class EachLoop(Connections):
     def _time_passes(self, seconds: float) -> None:
         self._look_for_renewals()
         for each in tuple(self._renewed.values()):
-            each.time_passes(self._store, seconds)
+            each.time_passes(self.store, seconds)
 
     def _store_is_back(self) -> None:
         for loop, connection in tuple(self._by_loop.items()):
-            _take_back(connection, self._store)
+            _take_back(connection, self.store)
             in_loop(loop, partial(_tell_that_it_is_back, connection))
 
 

@@ -107,7 +107,7 @@ def _on(gate: Any, store: FakeStore) -> Iterator[None]:
 def _swapped(dedup: Dedup, store: FakeStore) -> Iterator[None]:
     gate = dedup.gate.connections
     former = gate.stand_in
-    if isinstance(former, EachLoop) and former.is_on(store):  # a scope of one that is swapped already
+    if isinstance(former, EachLoop) and former.store is store:  # a scope of one that is swapped already
         yield
         return
     if former is None and gate.is_open:
