@@ -7,14 +7,16 @@ import gc
 import os
 import threading
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 import uvloop
 
-from fastdedup import Dedup, LocalLRU, UsageError
+from fastdedup import ConfigError, Dedup, LocalLRU, UnavailableError, UsageError
 from fastdedup.events import Event, Replayed
+from fastdedup.kernel.operations import Op, Reply, Verb
+from fastdedup.stores.memory import MemoryStore
 
 from ..servers import RedisServer
 from ..stores import TIMEOUT
@@ -196,6 +198,50 @@ def test_a_journal_comes_home_in_the_next_loop(wait_until: WaitUntil, loop: Any)
         run(dedup.aclose, loop)
     finally:
         server.stop()
+
+
+class Moody(MemoryStore):
+    """A store that a test takes away, and that cannot be opened as it is set up."""
+
+    is_away = is_mistaken = False
+
+    async def open(self) -> None:
+        if self.is_mistaken:
+            raise ConfigError("the store is too old")
+        await super().open()
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        if self.is_away:
+            raise UnavailableError("the store is away")
+        return await super().execute(verb, ops)
+
+
+def test_an_opening_that_fails_loses_nothing_of_the_loop_before(wait_until: WaitUntil) -> None:
+    """What that had left was dropped with it: the record never came into the store, and no event said so."""
+    store, events = Moody(), list[Event]()
+    dedup = Dedup(store, on_unavailable=LocalLRU(), on_event=events.append)
+
+    async def in_outage() -> None:
+        await dedup.open()
+        store.is_away = True
+        async with dedup.claim("key") as claim:
+            await claim.complete("local")
+
+    async def mistaken() -> None:
+        with pytest.raises(ConfigError, match="too old"):
+            await dedup.open()
+
+    async def afterwards() -> None:
+        await dedup.open()
+        await wait_until(lambda: Replayed(1, 0) in events, description="the journal is in the store")
+        assert (await dedup.claim("key")).result == "local"
+        await dedup.aclose()
+
+    run(in_outage)
+    store.is_away, store.is_mistaken = False, True
+    run(mistaken)
+    store.is_mistaken = False
+    run(afterwards)
 
 
 def test_a_forked_child_opens_its_own(redis_url: str) -> None:
