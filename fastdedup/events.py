@@ -1,15 +1,16 @@
-"""Events beside the answers, for logs and metrics: frozen facts that are handed to `Dedup(on_event=…)`."""
+"""Events beside the answers, for logs and metrics: frozen facts that are handed to `Dedup(on_event=…)`.
+
+To add an event: write its class, add that to `Event`, and report it. `figure` is what it feeds, by `amount` (1 by
+default, or the name of a field), with those fields as labels that the figure names. `line` is its line in the log.
+"""
 
 from __future__ import annotations
 
-import logging
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 
-log = logging.getLogger("fastdedup")
-_PACKAGE = __name__.partition(".")[0]
+from .declarations import Figure, LogLine
+from .failures import log_failure
 
 KEPT_LOCALLY = "this key was used while the store was unavailable, and the store does not know of it yet"
 """The reason of a `Degraded` event about a key that the policy still keeps: the store may be back by then."""
@@ -27,6 +28,14 @@ class Degraded:
     answered: bool
     reason: str
 
+    figure = Figure(
+        "degraded",
+        "Asked the policy instead.",
+        ("namespace", "verb", "answered"),
+        unit="{operation}",
+        values={"answered": ("yes", "no")},
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
@@ -43,6 +52,19 @@ class LeaseLost:
     outage: bool = False
     """True where the store did not answer until the lease was over: no other owner is known."""
 
+    figure = Figure("leases_lost", "Claims whose owner held them no longer.", unit="{lease}")
+    line = LogLine(
+        "the lease of %(key)r in namespace %(namespace)r is lost (fence %(fence)d): %(outage)s",
+        "claims",
+        words={
+            "outage": {
+                False: "it ended, or the key was forgotten or settled elsewhere; "
+                "another owner may have the key by now",
+                True: "the store did not answer until it was over; another owner may get the key",
+            }
+        },
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class BreakerOpened:
@@ -51,6 +73,8 @@ class BreakerOpened:
     store: str
     """The name of the store or node."""
     reason: str
+
+    figure = Figure("breaker_opened", "How often the breaker opened.", unit="{time}", meter="breaker.opened")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +101,14 @@ class PrimaryRestarted:
     store: str
     """The name of the store or node."""
 
+    figure = Figure(
+        "primary_restarts",
+        "Primaries that came back as another process.",
+        unit="{time}",
+        meter_text="Primaries that came back as another.",
+    )
+    line = LogLine("%(store)s came back as another process: it may have lost writes that it had acknowledged")
+
 
 @dataclass(frozen=True, slots=True)
 class PrimarySwitched:
@@ -89,6 +121,16 @@ class PrimarySwitched:
 
     store: str
     """The name of the store."""
+
+    figure = Figure(
+        "primary_switches",
+        "Failovers that left a primary that still answered.",
+        unit="{time}",
+        meter_text="Primaries left though they answered.",
+    )
+    line = LogLine(
+        "%(store)s has another primary, though the former one answers: the last acknowledged writes may be lost"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +149,14 @@ class ClockSkew:
     offset_seconds: float
     """By how much its clock is ahead; negative where it is behind."""
 
+    figure = Figure(
+        "clock_skews",
+        "How often a Redis node's clock was off.",
+        unit="{time}",
+        meter_text="How often a node's clock was off.",
+    )
+    line = LogLine("the clock of %(store)s is off by %(offset_seconds).3f s: leases end early or late")
+
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
@@ -121,6 +171,11 @@ class Shortfall:
     """The key, or "#" and its digest where that is all that is known."""
     replicas: int
     """How many replicas had to confirm the write."""
+
+    figure = Figure("shortfalls", "Too few replicas confirmed.", ("namespace",), unit="{operation}")
+    line = LogLine(
+        "fewer than %(replicas)d replicas confirmed a %(verb)s of %(key)r in namespace %(namespace)r in time"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +192,21 @@ class Conflict:
     kept: str
     """The record that stands, "ours" or "theirs": ours where only ours is a success, else theirs."""
 
+    figure = Figure(
+        "reconcile_conflicts",
+        "Two owners of one key.",
+        ("kept",),
+        unit="{key}",
+        meter="conflicts",
+        meter_text="Keys with two owners after an outage.",
+        values={"kept": ("ours", "theirs")},
+    )
+    line = LogLine(
+        "%(key)r in namespace %(namespace)r had two owners in an outage, and both may have acted: the record that "
+        "stands is %(kept)s",
+        "claims",
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class Unreplayed:
@@ -146,6 +216,13 @@ class Unreplayed:
     key: str
     owner: str = field(repr=False)
     reason: str
+
+    figure = Figure("unreplayed", "Records that never got into the store.", unit="{key}")
+    line = LogLine(
+        "what was answered about %(key)r in namespace %(namespace)r in an outage could not be put into the store: "
+        "%(reason)s",
+        "claims",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +234,9 @@ class Replayed:
     conflicts: int
     """How many of these keys had another owner in the store: for each there is a `Conflict` event."""
 
+    figure = Figure("reconciled", "Records put into the store after an outage.", unit="{key}")
+    amount = "adopted"
+
 
 @dataclass(frozen=True, slots=True)
 class UndoOverflow:
@@ -165,6 +245,19 @@ class UndoOverflow:
     namespace: str
     key: str
     """The key, or "#" and its digest where that is all that is known."""
+
+    figure = Figure(
+        "undo_overflows",
+        "Given-up claims that nobody takes back.",
+        unit="{key}",
+        meter="undo.overflows",
+        meter_text="Given-up claims nobody takes back.",
+    )
+    line = LogLine(
+        "too many claims were given up at once: %(key)r in namespace %(namespace)r may stay held until its lease "
+        "ends",
+        "claims",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +270,10 @@ class BatchedBySlot:
     store: str
     """The name of the node."""
     reason: str
+
+    line = LogLine(
+        "%(store)s refuses scripts with undeclared keys, so each slot of a batch costs it a call: %(reason)s"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +317,14 @@ class GateBypassed:
     """The name of the inbox."""
     reason: str
 
+    figure = Figure(
+        "gate_bypassed", "Calls of an inbox whose gate did not answer.", ("namespace", "inbox"), unit="{call}"
+    )
+    line = LogLine(
+        "the gate in namespace %(namespace)r does not answer, so the inbox %(inbox)r decides alone: %(reason)s",
+        at_once=1,  # it comes with each operation
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerFilling:
@@ -234,6 +339,10 @@ class LedgerFilling:
     fill: float
     """Ids by capacity."""
 
+    line = LogLine(
+        "the ledger %(ledger)r in namespace %(namespace)r is nearly full: it holds %(fill).2f of its capacity"
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class ConsumerPaused:
@@ -246,6 +355,15 @@ class ConsumerPaused:
     """The consumer's name."""
     reason: str
 
+    figure = Figure(
+        "consumer_paused",
+        "1 while a consumer waits for a store, or for its broker.",
+        ("consumer",),
+        "gauge",
+        meter="consumer.paused",
+        meter_text="1 while a consumer waits for a store or its broker.",
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class ConsumerResumed:
@@ -255,6 +373,9 @@ class ConsumerResumed:
     """The consumer's name."""
     lasted: float
     """How many seconds it was paused."""
+
+    figure = ConsumerPaused.figure
+    amount = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +405,14 @@ class DeadLettered:
     """How often the handler was begun for it."""
     error: str
     """The type of the last error."""
+
+    figure = Figure(
+        "dead_letters",
+        "Messages laid where dead letters lie.",
+        ("consumer", "reason"),
+        unit="{message}",
+        values={"reason": ("failed", "exhausted", "mismatch", "no_key")},
+    )
 
 
 Event = (
@@ -329,35 +458,3 @@ def emit(on_event: OnEvent | None, event: Event) -> None:
         on_event(event)
     except Exception as error:  # noqa: BLE001 -- no error of a callback may stop a claim
         log_failure(event, error)
-
-
-def log_failure(event: Event, error: BaseException) -> None:
-    """Log that the user's callback has raised an error on an event; `emit` says what the line shows."""
-    log.error(
-        "the on_event callback failed on %s in namespace %r: %s at %s",
-        type(event).__name__,
-        getattr(event, "namespace", ""),
-        type(error).__name__,
-        place_of(error),
-    )
-
-
-def log_batch_failure(error: BaseException) -> None:
-    """Log that the user's callback for batches has raised an error."""
-    log.error("the on_batch callback failed: %s at %s", type(error).__name__, place_of(error))
-
-
-def place_of(error: BaseException) -> str:
-    """Return where an error was raised: its last three calls, for a log line.
-
-    Calls by which this package came to its user's code are left out.
-    """
-    called = error.__traceback__
-    while called is not None and _is_ours(called):
-        called = called.tb_next
-    frames = traceback.extract_tb(called or error.__traceback__)[-3:]
-    return " > ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames)
-
-
-def _is_ours(call: TracebackType) -> bool:
-    return str(call.tb_frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE

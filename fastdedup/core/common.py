@@ -11,7 +11,8 @@ from typing import Literal
 from ..checks import Seconds, check_count, check_seconds, shown
 from ..decorated import DecoratedFunctions
 from ..errors import ConfigError
-from ..events import Event, OnEvent, log_batch_failure, log_failure
+from ..events import Event, OnEvent
+from ..failures import log_batch_failure, log_failure
 from ..fallback.base import FallbackPolicy
 from ..kernel.engine import OnBatch, OnStoreCall
 from ..kernel.queue import MIN_BATCH
@@ -118,8 +119,8 @@ class Common:
         """Log an event, and hand it to the user's callback. An error of that is logged, and changes no answer."""
         if self.incidents is not None:
             self.incidents(event)
-        counters = self.watchers.counters
-        for listener in self.on_event if counters is None else [*self.on_event, counters.on_event]:
+        facts = self.watchers.facts
+        for listener in self.on_event if facts is None else [*self.on_event, facts.on_event]:
             try:
                 listener(event)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 -- no callback may stop a claim
@@ -134,15 +135,11 @@ class Common:
     @property
     def call_hearer(self) -> OnStoreCall | None:
         """What an engine calls with the verb and the seconds of each batch; None where nobody wants to know."""
-        return self._store_called if self.may_count_later or self._counters is not None else None
-
-    @property
-    def _counters(self) -> GateCounters | None:
-        return self.watchers.counters or self.watchers.waits
+        return self._store_called if self.may_count_later or self.watchers.facts is not None else None
 
     def _batch_began(self, size: int) -> None:
-        if (counters := self._counters) is not None:
-            counters.on_batch(size)
+        if (facts := self.watchers.facts) is not None:
+            facts.on_batch(size)
         if self.on_batch is not None:
             try:
                 self.on_batch(size)
@@ -151,8 +148,8 @@ class Common:
                     log_batch_failure(error)
 
     def _store_called(self, verb: str, took: float) -> None:
-        if (counters := self._counters) is not None:
-            counters.on_store_call(verb, took)
+        if (facts := self.watchers.facts) is not None:
+            facts.on_store_call(verb, took)
 
     # Figures
 

@@ -1,58 +1,29 @@
-"""The counters of one gate or one sidecar, in plain lists and dicts. `fastdedup/metrics.py` renders them.
+"""The counters of one gate or one sidecar, in plain lists and dicts, which feed the table of `core/figures.py`.
 
-To add a figure: count it in `GateCounters`, and name it in `fastdedup/metrics.py`. What only a sidecar has is counted
-in `sidecar/counters.py`.
+What only a sidecar has is counted in `sidecar/counters.py`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from time import perf_counter, sleep
 from typing import Any, Final, Protocol
 
+from ..declarations import BOUNDS, Figure, Labels
 from ..errors import ClaimLostError, ForeignRecordError, ShortfallError, UnavailableError
-from ..events import (
-    BreakerOpened,
-    ClockSkew,
-    Conflict,
-    ConsumerPaused,
-    ConsumerResumed,
-    DeadLettered,
-    Degraded,
-    Event,
-    GateBypassed,
-    LeaseLost,
-    PrimaryRestarted,
-    PrimarySwitched,
-    Replayed,
-    Shortfall,
-    UndoOverflow,
-    Unreplayed,
-)
+from ..events import Event
 from ..kernel.operations import Code, Moved, Op, Reply, SettleOp, Verb, Verdict
-
-BOUNDS: Final = (
-    0.0001,
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    10.0,
+from .figures import (
+    FEEDS,
+    LEDGER_IDS,
+    OPERATION_SECONDS,
+    SIZES,
+    STORE_CALL_SECONDS,
+    WAIT_SECONDS,
 )
-"""The upper bounds of the latency histogram's cells, in seconds."""
-SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""The upper bounds of the batch histogram's cells, in operations."""
+
 _FAULTS: Final[dict[type[BaseException], str]] = {
     UnavailableError: "unavailable",
     ShortfallError: "unavailable",
@@ -78,12 +49,12 @@ _MOST_EXPECTED: Final = 50
 _TRIES: Final = 10
 """Times that a thread copies the counts while another one changes them."""
 Cells = list[float]
-"""How many operations took up to each of `BOUNDS`, how many took longer, and the sum of their seconds."""
+"""How many were measured up to each bound, how many above the last, and the sum of what was measured."""
 
 
-def empty_cells() -> Cells:
+def empty_cells(bounds: tuple[float, ...] = BOUNDS) -> Cells:
     """Return cells in which nothing is counted yet."""
-    return [0] * (len(BOUNDS) + 1) + [0.0]
+    return [0] * (len(bounds) + 1) + [0.0]
 
 
 def _by_outcome() -> defaultdict[str, Cells]:
@@ -93,14 +64,8 @@ def _by_outcome() -> defaultdict[str, Cells]:
 class Durations(Protocol):
     """Hears of each time that is measured, where somebody wants more than the cells."""
 
-    def took(self, namespace: str, verb: str, outcome: str, seconds: float) -> None:
-        """An operation was answered."""
-
-    def waited(self, namespace: str, seconds: float) -> None:
-        """A claim has waited for another owner."""
-
-    def called(self, verb: str, seconds: float) -> None:
-        """A batch to the store has ended."""
+    def took(self, figure: Figure, labels: Labels, seconds: float) -> None:
+        """A time of this figure was measured. `labels`: the values of its labels, as OpenTelemetry has them."""
 
 
 class GateCounters:
@@ -124,29 +89,11 @@ class GateCounters:
         self._cells_scope: object = None
         self._cells_outcome: object = None
         self._moves = 0
-        # Mutable: batches by size, the sum of sizes, and their seconds by the store's verb; the seconds of waits
-        # for other owners, by namespace.
-        self.batches = [0] * (len(SIZES) + 1)
-        self.batched = 0
+        # Mutable: the cells of batches by the store's verb, and by their size; what else is fed, by its figure.
         self.store_calls: defaultdict[str, Cells] = defaultdict(empty_cells)
-        self.waits: defaultdict[str, Cells] = defaultdict(empty_cells)
-        # Mutable: events; dead letters and inboxes without their gate, by namespace or consumer; paused consumers.
-        self.degraded: Counter[tuple[str, str, str]] = Counter()
-        self.conflicts: Counter[str] = Counter({"ours": 0, "theirs": 0})
-        self.shortfalls: Counter[str] = Counter()
-        # Mutable: the answers to ids, by namespace, ledger, and "first" or "duplicate".
-        self.ledger_ids: Counter[tuple[str, str, str]] = Counter()
-        self.bypassed: Counter[tuple[str, str]] = Counter()
-        self.dead_letters: Counter[tuple[str, str]] = Counter()
-        self.paused: Counter[str] = Counter()
-        self.opened = 0
-        self.restarted = 0
-        self.switched = 0
-        self.adopted = 0
-        self.unreplayed = 0
-        self.leases_lost = 0
-        self.clock_skews = 0
-        self.undo_overflows = 0
+        self.batches = empty_cells(SIZES)
+        self.counted: defaultdict[Figure, Counter[Labels]] = defaultdict(Counter)
+        self.measured: defaultdict[Figure, dict[Labels, Cells]] = defaultdict(dict)
         self._names: set[str] = set()
         self.is_known: Callable[[str], bool] = self._is_one_of_the_first
 
@@ -183,7 +130,7 @@ class GateCounters:
         cells[bisect_left(BOUNDS, seconds)] += 1
         cells[-1] += seconds
         if self.durations is not None:
-            self.durations.took(self.label(namespace), verb, outcome, seconds)
+            self.durations.took(OPERATION_SECONDS, (self.label(namespace), verb, outcome), seconds)
 
     def claimed(self, scope: Any, outcome: str, since: float) -> None:
         """Count the answer to a claim that began at `since`, a `perf_counter()`."""
@@ -266,15 +213,9 @@ class GateCounters:
         """Count the verdict on an operation that is not a claim, or the error in its place."""
         self.observe(scope.settings.namespace, verb_of(op), outcome_of(answer), perf_counter() - since)
 
-    def waited(self, scope: Any, since: float) -> None:
+    def waited(self, namespace: str, seconds: float) -> None:
         """Count a claim that waited for another owner."""
-        took = perf_counter() - since
-        namespace = self.label(scope.settings.namespace)
-        cells = self.waits[namespace]
-        cells[bisect_left(BOUNDS, took)] += 1
-        cells[-1] += took
-        if self.durations is not None:
-            self.durations.waited(namespace, took)
+        self._measure(WAIT_SECONDS, (self.label(namespace),), seconds)
 
     def on_store_call(self, verb: str, took: float) -> None:
         """Count a batch that has ended."""
@@ -282,58 +223,50 @@ class GateCounters:
         cells[bisect_left(BOUNDS, took)] += 1
         cells[-1] += took
         if self.durations is not None:
-            self.durations.called(verb, took)
+            self.durations.took(STORE_CALL_SECONDS, (verb,), took)
 
     def asked_ledger(self, namespace: str, ledger: str, answers: list[bool]) -> None:
         """Count the answers to ids of a ledger."""
-        firsts = sum(answers)
+        firsts, ids = sum(answers), self.counted[LEDGER_IDS]
         namespace = self.label(namespace)
-        self.ledger_ids[namespace, ledger, "first"] += firsts
-        self.ledger_ids[namespace, ledger, "duplicate"] += len(answers) - firsts
+        ids[namespace, ledger, "first"] += firsts
+        ids[namespace, ledger, "duplicate"] += len(answers) - firsts
 
     def on_batch(self, size: int) -> None:
         """Count a batch; a callback for `Dedup.on_batch`."""
         self.batches[bisect_left(SIZES, size)] += 1
-        self.batched += size
+        self.batches[-1] += size
 
     def on_event(self, event: Event) -> None:
-        """Count an event; a callback for `Dedup(on_event=...)`."""
-        match event:
-            case Degraded():
-                self.degraded[self.label(event.namespace), event.verb, "yes" if event.answered else "no"] += 1
-            case Conflict():
-                self.conflicts[event.kept] += 1
-            case Shortfall():
-                self.shortfalls[self.label(event.namespace)] += 1
-            case BreakerOpened():
-                self.opened += 1
-            case PrimaryRestarted():
-                self.restarted += 1
-            case PrimarySwitched():
-                self.switched += 1
-            case Replayed():
-                self.adopted += event.adopted
-            case Unreplayed():
-                self.unreplayed += 1
-            case LeaseLost():
-                self.leases_lost += 1
-            case ClockSkew():
-                self.clock_skews += 1
-            case UndoOverflow():
-                self.undo_overflows += 1
-            case GateBypassed():
-                self.bypassed[self.label(event.namespace), event.inbox] += 1
-            case DeadLettered():
-                self.dead_letters[event.consumer, event.reason] += 1
-            case ConsumerPaused():
-                self.paused[event.consumer] = 1
-            case ConsumerResumed():
-                self.paused[event.consumer] = 0
+        """Count an event as its class says; a callback for `Dedup(on_event=...)`."""
+        feed = FEEDS.get(type(event))
+        if feed is None:
+            return
+        figure, amount = feed
+        labels = tuple([self._label_of(event, name) for name in figure.labels])
+        value = getattr(event, amount) if isinstance(amount, str) else amount
+        if figure.kind == "histogram":
+            self._measure(figure, labels, value)
+        elif figure.kind == "gauge":
+            self.counted[figure][labels] = value
+        else:
+            self.counted[figure][labels] += value
 
+    def _label_of(self, event: Event, name: str) -> str:
+        value = getattr(event, name)
+        if name == "namespace":
+            return self.label(value)
+        return value if isinstance(value, str) else "yes" if value else "no"
 
-def by_one(counts: Mapping[str, int]) -> dict[tuple[str, ...], int]:
-    """Return counts by a single label."""
-    return {(label,): count for label, count in list(counts.items())}
+    def _measure(self, figure: Figure, labels: Labels, value: float) -> None:
+        rows = self.measured[figure]
+        cells = rows.get(labels)
+        if cells is None:
+            cells = rows[labels] = empty_cells(figure.bounds)
+        cells[bisect_left(figure.bounds, value)] += 1
+        cells[-1] += value
+        if self.durations is not None:
+            self.durations.took(figure, labels, value)
 
 
 def verb_at_policy(verb: str) -> str:

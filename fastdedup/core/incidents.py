@@ -3,7 +3,7 @@
 An outage begins with one line and ends with one line, which says how many operations the policy answered and refused
 meanwhile. A store that comes and goes, as a full one does, has `AT_ONCE` such pairs in a minute. Events about single
 keys get `AT_ONCE` lines in a minute; then they are counted, and one line a minute says how many there were. No line
-shows an owner, a token, a result or a password.
+shows an owner, a token, a result or a password. Each event's class has its line.
 """
 
 from __future__ import annotations
@@ -14,26 +14,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from ..events import (
-    KEPT_LOCALLY,
-    BatchedBySlot,
-    BreakerClosed,
-    BreakerOpened,
-    ClockSkew,
-    Conflict,
-    Degraded,
-    Event,
-    GateBypassed,
-    LeaseLost,
-    LedgerFilling,
-    PrimaryRestarted,
-    PrimarySwitched,
-    Replayed,
-    Shortfall,
-    UndoOverflow,
-    Unreplayed,
-    name_of,
-)
+from ..declarations import LogLine
+from ..events import KEPT_LOCALLY, BreakerClosed, BreakerOpened, Degraded, Event, Replayed, name_of
 from ..tasks import running_loop
 
 log = logging.getLogger("fastdedup.store")
@@ -44,66 +26,7 @@ AT_ONCE = 5
 WINDOW = 60.0
 """Seconds between two lines that say how many events of a kind were counted."""
 
-Line = tuple[logging.Logger, str]
-
-# The arguments of each line: the fields of its event, after the gate's name.
-_LINES: dict[type, Line] = {
-    LeaseLost: (
-        claims_log,
-        "the lease of %(key)r in namespace %(namespace)r is lost (fence %(fence)d): %(why)s",
-    ),
-    Conflict: (
-        claims_log,
-        "%(key)r in namespace %(namespace)r had two owners in an outage, and both may have acted: "
-        "the record that stands is %(kept)s",
-    ),
-    Unreplayed: (
-        claims_log,
-        "what was answered about %(key)r in namespace %(namespace)r in an outage could not be put into the store: "
-        "%(reason)s",
-    ),
-    UndoOverflow: (
-        claims_log,
-        "too many claims were given up at once: %(key)r in namespace %(namespace)r may stay held until its lease "
-        "ends",
-    ),
-    Shortfall: (
-        log,
-        "fewer than %(replicas)d replicas confirmed a %(verb)s of %(key)r in namespace %(namespace)r in time",
-    ),
-    PrimaryRestarted: (
-        log,
-        "%(store)s came back as another process: it may have lost writes that it had acknowledged",
-    ),
-    PrimarySwitched: (
-        log,
-        "%(store)s has another primary, though the former one answers: the last acknowledged writes may be lost",
-    ),
-    ClockSkew: (
-        log,
-        "the clock of %(store)s is off by %(offset_seconds).3f s: leases end early or late",
-    ),
-    GateBypassed: (
-        log,
-        "the gate in namespace %(namespace)r does not answer, so the inbox %(inbox)r decides alone: %(reason)s",
-    ),
-    LedgerFilling: (
-        log,
-        "the ledger %(ledger)r in namespace %(namespace)r is nearly full: it holds %(fill).2f of its capacity",
-    ),
-    BatchedBySlot: (
-        log,
-        "%(store)s refuses scripts with undeclared keys, so each slot of a batch costs it a call: %(reason)s",
-    ),
-}
-_WHY_LOST = {
-    False: "it ended, or the key was forgotten or settled elsewhere; another owner may have the key by now",
-    True: "the store did not answer until it was over; another owner may get the key",
-}
-"""By whether the lease was lost in an outage."""
 _AWAY = "the store does not answer"
-_ONCE = (GateBypassed,)
-"""Events that come with each operation: one line, then counts."""
 
 
 class StoreAway:
@@ -157,8 +80,8 @@ class Incidents:
         handle = self._by_type.get(type(event))
         if handle is not None:
             handle(event)
-        elif type(event) in _LINES:
-            self._single(event)
+        elif (line := getattr(event, "line", None)) is not None:
+            self._single(event, line)
 
     def unreached(self, reason: str) -> None:
         """Take note that the store did not answer when the gate was opened."""
@@ -262,14 +185,10 @@ class Incidents:
 
     # Single events
 
-    def _single(self, event: Event) -> None:
-        kind = type(event)
-        if self.may_tell(name_of(kind), 1 if kind in _ONCE else AT_ONCE):
-            to, text = _LINES[kind]
-            fields = {"gate": self._gate, **_fields(event)}
-            if isinstance(event, LeaseLost):
-                fields["why"] = _WHY_LOST[event.outage]
-            to.warning(f"gate %(gate)r: {text}", fields)
+    def _single(self, event: Event, line: LogLine) -> None:
+        if self.may_tell(name_of(type(event)), AT_ONCE if line.at_once is None else line.at_once):
+            to = logging.getLogger(f"fastdedup.{line.logger}")
+            to.warning(f"gate %(gate)r: {line.text}", {"gate": self._gate, **_fields(event, line)})
 
     # What is counted
 
@@ -325,5 +244,9 @@ def _sums(outage: StoreAway) -> str:
     return f"{lasted:.1f} s: the policy answered {outage.answered} operations and refused {outage.refused}"
 
 
-def _fields(event: Event) -> dict[str, Any]:
-    return {name: getattr(event, name) for name in event.__slots__ if name not in ("owner", "ours", "theirs")}
+def _fields(event: Event, line: LogLine) -> dict[str, Any]:
+    """Return what a line may show of an event: no owner, because that could settle its claim."""
+    shown = {
+        name: getattr(event, name) for name in event.__slots__ if name not in ("owner", "ours", "theirs")
+    }
+    return shown | {name: words[shown[name]] for name, words in line.words.items()}

@@ -14,21 +14,25 @@ class Watchers:
 
     Attributes:
         counters: count each operation; None where nobody wants to know, or somebody else counts, as the sidecar.
-        waits: count the waits of claims and the batches where `counters` is None, because the sidecar counts its
-            operations itself.
+        beside: count all but the answers, if `counters` is None because the sidecar counts its answers itself.
         tracing: makes spans; None where nobody traces.
         context: returns a dict that has no `span_key` where no span is current, so that no claim needs one; None
             where `tracing` must be asked each time.
     """
 
-    __slots__ = ("context", "counters", "span_key", "tracing", "waits")
+    __slots__ = ("beside", "context", "counters", "span_key", "tracing")
 
     def __init__(self) -> None:
         self.counters: GateCounters | None = None
-        self.waits: GateCounters | None = None
+        self.beside: GateCounters | None = None
         self.tracing: Tracing | None = None
         self.context: Callable[[], Any] | None = None
         self.span_key = ""
+
+    @property
+    def facts(self) -> GateCounters | None:
+        """What counts facts that are not answers: waits for other owners, ids of ledgers."""
+        return self.counters or self.beside
 
     def wants_span(self) -> bool:
         """True where a claim that begins now shall have a span."""

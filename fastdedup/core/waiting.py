@@ -74,9 +74,8 @@ def one_wait(gate: Gate) -> Iterator[None]:
     try:
         yield
     finally:
-        watchers = gate.watchers
-        if (counters := watchers.counters or watchers.waits) is not None:
-            counters.waited(gate, since)
+        if (facts := gate.watchers.facts) is not None:
+            facts.waited(gate.settings.namespace, perf_counter() - since)
 
 
 async def wait_a_while(

@@ -15,7 +15,8 @@ import random
 from collections.abc import Callable, Collection, Sequence
 
 from ..errors import DedupError, ForeignRecordError
-from ..events import Conflict, Event, Replayed, Unreplayed, log
+from ..events import Conflict, Event, Replayed, Unreplayed
+from ..failures import log
 from ..kernel.operations import Adopted, AdoptOp, Code, Op, Reply, Stored, StoredForm
 from ..ledger.operations import FirstOp
 from ..tasks import stop

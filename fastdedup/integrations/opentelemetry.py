@@ -46,7 +46,7 @@ from ..kernel.owners import TRACE_BYTES
 from ..model import Outcome
 from ..sync.gateway import Dedup as SyncDedup
 from .otel_metrics import SCOPE, Histograms, observations_of, server_of
-from .watched import is_watchable
+from .watched import is_watchable, watched_gate
 
 _SETTLINGS = {"completed": "complete", "failed": "fail", "released": "release"}
 _RUNS = {
@@ -254,11 +254,11 @@ def instrument(
     if isinstance(dedup, SyncDedup):
         processes = dedup.per_process
         processes.on_made(lambda made: attach(made.gate.connections))
-        observations_of(meter_provider).add(processes, lambda: processes.present.gate.connections)
+        observations_of(meter_provider).add(processes, lambda: watched_gate(processes.present))
     elif isinstance(dedup, Dedup):
         connections = dedup.gate.connections
         attach(connections)
-        observations_of(meter_provider).add(connections, lambda: connections)
+        observations_of(meter_provider).add(connections, lambda: watched_gate(dedup))
     else:
         raise ConfigError(f"instrument() takes a Dedup, got {named(dedup)}")
     for each in messages:

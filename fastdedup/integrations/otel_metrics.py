@@ -1,23 +1,21 @@
-"""The metrics of a gate for OpenTelemetry; `integrations/opentelemetry.py` makes them.
-
-To add a figure: count it in `GateCounters`, and name it in `_COUNTERS` or `_GAUGES`. Those of messages: `watched.py`.
-"""
+"""The metrics of a gate for OpenTelemetry; `integrations/opentelemetry.py` makes them of the table of figures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from threading import Lock
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
 from ..core.connections import Connections
-from ..core.counters import BOUNDS, by_one, verb_at_policy
-from ..model import BreakerState
+from ..core.figures import FIGURES, STORE_CALL_SECONDS
+from ..core.sums import Sums, WatchedGate
+from ..declarations import BOUNDS, Figure, Labels
 from ..stores.base import ShardedStore
-from .watched import WatchedMessages
+from .watched import CONSUMERS, INBOXES, WatchedMessages
 
 SCOPE: Final = "fastdedup"
 _OF_REDIS: Final = "Redis at "
@@ -29,154 +27,6 @@ _MOST_CALLS: Final = 1000
 """Attributes of batches that are kept: those of some 60 addresses that a Sentinel names."""
 Attributes = dict[str, str | int]
 Observe = Callable[[CallbackOptions], Iterable[Observation]]
-Labels = tuple[str, ...]
-Values = Mapping[Any, float]
-_SPACE: Final = ("namespace",)
-_PROCEDURE: Final = "db.stored_procedure.name"
-
-
-class Figure(NamedTuple):
-    """A metric of gates, which is read when it is exported: to record each value costs a span's time.
-
-    Attributes:
-        name: without "fastdedup.".
-        unit: of its values.
-        text: says what it is.
-        labels: the names of its attributes.
-        read: returns one gate's values, by those of the attributes.
-    """
-
-    name: str
-    unit: str
-    text: str
-    labels: tuple[str, ...]
-    read: Callable[[Connections], Values]
-
-
-def _operations(connections: Connections) -> Values:
-    counters = connections.count()
-    counts: dict[Labels, float] = {**counters.zeros()}
-    for *names, cells in counters.answers():
-        counts[tuple(names)] = int(sum(cells[:-1]))
-    return counts
-
-
-def _degraded(connections: Connections) -> Values:
-    counters = connections.count()
-    counts: dict[Labels, float] = {
-        (namespace, verb_at_policy(verb), answered): 0
-        for namespace, verb in counters.seen()
-        for answered in ("yes", "no")
-    }
-    return counts | counters.degraded
-
-
-def _shortfalls(connections: Connections) -> Values:
-    counters = connections.count()
-    counts: dict[Labels, float] = {(namespace,): 0 for namespace, _ in counters.seen()}
-    return counts | by_one(counters.shortfalls)
-
-
-def _calls(connections: Connections) -> Values:
-    return {(verb,): int(sum(cells[:-1])) for verb, cells in list(connections.count().store_calls.items())}
-
-
-def _seconds(connections: Connections) -> Values:
-    return {(verb,): cells[-1] for verb, cells in list(connections.count().store_calls.items())}
-
-
-def _pending(connections: Connections) -> Values:
-    engine = connections.here().engine
-    return {(): 0 if engine is None else engine.pending}
-
-
-def _counted(name: str) -> Callable[[Connections], Values]:
-    """Return what finds a count of `GateCounters` that has no attributes."""
-    return lambda connections: {(): getattr(connections.count(), name)}
-
-
-_COUNTERS: Final = (
-    Figure("operations", "{operation}", "Operations answered.", (*_SPACE, "verb", "outcome"), _operations),
-    Figure("degraded", "{operation}", "Asked the policy instead.", (*_SPACE, "verb", "answered"), _degraded),
-    Figure(
-        "conflicts",
-        "{key}",
-        "Keys with two owners after an outage.",
-        ("kept",),
-        lambda connections: by_one(connections.count().conflicts),
-    ),
-    Figure("reconciled", "{key}", "Records put into the store after an outage.", (), _counted("adopted")),
-    Figure("unreplayed", "{key}", "Records that never got into the store.", (), _counted("unreplayed")),
-    Figure("leases_lost", "{lease}", "Claims whose owner held them no longer.", (), _counted("leases_lost")),
-    Figure(
-        "undone",
-        "{key}",
-        "Given-up claims and ids that were taken back.",
-        (),
-        lambda connections: {(): connections.undo_counts()[0]},
-    ),
-    Figure("undo.overflows", "{key}", "Given-up claims nobody takes back.", (), _counted("undo_overflows")),
-    Figure("shortfalls", "{operation}", "Too few replicas confirmed.", _SPACE, _shortfalls),
-    Figure("breaker.opened", "{time}", "How often the breaker opened.", (), _counted("opened")),
-    Figure("primary_restarts", "{time}", "Primaries that came back as another.", (), _counted("restarted")),
-    Figure("primary_switches", "{time}", "Primaries left though they answered.", (), _counted("switched")),
-    Figure("clock_skews", "{time}", "How often a node's clock was off.", (), _counted("clock_skews")),
-    Figure("store.calls", "{call}", "Batches to the store.", (_PROCEDURE,), _calls),
-    Figure("store.time", "s", "Seconds of the batches to the store, added up.", (_PROCEDURE,), _seconds),
-    Figure("store.operations", "{operation}", "Operations in these batches.", (), _counted("batched")),
-    Figure(
-        "ledger.ids",
-        "{id}",
-        "Ids of ledgers by their answer.",
-        (*_SPACE, "ledger", "answer"),
-        lambda connections: connections.count().ledger_ids,
-    ),
-    Figure(
-        "gate_bypassed",
-        "{call}",
-        "Calls of an inbox whose gate did not answer.",
-        (*_SPACE, "inbox"),
-        lambda connections: connections.count().bypassed,
-    ),
-    Figure(
-        "dead_letters",
-        "{message}",
-        "Messages laid where dead letters lie.",
-        ("consumer", "reason"),
-        lambda connections: connections.count().dead_letters,
-    ),
-)
-_GAUGES: Final = (
-    Figure("pending", "{operation}", "Operations waiting or under way.", (), _pending),
-    Figure(
-        "breaker.open",
-        "{gate}",
-        "Gates whose store, or a part of it, is not asked.",
-        (),
-        lambda connections: {(): int(connections.breaker is not BreakerState.CLOSED)},
-    ),
-    Figure(
-        "journal.records",
-        "{record}",
-        "To be put into the store.",
-        _SPACE,
-        lambda connections: by_one(connections.journals()),
-    ),
-    Figure(
-        "undo.pending",
-        "{key}",
-        "Given-up claims and ids to be taken back.",
-        (),
-        lambda connections: {(): connections.undo_counts()[1]},
-    ),
-    Figure(
-        "consumer.paused",
-        "1",
-        "1 while a consumer waits for a store or its broker.",
-        ("consumer",),
-        lambda connections: by_one(connections.count().paused),
-    ),
-)
 
 
 class Observations:
@@ -189,46 +39,27 @@ class Observations:
     """
 
     def __init__(self, provider: MeterProvider | None) -> None:
-        # Mutable: what finds the connections of each gate; the consumers and inboxes.
-        self._gates: dict[int, Callable[[], Connections]] = {}
+        # Mutable: what finds each gate; the consumers and inboxes.
+        self._gates: dict[int, Callable[[], WatchedGate]] = {}
         self.messages = WatchedMessages()
         meter = metrics.get_meter(SCOPE, meter_provider=provider)
-        for figure in _COUNTERS:
-            meter.create_observable_counter(
-                f"fastdedup.{figure.name}",
-                [self._observing(figure)],
-                unit=figure.unit,
-                description=figure.text,
-            )
-        for figure in _GAUGES:
-            meter.create_observable_gauge(
-                f"fastdedup.{figure.name}",
-                [self._observing(figure)],
-                unit=figure.unit,
-                description=figure.text,
-            )
-        for each in self.messages.figures():
-            create = meter.create_observable_gauge if each.is_gauge else meter.create_observable_counter
-            create(
-                f"fastdedup.{each.name.replace('_', '.')}",
-                [observing(each.present, *each.labels)],
-                unit=f"{{{each.unit}}}",
-                description=each.text,
-            )
+        for figure in (*FIGURES, *CONSUMERS, *INBOXES):
+            name = name_of(figure)
+            if name and figure.kind != "histogram":
+                is_gauge = figure.kind == "gauge"
+                create = meter.create_observable_gauge if is_gauge else meter.create_observable_counter
+                read = self._of_gates if figure in FIGURES else self._of_messages
+                create(name, [observing(figure, read)], unit=figure.unit, description=text_of(figure))
 
-    def add(self, gate: object, find: Callable[[], Connections]) -> None:
-        """Show a gate's figures as well. `find` returns its connections, and keeps them alive."""
+    def add(self, gate: object, find: Callable[[], WatchedGate]) -> None:
+        """Show a gate's figures as well. `find` returns what they are read from, and keeps the gate alive."""
         self._gates[id(gate)] = find
 
-    def _observing(self, figure: Figure) -> Observe:
-        def summed() -> Values:
-            sums: dict[Labels, float] = {}
-            for find in list(self._gates.values()):
-                for labels, value in list(figure.read(find()).items()):
-                    sums[labels] = sums.get(labels, 0) + value
-            return sums
+    def _of_messages(self, figure: Figure) -> Mapping[Labels, Any]:
+        return figure.read(self.messages)
 
-        return observing(summed, *figure.labels)
+    def _of_gates(self, figure: Figure) -> Mapping[Labels, Any]:
+        return Sums([find() for find in list(self._gates.values())]).of(figure)
 
 
 _observations: WeakKeyDictionary[MeterProvider, Observations] = WeakKeyDictionary()
@@ -249,13 +80,30 @@ def observations_of(provider: MeterProvider | None) -> Observations:
         return found
 
 
-def observing(count: Callable[[], Mapping[Any, float]], *labels: str) -> Observe:
-    """Return what observes values by those of their attributes."""
+def name_of(figure: Figure) -> str:
+    """Return the name of a figure in OpenTelemetry; empty if that does not show it."""
+    name = figure.name if figure.meter is None else figure.meter
+    return f"fastdedup.{name}" if name and not name.startswith("db.") else name
+
+
+def text_of(figure: Figure) -> str:
+    """Return what OpenTelemetry says of a figure."""
+    return figure.text if figure.meter_text is None else figure.meter_text
+
+
+def attributes_of(figure: Figure, values: Labels) -> Attributes:
+    """Return the attributes of a value, given the values of the figure's labels."""
+    labels = figure.labels if figure.meter_labels is None else figure.meter_labels
     names = [label if "." in label else f"fastdedup.{label}" for label in labels]
+    return {name: str(each) for name, each in zip(names, values, strict=True)}
+
+
+def observing(figure: Figure, read: Callable[[Figure], Mapping[Labels, Any]]) -> Observe:
+    """Return what observes the values of a figure, which `read` returns."""
 
     def observe(options: CallbackOptions) -> Iterator[Observation]:
-        for values, value in list(count().items()):
-            yield Observation(value, {name: str(each) for name, each in zip(names, values, strict=True)})
+        for values, value in list(read(figure).items()):
+            yield Observation(value, attributes_of(figure, values))
 
     return observe
 
@@ -271,37 +119,31 @@ class Histograms:
     def __init__(self, connections: Connections, provider: MeterProvider | None) -> None:
         self._connections = connections
         meter = metrics.get_meter(SCOPE, meter_provider=provider)
-        self._operation, self._wait, self._store = [
-            meter.create_histogram(
-                name, unit="s", description=text, explicit_bucket_boundaries_advisory=_BOUNDARIES
+        self._histograms = {
+            figure: meter.create_histogram(
+                name_of(figure),
+                unit=figure.unit,
+                description=text_of(figure),
+                explicit_bucket_boundaries_advisory=_BOUNDARIES,
             )
-            for name, text in (
-                ("fastdedup.operation.duration", "From an operation's beginning to its answer."),
-                ("fastdedup.wait.duration", "Waiting of claims for other owners."),
-                ("db.client.operation.duration", "Batches to the store."),
-            )
-        ]
-        # Mutable: the attributes by namespace, verb and outcome, which are few; by the store's name and verb.
-        self._operations: dict[tuple[str, str, str], Attributes] = {}
+            for figure in FIGURES
+            if figure.kind == "histogram" and name_of(figure)
+        }
+        # Mutable: the attributes by figure and labels, which are few; by the store's name and verb.
+        self._attributes: dict[tuple[Figure, Labels], Attributes] = {}
         self._calls: dict[tuple[str, str], Attributes] = {}
 
-    def took(self, namespace: str, verb: str, outcome: str, seconds: float) -> None:
-        """Record an operation."""
-        names = (namespace, verb, outcome)
-        attributes = self._operations.get(names)
+    def took(self, figure: Figure, labels: Labels, seconds: float) -> None:
+        """Record a time."""
+        if figure is STORE_CALL_SECONDS:
+            self._called(labels[0], seconds)
+            return
+        attributes = self._attributes.get((figure, labels))
         if attributes is None:
-            attributes = self._operations[names] = {
-                "fastdedup.namespace": namespace,
-                "fastdedup.verb": verb,
-                "fastdedup.outcome": str(outcome),
-            }
-        self._operation.record(seconds, attributes)
+            attributes = self._attributes[figure, labels] = attributes_of(figure, labels)
+        self._histograms[figure].record(seconds, attributes)
 
-    def waited(self, namespace: str, seconds: float) -> None:
-        """Record a wait."""
-        self._wait.record(seconds, {"fastdedup.namespace": namespace})
-
-    def called(self, verb: str, seconds: float) -> None:
+    def _called(self, verb: str, seconds: float) -> None:
         """Record a batch to Redis; no other store is a database of the conventions."""
         part = self._connections.here().part_of(b"").decode()
         attributes = self._calls.get((part, verb))
@@ -310,7 +152,7 @@ class Histograms:
             if len(self._calls) < _MOST_CALLS:
                 self._calls[part, verb] = attributes
         if attributes:
-            self._store.record(seconds, attributes)
+            self._histograms[STORE_CALL_SECONDS].record(seconds, attributes)
 
     def _attributes_of(self, part: str, verb: str) -> Attributes:
         attributes = server_of(part)

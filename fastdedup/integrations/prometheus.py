@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 try:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.core import Metric
     from prometheus_client.registry import REGISTRY, CollectorRegistry
     from prometheus_client.registry import Collector as BaseCollector
 except ImportError as error:
@@ -24,11 +24,13 @@ except ImportError as error:
     ) from error
 
 from ..checks import named
+from ..core.figures import FIGURES
+from ..core.sums import Sums
 from ..errors import ConfigError
 from ..gateway import Dedup
-from ..metrics import GateFamilies, WatchedGate, family
+from ..metrics import families
 from ..sync.gateway import Dedup as SyncDedup
-from .watched import WatchedMessages, is_watchable
+from .watched import WatchedMessages, is_watchable, watched_gate
 
 _lock = Lock()
 _collectors: WeakKeyDictionary[CollectorRegistry, FastdedupCollector] = WeakKeyDictionary()
@@ -45,11 +47,11 @@ class FastdedupCollector(BaseCollector):
     def add(self, watched: Any) -> None:
         """Show the figures of a gate, a consumer or an inbox as well; errors as for `watch`."""
         if isinstance(watched, Dedup):
-            count(watched)
+            watched_gate(watched)
             self._gates[id(watched.gate.connections)] = lambda: watched
         elif isinstance(watched, SyncDedup):
             processes = watched.per_process
-            processes.on_made(count)
+            processes.on_made(watched_gate)
             self._gates[id(processes)] = lambda: processes.present
         elif is_watchable(watched):
             self._messages.add(watched)
@@ -64,11 +66,8 @@ class FastdedupCollector(BaseCollector):
         """Yield every family (prometheus_client calls this)."""
         gates = [watched_gate(find()) for find in self._gates.values()]
         if gates:
-            yield from GateFamilies(gates, self._messages.names())
-        for figure in self._messages.figures():
-            if figure.is_watched:
-                kind = GaugeMetricFamily if figure.is_gauge else CounterMetricFamily
-                yield family(kind, figure.name, figure.text, figure.labels, figure.present())
+            yield from families(FIGURES, Sums(gates, self._messages.names()).of)
+        yield from families(self._messages.figures(), lambda figure: figure.read(self._messages))
 
 
 def watch(*watched: Any, registry: CollectorRegistry = REGISTRY) -> FastdedupCollector:
@@ -91,14 +90,3 @@ def watch(*watched: Any, registry: CollectorRegistry = REGISTRY) -> FastdedupCol
     for each in watched:
         collector.add(each)
     return collector
-
-
-def count(dedup: Dedup) -> None:
-    """Count what a gate does from now on."""
-    dedup.gate.connections.count()
-
-
-def watched_gate(dedup: Dedup) -> WatchedGate:
-    """Return a gate's figures, of this moment."""
-    connections = dedup.gate.connections
-    return WatchedGate(connections.count(), dedup, connections.journals, connections.undo_counts)

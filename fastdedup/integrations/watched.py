@@ -1,36 +1,75 @@
-"""The counts of consumers and inboxes that a program watches: Prometheus and OpenTelemetry show the same."""
+"""What a program watches: gates, consumers and inboxes. Prometheus and OpenTelemetry show the same of them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ..core.sums import WatchedGate
+from ..declarations import Figure, Labels
+from ..gateway import Dedup
 
 _RESULTS: Final = ("first", "duplicate", "retried", "dead_lettered")
 """What comes of a delivery: attributes of `fastdedup.messages.Counts`."""
-Counted = Counter[tuple[str, ...]]
+Counted = Counter[Labels]
+
+CONSUMERS: Final = (
+    Figure(
+        "messages",
+        "Deliveries by what came of them.",
+        ("consumer", "result"),
+        unit="{message}",
+        source=lambda watched: watched.results(),
+    ),
+    Figure(
+        "messages_delivered",
+        "Messages that the broker delivered.",
+        ("consumer",),
+        unit="{message}",
+        meter="messages.delivered",
+        source=lambda watched: watched.summed("delivered"),
+    ),
+    Figure(
+        "messages_held",
+        "Messages that waited unacknowledged.",
+        ("consumer",),
+        unit="{message}",
+        meter="messages.held",
+        source=lambda watched: watched.summed("held"),
+    ),
+    Figure(
+        "consumer_running",
+        "Consumers whose run is at work.",
+        ("consumer",),
+        "gauge",
+        unit="{consumer}",
+        meter="consumer.running",
+        source=lambda watched: watched.running(),
+    ),
+)
+"""The figures of consumers of messages."""
+INBOXES: Final = (
+    Figure(
+        "inbox_received",
+        "Keys that an inbox received, by their outcome.",
+        ("inbox", "outcome"),
+        unit="{key}",
+        meter="inbox.received",
+        source=lambda watched: watched.received(),
+    ),
+)
+"""The figures of inboxes."""
 
 
-class MessageFigure(NamedTuple):
-    """A figure of consumers or inboxes, by labels.
+def watched_gate(dedup: Dedup) -> WatchedGate:
+    """Return what the figures of a gate are read from, at this moment. It counts from now on.
 
-    Attributes:
-        name: of words with `_` between, as Prometheus has it.
-        unit: what is counted.
-        text: says what it is.
-        labels: the names of the labels.
-        present: returns the counts of this moment, by the labels' values.
-        is_watched: True where what it counts is watched.
-        is_gauge: its values fall, too.
+    Raises:
+        UsageError: it is open, and does not count.
     """
-
-    name: str
-    unit: str
-    text: str
-    labels: list[str]
-    present: Callable[[], Counted]
-    is_watched: bool
-    is_gauge: bool = False
+    connections = dedup.gate.connections
+    return WatchedGate(connections, connections.count(), connections.journals)
 
 
 class WatchedMessages:
@@ -52,32 +91,17 @@ class WatchedMessages:
         """Return the names of the consumers."""
         return {name for consumer in list(self._consumers.values()) for name in counts_of(consumer)}
 
-    def figures(self) -> Iterator[MessageFigure]:
-        """Yield each figure; one of which nothing is watched has no values."""
-        consumers, inboxes = bool(self._consumers), bool(self._inboxes)
-        text = "Deliveries by what came of them."
-        yield MessageFigure("messages", "message", text, ["consumer", "result"], self._results, consumers)
-        text = "Messages that the broker delivered."
-        yield MessageFigure("messages_delivered", "message", text, ["consumer"], self._delivered, consumers)
-        text = "Messages that waited unacknowledged."
-        yield MessageFigure("messages_held", "message", text, ["consumer"], self._held, consumers)
-        text, running = "Consumers whose run is at work.", self._running
-        yield MessageFigure("consumer_running", "consumer", text, ["consumer"], running, consumers, True)
-        text = "Keys that an inbox received, by their outcome."
-        yield MessageFigure("inbox_received", "key", text, ["inbox", "outcome"], self._received, inboxes)
+    def figures(self) -> tuple[Figure, ...]:
+        """Return the figures of what is watched; `source` reads their values here."""
+        return (*(CONSUMERS if self._consumers else ()), *(INBOXES if self._inboxes else ()))
 
-    def _results(self) -> Counted:
+    def results(self) -> Counted:
+        """Return what came of deliveries, by consumer and result."""
         return Counter(
-            {(name, each): count for each in _RESULTS for (name,), count in self._summed(each).items()}
+            {(name, each): count for each in _RESULTS for (name,), count in self.summed(each).items()}
         )
 
-    def _delivered(self) -> Counted:
-        return self._summed("delivered")
-
-    def _held(self) -> Counted:
-        return self._summed("held")
-
-    def _running(self) -> Counted:
+    def running(self) -> Counted:
         """Return how many consumers of each name run; what a framework runs does not tell."""
         sums: Counted = Counter()
         for consumer in list(self._consumers.values()):
@@ -85,14 +109,16 @@ class WatchedMessages:
                 sums[consumer.name,] += consumer.is_running
         return sums
 
-    def _received(self) -> Counted:
+    def received(self) -> Counted:
+        """Return how many keys were received, by inbox and outcome."""
         sums: Counted = Counter()
         for rules in list(self._inboxes.values()):
             for outcome, count in list(rules.received.items()):
                 sums[rules.name, str(outcome)] += count
         return sums
 
-    def _summed(self, attribute: str) -> Counted:
+    def summed(self, attribute: str) -> Counted:
+        """Return an attribute of the counts by consumer."""
         sums: Counted = Counter()
         for consumer in list(self._consumers.values()):
             for name, counts in counts_of(consumer).items():

@@ -208,8 +208,7 @@ class Ledger:
                     GRANTED.add(op.place)
                     if view.terms.seen_fill > view.form.filling_from:
                         self._is_filling(view)
-                    if gate.watchers.counters is not None:
-                        self._count([True], since)
+                    self._count([True], since)
                     return True
                 if reply is not _ALREADY:
                     self._judge(reply)
@@ -267,10 +266,10 @@ class Ledger:
             del fault  # it refers to this frame
 
     def _count(self, answers: list[bool], since: float) -> None:
-        counters = self._gate.watchers.counters
-        if counters is not None:
-            namespace = self._gate.settings.namespace
-            counters.asked_ledger(namespace, self.name, answers)
+        watchers, namespace = self._gate.watchers, self._gate.settings.namespace
+        if (facts := watchers.facts) is not None:
+            facts.asked_ledger(namespace, self.name, answers)
+        if (counters := watchers.counters) is not None:
             counters.observe(namespace, Verb.FIRST.value, "ok", perf_counter() - since)
 
     def _count_error(self, error: DedupError, since: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from time import monotonic
 
-from ..events import place_of
+from ..failures import place_of
 from .rules import MessageRules
 
 AT_ONCE = 5

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any, Final
 
-from ..core.counters import BOUNDS as BOUNDS
 from ..core.counters import GateCounters
 from ..core.counters import outcome_of_fault as outcome_of_fault
+from ..declarations import BOUNDS as BOUNDS
 from ..errors import ConfigError, InvalidKeyError, ResultError, ResultTooLargeError
 from ..gateway import Dedup
 

@@ -19,7 +19,6 @@ from ..ledger.ids import record_wire
 from ..ledger.operations import ECHO_MS, IdPlace, RememberedSettleOp
 from ..ledger.remembered import RememberedCall
 from ..model import LedgerStats
-from .counters import Counters
 
 MAX_IDS = 1000
 """The ids that one call may have."""
@@ -48,14 +47,12 @@ class ServedLedger:
     Args:
         dedup: its namespace's.
         ledger: the ledger.
-        counters: counts its answers.
     """
 
-    def __init__(self, dedup: Dedup, ledger: Ledger, counters: Counters) -> None:
+    def __init__(self, dedup: Dedup, ledger: Ledger) -> None:
         self.dedup = dedup
         self.name = ledger.name
         self._ledger = ledger
-        self._counters = counters
 
     @property
     def namespace(self) -> str:
@@ -65,9 +62,7 @@ class ServedLedger:
     async def first(self, ids: Sequence[Any], owner: str | None) -> list[bool]:
         """Remember ids; errors as for `Ledger.first_many`. Where it is cancelled, nothing stays remembered."""
         with _settings_are_ours():
-            answers = await self._ledger.first_many(self._ids(ids), owner=owner)
-        self._counters.asked_ledger(self.namespace, self.name, answers)
-        return answers
+            return await self._ledger.first_many(self._ids(ids), owner=owner)
 
     async def seen(self, ids: Sequence[Any]) -> list[bool]:
         """Return whether each id is remembered."""
@@ -195,15 +190,13 @@ class Ledgers:
         return found
 
 
-def make_ledgers(
-    settings: Mapping[str, Mapping[str, Any]], dedups: Mapping[str, Dedup], counters: Counters
-) -> Ledgers:
+def make_ledgers(settings: Mapping[str, Mapping[str, Any]], dedups: Mapping[str, Dedup]) -> Ledgers:
     """Return ledgers by their settings, which are those of `Dedup.ledger`, and `namespace`."""
     made = []
     for name, options in settings.items():
         dedup = dedups[options["namespace"]]
         own = {key: value for key, value in options.items() if key != "namespace"}
-        made.append(ServedLedger(dedup, dedup.ledger(name, **own), counters))
+        made.append(ServedLedger(dedup, dedup.ledger(name, **own)))
     return Ledgers(made)
 
 

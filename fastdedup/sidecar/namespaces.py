@@ -101,7 +101,7 @@ class Namespaces:
             self._add(name, replace(root.settings, namespace=name, **changes))
         self.configured = len(self.known)
         mine = {each.settings.namespace: each for each in self.dedups()}
-        self.ledgers = make_ledgers(ledgers, mine, self.counters) if ledgers else Ledgers()
+        self.ledgers = make_ledgers(ledgers, mine) if ledgers else Ledgers()
 
     def behind(self, access: Access, limits: Limits) -> Namespaces:
         """Return these namespaces as the clients of another socket see them; all else is shared.

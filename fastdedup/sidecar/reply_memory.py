@@ -15,7 +15,7 @@ from collections.abc import Collection
 from time import monotonic
 from typing import Any, Final, Protocol
 
-from ..events import log
+from ..failures import log
 from .limits import LimitError
 from .request_memory import RequestMemory
 

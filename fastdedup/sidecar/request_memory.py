@@ -10,7 +10,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Final
 
-from ..events import log
+from ..failures import log
 
 _FREE: Final = 4096
 """The bytes of one connection that are not counted, so that a short request is never refused."""

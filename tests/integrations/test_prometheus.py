@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, LocalLRU, UnavailableError, UsageError
 from fastdedup.core.counters import MAX_NAMESPACES, OTHERS
-from fastdedup.events import Conflict, ConsumerPaused, DeadLettered, GateBypassed, UndoOverflow
 from fastdedup.integrations import starlette
 from fastdedup.integrations.asgi import IdempotencyMiddleware, everyone
 from fastdedup.integrations.fastapi import Idempotency
@@ -24,8 +23,6 @@ from fastdedup.integrations.flask import FastDedup
 from fastdedup.integrations.prometheus import watch
 from fastdedup.integrations.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from fastdedup.messages.decisions import Counts, Reason
-from fastdedup.sidecar.namespaces import Namespaces, RawCodec
-from fastdedup.sidecar.service.metrics import Exposition
 from fastdedup.sql import Inbox
 from fastdedup.sync import Dedup as SyncDedup
 
@@ -307,24 +304,6 @@ async def test_a_journal_is_shown_under_the_gate_whose_policy_keeps_it(shown: Sh
         assert shown("fastdedup_journal_records", namespace="shop:strict") == 1
 
 
-def test_events_of_other_kinds_are_counted(shown: Shown) -> None:
-    dedup = Dedup("memory://", namespace="shop")
-    watch(dedup, registry=shown.registry)
-    for event in (
-        Conflict("shop", "k", "a", "b", "ours"),
-        GateBypassed("shop", "billing", "down"),
-        DeadLettered("orders", "k", "exhausted", 5, "ValueError"),
-        ConsumerPaused("orders", "down"),
-        UndoOverflow("shop", "k"),
-    ):
-        dedup.gate.connection.report(event)
-    assert shown("fastdedup_reconcile_conflicts_total", kept="ours") == 1
-    assert shown("fastdedup_gate_bypassed_total", namespace="shop", inbox="billing") == 1
-    assert shown("fastdedup_dead_letters_total", consumer="orders", reason="exhausted") == 1
-    assert shown("fastdedup_consumer_paused", consumer="orders") == 1
-    assert shown("fastdedup_undo_overflows_total") == 1
-
-
 def test_a_gate_of_synchronous_code_is_watched(redis_url: str, shown: Shown) -> None:
     dedup = SyncDedup(redis_url, namespace="shop")
     watch(dedup, registry=shown.registry)
@@ -368,21 +347,3 @@ async def test_a_gate_that_is_open_is_refused(shown: Shown) -> None:
             watch(dedup, registry=shown.registry)
     with pytest.raises(ConfigError, match="got str"):
         watch("dedup", registry=shown.registry)
-
-
-def families(registry: CollectorRegistry) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    for family in registry.collect():
-        for sample in family.samples:
-            yield family.name, family.documentation, tuple(sorted(sample.labels))
-
-
-async def test_a_sidecar_has_the_same_figures() -> None:
-    """Each family that a program shows is one of the sidecar's, with the same labels."""
-    shown = Shown()
-    dedup = Dedup("memory://", namespace="shop")
-    watch(dedup, registry=shown.registry)
-    namespaces = Namespaces(Dedup(codec=RawCodec()))
-    theirs = set(families(Exposition(namespaces)._registry))
-    ours = set(families(shown.registry))
-    assert ours
-    assert ours <= theirs

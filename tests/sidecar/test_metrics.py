@@ -17,19 +17,6 @@ import redis
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastdedup import Dedup, LocalLRU, __version__
-from fastdedup.events import (
-    BreakerClosed,
-    BreakerOpened,
-    ClockSkew,
-    Conflict,
-    Degraded,
-    LeaseLost,
-    PrimaryRestarted,
-    PrimarySwitched,
-    Replayed,
-    Shortfall,
-    Unreplayed,
-)
 from fastdedup.kernel.operations import Verdict
 from fastdedup.model import Outcome
 from fastdedup.sidecar.counters import BOUNDS, Counters, outcome_of_reply
@@ -115,40 +102,6 @@ async def test_the_hot_path_counts_the_same_also_where_claims_share_a_verdict() 
 )
 def test_a_reply_of_the_redis_protocol_says_its_outcome(verb: str, reply: bytes, outcome: str) -> None:
     assert outcome_of_reply(verb, reply) == outcome
-
-
-async def test_events_are_counted() -> None:
-    async with running() as namespaces:
-        namespaces.dedup("shop")
-        for event in (
-            Degraded("shop", "claim", True, "down"),
-            Degraded("shop", "claim", False, "down"),
-            Degraded("shop", "claim", True, "down"),
-            Conflict("shop", "k", "a", "b", "ours"),
-            Shortfall("shop", "claim", "k", 1),
-            BreakerOpened("redis", "down"),
-            BreakerClosed("redis", 1.0),
-            PrimaryRestarted("redis"),
-            PrimarySwitched("redis"),
-            Replayed(5, 1),
-            Unreplayed("shop", "k", "a", "closed"),
-            LeaseLost("shop", "k", "a", 1),
-            ClockSkew("redis", -10.0),
-        ):
-            namespaces.counters.on_event(event)
-        text = shown(namespaces)
-    assert figure(text, "fastdedup_degraded_total", namespace="shop", verb="claim", answered="yes") == 2
-    assert figure(text, "fastdedup_degraded_total", answered="no") == 1
-    assert figure(text, "fastdedup_reconcile_conflicts_total", kept="ours") == 1
-    assert figure(text, "fastdedup_reconcile_conflicts_total", kept="theirs") == 0
-    assert figure(text, "fastdedup_shortfalls_total", namespace="shop") == 1
-    assert figure(text, "fastdedup_breaker_opened_total") == 1
-    assert figure(text, "fastdedup_primary_restarts_total") == 1
-    assert figure(text, "fastdedup_primary_switches_total") == 1
-    assert figure(text, "fastdedup_reconciled_total") == 5
-    assert figure(text, "fastdedup_unreplayed_total") == 1
-    assert figure(text, "fastdedup_leases_lost_total") == 1
-    assert figure(text, "fastdedup_clock_skews_total") == 1
 
 
 async def test_batches_are_counted_by_size() -> None:

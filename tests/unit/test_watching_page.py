@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any
 
 import fastapi
 import httpx
 import pytest
 import yaml
 from opentelemetry import trace
-from opentelemetry.metrics import NoOpMeter, NoOpMeterProvider
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -22,13 +20,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fastdedup import Claim, ClaimLostError, Dedup, UnavailableError
 from fastdedup.core.counters import MAX_NAMESPACES, OTHERS
+from fastdedup.core.figures import FIGURES
 from fastdedup.core.incidents import AT_ONCE, WINDOW
 from fastdedup.integrations.fastapi import Claimed, Idempotency, everyone
 from fastdedup.integrations.opentelemetry import instrument
+from fastdedup.integrations.otel_metrics import name_of
 from fastdedup.integrations.prometheus import watch
+from fastdedup.integrations.watched import CONSUMERS, INBOXES
 from fastdedup.messages.decisions import Counts
 from fastdedup.sidecar.service.deploy import printed
-from fastdedup.sql import Inbox
 from fastdedup.testing import FakeStore
 
 from ..sql_pages.pages import Page
@@ -64,43 +64,18 @@ def test_the_page_names_each_metric_and_its_labels() -> None:
         for names, labels in re.findall(r"^\| (`fastdedup_[^|]+)\|([^|]*)\|", PAGE.text, re.MULTILINE)
         for name in re.findall(r"fastdedup_\w+", names)
     }
-
-    class Consumer:
-        name = "orders"
-        counts = Counts()
-        is_running = False
-
-    registry = CollectorRegistry()
-    dedup, inbox = Dedup("memory://"), Inbox("billing", keep=60.0)
-    watch(dedup, inbox, Consumer(), registry=registry)
-    shown = {
-        f"{each.name}_total" if each.type == "counter" else each.name: each._labelnames
-        for each in registry.collect()
+    assert told == {
+        f"fastdedup_{row.name}{'_total' * (row.kind == 'counter')}": row.labels
+        for row in (*FIGURES, *CONSUMERS, *INBOXES)
+        if row.name
     }
-    assert told == shown
 
 
 def test_the_page_names_each_metric_of_opentelemetry() -> None:
-    made: set[str] = set()
-
-    class Meters(NoOpMeterProvider):
-        def get_meter(self, *given: Any, **options: Any) -> Any:
-            return Meter("test")
-
-    class Meter(NoOpMeter):
-        def create_observable_counter(self, name: str, *given: Any, **options: Any) -> Any:
-            made.add(name)
-
-        def create_observable_gauge(self, name: str, *given: Any, **options: Any) -> Any:
-            made.add(name)
-
-    class Consumer:
-        counts = Counts()
-        is_running = False
-
-    instrument(Dedup("memory://"), Consumer(), Inbox("billing", keep=60.0), meter_provider=Meters())
-    (table,) = re.findall(r"^\| metric \| attributes .*?\n\n", PAGE.text, re.MULTILINE | re.DOTALL)
-    assert {*re.findall(r"`(fastdedup\.[a-z_.]+)`", table)} == made
+    text = PAGE.text.partition("| metric | attributes ")[2]
+    cells = re.findall(r"^\| (`(?:fastdedup|db)\.[^|]+)\|", text, re.MULTILINE)
+    told = {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)}
+    assert told == {name_of(row) for row in (*FIGURES, *CONSUMERS, *INBOXES)} - {""}
 
 
 def test_the_figures_on_the_page_are_the_codes() -> None:

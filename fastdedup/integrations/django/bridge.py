@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 
-from ...events import log
+from ...failures import log
 from ...sync.background import BackgroundDedup
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from ...errors import (
     UnavailableError,
     UsageError,
 )
-from ...events import log
+from ...failures import log
 from ...model import Outcome
 from ...web import problems as web
 from ...web.problems import ProblemType

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 import httptools
 import orjson
 
-from ...events import log
+from ...failures import log
 from ...web.problems import ProblemType
 from ..hangup import hung_up
 from ..limits import Limits

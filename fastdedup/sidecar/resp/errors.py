@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import ClaimLostError, DedupError, UnavailableError
-from ...events import log
+from ...failures import log
 from ..access import ForbiddenError
 from ..verbs import without_addresses
 from .frames import error

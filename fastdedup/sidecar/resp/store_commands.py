@@ -17,7 +17,8 @@ from typing import Any, Final, Protocol, cast
 from ...admin.inspection import KINDS, LISTED
 from ...codec import check_size
 from ...core.audit import check_reason
-from ...core.counters import BOUNDS, outcome_of
+from ...core.counters import outcome_of
+from ...declarations import BOUNDS
 from ...errors import ConfigError, ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...gateway import Dedup
 from ...kernel.keyspace import check_wire, ledger_of, names_of, start_beside

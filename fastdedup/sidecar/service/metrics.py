@@ -1,7 +1,7 @@
 """`/metrics`: the sidecar's counters in Prometheus' format.
 
-`fastdedup/metrics.py` names what every gate has; here stands what only a sidecar has. Labels are bounded: namespaces
-by `Limits.namespaces`, all others by fastdedup's own names.
+`core/figures.py` has the figures of every gate; here are the rows that only a sidecar has. Labels are bounded:
+namespaces by `Limits.namespaces`, all others by fastdedup's own names.
 """
 
 from __future__ import annotations
@@ -9,73 +9,110 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from platform import python_version
+from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector as BaseCollector
 
 from ... import __version__
 from ...compiled import build
+from ...core.figures import FIGURES
+from ...core.sums import Sums, WatchedGate
+from ...declarations import Figure, Labels
 from ...fallback.base import JournalledPolicy
-from ...metrics import GateFamilies, WatchedGate, counter, family, gauge
+from ...metrics import families
 from ..namespaces import Namespaces
 
+OWN: Final = (
+    Figure(
+        "build_info",
+        "This build.",
+        ("version", "python", "build"),
+        "gauge",
+        source=lambda namespaces: {(__version__, python_version(), build()): 1},
+    ),
+    Figure(
+        "connections",
+        "Open, by their protocol.",
+        ("wire",),
+        "gauge",
+        source=lambda namespaces: open_connections(namespaces),
+    ),
+    Figure(
+        "connections_refused",
+        "Too many, or not allowed.",
+        source=lambda namespaces: namespaces.counters.connections_refused,
+    ),
+    Figure(
+        "quota_refusals",
+        "Over a socket's quota.",
+        ("socket",),
+        source=lambda namespaces: {
+            (path,): access.refused for path, access in namespaces.behind_sockets.items()
+        },
+    ),
+    Figure(
+        "connections_cut",
+        "Clients that did not read, and were hung up on.",
+        source=lambda namespaces: namespaces.memory.cut,
+    ),
+    Figure(
+        "reply_bytes_reserved",
+        "Large replies that wait for their turn.",
+        kind="gauge",
+        source=lambda namespaces: namespaces.memory.reserved,
+    ),
+    Figure(
+        "ephemeral_claims",
+        "EPHEMERAL claims that clients hold.",
+        kind="gauge",
+        source=lambda namespaces: namespaces.ephemeral.count,
+    ),
+    Figure(
+        "releases_waiting",
+        "Claims of clients that have gone.",
+        kind="gauge",
+        source=lambda namespaces: len(namespaces.ephemeral.releases),
+    ),
+    Figure(
+        "bad_requests",
+        "Requests of either wire that could not be run.",
+        source=lambda namespaces: namespaces.counters.bad_requests,
+    ),
+)
+"""The figures that only a sidecar has."""
 
-class Exposition:
-    """Renders `/metrics` for one sidecar."""
+
+class Exposition(BaseCollector):
+    """Renders `/metrics` for one sidecar: its counters, and its present state."""
 
     def __init__(self, namespaces: Namespaces) -> None:
-        self._counters = namespaces.counters
+        self._namespaces = namespaces
+        for dedup in namespaces.dedups():
+            namespaces.counters.expect(dedup.settings.namespace)
+        connections = namespaces.root.gate.connections
+        self._gate = WatchedGate(connections, namespaces.counters, lambda: journal_lines(namespaces))
         self._registry = CollectorRegistry()
-        self._registry.register(Collector(namespaces))
+        self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
         """Return every figure, in Prometheus' text format."""
         return generate_latest(self._registry)
 
-
-class Collector(BaseCollector):
-    """Turns the sidecar's counters and its present state into metric families."""
-
-    def __init__(self, namespaces: Namespaces) -> None:
-        self._counters = namespaces.counters
-        self._namespaces = namespaces
-        for dedup in namespaces.dedups():
-            self._counters.expect(dedup.settings.namespace)
-        undo = namespaces.root.gate.connections.undo_counts
-        self._gate = WatchedGate(
-            namespaces.counters, namespaces.root, lambda: journal_lines(namespaces), undo
-        )
-
     def collect(self) -> Iterator[Metric]:
         """Yield every family (prometheus_client calls this)."""
-        yield build_info()
-        yield from GateFamilies([self._gate])
-        yield from self._connections()
-
-    def _connections(self) -> Iterator[Metric]:
-        open_now: Counter[tuple[str, ...]] = Counter({("resp",): 0, ("http",): 0, ("unknown",): 0})
-        for connection in list(self._counters.connections()):
-            open_now[(wire_of(connection),)] += 1
-        yield family(GaugeMetricFamily, "connections", "Open, by their protocol.", ["wire"], open_now)
-        yield counter("connections_refused", "Too many, or not allowed.", self._counters.connections_refused)
-        memory, ephemeral = self._namespaces.memory, self._namespaces.ephemeral
-        refused = {(path,): access.refused for path, access in self._namespaces.behind_sockets.items()}
-        yield family(CounterMetricFamily, "quota_refusals", "Over a socket's quota.", ["socket"], refused)
-        yield counter("connections_cut", "Clients that did not read, and were hung up on.", memory.cut)
-        yield gauge("reply_bytes_reserved", "Large replies that wait for their turn.", memory.reserved)
-        yield gauge("ephemeral_claims", "EPHEMERAL claims that clients hold.", ephemeral.count)
-        yield gauge("releases_waiting", "Claims of clients that have gone.", len(ephemeral.releases))
-        yield counter(
-            "bad_requests", "Requests of either wire that could not be run.", self._counters.bad_requests
-        )
+        yield from families(FIGURES, Sums([self._gate]).of)
+        yield from families(OWN, lambda figure: figure.read(self._namespaces))
 
 
-def build_info() -> Metric:
-    """Return the figure that tells this build, to compare sidecars: always 1."""
-    labels = {"version": __version__, "python": python_version(), "build": build()}
-    return family(GaugeMetricFamily, "build_info", "This build.", list(labels), {tuple(labels.values()): 1})
+def open_connections(namespaces: Namespaces) -> Counter[Labels]:
+    """Return the number of open connections by their protocol."""
+    open_now: Counter[Labels] = Counter({("resp",): 0, ("http",): 0, ("unknown",): 0})
+    for connection in list(namespaces.counters.connections()):
+        open_now[(wire_of(connection),)] += 1
+    return open_now
 
 
 def journal_lines(namespaces: Namespaces) -> dict[str, int]:

@@ -127,7 +127,7 @@ class Sidecar:
         return 0
 
     async def _serve(self) -> None:
-        namespaces = make_namespaces(self._config, self._counters, self._event)
+        namespaces = make_namespaces(self._config, self._counters, self._events)
         async with contextlib.AsyncExitStack() as self._ports:
             if not self._successors:  # else the running sidecar has the port
                 await self._open_metrics(namespaces)
@@ -190,10 +190,6 @@ class Sidecar:
             async with asyncio.timeout_at(self._until):
                 while any(journal_lines(namespaces).values()):  # noqa: ASYNC110 -- journals have no event
                     await asyncio.sleep(_LOOK_AGAIN)
-
-    def _event(self, event: Event) -> None:
-        self._counters.on_event(event)
-        self._events(event)
 
     def _ready(self) -> None:
         config = self._config
@@ -262,7 +258,7 @@ def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Even
         credentials=config.credentials(),
         **config.default_options(),
     )
-    root.gate.watchers.waits = counters
+    root.gate.watchers.beside = counters
     root.gate.connections.common.incidents = None  # the sidecar's `EventLog` tells of each event
     root.gate.connections.common.min_batch = _MIN_BATCH
     namespaces = Namespaces(
