@@ -29,6 +29,11 @@ class Watchers:
         self.context: Callable[[], Any] | None = None
         self.span_key = ""
 
+    def waited(self, namespace: str, seconds: float) -> None:
+        """Count a wait for another owner, whoever counts the answer to the claim."""
+        if (facts := self.facts) is not None:
+            facts.waited(namespace, seconds)
+
     @property
     def facts(self) -> GateCounters | None:
         """What counts facts that are not answers: waits for other owners, ids of ledgers."""

@@ -52,19 +52,21 @@ async def wait_for_verdict(gate: Gate, call: ClaimOp, wait: float) -> Verdict:
     gives_up = end_of(wait)
     with connection.undo.while_it_waits(call):
         # Most need not wait; and where the store is silent, its silence is paid for once.
-        verdict = await look(gate, call, call.terms, gives_up)
-        if verdict.outcome is not Outcome.IN_PROGRESS:
-            return verdict
-        return await wait_on(gate, call, gives_up, verdict)
+        return await wait_on(gate, call, gives_up, await look(gate, call, call.terms, gives_up))
 
 
 async def wait_on(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict | UnavailableError) -> Verdict:
     """Go on after a first look, until `gives_up` in the loop's time. Errors as for `wait_for_verdict`.
 
-    `found`: another owner at work; or the error of a look that was refused.
+    `found`: another owner at work; or the error of a look that was refused, which is no wait for an owner.
     """
-    with one_wait(gate):
-        return await wait_a_while(gate, call, gives_up, found)
+    with gate.connection.undo.while_it_waits(call):
+        if isinstance(found, UnavailableError):
+            found = await look_again(gate, call, call.terms, gives_up, found)
+        if found.outcome is not Outcome.IN_PROGRESS:
+            return found
+        with one_wait(gate):
+            return await wait_a_while(gate, call, gives_up, found)
 
 
 @contextmanager
@@ -74,23 +76,16 @@ def one_wait(gate: Gate) -> Iterator[None]:
     try:
         yield
     finally:
-        if (facts := gate.watchers.facts) is not None:
-            facts.waited(gate.settings.namespace, perf_counter() - since)
+        gate.watchers.waited(gate.settings.namespace, perf_counter() - since)
 
 
-async def wait_a_while(
-    gate: Gate, call: ClaimOp, gives_up: float, found: Verdict | UnavailableError
-) -> Verdict:
-    """Do what `wait_on` does, as a part of `one_wait`."""
+async def wait_a_while(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict) -> Verdict:
+    """Wait for another owner at work, as a part of `one_wait`; errors as for `wait_for_verdict`."""
     with gate.connection.undo.while_it_waits(call):
         return await _wait(gate, call, gives_up, found)
 
 
-async def _wait(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict | UnavailableError) -> Verdict:
-    if isinstance(found, UnavailableError):
-        found = await look_again(gate, call, call.terms, gives_up, found)
-        if found.outcome is not Outcome.IN_PROGRESS:
-            return found
+async def _wait(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict) -> Verdict:
     connection = gate.connection
     loop = asyncio.get_running_loop()
     known = call.terms

@@ -19,8 +19,8 @@ Answer = Callable[[], Any]
 """Gives a call's result: another object to each caller, as they may change it."""
 Name = tuple[str, bytes | None]
 """A key at the gate, and the fingerprint: a call with another one is no duplicate."""
-OnDuplicate = Callable[[float], None]
-"""Hears that a call got the answer of another one, after so many seconds: the gate, which counts, was not asked."""
+OnWait = Callable[[float, bool], None]
+"""Hears that a call has waited behind another one for so many seconds, and whether it got that one's answer."""
 
 
 class Ends(Generic[E]):
@@ -49,9 +49,9 @@ class Ends(Generic[E]):
 class LocalCalls(Ends["asyncio.Future[Answer | None]"]):
     """The calls of one decorated async function."""
 
-    def __init__(self, on_duplicate: OnDuplicate) -> None:
+    def __init__(self, on_wait: OnWait) -> None:
         super().__init__(lambda: asyncio.get_running_loop().create_future())
-        self._on_duplicate = on_duplicate
+        self._on_wait = on_wait
 
     async def run(self, name: Name, call: Callable[[], Coroutine[Any, Any, Answer]], wait: float) -> Answer:
         """Return the answer of the call that is ahead, or run this call.
@@ -65,8 +65,9 @@ class LocalCalls(Ends["asyncio.Future[Answer | None]"]):
             began = perf_counter()
             # Once only: a thousand duplicates that wait for one after the other would wake each other.
             await asyncio.wait([end], timeout=wait)
-            if end.done() and (answer := end.result()) is not None:
-                self._on_duplicate(perf_counter() - began)
+            answer = end.result() if end.done() else None
+            self._on_wait(perf_counter() - began, answer is not None)
+            if answer is not None:
                 return answer
         return await call()
 
@@ -96,9 +97,9 @@ class ThreadEnd:
 class ThreadCalls(Ends[ThreadEnd]):
     """The calls of one decorated function that is not async. Each waits in its own thread."""
 
-    def __init__(self, on_duplicate: OnDuplicate) -> None:
+    def __init__(self, on_wait: OnWait) -> None:
         super().__init__(ThreadEnd)
-        self._on_duplicate = on_duplicate
+        self._on_wait = on_wait
         # Mutable: the process whose calls these are.
         self._pid = os.getpid()
 
@@ -112,10 +113,8 @@ class ThreadCalls(Ends[ThreadEnd]):
         began = perf_counter()
         if not end.event.wait(wait):
             self.over(name, end)  # later calls do not wait for it: an interrupt may have kept it from telling
-        if end.answer is None:
-            return call()
-        self._on_duplicate(perf_counter() - began)
-        return end.answer
+        self._on_wait(perf_counter() - began, end.answer is not None)
+        return call() if end.answer is None else end.answer
 
     def _run_ahead(self, name: Name, call: Callable[[], Answer], end: ThreadEnd) -> Answer:
         pid = self._pid

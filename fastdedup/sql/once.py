@@ -167,10 +167,15 @@ def bypassed(dedup: Dedup, rules: InboxRules, error: DedupError) -> None:
     dedup.gate.connection.report(GateBypassed(dedup.settings.namespace, rules.name, str(error)))
 
 
-def count_duplicate(dedup: Dedup, seconds: float) -> None:
-    """Count a call that got the result of another one of this process, as the gate would have counted it."""
-    if (counters := dedup.gate.watchers.counters) is not None:
-        counters.observe(dedup.settings.namespace, "claim", Outcome.SUCCEEDED.value, seconds)
+def count_wait(dedup: Dedup, seconds: float, answered: bool) -> None:
+    """Count a call that has waited behind another one of this process, as the gate would have counted it.
+
+    `answered`: it got the result of that call, so it does not ask the gate.
+    """
+    watchers, namespace = dedup.gate.watchers, dedup.settings.namespace
+    watchers.waited(namespace, seconds)
+    if answered and (counters := watchers.counters) is not None:
+        counters.observe(namespace, "claim", Outcome.SUCCEEDED.value, seconds)
 
 
 class CommitUnknown(Exception):
@@ -199,7 +204,7 @@ def once(
 
         call: Callable[..., Coroutine[Any, Any, T]] = function
         before = arguments_before(function)
-        calls = LocalCalls(lambda seconds: count_duplicate(rules.gate, seconds))
+        calls = LocalCalls(functools.partial(count_wait, rules.gate))
 
         @functools.wraps(function)
         async def wrapper(*args: Any, **kwargs: Any) -> T:

@@ -37,7 +37,7 @@ from ..sql.once import (
     OnceRules,
     bypassed,
     claim_at,
-    count_duplicate,
+    count_wait,
     free,
     is_committed_perhaps,
     mend,
@@ -132,7 +132,7 @@ class Inbox(AnyInbox[Begin]):
             rules.check_function(function)
             call: Callable[..., T] = function
             before = arguments_before(function)
-            calls = ThreadCalls(functools.partial(_count_duplicate, rules))
+            calls = ThreadCalls(functools.partial(_count_wait, rules))
 
             @functools.wraps(function)
             def wrapper(*args: Any, **kwargs: Any) -> T:
@@ -314,11 +314,11 @@ class Once:
             return
 
 
-def _count_duplicate(rules: OnceRules, seconds: float) -> None:
+def _count_wait(rules: OnceRules, seconds: float, answered: bool) -> None:
     with suppress(UsageError):  # the gate is closed by now
         background, dedup = rules.gate.bound.get()
         # In the gate's thread, where all else is counted.
-        background.tell(lambda: count_duplicate(dedup, seconds))
+        background.tell(lambda: count_wait(dedup, seconds, answered))
 
 
 def _settle(claim: Claim | None, settle: Callable[[AsyncClaim], Coroutine[Any, Any, None]]) -> None:

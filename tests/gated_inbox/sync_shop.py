@@ -153,6 +153,11 @@ class Call:
         return self._outcome
 
 
+def waits_behind(call: Call) -> bool:
+    """True while a call waits for the end of a call in another thread."""
+    return is_behind(sys._current_frames().get(call.thread.ident or 0))
+
+
 async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function in a thread of its own."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from signal import SIGKILL
@@ -19,7 +18,7 @@ from fastdedup.sql.local_calls import Answer, LocalCalls, ThreadCalls, ThreadEnd
 
 from ..servers import RedisServer
 from .shop import Place, answer, at_work, scripts
-from .sync_shop import Call, is_behind, open_either
+from .sync_shop import Call, open_either, waits_behind
 
 Waiter = Callable[..., Awaitable[Any]]
 LONG = 30.0
@@ -31,8 +30,8 @@ class Calls:
     """Calls of one key that say when they begin; the one named "first" ends when it is told."""
 
     def __init__(self) -> None:
-        self.duplicates: list[float] = []
-        self.local = LocalCalls(self.duplicates.append)
+        self.waits: list[bool] = []
+        self.local = LocalCalls(lambda seconds, answered: self.waits.append(answered))
         self.begun: list[str] = []
         self.go_on = asyncio.Event()
 
@@ -64,6 +63,7 @@ async def test_later_calls_get_the_answer_of_the_first() -> None:
     calls.go_on.set()
     assert await asyncio.gather(*tasks) == ["first", "first", "first"]
     assert calls.begun == ["first"]
+    assert calls.waits == [True, True]
     assert not calls.local.ends
 
 
@@ -85,6 +85,7 @@ async def test_a_call_waits_no_longer_than_it_may() -> None:
     first = calls.start("first")
     await turn()
     assert await calls.start("second", wait=0.01) == "second"
+    assert calls.waits == [False]
     calls.go_on.set()
     assert await first == "first"
 
@@ -112,16 +113,12 @@ async def test_calls_of_another_loop_are_not_waited_for() -> None:
 # In threads
 
 
-def waits_behind(call: Call) -> bool:
-    return is_behind(sys._current_frames().get(call.thread.ident or 0))
-
-
 class InThreads:
     """The same in threads."""
 
     def __init__(self) -> None:
-        self.duplicates: list[float] = []
-        self.local = ThreadCalls(self.duplicates.append)
+        self.waits: list[bool] = []
+        self.local = ThreadCalls(lambda seconds, answered: self.waits.append(answered))
         self.begun: list[str] = []
         self.go_on = Event()
 
@@ -152,13 +149,14 @@ async def test_in_threads_later_calls_get_the_answer_of_the_first(wait_until: Wa
     assert [each.result for each in threads] == ["first", "first", "first"]
     assert calls.begun == ["first"]
     assert not calls.local.ends
-    assert len(calls.duplicates) == 2
+    assert calls.waits == [True, True]
 
 
 async def test_in_threads_a_call_waits_no_longer_than_it_may(wait_until: Waiter) -> None:
     calls = InThreads()
     (first,) = await started(calls, wait_until)
     assert calls.start("second", wait=0.01).result == "second"
+    assert calls.waits == [False]
     calls.go_on.set()
     assert first.result == "first"
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import timedelta
+from pathlib import Path
+from threading import Event as ThreadEvent
 from typing import Any
 
 import pytest
@@ -19,10 +22,14 @@ from fastdedup.core.figures import WAIT_SECONDS
 from fastdedup.events import Degraded, Event
 from fastdedup.integrations.prometheus import watch
 from fastdedup.sql import Inbox, once
+from fastdedup.sql.dialects import TableName, dialect_of
+from fastdedup.sql.rules import TABLE
 from fastdedup.stores.redis.cluster.slot_table import slot_of
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
+from fastdedup.testing import FakeStore, fake_dedup
 
+from ..gated_inbox.sync_shop import Call, waits_behind
 from ..servers import RedisServer
 from ..sidecar.conftest import Serve, serve  # noqa: F401 -- a fixture
 from ..sidecar.running import Sidecar, figure
@@ -317,3 +324,80 @@ def test_a_sidecar_counts_the_waits_of_its_clients() -> None:
         ask.execute_command("FD.CLAIM", "k", "WAIT", "20")
         http.post("/v1/claims", json={"key": "k", "wait": 20})
         assert figure(sidecar.figures(), "fastdedup_wait_seconds_count", namespace="fastdedup") == 2
+
+
+# What waited behind a call of its own process was never counted, and a claim of a list that the store refused was.
+
+
+async def test_a_wait_behind_a_call_of_this_process_is_counted() -> None:
+    inbox = Inbox("shop", keep=WEEK)
+    gate = Dedup("memory://", namespace="t")
+    counters = gate.gate.connections.count()
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[Any]:
+        began.set()
+        await go_on.wait()
+        raise LookupError
+        yield
+
+    @inbox.once(key=lambda session, key: key, begin=begin, gate=gate, wait=0.05)
+    async def work(session: Any, key: str) -> None: ...
+
+    async with gate:
+        first = asyncio.create_task(work("k"))
+        await began.wait()
+        with pytest.raises(InProgressError):
+            await work("k")
+        go_on.set()
+        with pytest.raises(LookupError):
+            await first
+    assert counted(counters) == 1
+
+
+def test_a_wait_that_ends_with_the_result_of_a_thread_is_counted(tmp_path: Path) -> None:
+    inbox = SyncInbox("shop", keep=WEEK)
+    gate = SyncDedup("memory://", namespace="t")
+    registry = CollectorRegistry()
+    watch(gate, registry=registry)
+    began, go_on = ThreadEvent(), ThreadEvent()
+    with closing(sqlite3.connect(tmp_path / "inbox")) as connection:
+        connection.executescript(dialect_of("sqlite", TableName(TABLE)).ddl())
+
+    @contextmanager
+    def begin() -> Iterator[Any]:
+        with closing(sqlite3.connect(tmp_path / "inbox", isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
+
+    @inbox.once(key=lambda session, key: key, begin=begin, gate=gate, wait=LONG)
+    def work(session: Any, key: str) -> str:
+        began.set()
+        assert go_on.wait(LONG)
+        return key
+
+    with gate:
+        first = Call(work, "k")
+        assert began.wait(LONG)
+        second = Call(work, "k")
+        until(lambda: waits_behind(second), "the second is behind the first")
+        go_on.set()
+        assert [first.result, second.result] == ["k", "k"]
+        gate.get("told in the gate's thread, after what was told there before")
+        assert registry.get_sample_value("fastdedup_wait_seconds_count", {"namespace": "t"}) == 1
+
+
+async def test_a_list_that_waits_for_the_store_counts_no_wait_for_an_owner(wait_until: WaitUntil) -> None:
+    store = FakeStore()
+    dedup = fake_dedup(store)
+    counters = dedup.gate.connections.count()
+    async with dedup:
+        await dedup.get("warm")
+        store.outage.start("refused")
+        listed = asyncio.ensure_future(dedup.claim_many(["a", "b"], wait=LONG))
+        await wait_until(lambda: dedup.gate.connection.returns.waiting, description="it waits for the store")
+        store.outage.stop()
+        assert outcomes(await at_once(listed)) == ["acquired", "acquired"]
+    assert counted(counters) == 0
