@@ -65,12 +65,24 @@ async def wait_on(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict | U
             found = await look_again(gate, call, call.terms, gives_up, found)
         if found.outcome is not Outcome.IN_PROGRESS:
             return found
-        with one_wait(gate):
-            return await wait_a_while(gate, call, gives_up, found)
+        with _counted(gate):
+            return await _wait(gate, call, gives_up, found)
+
+
+async def wait_by_looks(
+    gate: Gate, call: ClaimOp, gives_up: float, found: Verdict, longest: float
+) -> Verdict:
+    """Do what `wait_on` does, in looks of `longest` seconds: so late at most it ends if the gate does not answer."""
+    loop = asyncio.get_running_loop()
+    with _counted(gate):
+        while found.outcome is Outcome.IN_PROGRESS and loop.time() < gives_up:
+            with gate.connection.undo.while_it_waits(call):
+                found = await _wait(gate, call, min(gives_up, end_of(longest)), found)
+    return found
 
 
 @contextmanager
-def one_wait(gate: Gate) -> Iterator[None]:
+def _counted(gate: Gate) -> Iterator[None]:
     """Count all that is waited in a `with` as one wait of a claim."""
     since = perf_counter()
     try:
@@ -79,13 +91,8 @@ def one_wait(gate: Gate) -> Iterator[None]:
         gate.watchers.waited(gate.settings.namespace, perf_counter() - since)
 
 
-async def wait_a_while(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict) -> Verdict:
-    """Wait for another owner at work, as a part of `one_wait`; errors as for `wait_for_verdict`."""
-    with gate.connection.undo.while_it_waits(call):
-        return await _wait(gate, call, gives_up, found)
-
-
 async def _wait(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict) -> Verdict:
+    """Wait for another owner at work; errors as for `wait_for_verdict`."""
     connection = gate.connection
     loop = asyncio.get_running_loop()
     known = call.terms

@@ -24,7 +24,7 @@ from ..checks import Seconds, check_arguments_rule, check_count, check_seconds, 
 from ..claim import Claim
 from ..core.calls import ClaimCall, claim_of, count_claim
 from ..core.gate import Gate
-from ..core.waiting import end_of, one_wait, wait_a_while
+from ..core.waiting import end_of, wait_by_looks
 from ..downstream import claimed_work
 from ..errors import (
     ClaimLostError,
@@ -386,13 +386,11 @@ async def wait_at(gate: Gate, call: ClaimCall, claim: Claim, ends: float, since:
     """
     if claim.retry_after is None or not call.will_wait:
         return claim
-    verdict = claim.settlement.verdict
+    found, gives_up = claim.settlement.verdict, end_of(ends - monotonic())
     try:
-        # Look by look: one long wait would last through an outage of the gate, in which the inbox decides.
-        with one_wait(gate):
-            while verdict.outcome is Outcome.IN_PROGRESS and (left := ends - monotonic()) > 0.0:
-                # Not by another claim(wait=…), which would ask the store what it has just answered.
-                verdict = await wait_a_while(gate, call.op, end_of(min(left, LOOK)), verdict)
+        # By looks: one long wait would last through an outage of the gate, in which the inbox decides. And not by
+        # another claim(wait=…), which would ask the store what it has just answered.
+        verdict = await wait_by_looks(gate, call.op, gives_up, found, LOOK)
     except UnavailableError as error:
         count_claim(gate, "claim", error, since)
         raise
