@@ -18,7 +18,7 @@ KEPT_LOCALLY = "this key was used while the store was unavailable, and the store
 
 @dataclass(frozen=True, slots=True)
 class Degraded:
-    """The fallback policy answered, or refused, in place of the store.
+    """The fallback policy answered or refused in place of the store.
 
     `verb` is the operation's: claim (also of locks and tokens), complete, fail, release, renew, …
     """
@@ -50,7 +50,7 @@ class LeaseLost:
     """The owner's text. Anyone who knows it can settle the claim, so repr() does not show it."""
     fence: int
     outage: bool = False
-    """True where the store did not answer until the lease was over: no other owner is known."""
+    """True if the store did not answer until the lease was over: no other owner is known."""
 
     figure = Figure("leases_lost", "Claims whose owner held them no longer.", unit="{lease}")
     line = LogLine(
@@ -145,9 +145,9 @@ class ClockSkew:
     """
 
     store: str
-    """The name of the server; of the store where it is not a Cluster."""
+    """The name of the server; of the store if it is not a Cluster."""
     offset_seconds: float
-    """By how much its clock is ahead; negative where it is behind."""
+    """By how much its clock is ahead; negative if it is behind."""
 
     figure = Figure(
         "clock_skews",
@@ -168,7 +168,7 @@ class Shortfall:
     namespace: str
     verb: str
     key: str
-    """The key, or "#" and its digest where that is all that is known."""
+    """The key, or "#" and its digest if only that is known."""
     replicas: int
     """How many replicas had to confirm the write."""
 
@@ -184,13 +184,13 @@ class Conflict:
 
     namespace: str
     key: str
-    """The key, or "#" and its digest where that is all that is known; the ledger's name, "/" and the id for an id."""
+    """The key, or "#" and its digest if only that is known; the ledger's name, "/" and the id for an id."""
     ours: str = field(repr=False)
     """The owner that the fallback policy let through; for an id, the nonce of its call in hexadecimal."""
     theirs: str = field(repr=False)
     """The owner that the store knows; empty for an id, of which the store knows none."""
     kept: str
-    """The record that stands, "ours" or "theirs": ours where only ours is a success, else theirs."""
+    """The record that stands, "ours" or "theirs": ours if only ours is a success, else theirs."""
 
     figure = Figure(
         "reconcile_conflicts",
@@ -244,7 +244,7 @@ class UndoOverflow:
 
     namespace: str
     key: str
-    """The key, or "#" and its digest where that is all that is known."""
+    """The key, or "#" and its digest if only that is known."""
 
     figure = Figure(
         "undo_overflows",
@@ -278,7 +278,7 @@ class BatchedBySlot:
 
 @dataclass(frozen=True, slots=True)
 class KeyForgotten:
-    """Somebody removed a record by hand, whoever owned it: its key is new again. For an audit."""
+    """A record was removed by hand, without its owner: its key is new again. For an audit."""
 
     namespace: str
     kind: str
@@ -286,16 +286,16 @@ class KeyForgotten:
     key: str
     """The key; for a token "#" and its digest, for an id the ledger's name, "/" and the id."""
     found: bool | None
-    """False where there was no record; None where the answer was lost, so that it may have been removed."""
+    """False if there was no record; None if the answer was lost, so that it may have been removed."""
     by: str
-    """Who: the user, host and process that asked."""
+    """The user, host and process that asked."""
     reason: str
-    """Why, in the words that it was given; empty where none were."""
+    """The reason that was given; empty if none was."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordsListed:
-    """Somebody listed the records of a namespace. For an audit."""
+    """The records of a namespace were listed. For an audit."""
 
     namespace: str
     prefix: str
@@ -303,9 +303,9 @@ class RecordsListed:
     found: int
     """How many records were shown."""
     by: str
-    """Who: the user, host and process that asked."""
+    """The user, host and process that asked."""
     reason: str
-    """Why, in the words that it was given; empty where none were."""
+    """The reason that was given; empty if none was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,9 +380,9 @@ class ConsumerResumed:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerEnded:
-    """`run` of a consumer of messages raises an error: it takes no more messages until somebody runs one again.
+    """`run` of a consumer of messages raises an error: it takes no more messages until it is run again.
 
-    After `stop()`, and where the task of `run` was cancelled, no such event comes.
+    After `stop()`, and if the task of `run` was cancelled, no such event comes.
     """
 
     consumer: str
@@ -393,14 +393,14 @@ class ConsumerEnded:
 
 @dataclass(frozen=True, slots=True)
 class DeadLettered:
-    """A message lies where dead letters lie: no attempt at it succeeded, or it could not be attempted."""
+    """A message was laid down as a dead letter: no attempt at it succeeded, or it could not be attempted."""
 
     consumer: str
     """The consumer's name."""
     key: str | None
-    """The message's key; None where it has none."""
+    """The message's key; None if it has none."""
     reason: str
-    """Why, by the names of `fastdedup.messages.Reason`."""
+    """The reason, one of `fastdedup.messages.Reason`."""
     attempts: int
     """How often the handler was begun for it."""
     error: str

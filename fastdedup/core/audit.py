@@ -1,4 +1,4 @@
-"""Who looked at records, or removed one, and why: the events for an audit."""
+"""The events for an audit: a record was removed, or records were listed, by whom and why."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .holder import holder_name
 
 
 def check_reason(reason: Any) -> str:
-    """Return why somebody forgets or lists, "" where they do not say it.
+    """Return the reason for forgetting or listing; "" if none was given.
 
     Raises:
-        ConfigError: it is no text, or a long one.
+        ConfigError: it is not text, or too long.
     """
     if reason is None:
         return ""
@@ -31,17 +31,17 @@ def check_reason(reason: Any) -> str:
 def tell_forgotten(gate: Gate, kind: str, key: str, found: bool | None, reason: str | None) -> None:
     """Report that a record, or an id of a ledger, was forgotten."""
     name = gate.settings.namespace
-    gate.connection.report(KeyForgotten(name, kind, key, found, whoever(), check_reason(reason)))
+    gate.connection.report(KeyForgotten(name, kind, key, found, caller_name(), check_reason(reason)))
 
 
 def tell_listed(gate: Gate, prefix: str, found: int, reason: str | None) -> None:
     """Report that records were listed."""
     name = gate.settings.namespace
-    gate.connection.report(RecordsListed(name, prefix, found, whoever(), check_reason(reason)))
+    gate.connection.report(RecordsListed(name, prefix, found, caller_name(), check_reason(reason)))
 
 
-def whoever() -> str:
-    """Return who asks, for an audit: the user, the host and the process."""
+def caller_name() -> str:
+    """Return the caller's name for an audit: the user, the host and the process."""
     return holder_name(_user(), socket.gethostname(), os.getpid())
 
 

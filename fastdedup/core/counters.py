@@ -46,6 +46,8 @@ make the metrics grow."""
 MAX_NAMESPACES: Final = 1000
 _MOST_EXPECTED: Final = 50
 """The namespaces whose figures may stand at 0 before they are used."""
+_WORDS: Final[dict[Any, str]] = {True: "yes", False: "no"}
+"""What stands for a truth value in a label."""
 _TRIES: Final = 10
 """Times that a thread copies the counts while another one changes them."""
 Cells = list[float]
@@ -62,7 +64,7 @@ def _by_outcome() -> defaultdict[str, Cells]:
 
 
 class Durations(Protocol):
-    """Hears of each time that is measured, where somebody wants more than the cells."""
+    """Is told of each time that is measured, for those who want more than the cells."""
 
     def took(self, figure: Figure, labels: Labels, seconds: float) -> None:
         """A time of this figure was measured. `labels`: the values of its labels, as OpenTelemetry has them."""
@@ -76,7 +78,7 @@ class GateCounters:
 
     def __init__(self) -> None:
         self.durations: Durations | None = None
-        """Set before the gate is opened, where somebody wants each time: that costs more than to count it."""
+        """Set before the gate is opened, to be told of each time: that costs more than to count it."""
         # Mutable: operations by namespace and verb.
         self.operations: defaultdict[tuple[str, str], defaultdict[str, Cells]] = defaultdict(_by_outcome)
         # Mutable: the latest claims, which share one verdict: the verdict, its scope, the seconds, the count.
@@ -102,7 +104,7 @@ class GateCounters:
         return self.operations[self.label(namespace), verb]
 
     def expect(self, namespace: str, *verbs: str) -> None:
-        """Let what may befall a namespace's operations stand at 0 before there is one.
+        """Let the figures of a namespace's troubles stand at 0 before its first operation.
 
         The rate of a series that is born with its first event does not show that event.
         """
@@ -243,20 +245,17 @@ class GateCounters:
         if feed is None:
             return
         figure, amount = feed
-        labels = tuple([self._label_of(event, name) for name in figure.labels])
-        value = getattr(event, amount) if isinstance(amount, str) else amount
-        if figure.kind == "histogram":
-            self._measure(figure, labels, value)
+        labels: list[str] = []
+        for name in figure.labels:
+            value = getattr(event, name)
+            labels.append(self.label(value) if name == "namespace" else _WORDS.get(value, value))
+        value = amount if type(amount) is int else getattr(event, amount)
+        if figure.kind == "counter":
+            self.counted[figure][tuple(labels)] += value
         elif figure.kind == "gauge":
-            self.counted[figure][labels] = value
+            self.counted[figure][tuple(labels)] = value
         else:
-            self.counted[figure][labels] += value
-
-    def _label_of(self, event: Event, name: str) -> str:
-        value = getattr(event, name)
-        if name == "namespace":
-            return self.label(value)
-        return value if isinstance(value, str) else "yes" if value else "no"
+            self._measure(figure, tuple(labels), value)
 
     def _measure(self, figure: Figure, labels: Labels, value: float) -> None:
         rows = self.measured[figure]

@@ -38,7 +38,7 @@ class StoreAway:
         open: the parts of the store whose breakers are open, and whether a line says so of each.
         answered: operations that the policy answered.
         refused: operations that the policy refused.
-        fresh: True where an operation went unanswered since the last look.
+        fresh: True if an operation went unanswered since the last look.
     """
 
     def __init__(self, reason: str, told: bool) -> None:
@@ -99,7 +99,7 @@ class Incidents:
             claims_log.warning(f"gate %r: {text}", self._gate, *args)
 
     def may_tell(self, kind: str, lines: int = AT_ONCE) -> bool:
-        """Count an event of this kind; True where it may have a line of its own."""
+        """Count an event of this kind; True if it may have a line of its own."""
         count = self._counts[kind] = self._counts.get(kind, -lines) + 1
         self._look_later()
         return count <= 0
@@ -193,7 +193,7 @@ class Incidents:
     # What is counted
 
     def _look_later(self) -> None:
-        """Look at the counts at the end of the window, where an event loop runs."""
+        """Look at the counts at the end of the window, if an event loop runs."""
         loop = running_loop()
         if loop is None or (self._alarm is not None and self._loop is loop):
             return

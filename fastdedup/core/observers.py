@@ -10,14 +10,14 @@ from .tracing import Tracing
 
 
 class Watchers:
-    """Of one gate with all its scopes.
+    """The observers of one gate with all its scopes.
 
     Attributes:
-        counters: count each operation; None where nobody wants to know, or somebody else counts, as the sidecar.
-        beside: count all but the answers, if `counters` is None because the sidecar counts its answers itself.
-        tracing: makes spans; None where nobody traces.
-        context: returns a dict that has no `span_key` where no span is current, so that no claim needs one; None
-            where `tracing` must be asked each time.
+        counters: count all that the gate does. None if nothing is counted, or the answers are counted elsewhere.
+        beside: count all but the answers: those of a sidecar, which counts its answers by its replies.
+        tracing: makes spans; None if the gate is not traced.
+        context: returns a dict without `span_key` if no span is current, and then a claim needs none; None if
+            `tracing` must be asked each time.
     """
 
     __slots__ = ("beside", "context", "counters", "span_key", "tracing")
@@ -30,17 +30,17 @@ class Watchers:
         self.span_key = ""
 
     def waited(self, namespace: str, seconds: float) -> None:
-        """Count a wait for another owner, whoever counts the answer to the claim."""
+        """Count a wait for another owner; the answer to the claim may be counted elsewhere."""
         if (facts := self.facts) is not None:
             facts.waited(namespace, seconds)
 
     @property
     def facts(self) -> GateCounters | None:
-        """What counts facts that are not answers: waits for other owners, ids of ledgers."""
+        """The counters of what is not an answer: waits for other owners, ids of ledgers."""
         return self.counters or self.beside
 
     def wants_span(self) -> bool:
-        """True where a claim that begins now shall have a span."""
+        """True if a claim that begins now gets a span."""
         tracing, context = self.tracing, self.context
         if tracing is None or (context is not None and context().get(self.span_key) is None):
             return False

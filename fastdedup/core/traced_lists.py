@@ -14,7 +14,7 @@ from .tracing import Tracing
 async def within_a_span(
     gate: Gate, ops: Sequence[ClaimOp], make: Callable[[], Awaitable[list[Claim]]]
 ) -> list[Claim]:
-    """Make the claims of a list, within a span where somebody traces. `ops` are not sent yet."""
+    """Make the claims of a list, within a span if the gate is traced. `ops` are not sent yet."""
     watchers = gate.watchers
     tracing = watchers.tracing
     if tracing is None or not ops or not watchers.wants_span():

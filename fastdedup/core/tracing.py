@@ -1,4 +1,4 @@
-"""What a gate tells to whoever traces it, such as `integrations/opentelemetry.py`."""
+"""What a gate asks of a tracer such as `integrations/opentelemetry.py`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 
 class Tracing(Protocol):
-    """Makes the spans of claims, of the work under them, and of their settling. A span is whatever it likes."""
+    """Makes the spans of claims, of the work under them, and of their settling. A span may be any object."""
 
     def is_wanted(self) -> bool:
-        """True where a claim that begins now shall have a span. Called for each claim: it must be cheap."""
+        """True if a claim that begins now gets a span. Called for each claim: it must be cheap."""
         ...
 
     def claiming(self, namespace: str, verb: str, key: str, part: str) -> Any:
@@ -19,7 +19,7 @@ class Tracing(Protocol):
     def trace_of(self, span: Any) -> bytes:
         """Return what the record of a claim in this span says of it: the ids of its trace and of the span, 24 bytes.
 
-        Empty where it shall say nothing, as outside of a sampled trace.
+        Empty if the record says nothing of it, as outside of a sampled trace.
         """
         ...
 

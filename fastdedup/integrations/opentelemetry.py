@@ -75,7 +75,7 @@ class Spans:
     Args:
         provider: of tracers; the global one by default.
         keys: show keys in the spans.
-        roots: make spans also where no span is current: for programs whose work begins with the claim.
+        roots: make spans also if no span is current: for programs whose work begins with the claim.
         links: let records say in which trace they were made, and link to the runs whose records are met.
     """
 
@@ -87,7 +87,7 @@ class Spans:
         self._read, self._key = current_context()
 
     def is_wanted(self) -> bool:
-        """True within a sampled trace; without any where `roots` are."""
+        """True within a sampled trace, and without a trace if `roots` are made."""
         span = self._read().get(self._key)
         return self._roots if span is None else span.is_recording()
 
@@ -231,7 +231,7 @@ def instrument(
         tracer_provider: the global one by default.
         meter_provider: the global one by default.
         keys: show keys in the spans, as the attribute `fastdedup.key`. A token's is a digest.
-        roots: make spans also where no span is current, each of a trace of its own.
+        roots: make spans also if no span is current, each of a trace of its own.
         links: keep the ids of the trace and the span with the record of a claim that is made in a sampled trace, so
             that the span of a duplicate or of a takeover links to the run before. Such a record takes some 40 bytes
             more, and says at most the last 13 bytes of a `holder=`. False: no record says it, and no span links.

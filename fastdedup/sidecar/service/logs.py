@@ -112,7 +112,7 @@ def _shown(value: Any) -> str:
 class Throttle(logging.Filter):
     """Lets at most `_BURST` lines of one kind pass in a second; the next line tells how many were left out.
 
-    Of what is audited every line passes: nobody hides what they did in a burst.
+    Each line of an audit passes, so that a burst hides none.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Throttle(logging.Filter):
         self._counts: dict[str, list[int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True where the line may pass (logging calls this)."""
+        """Return True if the line may pass (logging calls this)."""
         if record.msg in (AUDITED, AUDITED_LIST):
             return True
         count = self._counts.setdefault(f"{record.name} {record.msg}"[:80], [0, 0, 0])
@@ -159,7 +159,7 @@ class EventLog:
 
     def __call__(self, event: Event) -> None:
         """Log an event, or count it."""
-        if type(event) is BreakerClosed:  # what came before its line is told before it
+        if type(event) is BreakerClosed:  # the answers before it are logged before it
             self._tell_degraded()
         kind = (type(event), getattr(event, "namespace", ""), getattr(event, "answered", False))
         seen = self._seen.get(kind, 0)

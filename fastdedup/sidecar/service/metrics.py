@@ -126,6 +126,6 @@ def journal_lines(namespaces: Namespaces) -> dict[str, int]:
 
 
 def wire_of(connection: object) -> str:
-    """Return the protocol of a connection, or "unknown" where it has not sent anything yet."""
+    """Return the protocol of a connection, or "unknown" if it has not sent anything yet."""
     name = type(connection).__name__
     return "resp" if name == "RespConnection" else "unknown" if name == "Sniffer" else "http"
