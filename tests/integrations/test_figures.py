@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any, get_args
 
 import pytest
@@ -11,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastdedup import Dedup, events
-from fastdedup.core.figures import FIGURES
+from fastdedup.core.figures import FEEDS, FIGURES
 from fastdedup.declarations import Figure
 from fastdedup.integrations.opentelemetry import instrument
 from fastdedup.integrations.otel_metrics import name_of, text_of
@@ -84,91 +85,63 @@ def test_opentelemetry_shows_the_table() -> None:
     assert len(made) == len(table)
 
 
-SHOP, ORDERS = {"namespace": "shop"}, {"consumer": "orders"}
-FED: list[tuple[events.Event, str, dict[str, str], float]] = [
-    (
-        events.Degraded("shop", "claim", True, "down"),
-        "degraded",
-        {**SHOP, "verb": "claim", "answered": "yes"},
-        1,
-    ),
-    (
-        events.Degraded("shop", "claim", False, "down"),
-        "degraded",
-        {**SHOP, "verb": "claim", "answered": "no"},
-        1,
-    ),
-    (events.LeaseLost("shop", "k", "a", 1), "leases_lost", {}, 1),
-    (events.BreakerOpened("redis", "down"), "breaker_opened", {}, 1),
-    (events.PrimaryRestarted("redis"), "primary_restarts", {}, 1),
-    (events.PrimarySwitched("redis"), "primary_switches", {}, 1),
-    (events.ClockSkew("redis", -10.0), "clock_skews", {}, 1),
-    (events.Shortfall("shop", "claim", "k", 1), "shortfalls", SHOP, 1),
-    (events.Conflict("shop", "k", "a", "b", "ours"), "reconcile_conflicts", {"kept": "ours"}, 1),
-    (events.Unreplayed("shop", "k", "a", "closed"), "unreplayed", {}, 1),
-    (events.Replayed(5, 1), "reconciled", {}, 5),
-    (events.UndoOverflow("shop", "k"), "undo_overflows", {}, 1),
-    (events.GateBypassed("shop", "billing", "down"), "gate_bypassed", {**SHOP, "inbox": "billing"}, 1),
-    (events.ConsumerPaused("orders", "down"), "consumer_paused", ORDERS, 1),
-    (events.ConsumerResumed("orders", 1.0), "consumer_paused", ORDERS, 0),
-    (events.DeadLettered("orders", "k", "failed", 5, "E"), "dead_letters", {**ORDERS, "reason": "failed"}, 1),
-]
-FEED_NOTHING: list[events.Event] = [
-    events.BatchedBySlot("redis", "why"),
-    events.BreakerClosed("redis", 1.0),
-    events.ConsumerEnded("orders", "down"),
-    events.KeyForgotten("shop", "claim", "k", True, "me", ""),
-    events.LedgerFilling("shop", "clicks", 0.9),
-    events.RecordsListed("shop", "", 3, "me", ""),
-]
+EXAMPLES = {"str": "text", "int": 5, "float": 0.5, "bool": True}
 
 
-def of_prometheus(families: Iterable[Any], names: set[str]) -> dict[tuple[str, frozenset[Any]], float]:
-    """The values that are not 0 of these figures."""
+def example(kind: type) -> Any:
+    """An event of this kind, whose texts are the names of their fields."""
+    kinds = {each.name: str(each.type).partition(" ")[0] for each in fields(kind)}
+    return kind(**{name: name if each == "str" else EXAMPLES[each] for name, each in kinds.items()})
+
+
+def shown(families: Iterable[Any]) -> dict[tuple[str, frozenset[Any]], float]:
+    """What Prometheus shows of the figures that events feed: all values that are not 0."""
+    fed = {f"fastdedup_{figure.name}" for figure, _ in FEEDS.values()}
     return {
-        (each.name.removeprefix("fastdedup_"), frozenset(sample.labels.items())): sample.value
+        (each.name, frozenset(sample.labels.items())): sample.value
         for each in families
         for sample in each.samples
-        if each.name.removeprefix("fastdedup_") in names and sample.value
+        if each.name in fed and sample.value and not sample.name.endswith(("_bucket", "_sum", "_created"))
     }
 
 
-@pytest.mark.parametrize(("event", "name", "labels", "value"), FED, ids=[repr(each) for each, *_ in FED])
-def test_an_event_feeds_one_figure_on_each_face(
-    event: events.Event, name: str, labels: dict[str, str], value: float
-) -> None:
-    registry, otel, namespaces = CollectorRegistry(), Otel(), sidecar()
-    dedup = otel.instrument(Dedup("memory://", namespace="shop"))
+@pytest.mark.parametrize("kind", get_args(events.Event), ids=events.name_of)
+def test_an_event_feeds_its_figure_and_no_other_on_each_face(kind: Any) -> None:
+    registry, otel, namespaces, event = CollectorRegistry(), Otel(), sidecar(), example(kind)
+    dedup = otel.instrument(Dedup("memory://", namespace="shop"), histograms=True)
     watch(dedup, registry=registry)
-    namespaces.dedup("shop")
+    namespaces.dedup("namespace")
     for gate in (dedup, namespaces.root):
-        if isinstance(event, events.ConsumerResumed):
-            gate.gate.connection.report(events.ConsumerPaused(event.consumer, "down"))
         gate.gate.connection.report(event)
-    fed = {each.figure.name: each.figure for each in map(type, (row[0] for row in FED))}
-    expected = {(name, frozenset(labels.items())): float(value)} if value else {}
-    assert of_prometheus(registry.collect(), {*fed}) == expected
-    text = namespaces.render_metrics().decode()
-    assert of_prometheus(text_string_to_metric_families(text), {*fed}) == expected
-    points = {row: otel.points(name_of(row)) for row in fed.values()}
-    shown = {
-        (row.name, frozenset(point.attributes.items())): float(point.value)
-        for row, each in points.items()
-        for point in each
-        if point.value
-    }
-    assert shown == {
-        (name, frozenset((f"fastdedup.{label}", text) for label, text in labels)): number
-        for (name, labels), number in expected.items()
+    figure, amount = FEEDS.get(kind, (Figure("", ""), 0))
+    labels = {name: "yes" if getattr(event, name) is True else name for name in figure.labels}
+    number = getattr(event, amount) if isinstance(amount, str) else amount
+    number = 1 if figure.kind == "histogram" else number
+    expected = {(f"fastdedup_{figure.name}", frozenset(labels.items())): number} if number else {}
+    assert shown(registry.collect()) == expected
+    assert shown(text_string_to_metric_families(namespaces.render_metrics().decode())) == expected
+    points = [(name_of(row), point) for row, _ in FEEDS.values() for point in otel.points(name_of(row))]
+    assert {
+        (name, frozenset(point.attributes.items())): value
+        for name, point in points
+        if (value := getattr(point, "count", None) or point.value)
+    } == {
+        (name_of(figure), frozenset((f"fastdedup.{label}", text) for label, text in labels)): value
+        for (_, labels), value in expected.items()
     }
 
 
-def test_every_event_is_tried() -> None:
-    assert {type(event) for event, *_ in FED} | {*map(type, FEED_NOTHING)} == {*get_args(events.Event)}
-    assert not [each for each in FEED_NOTHING if hasattr(each, "figure")]
-    assert events.DeadLettered.figure.values["reason"] == (
-        Reason.FAILED,
-        Reason.EXHAUSTED,
-        Reason.MISMATCH,
-        Reason.NO_KEY,
-    )
+def test_a_consumer_is_paused_until_it_resumes() -> None:
+    counters = Counters()
+    for event, value in (
+        (events.ConsumerPaused("orders", "down"), 1),
+        (events.ConsumerPaused("orders", "down"), 1),
+        (events.ConsumerResumed("orders", 1.0), 0),
+    ):
+        counters.on_event(event)
+        assert counters.counted[events.ConsumerPaused.figure] == {("orders",): value}
+
+
+def test_the_reasons_of_dead_letters_that_stand_at_0_are_all() -> None:
+    reasons = (Reason.FAILED, Reason.EXHAUSTED, Reason.MISMATCH, Reason.NO_KEY)
+    assert events.DeadLettered.figure.values["reason"] == reasons
