@@ -358,7 +358,7 @@ class Dedup(Inspected):
         if gate.recent and owner is None and lease is None and ttl is None:  # empty but in a storm
             known = self._told_recently(key, mark)
             if known is not None:
-                if (counters := gate.watchers.counters) is not None:
+                if (counters := gate.observers.counters) is not None:
                     counters.observe(gate.settings.namespace, "claim", "succeeded", 0.0)
                 return known
         if owner is not None:

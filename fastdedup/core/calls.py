@@ -108,9 +108,9 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         return self._claimed()
 
     def _claimed(self) -> Generator[Any, Any, Claim]:
-        watchers = self._gate.watchers
-        tracing = watchers.tracing
-        if tracing is not None and watchers.wants_span():
+        observers = self._gate.observers
+        tracing = observers.tracing
+        if tracing is not None and observers.wants_span():
             return self._traced(tracing).__await__()
         return self._made()
 
@@ -135,7 +135,7 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         """Make the claim. A generator, not a coroutine: nothing but the future stands between task and reply."""
         self._use_up()
         gate, op = self._gate, self.op
-        counters = gate.watchers.counters
+        counters = gate.observers.counters
         if counters is not None:
             self._since = perf_counter()
         if self.wait > 0.0 or op.terms.consumes:
@@ -255,7 +255,7 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         if not claim.acquired:
             return claim
         claim.settlement.guard(asyncio.current_task())
-        tracing = self._gate.watchers.tracing
+        tracing = self._gate.observers.tracing
         if tracing is not None:
             self._span = tracing.working(claim)
         self._work = enter(claim.settlement.store_key)
@@ -271,7 +271,7 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
             return
         settlement = self._entered.settlement
         if hasattr(self, "_span") and self._span is not None:
-            tracing = self._gate.watchers.tracing
+            tracing = self._gate.observers.tracing
             assert tracing is not None
             tracing.worked(self._span, settlement.fault if error is None else error)
         leave(self._work)
@@ -395,7 +395,7 @@ def count_claim(gate: Gate, verb: str, answer: Any, since: float, *, will_wait: 
 
     `verb`: what users call it. `since`: when it began, by time.perf_counter(). `will_wait`: see `ClaimCall`.
     """
-    counters, outcome = gate.watchers.counters, outcome_of(answer)
+    counters, outcome = gate.observers.counters, outcome_of(answer)
     if counters is not None and not (will_wait and outcome is _IN_PROGRESS):
         counters.observe(gate.settings.namespace, verb, outcome, perf_counter() - since)
 

@@ -18,7 +18,7 @@ from ..kernel.engine import OnBatch, OnStoreCall
 from ..kernel.queue import MIN_BATCH
 from .counters import MAX_NAMESPACES, GateCounters
 from .incidents import AT_ONCE, Incidents
-from .observers import Watchers
+from .observers import Observers
 from .recent import RecentSuccesses
 
 
@@ -72,7 +72,7 @@ class Common:
         """Called with each event, before what counts: the user's callback."""
         self.on_batch: OnBatch | None = None
         """Called with the size of each batch: the user's callback. Set before opening."""
-        self.watchers = Watchers()
+        self.observers = Observers()
         """Who counts and who traces."""
         self.may_count_later = False
         """True where the gate may be counted while it is open, as in a test."""
@@ -84,26 +84,26 @@ class Common:
     def unheard(self) -> Common:
         """Return the same settings, with nobody who hears of what happens."""
         other = copy(self)
-        other.incidents, other.on_event, other.on_batch, other.watchers = None, [], None, Watchers()
+        other.incidents, other.on_event, other.on_batch, other.observers = None, [], None, Observers()
         return other
 
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Log, count and trace by itself until the `with` ends: what happens in a test is not the application's."""
-        watchers = self.watchers
+        observers = self.observers
         log, age, late = self.incidents, self.recent.age, self.may_count_later
-        watched = watchers.counters, watchers.tracing, watchers.context, watchers.span_key
+        watched = observers.counters, observers.tracing, observers.context, observers.span_key
         self.incidents = Incidents(self.name)
         self.recent.forget_all()
-        if watchers.counters is not None:
+        if observers.counters is not None:
             self.count_anew()
         try:
             yield
         finally:
-            is_counted = watchers.counters is not None
+            is_counted = observers.counters is not None
             self.incidents, self.recent.age, self.may_count_later = log, age, late
-            watchers.counters, watchers.tracing, watchers.context, watchers.span_key = watched
-            if is_counted and watchers.counters is None:
+            observers.counters, observers.tracing, observers.context, observers.span_key = watched
+            if is_counted and observers.counters is None:
                 self.count_anew()  # who has watched it in the test asks for figures again
 
     def tell(self, kind: str, text: str, *args: object) -> None:
@@ -119,7 +119,7 @@ class Common:
         """Log an event, and hand it to the user's callback. An error of that is logged, and changes no answer."""
         if self.incidents is not None:
             self.incidents(event)
-        facts = self.watchers.facts
+        facts = self.observers.facts
         for listener in self.on_event if facts is None else [*self.on_event, facts.on_event]:
             try:
                 listener(event)
@@ -135,10 +135,10 @@ class Common:
     @property
     def call_hearer(self) -> OnStoreCall | None:
         """What an engine calls with the verb and the seconds of each batch; None where nobody wants to know."""
-        return self._store_called if self.may_count_later or self.watchers.facts is not None else None
+        return self._store_called if self.may_count_later or self.observers.facts is not None else None
 
     def _batch_began(self, size: int) -> None:
-        if (facts := self.watchers.facts) is not None:
+        if (facts := self.observers.facts) is not None:
             facts.on_batch(size)
         if self.on_batch is not None:
             try:
@@ -148,21 +148,21 @@ class Common:
                     log_batch_failure(error)
 
     def _store_called(self, verb: str, took: float) -> None:
-        if (facts := self.watchers.facts) is not None:
+        if (facts := self.observers.facts) is not None:
             facts.on_store_call(verb, took)
 
     # Figures
 
     def count_anew(self) -> GateCounters:
         """Return new counters, which count from now on. Each time goes where it went before."""
-        former, counters = self.watchers.counters, GateCounters()
+        former, counters = self.observers.counters, GateCounters()
         if former is not None:
             counters.durations = former.durations
         for namespace in self.recent.namespaces():
             counters.expect(namespace)
         for namespace in self._with_ledgers:
             counters.expect(namespace, "first")
-        self.watchers.counters = counters
+        self.observers.counters = counters
         return counters
 
     def expect(self, namespace: str, *verbs: str) -> None:
@@ -172,5 +172,5 @@ class Common:
         """
         if verbs and len(self._with_ledgers) < MAX_NAMESPACES:
             self._with_ledgers.add(namespace)
-        if self.watchers.counters is not None:
-            self.watchers.counters.expect(namespace, *verbs)
+        if self.observers.counters is not None:
+            self.observers.counters.expect(namespace, *verbs)

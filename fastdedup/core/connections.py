@@ -128,7 +128,7 @@ class Connections:
         Raises:
             UsageError: the gate is open: its engine would not know.
         """
-        counters = self.common.watchers.counters
+        counters = self.common.observers.counters
         if counters is None and not self.may_be_counted:
             raise UsageError("this Dedup is open already: let its metrics be counted before you open it")
         return self.common.count_anew() if counters is None else counters

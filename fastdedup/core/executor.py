@@ -37,7 +37,7 @@ from ..tasks import running_loop
 from .connection import Connection, Sender
 from .connections import Connections
 from .counters import verb_of
-from .observers import Watchers
+from .observers import Observers
 from .settings import Settings
 
 _FREEING: Final = (Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.FORGET)
@@ -78,7 +78,7 @@ class Executor:
             )
         self.connections = connections
         """All scopes of a gate have the same."""
-        self.watchers: Watchers = connections.common.watchers
+        self.observers: Observers = connections.common.observers
         self.settings = settings
         self._name = settings.namespace
         self._policy = policy
@@ -147,7 +147,7 @@ class Executor:
     @property
     def now(self) -> float:
         """The time by perf_counter(), where somebody counts."""
-        return 0.0 if self.watchers.counters is None else perf_counter()
+        return 0.0 if self.observers.counters is None else perf_counter()
 
     def counted(
         self, op: Op, answer: Reply | BaseException, since: float, *, is_tried_again: bool = False
@@ -160,7 +160,7 @@ class Executor:
             since: `now` when the operation began.
             is_tried_again: where it is refused its caller asks again, and calls `refused` when it gives up.
         """
-        counters = self.watchers.counters
+        counters = self.observers.counters
         if counters is None:
             return self.verdict(op, answer)
         try:
@@ -174,8 +174,8 @@ class Executor:
 
     def refused(self, op: Op, error: UnavailableError, since: float) -> None:
         """Count an operation that was given up, however often it was tried; `since`: `now` when it began."""
-        if self.watchers.counters is not None:
-            self.watchers.counters.ended(self, op, error, since)
+        if self.observers.counters is not None:
+            self.observers.counters.ended(self, op, error, since)
 
     async def claim(self, op: ClaimOp) -> Verdict:
         """Make a claim: `begin_claim`, then `claim_verdict`. Where its caller is cancelled it is released."""

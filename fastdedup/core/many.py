@@ -81,7 +81,7 @@ class ClaimList(Together):
 
     async def _made(self, claims: Sequence[ListedClaim]) -> list[Claim]:
         gives_up = end_of(self._wait)
-        counters = self.gate.watchers.counters
+        counters = self.gate.observers.counters
         since = 0.0 if counters is None else perf_counter()
         try:
             await self._send(claims)

@@ -9,7 +9,7 @@ from .counters import GateCounters
 from .tracing import Tracing
 
 
-class Watchers:
+class Observers:
     """The observers of one gate with all its scopes.
 
     Attributes:

@@ -199,7 +199,7 @@ class Settlement(HeldClaim):
         The lease ends by the claim's own clock, which started before the store's. `traces`: make a span. `alone`: its
         caller was cancelled.
         """
-        tracing = self.gate.watchers.tracing
+        tracing = self.gate.observers.tracing
         if tracing is not None and traces and (span := tracing.settling(self, how)) is not None:
             return await traced(tracing, span, self._finish(how, op, until, traces=False))
         recording = getattr(self, "recording", None)

@@ -15,9 +15,9 @@ async def within_a_span(
     gate: Gate, ops: Sequence[ClaimOp], make: Callable[[], Awaitable[list[Claim]]]
 ) -> list[Claim]:
     """Make the claims of a list, within a span if the gate is traced. `ops` are not sent yet."""
-    watchers = gate.watchers
-    tracing = watchers.tracing
-    if tracing is None or not ops or not watchers.wants_span():
+    observers = gate.observers
+    tracing = observers.tracing
+    if tracing is None or not ops or not observers.wants_span():
         return await make()
     span = _begin(gate, ops, tracing)
     try:

@@ -88,7 +88,7 @@ def _counted(gate: Gate) -> Iterator[None]:
     try:
         yield
     finally:
-        gate.watchers.waited(gate.settings.namespace, perf_counter() - since)
+        gate.observers.waited(gate.settings.namespace, perf_counter() - since)
 
 
 async def _wait(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict) -> Verdict:

@@ -93,7 +93,7 @@ class Spans:
 
     @property
     def quick_look(self) -> tuple[Callable[[], Any] | None, str]:
-        """What `Watchers` may read instead of asking `is_wanted`, and its key."""
+        """What `Observers` may read instead of asking `is_wanted`, and its key."""
         return (None if self._roots else self._read), self._key
 
     # Claims
@@ -267,9 +267,9 @@ def instrument(
 
 def _attach(connections: Connections, spans: Spans) -> None:
     connections.count()
-    watchers = connections.common.watchers
-    watchers.tracing = spans
-    watchers.context, watchers.span_key = spans.quick_look
+    observers = connections.common.observers
+    observers.tracing = spans
+    observers.context, observers.span_key = spans.quick_look
 
 
 def links_of(settlement: Settlement) -> list[Link]:

@@ -266,14 +266,14 @@ class Ledger:
             del fault  # it refers to this frame
 
     def _count(self, answers: list[bool], since: float) -> None:
-        watchers, namespace = self._gate.watchers, self._gate.settings.namespace
-        if (facts := watchers.facts) is not None:
+        observers, namespace = self._gate.observers, self._gate.settings.namespace
+        if (facts := observers.facts) is not None:
             facts.asked_ledger(namespace, self.name, answers)
-        if (counters := watchers.counters) is not None:
+        if (counters := observers.counters) is not None:
             counters.observe(namespace, Verb.FIRST.value, "ok", perf_counter() - since)
 
     def _count_error(self, error: DedupError, since: float) -> None:
-        counters = self._gate.watchers.counters
+        counters = self._gate.observers.counters
         if counters is not None:
             namespace = self._gate.settings.namespace
             counters.observe(namespace, Verb.FIRST.value, outcome_of(error), perf_counter() - since)

@@ -172,9 +172,9 @@ def count_wait(dedup: Dedup, seconds: float, answered: bool) -> None:
 
     `answered`: it got the result of that call, so it does not ask the gate.
     """
-    watchers, namespace = dedup.gate.watchers, dedup.settings.namespace
-    watchers.waited(namespace, seconds)
-    if answered and (counters := watchers.counters) is not None:
+    observers, namespace = dedup.gate.observers, dedup.settings.namespace
+    observers.waited(namespace, seconds)
+    if answered and (counters := observers.counters) is not None:
         counters.observe(namespace, "claim", Outcome.SUCCEEDED.value, seconds)
 
 

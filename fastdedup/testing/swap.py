@@ -135,10 +135,10 @@ def _swapped_sync(dedup: SyncDedup, store: FakeStore) -> Iterator[None]:
             f"{dedup!r} is open, since its first use or open(): swap it before, or call close() first, and open() "
             "after the swap where it is used again"
         )
-    was_counted = gate.watchers.counters is not None
+    was_counted = gate.observers.counters is not None
     with _swapped(per_process.template, store), per_process.apart():
         yield
-    if gate.watchers.counters is not None and not was_counted:
+    if gate.observers.counters is not None and not was_counted:
         per_process.on_made(lambda made: made.gate.connections.count())
 
 

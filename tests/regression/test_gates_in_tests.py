@@ -347,6 +347,6 @@ async def test_what_a_test_instruments_makes_no_spans_after_it() -> None:
     otel, dedup = Otel(), Dedup(NOWHERE, namespace="shop")
     with swapped(dedup):
         otel.instrument(dedup)
-        assert dedup.gate.watchers.tracing is not None
-    assert dedup.gate.watchers.tracing is None
+        assert dedup.gate.observers.tracing is not None
+    assert dedup.gate.observers.tracing is None
     assert otel.points("fastdedup.operations"), "its metrics are asked for still"

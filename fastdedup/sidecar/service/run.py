@@ -258,7 +258,7 @@ def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Even
         credentials=config.credentials(),
         **config.default_options(),
     )
-    root.gate.watchers.beside = counters
+    root.gate.observers.beside = counters
     root.gate.connections.common.incidents = None  # the sidecar's `EventLog` tells of each event
     root.gate.connections.common.min_batch = _MIN_BATCH
     namespaces = Namespaces(
