@@ -30,7 +30,7 @@ demo: $(CLI) ## run the flash sale, the payments and consumers of RabbitMQ; REDI
 	@RABBITMQ="$$(.ci/demo-rabbitmq.sh)" $(BIN)/fastdedup demo $${REDIS_URL:+--url "$$REDIS_URL"} $(ARGS)
 
 demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS='--port 8000 --workers 2'
-	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/fastdedup demo --web $(ARGS)
+	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/python -m examples.shop $(ARGS)
 
 # The servers, the browser and the compiler come first: without them the tests cannot pass. They are got, and the package is
 # compiled, while pip installs, which takes one core. pytest comes last: its last line is the verdict. worksteal keeps neighbours

@@ -7,6 +7,7 @@ for the reader. To add a folder, give it a floor in `FLOORS`.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import tomllib
 from collections import defaultdict
@@ -395,11 +396,27 @@ def test_the_checks_see_what_they_shall_see() -> None:
     assert [*awaits_while_an_error_is_handled(ast.parse(risky))] == [5, 7]
 
 
+def test_the_examples_import_what_the_reference_documents() -> None:
+    """A reader copies them: what they use must stay."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
+    documented = set(re.findall(r"^::: (fastdedup\S*)", pages, re.MULTILINE))
+    found = set()
+    for path in (ROOT / "examples").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                found |= {(path.name, node.module, alias.name) for alias in node.names}
+            elif isinstance(node, ast.Import):
+                found |= {(path.name, alias.name, "") for alias in node.names}
+    ours = {(path, module, name) for path, module, name in found if module.partition(".")[0] == "fastdedup"}
+    assert ours
+    assert not {each for each in ours if each[1] not in documented or each[2].startswith("_")}
+
+
 def test_the_top_level_holds_what_belongs_there() -> None:
     """A server that is started by hand in the checkout writes its files here, and `git add` takes them along."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     folders = {path.split("/")[0] for path in listed.splitlines() if "/" in path}
-    assert folders == {".ci", ".github", "bench", "docs", "fastdedup", "lua", "scripts", "tests"}
+    assert folders == {".ci", ".github", "bench", "docs", "examples", "fastdedup", "lua", "scripts", "tests"}
 
 
 def test_the_tests_that_measure_no_coverage_are_there() -> None:

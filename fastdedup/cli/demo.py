@@ -15,14 +15,12 @@ from ..gateway import Dedup
 from ..sidecar.urls import without_secrets
 from .demo_messages import messages_options, play_messages
 from .gate import gate_options, run
-from .shop import web_options
 from .sidecar import sidecar_sale, sidecar_wanted
 from .tables import facts_table, verdict
 from .terminal import bar_console, print_json
 
 
 @click.command(short_help="Run a sale, payments and consumers; check each promise.")
-@web_options
 @click.option("--buyers", type=click.IntRange(min=1), default=10_000, show_default=True)
 @click.option(
     "--clicks",
@@ -63,8 +61,7 @@ def demo(
     The broker is a RabbitMQ of the demo's own, where there is one, else FastStream's in memory.
 
     Names each broken promise, and exits with 1 if there is one. Every run has a new namespace, which begins with
-    the given name; its records expire within a minute. With --web it serves a shop in your browser, in which you
-    can click, buy and crash Redis.
+    the given name; its records expire within a minute.
     """
     dedup = sale_dedup(url, namespace)
     report = run(_sale(dedup, buyers=buyers, clicks=clicks, stock=stock, quiet=as_json))

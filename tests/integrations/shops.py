@@ -1,4 +1,4 @@
-"""`fastdedup demo --web` as users start it, in a process of its own, for tests and the crowd."""
+"""`python -m examples.shop` as users start it, in a process of its own, for tests and the crowd."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ShopProcess:
     """A running shop; `with` starts it, waits until it serves, and ends it.
 
     Args:
-        options: of `fastdedup demo --web`.
+        options: of `python -m examples.shop`.
         more: environment variables.
     """
 
@@ -43,7 +43,7 @@ class ShopProcess:
         """Start; return at once."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTDEDUP_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fastdedup", "demo", "--web", *self.options],
+            [sys.executable, "-m", "examples.shop", *self.options],
             env=environment | self._more,
             stdout=self._out,
             stderr=subprocess.STDOUT,

@@ -1,4 +1,4 @@
-"""`fastdedup demo --web` over plain HTTP: what it answers, and that it works without JavaScript."""
+"""`examples/shop` over plain HTTP: what it answers, and that it works without JavaScript."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from examples.shop.stats import BOXES, Tally, total
 from fastdedup import Dedup
-from fastdedup.demo.shop.stats import BOXES, Tally, total
 from fastdedup.events import Degraded, LeaseLost, Unreplayed
 
 from .shops import ShopProcess, order_in, token_in, until

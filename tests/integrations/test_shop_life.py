@@ -1,4 +1,4 @@
-"""`fastdedup demo --web` as a process: its options, what it needs, what it leaves behind; and a crowd at it."""
+"""`python -m examples.shop` as a process: its options, what it needs, what it leaves behind; and a crowd at it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from fastdedup.cli.main import cli
+from examples.shop.__main__ import main
 
 from ..programs import ended
 from .crowd import CLICKS, send_crowd
@@ -59,12 +59,12 @@ def test_a_worker_that_dies_ends_the_demo_with_a_reason() -> None:
         assert not folder.exists()
 
 
-def demo(*options: str, **more: str) -> Any:
-    return ended("-m", "fastdedup", "demo", "--web", *options, environment=os.environ | more)
+def opened(*options: str, **more: str) -> Any:
+    return ended("-m", "examples.shop", *options, environment=os.environ | more)
 
 
 def test_without_a_redis_server_it_says_what_to_install(tmp_path: Path) -> None:
-    found = demo(PATH=str(tmp_path))
+    found = opened(PATH=str(tmp_path))
     assert found.returncode == 1
     assert "apt-get install redis-server" in found.stderr
     assert len(found.stderr.splitlines()) == 1
@@ -74,7 +74,7 @@ def test_a_redis_server_that_does_not_start_is_quoted(tmp_path: Path) -> None:
     fake = tmp_path / "redis-server"
     fake.write_text("#!/bin/sh\necho 'no room' >&2\nexit 3\n")
     fake.chmod(0o755)
-    found = demo(PATH=f"{tmp_path}:/bin:/usr/bin")
+    found = opened(PATH=f"{tmp_path}:/bin:/usr/bin")
     assert (found.returncode, "did not start: no room" in found.stderr) == (1, True)
 
 
@@ -83,30 +83,16 @@ def test_a_port_that_is_taken_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        found = demo("--port", str(port))
+        found = opened("--port", str(port))
     assert (found.returncode, f"127.0.0.1:{port}" in found.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("missing", ["fastapi", "uvicorn", "python_multipart"])
 def test_without_its_extra_it_names_it(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, missing, None)  # type: ignore[arg-type]
-    result = CliRunner().invoke(cli, ["demo", "--web"])
+    result = CliRunner().invoke(main)
     assert result.exit_code == 1
     assert "pip install 'fastdedup[sidecar,web]'" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--port", "0"], "--port needs --web"),
-        (["--token-ttl", "1"], "--token-ttl needs --web"),
-        (["--web", "--buyers", "5"], "--buyers cannot be used with --web"),
-        (["--web", "--json"], "--json cannot be used with --web"),
-    ],
-)
-def test_options_that_do_not_go_together_are_named(options: list[str], said: str) -> None:
-    result = CliRunner().invoke(cli, ["demo", *options])
-    assert (result.exit_code, said in result.stderr) == (2, True)
 
 
 # The sale under load: a crowd at two workers, each of whom clicks three times at once

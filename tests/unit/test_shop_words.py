@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from fastdedup.demo.shop import front
-from fastdedup.demo.shop.order_book import Count, Order
-from fastdedup.demo.shop.pages import Notice, ShopPage
-from fastdedup.demo.shop.sessions import Session
-from fastdedup.demo.shop.stats import BOXES, box_of
+from examples.shop import front
+from examples.shop.order_book import Count, Order
+from examples.shop.pages import Notice, ShopPage
+from examples.shop.sessions import Session
+from examples.shop.stats import BOXES, box_of
 
 JARGON = re.compile(
     r"\b(claim|lease|token|idempoten|redis|worker|replay|degraded|dedup|gate|key|breaker|ledger|503|conflict)",

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Form, HTTPException, Request
 from fastapi.responses import RedirectResponse
 
-from ...errors import UnavailableError
+from fastdedup import UnavailableError
+
 from .orders import OurShop
 from .shop import GATE, OUTAGE, WebShop
 from .stats import total

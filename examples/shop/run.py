@@ -20,7 +20,8 @@ from typing import Any
 
 import anyio
 
-from ...errors import ConfigError, UnavailableError
+from fastdedup import ConfigError, UnavailableError
+
 from .control import answer
 from .order_book import OrderBook
 from .redis_server import ShopRedis, find_server
@@ -33,21 +34,13 @@ _ENDING = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ShopOptions:
-    """The options of the command line.
+    """The options of the command line; see `__main__.py`."""
 
-    Attributes:
-        stock: units for sale.
-        port: the port on 127.0.0.1; 0 for any free port.
-        workers: the number of worker processes.
-        opens_in: seconds until the sale opens.
-        token_ttl: seconds in which a form can be sent.
-    """
-
-    port: int = 0
-    workers: int = 2
-    stock: int = 100
-    opens_in: float = 0.0
-    token_ttl: float = 300.0
+    port: int
+    workers: int
+    stock: int
+    opens_in: float
+    token_ttl: float
 
 
 def run(options: ShopOptions, on_ready: Callable[[str], None]) -> None:

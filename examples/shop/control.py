@@ -12,7 +12,8 @@ from pathlib import Path
 
 import anyio
 
-from ...errors import ConfigError, UnavailableError
+from fastdedup import ConfigError, UnavailableError
+
 from .redis_server import ShopRedis
 
 _TIMEOUT = 30.0

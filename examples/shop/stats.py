@@ -11,27 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...events import (
-    BatchedBySlot,
+from fastdedup.events import (
     BreakerClosed,
     BreakerOpened,
     ClockSkew,
     Conflict,
-    ConsumerEnded,
-    ConsumerPaused,
-    ConsumerResumed,
-    DeadLettered,
-    Degraded,
     Event,
-    GateBypassed,
-    KeyForgotten,
     LeaseLost,
-    LedgerFilling,
     PrimaryRestarted,
-    PrimarySwitched,
-    RecordsListed,
     Replayed,
-    Shortfall,
     UndoOverflow,
     Unreplayed,
 )
@@ -135,7 +123,7 @@ def _percentile(ordered: list[float], share: float) -> float | None:
 
 
 def _text_of(event: Event) -> str:
-    """Return an event as a sentence; empty for events that come with every request."""
+    """Return an event as a sentence; empty for events of other features, and for those of every request."""
     match event:
         case BreakerOpened():
             return "The breaker opened: Redis does not answer."
@@ -143,21 +131,13 @@ def _text_of(event: Event) -> str:
             return f"The breaker closed: Redis is back after {lasted:.1f} s."
         case PrimaryRestarted():
             return "Redis was restarted: it has only what it had saved."
-        case PrimarySwitched():
-            return "Redis has another primary: the last writes may be lost."
         case Replayed(adopted=adopted, conflicts=conflicts):
             return f"The journal was replayed: {adopted} put into Redis, {conflicts} in conflict."
         case Conflict(kept=kept):
             return f"Conflict: two owners of one key. The record that stands is {kept}."
         case Unreplayed(reason=reason):
             return f"Not put into Redis: {reason}."
-        case LeaseLost() | Shortfall() | UndoOverflow() | BatchedBySlot() | ClockSkew() | GateBypassed():
+        case LeaseLost() | UndoOverflow() | ClockSkew():
             return type(event).__name__
-        case LedgerFilling(ledger=ledger, fill=fill):
-            return f"The ledger {ledger} is {fill:.0%} full."
-        case KeyForgotten(reason=reason):
-            return f"A key was forgotten by hand. {reason}".strip()
-        case Degraded() | RecordsListed() | DeadLettered():
-            return ""
-        case ConsumerPaused() | ConsumerResumed() | ConsumerEnded():
+        case _:
             return ""

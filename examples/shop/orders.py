@@ -8,8 +8,9 @@ from fastapi import APIRouter, Depends, Header, HTTPException, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
 
-from ... import Claim, Dedup
-from ...integrations.fastapi import Claimed, OneTimeToken
+from fastdedup import Claim, Dedup
+from fastdedup.integrations.fastapi import Claimed, OneTimeToken
+
 from .order_book import SoldOut
 from .pages import MOST
 from .shop import WebShop, shop_of, shown

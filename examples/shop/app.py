@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from ...integrations.fastapi import Idempotency
+from fastdedup.integrations.fastapi import Idempotency
+
 from . import counter, front, orders, ungated
 from .settings import ShopSettings
 from .shop import WebShop

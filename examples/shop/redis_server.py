@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 
-from ...errors import ConfigError
+from fastdedup import ConfigError
 
 _STARTING = 20.0
 _PAUSE = 0.02

@@ -5,8 +5,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Form, Request
 from fastapi.responses import RedirectResponse, Response
 
-from ...errors import UnavailableError
-from ...integrations.fastapi import FormRefused, Refusal
+from fastdedup import UnavailableError
+from fastdedup.integrations.fastapi import FormRefused, Refusal
+
 from .orders import BadForm, NotOpen, OurShop, sent_token
 from .pages import MOST, Notice, asset
 from .sessions import COOKIE, MAX_NAME, new_session, sealed

@@ -12,7 +12,8 @@ import anyio
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse
 
-from ... import Dedup, LocalLRU, Reject, UnavailableError
+from fastdedup import Dedup, LocalLRU, Reject, UnavailableError
+
 from .control import ControlLine
 from .order_book import OrderBook
 from .orphan import orphaned

@@ -1,4 +1,4 @@
-"""One worker process: uvicorn on a socket that the parent has bound. `python -m fastdedup.demo.shop.worker FD`."""
+"""One worker process: uvicorn on a socket that the parent has bound. `python -m examples.shop.worker FD`."""
 
 import signal
 import socket
