@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 
+from bench.contest import GC_THRESHOLDS, Plan, cells
 from bench.report import Report, from_json, machine, to_json, to_markdown
 from bench.run import Job, Run
 from bench.scenarios import JOBS
 from bench.server import flush, private_server
 from bench.targets import HEADINGS, SHORT, verdicts
-from fastdedup.bench import GC_THRESHOLDS, Plan, cells
 
 RESULTS = Path(__file__).parent / "results"
 SIZES = {

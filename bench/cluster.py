@@ -10,10 +10,10 @@ from functools import partial
 
 from redis.asyncio import Redis
 
+from bench.contest import Ops, Row, Setting, Table, collector, drive, fresh_keys, ours, reason
 from bench.pairs import ABOVE, Figures, MakePair, Pair, play_pairs
 from bench.run import Run
 from bench.server import HOST, cluster_url, loopback_port, private_cluster, private_server
-from fastdedup.bench import Ops, Row, Setting, Table, collector, drive, fresh_keys, ours, reason
 
 PRIMARIES = 3
 CALLERS = (1000, 64)

@@ -12,11 +12,11 @@ from functools import partial
 
 from redis.crc import key_slot
 
+from bench.contest import LEASE_MS, ClaimedTwiceError, Row, Table, collector, fresh_keys, reason
 from bench.pairs import STRETCH, Figures, Pair, play_pairs
 from bench.run import Run
 from bench.server import Primary, cluster_url, private_cluster
 from fastdedup import Dedup, UnavailableError
-from fastdedup.bench import LEASE_MS, ClaimedTwiceError, Row, Table, collector, fresh_keys, reason
 from fastdedup.kernel.keyspace import Keyspace, Kind
 
 PRIMARIES = 3

@@ -8,10 +8,10 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from bench.contest import Ops, Row, Setting, Table, collector, drive, fresh_keys, ours
 from bench.run import Run
 from bench.server import flush, private_server
 from bench.worker import CHUNK, Task, employ
-from fastdedup.bench import Ops, Row, Setting, Table, collector, drive, fresh_keys, ours
 
 CALLERS = 1000
 FEW = 10_000

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped] # ships no types
 
+from bench.contest import Table
 from bench.load import Load
 from bench.pairs import GENERATOR, STRETCH, Figures, Pair, generate, play_pairs
 from bench.run import Run
 from bench.server import ROOT, listening
 from bench.sidecar import clean_environment, serve
-from fastdedup.bench import Table
 
 ACTIVE, HELD = 100, 10_000
 HOLDERS = 2  # processes, each of which holds its part of the silent connections

@@ -20,10 +20,10 @@ from typing import Any
 
 import orjson
 
+from bench.contest import Table
 from bench.pairs import STRETCH, Figures, MakePair, Pair, play_pairs
 from bench.run import Run
 from fastdedup import Dedup
-from fastdedup.bench import Table
 from fastdedup.sql import Inbox
 from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sql.drivers.base import placed

@@ -15,10 +15,10 @@ from uuid import uuid4
 
 from redis.asyncio import Redis
 
+from bench.contest import Ops, Row, Setting, Table, collector, drive, our_dedup, ours, reason
 from bench.run import Run
 from bench.server import flush, private_server
 from fastdedup import Dedup, Ledger
-from fastdedup.bench import Ops, Row, Setting, Table, collector, drive, our_dedup, ours, reason
 
 CALLERS = 1000
 LISTS = 4  # callers of lists and pipelines

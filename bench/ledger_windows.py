@@ -16,10 +16,10 @@ from statistics import median
 
 from redis.asyncio import Redis
 
+from bench.contest import Row, Table, collector, fresh_keys, reason
 from bench.ledger import GIB, LARGE, PLANNED, gate
 from bench.run import Run
 from bench.server import private_server
-from fastdedup.bench import Row, Table, collector, fresh_keys, reason
 
 LEDGER, KEYS = "a ledger, exact", "SET NX PX"
 ROWS = (LEDGER, KEYS)

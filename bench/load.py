@@ -19,7 +19,7 @@ import hiredis
 import orjson
 import uvloop
 
-from fastdedup.bench import GC_THRESHOLDS, ClaimedTwiceError, Setting, ours
+from bench.contest import GC_THRESHOLDS, ClaimedTwiceError, Setting, ours
 
 SECONDS_MORE = 5.0  # after the end of a turn, for the requests under way to be answered
 WARM_UP = 0.2  # the share of a turn

@@ -2,10 +2,10 @@
 
 from functools import partial
 
+from bench.contest import Table
 from bench.pairs import Figures, Pair, play_pairs
 from bench.run import Run
 from bench.worker import Task, employ
-from fastdedup.bench import Table
 
 CALLERS = 1000
 CLAIMS = 200_000  # of a turn, at most

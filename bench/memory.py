@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from redis.asyncio import Redis
 
+from bench.contest import BASELINE, Contestant, Row, Setting, Table, drive, fresh_keys, reason
 from bench.peers import KEEPING_RECORDS
 from bench.run import Run
 from bench.server import flush
-from fastdedup.bench import BASELINE, Contestant, Row, Setting, Table, drive, fresh_keys, reason
 
 CALLERS = 64
 WARM_UP = 200  # claims, so that the server has its buffers and scripts before its memory is read

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from bench.contest import ClaimedTwiceError, Row, Table, collector, reason
 from bench.pairs import Figures, clean
 from bench.queues import PREFETCH, Broker, Filled, broker, new_message
 from bench.run import Run
 from fastdedup import Dedup
-from fastdedup.bench import ClaimedTwiceError, Row, Table, collector, reason
 
 if TYPE_CHECKING:
     from aio_pika import Message

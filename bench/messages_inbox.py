@@ -11,6 +11,7 @@ from functools import partial
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
+from bench.contest import Table, collector
 from bench.inbox import BARE as INSERT
 from bench.inbox import KEEP, Postgres, open_postgres
 from bench.messages import BODY, check
@@ -18,7 +19,6 @@ from bench.pairs import Figures, Pair, play_pairs
 from bench.queues import Broker, Filled, broker, new_message
 from bench.run import Run
 from fastdedup import Dedup
-from fastdedup.bench import Table, collector
 from fastdedup.sql import Inbox
 
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from bench.contest import Row, Table, reason
 from bench.messages import plain_messages
 from bench.pairs import Figures
 from bench.queues import Broker, broker, new_message, publish
 from bench.run import Run
 from fastdedup import Dedup
-from fastdedup.bench import Row, Table, reason
 from tests.servers import RedisServer
 
 if TYPE_CHECKING:

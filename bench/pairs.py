@@ -7,9 +7,9 @@ from statistics import median
 
 import orjson
 
+from bench.contest import Plan, Row, reason
 from bench.load import Load
 from bench.peers import output
-from fastdedup.bench import Plan, Row, reason
 
 ABOVE = "the row above"  # the baseline of every second row
 STRETCH = (

@@ -17,9 +17,7 @@ from time import perf_counter_ns
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench.server import ROOT, loopback_port
-from bench.worker import Task, employ
-from fastdedup.bench import (
+from bench.contest import (
     CONTESTANTS,
     LEASE_MS,
     TURN_LIMIT,
@@ -34,6 +32,8 @@ from fastdedup.bench import (
     redis_client,
     result_of,
 )
+from bench.server import ROOT, loopback_port
+from bench.worker import Task, employ
 
 CLIENTS = 50  # of redis-benchmark, its default
 LEAST = 500_000  # requests of redis-benchmark on a private server: a shorter run is too short for its clock

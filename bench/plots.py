@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from bench.contest import OURS
 from bench.inbox import BY_HAND, PEER
 from bench.pairs import ABOVE
 from bench.peers import COREDIS, IDEMPOTENCY_KIT, POWERTOOLS, REDIS_PY, VALKEY_GLIDE
 from bench.report import Report
-from fastdedup.bench import OURS
 
 mpl.use("Agg")
 mpl.rcParams.update(

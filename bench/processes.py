@@ -4,9 +4,9 @@ from collections import Counter
 from statistics import median
 from typing import Any
 
+from bench.contest import Row, Table
 from bench.run import Run
 from bench.worker import Task, employ
-from fastdedup.bench import Row, Table
 
 ONE, TWO, SAME = "1 process", "2 processes", "2 processes, the same keys"
 SHARED_KEYS = 100_000

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from redis.asyncio import Redis
 
-from fastdedup.bench import GC_THRESHOLDS, Plan, Row, Table, cells
+from bench.contest import GC_THRESHOLDS, Plan, Row, Table, cells
 from fastdedup.compiled import build
 
 PACKAGES = (

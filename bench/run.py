@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from fastdedup.bench import Plan, Table
+from bench.contest import Plan, Table
 
 
 @dataclass(frozen=True, slots=True)

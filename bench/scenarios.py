@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bench.cluster import cluster, cluster_steps
+from bench.contest import BASELINE, SCENARIOS, Contestant, Row, Scenario, Table, contest, turns
 from bench.frozen import frozen, frozen_steps
 from bench.growth import growth, growth_steps, soak, soak_steps
 from bench.held import held, held_steps
@@ -24,7 +25,6 @@ from bench.run import Job, Run
 from bench.sidecar import sidecar, sidecar_steps
 from bench.storm import absent, absent_steps, storm, storm_steps
 from bench.web import web, web_steps
-from fastdedup.bench import BASELINE, SCENARIOS, Contestant, Row, Scenario, Table, contest, turns
 
 SWEEP_SECONDS = 0.25
 FRESH_1000, FRESH_64, ALONE, CYCLE_64 = SCENARIOS

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
 
+from bench.contest import LEASE_MS, Table
 from bench.load import Load
 from bench.pairs import GENERATOR, STRETCH, Figures, MakePair, Pair, Turn, clean, generate, play_pairs
 from bench.peers import CLIENTS, output
 from bench.run import Run
 from bench.server import listening
-from fastdedup.bench import LEASE_MS, Table
 
 PIPELINED = 16
 BATCH = 100

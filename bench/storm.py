@@ -9,10 +9,10 @@ from dataclasses import replace
 from redis.asyncio import Redis
 from redis.asyncio.client import Monitor
 
+from bench.contest import BASELINE, HOT, Ops, Row, Scenario, Table, contest, result_of, turns
 from bench.peers import REPLAYING
 from bench.run import Run
 from bench.server import flush
-from fastdedup.bench import BASELINE, HOT, Ops, Row, Scenario, Table, contest, result_of, turns
 from fastdedup.gateway import Dedup
 
 CALLERS = 1000

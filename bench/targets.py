@@ -6,6 +6,7 @@ from math import nan
 from typing import Any
 
 from bench.cluster import CLIENT, SERVER, three
+from bench.contest import BASELINE, OURS, P99
 from bench.frozen import HEALTHY
 from bench.growth import FEW_KEYS
 from bench.held import ROWS as HELD
@@ -50,7 +51,6 @@ from bench.web import (
     REDIS_PY,
     UNTOUCHED,
 )
-from fastdedup.bench import BASELINE, OURS, P99
 
 CEILING = REDIS_BENCHMARK.name
 HANDFUL = 10  # commands that our client sends; the table also has the commands of its scripts

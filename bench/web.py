@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from bench.contest import Table
 from bench.load import Load
 from bench.pairs import GENERATOR, Figures, MakePair, Pair, generate, play_pairs
 from bench.run import Run
 from bench.server import listening
 from bench.sidecar import clean_environment
-from fastdedup.bench import Table
 
 CONNECTIONS = 64
 TIMES = 3  # the factor of rounds, with turns half as long: differences of 1 % of a rate must show

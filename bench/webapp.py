@@ -13,8 +13,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from redis.asyncio import Redis
 
+from bench.contest import GC_THRESHOLDS, LEASE_MS
 from fastdedup import Claim, Dedup
-from fastdedup.bench import GC_THRESHOLDS, LEASE_MS
 from fastdedup.integrations.lifespan import ASGIApp, Message, Receive, Scope, Send
 
 URL = os.environ.get("BENCH_URL", "memory://")

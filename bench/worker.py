@@ -20,8 +20,8 @@ import orjson
 import psutil  # type: ignore[import-untyped] # ships no types
 import uvloop
 
+from bench.contest import Ops, Setting, collector, drive, fresh_keys, ours
 from bench.server import flush
-from fastdedup.bench import Ops, Setting, collector, drive, fresh_keys, ours
 
 CHUNK = 100_000  # claims between two readings of the memory
 WARM_UP = 7  # chunks; until then the allocator is still finding its size

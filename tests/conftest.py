@@ -255,4 +255,5 @@ def wait_until() -> Callable[..., Any]:
 @pytest.fixture
 def turns_leave_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """A benchmark's turn begins without a collection of all garbage, which takes 0.1 s in a process of tests."""
-    monkeypatch.setattr("fastdedup.bench.rounds.collector", lambda **options: nullcontext())
+    for module in ("bench.contest.rounds", "fastdedup.cli.bench"):
+        monkeypatch.setattr(f"{module}.collector", lambda **options: nullcontext())

@@ -5,25 +5,28 @@ import json
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from redis.asyncio import ConnectionPool
 
 import fastdedup.cli.bench
 import fastdedup.cli.demo
 import fastdedup.cli.main
 import fastdedup.cli.records
 from fastdedup import Dedup, DedupError, fingerprint
-from fastdedup.bench import SCENARIOS, Scenario
+from fastdedup.cli.bench import BASELINE, CONTESTANTS, SCENARIOS, Contestant, Scenario
 from fastdedup.compiled import build
 from fastdedup.demo.payments import PaymentReport
 from fastdedup.demo.sale import Report
 from fastdedup.web.response import Response, ResponseCodec
 
-FEW_CALLERS = (Scenario("few", "Four callers", "claim", 4),)
+FEW_CALLERS = (Scenario("few", "Four callers", 4, latency=True),)
 DEMO = ["demo", "--buyers", "100", "--stock", "7", "--no-sidecar", "--payments", "0", "--messages", "0"]
 
 
@@ -360,17 +363,58 @@ def test_bench_prints_nothing_but_json_for_programs(
     assert [table["scenario"] for table in tables] == [scenario.name for scenario in SCENARIOS]
     for table in tables:
         baseline, ours = table["rows"]
-        assert baseline["ratios"]["redis-py SET NX PX"] == 1.0
+        assert baseline["ratios"][BASELINE] == 1.0
         assert ours["figures"]["rate"] > 0
 
 
+@pytest.mark.usefixtures("turns_leave_garbage")
+@pytest.mark.parametrize("name", list(CONTESTANTS))
+@pytest.mark.parametrize(
+    "turns", [0, 2, 3], ids=["at once", "after the warm-up", "as latencies are recorded"]
+)
 def test_bench_says_why_a_row_has_no_figures_and_fails(
+    at_redis: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, name: str, turns: int
+) -> None:
+    """The other contestant plays on."""
+    begun: list[int] = []
+
+    @asynccontextmanager
+    async def tiring(*_: Any) -> AsyncIterator[Contestant]:
+        async def ask(key: str) -> bool:
+            number = int(key.rpartition("-")[2])
+            if number == 0:
+                begun.append(number)
+            await asyncio.sleep(0)
+            return len(begun) <= turns
+
+        yield Contestant(ask, bool, "")
+
+    monkeypatch.setattr(fastdedup.cli.bench, "CONTESTANTS", CONTESTANTS | {name: tiring})
+    monkeypatch.setattr(fastdedup.cli.bench, "SCENARIOS", FEW_CALLERS)
+    result = at_redis(*TINY, "--json")
+    assert result.exit_code == 1
+    assert f"Four callers: {name}: n/a: ClaimedTwiceError: cli-" in result.stderr
+    [table] = json.loads(result.stdout)
+    rows = {row["contestant"]: row for row in table["rows"]}
+    assert rows[name]["note"].startswith("n/a: ClaimedTwiceError: cli-")
+    other = rows[next(each for each in CONTESTANTS if each != name)]
+    assert other["figures"].keys() == {"rate", "cpu_us", "p50_ms", "p99_ms"}
+    assert (rows[name]["figures"], BASELINE in other["ratios"]) == ({}, name != BASELINE)
+
+
+@pytest.mark.usefixtures("turns_leave_garbage")
+def test_bench_gives_redis_py_fewer_connections_if_the_server_refuses_many(
     at_redis: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fastdedup.cli.bench, "SCENARIOS", [replace(FEW_CALLERS[0], verb="fly")])
-    result = at_redis(*TINY)
-    assert result.exit_code == 1
-    assert "Four callers: fastdedup: n/a: AttributeError" in result.stderr
+    refused = ConnectionPool.from_url("unix:///nonexistent/redis.sock")
+    monkeypatch.setattr(
+        fastdedup.cli.bench, "ConnectionPool", SimpleNamespace(from_url=lambda *_, **__: refused)
+    )
+    monkeypatch.setattr(fastdedup.cli.bench, "SCENARIOS", [replace(FEW_CALLERS[0], callers=40)])
+    result = at_redis(*TINY, "--json")
+    assert result.exit_code == 0, result.output
+    [table] = json.loads(result.stdout)
+    assert table["rows"][0]["note"] == "connections: 32"
 
 
 # What goes wrong

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     ("__main__",),
     ("cli",),
-    ("demo", "bench"),
+    ("demo",),
     ("testing",),
     ("sidecar.service", "integrations"),
     ("metrics",),
@@ -100,8 +100,7 @@ DRIVER_USERS = {
     "sidecar.client": "the command line asks a running sidecar, as any Redis client would",
     "integrations.redis_streams": "its broker is a Redis: the errors of the client tell what to repeat",
     "demo.wires": "the demo shows that an ordinary Redis client can speak to the sidecar",
-    "bench.contestants": "redis-py's SET NX PX is the row that fastdedup is compared with",
-    "bench.rounds": "a contestant's own errors are caught and shown",
+    "cli.bench": "redis-py's SET NX PX is the row that fastdedup is compared with",
 }
 
 # Private names of libraries that have no public way, by the module that uses them; see `private_doors`.

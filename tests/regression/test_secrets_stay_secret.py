@@ -39,7 +39,7 @@ from fastdedup import (
     business_key,
     fingerprint,
 )
-from fastdedup.bench.model import Plan
+from fastdedup.cli.bench import Plan
 from fastdedup.cli.main import cli
 from fastdedup.events import Event
 from fastdedup.sidecar.service.config import Config, load
@@ -336,7 +336,7 @@ def test_no_repr_shows_a_login() -> None:
     shown = [
         Config(url=URL),
         Sources(None, {"url": URL}, {"FASTDEDUP_URL": URL}, "FASTDEDUP_"),
-        Plan(URL, 1),
+        Plan(URL, 1, 1.0, "bench"),
         Dedup(URL),
         Dedup(URL).scoped("x"),
         make_store(URL, 1.0),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup.bench import (
+from bench.contest import (
     BASELINE,
     CONTESTANTS,
     GC_THRESHOLDS,
@@ -30,7 +30,6 @@ from fastdedup.bench import (
     reason,
     redis_client,
     result_of,
-    side_by_side,
     turns,
 )
 
@@ -70,9 +69,7 @@ async def played(scenario: Scenario, *contestants: Contestant, **settings: Any) 
 @pytest.mark.parametrize("verb", ["claim", "cycle", "replay"])
 async def test_every_contestant_offers_every_verb(redis_url: str, verb: str) -> None:
     contestants = [replace(each, widths=each.widths[:2]) for each in CONTESTANTS]
-    [table] = await side_by_side(
-        plan(redis_url), scenarios=[replace(CLAIM, verb=verb)], contestants=contestants
-    )
+    table = await contest(plan(redis_url), replace(CLAIM, verb=verb), contestants, (BASELINE,))
     assert [row.contestant for row in table.rows] == [BASELINE, OURS]
     for row in table.rows:
         assert {"rate", "cpu_us"} <= row.figures.keys(), row.note
@@ -86,9 +83,8 @@ async def settle_some(ops: Ops, keys: list[str]) -> list[str]:
 
 
 async def test_a_storm_replays_the_first_result(redis_url: str) -> None:
-    [table] = await side_by_side(
-        plan(redis_url), scenarios=[Scenario("storm", "A storm", "replay", 4, deal=settle_some)]
-    )
+    storm = Scenario("storm", "A storm", "replay", 4, deal=settle_some)
+    table = await contest(plan(redis_url), storm, CONTESTANTS, (BASELINE,))
     for row in table.rows:
         assert row.figures, row.note
 
@@ -98,9 +94,8 @@ async def pretend_settled(ops: Ops, keys: list[str]) -> list[str]:
 
 
 async def test_a_replay_that_was_never_settled_voids_the_row(redis_url: str) -> None:
-    [table] = await side_by_side(
-        plan(redis_url), scenarios=[Scenario("storm", "A storm", "replay", 4, deal=pretend_settled)]
-    )
+    storm = Scenario("storm", "A storm", "replay", 4, deal=pretend_settled)
+    table = await contest(plan(redis_url), storm, CONTESTANTS, (BASELINE,))
     assert all(row.note.startswith("n/a: WrongReplayError") for row in table.rows)
 
 

@@ -8,13 +8,13 @@ from redis import Redis, TimeoutError  # noqa: A004 # redis-py's own
 
 from bench import frozen
 from bench.cluster import CALLERS, CARRYING, CLIENT, SERVER, calculated, carries, single, three
+from bench.contest import ClaimedTwiceError, Row, Table, cells
 from bench.frozen import HEALTHY, Answer, healthy_figures, steady
 from bench.pairs import ABOVE, Pair, held_against
 from bench.report import Report
 from bench.server import SLOTS, private_cluster, share
 from bench.targets import verdicts
 from fastdedup import UnavailableError
-from fastdedup.bench import ClaimedTwiceError, Row, Table, cells
 
 COSTS = {1: {"server_us": 2.0, "client_us": 3.0}, 3: {"server_us": 4.0, "client_us": 6.0}}
 

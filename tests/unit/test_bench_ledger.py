@@ -8,11 +8,11 @@ from math import isnan
 import pytest
 
 from bench import ledger, ledger_windows
+from bench.contest import Row, Table
 from bench.ledger import CALCULATED, PLANNED, calculated
 from bench.ledger_windows import Stream
 from bench.report import Report
 from bench.targets import PLAYED, TARGETS
-from fastdedup.bench import Row, Table
 
 WINDOW = 10.0
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from bench import loops
+from bench.contest import Plan
 from bench.loops import CPU, LOOPS
 from bench.pairs import ABOVE
 from bench.run import Run
 from bench.worker import Task, employ
-from fastdedup.bench import Plan
 
 
 async def test_a_worker_runs_on_the_loop_of_its_task(redis_url: str) -> None:

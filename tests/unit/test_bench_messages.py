@@ -14,6 +14,7 @@ import aio_pika
 import pytest
 
 from bench import messages, messages_waits
+from bench.contest import ClaimedTwiceError, Plan, Row, Table
 from bench.forked import Forked
 from bench.messages import (
     BARE,
@@ -33,7 +34,6 @@ from bench.queues import Broker, Filled, ready
 from bench.report import Report
 from bench.run import Run
 from bench.targets import verdicts
-from fastdedup.bench import ClaimedTwiceError, Plan, Row, Table
 
 from ..brokers import RabbitServer
 

@@ -10,11 +10,11 @@ from typing import ClassVar, cast
 
 import pytest
 
+from bench.contest import ClaimedTwiceError
 from bench.held import PING, PONG, hold
 from bench.load import Load, http, paced, won_in
 from bench.pairs import ABOVE, Pair, held_against
 from bench.sidecar import HOP, RESP, redis_benchmark_rate
-from fastdedup.bench import ClaimedTwiceError
 
 CSV = """"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms"
 "FD.CLAIM key:__rand_int__","16708.44","2.774","0.296","2.199"
@@ -154,10 +154,10 @@ def test_connections_are_held_until_the_input_ends(
 
 
 def test_the_held_connections_have_their_target() -> None:
+    from bench.contest import Row, Table
     from bench.held import ROWS
     from bench.report import Report
     from bench.targets import verdicts
-    from fastdedup.bench import Row, Table
 
     for ratio, verdict in ((1.9, "pass"), (2.1, "short")):
         rows = Row(ROWS[0], {"p99_ms": 1.0}), Row(ROWS[1], {"p99_ms": ratio}, {ABOVE: ratio})
@@ -166,10 +166,10 @@ def test_the_held_connections_have_their_target() -> None:
 
 
 def test_every_sidecar_target_has_its_row() -> None:
+    from bench.contest import Row, Table
     from bench.report import Report
     from bench.sidecar import PAIRS
     from bench.targets import verdicts
-    from fastdedup.bench import Row, Table
 
     rows = [
         Row(name, {"rate": 9.0, "p99_ms": 1.0, "p99_added_us": 1.0}, {ABOVE: 9.0})

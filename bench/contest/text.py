@@ -1,15 +1,14 @@
-"""Writes tables and errors as text."""
+"""Writes tables as text."""
+
+from fastdedup.cli.bench import HEADINGS as COMMON
 
 from .model import Table
 
 HEADINGS = {  # the headings and formats of figures
-    "rate": ("per second", ",.0f"),
-    "cpu_us": ("CPU µs", ".1f"),
+    **COMMON,
     "server_us": ("server CPU µs", ".2f"),
     "client_us": ("client CPU µs", ".2f"),
     "calculated": ("calculated, per second", ",.0f"),
-    "p50_ms": ("p50 ms", ".3f"),
-    "p99_ms": ("p99 ms", ".3f"),
     "growth_pct": ("growth %", ".1f"),
     "memory_usage": ("MEMORY USAGE", ",.1f"),
     "used_memory": ("used_memory growth", ",.1f"),
@@ -39,14 +38,3 @@ def cells(table: Table) -> tuple[list[str], list[list[str]]]:
 
 def _text(figure: float | None, form: str) -> str:
     return "" if figure is None else format(figure, form)
-
-
-def reason(error: BaseException) -> str:
-    """Return an exception as one line, without URLs and paths, because results are published.
-
-    Of an exception group it is the first exception.
-    """
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    text = " ".join("…" if "/" in word else word for word in str(error).split())
-    return f"{type(error).__name__}: {text[:100]}".rstrip(": ")

@@ -1,23 +1,15 @@
-"""Plays one turn: callers share keys that were made before the clock started, after a garbage collection."""
+"""Plays one turn: callers share keys that were made before the clock started."""
 
 import asyncio
-import contextlib
-import gc
-import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from .model import ClaimedTwiceError, Numbered, Ops, Spent, Turn, Verb, WrongReplayError
+from fastdedup.cli.bench import ClaimedTwiceError
+
+from .model import Numbered, Ops, Spent, Turn, Verb, WrongReplayError
 
 TURN_LIMIT = 60.0  # seconds; a turn is meant to take about one second
-GC_THRESHOLDS = (50_000, 20, 100)
-
-
-def fresh_keys(namespace: str, count: int) -> list[str]:
-    """Return unused keys, without a colon (idempotency-kit refuses colons)."""
-    salt = secrets.token_hex(5)  # with 2 bytes, one run in a hundred had the same salt twice
-    return [f"{namespace}-{salt}-{i}" for i in range(count)]
 
 
 async def drive(
@@ -66,22 +58,3 @@ def _caller(
                 raise ClaimedTwiceError(key)
 
     return timed if spent is not None else replaying if verb == "replay" else plain
-
-
-@contextlib.contextmanager
-def collector(*, tuned: bool) -> Iterator[None]:
-    """Collect all garbage before a turn; if `tuned`, freeze the rest and let the collector run seldom.
-
-    What the process itself froze stays frozen: only all at once could be thawed.
-    """
-    before, frozen = gc.get_threshold(), gc.get_freeze_count()
-    gc.collect()
-    if tuned:
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        if not frozen:
-            gc.unfreeze()

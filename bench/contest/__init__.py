@@ -1,17 +1,19 @@
-"""Measures fastdedup and redis-py on your own Redis, for ``fastdedup bench --url …``; the core of ``bench/``.
+"""The core of ``bench/``: contestants, scenarios, and the rounds in which they play.
 
-`side_by_side` is the main path. Every contestant plays every scenario on one Redis in one process. Rounds are
-interleaved, so that noise affects all contestants alike, and a figure is the median of its rounds. Compare the
-ratios within a run: absolute figures differ between machines.
+`contest` is the main path. Every contestant plays a scenario on one Redis in one process. Rounds are interleaved, so
+that noise affects all contestants alike, and a figure is the median of its rounds. Compare the ratios within a run:
+absolute figures differ between machines. ``fastdedup bench`` does the same in small, on a user's own Redis: what both
+need is in its file.
 
 To add a contestant: write an async context manager that yields `Ops`, and add it to a table of contestants.
 """
+
+from fastdedup.cli.bench import GC_THRESHOLDS, LEASE_MS, ClaimedTwiceError, collector, fresh_keys, reason
 
 from .contestants import (
     BASELINE,
     CONTESTANTS,
     HOT,
-    LEASE_MS,
     OURS,
     as_expected,
     our_dedup,
@@ -20,7 +22,6 @@ from .contestants import (
     result_of,
 )
 from .model import (
-    ClaimedTwiceError,
     Contestant,
     Ops,
     Plan,
@@ -32,13 +33,12 @@ from .model import (
     Turn,
     WrongReplayError,
 )
-from .rounds import P99, SCENARIOS, contest, side_by_side, turns
-from .text import cells, reason
-from .turn import GC_THRESHOLDS, TURN_LIMIT, collector, drive, fresh_keys
+from .rounds import P99, SCENARIOS, contest, turns
+from .text import cells
+from .turn import TURN_LIMIT, drive
 
 __all__ = [
     # a run
-    "side_by_side",
     "contest",
     "turns",
     "SCENARIOS",

@@ -9,11 +9,11 @@ from typing import Any
 import orjson
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 
-from ..claim import Claim
-from ..gateway import Dedup
+from fastdedup import Claim, Dedup
+from fastdedup.cli.bench import LEASE_MS
+
 from .model import Contestant, Ops, Setting
 
-LEASE_MS = 30_000
 HOT = "h"  # the last character of a storm's keys; fresh keys end in a digit
 
 

@@ -1,18 +1,18 @@
-"""The scenarios, and the rounds in which all contestants play them; `side_by_side` is the main path."""
+"""The scenarios, and the rounds in which all contestants play them; `contest` is the main path."""
 
 import contextlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from statistics import median
 
 from redis import RedisError
 
-from .contestants import BASELINE, CONTESTANTS
+from fastdedup.cli.bench import collector, fresh_keys, reason
+
 from .model import Contestant, Ops, Plan, Row, Scenario, Setting, Spent, Table, Turn
-from .text import reason
-from .turn import collector, drive, fresh_keys
+from .turn import drive
 
 PROBE = 0.2  # the length of a warm-up, as a share of a turn
 P99 = ", p99"  # follows the baseline's name where the ratio is of p99_ms
@@ -27,17 +27,6 @@ SCENARIOS = (
 )
 
 
-async def side_by_side(
-    plan: Plan,
-    *,
-    scenarios: Iterable[Scenario] = SCENARIOS,
-    contestants: Sequence[Contestant] = CONTESTANTS,
-    baselines: Sequence[str] = (BASELINE,),
-) -> tuple[Table, ...]:
-    """Play every scenario. A contestant that fails gets a row without figures, which says why."""
-    return tuple([await contest(plan, scenario, contestants, baselines) for scenario in scenarios])
-
-
 def turns(scenario: Scenario, contestants: Sequence[Contestant], rounds: int) -> int:
     """Return how often `contest` calls `Plan.on_turn`."""
     return len(contestants) * (1 + rounds * scenario.slices * len(scenario.modes))
@@ -46,7 +35,10 @@ def turns(scenario: Scenario, contestants: Sequence[Contestant], rounds: int) ->
 async def contest(
     plan: Plan, scenario: Scenario, contestants: Sequence[Contestant], baselines: Sequence[str]
 ) -> Table:
-    """Play one scenario: warm up all contestants, then play the rounds; each starts with another contestant."""
+    """Play one scenario: warm up all contestants, then play the rounds; each starts with another contestant.
+
+    A contestant that fails gets a row without figures, which says why.
+    """
     async with AsyncExitStack() as stack:
         players = [_Player(plan, scenario, contestant) for contestant in contestants]
         for player in players:

@@ -16,10 +16,6 @@ Deal = Callable[["Ops", list[str]], Awaitable[list[str]]]
 Drive = Callable[[str, Sequence[str], "Spent[int] | None"], Awaitable[float | None]]
 
 
-class ClaimedTwiceError(Exception):
-    """A fresh key was refused, so the figures of the run mean nothing."""
-
-
 class WrongReplayError(Exception):
     """A settled key was won again, or returned another result than its first."""
 
