@@ -7,6 +7,7 @@ WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 2)
 BIN   := .venv/bin
 VENV  := .venv/.stamp-venv
 CLI   := .venv/.stamp-cli
+ACTS  := .venv/.stamp-examples
 WEB   := .venv/.stamp-web
 DEV   := .venv/.stamp-dev
 READ  := .venv/.stamp-read
@@ -26,8 +27,12 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
 
-demo: $(CLI) ## run the flash sale, the payments and consumers of RabbitMQ; REDIS_URL=redis://… runs it on a real Redis, ARGS='--buyers 500' passes options
-	@RABBITMQ="$$(.ci/demo-rabbitmq.sh)" $(BIN)/fastdedup demo $${REDIS_URL:+--url "$$REDIS_URL"} $(ARGS)
+ALL := $(filter --all,$(ARGS))
+
+demo: $(CLI) $(if $(ALL),$(ACTS)) ## hold a flash sale without the gate, then with it; ARGS=--all also runs what is in examples/; REDIS_URL=redis://… takes your Redis
+	@$(BIN)/fastdedup demo $${REDIS_URL:+--url "$$REDIS_URL"} $(filter-out --all,$(ARGS))
+	@$(if $(ALL),RABBITMQ="$$(.ci/demo-rabbitmq.sh)"; export RABBITMQ; \
+	  for each in sale payments sidecar messages; do echo; $(BIN)/python -m examples.$$each || exit 1; done)
 
 demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS='--port 8000 --workers 2'
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/python -m examples.shop $(ARGS)
@@ -194,9 +199,14 @@ $(VENV):
 	@touch $@
 
 $(CLI): $(VENV) pyproject.toml
+	@echo "Installing fastdedup[cli] ..."
+	@$(PIP) --editable '.[cli]'
+	@touch $@
+
+$(ACTS): $(VENV) pyproject.toml
 	@echo "Installing fastdedup[sidecar,rabbitmq,aiosqlite,faststream] ..."
 	@$(PIP) --editable '.[sidecar,rabbitmq,aiosqlite,faststream]'
-	@touch $@
+	@touch $(CLI) $@
 
 $(WEB): $(VENV) pyproject.toml
 	@echo "Installing fastdedup[sidecar,web] ..."
@@ -206,7 +216,7 @@ $(WEB): $(VENV) pyproject.toml
 $(DEV): $(VENV) pyproject.toml
 	@echo "Installing fastdedup[dev] ..."
 	@$(PIP) --editable '.[dev]'
-	@touch $(CLI) $(WEB) $@
+	@touch $(CLI) $(ACTS) $(WEB) $@
 
 # Python compiles the packages and the tests while the C compiler takes the other core: else each of pytest's workers would, at
 # the same time. What fails here, pytest says in its own run.

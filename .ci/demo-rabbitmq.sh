@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prints the path of a RabbitMQ for `make demo`, or nothing: the demo then goes on without one. It is unpacked as the tests
-# do, where that needs no password and takes no longer than the limit. It always succeeds.
+# Prints the path of a RabbitMQ for `make demo ARGS=--all`, or nothing: its messages then come from a broker
+# in memory. It is unpacked as the tests do, if that needs no password and takes no longer than the limit. It always succeeds.
 cd "$(dirname "$0")/.." || exit 0
 
 limit=60

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from fastdedup.demo import rabbit_node
+from examples.messages import rabbit_node
 
 from .database_server import found
 from .killable import Guarded

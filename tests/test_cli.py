@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import uuid
@@ -22,12 +23,10 @@ import fastdedup.cli.records
 from fastdedup import Dedup, DedupError, fingerprint
 from fastdedup.cli.bench import BASELINE, CONTESTANTS, SCENARIOS, Contestant, Scenario
 from fastdedup.compiled import build
-from fastdedup.demo.payments import PaymentReport
-from fastdedup.demo.sale import Report
 from fastdedup.web.response import Response, ResponseCodec
 
 FEW_CALLERS = (Scenario("few", "Four callers", 4, latency=True),)
-DEMO = ["demo", "--buyers", "100", "--stock", "7", "--no-sidecar", "--payments", "0", "--messages", "0"]
+DEMO = ["demo", "--buyers", "100", "--stock", "7"]
 
 
 @pytest.fixture
@@ -70,127 +69,86 @@ def settle(gate: Callable[[], Dedup], key: str, result: Any, **options: Any) -> 
 # demo
 
 
-def test_demo_shows_a_table_for_people(run: Callable[..., Result]) -> None:
-    result = run(*DEMO)
-    assert result.exit_code == 0, result.output
-    for figure in (
-        "7 of 7",
-        "duplicates replayed",
-        "in-progress answers",
-        "tokens refused",
-        "claims per second",
-        "p50",
-        "p99",
-        "kept",
-        build(),
-    ):
-        assert figure in result.stdout
-    assert "100/100 buyers" in result.stderr  # the progress bar's last line
+@pytest.mark.parametrize("store", ["memory", "redis"])
+def test_demo_shows_in_its_first_ten_lines_what_the_gate_is_for(
+    run: Callable[..., Result], store: str, request: pytest.FixtureRequest
+) -> None:
+    url = "memory://" if store == "memory" else request.getfixturevalue("redis_url")
+    result = run("demo", "--buyers", "300", "--stock", "100", env={"FASTDEDUP_URL": url})
+    assert (result.exit_code, result.stderr) == (0, "")
+    first = result.stdout.splitlines()[:10]
+    assert re.search(
+        r"^Without the gate: (\d+) of 100 units were sold more than once", "\n".join(first), re.M
+    )
+    assert "With the gate:    100 of 100 units were sold once, by 100 orders;" in first
+    assert build() in first[0]
+    assert "?db=" not in first[0]
+    assert first[-1] == "Each promise was kept."
 
 
 def test_demo_prints_nothing_but_json_for_programs(run: Callable[..., Result]) -> None:
     result = run(*DEMO, "--json", "--clicks", "4")
     assert (result.exit_code, result.stderr) == (0, "")
-    report = json.loads(result.stdout)
-    assert report["sold"] == 7
-    assert report["duplicates_replayed"] == 300
-    assert report["tokens_refused"] == 100 + 10 + 1
-    assert report["claims_per_second"] > 0
-    assert report["violations"] == []
+    facts = json.loads(result.stdout)
+    assert [facts[name] for name in ("buyers", "clicks", "stock", "violations")] == [100, 4, 7, []]
+    bare, gated = facts["without_gate"], facts["with_gate"]
+    assert (bare["sold_once"], bare["sold_again"], bare["orders"]) == (
+        3,
+        4,
+        3 + 4 * 4,
+    )  # 0, 3 and 6 are patient
+    assert (gated["sold_once"], gated["sold_again"], gated["orders"]) == (7, 0, 7)
+    assert (gated["replayed"], gated["differing"]) == (300, 0)
+    assert gated["clicks_per_second"] > 0
 
 
-def test_demo_runs_on_a_real_redis_and_shows_no_password(run: Callable[..., Result], redis_url: str) -> None:
-    result = run(*DEMO, env={"FASTDEDUP_URL": redis_url})
-    assert result.exit_code == 0, result.output
-    assert "?db=" not in result.stdout
+def test_demo_shows_no_password() -> None:
     assert fastdedup.cli.demo.without_secrets("redis://me:secret@host:6379/0?x=1") == "redis://host:6379/0"
 
 
+def test_demo_sells_to_everybody_if_there_is_enough(run: Callable[..., Result]) -> None:
+    result = run("demo", "--buyers", "20", "--stock", "30", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["with_gate"]["sold_once"]) == (0, 20)
+
+
+class AdmitsEveryone(fastdedup.cli.demo.GatedShop):
+    """The gate that is not there."""
+
+    async def order(self, buyer: str) -> dict[str, Any]:
+        return await self._shop.order(buyer)
+
+
+class AdmitsNobody(fastdedup.cli.demo.GatedShop):
+    """Everybody is told that the units are gone."""
+
+    async def order(self, buyer: str) -> dict[str, Any]:
+        return {"sold_out": True}
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (AdmitsEveryone, ["4 were sold more than once", "get the first click's answer, but 8 did not"]),
+        (AdmitsNobody, ["exactly 7 units were to be sold, but 0 were"]),
+    ],
+)
 def test_demo_names_each_broken_promise_and_fails(
-    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, options: list[str]
+    run: Callable[..., Result],
+    monkeypatch: pytest.MonkeyPatch,
+    broken: type[fastdedup.cli.demo.GatedShop],
+    said: list[str],
+    options: list[str],
 ) -> None:
-    sale = fastdedup.cli.demo.run_sale
-
-    async def broken_sale(*args: Any, **kwargs: Any) -> Report:
-        return replace(await sale(*args, **kwargs), violations=("too many sold", "one bought two"))
-
-    monkeypatch.setattr(fastdedup.cli.demo, "run_sale", broken_sale)
+    monkeypatch.setattr(fastdedup.cli.demo, "GatedShop", broken)
     result = run(*DEMO, *options)
     assert result.exit_code == 1
-    assert "Broken promise: too many sold\nBroken promise: one bought two\n" in result.stderr
-    assert ("BROKEN" in result.stdout) is not options
-
-
-def test_demo_sells_through_a_sidecar_too(run: Callable[..., Result]) -> None:
-    result = run("demo", "--buyers", "60", "--stock", "7", "--payments", "0", "--messages", "0", "--json")
-    assert (result.exit_code, result.stderr) == (0, ""), result.output
-    report = json.loads(result.stdout)["sidecar"]
-    assert (report["sold"], report["duplicates_replayed"], report["violations"]) == (7, 120, [])
-
-
-def test_demo_shows_a_second_table_for_the_sidecar_and_names_its_broken_promises(
-    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = json.loads(run(*DEMO, "--json").stdout)
-    for derived in ("tokens_refused", "claims_per_second", "operations_per_second"):
-        del report[derived]
-    broken = Report(**report | {"violations": ("sold twice",)})
-    monkeypatch.setattr(fastdedup.cli.demo, "sidecar_sale", lambda *args: broken)
-    result = run(*DEMO, "--sidecar")
-    assert result.exit_code == 1
-    assert result.stdout.count("7 of 7") == 2
-    assert "through a sidecar" in " ".join(result.stdout.split())
-    assert "Broken promise: sold twice\n" in result.stderr
-
-
-def test_demo_goes_without_a_sidecar_where_its_extra_is_missing_unless_asked() -> None:
-    """In a process of its own: in this one everything is imported already."""
-    script = (
-        "import sys; sys.modules['uvicorn'] = None\n"
-        "from fastdedup.__main__ import main\n"
-        "few = ['--buyers', '20', '--payments', '0', '--messages', '0', '--json']\n"
-        "sys.argv = ['fastdedup', 'demo', *few, *sys.argv[1:]]; main()"
-    )
-    silent, asked = (
-        subprocess.run(
-            [sys.executable, "-c", script, *options], capture_output=True, text=True, timeout=60, check=False
-        )
-        for options in ([], ["--sidecar"])
-    )
-    assert silent.returncode == 0
-    assert "sidecar" not in json.loads(silent.stdout)
-    assert asked.returncode == 1
-    assert "pip install 'fastdedup[sidecar]'" in asked.stderr
-
-
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_demo_pays_and_names_each_broken_promise(
-    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, options: list[str]
-) -> None:
-    pay = fastdedup.cli.demo.run_payments
-    reports: list[PaymentReport] = []
-
-    def kept(*args: Any, **kwargs: Any) -> PaymentReport:
-        reports.append(pay(*args, **kwargs))
-        return reports[-1]
-
-    def broken(*args: Any, **kwargs: Any) -> PaymentReport:
-        return replace(reports[0], violations=("1 payment was lost",))
-
-    monkeypatch.setattr(fastdedup.cli.demo, "run_payments", kept)
-    good = run(*DEMO, "--payments", "20", *options)
-    assert good.exit_code == 0, good.output
-    monkeypatch.setattr(fastdedup.cli.demo, "run_payments", broken)
-    bad = run(*DEMO, "--payments", "10", *options)
-    assert bad.exit_code == 1
-    assert "Broken promise: 1 payment was lost\n" in bad.stderr
-    if options:
-        assert json.loads(good.stdout)["payments"]["payments"] == 20
-    else:
-        assert "20 of 20" in good.stdout
-        assert "40/40 messages" in good.stderr
-        assert "BROKEN" in bad.stdout
+    assert "Each promise was kept" not in result.stdout
+    lines = result.stderr.splitlines()
+    assert len(lines) == len(said)
+    for line, words in zip(lines, said, strict=True):
+        assert line.startswith("Broken promise: ")
+        assert words in line
 
 
 def test_demo_refuses_a_sale_without_buyers(run: Callable[..., Result]) -> None:

@@ -28,7 +28,6 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     ("__main__",),
     ("cli",),
-    ("demo",),
     ("testing",),
     ("sidecar.service", "integrations"),
     ("metrics",),
@@ -99,7 +98,6 @@ DRIVER_USERS = {
     "stores.sidecar.store": "the sidecar answers in the Redis protocol, which hiredis reads",
     "sidecar.client": "the command line asks a running sidecar, as any Redis client would",
     "integrations.redis_streams": "its broker is a Redis: the errors of the client tell what to repeat",
-    "demo.wires": "the demo shows that an ordinary Redis client can speak to the sidecar",
     "cli.bench": "redis-py's SET NX PX is the row that fastdedup is compared with",
 }
 

@@ -149,7 +149,7 @@ def test_the_lowest_versions_name_every_requirement_of_users() -> None:
 def test_the_installed_command_runs_the_demo_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     output = run(installed / "fastdedup", "demo", "--buyers", "300", "--stock", "10", "--json", cwd=tmp_path)
     report = json.loads(output)
-    assert (report["buyers"], report["sold"], report["violations"]) == (300, 10, [])
+    assert (report["buyers"], report["with_gate"]["sold_once"], report["violations"]) == (300, 10, [])
 
 
 def test_the_installed_command_runs_the_demo_on_redis_with_the_scripts_it_carries(

@@ -1,179 +1,191 @@
-"""`fastdedup demo`: a sale, payments and consumers; was each promise kept? `cli.main` registers `COMMANDS`."""
+"""`fastdedup demo`: a flash sale without the gate, and with it. `cli.main` registers `COMMANDS`.
 
-from dataclasses import asdict
+Each buyer sends one order several times: some at once, as a double click does, the others again after the answer, as
+a client does that lost it. `Shop.order` is the effect that must happen once, `GatedShop.order` the gate before it.
+`hold` is the main path. `examples/` in the repository has sales with forms, payments, messages and a sidecar.
+"""
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import asdict, dataclass
+from time import perf_counter
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from ..compiled import build
-from ..demo.payments import PaymentReport, run_payments
-from ..demo.sale import Report, run_sale, sale_dedup
 from ..gateway import Dedup
 from ..sidecar.urls import without_secrets
-from .demo_messages import messages_options, play_messages
-from .gate import gate_options, run
-from .sidecar import sidecar_sale, sidecar_wanted
-from .tables import facts_table, verdict
-from .terminal import bar_console, print_json
+from .gate import ask, gate_options
+from .terminal import print_json
+
+_PAYMENT = 0.001  # seconds; the clicks of a double click overlap in it
+_WAIT = 5.0  # seconds that a click waits for the answer to the first one
+_AT_ONCE = 1_000  # buyers
+_PATIENT = 3  # every third buyer sends the order again only after its answer
+
+Answer = dict[str, Any]
+Order = Callable[[str], Coroutine[Any, Any, Answer]]  # of a buyer
 
 
-@click.command(short_help="Run a sale, payments and consumers; check each promise.")
+class Shop:
+    """A shop that looks whether an order was placed before it takes the money, as most shops do."""
+
+    def __init__(self, stock: int) -> None:
+        # Mutable: the units that are set aside, by buyer; the answers to orders; how often each unit was sold.
+        self._free = iter(range(1, stock + 1))
+        self._set_aside: dict[str, int] = {}
+        self._placed: dict[str, Answer] = {}
+        self.sold: Counter[int] = Counter()
+
+    async def order(self, buyer: str) -> Answer:
+        """Sell the buyer's unit. Between the look and the entry stands a payment: a second click passes there."""
+        if buyer in self._placed:
+            return self._placed[buyer]
+        unit = self._set_aside.get(buyer) or next(self._free, None)
+        if unit is None:
+            return {"buyer": buyer, "sold_out": True}
+        self._set_aside[buyer] = unit
+        await asyncio.sleep(_PAYMENT)
+        self.sold[unit] += 1
+        self._placed[buyer] = {"buyer": buyer, "unit": unit, "order": self.sold.total()}
+        return self._placed[buyer]
+
+
+class GatedShop:
+    """The same shop behind the gate."""
+
+    def __init__(self, shop: Shop, dedup: Dedup) -> None:
+        self._shop = shop
+        self._dedup = dedup
+        self.replayed = 0  # mutable: duplicates that got the first answer
+
+    async def order(self, buyer: str) -> Answer:
+        """Let the first click through, and give the others its answer."""
+        async with self._dedup.claim(f"order:{buyer}", wait=_WAIT) as claim:
+            if claim.acquired:
+                answer = await self._shop.order(buyer)
+                await claim.complete(answer)
+                return answer
+        self.replayed += 1
+        first: Answer = claim.replay()
+        return first
+
+
+@dataclass(frozen=True, slots=True)
+class Sale:
+    """The figures of one sale."""
+
+    orders: int
+    sold_once: int  # units
+    sold_again: int  # units that were sold more than once
+    replayed: int  # duplicates that got the first answer
+    differing: int  # clicks that did not get the answer to the first one
+    clicks_per_second: float
+
+
+async def hold(buyers: int, clicks: int, stock: int, dedup: Dedup | None = None) -> Sale:
+    """Hold a sale: behind the gate, if there is one.
+
+    Raises the `DedupError` that stopped it, if any.
+    """
+    shop = Shop(stock)
+    guarded = dedup and GatedShop(shop, dedup)
+    began = perf_counter()
+    differing = await _visits(guarded.order if guarded else shop.order, buyers, clicks)
+    seconds = perf_counter() - began
+    once = sum(count == 1 for count in shop.sold.values())
+    return Sale(
+        orders=shop.sold.total(),
+        sold_once=once,
+        sold_again=len(shop.sold) - once,
+        replayed=guarded.replayed if guarded else 0,
+        differing=differing,
+        clicks_per_second=buyers * clicks / seconds,
+    )
+
+
+async def _visits(order: Order, buyers: int, clicks: int) -> int:
+    """Let all buyers order; return how many clicks did not get the answer to the first one."""
+    numbers, differing = iter(range(buyers)), 0
+
+    async def serve() -> None:
+        nonlocal differing
+        for number in numbers:
+            answers = list[Answer]()
+            for together in [clicks] if number % _PATIENT else [1] * clicks:
+                answers += await asyncio.gather(*(order(f"buyer:{number}") for _ in range(together)))
+            differing += sum(answer != answers[0] for answer in answers)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(_AT_ONCE, buyers)):
+                group.create_task(serve())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # one error for the outage, not one for each buyer
+    return differing
+
+
+def violations(sale: Sale, due: int) -> Iterator[str]:
+    """Yield every promise that was broken in a sale behind the gate, with the figure that shows it."""
+    if (sold := sale.sold_once + sale.sold_again) != due:
+        yield f"exactly {due} units were to be sold, but {sold} were"
+    if sale.sold_again:
+        yield f"each unit was to be sold once, but {sale.sold_again} were sold more than once"
+    if sale.differing:
+        yield f"every click was to get the first click's answer, but {sale.differing} did not"
+
+
+@click.command(short_help="Hold a flash sale without the gate, then with it.")
 @click.option("--buyers", type=click.IntRange(min=1), default=10_000, show_default=True)
 @click.option(
     "--clicks",
     type=click.IntRange(min=1),
     default=3,
     show_default=True,
-    help="How often each buyer clicks, at once.",
+    help="How often each buyer sends the order.",
 )
 @click.option("--stock", type=click.IntRange(min=0), default=100, show_default=True, help="Units for sale.")
-@click.option(
-    "--sidecar/--no-sidecar",
-    default=None,
-    help="Also sell through a sidecar, from several processes. [default: if its extra is installed]",
-)
-@click.option(
-    "--payments",
-    type=click.IntRange(min=0),
-    default=300,
-    show_default=True,
-    help="Messages of a payment consumer that is killed in the middle; 0 for none.",
-)
-@messages_options
 @gate_options(namespace="demo", url="memory://")
-def demo(
-    buyers: int,
-    clicks: int,
-    stock: int,
-    sidecar: bool | None,
-    payments: int,
-    messages: int,
-    rabbitmq: str | None,
-    url: str,
-    namespace: str,
-    as_json: bool,
-) -> None:
-    """Run a flash sale, a payment consumer and consumers of a broker, and check that each promise was kept.
-
-    The broker is a RabbitMQ of the demo's own, where there is one, else FastStream's in memory.
+def demo(buyers: int, clicks: int, stock: int, url: str, namespace: str, as_json: bool) -> None:
+    """Hold a flash sale without the gate, then with it, and check that each promise was kept.
 
     Names each broken promise, and exits with 1 if there is one. Every run has a new namespace, which begins with
     the given name; its records expire within a minute.
     """
-    dedup = sale_dedup(url, namespace)
-    report = run(_sale(dedup, buyers=buyers, clicks=clicks, stock=stock, quiet=as_json))
-    if not as_json:
-        Console().print(_sale_table(report, title=f"Flash sale on {without_secrets(url)}"))
-    again = sidecar_sale(url, namespace, buyers, clicks, stock) if sidecar_wanted(sidecar) else None
-    if again and not as_json:
-        Console().print(_sale_table(again, title="The same through a sidecar, from 4 processes"))
-    paid = _payments(url, namespace, payments, quiet=as_json) if payments else None
-    if paid and not as_json:
-        Console().print(_payments_table(paid))
-    consumed, broken = (
-        play_messages(url, namespace, messages, rabbitmq, quiet=as_json) if messages else (None, ())
-    )
-    if as_json:
-        acts = {
-            "sidecar": again and _sale_facts(again),
-            "payments": paid and asdict(paid),
-            "messages": consumed,
-        }
-        print_json(_sale_facts(report) | {name: facts for name, facts in acts.items() if facts})
-    violations = [
-        *report.violations,
-        *(again.violations if again else ()),
-        *(paid.violations if paid else ()),
-        *broken,
-    ]
-    for violation in violations:
-        click.echo(f"Broken promise: {violation}", err=True)
-    if violations:
-        raise SystemExit(1)
+    # A deadline that is long enough for a busy laptop; a web shop would set a shorter one.
+    prefix = f"{namespace}-{secrets.token_hex(4)}"
+    dedup = Dedup(url, namespace=prefix, lease=10.0, ttl=60.0, failure_ttl=60.0, timeout=5.0)
+    say = (lambda line: None) if as_json else click.echo
+    units = f"of {stock:,} units were sold"
 
-
-async def _sale(dedup: Dedup, *, buyers: int, clicks: int, stock: int, quiet: bool) -> Report:
-    with _progress("Selling", "buyers", quiet=quiet) as progress:
-        task = progress.add_task("sale", total=buyers)
+    async def play() -> tuple[Sale, Sale]:
         async with dedup:
-            return await run_sale(
-                dedup, buyers=buyers, clicks=clicks, stock=stock, on_visit=lambda: progress.advance(task)
+            await dedup.get("here?")  # an outage is an error now, before there is any figure
+            say(f"A flash sale on {without_secrets(url)}: {stock:,} units, {buyers:,} buyers, {build()}.")
+            say(
+                f"Each buyer sends one order {clicks:,} times: by a double click, or again after the answer.\n"
             )
+            bare = await hold(buyers, clicks, stock)
+            say(f"Without the gate: {bare.sold_again:,} {units} more than once, by {bare.orders:,} orders.")
+            gated = await hold(buyers, clicks, stock, dedup)
+            say(f"With the gate:    {gated.sold_once:,} {units} once, by {gated.orders:,} orders;")
+            say(f"                  {gated.replayed:,} duplicates got the first answer again,")
+            say(f"                  {gated.clicks_per_second:,.0f} clicks a second.")
+            return bare, gated
 
-
-def _payments(url: str, namespace: str, messages: int, *, quiet: bool) -> PaymentReport:
-    with _progress("Paying", "messages", quiet=quiet) as progress:
-        task = progress.add_task("payments", total=2 * messages)
-        return run_payments(url, namespace, messages=messages, on_ack=lambda: progress.advance(task))
-
-
-def _progress(doing: str, things: str, *, quiet: bool) -> Progress:
-    return Progress(
-        TextColumn(doing),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(things),
-        TimeElapsedColumn(),
-        console=bar_console(quiet=quiet),
-        disable=quiet,
-    )
-
-
-def _payments_table(report: PaymentReport) -> Table:
-    return facts_table(
-        "Payments by gate and inbox, on SQLite",
-        {
-            "messages": f"{report.messages:,}",
-            "deliveries": f"{report.deliveries:,}",
-            "consumers killed in the middle": f"{report.kills:,}",
-            "seconds": f"{report.seconds:.1f}",
-        },
-        {
-            "payments made": f"{report.payments:,} of {report.messages:,}",
-            "duplicates answered by the gate": f"{report.by_gate:,}",
-            "duplicates answered by the inbox's row": f"{report.by_row:,}",
-        },
-        {"promises": verdict(not report.violations)},
-    )
-
-
-def _sale_facts(report: Report) -> dict[str, Any]:
-    return asdict(report) | {
-        "tokens_refused": report.tokens_refused,
-        "claims_per_second": report.claims_per_second,
-        "operations_per_second": report.operations_per_second,
-    }
-
-
-def _sale_table(report: Report, *, title: str) -> Table:
-    return facts_table(
-        title,
-        {
-            "buyers": f"{report.buyers:,}",
-            "clicks of each, at once": f"{report.clicks:,}",
-            "build": build(),
-            "seconds": f"{report.seconds:.1f}",
-        },
-        {
-            "sold": f"{report.sold:,} of {report.stock:,}",
-            "duplicates replayed": f"{report.duplicates_replayed:,}",
-            "in-progress answers": f"{report.in_progress:,}",
-            "tokens refused": f"{report.tokens_refused:,}",
-            "  used before": f"{report.refused_used:,}",
-            "  another buyer's": f"{report.refused_foreign:,}",
-            "  never issued": f"{report.refused_unknown:,}",
-        },
-        {
-            "claims per second": f"{report.claims_per_second:,.0f}",
-            "operations per second": f"{report.operations_per_second:,.0f}",
-            "claim latency p50": f"{report.p50_ms:.1f} ms",
-            "claim latency p99": f"{report.p99_ms:.1f} ms",
-        },
-        {"promises": verdict(not report.violations)},
-    )
+    bare, gated = ask(play())
+    broken = [*violations(gated, min(stock, buyers))]
+    if as_json:
+        sales = {"without_gate": asdict(bare), "with_gate": asdict(gated)}
+        print_json({"buyers": buyers, "clicks": clicks, "stock": stock, **sales, "violations": broken})
+    for violation in broken:
+        click.echo(f"Broken promise: {violation}", err=True)
+    if broken:
+        raise SystemExit(1)
+    say("Each promise was kept.")
 
 
 COMMANDS = (demo,)

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -187,29 +186,6 @@ def deploy(what: str) -> None:
     from ..sidecar.service.deploy import printed
 
     click.echo(printed(what), nl=False)
-
-
-# For `fastdedup demo`
-
-
-def sidecar_wanted(asked: bool | None) -> bool:
-    """True where the demo must also sell through a sidecar: as `asked`, else where the extra is installed."""
-    return all(map(_installed, sorted(_EXTRA))) if asked is None else asked
-
-
-def _installed(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ValueError:  # sys.modules has None for this name
-        return False
-
-
-def sidecar_sale(url: str, namespace: str, buyers: int, clicks: int, stock: int) -> Any:
-    """Return the report on a sale through a sidecar."""
-    with extra():
-        from ..demo.sidecar import sell
-        from ..sidecar.service import run as _run  # noqa: F401 -- checks the extra of the sidecar that `sell` starts
-    return sell(url, namespace, buyers=buyers, clicks=clicks, stock=stock)
 
 
 COMMANDS = (serve, check_config, healthcheck, top, deploy)

@@ -1,4 +1,4 @@
-"""The tables that the commands show: figures of a demo, and rows of what a store or a broker has."""
+"""The tables that the commands show: figures, and rows of what a store or a broker has."""
 
 from __future__ import annotations
 
@@ -23,11 +23,6 @@ def facts_table(title: str, *sections: dict[str, str | Text]) -> Table:
             table.add_row(name, figure)
         table.add_section()
     return table
-
-
-def verdict(kept: bool) -> Text:
-    """Return whether the promises were kept."""
-    return Text("kept" if kept else "BROKEN", style="bold green" if kept else "bold red")
 
 
 def print_rows(

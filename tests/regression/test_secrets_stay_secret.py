@@ -264,7 +264,6 @@ def test_no_command_prints_the_password(
     more = {
         "inspect": ["k"],
         "forget": ["k"],
-        "demo": ["--no-sidecar"],
         "serve": ["--socket", str(tmp_path / "s")],
     }
     done = subprocess.run(

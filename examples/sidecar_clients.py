@@ -1,17 +1,16 @@
-"""The demo's clients for the sidecar's two protocols, as small as they can be written in any language."""
+"""Clients for the sidecar's two protocols, as small as they can be written in any language; see `sidecar.py`."""
 
 from __future__ import annotations
 
 import http.client
+import socket
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 import orjson
 import redis
 
-from ..errors import DedupError, UnavailableError
-from ..model import Outcome
-from ..sidecar.client import UnixConnection
+from fastdedup import Outcome, UnavailableError
 
 
 class WireAnswer(NamedTuple):
@@ -79,6 +78,19 @@ class RespWire:
         return Outcome(self._redis.execute_command("FD.CONSUME", token, "SUBJECT", subject).decode())
 
 
+class UnixConnection(http.client.HTTPConnection):
+    """An HTTP connection to a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=10.0)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the socket instead of a host."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.connect(str(self._path))
+
+
 class HttpWire:
     """The client over HTTP, on one connection that is kept alive."""
 
@@ -90,6 +102,10 @@ class HttpWire:
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
+
+    def ping(self) -> None:
+        """`GET /healthz`."""
+        self._send("GET", "/healthz")
 
     def claim(self, key: str, request: str, wait: float) -> WireAnswer:
         """`POST /v1/claims`."""
@@ -113,16 +129,15 @@ class HttpWire:
         return Outcome(self._post("/v1/tokens/consume", {"token": token, "subject": subject})["outcome"])
 
     def _post(self, address: str, asked: dict[str, Any]) -> Any:
-        try:
-            self._http.request("POST", address, orjson.dumps(asked), {"content-type": "application/json"})
-            answer = self._http.getresponse()
-            told = orjson.loads(answer.read())
-        except (OSError, http.client.HTTPException) as error:
-            raise UnavailableError(f"the sidecar does not answer: {error}") from None
-        if "outcome" not in told and answer.status >= 400:
-            raise _error(answer.status, told)
+        status, told = self._send("POST", address, orjson.dumps(asked))
+        if "outcome" not in told and status >= 400:
+            raise UnavailableError(f"{status}: {told.get('detail') or told.get('title')}")
         return told
 
-
-def _error(status: int, told: Any) -> DedupError:
-    return UnavailableError(f"{status}: {told.get('detail') or told.get('title')}")
+    def _send(self, method: str, address: str, body: bytes | None = None) -> tuple[int, Any]:
+        try:
+            self._http.request(method, address, body, {"content-type": "application/json"})
+            answer = self._http.getresponse()
+            return answer.status, orjson.loads(answer.read())
+        except (OSError, http.client.HTTPException) as error:
+            raise UnavailableError(f"the sidecar does not answer: {error}") from None

@@ -1,7 +1,11 @@
-"""The flash sale of `fastdedup.demo.sale` through a sidecar: shop processes that share nothing but its socket.
+"""The flash sale of `examples/sale.py` through a sidecar: shop processes that share nothing but its socket.
+
+`python -m examples.sidecar` runs it; REDIS_URL names a Redis for the sidecar, a number at the end says how many
+buyers come. It needs `pip install 'fastdedup[sidecar]'`.
 
 Each click of a buyer goes to another process. Most processes speak the Redis protocol with plain redis-py, one speaks
-HTTP; none of them uses the library. `sell` is the main path. The books of all processes are checked together.
+HTTP, by the clients of `sidecar_clients.py`: any language can have as much. `sell` is the main path. The books of all
+processes are checked together.
 """
 
 from __future__ import annotations
@@ -22,11 +26,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
 
-from ..errors import UnavailableError
-from ..model import Outcome
-from ..sidecar.client import fetch
+from fastdedup import Outcome, UnavailableError
+
+from .program import finish, size, store
 from .sale import FORGER_EVERY, PAYMENT, THIEF_EVERY, WAIT, Crowd, Report, Shop, make_report
-from .wires import HttpWire, RespWire, Wire
+from .sidecar_clients import HttpWire, RespWire, Wire
 
 PROCESSES = 4
 MOST_BUYERS = 500
@@ -63,7 +67,7 @@ class Job:
 
 
 class Till:
-    """One shop process: the order handler of `fastdedup.demo.sale.Shop`, without the library."""
+    """One shop process: the order handler of `examples.sale.Shop`, without the library."""
 
     def __init__(self, job: Job, wire: Wire, stock: Any) -> None:
         self._job = job
@@ -151,14 +155,14 @@ def _work(job: Job) -> Books:
         return Till(job, wire, _shared["stock"]).sell()
 
 
-def sell(url: str, prefix: str, *, buyers: int, clicks: int, stock: int) -> Report:
+def sell(url: str, *, buyers: int, clicks: int = 3, stock: int = 100) -> Report:
     """Start a sidecar on a temporary socket, sell through it, and check the same promises.
 
     Raises:
         UnavailableError: the sidecar did not start.
     """
     buyers = min(buyers, MOST_BUYERS)
-    with _sidecar(url, f"{prefix}-{secrets.token_hex(4)}") as path:
+    with _sidecar(url, f"sale-{secrets.token_hex(4)}") as path:
         with RespWire(path) as wire:
             tokens = [wire.issue(f"buyer:{number}") for number in range(buyers)]
         jobs = [Job(str(path), number, PROCESSES, clicks, tokens) for number in range(PROCESSES)]
@@ -202,7 +206,7 @@ def put_together(books: list[Books], tokens: list[str], clicks: int) -> tuple[Sh
 
 @contextmanager
 def _sidecar(url: str, namespace: str) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="fastdedup-demo-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fastdedup-sidecar-") as folder:
         path = Path(folder) / "fastdedup.sock"
         options = {"url": url, "socket": str(path), "namespace": namespace, "log_level": "error"}
         options |= {"lease": "10", "ttl": "60", "failure_ttl": "60", "token_ttl": "60", "timeout": "5"}
@@ -222,9 +226,14 @@ def _until_up(path: Path, ended: Callable[[], int | None]) -> None:
     ends = time.monotonic() + _STARTING
     while True:
         try:
-            fetch(path, "/healthz")
+            with HttpWire(path) as wire:
+                wire.ping()
             return
         except UnavailableError:
             if ended() is not None or time.monotonic() > ends:
                 raise
             time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    finish("A flash sale through a sidecar, from 4 processes", sell(store(), buyers=size(MOST_BUYERS)))

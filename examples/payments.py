@@ -1,8 +1,11 @@
 """Payments behind a gate and an inbox, and a consumer that is killed in the middle, again and again.
 
+`python -m examples.payments` runs it with an inbox in SQLite; REDIS_URL names a Redis for the gate, a number at the
+end says how many messages there are.
+
 A broker delivers each message at least once: here twice, and once more what a killed consumer had not acknowledged.
-The consumer is a process of its own (`consume` is its main path): the gate answers duplicates, and where it cannot,
-the inbox's row in the payment's own transaction does. `run_payments` plays the broker, kills the consumer, and counts
+The consumer is a process of its own (`consume` is its main path): the gate answers duplicates, and if it cannot, the
+inbox's row in the payment's own transaction does. `run_payments` plays the broker, kills the consumer, and counts
 what is in the database: each payment once, none lost.
 """
 
@@ -21,15 +24,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from ..sql.dialects import TableName, dialect_of
-from ..sync import Dedup
-from ..sync.sql import Inbox
+from fastdedup.sync import Dedup
+from fastdedup.sync.sql import Inbox
+
+from .program import finish, size, store
 
 KILLS = 4
 """How often the consumer is killed."""
 _AHEAD = 16
 """Messages that the consumer gets before it has acknowledged the first of them."""
 _KEEP = 7 * 86_400.0
+INBOX_TABLE = """
+    CREATE TABLE fastdedup_inbox (
+        id BLOB NOT NULL PRIMARY KEY, at INTEGER NOT NULL, result BLOB, fingerprint BLOB
+    ) WITHOUT ROWID;
+    CREATE INDEX fastdedup_inbox_at ON fastdedup_inbox (at);
+"""
+"""As `fastdedup inbox ddl --dialect sqlite` prints it."""
+_CONSUMER = "EXAMPLE_CONSUMER"
+"""The variable with the consumer's arguments, a line each: a URL may hold a password, which a command line shows."""
 _LEASE = 1.0
 """Seconds: a killed consumer's claim on a real Redis is free after that."""
 
@@ -40,6 +53,7 @@ class PaymentReport:
 
     messages: int
     deliveries: int
+    acknowledged: int
     kills: int
     payments: int  # rows in the database
     by_gate: int  # duplicates that the gate answered
@@ -90,24 +104,18 @@ def _open(path: str) -> sqlite3.Connection:
 # The broker
 
 
-def run_payments(
-    url: str = "memory://",
-    namespace: str = "demo",
-    *,
-    messages: int = 300,
-    on_ack: Callable[[], object] = lambda: None,
-) -> PaymentReport:
-    """Deliver each message twice or more, kill the consumer meanwhile, and count. `on_ack`: called for each one."""
+def run_payments(url: str, messages: int) -> PaymentReport:
+    """Deliver each message twice or more, kill the consumer meanwhile, and count."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "payments.sqlite3")
         database = _open(path)
         database.executescript(
             "PRAGMA journal_mode = WAL; CREATE TABLE payments (message TEXT NOT NULL, amount INTEGER NOT NULL);"
-            + dialect_of("sqlite", TableName("fastdedup_inbox")).ddl()
+            + INBOX_TABLE
         )
-        broker = Broker([f"payment-{number}" for number in range(messages)], on_ack)
+        broker = Broker([f"payment-{number}" for number in range(messages)])
         began = perf_counter()
-        broker.deliver_all([path, url, f"{namespace}-{os.urandom(4).hex()}"])
+        broker.deliver_all([path, url, f"payments-{os.urandom(4).hex()}"])
         seconds = perf_counter() - began
         paid = Counter(row[0] for row in database.execute("SELECT message FROM payments"))
         database.close()
@@ -125,6 +133,7 @@ def _report(broker: Broker, paid: Counter[str], seconds: float) -> PaymentReport
     return PaymentReport(
         messages=len(broker.messages),
         deliveries=broker.deliveries,
+        acknowledged=broker.answers.total(),
         kills=broker.kills,
         payments=paid.total(),
         by_gate=broker.answers["gate"],
@@ -137,12 +146,11 @@ def _report(broker: Broker, paid: Counter[str], seconds: float) -> PaymentReport
 class Broker:
     """Delivers each message twice, and again what was not acknowledged."""
 
-    def __init__(self, messages: list[str], on_ack: Callable[[], object]) -> None:
+    def __init__(self, messages: list[str]) -> None:
         self.messages = messages
         self.deliveries = 0
         self.kills = 0
         self.answers: Counter[str] = Counter()
-        self._on_ack = on_ack
         self._waiting = deque(messages + messages)
         random.shuffle(self._waiting)
         # Mutable: delivered, and not acknowledged.
@@ -158,10 +166,8 @@ class Broker:
 
     def _deliver(self, arguments: list[str], acks: int | None) -> None:
         """Run one consumer, until it has acknowledged so many messages; then kill it where it stands."""
-        command = [sys.executable, "-m", __name__]
-        environment = os.environ | {
-            "FASTDEDUP_DEMO_CONSUMER": "\n".join(arguments)
-        }  # a URL may hold a password
+        command = [sys.executable, "-m", f"{__package__}.payments"]
+        environment = os.environ | {_CONSUMER: "\n".join(arguments)}
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
         ) as consumer:
@@ -173,7 +179,6 @@ class Broker:
                 message, answer = line.split()
                 self._open.remove(message)
                 self.answers[answer] += 1
-                self._on_ack()
                 if acks is not None and (acks := acks - 1) <= 0:
                     consumer.kill()
                     self.kills += 1
@@ -195,4 +200,7 @@ class Broker:
 
 
 if __name__ == "__main__":
-    consume(*os.environ["FASTDEDUP_DEMO_CONSUMER"].split("\n"))
+    if _CONSUMER in os.environ:
+        consume(*os.environ[_CONSUMER].split("\n"))
+    else:
+        finish("Payments by gate and inbox, on SQLite", run_payments(store(), size(300)))

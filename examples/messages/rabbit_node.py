@@ -1,4 +1,4 @@
-"""A RabbitMQ node of the demo's own, for half a minute: own port, own folder, own Erlang; nothing is installed."""
+"""A RabbitMQ node of the program's own, for half a minute: own port, own folder, own Erlang; nothing is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from types import TracebackType
 from typing import Final, Self
 
-from ..errors import UnavailableError
+from fastdedup import UnavailableError
 
 STARTING: Final = 30.0
 """Seconds that the node may take to start; alone on the machine it takes 3."""
@@ -52,7 +52,7 @@ class RabbitNode:
 
     def __init__(self, program: Path) -> None:
         self.program = program
-        self.folder = Path(tempfile.mkdtemp(prefix="fastdedup-demo-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="fastdedup-messages-"))
         self.port, *self._ports = free_ports(3)
         # Mutable: the node, and who ends it where this process cannot.
         self._node: subprocess.Popen[bytes] | None = None

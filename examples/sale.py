@@ -1,15 +1,18 @@
-"""A flash sale through the public API only: many hasty buyers, little stock, one `Dedup`.
+"""A flash sale with order forms: many hasty buyers, little stock, one `Dedup`.
+
+`python -m examples.sale` runs it in memory, or on the Redis that REDIS_URL names; a number at the end says how many
+buyers come.
 
 Every buyer gets an order form with a one-time token, clicks "buy" several times at once under one idempotency
 key, and afterwards sends the used form again under a new key. Some forms are also sent by a thief, and some
 thieves invent a token. `Shop.buy` is the main path: the order handler that a web framework would call.
-`run_sale` runs the sale and checks fastdedup's promises; the caller shows the report.
+`run_sale` runs the sale and checks fastdedup's promises.
 """
 
 import secrets
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -17,6 +20,8 @@ from typing import Any
 import anyio
 
 from fastdedup import Claim, Dedup, Outcome, fingerprint
+
+from .program import finish, size, store
 
 IN_FLIGHT = 1_000  # buyers served at the same time
 WAIT = 5.0  # seconds that a waiting click waits for the first click's answer
@@ -50,21 +55,6 @@ class Report:
     p50_ms: float  # of the claims that do not wait for another click's answer
     p99_ms: float
     violations: tuple[str, ...]  # the promises that were broken; empty after a good run
-
-    @property
-    def tokens_refused(self) -> int:
-        """All refused forms, for any of the reasons."""
-        return self.refused_used + self.refused_foreign + self.refused_unknown
-
-    @property
-    def claims_per_second(self) -> float:
-        """Claims answered in one second of the sale."""
-        return self.claims / self.seconds
-
-    @property
-    def operations_per_second(self) -> float:
-        """Operations of every kind in one second of the sale."""
-        return self.operations / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +200,11 @@ def sale_dedup(url: str, prefix: str = "demo") -> Dedup:
 async def run_sale(
     dedup: Dedup,
     *,
-    buyers: int = 10_000,
+    buyers: int,
     clicks: int = 3,
     stock: int = 100,
-    on_visit: Callable[[], object] = lambda: None,
 ) -> Report:
-    """Run the sale on an open `Dedup` and check it; `on_visit` is called after each buyer's visit.
+    """Run the sale on an open `Dedup` and check it.
 
     Raises the `DedupError` that stopped the sale, if any. Broken promises are in the report.
     """
@@ -226,7 +215,7 @@ async def run_sale(
     try:
         async with anyio.create_task_group() as group:
             for _ in range(min(IN_FLIGHT, buyers)):
-                group.start_soon(_serve, crowd, queue, on_visit)
+                group.start_soon(_serve, crowd, queue)
     except BaseExceptionGroup as errors:
         raise _first(errors) from None  # one error for the outage, not one for each click in flight
     return make_report(
@@ -234,10 +223,9 @@ async def run_sale(
     )
 
 
-async def _serve(crowd: Crowd, queue: Iterator[int], on_visit: Callable[[], object]) -> None:
+async def _serve(crowd: Crowd, queue: Iterator[int]) -> None:
     for number in queue:
         await crowd.visit(number)
-        on_visit()
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -297,3 +285,13 @@ def _violations(shop: Shop, crowd: Crowd, *, due: int) -> Iterator[str]:
 
 def _reasons(counts: Counter[Outcome]) -> str:
     return "{" + ", ".join(f"{reason.value}: {count}" for reason, count in sorted(counts.items())) + "}"
+
+
+async def main() -> Report:
+    """Run the sale of the command line."""
+    async with sale_dedup(store()) as dedup:
+        return await run_sale(dedup, buyers=size(2_000))
+
+
+if __name__ == "__main__":
+    finish("A flash sale", anyio.run(main))

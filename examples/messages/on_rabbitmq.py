@@ -1,4 +1,4 @@
-"""The demo's messages on a RabbitMQ: consumers are processes, and are killed by SIGKILL. Main path: `deliver`."""
+"""The messages on a RabbitMQ: consumers are processes, and are killed by SIGKILL. Main path: `deliver`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import sys
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import aio_pika
 import anyio
 import orjson
+from aio_pika import DeliveryMode, Message
+from aio_pika.abc import AbstractChannel
 
-from . import rabbit_consumer
-from .message_run import DEADLINE, MessageRun
-
-if TYPE_CHECKING:
-    from aio_pika.abc import AbstractChannel
+from . import consumer
+from .run import DEADLINE, MessageRun
 
 QUEUE: Final = "payments"
 CONSUMERS: Final = 2
@@ -30,7 +30,7 @@ _IN_FLIGHT: Final = 250
 
 
 def deliver(run: MessageRun, broker: str) -> None:
-    """Publish, and let consumers work the queue off; see `Way`.
+    """Publish, and let consumers work the queue off.
 
     Raises:
         RuntimeError: a consumer ended that nobody has killed.
@@ -39,8 +39,6 @@ def deliver(run: MessageRun, broker: str) -> None:
 
 
 async def _deliver(run: MessageRun, broker: str) -> None:
-    import aio_pika
-
     async with await aio_pika.connect(broker) as connection:
         channel = await connection.channel()
         await channel.declare_queue(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
@@ -55,8 +53,6 @@ async def _deliver(run: MessageRun, broker: str) -> None:
 
 
 async def _publish(channel: AbstractChannel, ids: list[str]) -> None:
-    from aio_pika import DeliveryMode, Message
-
     async def publish(name: str) -> None:
         message = Message(b"", message_id=name, delivery_mode=DeliveryMode.PERSISTENT)
         await channel.default_exchange.publish(message, QUEUE)
@@ -71,7 +67,7 @@ async def _work_off(run: MessageRun, crew: ConsumerProcesses, channel: AbstractC
     moments = deque(run.moments())
     while True:
         crew.fill()
-        paid = run.paid()
+        paid = run.payments.count()
         if moments and paid > moments[0]:
             moments.popleft()
             crew.kill_one()
@@ -132,16 +128,16 @@ class ConsumerProcesses:
         return sum(_last_count(log) for log in self.logs)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        run, log = self.run, self.run.path.with_name(f"consumer-{len(self.logs)}")
+        run, log = self.run, self.run.payments.path.with_name(f"consumer-{len(self.logs)}")
         self.logs.append(log)
-        arguments = (self.broker, QUEUE, str(run.path), run.given.gate, run.given.namespace)
+        arguments = (self.broker, QUEUE, str(run.payments.path), run.gate, run.namespace)
         with log.open("wb") as out, log.with_suffix(".errors").open("wb") as errors:
             return subprocess.Popen(
-                [sys.executable, "-m", rabbit_consumer.__name__],
+                [sys.executable, "-m", consumer.__name__],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=errors,
-                env=os.environ | {rabbit_consumer.VARIABLE: "\n".join(arguments)},
+                env=os.environ | {consumer.VARIABLE: "\n".join(arguments)},
             )
 
     def _last_words(self) -> str:

@@ -1,4 +1,4 @@
-"""What the demo's messages leave behind: a row for each payment, in the transaction of the inbox's row, on SQLite."""
+"""What the messages leave behind: a row for each payment, in the transaction of the inbox's row, on SQLite."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..sql import Inbox
-from ..sql.dialects import TableName, dialect_of
+from fastdedup.sql import Inbox
+
+from ..payments import INBOX_TABLE
 
 if TYPE_CHECKING:
     from aiosqlite import Connection
@@ -20,19 +21,17 @@ if TYPE_CHECKING:
 KEEP: Final = 7 * 86_400.0
 _BUSY: Final = 20.0
 """Seconds to wait for another consumer's transaction: SQLite lets one write at a time."""
-# Without a sync at each commit a transaction outlives its process, and that is what the demo kills.
+# Without a sync at each commit a transaction outlives its process, and that is what is killed here.
 _QUICK: Final = "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;"
 
 
-class Effects:
+class Payments:
     """The database, as the process sees it that counts."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._database = sqlite3.connect(path, timeout=_BUSY)
-        self._database.executescript(
-            f"{_QUICK} CREATE TABLE payments (message TEXT NOT NULL);"
-            + dialect_of("sqlite", TableName("fastdedup_inbox")).ddl()
-        )
+        self._database.executescript(f"{_QUICK} CREATE TABLE payments (message TEXT NOT NULL); {INBOX_TABLE}")
 
     def count(self) -> int:
         """Return how many payments were made."""

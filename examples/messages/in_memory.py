@@ -1,4 +1,4 @@
-"""The demo's messages on FastStream's broker in memory: a consumer is a group of tasks, and killed by a cancellation.
+"""The messages on FastStream's broker in memory: a consumer is a group of tasks, and killed by a cancellation.
 
 What the broker in memory does not do, `deliver` does: it delivers again what a killed consumer had in hand.
 """
@@ -10,10 +10,13 @@ from collections import deque
 from typing import Any, Final
 
 import anyio
+from faststream.rabbit import RabbitBroker, TestRabbitBroker
 
-from ..gateway import Dedup
-from .effects import pay, paying
-from .message_run import DEADLINE, MessageRun
+from fastdedup import Dedup
+from fastdedup.integrations.faststream import DedupMiddleware, Transaction, message_id
+
+from .database import pay, paying
+from .run import DEADLINE, MessageRun
 
 QUEUE: Final = "payments"
 CONSUMERS: Final = 2
@@ -25,18 +28,14 @@ _LOOK: Final = 0.02
 
 
 def deliver(run: MessageRun) -> None:
-    """Publish, and let consumers do the work; see `Way`."""
+    """Publish, and let consumers do the work."""
     anyio.run(_deliver, run)
 
 
 async def _deliver(run: MessageRun) -> None:
-    from faststream.rabbit import RabbitBroker, TestRabbitBroker
-
-    from ..integrations.faststream import DedupMiddleware, Transaction, message_id
-
     async with (
-        Dedup(run.given.gate, namespace=run.given.namespace, lease=_LEASE, timeout=5.0) as dedup,
-        paying(str(run.path)) as inbox,
+        Dedup(run.gate, namespace=run.namespace, lease=_LEASE, timeout=5.0) as dedup,
+        paying(str(run.payments.path)) as inbox,
     ):
         guard = DedupMiddleware(
             dedup, key=message_id, inbox=inbox, wait=2 * _LEASE, attempts=_ATTEMPTS, retry_delay=0.05
@@ -73,7 +72,7 @@ class ConsumerTasks:
                 while len(self._consumers) < CONSUMERS:
                     self._consumers.append(anyio.CancelScope())
                     group.start_soon(self._consume, self._consumers[-1])
-                if moments and self._run.paid() > moments[0]:
+                if moments and self._run.payments.count() > moments[0]:
                     moments.popleft()
                     self._consumers.pop(random.randrange(CONSUMERS)).cancel()
                     self._run.kills += 1

@@ -1,4 +1,4 @@
-"""A consumer of the demo's messages: a process of its own, that is killed. Main path: `consume`."""
+"""The part to copy: a consumer behind a gate and an inbox, in a process of its own. Main path: `consume`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import os
 import signal
 from contextlib import AsyncExitStack
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import aio_pika
 import anyio
 import orjson
 
-from ..gateway import Dedup
-from .effects import pay, paying
+from fastdedup import Dedup
+from fastdedup.integrations.rabbitmq import Consumer, message_id
 
-if TYPE_CHECKING:
-    from ..integrations.rabbitmq import Consumer
+from .database import pay, paying
 
 LEASE: Final = 1.0
 """Seconds: a killed consumer's claim on a real Redis is free after that."""
@@ -24,16 +24,12 @@ _RETRY: Final = 0.2
 _ATTEMPTS: Final = 50
 """More than there are kills: a message may be in hand at each of them."""
 _TELLING: Final = 0.05
-VARIABLE: Final = "FASTDEDUP_DEMO_CONSUMER"
+VARIABLE: Final = "EXAMPLE_CONSUMER"
 """Where a consumer finds its arguments, a line each: a URL may hold a password, so the command line has none."""
 
 
 async def consume(broker: str, queue: str, path: str, gate: str, namespace: str) -> None:
     """Pay for each message until SIGTERM; write the counts to standard output, a line each time that they change."""
-    import aio_pika
-
-    from ..integrations.rabbitmq import Consumer, message_id
-
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(await aio_pika.connect(broker))
         orders = await (await connection.channel()).get_queue(queue)
