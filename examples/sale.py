@@ -9,6 +9,7 @@ thieves invent a token. `Shop.buy` is the main path: the order handler that a we
 `run_sale` runs the sale and checks fastdedup's promises.
 """
 
+import asyncio
 import secrets
 from array import array
 from collections import Counter, defaultdict
@@ -16,8 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
-
-import anyio
 
 from fastdedup import Claim, Dedup, Outcome, fingerprint
 
@@ -111,13 +110,13 @@ class Shop:
             return Reply(403, f"form refused: {verdict.value}")
         self.accepted[token] += 1
         if self.stock == 0:
-            await anyio.sleep(PAYMENT)
+            await asyncio.sleep(PAYMENT)
             return Reply(200, {"buyer": buyer, "order": None})
         unit, self.stock = (
             self.stock,
             self.stock - 1,
         )  # reserved before the payment, so that only one pays
-        await anyio.sleep(PAYMENT)
+        await asyncio.sleep(PAYMENT)
         self.orders[buyer] += 1
         return Reply(200, {"buyer": buyer, "order": unit})
 
@@ -153,15 +152,15 @@ class Crowd:
         token = await shop.form(buyer)
         self.tokens.append(token)
         replies: list[Reply] = []
-        async with anyio.create_task_group() as group:
+        async with asyncio.TaskGroup() as group:
             for click in range(self._clicks):
                 # A third of the clicks let the server wait for the first click's answer; the others ask again.
                 wait = WAIT if (number + click) % 3 == 1 else 0.0
-                group.start_soon(self._click, replies, buyer, token, key, wait)
+                group.create_task(self._click(replies, buyer, token, key, wait))
             if number % THIEF_EVERY == 0:  # at the same time as the owner's own clicks
-                group.start_soon(self._misuse, f"thief:{number}", token, Outcome.MISMATCH)
+                group.create_task(self._misuse(f"thief:{number}", token, Outcome.MISMATCH))
             if number % FORGER_EVERY == 0:
-                group.start_soon(self._misuse, f"forger:{number}", secrets.token_urlsafe(), Outcome.UNKNOWN)
+                group.create_task(self._misuse(f"forger:{number}", secrets.token_urlsafe(), Outcome.UNKNOWN))
         first = shop.first_replies[key][:1]
         self.differing += sum([reply] != first for reply in replies)
         await self._misuse(buyer, token, Outcome.SUCCEEDED)
@@ -173,7 +172,7 @@ class Crowd:
             reply = await self._shop.buy(buyer, token, key, wait=wait)
             if reply.status != 409:
                 break
-            await anyio.sleep(pause)
+            await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
         replies.append(reply)
 
@@ -213,9 +212,9 @@ async def run_sale(
     queue = iter(range(buyers))
     started = perf_counter()
     try:
-        async with anyio.create_task_group() as group:
+        async with asyncio.TaskGroup() as group:
             for _ in range(min(IN_FLIGHT, buyers)):
-                group.start_soon(_serve, crowd, queue)
+                group.create_task(_serve(crowd, queue))
     except BaseExceptionGroup as errors:
         raise _first(errors) from None  # one error for the outage, not one for each click in flight
     return make_report(
@@ -294,4 +293,4 @@ async def main() -> Report:
 
 
 if __name__ == "__main__":
-    finish("A flash sale", anyio.run(main))
+    finish("A flash sale", asyncio.run(main()))
