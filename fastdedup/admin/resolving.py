@@ -170,7 +170,7 @@ async def settled(claim: Claim, answer: Resolution) -> Claim:
     if answer.kind is Resolved.NOT_DONE:
         return claim
     done = answer.kind is Resolved.DONE
-    await (claim.complete(answer.value) if done else claim.settlement.fail_as_done(answer.value))
+    await (claim.complete(answer.value) if done else claim.settlement.record(answer.value, succeeded=False))
     return replayed(claim, answer.value, succeeded=done)
 
 

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from enum import StrEnum
-from typing import Final, cast
+from typing import Any, Final, cast
 
+from .. import codec
 from ..checks import Seconds, milliseconds
 from ..compiled import mypyc_attr
-from ..errors import ClaimLostError, UnavailableError, UsageError
+from ..errors import (
+    ClaimLostError,
+    DedupError,
+    ResultError,
+    ResultTooLargeError,
+    ShortfallError,
+    UnavailableError,
+    UsageError,
+)
 from ..kernel.granted import note_use
 from ..kernel.operations import ClaimOp, Code, Op, ReadOp, ReleaseOp, RenewOp, SettleOp, Stored, Verdict
 from ..kernel.owners import owner_text
-from ..ledger.operations import RememberedClaimOp, RememberedSettleOp
+from ..ledger.operations import ECHO_MS, RememberedClaimOp, RememberedSettleOp
 from ..model import Outcome
 from .gate import Gate
 
@@ -59,6 +68,8 @@ class HeldClaim:
         "_ends",
         "_outage",
         "_told_lost",
+        "_unstorable",
+        "_unstorable_ms",
         "_unsure",
         "gate",
         "lost",
@@ -79,6 +90,10 @@ class HeldClaim:
     """Goes on recording an outcome whose caller was cancelled; set once one was."""
     _told_lost: bool
     """Set once the gate's listeners know that the lease is lost."""
+    _unstorable: str
+    """The type of the error by which the last result cannot be stored, "" if it can; set once one was given."""
+    _unstorable_ms: int
+    """For how many milliseconds that result would have been remembered."""
     _unsure: tuple[str, ...]
     """How it was settled without a reply: each of these may have taken effect."""
 
@@ -175,6 +190,31 @@ class HeldClaim:
             raise
         self._ends = ends
 
+    async def _end_lease(self, after: float) -> None:
+        """Let the lease end in so many seconds, so that the key is free then."""
+        free_at = asyncio.get_running_loop().time() + after
+        try:
+            await self.renew(after)
+        except ShortfallError:
+            pass  # it was done
+        except UnavailableError as error:
+            self._free_at(error, free_at)
+        except asyncio.CancelledError:
+            self.gate.connection.undo.add(self.op, self.fence, free_at)
+            raise
+
+    def _free_at(self, error: UnavailableError, free_at: float) -> None:
+        """Release by the policy, if that answers in the store's place; else see that the key is free in time.
+
+        Args:
+            error: why the store did not answer.
+            free_at: when the key shall be free, in the loop's time.
+        """
+        try:
+            self.gate.counted(ReleaseOp(self.op.wire, self.op.owner, self.fence), error, self.gate.now)
+        except UnavailableError:
+            self.gate.connection.undo.add(self.op, self.fence, free_at)
+
     def note_lost(self, *, outage: bool) -> None:
         """Take note that the lease is lost, without telling it or stopping the work.
 
@@ -246,6 +286,52 @@ class HeldClaim:
             place=call.place,
             id=call.id,
         )
+
+    def _outcome_op(
+        self, how: str, value: Any, ttl: Seconds | None, *, done_ms: int | None = None
+    ) -> SettleOp:
+        """Return the operation that records an outcome.
+
+        `done_ms`: for a failure whose work was done, or may have been: milliseconds for which it is remembered.
+        """
+        self._check_live(how)
+        self.settling = True
+        succeeded = how == "completed"
+        settings = self.gate.settings
+        if ttl is not None:
+            keep_ms = milliseconds(ttl, "ttl")
+        elif done_ms is not None:
+            keep_ms = done_ms
+        elif not succeeded:
+            keep_ms = round(settings.failure_ttl * 1000)
+        else:
+            # A claim's own ttl is what its terms keep beyond the lease.
+            terms = self.op.terms
+            keep_ms = ECHO_MS if terms.remembered else terms.keep_ms - terms.lease_ms
+        self._unstorable = ""
+        try:
+            if succeeded:
+                payload = codec.encode(settings.codec, value, settings.max_result)
+            else:
+                payload = codec.encode_error(settings.codec, value, settings.max_result)
+        except (ResultError, ResultTooLargeError) as error:
+            self._note_unstorable(error, keep_ms, succeeded=succeeded)
+            raise
+        if succeeded and self.op.terms.remembered:
+            return self._remembered_op(keep_ms, payload)
+        return SettleOp(
+            self.op.wire,
+            self.op.owner,
+            self.verdict.fence,
+            succeeded=succeeded,
+            keep_ms=keep_ms,
+            payload=payload,
+        )
+
+    def _note_unstorable(self, error: DedupError, keep_ms: int, *, succeeded: bool) -> None:
+        self._unstorable = type(error).__name__  # not the error, whose traceback leads back to this claim
+        in_ledger = succeeded and self.op.terms.remembered
+        self._unstorable_ms = max(keep_ms, self._success_ms()) if in_ledger else keep_ms
 
     # An operation of the owner, and what its reply means
 

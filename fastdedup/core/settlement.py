@@ -1,24 +1,16 @@
-"""The life of a claim: from the answer that acquired its key to the record of how its work ended.
-
-Integrations steer a claim by its `Settlement`, which `claim.settlement` gives: it records outcomes, frees the key,
-guards the work against a lost lease, and goes on by itself if its caller is cancelled.
-
-    LIVE → RECORDING → SETTLED     an outcome is being recorded, then it is recorded, or the key is free
-       ↘            ↘ LOST         another owner has the key, or its lease has ended
-         ABANDONED                 handed over: its lease ends by itself
-"""
+"""The life of a claim: from the answer that acquired its key to the record of how its work ended."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any, Final, Protocol
 
 from .. import codec
-from ..checks import Seconds, check_seconds, milliseconds
+from ..checks import Seconds, check_seconds
 from ..compiled import mypyc_attr
 from ..errors import (
     ClaimLostError,
@@ -29,7 +21,6 @@ from ..errors import (
     UnavailableError,
 )
 from ..kernel.operations import ClaimOp, ReleaseOp, SettleOp, Verdict
-from ..ledger.operations import ECHO_MS
 from ..model import Outcome
 from .connection import LONGEST_PAUSE
 from .gate import Gate
@@ -41,6 +32,12 @@ _FIRST_PAUSE: Final = 0.02
 """Seconds between two tries to settle while the store is unavailable, at first."""
 _SHORTEST_LEASE: Final = 0.001
 """Seconds: stores count milliseconds."""
+Loss = tuple[str, str]
+"""What is logged if nobody is there to hear an error: the kind of line, and its text for the key and the error."""
+_LOSS: Final[Loss] = (
+    "results that were not recorded",
+    "%s: its caller was cancelled, and its result could not be recorded: %s",
+)
 
 
 class Body(Protocol):
@@ -62,9 +59,22 @@ class Stoppable(Protocol):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Settlement(HeldClaim):
-    """The life of one claim. Methods that settle raise what `Claim.complete` raises.
+    """The life of one claim, which integrations steer: `claim.settlement`.
 
-    The arguments are those of `HeldClaim`.
+        LIVE → RECORDING → SETTLED     an outcome is being recorded, then it is recorded, or the key is free
+           ↘            ↘ LOST         another owner has the key, or its lease has ended
+             ABANDONED                 handed over: its lease ends by itself
+
+    `state` says where it is. Of LIVE and RECORDING these lead on:
+
+    - `complete`, `fail` and `release` are a user's, and raise what `Claim.complete` raises.
+    - `record` is for work that must not run again, whatever becomes of its result; it can go on alone.
+    - `mirror` is for a result that is kept elsewhere too, such as in an inbox's row.
+    - `free` is for work that was not done; it can leave the key held for a while.
+    - `abandon` hands the claim over to its lease.
+    - `guard`, then `leave` or `unguard`, stop a body whose lease is lost. `leave` settles what its body did not.
+
+    All of them may be cancelled: what was begun goes on without the caller. The arguments are those of `HeldClaim`.
 
     Attributes:
         fault: an error that the work has raised and its caller has caught, for the span.
@@ -74,24 +84,15 @@ class Settlement(HeldClaim):
 
     __slots__ = (
         "_body",
-        "_unstorable",
-        "_unstorable_ms",
         "fault",
-        "goes_on",
         "renewal",
         "stopped_body",
         "trace",
     )
     # What most claims never need is not set for all of them: `guard` adds whose body it guards.
 
-    goes_on: bool
-    """True if the caller goes on by itself when it gives up recording, and so counts once what comes of it."""
     trace: object
     """The context of the claim's span; set by what traces."""
-    _unstorable: str
-    """The type of the error by which the last result cannot be stored, "" if it can; set once one was given."""
-    _unstorable_ms: int
-    """For how many milliseconds that result would have been remembered."""
 
     def __init__(self, gate: Gate, op: ClaimOp, verdict: Verdict) -> None:
         super().__init__(gate, op, verdict)
@@ -124,6 +125,98 @@ class Settlement(HeldClaim):
         if hasattr(self.op, "unsure"):
             self.gate.connection.undo.watch(self.op)
 
+    async def record(
+        self,
+        value: Any = None,
+        *,
+        succeeded: bool = True,
+        done: bool = True,
+        instead: Callable[[DedupError], Any] | None = None,
+        within: Seconds | None = None,
+        alone: Loss | None = None,
+    ) -> bool:
+        """Record an outcome, or that it cannot be stored: the work was done, and must not run again.
+
+        Args:
+            value: the result, or the error of work that failed.
+            succeeded: complete the claim; else fail it.
+            done: remember a failure as long as a success, because the work was done, or may have been.
+            instead: called with the error by which `value` cannot be stored; returns what is recorded in its place,
+                None if that is a failure that says no more.
+            within: seconds for which it is tried while the store is unavailable; by default until the lease ends.
+            alone: go on without the caller, until the lease ends, if that time is over or the caller is cancelled.
+                This is logged if it is in vain.
+
+        Returns:
+            False if it goes on alone.
+
+        Raises:
+            DedupError: what `Claim.complete` raises, but not that the outcome cannot be stored.
+        """
+        until = settle_until(within)
+        try:
+            await self._record(value, succeeded, done, instead, until, goes_on=alone is not None)
+            return True
+        except (UnavailableError, asyncio.CancelledError) as error:
+            if alone is None:
+                raise
+            self._go_on(alone, lambda: self._record(value, succeeded, done, instead, None, alone=True))
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        return False
+
+    async def mirror(self, result: Any, *, within: Seconds) -> None:
+        """Complete the claim with a result that is kept elsewhere too, such as in an inbox's row.
+
+        That answers duplicates, so nothing that fails here is an error. A result that cannot be stored frees the key.
+        One that is not recorded `within` these seconds leaves it to its lease.
+        """
+        until = settle_until(within)
+        try:
+            await self._finish("completed", self._outcome_op("completed", result, None), until)
+        except (ClaimLostError, UnavailableError):
+            self.abandon()
+            return
+        except DedupError:
+            pass
+        except asyncio.CancelledError:
+            # Again, by itself: completing a claim twice does no harm. A task for each would cost more than the claim.
+            self.gate.connection.keep(self.mirror(result, within=within))
+            raise
+        else:
+            return
+        await self.free()
+
+    async def free(self, *, after: Seconds = 0.0) -> DedupError | None:
+        """Free the key in any case: as soon as the store answers, and at the latest as its lease ends.
+
+        The claim is not settled any more then. That of an owner that the caller named may end with its lease: the
+        same name gets it back.
+
+        Args:
+            after: seconds in which the key shall be free, by a lease that ends then: copies of a message that are
+                here already would else spend all its attempts without a delay. If the store does not answer, it is
+                not asked to release the key now, as that could take effect too soon.
+
+        Returns:
+            What `Claim.release` would have raised.
+
+        Raises:
+            ConfigError: `after` is no time.
+        """
+        seconds = 0.0 if after == 0.0 else check_seconds(after, "after", least=0.0)
+        try:
+            if seconds >= _SHORTEST_LEASE:
+                self.renew_no_more()
+                await self._end_lease(seconds)
+            else:
+                await self._free()
+        except DedupError as error:
+            return error
+        finally:
+            self.abandon()
+        return None
+
     def abandon(self) -> None:
         """Settle it no more: its lease ends by itself, and leaving `async with` records nothing."""
         if self.settled is None:
@@ -139,51 +232,45 @@ class Settlement(HeldClaim):
 
     # Settling
 
-    def _outcome_op(
-        self, how: str, value: Any, ttl: Seconds | None, *, done_ms: int | None = None
-    ) -> SettleOp:
-        """Return the operation that records an outcome.
-
-        `done_ms`: for a failure whose work was done, or may have been: milliseconds for which it is remembered.
-        """
-        self._check_live(how)
-        self.settling = True
-        succeeded = how == "completed"
-        settings = self.gate.settings
-        if ttl is not None:
-            keep_ms = milliseconds(ttl, "ttl")
-        elif done_ms is not None:
-            keep_ms = done_ms
-        elif not succeeded:
-            keep_ms = round(settings.failure_ttl * 1000)
-        else:
-            # A claim's own ttl is what its terms keep beyond the lease.
-            terms = self.op.terms
-            keep_ms = ECHO_MS if terms.remembered else terms.keep_ms - terms.lease_ms
-        self._unstorable = ""
+    async def _record(
+        self,
+        value: Any,
+        succeeded: bool,
+        done: bool,
+        instead: Callable[[DedupError], Any] | None,
+        until: float | None,
+        *,
+        alone: bool = False,
+        goes_on: bool = False,
+    ) -> None:
+        """See `record`; the last arguments are those of `_finish`."""
+        how = "completed" if succeeded else "failed"
         try:
-            if succeeded:
-                payload = codec.encode(settings.codec, value, settings.max_result)
-            else:
-                payload = codec.encode_error(settings.codec, value, settings.max_result)
+            done_ms = self._success_ms() if done and not succeeded else None
+            op = self._outcome_op(how, value, None, done_ms=done_ms)
+            await self._finish(how, op, until, alone=alone, goes_on=goes_on)
         except (ResultError, ResultTooLargeError) as error:
-            self._note_unstorable(error, keep_ms, succeeded=succeeded)
-            raise
-        if succeeded and self.op.terms.remembered:
-            return self._remembered_op(keep_ms, payload)
-        return SettleOp(
-            self.op.wire,
-            self.op.owner,
-            self.verdict.fence,
-            succeeded=succeeded,
-            keep_ms=keep_ms,
-            payload=payload,
-        )
+            smaller = None if instead is None else instead(error)
+        else:
+            return
+        # Not awaited above: compiled by mypyc, that crashes if it is cancelled.
+        if smaller is None:
+            await self._record_unstorable(until, alone=alone, goes_on=goes_on)
+        else:
+            await self._record(smaller, succeeded, done, None, until, alone=alone, goes_on=goes_on)
 
-    def _note_unstorable(self, error: DedupError, keep_ms: int, *, succeeded: bool) -> None:
-        self._unstorable = type(error).__name__  # not the error, whose traceback leads back to this claim
-        in_ledger = succeeded and self.op.terms.remembered
-        self._unstorable_ms = max(keep_ms, self._success_ms()) if in_ledger else keep_ms
+    async def _record_unstorable(
+        self, until: float | None = None, *, alone: bool = False, goes_on: bool = False
+    ) -> None:
+        """Record that the last result cannot be stored; raises as `complete`. Arguments as of `_finish`."""
+        error, done_ms = {"type": self._unstorable, "message": codec.UNSTORABLE}, self._unstorable_ms
+        # Either is raised if `max_result` is that small, or if the codec takes no such thing.
+        with contextlib.suppress(ResultError, ResultTooLargeError):
+            op = self._outcome_op("failed", error, None, done_ms=done_ms)
+            await self._finish("failed", op, until, alone=alone, goes_on=goes_on)
+            return
+        op = self._outcome_op("failed", None, None, done_ms=done_ms)
+        await self._finish("failed", op, until, alone=alone, goes_on=goes_on)
 
     async def _finish(
         self,
@@ -193,15 +280,25 @@ class Settlement(HeldClaim):
         *,
         traces: bool = True,
         alone: bool = False,
+        goes_on: bool = False,
     ) -> None:
         """Settle. An outcome is sent again and again until the lease ends, or `until`; see `settle_until`.
 
-        The lease ends by the claim's own clock, which started before the store's. `traces`: make a span. `alone`: its
-        caller was cancelled.
+        The lease ends by the claim's own clock, which started before the store's.
+
+        Args:
+            how: how it is settled.
+            op: settles it.
+            until: when to give up.
+            traces: make a span.
+            alone: its caller was cancelled.
+            goes_on: its caller goes on by itself if it gives up or is cancelled, and so counts once what comes of it.
         """
         tracing = self.gate.observers.tracing
         if tracing is not None and traces and (span := tracing.settling(self, how)) is not None:
-            return await traced(tracing, span, self._finish(how, op, until, traces=False))
+            return await traced(
+                tracing, span, self._finish(how, op, until, traces=False, alone=alone, goes_on=goes_on)
+            )
         recording = getattr(self, "recording", None)
         if recording is not None and not alone:  # its caller was cancelled, and says anew how it ends
             recording.cancel()
@@ -217,7 +314,7 @@ class Settlement(HeldClaim):
                         raise
                     left = self._time_to_settle(until)
                     if left <= 0:
-                        if not getattr(self, "goes_on", False):
+                        if not goes_on:
                             self.gate.refused(op, error, began)
                         error.unrecorded = not isinstance(error, ShortfallError)
                         raise
@@ -232,7 +329,8 @@ class Settlement(HeldClaim):
                 self._note_unsure(how)
                 if isinstance(op, SettleOp):
                     self.settled = None
-                    self.recording = self.gate.connection.keep(self._record_alone(how, op, until))
+                    if not goes_on:
+                        self._go_on(_LOSS, lambda: self._finish(how, op, until, traces=False, alone=True))
                 else:
                     self.gate.connection.free_soon(self.op, self.fence, asked=True)
             raise
@@ -251,22 +349,24 @@ class Settlement(HeldClaim):
             if self.settled is not None and self.renewal is not None:
                 self.renewal.stop()
 
-    async def _record_alone(self, how: str, op: SettleOp, until: float | None) -> None:
-        """Go on recording an outcome whose caller was cancelled; log it if that fails."""
+    def _go_on(self, loss: Loss, record: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Go on recording an outcome that its caller does not wait for; log it if that fails."""
+        self.recording = self.gate.connection.keep(self._record_alone(loss, record))
+
+    async def _record_alone(self, loss: Loss, record: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await self._finish(how, op, until, traces=False, alone=True)
+            await record()
         except DedupError as error:
-            self.warn_of_loss(error)
+            self.warn(*loss, error)
             raise
         except asyncio.CancelledError:
             if self.recording is asyncio.current_task():  # not replaced by another outcome
-                self.warn_of_loss("its event loop has ended")
+                self.warn(*loss, "its event loop has ended")
             raise
 
     def warn_of_loss(self, why: object) -> None:
         """Log that an outcome was not recorded whose caller was cancelled."""
-        text = "%s: its caller was cancelled, and its result could not be recorded: %s"
-        self.warn("results that were not recorded", text, why)
+        self.warn(*_LOSS, why)
 
     def _time_to_settle(self, until: float | None) -> float:
         left = self.lease_left
@@ -295,14 +395,14 @@ class Settlement(HeldClaim):
 
     async def leave(self, error: BaseException | None, *, release: bool = False) -> None:
         """Settle on the way out of `async with`, shielded from cancellation; see `Dedup.claim`."""
-        body = self._body
+        body = getattr(self, "_body", None)
         self.unguard()
         if self.verdict.outcome is not _ACQUIRED:
             return
         if self.lost_in_outage and not self.settling and (release or error is not None):
             # A renewal that still lies in a socket would hold the key for an owner that has stopped.
             self.gate.connection.free_soon(self.op, self.fence)
-        if self.stopped_body and body is not None:
+        if body is not None and self.stopped_body:
             outside = body.uncancel() > 0  # cancelled from outside as well: that goes first
             if not outside and (error is None or isinstance(error, asyncio.CancelledError)):
                 raise ClaimLostError(
@@ -321,7 +421,7 @@ class Settlement(HeldClaim):
         if error is not None and self.settling:
             if self._unstorable:  # whatever the body has made of that error
                 with contextlib.suppress(DedupError):
-                    await asyncio.shield(self.gate.connection.keep(self.record_unstorable()))
+                    await asyncio.shield(self.gate.connection.keep(self._record_unstorable()))
             return
         if self.lost:
             if error is None and self.lost_in_outage and not release:
@@ -332,12 +432,12 @@ class Settlement(HeldClaim):
             return
         if error is None and not release and not self._may_be("released"):
             if self.settling and self._unstorable:  # None is not what the body has returned
-                await self.record_unstorable()
+                await self._record_unstorable()
                 return
             await self.complete()  # if this task is cancelled, recording goes on by itself
             return
         # Not tied to this task: cancelling it leaves the settling to finish by itself.
-        settling = self.gate.connection.keep(self.free())
+        settling = self.gate.connection.keep(self._free())
         if error is None:
             await asyncio.shield(settling)
             return
@@ -345,68 +445,13 @@ class Settlement(HeldClaim):
         with contextlib.suppress(DedupError):
             await asyncio.shield(settling)
 
-    async def free(self, *, after: float = 0.0) -> None:
-        """Release, if no caller is there to try again: as soon as the store answers, if it does not now.
-
-        The claim of an owner that the caller named ends with its lease: the same name gets it back.
-
-        Args:
-            after: seconds in which the key shall be free, by a lease that ends then: copies of a message that are
-                here already would else spend all its attempts without a delay. If the store does not answer, it is
-                not asked to release the key now, as that could take effect too soon.
-
-        Raises:
-            ConfigError: `after` is no time.
-            DedupError: what `Claim.release` raises.
-        """
-        if after != 0.0 and check_seconds(after, "after", least=0.0) >= _SHORTEST_LEASE:
-            await self._end_lease(after)
-            return
+    async def _free(self) -> None:
+        """Release, if no caller is there to try again: as soon as the store answers, if it does not now."""
         try:
             await self.release()
         except UnavailableError:
             self.gate.connection.undo.add(self.op, self.fence)
             raise
-
-    async def _end_lease(self, after: float) -> None:
-        self.renew_no_more()
-        free_at = asyncio.get_running_loop().time() + after
-        try:
-            await self.renew(after)
-        except ShortfallError:
-            pass  # it was done
-        except UnavailableError as error:
-            self._free_at(error, free_at)
-
-    def _free_at(self, error: UnavailableError, free_at: float) -> None:
-        """Release by the policy, if that answers in the store's place; else see that the key is free in time.
-
-        Args:
-            error: why the store did not answer.
-            free_at: when the key shall be free, in the loop's time.
-        """
-        try:
-            self.gate.counted(ReleaseOp(self.op.wire, self.op.owner, self.fence), error, self.gate.now)
-        except UnavailableError:
-            self.gate.connection.undo.add(self.op, self.fence, free_at)
-
-    async def record_unstorable(self) -> None:
-        """Record that the last result cannot be stored; raises as `complete`. See `fail_as_done`."""
-        error, done_ms = {"type": self._unstorable, "message": codec.UNSTORABLE}, self._unstorable_ms
-        # Either is raised if `max_result` is that small, or if the codec takes no such thing.
-        with contextlib.suppress(ResultError, ResultTooLargeError):
-            await self.fail_as_done(error, done_ms)
-            return
-        await self.fail_as_done(None, done_ms)
-
-    async def fail_as_done(self, error: Any, done_ms: int | None = None) -> None:
-        """Record an error in place of a result, for work that was done or may have been; raises as `complete`.
-
-        It is remembered as long as a success (or for `done_ms` milliseconds), because the work must not run again.
-        Every face records such work by this.
-        """
-        keep_ms = self._success_ms() if done_ms is None else done_ms
-        await self._finish("failed", self._outcome_op("failed", error, None, done_ms=keep_ms))
 
 
 async def traced(tracing: Tracing, span: Any, settling: Coroutine[Any, Any, None]) -> None:

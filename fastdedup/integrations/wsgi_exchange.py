@@ -12,11 +12,10 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from ..downstream import enter, leave
 from ..errors import ClaimLostError, DedupError
 from ..sync import Claim
-from ..web.answers import Settling
 from ..web.recorder import Marks, Recorder
 from ..web.response import Headers, Response
 from ..web.rules import Rule
-from .settling import HOLD, store
+from .settling import HOLD, settle_by
 from .wsgi_request import supported, whole_path
 
 CLAIM = "fastdedup.claim"
@@ -191,13 +190,9 @@ class WsgiExchange:
         claim, recorder = self._held
         response = recorder.end()
         try:
-            if recorder.how is Settling.RELEASE:
-                claim.leave(None, release=True)
-                return recorder.marks()
-            stored = claim.settle_by(lambda one: store(one, recorder.how, response), HOLD)
-        except DedupError as error:
+            return claim.settle_by(lambda _: settle_by(recorder, response), HOLD)
+        except DedupError as error:  # the background thread has ended
             return recorder.failed(error)
-        return recorder.marks(stored=stored)
 
 
 class Closing:

@@ -20,7 +20,6 @@ from ..errors import (
     ConfigError,
     DedupError,
     ResultError,
-    ResultTooLargeError,
     UnavailableError,
     error_text,
 )
@@ -101,17 +100,17 @@ class Attempt:
         """Record success. The work is done, so this does not raise where the record cannot be written."""
         decision = self._rules.of_success(self.key, self.number, result)
         with suppress(DedupError):  # the lease has ended, or ends by itself
-            try:
-                self.claim.complete(result if self._rules.keep_result else None)
-            except (ResultError, ResultTooLargeError) as error:
-                log.warning("task %r: a result is not kept: %s", self._rules.consumer, error)
-                self.claim.say(lambda claim: claim.settlement.record_unstorable())
+            kept = result if self._rules.keep_result else None
+            self.claim.say(lambda claim: claim.settlement.record(kept, instead=self._not_kept))
         return decision
 
     def succeed_without_result(self, error: ResultError) -> None:
         """Record that the work is done, and that duplicates get this error in place of its result."""
         with suppress(DedupError):
-            self.claim.say(lambda claim: claim.settlement.fail_as_done(error))
+            self.claim.say(lambda claim: claim.settlement.record(error, succeeded=False))
+
+    def _not_kept(self, error: DedupError) -> None:
+        log.warning("task %r: a result is not kept: %s", self._rules.consumer, error)
 
     def fail(self, error: BaseException) -> Decision:
         """Free the key for the next attempt; after the last one record the failure, for duplicates."""
@@ -159,19 +158,17 @@ class Attempt:
         if decision.action is not Action.DEAD_LETTER or error is None:
             self.free()
             return decision
+        recorded, done = (
+            self._record(error),
+            may_be_done(error),
+        )  # as long as a success if the work may be done
         with suppress(DedupError):
-            try:
-                self._fail(error, self._record(error))
-            except (ResultError, ResultTooLargeError):
-                self._fail(error, error)
+            self.claim.say(
+                lambda claim: claim.settlement.record(
+                    recorded, succeeded=False, done=done, instead=lambda _: error
+                )
+            )
         return decision
-
-    def _fail(self, error: BaseException, recorded: Any) -> None:
-        """Record the failure of the last attempt, for good; as long as a success if the work may be done."""
-        done = may_be_done(error)
-        self.claim.say(
-            lambda claim: claim.settlement.fail_as_done(recorded) if done else claim.fail(recorded)
-        )
 
 
 class BlockingWay:

@@ -10,14 +10,8 @@ from ..admin.resolving import Check, answer_of, takeover_of
 from ..admin.takeover import Resolved
 from ..claim import Claim
 from ..codec import is_unstorable
-from ..errors import (
-    ClaimLostError,
-    DedupError,
-    InProgressError,
-    ResultError,
-    ResultTooLargeError,
-    UnavailableError,
-)
+from ..core.settlement import Settlement
+from ..errors import ClaimLostError, DedupError, InProgressError, UnavailableError
 from ..gateway import Dedup
 from ..kernel.operations import ForgetOp, ReadOp, Stored
 from ..ledger.client import Ledger
@@ -101,13 +95,13 @@ class GatedWay:
                 decision = rules.of_error(key, attempt, error)
             else:
                 delivery.done = done = rules.of_success(key, attempt, result)
-                await self._complete(claim, result)
+                await claim.settlement.record(result if rules.keep_result else None, instead=self._not_kept)
                 return done
         if (
             decision.action is Action.DEAD_LETTER
         ):  # before its failure is recorded: else a crash here would lose it
             await delivery.bury(decision)
-        await settle(claim, decision, rules.retry_delay)
+        await settle(claim.settlement, decision, rules.retry_delay)
         return decision
 
     async def _result_of(self, delivery: Delivery, claim: Claim) -> Any:
@@ -129,35 +123,23 @@ class GatedWay:
                 raise abandoned(answer)
         return await delivery.work()
 
-    async def _complete(self, claim: Claim, result: Any) -> None:
-        try:
-            await claim.complete(result if self._rules.keep_result else None)
-        except (ResultError, ResultTooLargeError) as error:
-            log.warning("consumer %r: a result is not kept: %s", self._rules.consumer, error)
-            await claim.settlement.record_unstorable()
+    def _not_kept(self, error: DedupError) -> None:
+        log.warning("consumer %r: a result is not kept: %s", self._rules.consumer, error)
 
 
-async def settle(claim: Claim, decision: Decision, delay: float) -> None:
+async def settle(settlement: Settlement, decision: Decision, delay: float) -> None:
     """Tell the gate of a message that was not done. Where that fails, its lease ends by itself at the latest.
 
     `delay`: seconds until the next attempt may begin.
     """
-    try:
+    if decision.reason is Reason.MISMATCH:  # the inbox's: the key is another message's, which did not fail
+        await settlement.free()
+    elif decision.action is not Action.DEAD_LETTER:
+        await settlement.free(after=delay)
+    else:
         with suppress(DedupError):
-            if (
-                decision.reason is Reason.MISMATCH
-            ):  # the inbox's: the key is another message's, which did not fail
-                await claim.settlement.free()
-                return
-            if decision.action is not Action.DEAD_LETTER:
-                await claim.settlement.free(after=delay)
-                return
-            if may_be_done(decision.error):
-                await claim.settlement.fail_as_done(decision.error)
-            else:
-                await claim.fail(decision.error)
-    finally:
-        claim.settlement.abandon()  # else leaving `async with` would record a success
+            await settlement.record(decision.error, succeeded=False, done=may_be_done(decision.error))
+        settlement.abandon()  # else leaving `async with` would record a success
 
 
 def _is_done(failed: Claim) -> bool:

@@ -13,15 +13,13 @@ from ..model import Outcome
 from ..sql.inbox import Inbox
 from ..sql.once import (
     ATTEMPTS,
+    MENDING,
     UNHEARD,
     Begin,
     CommitUnknown,
     OnceRules,
     Transactions,
     bypassed,
-    free,
-    mend,
-    to_its_end,
     wait_at,
 )
 from .decisions import Action, Decision, Reason
@@ -79,12 +77,12 @@ class InboxWay:
                 await delivery.bury(decision)
         except BaseException:
             if claim is not None:
-                await to_its_end(claim, free(claim))
+                await claim.settlement.free()
             raise
         if claim is not None and decision.action is Action.ACK:
-            await mend(claim, decision.result)
+            await claim.settlement.mirror(decision.result, within=MENDING)
         elif claim is not None:
-            await to_its_end(claim, settle(claim, decision, self._rules.retry_delay))
+            await settle(claim.settlement, decision, self._rules.retry_delay)
         return decision
 
     def _wire(self, key: str) -> bytes | None:

@@ -27,7 +27,6 @@ from ..core.gate import Gate
 from ..core.waiting import end_of, wait_by_looks
 from ..downstream import claimed_work
 from ..errors import (
-    ClaimLostError,
     ConfigError,
     DedupError,
     ForeignRecordError,
@@ -272,11 +271,11 @@ class Once:
             error = unknown.error
         except BaseException:
             if claim is not None:
-                await to_its_end(claim, free(claim))
+                await claim.settlement.free()
             raise
         else:
             if claim is not None:
-                await mend(claim, answer())
+                await claim.settlement.mirror(answer(), within=MENDING)
             return answer
         if claim is not None:
             claim.settlement.abandon()  # its lease ends, and the next delivery asks the inbox
@@ -396,33 +395,3 @@ async def wait_at(gate: Gate, call: ClaimCall, claim: Claim, ends: float, since:
         raise
     count_claim(gate, "claim", verdict, since)
     return claim_of(gate, call.op, verdict, renew=True)
-
-
-async def mend(claim: Claim, result: Any) -> None:
-    """Tell the gate what the transaction has committed, also where the caller is cancelled meanwhile.
-
-    Whatever fails here, the row answers.
-    """
-    try:
-        await claim.complete(result, within=MENDING)
-    except (ClaimLostError, UnavailableError):
-        claim.settlement.abandon()
-    except DedupError:  # it cannot be stored there, so the gate lets duplicates through to the row
-        await to_its_end(claim, free(claim))
-    except asyncio.CancelledError:
-        # Again, by itself: to complete a claim twice does no harm. A task for each would cost more than the claim.
-        claim.settlement.gate.connection.keep(mend(claim, result))
-        raise
-
-
-async def free(claim: Claim) -> None:
-    """Let the next delivery be the first, as soon as the store answers; at the latest as the lease ends."""
-    try:
-        await claim.settlement.free()
-    except DedupError:
-        claim.settlement.abandon()
-
-
-async def to_its_end(claim: Claim, settling: Coroutine[Any, Any, None]) -> None:
-    """Settle, also where the caller is cancelled meanwhile."""
-    await asyncio.shield(claim.settlement.gate.connection.keep(settling))

@@ -39,7 +39,7 @@ class Claim:
         # Mutable, within `with`: what ends the work that clients of HTTP ask for.
         self._work: Any = None
         # Mutable: records the outcome that the caller has told, until that has begun.
-        self._said: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._said: Callable[[], Coroutine[Any, Any, Any]] | None = None
 
     def __repr__(self) -> str:
         return repr(self._claim)
@@ -147,7 +147,7 @@ class Claim:
         self._said = lambda: self._claim.fail(error, ttl, within=within)
         self._say(within)
 
-    def say(self, outcome: Callable[[AsyncClaim], Coroutine[Any, Any, None]]) -> None:
+    def say(self, outcome: Callable[[AsyncClaim], Coroutine[Any, Any, Any]]) -> None:
         """Record the outcome that `outcome` tells `asynchronous`; blocks, and raises, as `complete`."""
         self._said = lambda: outcome(self._claim)
         self._say(None)
@@ -158,36 +158,7 @@ class Claim:
 
     def free(self) -> None:
         """Release, if no caller is there to try again: see `Settlement.free`."""
-        self._run(lambda: self._to_its_end(self._claim.settlement.free()), settles=True)
-
-    def settle_within(
-        self, seconds: float, settle: Callable[[AsyncClaim], Coroutine[Any, Any, None]]
-    ) -> bool:
-        """Settle, and block for at most `seconds`; after that, settling goes on in the background.
-
-        Args:
-            seconds: how long it blocks.
-            settle: called in the background thread with `asynchronous`; what it returns is awaited to its end.
-
-        Returns:
-            False where settling goes on.
-
-        Raises:
-            DedupError: what `settle` raises in that time.
-        """
-        settling: asyncio.Task[None] | None = None
-
-        async def bounded() -> bool:
-            nonlocal settling
-            if settling is None:
-                # It does not end with this call, which may be interrupted: the effect has happened.
-                settling = self._kept(settle(self._claim))
-            done, _ = await asyncio.wait((settling,), timeout=seconds)
-            for task in done:
-                task.result()
-            return bool(done)
-
-        return self._surely(bounded, seconds)
+        self._run(self._claim.settlement.free, settles=True)
 
     def settle_by(self, settle: Callable[[AsyncClaim], Awaitable[T]], seconds: float) -> T:
         """Return what `settle`, called in the background thread with `asynchronous`, returns within `seconds`.
@@ -261,7 +232,6 @@ class Claim:
             if left:
                 return
             left = True
-            self._claim.settlement.guard(None)
             if (said := self._said) is not None:  # interrupted before it could begin
                 self._said = None
                 self._kept(self._told(said))
@@ -309,9 +279,6 @@ class Claim:
     def _kept(self, settling: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run it in the background thread, where this is called, to its end."""
         return self._background.dedup.gate.connection.keep(settling)
-
-    async def _to_its_end(self, settling: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.shield(self._kept(settling))
 
     def _run(
         self, make: Callable[[], Awaitable[T]], seconds: float | None = None, *, settles: bool = False

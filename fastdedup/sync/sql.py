@@ -5,6 +5,7 @@ It runs in the caller's own thread and transaction; only a gate has a background
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -12,7 +13,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..checks import Seconds, not_a_gate
-from ..claim import Claim as AsyncClaim
+from ..core.settlement import Settlement
 from ..downstream import claimed_work
 from ..errors import (
     ConfigError,
@@ -38,9 +39,7 @@ from ..sql.once import (
     bypassed,
     claim_at,
     count_wait,
-    free,
     is_committed_perhaps,
-    mend,
 )
 from ..sql.purge import Ticker
 from ..sql.receipt import AnyReceipt
@@ -250,14 +249,15 @@ class Once:
         except CommitUnknown as unknown:
             error = unknown.error
         except BaseException:
-            _settle(claim, free)
+            _settle(claim, lambda held: held.free())
             raise
         else:
             if claim is not None:
                 result = answer()
-                _settle(claim, lambda inner: mend(inner, result))
+                _settle(claim, lambda held: held.mirror(result, within=MENDING))
             return answer
-        _settle(claim, _let_be)
+        if claim is not None:
+            claim.tell(lambda held: held.settlement.abandon())
         try:
             raise error
         finally:
@@ -321,15 +321,12 @@ def _count_wait(rules: OnceRules, seconds: float, answered: bool) -> None:
         background.tell(lambda: count_wait(dedup, seconds, answered))
 
 
-def _settle(claim: Claim | None, settle: Callable[[AsyncClaim], Coroutine[Any, Any, None]]) -> None:
+def _settle(claim: Claim | None, settle: Callable[[Settlement], Coroutine[Any, Any, Any]]) -> None:
     """Tell the gate, for `MENDING` seconds at most: what is left then goes on in the background."""
     if claim is not None:
-        with suppress(DedupError):  # the background thread has ended: the lease ends by itself
-            claim.settle_within(MENDING, settle)
-
-
-async def _let_be(claim: AsyncClaim) -> None:
-    claim.settlement.abandon()
+        # The background thread may have ended: then the lease ends by itself.
+        with suppress(DedupError, TimeoutError):
+            claim.say(lambda held: asyncio.wait_for(settle(held.settlement), MENDING))
 
 
 def sync_driver(transaction: Any) -> Driver:

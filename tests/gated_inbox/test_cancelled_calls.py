@@ -162,7 +162,7 @@ async def test_while_no_try_to_tell_the_gate_has_reached_it(wait_until: Waiter) 
     gate = fake_dedup(store)
     claim = await gate.claim("k")
     with store.outage("refused"):
-        task = asyncio.create_task(once_module.mend(claim, "done"))
+        task = asyncio.create_task(claim.settlement.mirror("done", within=once_module.MENDING))
         await wait_until(lambda: gate.breaker != "closed", description="it was refused")
         await cancelled(task)
     await wait_until(lambda: is_told(gate), description="the gate knows")

@@ -16,7 +16,7 @@ CLAIMS = {
     "fastdedup/core/settlement.py": [
         Mutant(
             "A completion is not recorded if its caller is cancelled.",
-            "self.recording = self.gate.connection.keep(self._record_alone(how, op, until))",
+            "self._go_on(_LOSS, lambda: self._finish(how, op, until, traces=False, alone=True))",
             "pass",
             "claim_and_complete",
         ),

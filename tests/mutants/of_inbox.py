@@ -5,6 +5,13 @@ from __future__ import annotations
 from .mutant import Mutant
 
 INBOX = {
+    "fastdedup/core/settlement.py": [
+        Mutant(
+            "A delivery that has lost its claim fails, although its work is committed.",
+            "        except (ClaimLostError, UnavailableError):\n            self.abandon()\n            return\n",
+            "        except (ClaimLostError, UnavailableError):\n            raise\n",
+        ),
+    ],
     "fastdedup/sql/rules.py": [
         Mutant(
             "A message whose row is committed is told as the first.",
@@ -37,18 +44,18 @@ INBOX = {
             "The gate is told that the work is done before it is committed.",
             "            answer = await self._transactions.answer(key, wire)\n",
             "            if claim is not None:\n"
-            "                await mend(claim, None)\n"
+            "                await claim.settlement.mirror(None, within=MENDING)\n"
             "            answer = await self._transactions.answer(key, wire)\n",
         ),
         Mutant(
             "The gate is not told that the work is committed.",
-            "                await mend(claim, answer())\n",
+            "                await claim.settlement.mirror(answer(), within=MENDING)\n",
             "                pass\n",
         ),
         Mutant(
             "The gate is told that nothing was done, although the work is committed.",
-            "                await mend(claim, answer())\n",
-            "                await free(claim)\n",
+            "                await claim.settlement.mirror(answer(), within=MENDING)\n",
+            "                await claim.settlement.free()\n",
         ),
         Mutant(
             "The row is committed before the work begins.",
@@ -63,11 +70,6 @@ INBOX = {
             "            if False:\n                claim.replay()  # may raise",
         ),
         Mutant(
-            "A delivery that has lost its claim fails, although its work is committed.",
-            "    except (ClaimLostError, UnavailableError):\n        claim.settlement.abandon()",
-            "    except (ClaimLostError, UnavailableError):\n        raise",
-        ),
-        Mutant(
             "The claim is given back while the transaction may still be committed.",
             "            claim = await claim_at(dedup, name, ends, self._mark)\n",
             "            claim = await claim_at(dedup, name, ends, self._mark)\n"
@@ -77,13 +79,13 @@ INBOX = {
     "fastdedup/sync/sql.py": [
         Mutant(
             "Synchronous code does not tell the gate that the work is committed.",
-            "                _settle(claim, lambda inner: mend(inner, result))\n",
+            "                _settle(claim, lambda held: held.mirror(result, within=MENDING))\n",
             "                pass\n",
         ),
         Mutant(
             "Synchronous code tells the gate that the work is done before it is committed.",
             "            answer = self._transact(key, wire)\n",
-            "            _settle(claim, lambda inner: mend(inner, None))\n"
+            "            _settle(claim, lambda held: held.mirror(None, within=MENDING))\n"
             "            answer = self._transact(key, wire)\n",
         ),
     ],

@@ -11,8 +11,9 @@ import pytest
 from faststream.rabbit import RabbitBroker, TestRabbitBroker
 from redis.asyncio import Redis
 
-from fastdedup import Dedup
+from fastdedup import Dedup, FailedError, InProgressError
 from fastdedup.sql import Inbox
+from fastdedup.testing import Clock, FakeStore, fake_dedup
 
 from ..sql_pages.pages import DOCS, Page
 
@@ -59,6 +60,33 @@ async def test_the_page_of_faststream_runs() -> None:
     names["broker"] = RabbitBroker("amqp://guest:guest@localhost/")
     names_of(with_inbox, "faststream.md", **names)
     assert names["broker"].subscribers
+
+
+@pytest.mark.parametrize("result", ["done", object()], ids=["stored", "that cannot be stored"])
+async def test_the_page_of_integrations_runs(result: Any) -> None:
+    """A job that fails may be run again after a while; one that is done is not, whatever it has returned."""
+    (block,) = Page("integrations.md").all_blocks("python")
+    run_once = names_of(block, "integrations.md")["run_once"]
+    clock, outcomes = Clock(), iter([LookupError("first"), result])
+
+    async def work() -> Any:
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    dedup = fake_dedup(FakeStore(clock=clock))
+    with pytest.raises(LookupError):
+        await run_once(dedup, "42", work)
+    with pytest.raises(InProgressError):
+        await run_once(dedup, "42", work)
+    clock.advance(dedup.settings.lease / 10 + 0.1)
+    assert await run_once(dedup, "42", work) is result
+    if result == "done":
+        assert await run_once(dedup, "42", work) == "done"
+    else:
+        with pytest.raises(FailedError):
+            await run_once(dedup, "42", work)
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, UnavailableError
+from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, DedupError, UnavailableError
 from fastdedup.core.held_claim import Life
 from fastdedup.testing import FakeStore, fake_dedup
 
@@ -95,6 +97,114 @@ async def test_a_key_is_not_freed_after_what_is_no_time(dedup: Dedup, after: Any
     with pytest.raises(ConfigError, match="after must be"):
         await claim.settlement.free(after=after)
     assert not (await dedup.claim("key")).acquired
+
+
+async def test_what_cannot_be_stored_is_recorded_as_such(dedup: Dedup) -> None:
+    """`instead` is asked for what may be stored in its place; without an answer, a failure says that it cannot be."""
+    errors: list[str] = []
+    smaller = iter([{"kept": "a part"}, None])
+
+    def instead(error: DedupError) -> Any:
+        errors.append(type(error).__name__)
+        return next(smaller)
+
+    for key in ("part", "nothing"):
+        assert await (await dedup.claim(key)).settlement.record(object(), instead=instead)
+    part, nothing = await dedup.claim("part"), await dedup.claim("nothing")
+    assert errors == ["ResultError"] * 2
+    assert (part.outcome, part.result) == ("succeeded", {"kept": "a part"})
+    assert (nothing.outcome, nothing.error["type"]) == ("failed", "ResultError")
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_a_failure_is_remembered_as_long_as_a_success_if_the_work_is_done(
+    dedup: Dedup, done: bool
+) -> None:
+    await (await dedup.claim("key")).settlement.record("no", succeeded=False, done=done)
+    record = await dedup.get("key")
+    settings = dedup.settings
+    assert record is not None
+    assert record.ttl == (settings.ttl if done else settings.failure_ttl)
+
+
+@pytest.mark.parametrize("how", ["its time is over", "its caller is cancelled"])
+async def test_recording_goes_on_alone(
+    dedup: Dedup, store: FakeStore, how: str, wait_until: Callable[..., Any]
+) -> None:
+    claim = await dedup.claim("key")
+    line = ("results of a test", "%s: %s")
+    with store.outage("refused"):
+        if how == "its time is over":
+            assert not await claim.settlement.record(1, within=0.01, alone=line)
+        else:
+            recording = asyncio.create_task(claim.settlement.record(1, alone=line))
+            await asyncio.sleep(0)
+            recording.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await recording
+        assert claim.settlement.state is Life.RECORDING
+    await wait_until(lambda: claim.settlement.state is Life.SETTLED, description="it is recorded")
+    assert (await dedup.claim("key")).result == 1
+
+
+async def test_what_goes_on_alone_in_vain_is_logged(
+    dedup: Dedup, wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[object, ...]] = []
+    claim, store = await dedup.claim("key", lease=0.05), dedup.gate.connection.store
+    monkeypatch.setattr(type(claim.settlement), "warn", lambda _, *line: told.append(line))
+    with store.outage("refused"):  # type: ignore[attr-defined]
+        assert not await claim.settlement.record(1, within=0.0, alone=("results of a test", "%s: %s"))
+        await wait_until(lambda: told, description="it is logged")
+    ((kind, text, error),) = told
+    assert (kind, text, type(error)) == ("results of a test", "%s: %s", UnavailableError)
+
+
+@pytest.mark.parametrize("fault", ["no answer", "another owner", "that cannot be stored"])
+async def test_a_result_that_is_kept_elsewhere_brings_no_error(
+    dedup: Dedup, store: FakeStore, fault: str
+) -> None:
+    """It is left to its lease; what cannot be stored frees the key, so that the other place answers."""
+    claim = await dedup.claim("key")
+    if fault == "another owner":
+        await dedup.forget("key")
+        assert (await dedup.claim("key")).acquired
+    with store.outage("refused") if fault == "no answer" else nullcontext():
+        await claim.settlement.mirror(object() if fault == "that cannot be stored" else 1, within=0.0)
+    freed = fault == "that cannot be stored"
+    assert (await dedup.claim("key")).acquired is freed
+    assert (
+        claim.settlement.state
+        is {
+            "no answer": Life.ABANDONED,
+            "another owner": Life.LOST,
+            "that cannot be stored": Life.SETTLED,
+        }[fault]
+    )
+
+
+async def test_freeing_says_what_failed(dedup: Dedup) -> None:
+    claim = await dedup.claim("key")
+    await dedup.forget("key")
+    assert isinstance(await claim.settlement.free(), ClaimLostError)
+
+
+async def test_a_key_is_free_in_time_although_its_caller_is_cancelled(
+    dedup: Dedup, store: FakeStore, wait_until: Callable[..., Any]
+) -> None:
+    claim = await dedup.claim("key", lease=600.0)
+    with store.outage("frozen"):
+        freeing = asyncio.create_task(claim.settlement.free(after=0.05))
+        await asyncio.sleep(0)
+        freeing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await freeing
+
+    async def is_free() -> bool:
+        return (await dedup.claim("key")).acquired
+
+    await wait_until(is_free, description="the key is free")
+    await dedup.aclose()
 
 
 @pytest.mark.parametrize("name", ["complete", "fail", "release", "renew"])
