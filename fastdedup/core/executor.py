@@ -210,7 +210,7 @@ class Executor:
             if pause <= 0:
                 break
             await asyncio.sleep(min(pause, self.connection.timeout / 2))
-            again = op.look(op.terms)
+            again = op.copy()
             verdict = await look(again)
             if verdict.outcome == "acquired":
                 self.connection.undo.keep(again)  # an earlier look may be watched

@@ -167,7 +167,7 @@ async def _pause(connection: Connection, part: bytes, pause: float, left: float)
 
 async def claim_once(gate: Gate, call: ClaimOp, terms: Terms) -> Verdict:
     """Look once how the key stands, on behalf of `call`."""
-    op = call.look(terms)
+    op = call.copy(terms)
     call.at = asyncio.get_running_loop().time()
     try:
         verdict: Verdict | None = await gate.claim(op)
@@ -175,7 +175,7 @@ async def claim_once(gate: Gate, call: ClaimOp, terms: Terms) -> Verdict:
         verdict = None
     if verdict is None:
         await cast(RememberedClaimOp, call).find_again(Code.STALE, moves=True)
-        op = call.look(terms)
+        op = call.copy(terms)
         verdict = await gate.claim(op)
     if terms.redeems and verdict.outcome is Outcome.SUCCEEDED:
         verdict = await gate.until_use_stays(op, verdict)

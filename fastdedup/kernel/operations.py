@@ -196,9 +196,9 @@ class ClaimOp(Op):
         self.owner = owner
         self.tail = owner if self.fingerprint is None else with_fingerprint(owner, self.fingerprint)
 
-    def look(self, terms: Terms) -> ClaimOp:
-        """Return an operation that asks for the same key on behalf of the same owner."""
-        op = ClaimOp(self.wire, terms, self.owner, self.fingerprint)
+    def copy(self, terms: Terms | None = None) -> ClaimOp:
+        """Return an operation that asks for the same key for the same owner, in the same terms by default."""
+        op = ClaimOp(self.wire, self.terms if terms is None else terms, self.owner, self.fingerprint)
         op.named = self.named
         if hasattr(self, "key"):
             op.key = self.key

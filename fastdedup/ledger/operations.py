@@ -204,6 +204,13 @@ class RememberedClaimOp(ClaimOp):
         self.bucket, self.digest, self.ledger_terms = place
         self.ledger: FindsIds | None = None
 
+    @classmethod
+    def of(cls, claim: ClaimOp, wire: bytes, terms: Terms, place: IdPlace) -> RememberedClaimOp:
+        """Return an operation that asks for the key of another claim, on behalf of the same owner."""
+        op = cls(wire, terms, claim.owner, claim.fingerprint, place)
+        op.key, op.named = claim.key, claim.named
+        return op
+
     @property
     def place(self) -> IdPlace:
         """Where the id's entry lies."""
@@ -240,12 +247,9 @@ class RememberedClaimOp(ClaimOp):
         self.bucket, self.digest, self.ledger_terms = bucket, digest, terms
         return moved
 
-    def look(self, terms: Terms) -> RememberedClaimOp:
-        """Return as `ClaimOp.look`."""
-        op = RememberedClaimOp(self.wire, terms, self.owner, self.fingerprint, self.place)
-        op.named = self.named
-        op.key = self.key
-        return op
+    def copy(self, terms: Terms | None = None) -> RememberedClaimOp:
+        """Return as `ClaimOp.copy`."""
+        return RememberedClaimOp.of(self, self.wire, self.terms if terms is None else terms, self.place)
 
 
 class RememberedSettleOp(SettleOp):
@@ -287,7 +291,7 @@ class RememberedSettleOp(SettleOp):
 def without_ledger(op: RememberedClaimOp | RememberedSettleOp) -> ClaimOp | SettleOp:
     """Return an operation that does to the record alone what this one does to it."""
     if isinstance(op, RememberedClaimOp):
-        return ClaimOp(op.wire, op.terms, op.owner, op.fingerprint)
+        return ClaimOp.copy(op)
     return SettleOp(op.wire, op.owner, op.fence, succeeded=True, keep_ms=op.keep_ms, payload=op.payload)
 
 

@@ -73,8 +73,8 @@ class RememberedClaim:
             error.owner = owner_text(plain.owner)
             raise
         wire = record_wire(place[0], plain.wire, self._gate.settings.namespace)
-        op = RememberedClaimOp(wire, plain.terms, plain.owner, plain.fingerprint, place)
-        op.key, op.named, op.ledger = plain.key, plain.named, self._ledger
+        op = RememberedClaimOp.of(plain, wire, plain.terms, place)
+        op.ledger = self._ledger
         return op
 
 

@@ -222,8 +222,7 @@ def _answer_at_length(
 
 
 def _ask_again(place: Claiming, connection: RespConnection, dedup: Dedup, op: ClaimOp) -> None:
-    again = ClaimOp(op.wire, op.terms, op.owner, op.fingerprint)
-    Repeated(place, connection, dedup, again).begin()
+    Repeated(place, connection, dedup, op.copy()).begin()
 
 
 # Replies
