@@ -8,7 +8,7 @@ need is in its file.
 To add a contestant: write an async context manager that yields `Ops`, and add it to a table of contestants.
 """
 
-from fastdedup.cli.bench import GC_THRESHOLDS, LEASE_MS, ClaimedTwiceError, collector, fresh_keys, reason
+from fastdedup.cli.bench import GC_THRESHOLDS, LEASE_MS, ClaimedTwiceError, Row, collector, fresh_keys, reason
 
 from .contestants import (
     BASELINE,
@@ -25,7 +25,6 @@ from .model import (
     Contestant,
     Ops,
     Plan,
-    Row,
     Scenario,
     Setting,
     Spent,

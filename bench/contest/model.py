@@ -7,6 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastdedup.cli.bench import Row
+
 Numbered = Iterator[tuple[int, str]]
 Verb = Callable[[str], Any]  # takes a key, returns an awaitable
 Won = Callable[[Any], bool]
@@ -88,16 +90,6 @@ class Scenario:
         A single caller mostly waits, so for it one turn does both.
         """
         return ((True,) if self.callers == 1 else (False, True)) if self.latency else (False,)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A contestant's figures: ``rate`` per second, ``cpu_us`` per operation, ``p50_ms``, ``p99_ms``."""
-
-    contestant: str
-    figures: Mapping[str, float] = field(default_factory=dict)
-    ratios: Mapping[str, float] = field(default_factory=dict)  # by the baseline's name
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from statistics import median
 
 from redis import RedisError
 
-from fastdedup.cli.bench import collector, fresh_keys, reason
+from fastdedup.cli.bench import Row, collector, fresh_keys, reason
 
-from .model import Contestant, Ops, Plan, Row, Scenario, Setting, Spent, Table, Turn
+from .model import Contestant, Ops, Plan, Scenario, Setting, Spent, Table, Turn
 from .turn import drive
 
 PROBE = 0.2  # the length of a warm-up, as a share of a turn

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from fastdedup.cli.bench import ClaimedTwiceError
+from fastdedup.cli.bench import caller_of
 
-from .model import Numbered, Ops, Spent, Turn, Verb, WrongReplayError
+from .model import Numbered, Ops, Right, Spent, Turn, Verb, WrongReplayError
 
 TURN_LIMIT = 60.0  # seconds; a turn is meant to take about one second
 
@@ -21,7 +21,13 @@ async def drive(
     if ops.drive:
         seconds = await ops.drive(verb, keys, spent)
     elif op := getattr(ops, verb):
-        caller = _caller(ops, verb, op, enumerate(keys), spent)
+        won = ops.won if verb == "claim" else bool
+        replays = verb == "replay" and spent is None
+        caller = (
+            _replaying(ops.right, op, enumerate(keys))
+            if replays
+            else caller_of(op, won, enumerate(keys), spent)
+        )
         async with asyncio.timeout(TURN_LIMIT), asyncio.TaskGroup() as group:
             for _ in range(callers):
                 group.create_task(caller())
@@ -32,29 +38,10 @@ async def drive(
     return Turn(len(keys), time.perf_counter() - began, time.process_time() - cpu)
 
 
-def _caller(
-    ops: Ops, verb: str, op: Verb, source: Numbered, spent: "Spent[int] | None"
-) -> Callable[[], Coroutine[Any, Any, None]]:
-    """Return the loop that each caller runs: one of three, so that a loop does only the necessary between claims."""
-    won, right, now = ops.won if verb == "claim" else bool, ops.right, time.perf_counter_ns
-
-    async def plain() -> None:
-        for _, key in source:
-            if not won(await op(key)):
-                raise ClaimedTwiceError(key)
-
+def _replaying(right: Right, op: Verb, source: Numbered) -> Callable[[], Coroutine[Any, Any, None]]:
     async def replaying() -> None:
         for _, key in source:
             if not right(key, await op(key)):
                 raise WrongReplayError(key)
 
-    async def timed() -> None:
-        assert spent is not None
-        for i, key in source:
-            began = now()
-            answer = await op(key)
-            spent[i] = now() - began
-            if not won(answer):
-                raise ClaimedTwiceError(key)
-
-    return timed if spent is not None else replaying if verb == "replay" else plain
+    return replaying

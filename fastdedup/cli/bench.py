@@ -220,7 +220,7 @@ class _Player:
         spent = array("q", bytes(8 * self.count)) if timed else None
         with collector(tuned=True):
             cpu, began = time.process_time(), time.perf_counter()
-            caller = _caller(self.contestant, enumerate(keys), spent)
+            caller = caller_of(*self.contestant[:2], enumerate(keys), spent)
             async with asyncio.timeout(_TURN_LIMIT), asyncio.TaskGroup() as group:
                 for _ in range(self.scenario.callers):
                     group.create_task(caller())
@@ -231,11 +231,14 @@ class _Player:
         return {f"p{share}_ms": ordered[share * self.count // 100] / 1e6 for share in (50, 99)}
 
 
-def _caller(
-    contestant: Contestant, source: Iterator[tuple[int, str]], spent: array[int] | None
+def caller_of(
+    ask: Callable[[str], Any],
+    won: Callable[[Any], bool],
+    source: Iterator[tuple[int, str]],
+    spent: array[int] | None,
 ) -> Callable[[], Coroutine[Any, Any, None]]:
     """Return the loop that each caller runs: one of two, so that it does only what is necessary between claims."""
-    ask, won, now = contestant.ask, contestant.won, time.perf_counter_ns
+    now = time.perf_counter_ns
 
     async def plain() -> None:
         for _, key in source:
