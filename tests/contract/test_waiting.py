@@ -104,7 +104,7 @@ async def test_a_cancelled_waiter_leaves_nothing(backend: Backend, wait_until: W
 
 async def test_renewal_keeps_the_claim_until_settled(backend: Backend, wait_until: WaitUntil) -> None:
     async with backend.make() as dedup:
-        async with dedup.claim("key", lease=0.3, renew=True) as claim:
+        async with dedup.claim("key", lease=0.9, renew=True) as claim:
             first = await dedup.get("key")
             assert first is not None
 
