@@ -43,7 +43,7 @@ def until(predicate: Callable[[], Any], description: str) -> Any:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses; 10000 above each there is one for a Cluster's bus.
+    """Ports that are not used; 10000 above each there is one for a Cluster's bus.
 
     No bus has the port of another group's server, nor one that the system gives to clients.
     """

@@ -33,7 +33,7 @@ def deliver(run: MessageRun, broker: str) -> None:
     """Publish, and let consumers work the queue off.
 
     Raises:
-        RuntimeError: a consumer ended that nobody has killed.
+        RuntimeError: a consumer ended that was not killed.
     """
     anyio.run(_deliver, run, broker)
 
@@ -96,7 +96,7 @@ class ConsumerProcesses:
         """Start consumers, until enough of them work.
 
         Raises:
-            RuntimeError: one has ended that nobody has killed.
+            RuntimeError: one has ended that was not killed.
         """
         for process in self.working:
             if process.poll() is not None:

@@ -31,7 +31,7 @@ for _ in $(seq 100); do rm -rf "$2" && break; sleep 0.1; done
 
 
 def find_rabbitmq(named: str | None = None) -> Path | None:
-    """Return RabbitMQ's script rabbitmq-server: the one that is named, else the PATH's; None where there is none.
+    """Return RabbitMQ's script rabbitmq-server: the one that is named, else the PATH's; None if there is none.
 
     Debian puts a wrapper on the PATH that runs RabbitMQ as another user: the script itself stands where it points to.
     """
@@ -54,7 +54,7 @@ class RabbitNode:
         self.program = program
         self.folder = Path(tempfile.mkdtemp(prefix="fastdedup-messages-"))
         self.port, *self._ports = free_ports(3)
-        # Mutable: the node, and who ends it where this process cannot.
+        # Mutable: the node, and who ends it if this process cannot.
         self._node: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -203,7 +203,7 @@ def greets(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return loopback ports that nobody listens on."""
+    """Return loopback ports that are not used."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
         return [each.getsockname()[1] for each in sockets]

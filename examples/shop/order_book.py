@@ -5,7 +5,7 @@ No operation takes longer than a file write, so the event loop calls them direct
 
 Stock is set aside once for each basket, which is one form, or one key of a buyer. Then the order is entered, as often
 as `sell` is called: like many shops, the book leaves it to others to call it once. So the same basket sold twice is
-a unit sold that nobody took from the shelf.
+a unit sold that was not taken from the shelf.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class OrderBook:
         self._db.close()
 
     def _set_aside(self, basket: str, quantity: int) -> bool:
-        """Lower the stock, unless that is done for this basket; return False where the stock is too low."""
+        """Lower the stock, unless that is done for this basket; return False if the stock is too low."""
         if self._db.execute("SELECT 1 FROM baskets WHERE id = ?", (basket,)).fetchone():
             return True
         taken = self._db.execute(

@@ -138,7 +138,7 @@ class Demo:
         await self._unless_ended(anyio.sleep_forever)
 
     async def _unless_ended(self, wanted: Callable[[], Awaitable[Any]]) -> bool:
-        """Wait for `wanted`; return False where the demo ends before.
+        """Wait for `wanted`; return False if the demo ends before.
 
         Raises:
             UnavailableError: a worker has ended by itself.

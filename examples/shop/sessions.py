@@ -38,7 +38,7 @@ def sealed(session: Session, secret: str) -> str:
 
 
 def opened(value: str, secret: str) -> Session | None:
-    """Return the session of a cookie's value; None where the signature is not valid."""
+    """Return the session of a cookie's value; None if the signature is not valid."""
     body, _, signature = value.partition(".")
     if not hmac.compare_digest(_signature(body, secret).encode(), signature.encode()):
         return None

@@ -67,7 +67,7 @@ class Common:
         )
         self.decorated = DecoratedFunctions()
         self.incidents: Incidents | None = Incidents(name)
-        """Writes the log lines; None where whoever made the gate logs its events, as the sidecar does."""
+        """Writes the log lines; None if the maker of the gate logs its events itself, as the sidecar does."""
         self.on_event: list[OnEvent] = [] if on_event is None else [on_event]
         """Called with each event, before what counts: the user's callback."""
         self.on_batch: OnBatch | None = None
@@ -75,14 +75,14 @@ class Common:
         self.observers = Observers()
         """Who counts and who traces."""
         self.may_count_later = False
-        """True where the gate may be counted while it is open, as in a test."""
+        """True if the gate may be counted while it is open, as in a test."""
         # Mutable: the first namespaces with a ledger.
         self._with_ledgers: set[str] = set()
 
     # Who hears of what happens
 
     def unheard(self) -> Common:
-        """Return the same settings, with nobody who hears of what happens."""
+        """Return the same settings, without a log, callbacks and counters."""
         other = copy(self)
         other.incidents, other.on_event, other.on_batch, other.observers = None, [], None, Observers()
         return other
@@ -107,12 +107,12 @@ class Common:
                 self.count_anew()  # who has watched it in the test asks for figures again
 
     def tell(self, kind: str, text: str, *args: object) -> None:
-        """Log a line about a single key, where this gate logs by itself: five a minute of a kind, then a count."""
+        """Log a line about a single key, if this gate logs by itself: five a minute of a kind, then a count."""
         if self.incidents is not None:
             self.incidents.tell(kind, text, *args)
 
     def may_tell(self, kind: str, lines: int = AT_ONCE) -> bool:
-        """True where a line of this kind may be logged now; the others are counted."""
+        """True if a line of this kind may be logged now; the others are counted."""
         return self.incidents is None or self.incidents.may_tell(kind, lines)
 
     def report(self, event: Event) -> None:
@@ -129,12 +129,12 @@ class Common:
 
     @property
     def batch_hearer(self) -> OnBatch | None:
-        """What an engine calls with the size of each batch; None where nobody wants to know."""
+        """What an engine calls with the size of each batch; None if nothing counts or listens."""
         return None if self.on_batch is None and self.call_hearer is None else self._batch_began
 
     @property
     def call_hearer(self) -> OnStoreCall | None:
-        """What an engine calls with the verb and the seconds of each batch; None where nobody wants to know."""
+        """What an engine calls with the verb and the seconds of each batch; None if nothing counts."""
         return self._store_called if self.may_count_later or self.observers.facts is not None else None
 
     def _batch_began(self, size: int) -> None:

@@ -66,7 +66,7 @@ class Connection:
     Args:
         common: what it has in common with the other connections of its gate.
         stores: gives it its store.
-        wakeups: those who wait for keys, where the former connection had the same store and told it of them.
+        wakeups: those who wait for keys, if the former connection had the same store and told it of them.
         on_engine: called with the engine once it may be used, and with None once it may not.
         ends_with_loop: close it when its event loop ends, if it is still open.
     """
@@ -139,7 +139,7 @@ class Connection:
 
     @property
     def is_loop_gone(self) -> bool:
-        """True where the event loop that opened it is closed, or runs in the process that has forked this one."""
+        """True if the event loop that opened it is closed, or runs in the process that has forked this one."""
         engine = self._last_engine
         return engine is not None and (self._forked or engine.loop.is_closed())
 
@@ -195,7 +195,7 @@ class Connection:
 
     async def leave(self) -> None:
         """Another connection goes on: close what the end of the loop has left open, and do nothing afterwards."""
-        await self._close_own_store()  # it is closed already, but where its loop ended without a word
+        await self._close_own_store()  # it is open still if its loop ended without a word
         await self._afterwards.replaced()
 
     async def _close_own_store(self) -> None:
@@ -222,7 +222,7 @@ class Connection:
         try:
             await asyncio.shield(closing)
         finally:
-            if closing.done():  # also where it has failed: the next call tries again
+            if closing.done():  # also if it has failed: the next call tries again
                 self._closing = None
 
     async def _close(self) -> None:
@@ -254,14 +254,14 @@ class Connection:
         await self._afterwards.wait(LONGEST_PAUSE)
 
     async def _end_with_loop(self) -> None:
-        """The event loop ends, and nobody has closed this: close the connections while they can be.
+        """The event loop ends, and this is not closed: close the connections while they can be.
 
         The next loop's connection goes on. What `memory://` holds, what is to be taken back and the journals stay.
         """
         if self._closing is not None and not self._closing.cancelled():
             return
         self.has_loop_ended = True
-        with contextlib.suppress(Exception):  # nobody is there to be told
+        with contextlib.suppress(Exception):  # no caller is there to be told
             await self._finish_work()
             await self._stop()
         self.renewals.close()
@@ -293,7 +293,7 @@ class Connection:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop in which it is open; None where it is not."""
+        """The event loop in which it is open; None if it is not."""
         return None if self.engine is None else self.engine.loop
 
     @property
@@ -308,7 +308,7 @@ class Connection:
 
     @property
     def store_time_us(self) -> int:
-        """The store's time, in microseconds since 1970; 0 where it has told none."""
+        """The store's time, in microseconds since 1970; 0 if it has told none."""
         return 0 if self._clocked is None else self._clocked.time_us
 
     def part_of(self, wire: bytes) -> bytes:

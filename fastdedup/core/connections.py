@@ -27,7 +27,7 @@ class Connections:
     def __init__(self, common: Common, stores: StoreSource) -> None:
         self.common = common
         self.stores = stores
-        # The same for all, as a store that they share tells the first one of freed keys.
+        # The same for all, because a store that they share tells the first one of freed keys.
         self._wakeups = Wakeups(common)
         # Mutable: the one that is open, or was last.
         self._present = self.make()
@@ -66,7 +66,7 @@ class Connections:
         return self.engine is None if self.stand_in is None else self.stand_in.may_be_counted
 
     async def open(self) -> None:
-        """Open a connection in the running event loop; again after closing, or where the former loop has ended.
+        """Open a connection in the running event loop; again after closing, or if the former loop has ended.
 
         Raises:
             UsageError: it is open already, in a loop that still runs, or it is being closed.

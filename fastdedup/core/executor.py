@@ -146,19 +146,19 @@ class Executor:
 
     @property
     def now(self) -> float:
-        """The time by perf_counter(), where somebody counts."""
+        """The time by perf_counter(), if anything counts."""
         return 0.0 if self.observers.counters is None else perf_counter()
 
     def counted(
         self, op: Op, answer: Reply | BaseException, since: float, *, is_tried_again: bool = False
     ) -> Reply:
-        """As `verdict`, and count it where somebody wants to know.
+        """As `verdict`, and count it if anything counts.
 
         Args:
             op: the operation.
             answer: what came back.
             since: `now` when the operation began.
-            is_tried_again: where it is refused its caller asks again, and calls `refused` when it gives up.
+            is_tried_again: if it is refused its caller asks again, and calls `refused` when it gives up.
         """
         counters = self.observers.counters
         if counters is None:
@@ -269,7 +269,7 @@ class Executor:
             await undo.until_asked(sent, self.connection.timeout)
 
     def _holds(self, op: Op) -> bool:
-        """True where the policy keeps what an operation is about: a key, or one id of a ledger's bucket."""
+        """True if the policy keeps what an operation is about: a key, or one id of a ledger's bucket."""
         if self._ids is not None:
             if isinstance(op, FirstOp | SeenOp | ForgetIdOp):
                 return self._ids.holds_id(op)
@@ -285,7 +285,7 @@ class Executor:
             op.let_witness(self._heard)
 
     def _heard(self, op: Op, reply: Reply) -> Reply:
-        """Tell the policy what the store has answered; where it took the key meanwhile, its own answer stands.
+        """Tell the policy what the store has answered; if it took the key meanwhile, its own answer stands.
 
         That holds for a claim or a transition that somebody still waits for. To settle, free or renew a claim twice
         is answered as the first time.
@@ -352,7 +352,7 @@ class Executor:
         return reply
 
     def answer(self, op: Op, answer: Reply | BaseException) -> Reply:
-        """Return the store's reply, or the policy's where the store gave none: `verdict` before it is judged.
+        """Return the store's reply, or the policy's if the store gave none: `verdict` before it is judged.
 
         For the sidecar, whose client judges it there. Raises as `verdict`, but for what that makes of a reply.
         """
@@ -403,7 +403,7 @@ class Executor:
             return
         if acquired is not None and acquired.fresh and isinstance(op, ClaimOp):
             if op.terms.consumes:
-                # Not where the caller named the owner, who can ask again.
+                # Not if the caller named the owner, who can ask again.
                 self.connection.undo.add(op, acquired.fence)
             else:
                 self.release_later(op.wire, op.owner)

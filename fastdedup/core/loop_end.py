@@ -16,7 +16,7 @@ LoopEnd = AsyncGenerator[None, None]
 def at_loop_end(on_end: Callable[[], Awaitable[None]]) -> LoopEnd:
     """Await a function when the running event loop ends. It must not raise.
 
-    Keep what this returns: where nobody refers to it any more while the loop runs, the function is awaited then. Its
+    Keep what this returns: if nothing refers to it any more while the loop runs, the function is awaited then. Its
     `aclose()` awaits the function as well, which has to see for itself that nothing is to be done.
     """
     waits = _until_the_end(on_end)

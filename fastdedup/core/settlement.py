@@ -33,7 +33,7 @@ _FIRST_PAUSE: Final = 0.02
 _SHORTEST_LEASE: Final = 0.001
 """Seconds: stores count milliseconds."""
 Loss = tuple[str, str]
-"""What is logged if nobody is there to hear an error: the kind of line, and its text for the key and the error."""
+"""What is logged if no caller is left to get an error: the kind of line, and its text for the key and the error."""
 _LOSS: Final[Loss] = (
     "results that were not recorded",
     "%s: its caller was cancelled, and its result could not be recorded: %s",
@@ -196,7 +196,7 @@ class Settlement(HeldClaim):
         Args:
             after: seconds in which the key shall be free, by a lease that ends then: copies of a message that are
                 here already would else spend all its attempts without a delay. If the store does not answer, it is
-                not asked to release the key now, as that could take effect too soon.
+                not asked to release the key now, because that could take effect too soon.
 
         Returns:
             What `Claim.release` would have raised.

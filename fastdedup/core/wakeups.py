@@ -20,7 +20,7 @@ class Wakeups:
     """One future a key, shared by all who wait for it in this process.
 
     Args:
-        common: the gate's, for its log; None where nothing is logged.
+        common: the gate's, for its log; None if nothing is logged.
     """
 
     def __init__(self, common: Common | None = None) -> None:

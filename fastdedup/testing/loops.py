@@ -128,7 +128,7 @@ class EachLoop(Connections):
 
     @property
     def is_open(self) -> bool:
-        """True where it is open in the loop that runs, or outside of any loop, in some loop."""
+        """True if it is open in the loop that runs, or outside of any loop, in some loop."""
         loop = running_loop()
         found = self.all() if loop is None else (self._by_loop.get(loop),)
         return any(each is not None and each.is_open for each in found)
@@ -160,7 +160,7 @@ class EachLoop(Connections):
         return connection
 
     async def open(self) -> None:
-        """Open in the running loop. Raises UsageError where the application has opened it there already."""
+        """Open in the running loop. Raises UsageError if the application has opened it there already."""
         loop = asyncio.get_running_loop()
         if loop in self._opened and self.is_open:
             await self.here().open()  # raises what it raises in life

@@ -55,7 +55,7 @@ def _begin(dedup: Dedup, store: FakeStore) -> None:
 
 
 def _checked(store: Any) -> FakeStore:
-    """Return the store, a new one where none is given."""
+    """Return the store, a new one if none is given."""
     if store is None:
         return FakeStore()
     if not isinstance(store, FakeStore):
@@ -133,7 +133,7 @@ def _swapped_sync(dedup: SyncDedup, store: FakeStore) -> Iterator[None]:
     if per_process.is_open and gate.connections.stand_in is None:
         raise UsageError(
             f"{dedup!r} is open, since its first use or open(): swap it before, or call close() first, and open() "
-            "after the swap where it is used again"
+            "after the swap if it is used again"
         )
     was_counted = gate.observers.counters is not None
     with _swapped(per_process.template, store), per_process.apart():
