@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -257,3 +258,13 @@ def turns_leave_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """A benchmark's turn begins without a collection of all garbage, which takes 0.1 s in a process of tests."""
     for module in ("bench.contest.rounds", "fastdedup.cli.bench"):
         monkeypatch.setattr(f"{module}.collector", lambda **options: nullcontext())
+
+
+@pytest.fixture(autouse=True)
+def _logs_are_on() -> None:
+    """Begin each test with the log as a program has it: Celery's worker and `logging.config` turn loggers off."""
+    logging.disable(logging.NOTSET)
+    logging.getLogger().setLevel(logging.WARNING)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("fastdedup") and isinstance(logger, logging.Logger):
+            logger.disabled, logger.propagate = False, True

@@ -114,6 +114,7 @@ def litestar_app() -> ASGIApp:
             litestar.route("/{name:str}", **every)(litestar_call),
         ],
         openapi_config=None,
+        logging_config=None,  # else it takes the log away from the whole process
     )
 
 

@@ -111,7 +111,7 @@ def with_litestar(dedup: Dedup, desk: Desk) -> Any:
         async def order(self, request: LitestarRequest) -> dict[str, Any]:
             return await desk.work(request.path_params["name"])
 
-    return litestar.Litestar([order, bare, Shop], openapi_config=None)
+    return litestar.Litestar([order, bare, Shop], openapi_config=None, logging_config=None)
 
 
 APPS: dict[str, Callable[[Dedup, Desk], Any]] = {"starlette": starlette, "litestar": with_litestar}

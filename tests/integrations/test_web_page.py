@@ -113,7 +113,7 @@ async def test_its_endpoints_work(dedup: Dedup) -> None:
     names = names_of(ENDPOINTS, dedup)
     apps = [
         ("/c/1/pay", Starlette(routes=[Route("/c/{id}/pay", names["pay"], methods=["POST"])])),
-        ("/orders", litestar.Litestar([names["order"]], openapi_config=None)),
+        ("/orders", litestar.Litestar([names["order"]], openapi_config=None, logging_config=None)),
     ]
     async with dedup:
         for path, app in apps:

@@ -115,7 +115,7 @@ def litestar_handler(dedup: Dedup, work: Work) -> Any:
     def order(request: litestar.Request[Any, Any, Any]) -> str:
         return work(for_litestar.claim_of(request.scope))  # type: ignore[arg-type] # a TypedDict of its own
 
-    return litestar.Litestar([order])
+    return litestar.Litestar([order], logging_config=None)
 
 
 def claimed_object(dedup: Dedup, work: Work) -> Any:
@@ -189,7 +189,9 @@ def litestar_dependency(dedup: Dedup, work: Work) -> Any:
     async def order(charge: Annotated[str, "a dependency"]) -> str:
         return charge
 
-    return asgi.IdempotencyMiddleware(litestar.Litestar([order]), dedup, principal=asgi.everyone)
+    return asgi.IdempotencyMiddleware(
+        litestar.Litestar([order], logging_config=None), dedup, principal=asgi.everyone
+    )
 
 
 def django_view(dedup: Dedup, work: Work) -> Any:
@@ -301,7 +303,9 @@ class ByProtocol:
 
 
 def in_litestar(adapter: Any) -> Any:
-    return litestar.Litestar([litestar.asgi("/", is_mount=True, copy_scope=True)(Outer(adapter))])
+    return litestar.Litestar(
+        [litestar.asgi("/", is_mount=True, copy_scope=True)(Outer(adapter))], logging_config=None
+    )
 
 
 @pytest.mark.parametrize("place", [alone, Outer, ByProtocol, mounted, wrapped_and_mounted, in_litestar])
@@ -408,7 +412,9 @@ def async_in_litestar_after_a_dependency(dedup: Dedup, work: AsyncWork) -> Any:
     async def order(name: Annotated[str, "a dependency"]) -> None:
         await work()
 
-    return asgi.IdempotencyMiddleware(litestar.Litestar([order]), dedup, principal=asgi.everyone)
+    return asgi.IdempotencyMiddleware(
+        litestar.Litestar([order], logging_config=None), dedup, principal=asgi.everyone
+    )
 
 
 def asgi_application(dedup: Dedup, work: AsyncWork) -> Any:

@@ -100,7 +100,7 @@ def in_litestar(dedup: Dedup, **settings: Any) -> Any:
     view = for_litestar.idempotent(dedup, principal=everyone, **settings)(
         litestar.post("/", media_type="text/plain", status_code=200)(litestar_view)
     )
-    return litestar.Litestar([view])
+    return litestar.Litestar([view], logging_config=None)
 
 
 async def litestar_view(request: litestar.Request[Any, Any, Any]) -> str:
