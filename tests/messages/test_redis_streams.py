@@ -213,15 +213,19 @@ async def test_with_an_inbox_alone_deliveries_count_as_attempts(
             shop.raw.xreadgroup("billing", member, {shop.stream: ">"})
             pending = shop.raw.xpending_range(shop.stream, "billing", "-", "+", 1)
             shop.raw.xclaim(shop.stream, "billing", member, 0, [pending[0]["message_id"]])
-        options = {"inbox": database.inbox, "idle": 0.001, "dead_letter": shop.dead}
+        options = {"inbox": database.inbox, "dead_letter": shop.dead}
         work = Work()
-        async with shop.consumer(None, work, attempts=2, **options):
+        async with shop.consumer(None, work, attempts=2, idle=0.001, **options):
             await wait_until(shop.dead_letters, description="a dead letter")
+            await wait_until(lambda: shop.pending() == 0, description="it is acknowledged")
         assert shop.dead_letters()[0][REASON.encode()] == b"exhausted"
         assert work.begun == []
         shop.add("b")
         async with shop.consumer(None, work, **options):
-            await wait_until(lambda: work.done == ["b"], description="the next is done")
+            await wait_until(
+                lambda: work.done == ["b"],
+                description=lambda: f"the next is done: {work.begun=}, {work.done=}, {shop.dead_letters()}",
+            )
 
 
 async def test_members_of_long_ago_are_removed(open_shop: Open, monkeypatch: pytest.MonkeyPatch) -> None:
