@@ -262,9 +262,14 @@ def turns_leave_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _logs_are_on() -> None:
-    """Begin each test with the log as a program has it: Celery's worker and `logging.config` turn loggers off."""
+    """Begin each test with the log as a program has it.
+
+    Celery's worker and `logging.config` turn loggers off; a command of fastdedup that a test calls silences its own.
+    """
     logging.disable(logging.NOTSET)
     logging.getLogger().setLevel(logging.WARNING)
+    ours = logging.getLogger("fastdedup")
+    ours.handlers = [each for each in ours.handlers if not isinstance(each, logging.NullHandler)]
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("fastdedup") and isinstance(logger, logging.Logger):
             logger.disabled, logger.propagate = False, True
