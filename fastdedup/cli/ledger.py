@@ -14,7 +14,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ..gateway import Dedup
-from ..ledger.client import Ledger, read_form
+from ..ledger.client import Ledger
+from ..ledger.current_form import read_form
 from ..ledger.forms import LedgerForm
 from ..model import LedgerResize, LedgerStats
 from .gate import ask, gate_options

@@ -17,7 +17,8 @@ from rich.text import Text
 from ..admin.inspection import LISTED
 from ..gateway import Dedup
 from ..kernel.owners import is_drawn, owner_field
-from ..ledger.client import Ledger, read_form
+from ..ledger.client import Ledger
+from ..ledger.current_form import read_form
 from ..model import Listing, Record, State
 from ..sidecar import client
 from ..web.inspection import AnyCodec, web_namespace, with_parts

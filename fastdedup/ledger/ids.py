@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import blake2b
+from math import ceil
 from typing import Any, Final, Protocol
 from uuid import UUID
 
@@ -114,6 +115,17 @@ class DenseAddresses:
         """Return the store key of a bucket. In braces stands what it shares with the nonces of its ids."""
         name = _PAIRS[number >> 12 & 4095] + _PAIRS[number & 4095]
         return self._stem + _DIGITS[number % IN_STEP] + self._end + name
+
+
+def nonce_of(name: bytes, patience: int = 0) -> bytes:
+    """Return the nonce of a call by its owner field. `patience`: ticks that it waits, see `NONCE_BYTES`."""
+    call = blake2b(name, digest_size=NONCE_BYTES).digest() if name[0] else name[1:]
+    return call[:CALL_BYTES] + bytes((patience,))
+
+
+def patience_of(timeout: float) -> int:
+    """Return for how many ticks a call may be taken back that got no reply: two timeouts, in seconds."""
+    return min(ceil(2000 * timeout / TICK_MS), MAX_PATIENCE)
 
 
 def without_patience(nonce: bytes) -> bytes:

@@ -117,7 +117,10 @@ class FirstOp(IdOp):
     """Remember an id. OK if this call is the first; ALREADY, STALE or FULL if it is not remembered for this call."""
 
     verb = Verb.FIRST
-    __slots__ = ()
+    __slots__ = ("answer",)
+
+    answer: Any
+    """The store's reply, or the error in its place; later the verdict. Set and read by the call alone."""
 
 
 class SeenOp(IdOp):

@@ -1,27 +1,19 @@
-"""What a process knows of a ledger's form, and which forms and settings there can be."""
+"""What a process knows of a ledger's form."""
 
 from __future__ import annotations
 
-from hashlib import blake2b
-from math import ceil
-from typing import Any, Final, Literal, cast
+from typing import Final
 
-from ..checks import shown
 from ..errors import ConfigError
 from ..kernel.operations import StoredForm
-from .forms import DENSE_WIDTH, LedgerForm
-from .ids import CALL_BYTES, MAX_PATIENCE, NONCE_BYTES, TICK_MS, places_of
+from .forms import LedgerForm
+from .ids import places_of
 from .operations import FOREVER_MS, LedgerTerms
-
-_EXACT: Final = 7
-_NARROW: Final = 4
-_WIDTHS: Final = (3, 4, 7, 16)
-LEAST_WINDOW: Final = 0.1
-MOST_CAPACITY: Final = 40_000_000_000
+from .settings import Write
 
 
 class Pace:
-    """How often the ledger's form is read, and how long a new one is announced before.
+    """How often a ledger's form is read, and how long before its switch a new one is announced.
 
     Attributes:
         look_again: seconds after which the form is read again: a store that lost its data gets the same form again.
@@ -43,16 +35,14 @@ class Pace:
 PACE: Final = Pace()
 """The pace of all ledgers of this process."""
 
-Write = Literal["set", "append"]
-
 
 def over_ms(form: LedgerForm) -> int:
-    """Return the server's time from which no id lives that the former form remembers."""
+    """Return the server's time from which the former form remembers no id any more."""
     return form.switch_ms + form.window_ms * 102 // 100 + PACE.skew_ms
 
 
 class FormerView:
-    """Where the ids lie that a ledger remembered before it was resized; nobody remembers more of them there."""
+    """Where the ids lie that a ledger remembered before it was resized. No id is added there any more."""
 
     __slots__ = ("addresses", "form", "terms")
 
@@ -68,21 +58,22 @@ class LedgerView:
 
     Args:
         wire: the ledger's store key.
-        whole: the form, with the former one where it is being resized.
+        whole: the form, with the former one if the ledger is being resized.
         found: the store's answer, which has its text.
         write: the ledger's.
         now: by time.monotonic(), which costs no system call, as the running loop's time does.
-        switched: ids are remembered by the form, and no longer by its former one. By the store's time where it is
-            None.
+        switched: ids are remembered by the form, and no longer by its former one. None: the store's time decides.
 
     Attributes:
         whole: as given.
         form: the form by which ids are remembered now.
         former: what is asked before, for the ids that the ledger remembered until the switch; else None.
-        is_told: the store has told it, and not a policy.
+        until: by time.monotonic(), when the form is read again.
+        is_told: the store has told the form, and not a policy.
     """
 
     __slots__ = (
+        "_filling_from",
         "addresses",
         "form",
         "former",
@@ -120,11 +111,17 @@ class LedgerView:
         self.addresses = places_of(wire, self.form)
         self.terms = LedgerTerms(self.form, write, until_ms)
         self.is_told = not found.degraded
+        self._filling_from = self.form.filling_from
 
     @property
     def resizing(self) -> bool:
-        """True from the announcement of another capacity until no id lives that the former form remembers."""
+        """True from the announcement of another capacity until the former form remembers no id any more."""
         return self.whole.former is not None and self.now_ms < over_ms(self.whole)
+
+    @property
+    def seems_to_fill(self) -> bool:
+        """True if the buckets that were written lately are as full as those of a ledger that fills."""
+        return self.terms.seen_fill > self._filling_from
 
     def distrust(self) -> None:
         """Let the form be read again before the next call: the store may have come back without its data."""
@@ -133,7 +130,7 @@ class LedgerView:
 
 
 def form_in(stored: StoredForm, name: str) -> LedgerForm:
-    """Return the form that a store holds. Raises ConfigError where this version does not know it."""
+    """Return the form that a store holds. Raises ConfigError if this version cannot read it."""
     form = LedgerForm.read(stored.text)
     if form is None:
         raise ConfigError(
@@ -141,37 +138,3 @@ def form_in(stored: StoredForm, name: str) -> LedgerForm:
             "another program wrote its key; upgrade, or remove the key"
         )
     return form
-
-
-def check_width(exact: Any, width: Any, dense: Any = False, write: Any = "set") -> int:
-    """Return the bytes of a digest.
-
-    Raises:
-        ConfigError: there is no such width, or it contradicts `exact` or `dense`.
-    """
-    if dense:
-        if width is not None or not exact or write != "set":
-            raise ConfigError("dense=True keeps a bit for each id: width, exact and write do not go with it")
-        return DENSE_WIDTH
-    if width is None:
-        return _EXACT if exact else _NARROW
-    if isinstance(width, bool) or width not in _WIDTHS:
-        raise ConfigError(
-            f"width must be 16 (as a UUID), 7 (the default), 4 or 3 (narrow), got {shown(width)}"
-        )
-    if exact and width < _EXACT:
-        raise ConfigError(
-            f"width={width} takes some new ids for duplicates: pass exact=False to say that this is fine, or width=7"
-        )
-    return cast(int, width)
-
-
-def nonce_of(name: bytes, patience: int = 0) -> bytes:
-    """Return the nonce of a call by its owner field. `patience`: ticks that it waits, see `NONCE_BYTES`."""
-    call = blake2b(name, digest_size=NONCE_BYTES).digest() if name[0] else name[1:]
-    return call[:CALL_BYTES] + bytes((patience,))
-
-
-def patience_of(timeout: float) -> int:
-    """Return for how many ticks a call may be taken back that got no reply: two timeouts, in seconds."""
-    return min(ceil(2000 * timeout / TICK_MS), MAX_PATIENCE)

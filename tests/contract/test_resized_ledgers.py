@@ -15,8 +15,9 @@ import pytest
 from fastdedup import ConfigError, Dedup, Ledger, LocalLRU, UnavailableError
 from fastdedup.kernel.operations import Code, StoredForm
 from fastdedup.kernel.owners import owner_field
+from fastdedup.ledger.ids import nonce_of
 from fastdedup.ledger.operations import FirstOp, LedgerOp
-from fastdedup.ledger.views import PACE, LedgerView, nonce_of
+from fastdedup.ledger.views import PACE, LedgerView
 
 from ..servers import RedisServer
 from ..stores import Backend, on_stores
@@ -140,7 +141,7 @@ async def test_a_node_whose_clock_is_ahead_is_believed(backend: Backend, wait_un
         for switch in (False, True):
             found = StoredForm(view.text, whole.switch_ms - 20)
             now = asyncio.get_running_loop().time()
-            ledger.view = LedgerView(ledger.store_key, whole, found, "set", now, switch)
+            ledger.form.view = LedgerView(ledger.store_key, whole, found, "set", now, switch)
             ledger.view.terms.until_ms = min(ledger.view.terms.until_ms, whole.switch_ms - 1 + 10**6 * switch)
             assert not await ledger.first("id")
         assert await ledger.first("new")

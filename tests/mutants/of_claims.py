@@ -113,50 +113,42 @@ CLAIMS = {
     ],
 }
 LEDGERS = {
-    "fastdedup/ledger/client.py": [
+    "fastdedup/ledger/first_call.py": [
         Mutant(
             "An id is not taken back if its call is cancelled.",
-            "        if not named:\n            self._gate.take_back(op)\n        raise error",
-            "        raise error",
+            "            if not self._named:\n                self._take_back()",
+            "            if not self._named and isinstance(error, DedupError):\n                self._take_back()",
             "first",
         ),
         Mutant(
             "An id is not taken back if its call fails.",
-            "            if not named:\n                self._gate.take_back(op)\n            error.owner",
-            "            error.owner",
+            "            if not self._named:\n                self._take_back()",
+            "            if not (self._named or isinstance(error, DedupError)):\n                self._take_back()",
             "first",
         ),
         Mutant(
+            "What a list has remembered is kept if one of its ids fails.",
+            "if op.answer not in _NOTHING_LEFT:",
+            "if op.answer not in (*_NOTHING_LEFT, Code.OK):",
+            "first_many",
+        ),
+        Mutant(
             "An id is told as a duplicate although its call may still be taken back.",
-            "if pauses < LOOKS and op.place not in GRANTED",
-            "if False and op.place not in GRANTED",
+            "stays = self._pauses >= LOOKS or op.place in GRANTED or self._undo.knows(op)",
+            "stays = True",
             "first_elsewhere",
         ),
         Mutant(
             "An id is told as a duplicate of a failed call that is just being taken back.",
-            "again = [op for op in duplicates if undo.knows(op)] if undo else []",
-            "again = list[AnyFirst]()",
+            "again = [op for op in duplicates if self._undo.knows(op)]",
+            "again = list[FirstOp]()",
             "first",
         ),
         Mutant(
             "The error of a first call is raised before that is taken back.",
-            "            await gate.until_taken_back([] if op is None else [op])\n",
+            "            await self._gate.until_taken_back(self._sent)\n",
             "",
             "failed_first",
-        ),
-        Mutant(
-            "A list of ids that fails is not taken back.",
-            "            if owner is None:\n                self._take_back(asked)",
-            "            if False:\n                self._take_back(asked)",
-            "first_many",
-        ),
-    ],
-    "fastdedup/ledger/listed_ids.py": [
-        Mutant(
-            "An id of a list is told as a duplicate although its call may still be taken back.",
-            "stays = not again or op.place in GRANTED or undo.knows(op)",
-            "stays = True",
-            "first_many_elsewhere",
         ),
     ],
 }

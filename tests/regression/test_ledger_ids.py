@@ -12,9 +12,8 @@ import pytest
 from fastdedup import Dedup, Ledger, UsageError
 from fastdedup.kernel.owners import owner_field
 from fastdedup.ledger.forms import LedgerForm
-from fastdedup.ledger.ids import ledger_wire
+from fastdedup.ledger.ids import ledger_wire, nonce_of
 from fastdedup.ledger.operations import FirstOp, LedgerOp
-from fastdedup.ledger.views import nonce_of
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.testing import Clock
 

@@ -109,7 +109,7 @@ async def test_ids_that_are_over_do_not_count_for_its_filling(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They lie in their buckets until these are written anew, so a ledger that is planned as told seems fuller."""
-    monkeypatch.setattr("fastdedup.ledger.client._LOOK_AGAIN", 0.0)
+    monkeypatch.setattr("fastdedup.ledger.filling._LOOK_AGAIN", 0.0)
     told: list[Event] = []
     ids, sent = 3000, 0
     async with gate_on(server.url, on_event=told.append) as dedup:
@@ -163,7 +163,7 @@ async def test_the_secret_is_shown_nowhere(server: RedisServer, caplog: pytest.L
             raw.set(unreadable, b"\1N" + view.text.replace(b'"slots":100', b'"slots":200'), px=60_000)
             await fails(ledger_of(dedup, "newer"), ConfigError, ["id"])
             with server.frozen():
-                ledger.view = None
+                ledger.form.view = None
                 await fails(ledger, UnavailableError, ["id"])
             shown = [repr(ledger), repr(view), repr(view.form), repr(view.terms), str(dedup.settings)]
         keys = ["hidden", "~hidden"]

@@ -12,7 +12,7 @@ from ...fallback.base import FallbackPolicy
 from ...fallback.local import LocalLRU
 from ...fallback.reject import Reject
 from ...keys import check_namespace
-from ...ledger.views import LEAST_WINDOW, MOST_CAPACITY, check_width
+from ...ledger.settings import LEAST_WINDOW, MOST_CAPACITY, check_width
 from ..access import READING, VERBS, Access, SocketVerb
 from ..limits import Limits
 from .checked import Count, Gid, Mode, Name, Rate, Seconds, SocketPath, Uid

@@ -1,0 +1,262 @@
+"""One call of `first` or `first_many`: asks for its ids until each has an answer, or takes all of them back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ..core.gate import Gate
+from ..core.together import Together
+from ..errors import DedupError, UnavailableError
+from ..kernel.granted import GRANTED, LOOKS
+from ..kernel.operations import Code, Reply
+from ..kernel.owners import owner_text
+from .current_form import TRIES, CurrentForm
+from .operations import FirstOp, LedgerTerms, SeenOp
+from .views import FormerView, LedgerView
+
+_AT_ONCE: Final = 2000
+"""Ids of a list that are sent together: more would wait beyond the deadline, and block the loop."""
+_NEED_NO_VERDICT: Final = (Code.OK, Code.ALREADY, Code.PENDING)
+"""Replies for an id that need no verdict."""
+_NOTHING_LEFT: Final = (Code.ALREADY, Code.PENDING, Code.FULL, Code.FOREIGN, Code.ELSEWHERE)
+"""Replies that say that this call has not remembered the id."""
+
+
+class ListedId(FirstOp):
+    """One id of a list. It takes its answer itself: all of a list share one future."""
+
+    __slots__ = ("_list",)
+
+    def __init__(self, ids: Together, wire: bytes, entry: bytes, terms: LedgerTerms, id: bytes) -> None:
+        self.wire = wire
+        self.witness = None
+        self.entry = entry
+        self.terms = terms
+        self.id = id
+        self._list = ids
+        self.answer: Any = None
+
+    def take(self, reply: Reply) -> None:
+        """Keep the store's reply."""
+        self.answer = reply
+        self._list.answered()
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the error that came in the reply's place."""
+        self.answer = error
+        self._list.answered()
+
+
+class FirstCall:
+    """One call of `first` or `first_many`.
+
+    Args:
+        gate: the ledger's.
+        form: the ledger's.
+        name: the call's owner field.
+        nonce: the same as its entries have it.
+        named: the caller chose the name. So what the call has remembered is kept if it ends in an error.
+    """
+
+    def __init__(self, gate: Gate, form: CurrentForm, name: bytes, nonce: bytes, *, named: bool) -> None:
+        self._gate = gate
+        self._undo = gate.connection.undo
+        self._form = form
+        self._name = name
+        self._nonce = nonce
+        self._named = named
+        # Mutable: all that was sent; what of it took a given-up call's place; whether each id is new; how often ids
+        # were sent, and how often they were sent again because another call might give them back.
+        self._sent: list[FirstOp] = []
+        self._in_its_place: list[FirstOp] = []
+        self._is_new: dict[bytes, bool] = {}
+        self._tries = 0
+        self._pauses = 0
+
+    async def answers(self, ids: Sequence[bytes], begun: FirstOp | None = None) -> dict[bytes, bool]:
+        """Return whether each of some different ids is new.
+
+        Args:
+            ids: as `Ledger.bytes_of` returns them.
+            begun: what was sent already for the only id, with its `answer`.
+
+        Raises:
+            any error of `Ledger.first`, after what the call has remembered is taken back.
+        """
+        try:
+            await self._until_answered(ids, begun)
+            return self._is_new
+        except BaseException as error:
+            if isinstance(error, UnavailableError):
+                error.owner = owner_text(self._name)
+            if not self._named:
+                self._take_back()
+            if not isinstance(error, DedupError):
+                raise
+            fault = error
+        try:
+            await self._gate.until_taken_back(self._sent)
+            raise fault
+        finally:
+            del fault  # it refers to this frame
+
+    async def _until_answered(self, ids: Sequence[bytes], begun: FirstOp | None) -> None:
+        if begun is None:
+            pauses = await self._ask(ids)
+        else:
+            self._sent.append(begun)
+            pauses = await self._judge([begun])
+        while missing := [each for each in ids if each not in self._is_new]:
+            if pauses:
+                self._pauses += 1
+                await asyncio.sleep(self._gate.connection.timeout / 2)
+            else:
+                self._tries += 1
+            if self._tries == TRIES:
+                raise self._form.changes_all_the_time()
+            pauses = await self._ask(missing)
+
+    async def _ask(self, ids: Sequence[bytes]) -> bool:
+        """Ask once for each id. Return True if the caller shall pause before it asks for those without an answer."""
+        pauses = False
+        for start in range(0, len(ids), _AT_ONCE):
+            view, part = await self._form.present(), ids[start : start + _AT_ONCE]
+            if view.former is not None:
+                if not await self._look_into(view.former, part):
+                    break
+                part = [each for each in part if each not in self._is_new]
+            pauses |= await self._judge(await self._send(view, part))
+        return pauses
+
+    async def _send(self, view: LedgerView, ids: Sequence[bytes]) -> Sequence[FirstOp]:
+        """Ask the store for ids; the operations that return have their `answer`."""
+        together, entry_of, terms, nonce = Together(), view.addresses.entry, view.terms, self._nonce
+        ops = []
+        for each in ids:
+            wire, entry = entry_of(each, nonce)
+            ops.append(ListedId(together, wire, entry, terms, each))
+        if self._undo:
+            await self._undo.until_free(ops)
+            for op in ops:
+                own = op.entry
+                self._undo.keep_id(op, named=self._named)
+                if op.entry is not own:
+                    self._in_its_place.append(op)
+        self._sent += ops
+        await together.send(ops, self._gate.begin)
+        return ops
+
+    # What the store has answered
+
+    async def _judge(self, ops: Sequence[FirstOp]) -> bool:
+        """Take the answers that are final. Return True if the caller shall pause before it asks for the others."""
+        for op in ops:
+            if op.answer not in _NEED_NO_VERDICT:
+                self._take_verdict(op)
+        pauses = self._settle_pending(ops)
+        if self._undo:
+            for op in await self._may_be_first([op for op in ops if op.answer is Code.ALREADY]):
+                op.answer = Code.STALE
+        for op in ops:
+            if op.answer is not Code.STALE:
+                self._is_new[op.id] = op.answer is Code.OK
+        return pauses
+
+    def _take_verdict(self, op: FirstOp) -> None:
+        """Put the verdict into the answer's place. Raises what the verdict or `CurrentForm.judge` raises."""
+        if isinstance(op.answer, UnavailableError):
+            self._form.distrust()
+        op.answer = self._gate.verdict(op, op.answer)
+        if op.answer not in _NEED_NO_VERDICT:
+            if (
+                op in self._in_its_place
+            ):  # and is not done: what the given-up call left is still to be taken back
+                self._undo.add_id(op)
+            self._form.judge(op.answer)
+
+    def _settle_pending(self, ops: Sequence[FirstOp]) -> bool:
+        """Answer the ids that another call may still give back, and note those that are this call's own.
+
+        Such an id is ALREADY if this process was told of it, or takes it back itself, or if it was sent often enough.
+        Else it is STALE: it is sent again after a pause. Return True if there is such an id.
+        """
+        pauses = False
+        for op in ops:
+            if op.answer is Code.PENDING:
+                stays = self._pauses >= LOOKS or op.place in GRANTED or self._undo.knows(op)
+                op.answer = Code.ALREADY if stays else Code.STALE
+                pauses |= not stays
+        GRANTED.update([op.place for op in ops if op.answer is Code.OK])
+        return pauses
+
+    async def _may_be_first(self, duplicates: Sequence[FirstOp]) -> Sequence[FirstOp]:
+        """Return which duplicates must be sent again: a call that was given up may have remembered them.
+
+        That call was not told True. A call without a name takes its place, see `UndoList.keep_id`.
+        """
+        again = [op for op in duplicates if self._undo.knows(op)]
+        if self._named and self._tries + 1 == TRIES:
+            return []  # what was given up is not there: the id is another call's
+        for op in again:
+            if self._named or self._undo.is_removing(op):
+                await self._undo.take_back_id(op)
+        return again
+
+    def _take_back(self) -> None:
+        """Let the store forget, as soon as it answers, what this call has remembered: it ends in an error."""
+        for op in self._sent:
+            if op.answer not in _NOTHING_LEFT:
+                self._gate.take_back(op)
+
+    # The ids that the ledger remembered before it was resized
+
+    async def _look_into(self, former: FormerView, ids: Sequence[bytes]) -> bool:
+        """Answer the ids that are remembered by the former form. Return False if the store has another form by now.
+
+        From the switch on no id is remembered by the former form: the store's scripts refuse it by the time of the
+        very node that answers here. So an id that is not found here stays absent, and the present form decides.
+        """
+        ops = []
+        for each in ids:
+            wire, entry = former.addresses.entry(each, self._nonce)
+            ops.append(FirstOp(wire, entry, former.terms, each))
+        for op, reply in zip(ops, await self._replies_of(ops), strict=True):
+            if reply is Code.ALREADY or reply is Code.OK:
+                self._is_new[op.id] = reply is Code.OK
+            elif reply is not Code.ABSENT:
+                self._form.judge(reply)
+                return False
+        return True
+
+    async def _replies_of(self, ops: Sequence[FirstOp]) -> Sequence[Reply]:
+        """Return for each id ALREADY, ABSENT, or OK if this very call has remembered it; or why there is no answer.
+
+        What a given-up call has remembered is taken back before: that call was not told True.
+        """
+        undo = self._undo
+        if undo:
+            await undo.until_free(ops)
+        # What was given up may be taken back between the store's answer and the next line.
+        suspects = {op.place for op in ops if undo and undo.knows(op)}
+        replies = await self._looked(ops)
+        again = []
+        for number, op in enumerate(ops):
+            if replies[number] is Code.OK:
+                undo.keep_id(op, named=True)
+            elif replies[number] is Code.ALREADY and (op.place in suspects or undo.knows(op)):
+                again.append(number)
+        if again:
+            await undo.until_free([ops[number] for number in again])
+            for number in again:
+                await undo.take_back_id(ops[number])
+            for number, reply in zip(
+                again, await self._looked([ops[number] for number in again]), strict=True
+            ):
+                replies[number] = reply
+        return replies
+
+    async def _looked(self, ops: Sequence[FirstOp]) -> list[Reply]:
+        looks = [SeenOp(op.wire, op.entry, op.terms, op.id) for op in ops]
+        return list(await asyncio.gather(*map(self._gate.run, looks)))
