@@ -50,6 +50,7 @@ FLOORS = (
     ("stores",),
     ("stores.sidecar",),
     ("stores.redis", "stores.memory"),
+    ("stores.bounded",),
     ("stores.base", "stores.entry"),
     ("kernel",),
     ("keys",),

@@ -24,6 +24,9 @@ class MemoryLedgers:
         make_room: called before something is added; raises UnavailableError.
     """
 
+    bytes_each = ID_BYTES
+    """Rough size of an id or a form."""
+
     def __init__(self, make_room: Callable[[], None]) -> None:
         self._make_room = make_room
         # Mutable: of each bucket the ids, with when they are over (ms since 1970) and the nonce that remembered them;
@@ -44,8 +47,8 @@ class MemoryLedgers:
         self._forms.clear()
         self._ids = 0
 
-    def found(self, op: LedgerOp, now_ms: int) -> StoredForm | Code:
-        """Found a ledger, or tell its form; ABSENT where it is only to be read, and is not there."""
+    def create(self, op: LedgerOp, now_ms: int) -> StoredForm | Code:
+        """Create a ledger, or return its form; ABSENT if it is only to be read, and is not there."""
         for wire in [wire for wire, (ends, _) in self._forms.items() if ends <= now_ms]:
             del self._forms[wire]
         stored = self._forms.get(op.wire)

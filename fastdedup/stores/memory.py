@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from heapq import heapify, heappop, heappush, nsmallest
-from random import randrange
+from collections.abc import Callable, Sequence
+from heapq import nsmallest
 
 from ..errors import ConfigError, UnavailableError
 from ..kernel.keyspace import found_in
@@ -29,7 +27,7 @@ from ..kernel.operations import (
     Verb,
     Verdict,
 )
-from ..ledger.memory import ID_BYTES, MemoryLedgers
+from ..ledger.memory import MemoryLedgers
 from ..ledger.operations import (
     FirstOp,
     ForgetIdOp,
@@ -41,32 +39,17 @@ from ..ledger.operations import (
 )
 from ..model import Outcome
 from .base import Page, Query, without_result
+from .bounded import FAR_US, BoundedRecords
 from .entry import LIVE, SETTLED, Entry, differs, is_free, is_held, judge, stored, verdict_on
 
 _STATES = ("I", "P", "W", "S", "F", "R", "M")
-_OVERHEAD = 400
-"""Rough size in bytes of an entry without its payload: dictionary slot, object, key, heap entry."""
 _MAX_ATTEMPT = 65_535
 _MAX_FENCE = 31 << 48
 """The bound of a fence and of a version, as in `_record.lua`."""
-_FAR_US = 86_400_000_000
-"""Microseconds by which another host's clock may be ahead; `DAY` in `adopt.lua`."""
 
 
-class NoRoomError(UnavailableError):
-    """The store has no room for a record. Nothing was changed, so no undo is needed."""
-
-
-class MemoryStore:
-    """A store in this process, with the guarantees of `Store`. When full it refuses new keys, and forgets no claim.
-
-    Args:
-        maxsize: records held at most.
-        max_bytes: estimated memory of the records, at most.
-        clock: returns seconds since 1970; by default a clock that setting the system's time does not change, so
-            that no lease ends early.
-        make_room: called when the store is full: drops a record that is not needed, or returns False.
-    """
+class MemoryStore(BoundedRecords):
+    """A store in this process, with the guarantees of `Store`; arguments as for `BoundedRecords`."""
 
     def __init__(
         self,
@@ -76,33 +59,12 @@ class MemoryStore:
         clock: Callable[[], float] | None = None,
         make_room: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._maxsize = maxsize
-        self._max_bytes = max_bytes
-        self._clock = steady_clock() if clock is None else clock
-        self._evict = make_room
-        self._listeners: list[Callable[[bytes | None], None]] = []
-        self._entries: dict[bytes, Entry] = {}
-        self.expiries: list[tuple[int, bytes]] = []
-        """A heap of expiry and store key, in microseconds by its clock. A pair that is outdated is skipped later."""
-        self.bytes_kept = 0
-        """Estimated memory of the records, in bytes."""
         self.ledgers = MemoryLedgers(self._make_room)
         """The ids of ledgers."""
-        self.reserved = 0
-        """Bytes that whoever keeps records here needs for itself; they count as taken."""
-        # Microseconds, so that two processes that give a key away in the same millisecond give different fences.
-        self._offset = randrange(1000)
-        # One fence for all keys: so the next fence of a forgotten or expired key is higher, whatever the clock does.
-        self._fence = 0
-        # How far the clock that fences are given by is ahead of this one, in microseconds.
-        self._lead_us = 0
+        super().__init__(self.ledgers, maxsize=maxsize, max_bytes=max_bytes, clock=clock, make_room=make_room)
+        self._listeners: list[Callable[[bytes | None], None]] = []
+        # When a lease that is given now begins, in ms: set for each operation.
         self._from = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[tuple[bytes, Entry]]:
-        return iter(list(self._entries.items()))
 
     async def open(self) -> None:
         """Do nothing: the memory store needs no connection."""
@@ -112,15 +74,8 @@ class MemoryStore:
         self.clear()
         self._listeners.clear()
 
-    def clear(self) -> None:
-        """Forget all records, and the ids of ledgers."""
-        self._entries.clear()
-        self.expiries.clear()
-        self.ledgers.clear()
-        self.bytes_kept = 0
-
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        """Execute the operations at once. Where there is no room for a key, only that key is refused."""
+        """Execute the operations at once. If there is no room for a key, only that key is refused."""
         replies: list[Reply] = []
         for op in ops:
             try:
@@ -149,23 +104,23 @@ class MemoryStore:
             case RememberedSettleOp():
                 return self._settle_remembered(op, now)
             case SettleOp():
-                return self._settle(op, now)
+                return self._settle(op)
             case ReleaseOp():
                 return self._release(op)
             case RenewOp():
-                return self._renew(op, now)
+                return self._renew(op)
             case IssueOp():
-                return self._issue(op, now)
+                return self._issue(op)
             case TransitionOp():
-                return self._transition(op, now)
+                return self._transition(op)
             case ReadOp():
-                return self._read(op, now)
+                return self._read(op)
             case ForgetOp():
                 return self._forget(op)
             case AdoptOp():
                 return self._adopt(op, now)
             case LedgerOp():
-                return self.ledgers.found(op, now)
+                return self.ledgers.create(op, now)
             case FirstOp() | SeenOp() | ForgetIdOp() | WeighOp():
                 return self.ledgers.apply(op, now)
         raise TypeError(f"the memory store has no operation {type(op).__name__}: {op!r}")
@@ -186,76 +141,6 @@ class MemoryStore:
             if found_in(wire, query.namespace, query.kinds, query.prefix) is not None
         ]
         return Page(found, wires[-1].hex() if len(wires) == count else "", len(wires), self.time_us)
-
-    def holds(self, wire: bytes) -> bool:
-        """True while the store holds a record of this key."""
-        self.now()
-        return wire in self._entries
-
-    # For `fallback/local.py`, which keeps the records of another store here
-
-    def now(self) -> int:
-        """Return the time in ms since 1970, after removing the records that have expired."""
-        now = round(self._clock() * 1_000_000) // 1000
-        self._expire(now)
-        return now
-
-    @property
-    def time_us(self) -> int:
-        """The store's time, in microseconds since 1970: what a fence that is given now begins with."""
-        return self._fence_time() // 1000 * 1000 + self._offset
-
-    def hear_time(self, time_us: int) -> None:
-        """Give fences by the clock of the store whose records are kept here, which shows `time_us` now."""
-        self._lead_us = time_us - round(self._clock() * 1_000_000)
-
-    def entry(self, wire: bytes) -> Entry | None:
-        """Return the record of a key, or None."""
-        return self._entries.get(wire)
-
-    def put(self, wire: bytes, entry: Entry, expires: int) -> None:
-        """Store a record of a key until `expires` (ms since 1970), and replace the key's present record.
-
-        Raises:
-            UnavailableError: the store has no room.
-        """
-        former = self._entries.get(wire)
-        if former is None:
-            self._make_room(len(entry.payload))
-            self.bytes_kept += _OVERHEAD
-        else:
-            self.bytes_kept -= len(former.payload)
-        self.bytes_kept += len(entry.payload)
-        entry.payload = trimmed(entry.payload)
-        self._entries[wire] = entry
-        if entry.state != "M" and entry.fence <= self._fence_time() + _FAR_US:
-            self._fence = max(self._fence, entry.fence)
-        self._keep(wire, entry, expires)
-
-    def move(self, wire: bytes, to: bytes) -> None:
-        """Let a record, if there is one, stand under another key. It takes no more room, so it is never refused."""
-        entry = self._entries.pop(wire, None)
-        if entry is None:
-            return
-        if to in self._entries:
-            self._drop(to)
-        self._entries[to] = entry
-        expires, entry.expires = entry.expires, 0
-        self._keep(to, entry, expires)
-
-    def reserve(self, size: int) -> None:
-        """Count this many bytes as taken. Raises UnavailableError where there is no room."""
-        self._make_room(size)
-        self.reserved += size
-
-    def keep(self, wire: bytes, entry: Entry, expires: int) -> None:
-        """Keep a record until `expires` (ms since 1970)."""
-        self._keep(wire, entry, expires)
-
-    def drop(self, wire: bytes) -> None:
-        """Remove the record of a key, if the store holds it."""
-        if wire in self._entries:
-            self._drop(wire)
 
     # Claims
 
@@ -286,7 +171,7 @@ class MemoryStore:
             if code is not Code.OK and code is not Code.ALREADY:
                 return code
         try:
-            return self._settle(op, now)
+            return self._settle(op)
         except UnavailableError:  # no room for the result
             self.ledgers.apply(ForgetIdOp(op.bucket, op.entry, op.ledger_terms), now)
             raise
@@ -297,7 +182,7 @@ class MemoryStore:
         if op.terms.consumes and own and (held or (entry.state == "S" and not entry.payload)):
             if held:
                 entry.until = self._from + op.terms.keep_ms
-                self._keep(op.wire, entry, entry.until)
+                self.keep(op.wire, entry, entry.until)
                 self._free(op.wire, entry, "S")
             return verdict_on(Outcome.ACQUIRED, entry, self._from, fresh=False)
         if entry.state == "S":
@@ -308,7 +193,7 @@ class MemoryStore:
             return self._take(op, now, entry)
         if own:
             entry.until = max(entry.until, self._from + op.terms.lease_ms)
-            self._keep(op.wire, entry, max(entry.expires, self._from + op.terms.keep_ms))
+            self.keep(op.wire, entry, max(entry.expires, self._from + op.terms.keep_ms))
             return verdict_on(Outcome.ACQUIRED, entry, self._from, fresh=False)
         if op.terms.watch:
             entry.state = "W"
@@ -321,25 +206,17 @@ class MemoryStore:
         fence = self._fence if former is None else max(self._fence, former.fence + 1)
         entry = Entry("S" if consume else "P", op.owner, fence, 1, until, 0)
         entry.fingerprint = op.fingerprint
-        if former is None:
-            self._make_room()
-            self.bytes_kept += _OVERHEAD
-        else:
+        if former is not None:
             entry.attempt = min(former.attempt + 1, _MAX_ATTEMPT)
             entry.token = former.token
             entry.fingerprint = op.fingerprint or former.fingerprint
-        self._entries[op.wire] = entry
-        self._keep(op.wire, entry, self._from + op.terms.keep_ms)
+        self._put(op.wire, entry, self._from + op.terms.keep_ms)
         verdict = verdict_on(Outcome.ACQUIRED, entry, self._from)
         if former is not None and former.owner:  # a policy may not know the owner
             verdict.former = former.fence.to_bytes(7, "big") + former.owner
         return verdict
 
-    def _fence_time(self) -> int:
-        """Return the time by which fences are given, in microseconds since 1970."""
-        return round(self._clock() * 1_000_000) + self._lead_us
-
-    def _settle(self, op: SettleOp, now: int) -> Code:
+    def _settle(self, op: SettleOp) -> Code:
         entry = self._held(op)
         state = "S" if op.succeeded else "F"
         if entry is None:
@@ -348,17 +225,9 @@ class MemoryStore:
             return Code.OK
         if entry.state not in LIVE:
             return Code.LOST
-        while (taken := self.bytes_taken()) + len(op.payload) > self._max_bytes:
-            if self._evict():
-                continue
-            raise NoRoomError(
-                f"the local store is full: it holds {taken} of {self._max_bytes} bytes, "
-                f"no room for a result of {len(op.payload)} (raise max_bytes or lower ttl)"
-            )
-        self.bytes_kept += len(op.payload)
-        entry.payload = trimmed(op.payload)
+        self._set_payload(entry, op.payload)
         entry.until = self._from + op.keep_ms
-        self._keep(op.wire, entry, entry.until)
+        self.keep(op.wire, entry, entry.until)
         self._free(op.wire, entry, state)
         return Code.OK
 
@@ -377,13 +246,13 @@ class MemoryStore:
         self._free(op.wire, entry, "I" if entry.token else "R")
         return Code.OK
 
-    def _renew(self, op: RenewOp, now: int) -> Code:
+    def _renew(self, op: RenewOp) -> Code:
         entry = self._held(op)
         if entry is None or entry.state not in LIVE:
             return Code.LOST
         shortened = entry.until > self._from + op.lease_ms
         entry.until = self._from + op.lease_ms
-        self._keep(op.wire, entry, self._from + op.keep_ms)
+        self.keep(op.wire, entry, self._from + op.keep_ms)
         if shortened and entry.state == "W":
             self._tell(op.wire)
         return Code.OK
@@ -402,23 +271,20 @@ class MemoryStore:
 
     # Tokens, machines, administration
 
-    def _issue(self, op: IssueOp, now: int) -> Code:
+    def _issue(self, op: IssueOp) -> Code:
         entry = self._entries.get(op.wire)
         if entry is not None:
             said_twice = (
                 entry.owner == op.issuer and entry.fingerprint == op.fingerprint and not entry.payload
             )
             return Code.OK if entry.token and said_twice else Code.FOREIGN
-        self._make_room()
-        self.bytes_kept += _OVERHEAD
         entry = Entry("I", op.issuer, max(self._fence_time(), self._fence + 1), 0, self._from + op.ttl_ms, 0)
         entry.fingerprint = op.fingerprint
         entry.token = True
-        self._entries[op.wire] = entry
-        self._keep(op.wire, entry, self._from + op.ttl_ms)
+        self._put(op.wire, entry, self._from + op.ttl_ms)
         return Code.OK
 
-    def _transition(self, op: TransitionOp, now: int) -> Moved:
+    def _transition(self, op: TransitionOp) -> Moved:
         entry = self._entries.get(op.wire)
         state, version = (entry.payload.decode(), entry.fence) if entry else (op.initial, 0)
         if entry is not None and entry.owner == op.change:
@@ -432,19 +298,12 @@ class MemoryStore:
             return Moved(Code.STALE, state, version)
         if state not in op.sources:
             return Moved(Code.ILLEGAL, state, version)
-        if entry is None:
-            self._make_room()
-            self.bytes_kept += _OVERHEAD
-        else:
-            self.bytes_kept -= len(entry.payload)
         entry = Entry("M", op.change, version + 1, 0, 0, 0)
         entry.payload = op.to.encode()
-        self.bytes_kept += len(entry.payload)
-        self._entries[op.wire] = entry
-        self._keep(op.wire, entry, self._from + op.keep_ms)
+        self._put(op.wire, entry, self._from + op.keep_ms)
         return Moved(Code.OK, op.to, version + 1)
 
-    def _read(self, op: ReadOp, now: int) -> Reply:
+    def _read(self, op: ReadOp) -> Reply:
         entry = self._entries.get(op.wire)
         if entry is None:
             return Code.ABSENT
@@ -454,7 +313,7 @@ class MemoryStore:
         entry = self._entries.get(op.wire)
         if entry is None:
             return Code.ABSENT
-        self._drop(op.wire)
+        self.drop(op.wire)
         if entry.state == "W":
             self._tell(op.wire)
         return Code.OK
@@ -485,7 +344,7 @@ class MemoryStore:
         if ours.state == "M":
             return 0 <= ours.fence < _MAX_FENCE
         latest = max(self._fence, self._fence_time())
-        return 0 <= ours.fence <= latest + _FAR_US and 0 <= ours.attempt <= _MAX_ATTEMPT
+        return 0 <= ours.fence <= latest + FAR_US and 0 <= ours.attempt <= _MAX_ATTEMPT
 
     def _place(self, op: AdoptOp, now: int, fence: int) -> None:
         record = op.record
@@ -499,54 +358,3 @@ class MemoryStore:
     def _tell(self, wire: bytes) -> None:
         for on_freed in self._listeners:
             on_freed(wire)
-
-    # Bounds
-
-    def _keep(self, wire: bytes, entry: Entry, expires: int) -> None:
-        if entry.expires == expires:
-            return
-        entry.expires = expires
-        heappush(self.expiries, (expires, wire))
-        if len(self.expiries) > 2 * len(self._entries) + 1024:
-            self.expiries = [(held.expires, key) for key, held in self._entries.items()]
-            heapify(self.expiries)
-
-    def _expire(self, now: int) -> None:
-        if self.ledgers:
-            self.ledgers.expire(now)
-        while self.expiries and self.expiries[0][0] <= now:
-            expires, wire = heappop(self.expiries)
-            entry = self._entries.get(wire)
-            if entry is not None and entry.expires == expires:
-                self._drop(wire)
-
-    def _drop(self, wire: bytes) -> None:
-        self.bytes_kept -= _OVERHEAD + len(self._entries.pop(wire).payload)
-
-    def bytes_taken(self) -> int:
-        """Return the bytes that records, ids, and whoever has reserved some take."""
-        return self.bytes_kept + self.reserved + len(self.ledgers) * ID_BYTES
-
-    def _make_room(self, size: int = 0) -> None:
-        while True:
-            records = len(self._entries) + len(self.ledgers)
-            taken = self.bytes_taken()
-            if records < self._maxsize and taken + _OVERHEAD + size <= self._max_bytes:
-                return
-            if self._evict():
-                continue
-            raise NoRoomError(
-                f"the local store is full: {records} unexpired records, {taken} bytes; "
-                "new keys are refused, because no claim may be forgotten (raise maxsize or lower ttl)"
-            )
-
-
-def steady_clock() -> Callable[[], float]:
-    """Return a clock that starts at the time of day and that setting the system's time does not change."""
-    started = time.time() - time.monotonic()
-    return lambda: started + time.monotonic()
-
-
-def trimmed(payload: bytes) -> bytes:
-    """Return a copy that takes only the memory of its bytes: each result of orjson holds at least 4 KiB."""
-    return bytes(memoryview(payload)) if payload else payload

@@ -54,7 +54,7 @@ class SpecFarEnd:
     def apply(self, op: Op) -> Reply:
         now_us = round(self._clock() * 1_000_000)
         if isinstance(op, LedgerOp):
-            return self._forms.found(op, now_us // 1000)
+            return self._forms.create(op, now_us // 1000)
         place, until_ms = place_in_ledger(op)
         if now_us // 1000 > until_ms:
             return Code.STALE

@@ -21,7 +21,8 @@ from fastdedup.core.calls import ClaimCall
 from fastdedup.events import Conflict, Degraded, Event, Replayed
 from fastdedup.kernel.operations import Adopted, AdoptOp, Code, Mode
 from fastdedup.kernel.owners import owner_text
-from fastdedup.stores.memory import _OVERHEAD, MemoryStore
+from fastdedup.stores.bounded import RECORD_BYTES
+from fastdedup.stores.memory import MemoryStore
 
 from ..ledger import KEYS, PROCESSES, SLACK, TIMEOUT, Ledger, Success, Told, wire_of
 from ..virtual import Link, VirtualLoop
@@ -281,7 +282,7 @@ class Outages(RuleBasedStateMachine):
         for policy in self.policies:
             held = policy.records
             assert len(held) <= self.maxsize
-            assert held.bytes_kept == sum(_OVERHEAD + len(entry.payload) for _, entry in held)
+            assert held.bytes_kept == sum(RECORD_BYTES + len(entry.payload) for _, entry in held)
             live = [wire for wire, entry in held if entry.state in "PW" and entry.owner]
             assert not set(live) & set(policy.last_seen.spare), "a live claim may be dropped"
 

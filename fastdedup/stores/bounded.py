@@ -1,0 +1,228 @@
+"""The records of the memory store: held until each one expires, within bounds, on one clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+from random import randrange
+from typing import Protocol
+
+from ..errors import UnavailableError
+from .entry import Entry
+
+RECORD_BYTES = 400
+"""Rough size in bytes of an entry without its payload: dictionary slot, object, key, heap entry."""
+FAR_US = 86_400_000_000
+"""Microseconds by which another host's clock may be ahead; `DAY` in `adopt.lua`."""
+
+
+class NoRoomError(UnavailableError):
+    """The store has no room for a record. Nothing was changed, so no undo is needed."""
+
+
+class Beside(Protocol):
+    """What is kept beside the records, expires as they do, and counts as they do: the ids of ledgers."""
+
+    bytes_each: int
+    """Rough size of one."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def expire(self, now_ms: int) -> None:
+        """Forget those that are over."""
+
+    def clear(self) -> None:
+        """Forget all."""
+
+
+class BoundedRecords:
+    """Records by store key. When there is no room for a new one it is refused: no unexpired record is forgotten.
+
+    Args:
+        beside: what else takes room here.
+        maxsize: records held at most.
+        max_bytes: estimated memory of the records, at most.
+        clock: returns seconds since 1970; by default a clock that setting the system's time does not change, so
+            that no lease ends early.
+        make_room: called if there is no room: drops a record that is not needed, or returns False.
+    """
+
+    def __init__(
+        self,
+        beside: Beside,
+        *,
+        maxsize: int,
+        max_bytes: int,
+        clock: Callable[[], float] | None,
+        make_room: Callable[[], bool],
+    ) -> None:
+        self._beside = beside
+        self._maxsize = maxsize
+        self._max_bytes = max_bytes
+        self._clock = steady_clock() if clock is None else clock
+        self._evict = make_room
+        self._entries: dict[bytes, Entry] = {}
+        self.expiries: list[tuple[int, bytes]] = []
+        """A heap of expiry and store key, in microseconds by its clock. A pair that is outdated is skipped later."""
+        self.bytes_kept = 0
+        """Estimated memory of the records, in bytes."""
+        self.reserved = 0
+        """Bytes that a policy which keeps records here needs for itself; they count as taken."""
+        # Microseconds, so that two processes that give a key away in the same millisecond give different fences.
+        self._offset = randrange(1000)
+        # One fence for all keys: so the next fence of a forgotten or expired key is higher, whatever the clock does.
+        self._fence = 0
+        # How far the clock that fences are given by is ahead of this one, in microseconds.
+        self._lead_us = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[tuple[bytes, Entry]]:
+        return iter(list(self._entries.items()))
+
+    def clear(self) -> None:
+        """Forget all records, and what is kept beside them."""
+        self._entries.clear()
+        self.expiries.clear()
+        self._beside.clear()
+        self.bytes_kept = 0
+
+    # Time
+
+    def now(self) -> int:
+        """Return the time in ms since 1970, after removing the records that have expired."""
+        now = round(self._clock() * 1_000_000) // 1000
+        self._expire(now)
+        return now
+
+    @property
+    def time_us(self) -> int:
+        """The store's time, in microseconds since 1970: what a fence that is given now begins with."""
+        return self._fence_time() // 1000 * 1000 + self._offset
+
+    def hear_time(self, time_us: int) -> None:
+        """Give fences by the clock of the store whose records are kept here, which shows `time_us` now."""
+        self._lead_us = time_us - round(self._clock() * 1_000_000)
+
+    def _fence_time(self) -> int:
+        """Return the time by which fences are given, in microseconds since 1970."""
+        return round(self._clock() * 1_000_000) + self._lead_us
+
+    # Records
+
+    def holds(self, wire: bytes) -> bool:
+        """True while there is a record of this key."""
+        self.now()
+        return wire in self._entries
+
+    def entry(self, wire: bytes) -> Entry | None:
+        """Return the record of a key, or None."""
+        return self._entries.get(wire)
+
+    def put(self, wire: bytes, entry: Entry, expires: int) -> None:
+        """Store another store's record of a key until `expires` (ms since 1970), and replace the present record.
+
+        Raises:
+            UnavailableError: there is no room.
+        """
+        self._put(wire, entry, expires)
+        entry.payload = trimmed(entry.payload)
+        if entry.state != "M" and entry.fence <= self._fence_time() + FAR_US:
+            self._fence = max(self._fence, entry.fence)
+
+    def move(self, wire: bytes, to: bytes) -> None:
+        """Let a record, if there is one, stand under another key. It takes no more room, so it is never refused."""
+        entry = self._entries.pop(wire, None)
+        if entry is None:
+            return
+        self.drop(to)
+        self._entries[to] = entry
+        expires, entry.expires = entry.expires, 0
+        self.keep(to, entry, expires)
+
+    def keep(self, wire: bytes, entry: Entry, expires: int) -> None:
+        """Keep a record until `expires` (ms since 1970)."""
+        if entry.expires == expires:
+            return
+        entry.expires = expires
+        heappush(self.expiries, (expires, wire))
+        if len(self.expiries) > 2 * len(self._entries) + 1024:
+            self.expiries = [(held.expires, key) for key, held in self._entries.items()]
+            heapify(self.expiries)
+
+    def drop(self, wire: bytes) -> None:
+        """Remove the record of a key, if there is one."""
+        if wire in self._entries:
+            self.bytes_kept -= RECORD_BYTES + len(self._entries.pop(wire).payload)
+
+    def _put(self, wire: bytes, entry: Entry, expires: int) -> None:
+        former, size = self._entries.get(wire), len(entry.payload)
+        if former is None:
+            self._make_room(size)
+            self.bytes_kept += RECORD_BYTES + size
+        else:
+            self.bytes_kept += size - len(former.payload)
+        self._entries[wire] = entry
+        self.keep(wire, entry, expires)
+
+    def _expire(self, now: int) -> None:
+        if self._beside:
+            self._beside.expire(now)
+        while self.expiries and self.expiries[0][0] <= now:
+            expires, wire = heappop(self.expiries)
+            entry = self._entries.get(wire)
+            if entry is not None and entry.expires == expires:
+                self.drop(wire)
+
+    # Room
+
+    def bytes_taken(self) -> int:
+        """Return the bytes that records take, what is beside them, and what is reserved."""
+        return self._bytes_taken(len(self._beside))
+
+    def _bytes_taken(self, beside: int) -> int:
+        return self.bytes_kept + self.reserved + beside * self._beside.bytes_each
+
+    def reserve(self, size: int) -> None:
+        """Count this many bytes as taken. Raises UnavailableError if there is no room."""
+        self._make_room(size)
+        self.reserved += size
+
+    def _make_room(self, size: int = 0) -> None:
+        """Make room for a new record with a payload of this size."""
+        while True:
+            beside = len(self._beside)
+            records = len(self._entries) + beside
+            taken = self._bytes_taken(beside)
+            if records < self._maxsize and taken + RECORD_BYTES + size <= self._max_bytes:
+                return
+            if not self._evict():
+                raise NoRoomError(
+                    f"the local store is full: {records} unexpired records, {taken} bytes; "
+                    "new keys are refused, because no claim may be forgotten (raise maxsize or lower ttl)"
+                )
+
+    def _set_payload(self, entry: Entry, payload: bytes) -> None:
+        """Give a record that has no payload one. Raises UnavailableError if there is no room."""
+        while (taken := self.bytes_taken()) + len(payload) > self._max_bytes:
+            if not self._evict():
+                raise NoRoomError(
+                    f"the local store is full: it holds {taken} of {self._max_bytes} bytes, "
+                    f"no room for a result of {len(payload)} (raise max_bytes or lower ttl)"
+                )
+        self.bytes_kept += len(payload)
+        entry.payload = trimmed(payload)
+
+
+def steady_clock() -> Callable[[], float]:
+    """Return a clock that starts at the time of day and that setting the system's time does not change."""
+    started = time.time() - time.monotonic()
+    return lambda: started + time.monotonic()
+
+
+def trimmed(payload: bytes) -> bytes:
+    """Return a copy that takes only the memory of its bytes: each result of orjson holds at least 4 KiB."""
+    return bytes(memoryview(payload)) if payload else payload
