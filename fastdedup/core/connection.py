@@ -18,6 +18,7 @@ from ..kernel.engine import Engine
 from ..kernel.operations import ClaimOp, Op, ReleaseOp, Reply
 from ..kernel.queue import MIN_BATCH
 from ..kernel.shards import ShardedEngine
+from ..kernel.store import BatchStore
 from ..model import Batching, BreakerState
 from ..stores.base import (
     RECORD_HEAD,
@@ -30,7 +31,6 @@ from ..stores.base import (
     ReportingStore,
     ShardedStore,
     SlottedStore,
-    Store,
 )
 from ..stores.source import StoreSource
 from ..tasks import running_loop
@@ -55,7 +55,7 @@ _NO_PART = b"no part"
 """Stands for the part of a key that no part of the store is known to hold."""
 
 
-def name_of(store: Store) -> str:
+def name_of(store: BatchStore) -> str:
     """Return the name of a store, or of a part of one, as events show it."""
     return str(getattr(store, "name", type(store).__name__))
 
@@ -347,11 +347,13 @@ class Connection:
             raise wrong_loop()
         return self._afterwards
 
-    def _make_engine_of_part(self, part: Store) -> Engine:
+    def _make_engine_of_part(self, part: BatchStore) -> Engine:
         # The callers are spread over the parts, so a part's batches are smaller, and fewer of them pay.
         return self._make_engine(part, min_batch=2 * MIN_BATCH, max_in_flight=2)
 
-    def _make_engine(self, store: Store, *, min_batch: int | None = None, max_in_flight: int = 4) -> Engine:
+    def _make_engine(
+        self, store: BatchStore, *, min_batch: int | None = None, max_in_flight: int = 4
+    ) -> Engine:
         name = name_of(store)
 
         def on_breaker(reason: str, lasted: float) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from math import inf
 from time import monotonic
 
-from ..stores.base import TimedStore
 from .operations import ClaimOp, Op
+from .store import TimedStore
 
 NOTE_EVERY = 0.02
 """Seconds after which a batch tells anew about the server's clock: meanwhile that may drift."""

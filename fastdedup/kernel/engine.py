@@ -22,7 +22,6 @@ from typing import Any, Final, NoReturn, cast
 from ..errors import ConfigError, UnavailableError
 from ..forking import InChild
 from ..model import BreakerState
-from ..stores.base import DirectStore, Store, TimedStore
 from .answers import behind, closed, copy_of, heir, too_late, too_many, wrong_loop
 from .clock import NOTE_EVERY, ClockBound, named_claims
 from .deadline import BLOCKED, Deadline
@@ -30,6 +29,7 @@ from .health import OnChange, StoreHealth
 from .named import NamedClaims
 from .operations import ClaimOp, Code, Op, Redirect, Reply, Verb, Verdict, Witness
 from .queue import MIN_BATCH, Batch, OperationQueue, give_up
+from .store import BatchStore, DirectStore, TimedStore
 from .unwanted import OnGivenUp, Unwanted
 
 _OPEN: Final = BreakerState.OPEN  # naming an enum's member through its class costs 50 ns on Python 3.11
@@ -62,7 +62,7 @@ class Engine:
 
     def __init__(
         self,
-        store: Store,
+        store: BatchStore,
         *,
         timeout: float,
         max_batch: int = 256,

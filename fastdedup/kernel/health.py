@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from ..errors import UnavailableError
 from ..model import BreakerState
-from ..stores.base import ProbedStore, Store
 from ..tasks import stop
 from .breaker import Breaker
 from .operations import ReadOp, Verb
+from .store import BatchStore, ProbedStore
 
 OnChange = Callable[[str, float], None]
 """Called with a reason and 0.0 when the breaker opens; with "" and the seconds that it was open when it closes."""
@@ -25,7 +25,7 @@ class StoreHealth:
         on_change: see `OnChange`; called in the loop, must not raise.
     """
 
-    def __init__(self, store: Store, *, timeout: float, wire: bytes, on_change: OnChange) -> None:
+    def __init__(self, store: BatchStore, *, timeout: float, wire: bytes, on_change: OnChange) -> None:
         self._store = store
         self._timeout = timeout
         self._wire = wire

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from ..errors import DedupError, UnavailableError
 from ..model import BreakerState
-from ..stores.base import ShardedStore, Store
 from .answers import closed, wrong_loop
 from .engine import Engine
 from .named import NamedClaims
 from .operations import MAX_HOPS, ClaimOp, Op, Reply, on_the_move
+from .store import BatchStore, ShardedStore
 
-MakeEngine = Callable[[Store], Engine]
+MakeEngine = Callable[[BatchStore], Engine]
 
 _LOOK_EVERY: Final = 1.0
 """Seconds between two searches for parts that are gone: their engines would probe for ever."""
@@ -33,7 +33,7 @@ class ShardedEngine:
         self._part_of = store.shard
         self._make_engine = make_engine
         self._loop = asyncio.get_running_loop()
-        self.engines: dict[Store, Engine] = {}
+        self.engines: dict[BatchStore, Engine] = {}
         """The engine of each part of the store that was asked."""
         # Mutable: the open claims of caller-chosen owners, wherever they go; the draining of the engines whose parts
         # are gone.
@@ -109,7 +109,7 @@ class ShardedEngine:
             raise closed()
         return self._begin(shard)
 
-    def _begin(self, shard: Store) -> Engine:
+    def _begin(self, shard: BatchStore) -> Engine:
         if asyncio.get_running_loop() is not self._loop:
             raise wrong_loop()  # an engine belongs to the loop that makes it
         self._let_go()
@@ -119,7 +119,7 @@ class ShardedEngine:
             self._look = self._loop.call_later(_LOOK_EVERY, self._look_around)
         return engine
 
-    def _hand_over(self, former: Engine, op: Op, part: Store) -> None:
+    def _hand_over(self, former: Engine, op: Op, part: BatchStore) -> None:
         """Let an operation go on at another part. Where it cannot, its caller gets the error."""
         op.hops = getattr(op, "hops", 0) + 1  # a release of the engine's own has none
         try:
@@ -144,7 +144,7 @@ class ShardedEngine:
             task.add_done_callback(self._leaving.discard)
 
 
-def is_gone(part: Store, engine: Engine, present: set[Store]) -> bool:
+def is_gone(part: BatchStore, engine: Engine, present: set[BatchStore]) -> bool:
     """True for an engine that is to be closed: of a part that is gone, or of a part's side way that has no work."""
     if part in present:
         return False

@@ -1,7 +1,8 @@
 """The store protocol: the guarantees of a backend. Its operations and replies are in `kernel/operations.py`.
 
 A store executes *batches of independent operations of one verb*. A store does not wait for keys, decode results or
-know policies: that is the work of the gate above it.
+know policies: that is the work of the gate above it. What the engine alone needs of a store stands in
+`kernel/store.py`; it is offered here too, because a store is written against this module.
 """
 
 from __future__ import annotations
@@ -11,11 +12,18 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from ..events import Event
 from ..kernel.keyspace import Kind
-from ..kernel.operations import Op, Reply, Stored, Verb
+from ..kernel.operations import Op, Reply, Stored
+from ..kernel.store import BatchStore
+from ..kernel.store import ClockedStore as ClockedStore
+from ..kernel.store import DirectStore as DirectStore
+from ..kernel.store import Done as Done
+from ..kernel.store import ProbedStore as ProbedStore
+from ..kernel.store import ShardedStore as ShardedStore
+from ..kernel.store import TimedStore as TimedStore
 from ..model import Batching
 
 
-class Store(Protocol):
+class Store(BatchStore, Protocol):
     """A place that remembers claims.
 
     Guarantees, each a test of the contract suite that every store runs:
@@ -74,13 +82,6 @@ class Store(Protocol):
         """
         ...
 
-    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        """Execute operations of one verb; the replies have the order of the operations.
-
-        Cancelled at the engine's deadline; operations that were sent before it may have taken effect.
-        """
-        ...
-
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
         """Call `on_freed(wire)` from now on for each watched key that is freed or settled. Each waiter calls this.
 
@@ -92,71 +93,12 @@ class Store(Protocol):
         ...
 
 
-Done = Callable[[Sequence[Reply] | None], None]
-
-
-@runtime_checkable
-class DirectStore(Protocol):
-    """An optional ability of a store: to execute a batch without a task, which saves a third of a single call.
-
-    The engine uses it where the store has it, and `execute` wherever `begin` cannot answer.
-    """
-
-    def begin(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
-        """Send a batch, if that is possible at once. False: nothing was sent, the engine uses `execute`.
-
-        `done` is called once, later, never from within `begin`: with the replies, or with None where
-        the engine must use `execute` for the same operations (they may have taken effect).
-        """
-        ...
-
-    def abandon(self) -> None:
-        """Call `done(None)` for every batch under way, because one batch is past its deadline."""
-        ...
-
-
-@runtime_checkable
-class ProbedStore(Protocol):
-    """An optional ability of a store: to find out at a low cost whether it would take a claim now.
-
-    Without it the breaker probes by reading a key that does not exist.
-    """
-
-    async def probe(self, wire: bytes) -> None:
-        """Return normally if the store would take a claim now. `wire`: no user's key; a record of it ends at once.
-
-        Raises:
-            UnavailableError: the store would not take the claim.
-        """
-        ...
-
-
 @runtime_checkable
 class ListeningStore(Protocol):
     """An optional ability of a store: to hear what the policy has answered in its place. Stores for tests have it."""
 
     def policy_answered(self, op: Op, reply: Reply) -> None:
         """The store did not answer this operation, and the policy gave this reply."""
-        ...
-
-
-@runtime_checkable
-class ClockedStore(Protocol):
-    """An optional ability of a store: to know what time it is by the clock that leases end by."""
-
-    @property
-    def time_us(self) -> int:
-        """Microseconds since 1970: the time that a server has told and what has passed since; 0 where none did."""
-        ...
-
-
-@runtime_checkable
-class TimedStore(ClockedStore, Protocol):
-    """An optional ability of a store: to know the latest time that any of its servers has reported."""
-
-    @property
-    def latest_us(self) -> int:
-        """Microseconds since 1970 by a server's clock, or the latest fresh fence if that is later. Never falls."""
         ...
 
 
@@ -299,29 +241,4 @@ class EvictingStore(Protocol):
         Raises:
             UnavailableError: the store does not answer.
         """
-        ...
-
-
-@runtime_checkable
-class ShardedStore(Protocol):
-    """An optional ability of a store: to consist of parts that queue and fail separately, such as a Cluster's nodes.
-
-    Each part is a `Store` that executes the operations on the keys that it holds. `ShardedEngine` gives each part
-    its own engine and breaker; `open`, `aclose` and `listen` concern the whole store. A part has a `name` of its own:
-    events show it, and what is to be brought into the store after an outage waits for the part of that name alone.
-
-    A part answers `Redirect` for an operation that belongs to another part. That may be a side way, which is not one
-    of `shards()`: its attribute `side_way_of` names the part that it belongs to.
-    """
-
-    def shard(self, wire: bytes) -> Store:
-        """Return the part that holds a key now. Called for each operation, so it must not do I/O.
-
-        Raises:
-            UnavailableError: no part is known to hold the key.
-        """
-        ...
-
-    def shards(self) -> Sequence[Store]:
-        """Return the parts that exist now. The engine of a part that is gone is closed."""
         ...
