@@ -9,8 +9,9 @@ from .core.audit import check_reason, tell_forgotten
 from .core.gate import Gate
 from .errors import ConfigError, UnknownTransitionError, foreign
 from .kernel.keyspace import Kind
-from .kernel.operations import Code, ForgetOp, Moved, ReadOp, Stored, TransitionOp
+from .kernel.operations import ForgetOp, ReadOp, TransitionOp
 from .kernel.owners import draw_owner
+from .kernel.replies import Code, Moved, Stored
 from .model import Transition, TransitionOutcome
 
 Transitions = Mapping[str, Iterable[str]]

@@ -11,8 +11,9 @@ from .core.calls import ClaimCall
 from .core.gate import Gate
 from .errors import ForeignRecordError, InvalidKeyError
 from .kernel.keyspace import Kind
-from .kernel.operations import ClaimOp, Code, IssueOp, Mode
+from .kernel.operations import ClaimOp, IssueOp, Mode
 from .kernel.owners import draw_owner, owner_field
+from .kernel.replies import Code
 from .keys import fingerprint
 from .model import Outcome
 

@@ -10,7 +10,8 @@ import pytest
 import redis
 
 from fastdedup import Dedup, FallbackPolicy, LocalLRU, Reject, UnavailableError
-from fastdedup.kernel.operations import Op, Reply, Verb
+from fastdedup.kernel.operations import Op, Verb
+from fastdedup.kernel.replies import Reply
 from fastdedup.stores.base import Store
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.cluster.node import Node

@@ -27,7 +27,8 @@ from fastdedup import (
 )
 from fastdedup.codec import JSONCodec
 from fastdedup.kernel.keyspace import Keyspace, Kind
-from fastdedup.kernel.operations import Op, Reply, Verb
+from fastdedup.kernel.operations import Op, Verb
+from fastdedup.kernel.replies import Reply
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.web.inspection import get_request

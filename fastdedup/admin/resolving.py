@@ -16,8 +16,9 @@ from ..checks import named
 from ..claim import Claim
 from ..downstream import beside_work
 from ..errors import ConfigError, UnavailableError
-from ..kernel.operations import Verdict
 from ..kernel.owners import notes_of, owner_text
+from ..kernel.records import read_holding
+from ..kernel.replies import Verdict
 from ..model import Outcome
 from .takeover import Resolution, Resolved, Takeover
 
@@ -51,13 +52,14 @@ def takeover_of(claim: Claim, attempt: int = 1) -> Takeover | None:
     if not claim.acquired or not (attempt > 1 or (claim.settlement.op.named and not verdict.fresh)):
         return None
     former = verdict.former
-    owner = owner_text(former[7:]) if former else None
+    last = read_holding(former) if former else None
+    owner = None if last is None else owner_text(last.owner)
     return Takeover(
         key=claim.key,
         attempt=attempt,
         fence=verdict.fence,
         last_owner=owner,
-        last_fence=int.from_bytes(former[:7], "big") if former else None,
+        last_fence=None if last is None else last.fence,
         last_holder=None if owner is None else notes_of(owner).get("holder"),
         wire=claim.settlement.store_key,
     )

@@ -12,7 +12,8 @@ from typing import Any, Final, NoReturn
 from ..claim import Claim
 from ..downstream import enter, leave
 from ..errors import UnavailableError, UsageError
-from ..kernel.operations import ClaimOp, Mode, Verdict
+from ..kernel.operations import ClaimOp, Mode
+from ..kernel.replies import Verdict
 from ..model import Outcome
 from .counters import outcome_of
 from .gate import Gate

@@ -15,13 +15,14 @@ from ..fallback.reconcile import Reconciler
 from ..forking import InChild, leave_behind
 from ..kernel.answers import wrong_loop
 from ..kernel.engine import Engine
-from ..kernel.operations import ClaimOp, Op, ReleaseOp, Reply
+from ..kernel.operations import ClaimOp, Op, ReleaseOp
 from ..kernel.queue import MIN_BATCH
+from ..kernel.records import RECORD_HEAD
+from ..kernel.replies import Reply
 from ..kernel.shards import ShardedEngine
 from ..kernel.store import BatchStore
 from ..model import Batching, BreakerState
 from ..stores.base import (
-    RECORD_HEAD,
     BoundedStore,
     ClockComparingStore,
     ClockedStore,

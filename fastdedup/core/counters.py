@@ -14,7 +14,8 @@ from typing import Any, Final, Protocol
 from ..declarations import BOUNDS, Figure, Labels
 from ..errors import ClaimLostError, ForeignRecordError, ShortfallError, UnavailableError
 from ..events import Event
-from ..kernel.operations import Code, Moved, Op, Reply, SettleOp, Verb, Verdict
+from ..kernel.operations import Op, SettleOp, Verb
+from ..kernel.replies import Code, Moved, Reply, Verdict
 from .figures import (
     FEEDS,
     LEDGER_IDS,

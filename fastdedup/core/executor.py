@@ -19,19 +19,9 @@ from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPol
 from ..fallback.reject import Reject
 from ..kernel.granted import GRANTED, LOOKS
 from ..kernel.keyspace import names_of
-from ..kernel.operations import (
-    ClaimOp,
-    Code,
-    Moved,
-    Op,
-    ReleaseOp,
-    Reply,
-    SettleOp,
-    Verb,
-    Verdict,
-    was_accepted,
-)
+from ..kernel.operations import ClaimOp, Op, ReleaseOp, SettleOp, Verb, was_accepted
 from ..kernel.owners import owner_text
+from ..kernel.replies import Code, Moved, Reply, Verdict
 from ..ledger.operations import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
 from ..tasks import running_loop
 from .connection import Connection, Sender

@@ -12,21 +12,9 @@ from ..errors import ClaimLostError, foreign
 from ..events import LeaseLost
 from ..kernel.granted import note_use
 from ..kernel.keyspace import Keyspace, Kind, names_of
-from ..kernel.operations import (
-    ClaimOp,
-    Code,
-    Mode,
-    Op,
-    ReleaseOp,
-    RenewOp,
-    Reply,
-    SettleOp,
-    Stored,
-    Terms,
-    Verdict,
-    terms,
-)
+from ..kernel.operations import ClaimOp, Mode, Op, ReleaseOp, RenewOp, SettleOp, Terms, terms
 from ..kernel.owners import Noted, draw_owner, draw_traced, next_drawn, notes_of, owner_text, trace_of
+from ..kernel.replies import Code, Reply, Stored, Verdict
 from ..keys import Fingerprint
 from ..model import Record, RecordKind, State
 from .connections import Connections

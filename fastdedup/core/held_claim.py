@@ -19,8 +19,9 @@ from ..errors import (
     UsageError,
 )
 from ..kernel.granted import note_use
-from ..kernel.operations import ClaimOp, Code, Op, ReadOp, ReleaseOp, RenewOp, SettleOp, Stored, Verdict
+from ..kernel.operations import ClaimOp, Op, ReadOp, ReleaseOp, RenewOp, SettleOp
 from ..kernel.owners import owner_text
+from ..kernel.replies import Code, Stored, Verdict
 from ..ledger.operations import ECHO_MS, RememberedClaimOp, RememberedSettleOp
 from ..model import Outcome
 from .gate import Gate

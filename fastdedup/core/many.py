@@ -11,7 +11,9 @@ from ..checks import Seconds, check_seconds
 from ..claim import Claim
 from ..errors import ShortfallError, UnavailableError
 from ..kernel.answers import is_first_hand
-from ..kernel.operations import NOBODY, ClaimOp, Reply, Terms, Verdict, with_fingerprint
+from ..kernel.operations import NOBODY, ClaimOp, Terms
+from ..kernel.records import tail_of
+from ..kernel.replies import Reply, Verdict
 from ..model import Outcome
 from ..tasks import wait_then_stop
 from .calls import claim_of
@@ -39,7 +41,7 @@ class ListedClaim(ClaimOp):
         self.terms = claims.terms
         self.owner = owner
         self.fingerprint = fingerprint
-        self.tail = owner if fingerprint is None else with_fingerprint(owner, fingerprint)
+        self.tail = owner if fingerprint is None else tail_of(owner, fingerprint)
         self.followers = NOBODY  # so that the engine hands the reply to `take`
         self.witness = None
         self.named = claims.named

@@ -26,8 +26,9 @@ from ..errors import DedupError, UnavailableError
 from ..events import Event, UndoOverflow
 from ..forking import InChild
 from ..kernel.keyspace import names_of
-from ..kernel.operations import ClaimOp, Code, Op, ReadOp, RefusedAlone, ReleaseOp, RenewOp, Reply, Stored
+from ..kernel.operations import ClaimOp, Op, ReadOp, ReleaseOp, RenewOp
 from ..kernel.owners import is_drawn
+from ..kernel.replies import Code, RefusedAlone, Reply, Stored
 from ..ledger.ids import NONCE_BYTES
 from ..ledger.operations import FirstOp, ForgetIdOp
 from ..tasks import stop

@@ -20,7 +20,8 @@ from ..errors import (
     ShortfallError,
     UnavailableError,
 )
-from ..kernel.operations import ClaimOp, ReleaseOp, SettleOp, Verdict
+from ..kernel.operations import ClaimOp, ReleaseOp, SettleOp
+from ..kernel.replies import Verdict
 from ..model import Outcome
 from .connection import LONGEST_PAUSE
 from .gate import Gate

@@ -14,7 +14,8 @@ from time import perf_counter
 from typing import cast
 
 from ..errors import ShortfallError, UnavailableError
-from ..kernel.operations import ClaimOp, Code, Terms, Verdict, terms
+from ..kernel.operations import ClaimOp, Terms, terms
+from ..kernel.replies import Code, Verdict
 from ..ledger.operations import RememberedClaimOp
 from ..model import Outcome
 from .connection import Connection

@@ -38,8 +38,10 @@ from __future__ import annotations
 
 from ..events import Conflict, Unreplayed
 from ..kernel.keyspace import names_of
-from ..kernel.operations import Adopted, AdoptOp, Code, ForgetOp, Holding, ReadOp, Stored
+from ..kernel.operations import AdoptOp, ForgetOp, ReadOp
 from ..kernel.owners import owner_text
+from ..kernel.records import Holding
+from ..kernel.replies import Adopted, Code, Stored
 from ..stores.entry import Entry
 from .base import JournalOp
 

@@ -7,7 +7,8 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
-from ..kernel.operations import Adopted, AdoptOp, Code, ForgetOp, Op, ReadOp, Reply, Stored, StoredForm
+from ..kernel.operations import AdoptOp, ForgetOp, Op, ReadOp
+from ..kernel.replies import Adopted, Code, Reply, Stored, StoredForm
 from ..ledger.operations import FirstOp, ForgetIdOp, LedgerOp, SeenOp
 
 JournalOp = AdoptOp | ReadOp | ForgetOp | LedgerOp | FirstOp | SeenOp | ForgetIdOp

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
-from ..kernel.operations import Holding, Stored
+from ..kernel.records import Holding
+from ..kernel.replies import Stored
 
 _FORMER = 16
 """Holdings that a line remembers: the first ones, as the store may have heard of these before the breaker opened."""

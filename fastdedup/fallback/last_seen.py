@@ -12,21 +12,8 @@ from collections.abc import Callable
 from typing import cast
 
 from ..errors import UnavailableError
-from ..kernel.operations import (
-    ClaimOp,
-    Code,
-    ForgetOp,
-    Moved,
-    Op,
-    ReadOp,
-    ReleaseOp,
-    RenewOp,
-    Reply,
-    SettleOp,
-    Stored,
-    TransitionOp,
-    Verdict,
-)
+from ..kernel.operations import ClaimOp, ForgetOp, Op, ReadOp, ReleaseOp, RenewOp, SettleOp, TransitionOp
+from ..kernel.replies import Code, Moved, Reply, Stored, Verdict
 from ..ledger.operations import RememberedClaimOp, RememberedSettleOp, SeenOp, without_ledger
 from ..model import Outcome
 from ..stores.entry import Entry

@@ -12,24 +12,18 @@ from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
 from ..kernel.keyspace import names_of
 from ..kernel.operations import (
-    Adopted,
     AdoptOp,
     ClaimOp,
-    Code,
     ForgetOp,
-    Holding,
     IssueOp,
     Mode,
-    Moved,
     Op,
-    Reply,
     SettleOp,
-    Stored,
-    StoredForm,
     TransitionOp,
-    Verdict,
     was_accepted,
 )
+from ..kernel.records import Holding
+from ..kernel.replies import Adopted, Code, Moved, Reply, Stored, StoredForm, Verdict
 from ..ledger.id_line import IdLine
 from ..ledger.ids import NONCE_BYTES, without_patience
 from ..ledger.local_ids import LEDGER_OPS, LedgerOps, LocalIds

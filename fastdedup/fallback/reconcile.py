@@ -17,7 +17,8 @@ from collections.abc import Callable, Collection, Sequence
 from ..errors import DedupError, ForeignRecordError
 from ..events import Conflict, Event, Replayed, Unreplayed
 from ..failures import log
-from ..kernel.operations import Adopted, AdoptOp, Code, Op, Reply, Stored, StoredForm
+from ..kernel.operations import AdoptOp, Op
+from ..kernel.replies import Adopted, Code, Reply, Stored, StoredForm
 from ..ledger.operations import FirstOp
 from ..tasks import stop
 from .base import GivenUpPolicy, JournalledPolicy, JournalOp

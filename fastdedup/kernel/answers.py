@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..errors import UnavailableError, UsageError
 from ..model import Outcome
-from .operations import ClaimOp, Reply, Verdict
+from .operations import ClaimOp
+from .replies import Reply, Verdict
 
 
 def wrong_loop() -> UsageError:

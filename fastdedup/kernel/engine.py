@@ -27,8 +27,9 @@ from .clock import NOTE_EVERY, ClockBound, named_claims
 from .deadline import BLOCKED, Deadline
 from .health import OnChange, StoreHealth
 from .named import NamedClaims
-from .operations import ClaimOp, Code, Op, Redirect, Reply, Verb, Verdict, Witness
+from .operations import ClaimOp, Op, Verb, Witness
 from .queue import MIN_BATCH, Batch, OperationQueue, give_up
+from .replies import Code, Redirect, Reply, Verdict
 from .store import BatchStore, DirectStore, TimedStore
 from .unwanted import OnGivenUp, Unwanted
 

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, cast
 
-from .operations import ClaimOp, Op, Reply, Verb
+from .operations import ClaimOp, Op, Verb
+from .replies import Reply
 from .store import DirectStore
 
 _CLAIM: Final = Verb.CLAIM  # naming an enum's member through its class costs 50 ns on Python 3.11

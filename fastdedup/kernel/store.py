@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from .operations import Op, Reply, Verb
+from .operations import Op, Verb
+from .replies import Reply
 
 
 class BatchStore(Protocol):

@@ -11,7 +11,8 @@ from ..errors import UnavailableError
 from ..model import Outcome
 from .answers import is_first_hand
 from .named import NamedClaims
-from .operations import ClaimOp, ReleaseOp, Reply, Verdict
+from .operations import ClaimOp, ReleaseOp
+from .replies import Reply, Verdict
 
 OnGivenUp = Callable[[ClaimOp], object]
 """Called with each claim that was sent and got no reply: its record may hold the key although no caller knows."""

@@ -16,8 +16,9 @@ from ..core.gate import Gate
 from ..core.orphans import MAX_GIVEN_UP
 from ..errors import ConfigError, DedupError, UnavailableError, UsageError
 from ..kernel.granted import GRANTED
-from ..kernel.operations import Code, ForgetOp, Op, ReadOp, Reply, Verb
+from ..kernel.operations import ForgetOp, Op, ReadOp, Verb
 from ..kernel.owners import draw_owner, owner_field
+from ..kernel.replies import Code, Reply
 from ..model import BreakerState, LedgerResize, LedgerStats, Record
 from .current_form import TRIES, CurrentForm
 from .filling import Filling

@@ -8,7 +8,7 @@ from typing import Final
 
 from ..core.gate import Gate
 from ..errors import ConfigError, LedgerFullError, UnavailableError, foreign
-from ..kernel.operations import Code, Reply, StoredForm
+from ..kernel.replies import Code, Reply, StoredForm
 from ..keys import check_namespace
 from ..model import LedgerResize
 from ..stores.base import NO_EVICTION, EvictingStore

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from ..core.gate import Gate
 from ..errors import DedupError
 from ..events import LedgerFilling
-from ..kernel.operations import Code, Weight
+from ..kernel.replies import Code, Weight
 from ..model import LedgerStats
 from .current_form import CurrentForm
 from .forms import FILLING, SLOTS, LedgerForm

@@ -10,8 +10,8 @@ from ..core.gate import Gate
 from ..core.together import Together
 from ..errors import DedupError, UnavailableError
 from ..kernel.granted import GRANTED, LOOKS
-from ..kernel.operations import Code, Reply
 from ..kernel.owners import owner_text
+from ..kernel.replies import Code, Reply
 from .current_form import TRIES, CurrentForm
 from .operations import FirstOp, LedgerTerms, SeenOp
 from .views import FormerView, LedgerView

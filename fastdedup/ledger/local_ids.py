@@ -19,7 +19,7 @@ from ..fallback.base import IdOp, JournalOp
 from ..fallback.journal import Journal, JournalLine
 from ..kernel.granted import GRANTED
 from ..kernel.keyspace import names_of
-from ..kernel.operations import Code, Reply, StoredForm
+from ..kernel.replies import Code, Reply, StoredForm
 from ..stores.memory import MemoryStore
 from .forms import SLOTS, LedgerForm
 from .id_line import IdLine, LocalLedger, line_bytes

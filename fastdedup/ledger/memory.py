@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from ..kernel.operations import Code, Reply, StoredForm, Weight
+from ..kernel.replies import Code, Reply, StoredForm, Weight
 from .ids import CALL_BYTES, NONCE_BYTES, TICK_MS, same_call
 from .operations import FirstOp, ForgetIdOp, LedgerOp, SeenOp, WeighOp
 

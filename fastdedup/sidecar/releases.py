@@ -14,7 +14,8 @@ from time import monotonic
 
 from ..errors import DedupError, UnavailableError
 from ..gateway import Dedup
-from ..kernel.operations import ReleaseOp, Reply
+from ..kernel.operations import ReleaseOp
+from ..kernel.replies import Reply
 
 Holding = tuple[Dedup, bytes, bytes]
 """A claim that a client holds: its `Dedup`, its store key, its owner field."""

@@ -1,4 +1,5 @@
-"""The store protocol: the guarantees of a backend. Its operations and replies are in `kernel/operations.py`.
+"""The store protocol: the guarantees of a backend. Its operations are in `kernel/operations.py`, their replies in
+`kernel/replies.py`.
 
 A store executes *batches of independent operations of one verb*. A store does not wait for keys, decode results or
 know policies: that is the work of the gate above it. What the engine alone needs of a store stands in
@@ -12,7 +13,8 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from ..events import Event
 from ..kernel.keyspace import Kind
-from ..kernel.operations import Op, Reply, Stored
+from ..kernel.operations import Op
+from ..kernel.replies import Reply, Stored
 from ..kernel.store import BatchStore
 from ..kernel.store import ClockedStore as ClockedStore
 from ..kernel.store import DirectStore as DirectStore
@@ -119,10 +121,6 @@ class CredentialProvider(Protocol):
 
 Credentials = Callable[[], Login | Awaitable[Login]] | CredentialProvider
 """What is asked for the login of each new connection. It must not block the event loop."""
-
-
-RECORD_HEAD = 128
-"""Bytes of a record without its result, at most."""
 
 
 @runtime_checkable

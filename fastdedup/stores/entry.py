@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..kernel.operations import Code, Holding, Stored, Verdict
+from ..kernel.records import Holding
+from ..kernel.replies import Code, Stored, Verdict
 from ..model import Outcome
 
 LIVE = "PW"

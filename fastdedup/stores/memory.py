@@ -8,25 +8,21 @@ from heapq import nsmallest
 from ..errors import ConfigError, UnavailableError
 from ..kernel.keyspace import found_in
 from ..kernel.operations import (
-    Adopted,
     AdoptOp,
     ClaimOp,
-    Code,
     ForgetOp,
     IssueOp,
     Mode,
-    Moved,
     Op,
     ReadOp,
     ReleaseOp,
     RenewOp,
-    Reply,
     SettleOp,
-    Stored,
     TransitionOp,
     Verb,
-    Verdict,
 )
+from ..kernel.records import holding_bytes
+from ..kernel.replies import Adopted, Code, Moved, Reply, Stored, Verdict
 from ..ledger.memory import MemoryLedgers
 from ..ledger.operations import (
     FirstOp,
@@ -213,7 +209,7 @@ class MemoryStore(BoundedRecords):
         self._put(op.wire, entry, self._from + op.terms.keep_ms)
         verdict = verdict_on(Outcome.ACQUIRED, entry, self._from)
         if former is not None and former.owner:  # a policy may not know the owner
-            verdict.former = former.fence.to_bytes(7, "big") + former.owner
+            verdict.former = holding_bytes(former.owner, former.fence)
         return verdict
 
     def _settle(self, op: SettleOp) -> Code:

@@ -13,8 +13,9 @@ from ..core.gate import Gate
 from ..errors import ConfigError, UsageError
 from ..gateway import Dedup
 from ..kernel.keyspace import names_of
-from ..kernel.operations import ClaimOp, Code, Mode, Op, ReleaseOp, Reply, SettleOp, Verdict
+from ..kernel.operations import ClaimOp, Mode, Op, ReleaseOp, SettleOp
 from ..kernel.owners import is_drawn, owner_text
+from ..kernel.replies import Code, Reply, Verdict
 from ..model import Outcome
 from ..sync.gateway import Dedup as SyncDedup
 from ..web.inspection import Caller, place_of_request

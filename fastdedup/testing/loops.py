@@ -19,7 +19,8 @@ from ..core.renewal import Renewal
 from ..core.settlement import Settlement
 from ..fallback.base import FallbackPolicy, JournalledPolicy
 from ..fallback.local import LocalLRU
-from ..kernel.operations import Code, ReadOp, ReleaseOp, RenewOp, Reply, Stored, Verb
+from ..kernel.operations import ReadOp, ReleaseOp, RenewOp, Verb
+from ..kernel.replies import Code, Reply, Stored
 from ..model import BreakerState
 from ..stores.source import StoreSource
 from ..tasks import running_loop

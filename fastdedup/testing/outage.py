@@ -11,7 +11,8 @@ from typing import Literal, get_args
 
 from ..checks import check_count
 from ..errors import ConfigError, UnavailableError, UsageError
-from ..kernel.operations import AdoptOp, Op, Reply, Verb
+from ..kernel.operations import AdoptOp, Op, Verb
+from ..kernel.replies import Reply
 from ..tasks import running_loop
 
 Kind = Literal["refused", "frozen", "lost_reply"]

@@ -9,7 +9,8 @@ from functools import partial
 
 from ..checks import named
 from ..errors import ConfigError, UnavailableError
-from ..kernel.operations import Op, Reply, Verb
+from ..kernel.operations import Op, Verb
+from ..kernel.replies import Reply
 from ..stores.base import Page, Query
 from ..stores.memory import MemoryStore
 from .claims import ClaimLog

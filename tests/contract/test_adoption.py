@@ -12,8 +12,10 @@ import pytest
 
 from fastdedup import Claim, Dedup, ForeignRecordError, Outcome
 from fastdedup.kernel.keyspace import Keyspace, Kind
-from fastdedup.kernel.operations import Adopted, AdoptOp, Code, ForgetOp, Holding, ReadOp, Stored
+from fastdedup.kernel.operations import AdoptOp, ForgetOp, ReadOp
 from fastdedup.kernel.owners import owner_field
+from fastdedup.kernel.records import Holding
+from fastdedup.kernel.replies import Adopted, Code, Stored
 
 from ..stores import ALL_BUT_LOCAL, Backend, on_stores
 

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from fastdedup import ConfigError, TransitionOutcome
-from fastdedup.kernel.operations import Code, Moved, TransitionOp
+from fastdedup.kernel.operations import TransitionOp
+from fastdedup.kernel.replies import Code, Moved
 
 from ..stores import Backend
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fastdedup import ClaimLostError, FailedError, Outcome, State, UnavailableError
-from fastdedup.kernel.operations import Code, ReleaseOp, SettleOp
+from fastdedup.kernel.operations import ReleaseOp, SettleOp
+from fastdedup.kernel.replies import Code
 
 from ..stores import Backend
 

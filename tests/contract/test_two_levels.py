@@ -20,7 +20,8 @@ from fastdedup import (
     Takeover,
 )
 from fastdedup.kernel.keyspace import names_of
-from fastdedup.kernel.operations import ForgetOp, ReadOp, Stored
+from fastdedup.kernel.operations import ForgetOp, ReadOp
+from fastdedup.kernel.replies import Stored
 
 from ..stores import Backend
 

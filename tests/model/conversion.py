@@ -10,26 +10,22 @@ from typing import Any
 
 from fastdedup import Outcome
 from fastdedup.kernel.operations import (
-    Adopted,
     AdoptOp,
     ClaimOp,
-    Code,
     ForgetOp,
-    Holding,
     IssueOp,
     Mode,
-    Moved,
     Op,
     ReadOp,
     ReleaseOp,
     RenewOp,
     SettleOp,
-    Stored,
     TransitionOp,
-    Verdict,
     terms,
 )
-from fastdedup.kernel.operations import Reply as LibraryReply
+from fastdedup.kernel.records import Holding
+from fastdedup.kernel.replies import Adopted, Code, Moved, Stored, Verdict
+from fastdedup.kernel.replies import Reply as LibraryReply
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.ids import CALL_BYTES
 from fastdedup.ledger.operations import (

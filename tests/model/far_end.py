@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from fastdedup.kernel.operations import Code, Op, ReadOp, Reply, Stored, Verdict
+from fastdedup.kernel.operations import Op, ReadOp
+from fastdedup.kernel.replies import Code, Reply, Stored, Verdict
 from fastdedup.ledger.memory import MemoryLedgers
 from fastdedup.ledger.operations import (
     FOREVER_MS,

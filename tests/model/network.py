@@ -17,7 +17,8 @@ from copy import copy
 from types import SimpleNamespace
 from typing import Any
 
-from fastdedup.kernel.operations import UNREPEATED, ClaimOp, Op, Reply, Verb
+from fastdedup.kernel.operations import UNREPEATED, ClaimOp, Op, Verb
+from fastdedup.kernel.replies import Reply
 from fastdedup.stores.redis import RedisStore
 from fastdedup.stores.redis.connection import RedisConnection
 

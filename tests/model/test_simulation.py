@@ -18,7 +18,8 @@ import pytest
 
 from fastdedup import Outcome as ClaimOutcome
 from fastdedup import claim as claim_module
-from fastdedup.kernel.operations import Op, Reply
+from fastdedup.kernel.operations import Op
+from fastdedup.kernel.replies import Reply
 
 from .exploring import (
     cancelled_twice,

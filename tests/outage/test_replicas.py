@@ -13,22 +13,19 @@ import pytest
 from fastdedup import Outcome
 from fastdedup.kernel.operations import (
     ClaimOp,
-    Code,
     ForgetOp,
     IssueOp,
     Mode,
-    Moved,
     Op,
     ReadOp,
     ReleaseOp,
     RenewOp,
-    Reply,
     SettleOp,
     TransitionOp,
     Verb,
-    Verdict,
     terms,
 )
+from fastdedup.kernel.replies import Code, Moved, Reply, Verdict
 from fastdedup.stores import make_store
 from fastdedup.stores.base import DirectStore, Store
 

@@ -11,7 +11,8 @@ import pytest
 import redis
 
 from fastdedup import BreakerState, Claim, Dedup, UnavailableError
-from fastdedup.kernel.operations import ClaimOp, IssueOp, Mode, RefusedAlone, Verb, terms
+from fastdedup.kernel.operations import ClaimOp, IssueOp, Mode, Verb, terms
+from fastdedup.kernel.replies import RefusedAlone
 
 from ..servers import RedisServer
 from ..sidecars import Sidecar

@@ -18,8 +18,9 @@ from fastdedup import BreakerState, Claim, ClaimLostError, Dedup, InProgressErro
 from fastdedup.core.orphans import UndoList
 from fastdedup.events import Event, UndoOverflow
 from fastdedup.integrations import asgi
-from fastdedup.kernel.operations import ClaimOp, Code, IssueOp, Mode, Op, ReadOp, Reply, Stored, terms
+from fastdedup.kernel.operations import ClaimOp, IssueOp, Mode, Op, ReadOp, terms
 from fastdedup.kernel.owners import draw_owner
+from fastdedup.kernel.replies import Code, Reply, Stored
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.operations import FOREVER_MS, FirstOp, LedgerTerms, SeenOp
 from fastdedup.stores.memory import MemoryStore

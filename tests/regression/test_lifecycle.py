@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fastdedup import BreakerState, ClaimLostError, Dedup, LocalLRU, Outcome, UnavailableError, UsageError
-from fastdedup.kernel.operations import Op, Reply, Verb
+from fastdedup.kernel.operations import Op, Verb
+from fastdedup.kernel.replies import Reply
 from fastdedup.stores.memory import MemoryStore
 
 from ..stores import Backend

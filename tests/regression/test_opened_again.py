@@ -15,7 +15,8 @@ import uvloop
 
 from fastdedup import ConfigError, Dedup, LocalLRU, UnavailableError, UsageError
 from fastdedup.events import Event, Replayed
-from fastdedup.kernel.operations import Op, Reply, Verb
+from fastdedup.kernel.operations import Op, Verb
+from fastdedup.kernel.replies import Reply
 from fastdedup.stores.memory import MemoryStore
 
 from ..servers import RedisServer

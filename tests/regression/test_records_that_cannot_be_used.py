@@ -13,29 +13,25 @@ import redis
 from fastdedup import Dedup, ForeignRecordError, Outcome, UnavailableError
 from fastdedup.kernel.keyspace import Keyspace, Kind
 from fastdedup.kernel.operations import (
-    Adopted,
     AdoptOp,
     ClaimOp,
-    Code,
     ForgetOp,
     IssueOp,
     Mode,
-    Moved,
     Op,
     ReadOp,
     ReleaseOp,
     RenewOp,
     SettleOp,
-    Stored,
     TransitionOp,
     Verb,
-    Verdict,
     terms,
 )
 from fastdedup.kernel.owners import draw_owner
+from fastdedup.kernel.records import decode, encode, is_record, read_record
+from fastdedup.kernel.replies import Adopted, Code, Moved, Stored, Verdict
 from fastdedup.sidecar.namespaces import RawCodec
 from fastdedup.stores.memory import MemoryStore
-from fastdedup.stores.redis.records import decode, encode, is_record, read_record
 from fastdedup.stores.redis.scripts import MAX_RECORD, script_text
 from fastdedup.stores.redis.verbs import load_scripts
 

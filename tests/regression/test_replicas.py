@@ -13,20 +13,16 @@ from fastdedup.events import Event, PrimaryRestarted
 from fastdedup.kernel.operations import (
     AdoptOp,
     ClaimOp,
-    Code,
     IssueOp,
     Mode,
-    Moved,
     Op,
     ReleaseOp,
     RenewOp,
-    Reply,
     SettleOp,
-    Stored,
     TransitionOp,
-    Verdict,
     terms,
 )
+from fastdedup.kernel.replies import Code, Moved, Reply, Stored, Verdict
 from fastdedup.stores import make_store
 from fastdedup.stores.redis.reconnect import Reconnector, process_of
 

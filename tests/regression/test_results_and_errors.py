@@ -26,7 +26,8 @@ from fastdedup import (
 )
 from fastdedup.codec import UNSTORABLE
 from fastdedup.errors import ClaimLostError, InProgressError, UnknownTransitionError
-from fastdedup.kernel.operations import ReadOp, Stored
+from fastdedup.kernel.operations import ReadOp
+from fastdedup.kernel.replies import Stored
 from fastdedup.messages import Action, MessageRules, Reason
 from fastdedup.messages.blocking import Attempt, BlockingWay
 from fastdedup.messages.deliveries import Deliveries

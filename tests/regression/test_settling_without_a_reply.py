@@ -16,8 +16,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from fastdedup import ClaimLostError, ConfigError, Dedup, UnavailableError, UsageError
 from fastdedup.events import Event, LeaseLost
 from fastdedup.integrations.prometheus import watch
-from fastdedup.kernel.operations import Code, Op, Reply, SettleOp, Verb
+from fastdedup.kernel.operations import Op, SettleOp, Verb
 from fastdedup.kernel.owners import owner_field
+from fastdedup.kernel.replies import Code, Reply
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis import RedisStore
 from fastdedup.stores.sidecar import SidecarStore

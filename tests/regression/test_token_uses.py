@@ -12,8 +12,9 @@ import redis
 from fastdedup import Dedup, Outcome, State, UnavailableError
 from fastdedup import sync as synchronous
 from fastdedup.kernel.granted import GRANTED
-from fastdedup.kernel.operations import ClaimOp, Code, Mode, ReleaseOp, Verb, terms
+from fastdedup.kernel.operations import ClaimOp, Mode, ReleaseOp, Verb, terms
 from fastdedup.kernel.owners import draw_owner
+from fastdedup.kernel.replies import Code
 from fastdedup.tokens import subject_mark
 
 from ..servers import RedisServer

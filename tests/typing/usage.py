@@ -57,7 +57,8 @@ from fastdedup.events import (
     UndoOverflow,
     Unreplayed,
 )
-from fastdedup.kernel.operations import Op, Reply, Verdict
+from fastdedup.kernel.operations import Op
+from fastdedup.kernel.replies import Reply, Verdict
 
 
 class Order:

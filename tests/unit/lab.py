@@ -13,19 +13,17 @@ from fastdedup.fallback.base import JournalOp
 from fastdedup.kernel.keyspace import Keyspace, Kind
 from fastdedup.kernel.operations import (
     ClaimOp,
-    Code,
     ForgetOp,
     IssueOp,
     Mode,
     Op,
     ReleaseOp,
     RenewOp,
-    Reply,
     SettleOp,
-    Verdict,
     terms,
 )
 from fastdedup.kernel.owners import owner_field
+from fastdedup.kernel.replies import Code, Reply, Verdict
 from fastdedup.stores.entry import Entry
 from fastdedup.stores.memory import MemoryStore
 

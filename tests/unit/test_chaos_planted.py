@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from fastdedup import Dedup, LocalLRU, Reject, UnavailableError
-from fastdedup.kernel.operations import Op, Reply, Verb
+from fastdedup.kernel.operations import Op, Verb
+from fastdedup.kernel.replies import Reply
 from fastdedup.stores import make_store
 from fastdedup.stores.base import Store
 from fastdedup.stores.memory import MemoryStore

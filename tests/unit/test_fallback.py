@@ -17,7 +17,8 @@ from fastdedup import (
     UnavailableError,
 )
 from fastdedup.events import Degraded, Event
-from fastdedup.kernel.operations import ClaimOp, Code, Op, Reply, Verb, Verdict
+from fastdedup.kernel.operations import ClaimOp, Op, Verb
+from fastdedup.kernel.replies import Code, Reply, Verdict
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.testing import Clock
 

@@ -8,8 +8,9 @@ import pytest
 
 from fastdedup import Outcome
 from fastdedup.events import Conflict, Unreplayed
-from fastdedup.kernel.operations import Adopted, AdoptOp, Code, Mode, Verdict
+from fastdedup.kernel.operations import AdoptOp, Mode
 from fastdedup.kernel.owners import owner_field
+from fastdedup.kernel.replies import Adopted, Code, Verdict
 
 from .lab import WIRE, Home, Lab, forget, issue, release, renew, settle
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fastdedup import LocalLRU, UnavailableError
-from fastdedup.kernel.operations import Code, Reply, StoredForm
+from fastdedup.kernel.replies import Code, Reply, StoredForm
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.ids import ledger_wire
 from fastdedup.ledger.operations import FirstOp, ForgetIdOp, LedgerOp, SeenOp

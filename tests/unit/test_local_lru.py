@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from fastdedup import Outcome
-from fastdedup.kernel.operations import ClaimOp, Code, Mode, Moved, Op, ReadOp, Stored, TransitionOp, terms
+from fastdedup.kernel.operations import ClaimOp, Mode, Op, ReadOp, TransitionOp, terms
 from fastdedup.kernel.owners import owner_field
+from fastdedup.kernel.replies import Code, Moved, Stored
 
 from .lab import LEASE, TTL, WIRE, Home, Lab, forget, issue, release, renew, settle
 

@@ -6,17 +6,9 @@ import pytest
 
 from fastdedup import Outcome, UnavailableError
 from fastdedup.events import Conflict, Unreplayed
-from fastdedup.kernel.operations import (
-    Adopted,
-    AdoptOp,
-    Code,
-    Mode,
-    ReleaseOp,
-    StoredForm,
-    Verdict,
-    terms,
-)
+from fastdedup.kernel.operations import AdoptOp, Mode, ReleaseOp, terms
 from fastdedup.kernel.owners import owner_field
+from fastdedup.kernel.replies import Adopted, Code, StoredForm, Verdict
 from fastdedup.ledger.ids import record_wire
 from fastdedup.ledger.operations import (
     FirstOp,

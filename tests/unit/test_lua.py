@@ -15,7 +15,6 @@ from fastdedup.kernel.keyspace import Keyspace, Kind
 from fastdedup.kernel.operations import (
     AdoptOp,
     ClaimOp,
-    Code,
     ForgetOp,
     IssueOp,
     Mode,
@@ -24,12 +23,12 @@ from fastdedup.kernel.operations import (
     ReleaseOp,
     RenewOp,
     SettleOp,
-    Stored,
     TransitionOp,
     Verb,
     terms,
 )
 from fastdedup.kernel.owners import draw_owner
+from fastdedup.kernel.replies import Code, Stored
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.operations import (
     FirstOp,

@@ -9,7 +9,6 @@ import pytest
 from fastdedup import Dedup, Outcome, UnavailableError
 from fastdedup.kernel.operations import (
     ClaimOp,
-    Code,
     ForgetOp,
     IssueOp,
     Mode,
@@ -20,9 +19,9 @@ from fastdedup.kernel.operations import (
     SettleOp,
     TransitionOp,
     Verb,
-    Verdict,
     terms,
 )
+from fastdedup.kernel.replies import Code, Verdict
 from fastdedup.ledger.memory import MemoryLedgers
 from fastdedup.stores.memory import MemoryStore
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdedup import Dedup, Fingerprint, Outcome
-from fastdedup.kernel.operations import Code, with_fingerprint
 from fastdedup.kernel.owners import draw_owner, owner_field
-from fastdedup.stores.redis.records import decode, decode_machine, verdict
+from fastdedup.kernel.records import decode, decode_machine, tail_of, verdict
+from fastdedup.kernel.replies import Code
 
 EMBEDDED = 44
 """Bytes: Redis's limit for a string that needs no allocation of its own."""
@@ -34,7 +34,7 @@ def build(
 
 def test_a_record_of_a_drawn_owner_is_an_embedded_string() -> None:
     """With a fingerprint, without a payload: 44 bytes, Redis's limit."""
-    assert len(build(tail=with_fingerprint(draw_owner(), PRINT))) == EMBEDDED
+    assert len(build(tail=tail_of(draw_owner(), PRINT))) == EMBEDDED
 
 
 @given(
@@ -59,7 +59,7 @@ def test_every_field_is_read_where_it_was_written(
     payload: bytes,
 ) -> None:
     """Any owner length, with and without fingerprint, payload and token mark."""
-    tail = owner if mark is None else with_fingerprint(owner, mark)
+    tail = owner if mark is None else tail_of(owner, mark)
     tail = bytes((tail[0] | 64 * token,)) + tail[1:]
     record = build(state=state, fence=fence, left=left, attempt=attempt, tail=tail, payload=payload)
     stored = decode(record, NOW, ttl_ms=5)

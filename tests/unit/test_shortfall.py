@@ -10,7 +10,8 @@ import pytest
 
 from fastdedup import Dedup, LocalLRU, Outcome, ShortfallError
 from fastdedup.events import BreakerOpened, Event, Shortfall
-from fastdedup.kernel.operations import Code, Moved, Op, Reply, Verb, Verdict
+from fastdedup.kernel.operations import Op, Verb
+from fastdedup.kernel.replies import Code, Moved, Reply, Verdict
 from fastdedup.stores.memory import MemoryStore
 
 

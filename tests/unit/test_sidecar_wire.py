@@ -11,29 +11,22 @@ from hypothesis import strategies as st
 
 from fastdedup import ConfigError, Outcome, ResultTooLargeError, UnavailableError
 from fastdedup.kernel.operations import (
-    Adopted,
     AdoptOp,
     ClaimOp,
-    Code,
     ForgetOp,
-    Holding,
     IssueOp,
     Mode,
-    Moved,
     Op,
     ReadOp,
-    RefusedAlone,
     ReleaseOp,
     RenewOp,
     SettleOp,
-    Stored,
-    StoredForm,
     TransitionOp,
     Verb,
-    Verdict,
-    Weight,
     terms,
 )
+from fastdedup.kernel.records import Holding
+from fastdedup.kernel.replies import Adopted, Code, Moved, RefusedAlone, Stored, StoredForm, Verdict, Weight
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.operations import (
     FirstOp,

@@ -12,8 +12,9 @@ from fastdedup import UnavailableError, UsageError
 from fastdedup.core.orphans import UndoList
 from fastdedup.errors import DedupError
 from fastdedup.events import Event
-from fastdedup.kernel.operations import ClaimOp, Mode, Op, Reply, terms
+from fastdedup.kernel.operations import ClaimOp, Mode, Op, terms
 from fastdedup.kernel.owners import Noted, draw_owner, owner_field
+from fastdedup.kernel.replies import Reply
 from fastdedup.stores.memory import MemoryStore
 
 WaitUntil = Callable[..., Any]

@@ -11,7 +11,8 @@ from time import perf_counter
 from typing import Any, Final, TypeVar
 
 from ...gateway import Dedup
-from ...kernel.operations import ClaimOp, Verdict
+from ...kernel.operations import ClaimOp
+from ...kernel.replies import Verdict
 from ...model import Outcome
 from ...tasks import wait_then_stop
 from ...web.problems import ProblemType

@@ -18,8 +18,9 @@ from ...claim import Claim
 from ...codec import has_nan
 from ...errors import ResultError, UnavailableError
 from ...gateway import Dedup
-from ...kernel.operations import ClaimOp, Mode, ReleaseOp, RenewOp, SettleOp, Verdict
+from ...kernel.operations import ClaimOp, Mode, ReleaseOp, RenewOp, SettleOp
 from ...kernel.owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
+from ...kernel.replies import Verdict
 from ...keys import digest
 from ...ledger.operations import IdPlace
 from ...model import Outcome

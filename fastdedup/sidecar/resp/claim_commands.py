@@ -10,8 +10,9 @@ from typing import Any, Final
 from ...claim import Claim
 from ...core.calls import ClaimCall
 from ...gateway import Dedup
-from ...kernel.operations import ClaimOp, Verdict
+from ...kernel.operations import ClaimOp
 from ...kernel.owners import draw_owner, owner_text
+from ...kernel.replies import Verdict
 from ...model import Outcome
 from ..reply_memory import LARGE
 from ..verbs import Asked, held, seconds

@@ -22,21 +22,9 @@ from ...declarations import BOUNDS
 from ...errors import ConfigError, ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...gateway import Dedup
 from ...kernel.keyspace import check_wire, ledger_of, names_of, start_beside
-from ...kernel.operations import (
-    AdoptOp,
-    ClaimOp,
-    Code,
-    ForgetOp,
-    Op,
-    RefusedAlone,
-    ReleaseOp,
-    Reply,
-    SettleOp,
-    Stored,
-    Verb,
-    Verdict,
-)
+from ...kernel.operations import AdoptOp, ClaimOp, ForgetOp, Op, ReleaseOp, SettleOp, Verb
 from ...kernel.owners import trace_of, veiled
+from ...kernel.replies import Code, RefusedAlone, Reply, Stored, Verdict
 from ...ledger.operations import ForgetIdOp, LedgerTerms
 from ...stores.base import EvictingStore, ListedStore, Query
 from ...stores.sidecar.unpack import unpack

@@ -10,7 +10,9 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
-from ...kernel.operations import Code, Op, Reply, StoredForm, Verdict, Weight
+from ...kernel.operations import Op
+from ...kernel.records import holding_bytes, verdict
+from ...kernel.replies import Code, Reply, StoredForm, Verdict, Weight
 from ...ledger.operations import (
     FirstOp,
     ForgetIdOp,
@@ -22,8 +24,7 @@ from ...ledger.operations import (
     WeighOp,
 )
 from ...model import Outcome
-from .records import verdict
-from .scripts import ONLY_CODES, Args, answer_of, ceil_ms, codes, proof
+from .scripts import ONLY_CODES, Args, answer_of, ceil_ms, codes
 
 _OK: Final = Code.OK
 _ALREADY_CODE: Final = Code.ALREADY.value
@@ -175,7 +176,7 @@ class RememberedSettleScript:
             stretch = list(run)
             args += [len(stretch), *ledger_header(terms), keep_ms]
             for op in stretch:
-                args += [proof(op), op.payload, op.entry]
+                args += [holding_bytes(op.owner, op.fence), op.payload, op.entry]
         return args
 
     def read(self, ops: Sequence[RememberedSettleOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:

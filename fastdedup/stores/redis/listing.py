@@ -8,10 +8,10 @@ import hiredis
 
 from ...errors import ConfigError
 from ...kernel.keyspace import found_in, pattern_of
-from ...kernel.operations import Stored
+from ...kernel.records import read_record
+from ...kernel.replies import Stored
 from ..base import Page, Query, without_result
 from .connection import RedisConnection
-from .records import read_record
 from .scripts import pack
 
 _HEAD = 18 + 63 + 16

@@ -21,23 +21,11 @@ from typing import Any, Final, Protocol, cast
 
 from ...errors import ConfigError, too_large
 from ...kernel.keyspace import names_of
-from ...kernel.operations import (
-    ClaimOp,
-    Code,
-    Op,
-    RefusedAlone,
-    ReleaseOp,
-    RenewOp,
-    Reply,
-    SettleOp,
-    Terms,
-    Verb,
-    Verdict,
-)
+from ...kernel.operations import ClaimOp, Op, Terms, Verb
+from ...kernel.records import MAX_FENCE, RECORD_HEAD, fence_bytes, verdict
+from ...kernel.replies import Code, RefusedAlone, Reply, Verdict
 from ...model import Outcome
-from ..base import RECORD_HEAD
 from .errors import FORBIDDEN
-from .records import MAX_FENCE, verdict
 
 Args = list[str | bytes | int]
 MAX_RECORD: Final = 256 * 1024 + RECORD_HEAD
@@ -206,14 +194,14 @@ class LoadedScript:
             parts.append(ops[0].wire)
         else:
             parts += [op.wire for op in ops]
-        parts.append(floor_us.to_bytes(7, "big"))
+        parts.append(fence_bytes(floor_us))
         parts.append(limit)
         parts += self.pack(ops)
         return pack_parts(parts, self._head, 2)
 
     def command_undeclared(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
         """Return the same call with the keys behind all other arguments: for keys of many slots of one node."""
-        parts: Args = [0, floor_us.to_bytes(7, "big"), limit]
+        parts: Args = [0, fence_bytes(floor_us), limit]
         parts += self.pack(ops)
         parts += [op.wire for op in ops]
         parts.append(len(ops))
@@ -223,13 +211,13 @@ class LoadedScript:
         """Return the same call with the script's text, for a server that has lost the script."""
         wires = [op.wire for op in ops]
         return pack_parts(
-            ["EVAL", self.text, len(ops), *wires, floor_us.to_bytes(7, "big"), limit, *self.pack(ops)]
+            ["EVAL", self.text, len(ops), *wires, fence_bytes(floor_us), limit, *self.pack(ops)]
         )
 
     def undeclared_with_text(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
         """Return the call of `command_undeclared` with the script's text."""
         wires = [op.wire for op in ops]
-        numbers = (floor_us.to_bytes(7, "big"), limit)
+        numbers = (fence_bytes(floor_us), limit)
         return pack_parts(["EVAL", self.text, 0, *numbers, *self.pack(ops), *wires, len(wires)])
 
 
@@ -239,25 +227,25 @@ class TwoKeyScript(LoadedScript):
     def command(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
         """Return as `LoadedScript.command`."""
         wires = both_keys(ops)
-        parts: Args = [len(wires), *wires, floor_us.to_bytes(7, "big"), limit, *self.pack(ops)]
+        parts: Args = [len(wires), *wires, fence_bytes(floor_us), limit, *self.pack(ops)]
         return pack_parts(parts, self._head, 2)
 
     def command_undeclared(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
         """Return as `LoadedScript.command_undeclared`."""
         wires = both_keys(ops)
-        parts: Args = [0, floor_us.to_bytes(7, "big"), limit, *self.pack(ops), *wires, len(wires)]
+        parts: Args = [0, fence_bytes(floor_us), limit, *self.pack(ops), *wires, len(wires)]
         return pack_parts(parts, self._head, 2)
 
     def command_with_text(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
         """Return as `LoadedScript.command_with_text`."""
         wires = both_keys(ops)
-        floor = floor_us.to_bytes(7, "big")
+        floor = fence_bytes(floor_us)
         return pack_parts(["EVAL", self.text, len(wires), *wires, floor, limit, *self.pack(ops)])
 
     def undeclared_with_text(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
         """Return as `LoadedScript.undeclared_with_text`."""
         wires = both_keys(ops)
-        floor = floor_us.to_bytes(7, "big")
+        floor = fence_bytes(floor_us)
         return pack_parts(["EVAL", self.text, 0, floor, limit, *self.pack(ops), *wires, len(wires)])
 
 
@@ -323,11 +311,6 @@ def answer_of(op: Op, code: int) -> Reply:
     if code == _REFUSED:
         return RefusedAlone(FORBIDDEN)
     return too_large(key_of(op)) if code == _TOO_LARGE else Code(code)
-
-
-def proof(op: SettleOp | ReleaseOp | RenewOp) -> bytes:
-    """Return the proof that an owner sends: the fence (0 for any fence) and the owner field."""
-    return op.fence.to_bytes(7, "big") + op.owner
 
 
 def codes(ops: Sequence[Op], reply: list[Any]) -> list[Reply]:

@@ -11,20 +11,9 @@ from typing import Any
 
 import hiredis
 
-from ...kernel.operations import (
-    UNREPEATED,
-    ClaimOp,
-    Code,
-    Mode,
-    Moved,
-    Op,
-    Reply,
-    Verb,
-    Verdict,
-    mark_unsure,
-    terms,
-)
+from ...kernel.operations import UNREPEATED, ClaimOp, Mode, Op, Verb, mark_unsure, terms
 from ...kernel.owners import owner_field
+from ...kernel.replies import Code, Moved, Reply, Verdict
 from ...model import Outcome
 from ..base import Done, Page, Query
 from .listing import read_page

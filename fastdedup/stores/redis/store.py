@@ -8,7 +8,8 @@ from typing import Any
 
 from ...errors import DedupError
 from ...events import ClockSkew, Event, PrimaryRestarted, PrimarySwitched
-from ...kernel.operations import Op, RefusedAlone, Reply, Verb, mark_unsure
+from ...kernel.operations import Op, Verb, mark_unsure
+from ...kernel.replies import RefusedAlone, Reply
 from ..base import Credentials, Page, Query
 from .connection import RedisConnection
 from .errors import translate

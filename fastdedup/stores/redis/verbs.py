@@ -11,22 +11,9 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
-from ...kernel.operations import (
-    Adopted,
-    AdoptOp,
-    Code,
-    IssueOp,
-    Moved,
-    Op,
-    ReleaseOp,
-    RenewOp,
-    Reply,
-    SettleOp,
-    Stored,
-    TransitionOp,
-    Verb,
-    with_fingerprint,
-)
+from ...kernel.operations import AdoptOp, IssueOp, Op, ReleaseOp, RenewOp, SettleOp, TransitionOp, Verb
+from ...kernel.records import encode, holding_bytes, is_state, read_record, tail_of
+from ...kernel.replies import Adopted, Code, Moved, Reply, Stored
 from .ledger_scripts import (
     FirstScript,
     ForgetIdScript,
@@ -36,7 +23,6 @@ from .ledger_scripts import (
     SeenScript,
     WeighScript,
 )
-from .records import encode, is_state, read_record
 from .scripts import (
     ONLY_CODES,
     Args,
@@ -47,7 +33,6 @@ from .scripts import (
     answer_of,
     ceil_ms,
     codes,
-    proof,
 )
 
 _FOREIGN, _TOO_LARGE = Code.FOREIGN.value, Code.TOO_LARGE.value
@@ -63,7 +48,7 @@ class SettleScript:
             stretch = list(run)
             args += [len(stretch), "S" if succeeded else "F", keep_ms]
             for op in stretch:
-                args.append(proof(op))
+                args.append(holding_bytes(op.owner, op.fence))
                 args.append(op.payload)
         return args
 
@@ -79,7 +64,7 @@ class ReleaseScript:
         """See the header of the script."""
         args: Args = []
         for consumed, run in groupby(ops, attrgetter("consumed")):
-            proofs = [proof(op) for op in run]
+            proofs = [holding_bytes(op.owner, op.fence) for op in run]
             args += [len(proofs), int(consumed), *proofs]
         return args
 
@@ -95,7 +80,7 @@ class RenewScript:
         """See the header of the script."""
         args: Args = []
         for (lease_ms, keep_ms), run in groupby(ops, attrgetter("lease_ms", "keep_ms")):
-            proofs = [proof(op) for op in run]
+            proofs = [holding_bytes(op.owner, op.fence) for op in run]
             args += [len(proofs), lease_ms, keep_ms, *proofs]
         return args
 
@@ -111,7 +96,7 @@ class IssueScript:
         """See the header of the script."""
         args: Args = []
         for ttl_ms, run in groupby(ops, attrgetter("ttl_ms")):
-            tails = [token_tail(op) for op in run]
+            tails = [tail_of(op.issuer, op.fingerprint, token=True) for op in run]
             args += [len(tails), ttl_ms, *tails]
         return args
 
@@ -182,7 +167,7 @@ class AdoptScript:
         args: Args = []
         for op in ops:
             record = op.record
-            base = b"" if op.base is None else op.base.fence.to_bytes(7, "big") + op.base.owner
+            base = b"" if op.base is None else holding_bytes(op.base.owner, op.base.fence)
             args += [max(record.ttl_ms, 1), record.left_ms, base, encode(record)]
         return args
 
@@ -203,12 +188,6 @@ class AdoptScript:
         if not isinstance(stored, Stored):
             return Adopted(Code(code), b"", 0)
         return Adopted(Code(code), stored.owner, stored.fence, settled=stored.state in "SF")
-
-
-def token_tail(op: IssueOp) -> bytes:
-    """Return the shape (with a token's mark), the issuer and the subject, as a record has them."""
-    tail = op.issuer if op.fingerprint is None else with_fingerprint(op.issuer, op.fingerprint)
-    return bytes((tail[0] | 64,)) + tail[1:]
 
 
 def triples(reply: list[Any]) -> Iterable[tuple[Any, Any, Any]]:

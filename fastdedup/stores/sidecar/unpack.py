@@ -19,7 +19,6 @@ from ...kernel.operations import (
     AdoptOp,
     ClaimOp,
     ForgetOp,
-    Holding,
     IssueOp,
     Mode,
     Op,
@@ -27,11 +26,13 @@ from ...kernel.operations import (
     ReleaseOp,
     RenewOp,
     SettleOp,
-    Stored,
     TransitionOp,
     Verb,
     terms,
 )
+from ...kernel.owners import RANDOM_BYTES
+from ...kernel.records import MAX_FENCE, Holding, is_state, read_holding, read_proof, read_record, read_tail
+from ...kernel.replies import Stored
 from ...ledger.forms import DENSE_WIDTH, SLOTS, LedgerForm
 from ...ledger.ids import MAX_ID, NONCE_BYTES, without_patience
 from ...ledger.operations import (
@@ -45,15 +46,12 @@ from ...ledger.operations import (
     SeenOp,
     WeighOp,
 )
-from ..redis.records import MAX_FENCE, is_state, read_record
 from .wire import OF_IDS, PATIENT, WHY
 
 Keys = Sequence[bytes]
 Args = Sequence[bytes]
 
 _MAX_MS = round(MAX_SECONDS * 1000)
-_RANDOM = 10
-"""The bytes of an owner whose length is given as 0, and of a transition's name."""
 _MAX_WIDTH = 16
 """The most bytes of a digest in a ledger."""
 _MAX_ENTRIES = 10_000
@@ -134,11 +132,11 @@ def _claims(keys: Keys, args: Args) -> Iterator[Op]:
         shared = terms(_MODES[mode], _ms(lease), _both_ms(keep), watch == b"1")
         for wire, tail in zip(run, tails, strict=True):
             if (
-                len(tail) == 1 + _RANDOM and not tail[0]
+                len(tail) == 1 + RANDOM_BYTES and not tail[0]
             ):  # nearly all: only a drawn owner; saves 9 % of a claim
                 yield ClaimOp(wire, shared, tail, None)
             else:
-                yield ClaimOp(wire, shared, *_owner_and_fingerprint(tail, 0))
+                yield ClaimOp(wire, shared, *read_tail(tail))
 
 
 def _settlings(keys: Keys, args: Args) -> Iterator[Op]:
@@ -147,7 +145,7 @@ def _settlings(keys: Keys, args: Args) -> Iterator[Op]:
             raise ValueError("a state must be S or F")
         keep_ms = _ms(keep)
         for wire, proof, payload in zip(run, rest[::2], rest[1::2], strict=True):
-            fence, owner = _proof(proof)
+            owner, fence = read_proof(proof)
             yield SettleOp(wire, owner, fence, succeeded=state == b"S", keep_ms=keep_ms, payload=payload)
 
 
@@ -156,7 +154,7 @@ def _releases(keys: Keys, args: Args) -> Iterator[Op]:
         if consumed not in (b"0", b"1"):
             raise ValueError("consumed is 0 or 1")
         for wire, proof in zip(run, proofs, strict=True):
-            fence, owner = _proof(proof)
+            owner, fence = read_proof(proof)
             yield ReleaseOp(wire, owner, fence, consumed=consumed == b"1")
 
 
@@ -164,7 +162,7 @@ def _renewals(keys: Keys, args: Args) -> Iterator[Op]:
     for run, (lease, keep), proofs in _runs(keys, args, 2, 1):
         lease_ms, keep_ms = _ms(lease), _both_ms(keep)
         for wire, proof in zip(run, proofs, strict=True):
-            fence, owner = _proof(proof)
+            owner, fence = read_proof(proof)
             yield RenewOp(wire, owner, fence, lease_ms, keep_ms)
 
 
@@ -172,7 +170,7 @@ def _issues(keys: Keys, args: Args) -> Iterator[Op]:
     for run, (ttl,), tails in _runs(keys, args, 1, 1):
         ttl_ms = _ms(ttl)
         for wire, tail in zip(run, tails, strict=True):
-            yield IssueOp(wire, *_owner_and_fingerprint(tail, 64), ttl_ms)
+            yield IssueOp(wire, *read_tail(tail, token=True), ttl_ms)
 
 
 def _transitions(keys: Keys, args: Args) -> Iterator[Op]:
@@ -180,7 +178,7 @@ def _transitions(keys: Keys, args: Args) -> Iterator[Op]:
         raise ValueError("each key must have seven arguments")
     for at, wire in enumerate(keys):
         keep, change, version, to, initial, sources, again = args[7 * at : 7 * at + 7]
-        if len(change) != _RANDOM or not sources.startswith(b"\n") or not sources.endswith(b"\n"):
+        if len(change) != RANDOM_BYTES or not sources.startswith(b"\n") or not sources.endswith(b"\n"):
             raise ValueError("a change must have ten bytes, and sources must stand between line feeds")
         states = [state.decode() for state in (to, initial, *sources[1:-1].split(b"\n"))]
         if not (is_state(to) and is_state(initial)):
@@ -250,7 +248,7 @@ def _remembered_claims(keys: Keys, args: Args) -> Iterator[Op]:
         for wire, tail, digest in zip(run, rest[::2], rest[1::2], strict=True):
             bucket = _bucket_of(wire)
             _check_entry(bucket, digest, ledger.width)
-            owner, fingerprint = _owner_and_fingerprint(tail, 0)
+            owner, fingerprint = read_tail(tail)
             yield RememberedClaimOp(wire, shared, owner, fingerprint, (bucket, digest, ledger))
 
 
@@ -259,7 +257,7 @@ def _remembered_settlings(keys: Keys, args: Args) -> Iterator[Op]:
         stem = _stem(_bucket_of(run[0]), head[2])
         terms, keep_ms = _terms_of_first(stem, *head[:7]), _ms(head[7])
         for wire, proof, payload, entry in zip(run, rest[::3], rest[1::3], rest[2::3], strict=True):
-            fence, owner = _proof(proof)
+            owner, fence = read_proof(proof)
             place = _bucket_of(wire), entry[: terms.width], terms
             op = RememberedSettleOp(wire, owner, fence, keep_ms=keep_ms, payload=payload, place=place)
             if op.entry != entry:
@@ -330,34 +328,14 @@ def _runs(keys: Keys, args: Args, heads: int, each: int) -> Iterator[tuple[Keys,
         at, start = ends, start + count
 
 
-def _owner_and_fingerprint(tail: bytes, mark: int) -> tuple[bytes, bytes | None]:
-    """Return the owner and the fingerprint in `tail`; `mark` is 64 for a token."""
-    shape = tail[0] ^ mark
-    if shape < 64:
-        owner, fingerprint = (tail if not mark else bytes((shape,)) + tail[1:]), None
-    else:
-        owner, fingerprint = bytes((shape & 127,)) + tail[1:-16], tail[-16:]
-    _check_owner(owner)
-    return owner, fingerprint
-
-
 def _holding(base: bytes, machine: bool) -> Holding:
     """Read the holding that an adoption is based on; for a machine the change takes the owner's place."""
-    if machine and len(base) != 7 + _RANDOM:
+    if not machine:
+        return read_proof(base)
+    holding = read_holding(base)
+    if len(holding.owner) != RANDOM_BYTES:
         raise ValueError("a base of a version and a change")
-    fence, owner = (int.from_bytes(base[:7], "big"), base[7:]) if machine else _proof(base)
-    return Holding(owner, fence)
-
-
-def _proof(proof: bytes) -> tuple[int, bytes]:
-    owner = proof[7:]
-    _check_owner(owner)
-    return int.from_bytes(proof[:7], "big"), owner
-
-
-def _check_owner(field: bytes) -> None:
-    if len(field) != 1 + (field[0] or _RANDOM) or field[0] > 63:
-        raise ValueError("an owner must be as long as it says")
+    return holding
 
 
 def _record(record: bytes) -> Stored:

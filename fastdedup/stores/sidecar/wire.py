@@ -20,18 +20,8 @@ from itertools import groupby
 from typing import Any
 
 from ...errors import ForeignRecordError, ResultTooLargeError, UnavailableError
-from ...kernel.operations import (
-    Adopted,
-    Code,
-    Moved,
-    RefusedAlone,
-    Reply,
-    Stored,
-    StoredForm,
-    Verb,
-    Verdict,
-    Weight,
-)
+from ...kernel.operations import Verb
+from ...kernel.replies import Adopted, Code, Moved, RefusedAlone, Reply, Stored, StoredForm, Verdict, Weight
 from ...ledger.operations import LedgerTerms
 from ...model import Outcome
 

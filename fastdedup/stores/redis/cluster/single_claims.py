@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-from ....kernel.operations import ClaimOp, Op, Reply, Terms, Verb, Verdict
+from ....kernel.operations import ClaimOp, Op, Terms, Verb
+from ....kernel.records import fence_bytes
+from ....kernel.replies import Reply, Verdict
 from ....model import Outcome
 from ..scripts import CallHead, LoadedScript
 from ..verbs import load_scripts
@@ -39,7 +41,7 @@ def pack_singles(claims: Sequence[ClaimOp], floor_us: int, limit: int) -> bytes:
     head, middle = _frame(load_scripts()[Verb.CLAIM], claims[0].terms, limit)
     calls = []
     for number, op in enumerate(claims, floor_us):
-        floor = number.to_bytes(7, "big")
+        floor = fence_bytes(number)
         calls.append(
             b"%b%d\r\n%b\r\n$7\r\n%b%b%d\r\n%b\r\n"
             % (head, len(op.wire), op.wire, floor, middle, len(op.tail), op.tail)
