@@ -15,7 +15,7 @@ from .claim import Claim
 from .codec import Codec, JSONCodec
 from .compiled import mypyc_attr
 from .core.calls import ClaimCall, KnownCall
-from .core.common import Common
+from .core.common import Common, OnBatch
 from .core.connections import Connections
 from .core.gate import Gate
 from .core.holder import check_holder
@@ -25,7 +25,6 @@ from .errors import ConfigError, InvalidKeyError, UsageError
 from .events import OnEvent
 from .fallback.base import FallbackPolicy
 from .fallback.reject import Reject
-from .kernel.engine import OnBatch
 from .kernel.keyspace import READABLE_BYTES
 from .kernel.operations import ClaimOp, Mode
 from .kernel.owners import owner_field
@@ -227,7 +226,7 @@ class Dedup(Inspected):
         return 0 if engine is None else engine.in_flight
 
     def on_batch(self, callback: OnBatch) -> None:
-        """Call `callback` with the size of each batch that starts; say so before opening. For metrics.
+        """Call `callback` with the size of each batch that has ended; say so before opening. For metrics.
 
         An error of the callback is logged, and stops no batch.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from typing import Literal
@@ -14,12 +14,14 @@ from ..errors import ConfigError
 from ..events import Event, OnEvent
 from ..failures import log_batch_failure, log_failure
 from ..fallback.base import FallbackPolicy
-from ..kernel.engine import OnBatch, OnStoreCall
+from ..kernel.batches import BatchObserver
 from ..kernel.queue import MIN_BATCH
 from .counters import MAX_NAMESPACES, GateCounters
 from .incidents import AT_ONCE, Incidents
 from .observers import Observers
 from .recent import RecentSuccesses
+
+OnBatch = Callable[[int], None]
 
 
 class Common:
@@ -128,28 +130,21 @@ class Common:
                     log_failure(event, error)
 
     @property
-    def batch_hearer(self) -> OnBatch | None:
-        """What an engine calls with the size of each batch; None if nothing counts or listens."""
-        return None if self.on_batch is None and self.call_hearer is None else self._batch_began
+    def batch_observer(self) -> BatchObserver | None:
+        """What hears of each batch of an engine: this object, if somebody counts batches or listens to them."""
+        wanted = self.may_count_later or self.on_batch is not None or self.observers.facts is not None
+        return self if wanted else None
 
-    @property
-    def call_hearer(self) -> OnStoreCall | None:
-        """What an engine calls with the verb and the seconds of each batch; None if nothing counts."""
-        return self._store_called if self.may_count_later or self.observers.facts is not None else None
-
-    def _batch_began(self, size: int) -> None:
+    def batch_ended(self, verb: str, size: int, seconds: float) -> None:
+        """Count a batch, and tell the user's callback of it; see `BatchObserver`."""
         if (facts := self.observers.facts) is not None:
-            facts.on_batch(size)
+            facts.batch_ended(verb, size, seconds)
         if self.on_batch is not None:
             try:
                 self.on_batch(size)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 -- the batch must still be sent
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 -- callers wait for their answers
                 if self.may_tell("failed on_batch", 1):
                     log_batch_failure(error)
-
-    def _store_called(self, verb: str, took: float) -> None:
-        if (facts := self.observers.facts) is not None:
-            facts.on_store_call(verb, took)
 
     # Figures
 

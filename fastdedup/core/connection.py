@@ -370,11 +370,8 @@ class Connection:
             max_pending=common.max_pending,
             probe_wire=f"{common.name}:~!probe".encode(),  # no ledger can have this name
             on_breaker=on_breaker,
-            on_batch=common.batch_hearer,
-            on_store_call=common.call_hearer,
-            on_given_up=self.undo.add,
-            on_resent=self.undo.watch,
-            on_named=self.undo.keep,
+            observer=common.batch_observer,
+            orphans=self.undo,
             min_batch=min_batch or common.min_batch,
             max_in_flight=max_in_flight,
         )

@@ -220,13 +220,15 @@ class GateCounters:
         """Count a claim that waited for another owner."""
         self._measure(WAIT_SECONDS, (self.label(namespace),), seconds)
 
-    def on_store_call(self, verb: str, took: float) -> None:
-        """Count a batch that has ended."""
+    def batch_ended(self, verb: str, size: int, seconds: float) -> None:
+        """Count a batch that has ended; see `BatchObserver`."""
+        self.batches[bisect_left(SIZES, size)] += 1
+        self.batches[-1] += size
         cells = self.store_calls[verb]
-        cells[bisect_left(BOUNDS, took)] += 1
-        cells[-1] += took
+        cells[bisect_left(BOUNDS, seconds)] += 1
+        cells[-1] += seconds
         if self.durations is not None:
-            self.durations.took(STORE_CALL_SECONDS, (verb,), took)
+            self.durations.took(STORE_CALL_SECONDS, (verb,), seconds)
 
     def asked_ledger(self, namespace: str, ledger: str, answers: list[bool]) -> None:
         """Count the answers to ids of a ledger."""
@@ -234,11 +236,6 @@ class GateCounters:
         namespace = self.label(namespace)
         ids[namespace, ledger, "first"] += firsts
         ids[namespace, ledger, "duplicate"] += len(answers) - firsts
-
-    def on_batch(self, size: int) -> None:
-        """Count a batch; a callback for `Dedup.on_batch`."""
-        self.batches[bisect_left(SIZES, size)] += 1
-        self.batches[-1] += size
 
     def on_event(self, event: Event) -> None:
         """Count an event as its class says; a callback for `Dedup(on_event=...)`."""

@@ -1,10 +1,12 @@
-"""What a batch's replies and errors mean to each of its callers."""
+"""What a batch's replies and errors mean to each of its callers, and how each gets its own."""
 
 from __future__ import annotations
 
+import asyncio
+
 from ..errors import UnavailableError, UsageError
 from ..model import Outcome
-from .operations import ClaimOp
+from .operations import ClaimOp, Op, Witness
 from .replies import Reply, Verdict
 
 
@@ -76,3 +78,35 @@ def copy_of(error: BaseException) -> BaseException:
     if isinstance(error, UnavailableError):
         return UnavailableError(*error.args, retry_after=error.retry_after)
     return error
+
+
+def give(loop: asyncio.AbstractEventLoop, op: Op, reply: Reply, witness: Witness | None) -> Reply:
+    """Give a reply to a witness, which may change it, and to the operation's caller; return it.
+
+    Both may run code that is not the engine's. If it raises, the loop's exception handler is called, the caller
+    gets the error, and the other operations of the batch get their replies all the same.
+    """
+    try:
+        if witness is not None:
+            reply = witness(op, reply)
+        if not op.future.done():
+            op.take(reply)
+    except (Exception, asyncio.CancelledError) as fault:  # noqa: BLE001 -- it is reported
+        give_error(loop, op, reported(loop, op, fault))
+    return reply
+
+
+def give_error(loop: asyncio.AbstractEventLoop, op: Op, error: BaseException) -> None:
+    """Give an error to an operation's caller; see `give`."""
+    try:
+        if not op.future.done():
+            op.fail(error)
+    except (Exception, asyncio.CancelledError) as fault:  # noqa: BLE001 -- it is reported
+        reported(loop, op, fault)
+
+
+def reported(loop: asyncio.AbstractEventLoop, op: Op, fault: BaseException) -> Exception:
+    """Tell the loop of what was raised while an operation was answered; return the error for its caller."""
+    what = f"fastdedup could not deliver the answer to an operation ({op.verb.value})"
+    loop.call_exception_handler({"message": what, "exception": fault})
+    return fault if isinstance(fault, Exception) else RuntimeError(what)

@@ -13,31 +13,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from math import inf
 from threading import get_ident
-from time import perf_counter
 from typing import Any, Final, NoReturn, cast
 
 from ..errors import ConfigError, UnavailableError
 from ..forking import InChild
 from ..model import BreakerState
-from .answers import behind, closed, copy_of, heir, too_late, too_many, wrong_loop
-from .clock import NOTE_EVERY, ClockBound, named_claims
+from .answers import behind, closed, copy_of, give, give_error, heir, reported, too_many, wrong_loop
+from .batches import Batch, Batches, BatchObserver, Ended
 from .deadline import BLOCKED, Deadline
 from .health import OnChange, StoreHealth
 from .named import NamedClaims
-from .operations import ClaimOp, Op, Verb, Witness
-from .queue import MIN_BATCH, Batch, OperationQueue, give_up
+from .operations import ClaimOp, Op, Verb
+from .queue import MIN_BATCH, OperationQueue
 from .replies import Code, Redirect, Reply, Verdict
-from .store import BatchStore, DirectStore, TimedStore
-from .unwanted import OnGivenUp, Unwanted
+from .store import BatchStore
+from .unwanted import Orphans, Unwanted
 
 _OPEN: Final = BreakerState.OPEN  # naming an enum's member through its class costs 50 ns on Python 3.11
 _CLAIMS: Final = (Verb.CLAIM, Verb.CLAIM_REMEMBERED)
 _AGAIN: Final = Code.AGAIN
-OnBatch = Callable[[int], None]
-OnStoreCall = Callable[[str, float], None]
 HandOver = Callable[["Engine", Op, Any], None]
 """Called with an engine, an operation that has left it, and the part of the store that it must go on to."""
 
@@ -54,11 +50,8 @@ class Engine:
         max_pending: operations that may wait or be under way; any further operation gets UnavailableError.
         probe_wire: a store key without a record, to find out whether the store is back.
         on_breaker: called when the breaker has opened or closed.
-        on_batch: called with the number of operations of each batch that starts.
-        on_store_call: called with the verb and the seconds of each batch that has ended.
-        on_given_up: see `OnGivenUp`.
-        on_resent: see `Unwanted`.
-        on_named: called with each claim of a caller-chosen owner, who may ask again for what was given up.
+        observer: hears of each batch that has ended.
+        orphans: takes what may hold a key although no caller knows of it; see `Orphans`.
     """
 
     def __init__(
@@ -73,25 +66,15 @@ class Engine:
         max_pending: int = 65_536,
         probe_wire: bytes = b"fastdedup:~!probe",
         on_breaker: OnChange | None = None,
-        on_batch: OnBatch | None = None,
-        on_store_call: OnStoreCall | None = None,
-        on_given_up: OnGivenUp | None = None,
-        on_resent: OnGivenUp | None = None,
-        on_named: OnGivenUp | None = None,
+        observer: BatchObserver | None = None,
+        orphans: Orphans | None = None,
     ) -> None:
-        self._store = store
-        self._direct = store if isinstance(store, DirectStore) else None
-        self._clock = ClockBound(store) if isinstance(store, TimedStore) else None
-        # Mutable: when a batch next tells about the server's clock, in the loop's time.
-        self._note_from = 0.0
         self._timeout = timeout
         self._max_in_flight = max_in_flight
         self._max_pending = max_pending
         self._on_breaker = on_breaker
-        self._on_batch = on_batch
-        self._on_store_call = on_store_call
-        self._unwanted = Unwanted(self._enqueue, on_given_up, on_resent)
-        self._on_named = on_named
+        self._orphans = orphans
+        self._unwanted = Unwanted(self._enqueue, orphans)
         self._health = StoreHealth(store, timeout=timeout, wire=probe_wire, on_change=self._breaker_changed)
         # Mutable: how many operations may be pending; 0 once closed and while the breaker is open, so that one
         # comparison finds every reason to refuse.
@@ -104,7 +87,8 @@ class Engine:
         )
         self._claims = self._queue.claims
         self._pending = 0
-        self._batches: set[Batch] = set()
+        self._batches = Batches(store, self._loop, timeout, observer, self._ended)
+        self._under_way = self._batches.under_way
         self._flushing = False
         self._troubled = False
         self._closed = False
@@ -134,7 +118,7 @@ class Engine:
     @property
     def in_flight(self) -> int:
         """The number of batches under way."""
-        return len(self._batches)
+        return len(self._under_way)
 
     @property
     def breaker(self) -> BreakerState:
@@ -194,8 +178,8 @@ class Engine:
                 return self._follow(leader, op)
         self._put(op)
         if op.named:
-            if self._on_named is not None:
-                self._on_named(op)
+            if self._orphans is not None:
+                self._orphans.keep(op)
             self.named.add(op)
         return op.future
 
@@ -252,7 +236,7 @@ class Engine:
         self._closed = True
         self._room = 0
         await self._health.aclose()
-        if self._pending or self._batches:
+        if self._pending or self._under_way:
             self._drained = self._loop.create_future()
             await self._drained
             self._drained = None
@@ -313,14 +297,19 @@ class Engine:
                 self._queue.excuse(lost)  # the loop was blocked: what came before that is sent only now
         self._unsent.clear()
         queue, claims = self._queue, self._claims
-        while (claims or queue.others) and (free := self._max_in_flight - len(self._batches)) > 0:
+        while (claims or queue.others) and (free := self._max_in_flight - len(self._under_way)) > 0:
             ops = queue.next_batch(free) if queue.others else queue.take_claims(free)
             if not ops:
                 break
-            self._start(Batch(ops, ops[0].at + self._timeout))
+            self._batches.start(ops, ops[0].at + self._timeout, self._now, self.named)
         if self._deadline.timer is None:
             self._deadline.set()
-        if self._drained is not None and not self._pending and not self._batches and not self._drained.done():
+        if (
+            self._drained is not None
+            and not self._pending
+            and not self._under_way
+            and not self._drained.done()
+        ):
             self._drained.set_result(None)
 
     def _retire(self, op: ClaimOp) -> None:
@@ -338,58 +327,9 @@ class Engine:
             self.leaders[leader.wire] = leader
             self._put(leader)
 
-    # Running batches
+    # What batches have brought
 
-    def _start(self, batch: Batch) -> None:
-        self._batches.add(batch)
-        if self._on_batch is not None:
-            self._on_batch(len(batch.ops))
-        if self._on_store_call is not None:
-            batch.began = perf_counter()
-        if self._clock is not None and (self.named.counts or self._now >= self._note_from):
-            self._note_from = self._now + NOTE_EVERY
-            if self.named.counts:
-                batch.named = named_claims(batch.ops)
-            batch.sent_at = self._clock.sent(batch.named)
-        try:
-            begun = self._direct is not None and self._direct.begin(
-                batch.verb, batch.ops, partial(self._begun, batch)
-            )
-        except Exception:  # noqa: BLE001 -- the task gets the same error and gives it to the callers
-            begun = False
-        if not begun:
-            self._run_as_task(batch)
-
-    def _begun(self, batch: Batch, replies: Sequence[Reply] | None) -> None:
-        if replies is not None:
-            self._end(batch, replies)
-        elif batch.expired:
-            self._end(batch, too_late(self._timeout))
-        else:
-            # Sends the same operations again by `execute`. This is safe, because each names its owner.
-            self._run_as_task(batch)
-
-    def _run_as_task(self, batch: Batch) -> None:
-        batch.task = self._loop.create_task(self._execute(batch))
-        # Not by try and except inside: a task that is cancelled before its first step runs no code.
-        batch.task.add_done_callback(partial(self._ran, batch))
-
-    async def _execute(self, batch: Batch) -> Sequence[Reply]:
-        return await self._store.execute(batch.verb, batch.ops)
-
-    def _ran(self, batch: Batch, task: asyncio.Task[Sequence[Reply]]) -> None:
-        if task.cancelled():
-            self._end(batch, too_late(self._timeout))
-        else:
-            outcome = task.exception() or task.result()
-            self._end(batch, outcome)
-            if batch.verb in _CLAIMS and not isinstance(outcome, BaseException):
-                self._unwanted.watch_resent(cast("Sequence[ClaimOp]", batch.ops), outcome)
-
-    def _end(self, batch: Batch, outcome: Sequence[Reply] | BaseException) -> None:
-        self._batches.discard(batch)
-        if self._on_store_call is not None:
-            self._on_store_call(batch.verb.value, perf_counter() - batch.began)
+    def _ended(self, batch: Batch, outcome: Ended) -> None:
         ops = batch.ops
         if isinstance(outcome, BaseException):
             self._batch_failed(ops, outcome)
@@ -398,8 +338,6 @@ class Engine:
             self._batch_failed(ops, ConfigError(fault))
         else:
             self._pending -= len(ops)
-            if batch.sent_at and self._clock is not None:
-                self._clock.answered(batch.named, batch.sent_at)
             if batch.verb in _CLAIMS:
                 self._deliver_claims(cast("Sequence[ClaimOp]", ops), outcome)
             else:
@@ -409,6 +347,8 @@ class Engine:
                 self._health.answered()
         if self._claims or self._queue.others or self._drained is not None or self._deadline.timer is None:
             self._flush()
+        if batch.task is not None and batch.verb in _CLAIMS and not isinstance(outcome, BaseException):
+            self._unwanted.watch_resent(cast("Sequence[ClaimOp]", ops), outcome)
 
     def _batch_failed(self, ops: Sequence[Op], error: BaseException) -> None:
         self._pending -= len(ops)
@@ -423,7 +363,7 @@ class Engine:
             if type(reply) is Redirect:
                 self._send_on(op, reply)
                 continue
-            self._give(op, reply, op.witness)
+            give(self._loop, op, reply, op.witness)
 
     def _deliver_claims(self, ops: Sequence[ClaimOp], replies: Sequence[Reply]) -> None:
         leaders = self.leaders
@@ -433,8 +373,8 @@ class Engine:
             if type(reply) is Verdict and op.followers is None and not op.future.done():
                 try:
                     op.future.set_result(reply)
-                except (Exception, asyncio.CancelledError) as fault:  # noqa: BLE001 -- see `_give`
-                    self._give_error(op, self._reported(op, fault))
+                except (Exception, asyncio.CancelledError) as fault:  # noqa: BLE001 -- see `give`
+                    give_error(self._loop, op, reported(self._loop, op, fault))
             elif type(reply) is UnavailableError:
                 self._fail(op, reply, sent=True)  # the store refused this key alone
             elif type(reply) is Redirect:
@@ -473,7 +413,9 @@ class Engine:
     def _claim_done(self, op: ClaimOp, reply: Reply) -> None:
         """Deliver the reply of a claim with followers or a witness, without a verdict, or with a cancelled caller."""
         if not op.future.done():
-            reply = self._give(op, reply, None if op.followers is None else op.witness)  # see `Op.witness`
+            reply = give(
+                self._loop, op, reply, None if op.followers is None else op.witness
+            )  # see `Op.witness`
         elif self._unwanted.release(op, reply, self.named):
             # The release overtakes the followers, so one of them may become the owner.
             self._promote(op)
@@ -483,36 +425,7 @@ class Engine:
         self._pending -= len(followers)
         answer = behind(reply, op.owner)
         for follower in followers:
-            self._give(follower, answer, None)
-
-    def _give(self, op: Op, reply: Reply, witness: Witness | None) -> Reply:
-        """Give a reply to a witness, which may change it, and to the operation's caller; return it.
-
-        Both may run code that is not the engine's. If it raises, the loop's exception handler is called, the caller
-        gets the error, and the other operations of the batch get their replies all the same.
-        """
-        try:
-            if witness is not None:
-                reply = witness(op, reply)
-            if not op.future.done():
-                op.take(reply)
-        except (Exception, asyncio.CancelledError) as fault:  # noqa: BLE001 -- it is reported
-            self._give_error(op, self._reported(op, fault))
-        return reply
-
-    def _give_error(self, op: Op, error: BaseException) -> None:
-        """Give an error to an operation's caller; see `_give`."""
-        try:
-            if not op.future.done():
-                op.fail(error)
-        except (Exception, asyncio.CancelledError) as fault:  # noqa: BLE001 -- it is reported
-            self._reported(op, fault)
-
-    def _reported(self, op: Op, fault: BaseException) -> Exception:
-        """Tell the loop of what was raised while an operation was answered; return the error for its caller."""
-        what = f"fastdedup could not deliver the answer to an operation ({op.verb.value})"
-        self._loop.call_exception_handler({"message": what, "exception": fault})
-        return fault if isinstance(fault, Exception) else RuntimeError(what)
+            give(self._loop, follower, answer, None)
 
     def _forget_claim(self, op: ClaimOp) -> None:
         if self.leaders.get(op.wire) is op:
@@ -521,7 +434,7 @@ class Engine:
     def _fail(self, op: Op, error: BaseException, *, sent: bool) -> None:
         if op.verb in _CLAIMS:
             self._given_up(cast(ClaimOp, op), sent=sent)  # before the caller learns of it and may claim again
-        self._give_error(op, copy_of(error))
+        give_error(self._loop, op, copy_of(error))
         if op.verb not in _CLAIMS:
             return
         claim = cast(ClaimOp, op)
@@ -529,7 +442,7 @@ class Engine:
         followers, claim.followers = claim.followers, None
         for follower in followers or ():
             self._pending -= 1
-            self._give_error(follower, copy_of(error))
+            give_error(self._loop, follower, copy_of(error))
 
     def _given_up(self, op: ClaimOp, *, sent: bool = False) -> None:
         """Tell of a claim that has no answer and was sent, from here or from the part that sent it on.
@@ -542,7 +455,7 @@ class Engine:
     # What has come due: see `deadline.py`
 
     def _earliest_deadline(self) -> float | None:
-        due = [batch.deadline for batch in self._batches]
+        due = [batch.deadline for batch in self._under_way]
         oldest = self._queue.oldest()
         if oldest is not None:
             due.append(oldest + self._timeout)
@@ -558,7 +471,7 @@ class Engine:
         for op in self._queue.overdue(before - self._timeout, before - self._timeout / 2):
             self._pending -= 1
             self._fail(op, UnavailableError(f"the store was busy for {self._timeout:g} s"), sent=False)
-        give_up([batch for batch in self._batches if batch.deadline <= before], self._direct)
+        self._batches.give_up(before)
         self._flush()
 
     # The breaker: while it is open every operation is refused at once

@@ -1,15 +1,12 @@
-"""The operations that wait to be sent, in a queue for each verb, and the batches that they go in."""
+"""The operations that wait to be sent, in a queue for each verb."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final, cast
 
 from .operations import ClaimOp, Op, Verb
-from .replies import Reply
-from .store import DirectStore
 
 _CLAIM: Final = Verb.CLAIM  # naming an enum's member through its class costs 50 ns on Python 3.11
 MIN_BATCH: Final = 16
@@ -30,37 +27,6 @@ _IN_TURN: Final = (
     *(Verb.CLAIM, Verb.ISSUE, Verb.TRANSITION, Verb.READ, Verb.FORGET),
     *(Verb.FIRST, Verb.SEEN, Verb.LEDGER, Verb.WEIGH, Verb.CLAIM_REMEMBERED),
 )
-
-
-class Batch:
-    """Operations of one verb that are sent together. `deadline` is the oldest operation's, in the loop's time."""
-
-    __slots__ = ("began", "deadline", "expired", "named", "ops", "sent_at", "task", "verb")
-
-    def __init__(self, ops: list[Op], deadline: float) -> None:
-        self.ops = ops
-        self.verb = ops[0].verb
-        self.deadline = deadline
-        self.expired = False
-        self.named: Sequence[ClaimOp] = ()
-        """The claims of caller-chosen owners in it, where somebody wants to know."""
-        self.sent_at = 0.0
-        """By time.monotonic(), where somebody wants to know."""
-        self.began = 0.0
-        """By time.perf_counter(), where somebody counts."""
-        self.task: asyncio.Task[Sequence[Reply]] | None = None
-
-
-def give_up(overdue: Sequence[Batch], direct: DirectStore | None) -> None:
-    """End batches that have run out of time; each gets its end from the store, or from its task."""
-    # Marked first: `abandon` ends every batch under way, and the batches that have time left are sent again.
-    for batch in overdue:
-        batch.expired = True
-    if direct is not None and any(batch.task is None for batch in overdue):
-        direct.abandon()
-    for batch in overdue:
-        if batch.task is not None:
-            batch.task.cancel()
 
 
 class OperationQueue:

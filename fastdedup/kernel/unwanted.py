@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import UnavailableError
 from ..model import Outcome
@@ -14,8 +14,21 @@ from .named import NamedClaims
 from .operations import ClaimOp, ReleaseOp
 from .replies import Reply, Verdict
 
-OnGivenUp = Callable[[ClaimOp], object]
-"""Called with each claim that was sent and got no reply: its record may hold the key although no caller knows."""
+
+class Orphans(Protocol):
+    """Frees the claims that hold, or may come to hold, a key for a caller who does not know of it."""
+
+    def add(self, op: ClaimOp) -> None:
+        """Take a claim that was sent and got no reply: its record may hold the key."""
+        ...
+
+    def watch(self, op: ClaimOp) -> None:
+        """Take a claim that was sent again and did not acquire its key: the first sending may."""
+        ...
+
+    def keep(self, op: ClaimOp) -> object:
+        """Let go of a claim of a caller-chosen owner, because that owner asks again."""
+        ...
 
 
 class Unwanted:
@@ -23,38 +36,31 @@ class Unwanted:
 
     Args:
         submit: sends a release and returns the future of its reply.
-        on_given_up: see `OnGivenUp`.
-        on_resent: called with each claim that was sent again and did not acquire its key: the first sending may.
+        orphans: takes what cannot be taken back here.
     """
 
-    __slots__ = ("_on_given_up", "_on_resent", "_submit")
+    __slots__ = ("_orphans", "_submit")
 
-    def __init__(
-        self,
-        submit: Callable[[ReleaseOp], asyncio.Future[Any]],
-        on_given_up: OnGivenUp | None,
-        on_resent: OnGivenUp | None = None,
-    ) -> None:
+    def __init__(self, submit: Callable[[ReleaseOp], asyncio.Future[Any]], orphans: Orphans | None) -> None:
         self._submit = submit
-        self._on_given_up = on_given_up
-        self._on_resent = on_resent
+        self._orphans = orphans
 
     def leave_to_parent(self) -> None:
         """Tell of nothing any more in a forked child: the claims are the parent's."""
-        self._on_given_up = self._on_resent = None
+        self._orphans = None
 
     def watch_resent(self, ops: Sequence[ClaimOp], replies: Sequence[Reply]) -> None:
         """Tell of the claims of a batch that were sent again, and whose key another owner has."""
-        if self._on_resent is None:
+        if self._orphans is None:
             return
         for op, reply in zip(ops, replies, strict=False):
             if hasattr(op, "unsure") and isinstance(reply, Verdict) and reply.outcome is not Outcome.ACQUIRED:
-                self._on_resent(op)
+                self._orphans.watch(op)
 
     def give_up(self, op: ClaimOp) -> None:
         """Tell of a claim that was sent and got no reply."""
-        if self._on_given_up is not None:
-            self._on_given_up(op)
+        if self._orphans is not None:
+            self._orphans.add(op)
 
     def release(self, op: ClaimOp, reply: Reply, named: NamedClaims) -> bool:
         """Release a claim that was acquired after its caller was cancelled; a consumed token is issued again.

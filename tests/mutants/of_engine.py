@@ -58,7 +58,7 @@ ENGINE = {
         ),
         Mutant(
             "A claim that follows a failed claim waits for ever.",
-            "            self._give_error(follower, copy_of(error))",
+            "            give_error(self._loop, follower, copy_of(error))",
             "            pass",
             "twins",
         ),
@@ -76,13 +76,13 @@ ENGINE = {
         ),
         Mutant(
             "The second copy of a claim that was sent twice is not watched.",
-            'self._unwanted.watch_resent(cast("Sequence[ClaimOp]", batch.ops), outcome)',
+            'self._unwanted.watch_resent(cast("Sequence[ClaimOp]", ops), outcome)',
             "pass",
             "claim_and_complete",
         ),
         Mutant(
             "A batch that gets no answer is never given up.",
-            "give_up([batch for batch in self._batches if batch.deadline <= before], self._direct)",
+            "self._batches.give_up(before)",
             "pass",
             "claim_and_complete",
         ),

@@ -175,7 +175,7 @@ async def test_a_body_does_not_outlive_its_lease_while_the_store_hangs() -> None
             await work()
         assert loop.time() - started < 2, "not the store's deadline on top"
         store.hangs = False
-        for batch in list(dedup.gate.connection.engine._batches):  # type: ignore[union-attr]
+        for batch in list(dedup.gate.connection.engine._under_way):  # type: ignore[union-attr]
             assert batch.task is not None
             batch.task.cancel()
 

@@ -37,7 +37,7 @@ TOTAL = "fastdedup_operations_total"
 async def running(**options: Any) -> AsyncIterator[Namespaces]:
     counters = Counters()
     root = Dedup(codec=RawCodec(), on_event=counters.on_event, **options)
-    root.on_batch(counters.on_batch)
+    root.gate.watchers.waits = counters
     async with root:
         yield Namespaces(root, counters=counters)
 
@@ -119,7 +119,7 @@ async def test_forty_claims_of_one_moment_are_two_batches(redis_url: str) -> Non
     """A library's gate makes three of them, while Redis works on the first."""
     sizes: list[int] = []
     counters = Counters()
-    counters.on_batch = sizes.append  # type: ignore[method-assign]
+    counters.batch_ended = lambda verb, size, seconds: sizes.append(size)  # type: ignore[method-assign]
     namespaces = make_namespaces(Config(url=redis_url), counters, lambda event: None)
     async with namespaces.root as dedup:
         await asyncio.gather(*(dedup.claim(f"order:{number}") for number in range(40)))
