@@ -66,10 +66,9 @@ CIRCLES: list[set[str]] = []
 CLIMBS: set[tuple[str, str]] = {
     ("claim", "core.gate"),
     ("claim", "core.settlement"),
+    ("core.connection", "ledger.orphan_ids"),
     ("core.executor", "ledger.operations"),
     ("core.held_claim", "ledger.operations"),
-    ("core.orphans", "ledger.ids"),
-    ("core.orphans", "ledger.operations"),
     ("core.settlement", "ledger.operations"),
     ("core.waiting", "ledger.operations"),
     ("fallback.base", "ledger.operations"),

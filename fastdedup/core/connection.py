@@ -21,6 +21,7 @@ from ..kernel.records import RECORD_HEAD
 from ..kernel.replies import Reply
 from ..kernel.shards import ShardedEngine
 from ..kernel.store import BatchStore
+from ..ledger.orphan_ids import OrphanIds
 from ..model import Batching, BreakerState
 from ..stores.base import (
     BoundedStore,
@@ -39,7 +40,7 @@ from .afterwards import Afterwards
 from .common import Common
 from .journals import Journals
 from .loop_end import LoopEnd, at_loop_end
-from .orphans import UndoList
+from .orphans import Orphans
 from .renewal import Renewals
 from .returns import Returns
 from .wakeups import Wakeups
@@ -97,8 +98,10 @@ class Connection:
         self.wakeups = Wakeups(common) if wakeups is None else wakeups
         self.returns = Returns()
         """Callers whom a part of the store has refused, and who wait for its return: by `part_of` their keys."""
-        self.undo = UndoList(self._submit, self.report, self._asks)
-        """The orphans: what was given up, and is to be freed."""
+        self.orphans = Orphans(self._submit, self.report, self._asks)
+        """What was given up, and is to be freed."""
+        self.orphan_ids = OrphanIds(self.orphans)
+        """Those of the orphans that are ids of ledgers."""
         self.journals = Journals(self._make_reconciler)
         """What policies have answered, and is to be brought into the store."""
         self.renewals = Renewals()
@@ -185,7 +188,8 @@ class Connection:
         if incidents is not None and isinstance(store, OpeningStore) and store.unreached:
             incidents.unreached(store.unreached)
         if former is not None:
-            self.undo.take_over(former.undo)
+            self.orphans.take_over(former.orphans)
+            self.orphan_ids.find_again()
             for policy, namespace in former.journals.policies():
                 self.reconcile(policy, namespace)
             await former.leave()
@@ -242,7 +246,7 @@ class Connection:
     async def _finish_work(self) -> None:
         # What must end even when its caller is gone still needs the engine.
         await self._afterwards.wait(self.timeout)
-        await self.undo.finish(self.timeout)
+        await self.orphans.finish(self.timeout)
         await self.journals.finish(self.timeout)
 
     async def _stop(self) -> None:
@@ -371,7 +375,7 @@ class Connection:
             probe_wire=f"{common.name}:~!probe".encode(),  # no ledger can have this name
             on_breaker=on_breaker,
             observer=common.batch_observer,
-            orphans=self.undo,
+            orphans=self.orphans,
             min_batch=min_batch or common.min_batch,
             max_in_flight=max_in_flight,
         )
@@ -384,7 +388,7 @@ class Connection:
 
     def _make_reconciler(self, policy: JournalledPolicy) -> Reconciler:
         done = partial(self.wakeups.freed, None)
-        return Reconciler(policy, self._submit, self.part_of, self.report, done, self.undo.all)
+        return Reconciler(policy, self._submit, self.part_of, self.report, done, self.orphans.held_keys)
 
     # What is left to do
 
@@ -393,7 +397,7 @@ class Connection:
 
         `node`: the name of the store, or of a part of it, as `name_of` returns it.
         """
-        self.undo.store_is_back()
+        self.orphans.retry_now()
         self.journals.store_is_back(node.encode())
 
     def reconcile(self, policy: JournalledPolicy, namespace: str = "") -> bool:
@@ -408,15 +412,15 @@ class Connection:
             reconciler.wake()
         return self._closing is not None or not self._closed
 
-    def disown(self, op: ClaimOp) -> None:
+    def free_orphan(self, op: ClaimOp) -> None:
         """Release a claim whose caller was cancelled, also while closing."""
         if self._last_engine is not None:
-            self._last_engine.disown(op)
+            self._last_engine.free_orphan(op)
 
     def free_soon(self, op: ClaimOp, fence: int, *, asked: bool = False) -> None:
-        """Free a key as soon as the store answers; after closing, try it once. See `UndoList.add`."""
-        if not self.undo.is_closed:
-            self.undo.add(op, fence, asked=asked)
+        """Free a key as soon as the store answers; after closing, try it once. See `Orphans.add`."""
+        if not self.orphans.is_closed:
+            self.orphans.add(op, fence, asked=asked)
         elif self._settles_afterwards:
             self._afterwards.submit(ReleaseOp(op.wire, op.owner, fence))
 

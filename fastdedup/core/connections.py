@@ -117,10 +117,10 @@ class Connections:
         # Event loops share a policy, so its records are not added up.
         return {name: lines for each in self.all() for name, lines in each.journals.lines().items()}
 
-    def undo_counts(self) -> tuple[int, int]:
+    def orphan_counts(self) -> tuple[int, int]:
         """Return how many claims and ids that were given up were taken back, and how many are still to be."""
-        lists = [connection.undo for connection in self.all()]
-        return sum(undo.undone for undo in lists), sum(len(undo) for undo in lists)
+        all_orphans = [connection.orphans for connection in self.all()]
+        return sum(orphans.freed for orphans in all_orphans), sum(len(orphans) for orphans in all_orphans)
 
     def count(self) -> GateCounters:
         """Return the counters of this gate, which count from now on.

@@ -120,7 +120,7 @@ class Executor:
         if self._remembers:
             self._prepare(op)
         if isinstance(op, ClaimOp):
-            self.connection.undo.keep(op)
+            self.connection.orphans.leave_to_owner(op)
         if degraded and self._journal is None and not self.connection.behind_a_policy:
             raise HeldLocally
         return sender.submit(op, taker)
@@ -203,7 +203,7 @@ class Executor:
             again = op.copy()
             verdict = await look(again)
             if verdict.outcome == "acquired":
-                self.connection.undo.keep(again)  # an earlier look may be watched
+                self.connection.orphans.leave_to_owner(again)  # an earlier look may be watched
                 if hasattr(again, "at"):
                     op.at = again.at
                 if hasattr(again, "unsure"):
@@ -232,7 +232,7 @@ class Executor:
 
     def abandon(self, op: ClaimOp) -> None:
         """Release a claim whose caller was cancelled."""
-        self.connection.disown(op)
+        self.connection.free_orphan(op)
 
     def release_later(self, wire: bytes, owner: bytes, fence: int = 0) -> None:
         """Free a claim whose holder does not get to know of it, as soon as the store takes that."""
@@ -241,7 +241,7 @@ class Executor:
 
     def take_back(self, op: FirstOp) -> None:
         """Forget an id as soon as the store answers: the call that has remembered it ends in an error."""
-        self.connection.undo.add_id(op)
+        self.connection.orphan_ids.add(op)
         if self._ids is not None:
             self._ids.took_back(op)
 
@@ -251,12 +251,12 @@ class Executor:
         A token's use and an id have no lease. So their caller gets its error only then: a message that it returns
         because of the error must not be told that it is a duplicate of the very call that has failed.
         """
-        undo = self.connection.undo
-        if undo:
+        orphans = self.connection.orphans
+        if orphans:
             sent = [
                 (op.wire, op.entry if isinstance(op, FirstOp) else op.owner) for op in ops if was_accepted(op)
             ]
-            await undo.until_asked(sent, self.connection.timeout)
+            await orphans.until_asked(sent, self.connection.timeout)
 
     def _holds(self, op: Op) -> bool:
         """True if the policy keeps what an operation is about: a key, or one id of a ledger's bucket."""
@@ -372,7 +372,7 @@ class Executor:
         if connection.policy_listener is not None:
             connection.policy_listener.policy_answered(op, reply)
         if isinstance(op, ClaimOp) and type(reply) is Verdict and reply.outcome == "acquired":
-            connection.undo.keep(op)
+            connection.orphans.leave_to_owner(op)
         if self._journal is not None:
             is_brought = connection.reconcile(self._journal, self._name)
             if not is_brought and isinstance(op, SettleOp):
@@ -394,7 +394,7 @@ class Executor:
         if acquired is not None and acquired.fresh and isinstance(op, ClaimOp):
             if op.terms.consumes:
                 # Not if the caller named the owner, who can ask again.
-                self.connection.undo.add(op, acquired.fence)
+                self.connection.orphans.add(op, acquired.fence)
             else:
                 self.release_later(op.wire, op.owner)
         raise ShortfallError(

@@ -201,7 +201,7 @@ class HeldClaim:
         except UnavailableError as error:
             self._free_at(error, free_at)
         except asyncio.CancelledError:
-            self.gate.connection.undo.add(self.op, self.fence, free_at)
+            self.gate.connection.orphans.add(self.op, self.fence, free_at)
             raise
 
     def _free_at(self, error: UnavailableError, free_at: float) -> None:
@@ -214,7 +214,7 @@ class HeldClaim:
         try:
             self.gate.counted(ReleaseOp(self.op.wire, self.op.owner, self.fence), error, self.gate.now)
         except UnavailableError:
-            self.gate.connection.undo.add(self.op, self.fence, free_at)
+            self.gate.connection.orphans.add(self.op, self.fence, free_at)
 
     def note_lost(self, *, outage: bool) -> None:
         """Take note that the lease is lost, without telling it or stopping the work.

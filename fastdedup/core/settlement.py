@@ -124,7 +124,7 @@ class Settlement(HeldClaim):
         await self._finish("released", op)
         self._unsure = ()
         if hasattr(self.op, "unsure"):
-            self.gate.connection.undo.watch(self.op)
+            self.gate.connection.orphans.watch(self.op)
 
     async def record(
         self,
@@ -451,7 +451,7 @@ class Settlement(HeldClaim):
         try:
             await self.release()
         except UnavailableError:
-            self.gate.connection.undo.add(self.op, self.fence)
+            self.gate.connection.orphans.add(self.op, self.fence)
             raise
 
 

@@ -116,7 +116,7 @@ class Sums:
 
     def undone(self) -> tuple[int, int]:
         """Return how many claims and ids that were given up were taken back, and how many are still to be."""
-        counts = [gate.connections.undo_counts() for gate in self._gates]
+        counts = [gate.connections.orphan_counts() for gate in self._gates]
         return sum(done for done, _ in counts), sum(left for _, left in counts)
 
     def journals(self) -> dict[Labels, int]:

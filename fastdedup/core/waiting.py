@@ -51,7 +51,7 @@ async def wait_for_verdict(gate: Gate, call: ClaimOp, wait: float) -> Verdict:
     connection = gate.connection
     connection.running_engine()
     gives_up = end_of(wait)
-    with connection.undo.while_it_waits(call):
+    with connection.orphans.while_it_waits(call):
         # Most need not wait; and where the store is silent, its silence is paid for once.
         return await wait_on(gate, call, gives_up, await look(gate, call, call.terms, gives_up))
 
@@ -61,7 +61,7 @@ async def wait_on(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict | U
 
     `found`: another owner at work; or the error of a look that was refused, which is no wait for an owner.
     """
-    with gate.connection.undo.while_it_waits(call):
+    with gate.connection.orphans.while_it_waits(call):
         if isinstance(found, UnavailableError):
             found = await look_again(gate, call, call.terms, gives_up, found)
         if found.outcome is not Outcome.IN_PROGRESS:
@@ -77,7 +77,7 @@ async def wait_by_looks(
     loop = asyncio.get_running_loop()
     with _counted(gate):
         while found.outcome is Outcome.IN_PROGRESS and loop.time() < gives_up:
-            with gate.connection.undo.while_it_waits(call):
+            with gate.connection.orphans.while_it_waits(call):
                 found = await _wait(gate, call, min(gives_up, end_of(longest)), found)
     return found
 
@@ -182,7 +182,7 @@ async def claim_once(gate: Gate, call: ClaimOp, terms: Terms) -> Verdict:
         verdict = await gate.until_use_stays(op, verdict)
         call.at = op.at if hasattr(op, "at") else call.at
     if verdict.outcome is Outcome.ACQUIRED:
-        given_up = gate.connection.undo.keep(op)  # an earlier look, which may have acquired it
-        if given_up or hasattr(op, "unsure"):
+        was_orphan = gate.connection.orphans.leave_to_owner(op)  # an earlier look, which may have acquired it
+        if was_orphan or hasattr(op, "unsure"):
             call.unsure = True
     return verdict

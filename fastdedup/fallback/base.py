@@ -92,10 +92,10 @@ class JournalledPolicy(FallbackPolicy, Protocol):
 
 
 @runtime_checkable
-class GivenUpPolicy(Protocol):
+class OrphanPolicy(Protocol):
     """An optional ability of a journal: to know claims that were sent, and that nobody waits for any more."""
 
-    def gave_up(self, wire: bytes, owner: bytes) -> None:
+    def note_orphan(self, wire: bytes, owner: bytes) -> None:
         """Take note that the store may have given this owner the key for nobody. Must not raise."""
         ...
 

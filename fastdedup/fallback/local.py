@@ -350,9 +350,9 @@ class LocalLRU:
         self._journal.lines[op.wire].gave_way(Holding(op.change, reply.version))
         return False
 
-    def gave_up(self, wire: bytes, owner: bytes) -> None:
+    def note_orphan(self, wire: bytes, owner: bytes) -> None:
         """Let a claim give way whose caller was cancelled: it holds the key in the store for nobody, if at all."""
-        self.ids.gave_up(wire, owner)
+        self.ids.note_orphan(wire, owner)
         line, entry = self._journal.get(wire), self.records.entry(wire)
         if line is not None and (entry is None or entry.owner != owner):
             line.got_no_reply(owner)

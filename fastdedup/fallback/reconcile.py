@@ -21,7 +21,7 @@ from ..kernel.operations import AdoptOp, Op
 from ..kernel.replies import Adopted, Code, Reply, Stored, StoredForm
 from ..ledger.operations import FirstOp
 from ..tasks import stop
-from .base import GivenUpPolicy, JournalledPolicy, JournalOp
+from .base import JournalledPolicy, JournalOp, OrphanPolicy
 
 _BATCH = 256
 _FIRST_PAUSE = 0.02
@@ -51,7 +51,7 @@ class Reconciler:
         lane_of: see `LaneOf`.
         report: called with each event.
         done: called when a lane is empty.
-        given_up: returns the key and owner of each claim that was sent, and that nobody waits for any more.
+        orphans: returns the key and owner of each claim that was sent, and that nobody waits for any more.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Reconciler:
         lane_of: LaneOf,
         report: Callable[[Event], None],
         done: Callable[[], None],
-        given_up: Callable[[], list[tuple[bytes, bytes]]] = list,
+        orphans: Callable[[], list[tuple[bytes, bytes]]] = list,
     ) -> None:
         self.policy = policy
         self._submit = submit
         self._lane_of = lane_of
         self._report = report
         self._done = done
-        self._given_up = given_up
+        self._orphans = orphans
         # Mutable: the tasks of the lanes that have lines; the counts since the last `Replayed` event.
         self._running: dict[bytes, LaneTask] = {}
         self._adopted = 0
@@ -142,9 +142,9 @@ class Reconciler:
 
         A refused line goes to the end, so the lines behind a full batch need no pause, unless all of it was refused.
         """
-        if isinstance(self.policy, GivenUpPolicy):
-            for wire, owner in self._given_up():
-                self.policy.gave_up(wire, owner)
+        if isinstance(self.policy, OrphanPolicy):
+            for wire, owner in self._orphans():
+                self.policy.note_orphan(wire, owner)
         ops = self.policy.next_operations(_BATCH, lane)
         answered: set[Op] = set()
         asked = self._send(ops)

@@ -26,10 +26,10 @@ from .deadline import BLOCKED, Deadline
 from .health import OnChange, StoreHealth
 from .named import NamedClaims
 from .operations import ClaimOp, Op, Verb
+from .orphans import NoOrphans, OrphanKeeper, is_orphan, resent
 from .queue import MIN_BATCH, OperationQueue
 from .replies import Code, Redirect, Reply, Verdict
 from .store import BatchStore
-from .unwanted import Orphans, Unwanted
 
 _OPEN: Final = BreakerState.OPEN  # naming an enum's member through its class costs 50 ns on Python 3.11
 _CLAIMS: Final = (Verb.CLAIM, Verb.CLAIM_REMEMBERED)
@@ -67,14 +67,13 @@ class Engine:
         probe_wire: bytes = b"fastdedup:~!probe",
         on_breaker: OnChange | None = None,
         observer: BatchObserver | None = None,
-        orphans: Orphans | None = None,
+        orphans: OrphanKeeper | None = None,
     ) -> None:
         self._timeout = timeout
         self._max_in_flight = max_in_flight
         self._max_pending = max_pending
         self._on_breaker = on_breaker
-        self._orphans = orphans
-        self._unwanted = Unwanted(self._enqueue, orphans)
+        self._orphans: OrphanKeeper = NoOrphans() if orphans is None else orphans
         self._health = StoreHealth(store, timeout=timeout, wire=probe_wire, on_change=self._breaker_changed)
         # Mutable: how many operations may be pending; 0 once closed and while the breaker is open, so that one
         # comparison finds every reason to refuse.
@@ -83,7 +82,7 @@ class Engine:
         self._thread_id = get_ident()
         # Mutable: the waiting operations; how many wait or are under way; the batches under way; the timer.
         self._queue = OperationQueue(
-            max_batch=max_batch, max_bytes=max_bytes, min_batch=min_batch, retire=self._retire
+            max_batch=max_batch, max_bytes=max_bytes, min_batch=min_batch, drop_unsent=self._drop_unsent
         )
         self._claims = self._queue.claims
         self._pending = 0
@@ -178,8 +177,7 @@ class Engine:
                 return self._follow(leader, op)
         self._put(op)
         if op.named:
-            if self._orphans is not None:
-                self._orphans.keep(op)
+            self._orphans.leave_to_owner(op)
             self.named.add(op)
         return op.future
 
@@ -225,11 +223,18 @@ class Engine:
             self._pending += len(op.followers or ())  # `_fail` counts them down
         self._fail(op, error, sent=False)
 
-    def disown(self, op: ClaimOp) -> None:
+    def free_orphan(self, op: ClaimOp) -> None:
         """Release a claim whose caller was cancelled after the answer had arrived."""
         future = op.future
         if future.done() and not future.cancelled() and future.exception() is None:
-            self._unwanted.release(op, future.result(), self.named)
+            self._free_orphan(op, future.result())
+
+    def _free_orphan(self, op: ClaimOp, reply: Reply) -> bool:
+        """Release what a claim without a caller has acquired. Return whether it has."""
+        if not is_orphan(op, reply, self.named):
+            return False
+        self._orphans.free(op, cast(Verdict, reply).fence, self._enqueue)
+        return True
 
     async def drain(self) -> None:
         """Refuse new operations and wait until the accepted operations are answered, for `timeout` at most."""
@@ -250,7 +255,7 @@ class Engine:
     def _leave_to_parent(self) -> None:
         """Refuse every operation in a forked child: the operations here belong to the parent."""
         self._room = self._thread_id = 0
-        self._unwanted.leave_to_parent()
+        self._orphans = NoOrphans()
 
     def _refuse(self) -> NoReturn:
         if self._closed:
@@ -312,11 +317,11 @@ class Engine:
         ):
             self._drained.set_result(None)
 
-    def _retire(self, op: ClaimOp) -> None:
+    def _drop_unsent(self, op: ClaimOp) -> None:
         """Drop a claim that was not sent from here; its first follower with a waiting caller becomes the leader."""
         self._pending -= 1
         self._forget_claim(op)
-        self._given_up(op)
+        self._note_orphan(op)
         self._promote(op)
 
     def _promote(self, op: ClaimOp) -> None:
@@ -348,7 +353,8 @@ class Engine:
         if self._claims or self._queue.others or self._drained is not None or self._deadline.timer is None:
             self._flush()
         if batch.task is not None and batch.verb in _CLAIMS and not isinstance(outcome, BaseException):
-            self._unwanted.watch_resent(cast("Sequence[ClaimOp]", ops), outcome)
+            for claim in resent(cast("Sequence[ClaimOp]", ops), outcome):
+                self._orphans.watch(claim)
 
     def _batch_failed(self, ops: Sequence[Op], error: BaseException) -> None:
         self._pending -= len(ops)
@@ -401,7 +407,7 @@ class Engine:
             claim = cast(ClaimOp, op)
             self._forget_claim(claim)
             if claim.future.done():  # its caller was cancelled
-                self._given_up(claim, sent=True)
+                self._note_orphan(claim, sent=True)
                 self._promote(claim)
                 return
             self._pending -= len(claim.followers or ())
@@ -416,7 +422,7 @@ class Engine:
             reply = give(
                 self._loop, op, reply, None if op.followers is None else op.witness
             )  # see `Op.witness`
-        elif self._unwanted.release(op, reply, self.named):
+        elif self._free_orphan(op, reply):
             # The release overtakes the followers, so one of them may become the owner.
             self._promote(op)
         followers, op.followers = op.followers, None
@@ -433,7 +439,8 @@ class Engine:
 
     def _fail(self, op: Op, error: BaseException, *, sent: bool) -> None:
         if op.verb in _CLAIMS:
-            self._given_up(cast(ClaimOp, op), sent=sent)  # before the caller learns of it and may claim again
+            # Before the caller learns of it and may claim again.
+            self._note_orphan(cast(ClaimOp, op), sent=sent)
         give_error(self._loop, op, copy_of(error))
         if op.verb not in _CLAIMS:
             return
@@ -444,13 +451,13 @@ class Engine:
             self._pending -= 1
             give_error(self._loop, follower, copy_of(error))
 
-    def _given_up(self, op: ClaimOp, *, sent: bool = False) -> None:
+    def _note_orphan(self, op: ClaimOp, *, sent: bool = False) -> None:
         """Tell of a claim that has no answer and was sent, from here or from the part that sent it on.
 
         A part that did nothing when it sent the claim on may have executed it before, and the reply was lost.
         """
         if sent or (self.hand_over is not None and op.hops > 0):
-            self._unwanted.give_up(op)
+            self._orphans.add(op)
 
     # What has come due: see `deadline.py`
 

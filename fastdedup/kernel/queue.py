@@ -36,16 +36,16 @@ class OperationQueue:
         max_batch: operations in a batch at most.
         max_bytes: bytes of results in a batch at most.
         min_batch: claims in a batch, below which they are not spread over further batches.
-        retire: called with each claim that was cancelled before it was sent; may put another claim.
+        drop_unsent: called with each claim that was cancelled before it was sent; may put another claim.
     """
 
     def __init__(
-        self, *, max_batch: int, max_bytes: int, min_batch: int, retire: Callable[[ClaimOp], None]
+        self, *, max_batch: int, max_bytes: int, min_batch: int, drop_unsent: Callable[[ClaimOp], None]
     ) -> None:
         self._max_batch = max_batch
         self._min_batch = min_batch
         self._max_bytes = max_bytes
-        self._retire = retire
+        self._drop_unsent = drop_unsent
         self._queues: dict[Verb, deque[Op]] = {verb: deque() for verb in (*_URGENT, *_IN_TURN)}
         # Claims with large results, in their own turn: other claims need not wait until all of these are brought.
         self._large: deque[Op] = deque()
@@ -149,7 +149,7 @@ class OperationQueue:
             op = queue.popleft()
             self.others -= 1
             if op.future.done():
-                self._retire(cast(ClaimOp, op))
+                self._drop_unsent(cast(ClaimOp, op))
             else:
                 batch.append(op)
         return batch
@@ -173,7 +173,7 @@ class OperationQueue:
             if len(batch) != size:
                 for op in taken:
                     if op.future.done():
-                        self._retire(cast(ClaimOp, op))
+                        self._drop_unsent(cast(ClaimOp, op))
                 if not batch and queue:
                     continue
             return batch

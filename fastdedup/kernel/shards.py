@@ -85,12 +85,12 @@ class ShardedEngine:
         engine = self.engines.get(self._part_of(op.wire))  # written out, see `Engine.claim`
         return (self._engine(op.wire) if engine is None else engine).claim(op, future)
 
-    def disown(self, op: ClaimOp) -> None:
-        """Release a claim, as `Engine.disown` does. Does nothing where it was never accepted or its part is gone."""
+    def free_orphan(self, op: ClaimOp) -> None:
+        """Release a claim, as `Engine.free_orphan` does; not if it was never accepted, or its part is gone."""
         if hasattr(op, "future"):
             # Never raises, because the caller's cancellation must go on. Without a release the lease ends by itself.
             with contextlib.suppress(DedupError):
-                self._engine(op.wire).disown(op)
+                self._engine(op.wire).free_orphan(op)
 
     async def drain(self) -> None:
         """Drain the engines of all parts at once, as `Engine.drain` does."""

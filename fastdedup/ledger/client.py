@@ -13,7 +13,7 @@ from ..core.audit import check_reason, tell_forgotten
 from ..core.connection import Connection
 from ..core.counters import outcome_of
 from ..core.gate import Gate
-from ..core.orphans import MAX_GIVEN_UP
+from ..core.orphans import MAX_ORPHANS
 from ..errors import ConfigError, DedupError, UnavailableError, UsageError
 from ..kernel.granted import GRANTED
 from ..kernel.operations import ForgetOp, Op, ReadOp, Verb
@@ -144,7 +144,12 @@ class Ledger:
         gate, view = self._gate, self.form.view
         since = gate.now
         op: FirstOp | None = None
-        if view is not None and view.until > monotonic() and view.former is None and not gate.connection.undo:
+        if (
+            view is not None
+            and view.until > monotonic()
+            and view.former is None
+            and not gate.connection.orphan_ids
+        ):
             # Nearly every call is one operation that the store answers at once. It is awaited here and not in a
             # coroutine of its own, because that costs 15 % of a call. `FirstCall` does what is left.
             wire, entry = view.addresses.entry(data, nonce)
@@ -162,7 +167,7 @@ class Ledger:
                     self._filling.note(view)
                 self._count([True], since)
                 return True
-            if op.answer is _ALREADY and not gate.connection.undo:
+            if op.answer is _ALREADY and not gate.connection.orphan_ids:
                 self._count([False], since)
                 return False
         call = FirstCall(gate, self.form, name, nonce, named=named)
@@ -179,9 +184,9 @@ class Ledger:
         A list has at most 10,000 ids; a longer one raises UsageError.
         """
         data = listed_bytes(ids, dense=self.dense)
-        if len(data) > MAX_GIVEN_UP:
+        if len(data) > MAX_ORPHANS:
             raise UsageError(
-                f"first_many takes at most {MAX_GIVEN_UP} ids, got {len(data)}: more cannot be taken back together "
+                f"first_many takes at most {MAX_ORPHANS} ids, got {len(data)}: more cannot be taken back together "
                 "after an error; pass them in several lists"
             )
         name = draw_owner() if owner is None else owner_field(owner)
@@ -357,7 +362,7 @@ class Ledger:
         ops = self.take_back_call(ids, owner)
         connection = self._gate.connection
         if connection.breaker is not BreakerState.OPEN:
-            await connection.undo.until_asked([(op.wire, op.entry) for op in ops], connection.timeout)
+            await connection.orphans.until_asked([(op.wire, op.entry) for op in ops], connection.timeout)
 
     def take_back_call(self, ids: Sequence[bytes], owner: str) -> list[FirstOp]:
         """Take back what a call of `first` or `first_many` has remembered, because its caller got no answer.

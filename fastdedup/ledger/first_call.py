@@ -62,7 +62,7 @@ class FirstCall:
 
     def __init__(self, gate: Gate, form: CurrentForm, name: bytes, nonce: bytes, *, named: bool) -> None:
         self._gate = gate
-        self._undo = gate.connection.undo
+        self._orphans = gate.connection.orphan_ids
         self._form = form
         self._name = name
         self._nonce = nonce
@@ -137,11 +137,11 @@ class FirstCall:
         for each in ids:
             wire, entry = entry_of(each, nonce)
             ops.append(ListedId(together, wire, entry, terms, each))
-        if self._undo:
-            await self._undo.until_free(ops)
+        if self._orphans:
+            await self._orphans.until_free(ops)
             for op in ops:
                 own = op.entry
-                self._undo.keep_id(op, named=self._named)
+                self._orphans.leave_to_call(op, named=self._named)
                 if op.entry is not own:
                     self._in_its_place.append(op)
         self._sent += ops
@@ -156,7 +156,7 @@ class FirstCall:
             if op.answer not in _NEED_NO_VERDICT:
                 self._take_verdict(op)
         pauses = self._settle_pending(ops)
-        if self._undo:
+        if self._orphans:
             for op in await self._may_be_first([op for op in ops if op.answer is Code.ALREADY]):
                 op.answer = Code.STALE
         for op in ops:
@@ -173,7 +173,7 @@ class FirstCall:
             if (
                 op in self._in_its_place
             ):  # and is not done: what the given-up call left is still to be taken back
-                self._undo.add_id(op)
+                self._orphans.add(op)
             self._form.judge(op.answer)
 
     def _settle_pending(self, ops: Sequence[FirstOp]) -> bool:
@@ -185,7 +185,7 @@ class FirstCall:
         pauses = False
         for op in ops:
             if op.answer is Code.PENDING:
-                stays = self._pauses >= LOOKS or op.place in GRANTED or self._undo.knows(op)
+                stays = self._pauses >= LOOKS or op.place in GRANTED or self._orphans.knows(op)
                 op.answer = Code.ALREADY if stays else Code.STALE
                 pauses |= not stays
         GRANTED.update([op.place for op in ops if op.answer is Code.OK])
@@ -194,14 +194,14 @@ class FirstCall:
     async def _may_be_first(self, duplicates: Sequence[FirstOp]) -> Sequence[FirstOp]:
         """Return which duplicates must be sent again: a call that was given up may have remembered them.
 
-        That call was not told True. A call without a name takes its place, see `UndoList.keep_id`.
+        That call was not told True. A call without a name takes its place, see `OrphanIds.leave_to_call`.
         """
-        again = [op for op in duplicates if self._undo.knows(op)]
+        again = [op for op in duplicates if self._orphans.knows(op)]
         if self._named and self._tries + 1 == TRIES:
             return []  # what was given up is not there: the id is another call's
         for op in again:
-            if self._named or self._undo.is_removing(op):
-                await self._undo.take_back_id(op)
+            if self._named or self._orphans.is_removing(op):
+                await self._orphans.free_now(op)
         return again
 
     def _take_back(self) -> None:
@@ -235,22 +235,22 @@ class FirstCall:
 
         What a given-up call has remembered is taken back before: that call was not told True.
         """
-        undo = self._undo
-        if undo:
-            await undo.until_free(ops)
+        orphans = self._orphans
+        if orphans:
+            await orphans.until_free(ops)
         # What was given up may be taken back between the store's answer and the next line.
-        suspects = {op.place for op in ops if undo and undo.knows(op)}
+        suspects = {op.place for op in ops if orphans and orphans.knows(op)}
         replies = await self._looked(ops)
         again = []
         for number, op in enumerate(ops):
             if replies[number] is Code.OK:
-                undo.keep_id(op, named=True)
-            elif replies[number] is Code.ALREADY and (op.place in suspects or undo.knows(op)):
+                orphans.leave_to_call(op, named=True)
+            elif replies[number] is Code.ALREADY and (op.place in suspects or orphans.knows(op)):
                 again.append(number)
         if again:
-            await undo.until_free([ops[number] for number in again])
+            await orphans.until_free([ops[number] for number in again])
             for number in again:
-                await undo.take_back_id(ops[number])
+                await orphans.free_now(ops[number])
             for number, reply in zip(
                 again, await self._looked([ops[number] for number in again]), strict=True
             ):

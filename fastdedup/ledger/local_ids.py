@@ -280,7 +280,7 @@ class LocalIds:
         if isinstance(line, IdLine) and not line.forgotten and not line.has_records:
             self._journal.strike(op.place)
 
-    def gave_up(self, wire: bytes, entry: bytes) -> None:
+    def note_orphan(self, wire: bytes, entry: bytes) -> None:
         """Take note that the store may have remembered an id for a call that ended in an error."""
         line = self._journal.lines.get(wire + entry[:-NONCE_BYTES])
         if isinstance(line, IdLine):

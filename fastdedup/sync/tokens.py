@@ -65,4 +65,4 @@ async def _unused(claim: AsyncClaim) -> None:
     try:
         await claim.settlement.gate.run(ReleaseOp(wire, owner, claim.fence, consumed=True))
     except UnavailableError:  # as soon as the store answers
-        claim.settlement.gate.connection.undo.add(claim.settlement.op, claim.fence)
+        claim.settlement.gate.connection.orphans.add(claim.settlement.op, claim.fence)

@@ -14,13 +14,12 @@ from typing import Any, Final
 from ..core.common import Common
 from ..core.connection import Connection
 from ..core.connections import Connections
-from ..core.orphans import is_held
 from ..core.renewal import Renewal
 from ..core.settlement import Settlement
 from ..fallback.base import FallbackPolicy, JournalledPolicy
 from ..fallback.local import LocalLRU
-from ..kernel.operations import ReadOp, ReleaseOp, RenewOp, Verb
-from ..kernel.replies import Code, Reply, Stored
+from ..kernel.operations import RenewOp, Verb
+from ..kernel.replies import Code, Reply
 from ..model import BreakerState
 from ..stores.source import StoreSource
 from ..tasks import running_loop
@@ -224,7 +223,7 @@ class EachLoop(Connections):
 
     def _store_is_back(self) -> None:
         for loop, connection in tuple(self._by_loop.items()):
-            _take_back(connection, self.store)
+            _free_orphans(connection, self.store)
             in_loop(loop, partial(_tell_that_it_is_back, connection))
 
 
@@ -238,14 +237,14 @@ def _at_once(work: Coroutine[Any, Any, None]) -> None:
     raise AssertionError("opening a connection on a store in memory waits for nothing")
 
 
-def _take_back(connection: Connection, store: FakeStore) -> None:
+def _free_orphans(connection: Connection, store: FakeStore) -> None:
     """Free what was given up in the outage. The gate does that soon; a test's next claim must not come before."""
-    for (wire, owner), given_up in connection.undo.orphans():
-        if given_up.id is not None:
-            continue
-        (record,) = store.apply(Verb.READ, [ReadOp(wire)])
-        if isinstance(record, Stored) and is_held(record, owner, given_up):
-            store.apply(Verb.RELEASE, [ReleaseOp(wire, owner, record.fence, consumed=given_up.consumed)])
+    for held_key, orphan in connection.orphans.listed():
+        look = orphan.look(held_key[0])
+        (found,) = store.apply(look.verb, [look])
+        release = orphan.release(held_key, found)
+        if release is not None:
+            store.apply(Verb.RELEASE, [release])
 
 
 def _tell_that_it_is_back(connection: Connection) -> None:

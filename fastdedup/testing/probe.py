@@ -71,8 +71,8 @@ def _probed(dedup: Dedup) -> Probe:
         pending=dedup.pending,
         orphans=tuple(
             names_of(store_key)[1]
-            for (store_key, _), given_up in connection.undo.orphans()
-            if given_up.is_pending
+            for (store_key, _), orphan in connection.orphans.listed()
+            if orphan.is_pending
         ),
         journal=sum(connection.journals.lines().values()),
         breaker=connection.breaker,

@@ -123,7 +123,7 @@ async def test_what_was_given_up_before_the_switch_is_new(backend: Backend, wait
         wire, entry = ledger.view.addresses.entry(b"id", nonce("lost"))
         op = FirstOp(wire, entry, ledger.view.terms, b"id")
         await switched(ledger, wait_until)
-        dedup.gate.connection.undo.add_id(op)
+        dedup.gate.connection.orphan_ids.add(op)
         assert await ledger.first("id")
         assert not await ledger.first("id")
 

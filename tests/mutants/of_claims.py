@@ -34,7 +34,7 @@ CLAIMS = {
         ),
         Mutant(
             "A release that the body's end asks for is forgotten if the store does not answer.",
-            "            self.gate.connection.undo.add(self.op, self.fence)\n            raise",
+            "            self.gate.connection.orphans.add(self.op, self.fence)\n            raise",
             "            raise",
             "async_with",
         ),
@@ -52,7 +52,7 @@ CLAIMS = {
         ),
         Mutant(
             "A late copy of a claim that was released is not watched for.",
-            "            self.gate.connection.undo.watch(self.op)\n",
+            "            self.gate.connection.orphans.watch(self.op)\n",
             "            pass\n",
             "release_and_claim",
         ),
@@ -92,8 +92,8 @@ CLAIMS = {
         ),
         Mutant(
             "A waiter's claim is taken back although its next look has got it.",
-            "given_up = gate.connection.undo.keep(op)",
-            "given_up = False",
+            "was_orphan = gate.connection.orphans.leave_to_owner(op)",
+            "was_orphan = False",
             "lock",
         ),
     ],
@@ -134,13 +134,13 @@ LEDGERS = {
         ),
         Mutant(
             "An id is told as a duplicate although its call may still be taken back.",
-            "stays = self._pauses >= LOOKS or op.place in GRANTED or self._undo.knows(op)",
+            "stays = self._pauses >= LOOKS or op.place in GRANTED or self._orphans.knows(op)",
             "stays = True",
             "first_elsewhere",
         ),
         Mutant(
             "An id is told as a duplicate of a failed call that is just being taken back.",
-            "again = [op for op in duplicates if self._undo.knows(op)]",
+            "again = [op for op in duplicates if self._orphans.knows(op)]",
             "again = list[FirstOp]()",
             "first",
         ),

@@ -1,47 +1,23 @@
-"""Mutants of the engine, and of the undo list."""
+"""Mutants of the engine, and of orphans."""
 
 from __future__ import annotations
 
 from .mutant import Mutant
 
 ENGINE = {
-    "fastdedup/kernel/unwanted.py": [
-        Mutant(
-            "A claim is not released if its caller was cancelled before the answer came.",
-            "self._submit(release).add_done_callback(partial(self._released, op))",
-            "pass",
-            "claim_and_complete",
-        ),
-        Mutant(
-            "A cancelled claim whose release got no answer is forgotten.",
-            "            self.give_up(op)\n",
-            "            pass\n",
-            "claim_and_complete",
-        ),
-        Mutant(
-            "A cancelled claim that was sent twice counts as released, although the first copy may come late.",
-            ' or hasattr(op, "unsure"):',
-            ":",
-            "claim_and_complete",
-        ),
-        Mutant(
-            "A cancelled use of a token is released as if it was a claim.",
-            "reply.fence, consumed=op.terms.consumes)",
-            "reply.fence)",
-            "consume",
-        ),
+    "fastdedup/kernel/orphans.py": [
         Mutant(
             "A cancelled claim releases what another call of the same named owner has got.",
-            "if op.named and (named.others(op) > 0 or not is_first_hand(op, reply)):",
-            "if False:",
+            "return not op.named or (named.others(op) == 0 and is_first_hand(op, reply))",
+            "return True",
             "named_again",
         ),
     ],
     "fastdedup/kernel/engine.py": [
         Mutant(
             "A claim that got no answer is forgotten, and may hold its key for nobody.",
-            "self._given_up(cast(ClaimOp, op), sent=sent)  # before",
-            "pass  # before",
+            "self._note_orphan(cast(ClaimOp, op), sent=sent)",
+            "pass",
             "claim_and_complete",
         ),
         Mutant(
@@ -70,13 +46,13 @@ ENGINE = {
         ),
         Mutant(
             "A claim whose caller was cancelled as the answer came is not released.",
-            "self._unwanted.release(op, future.result(), self.named)",
+            "self._free_orphan(op, future.result())",
             "pass",
             "claim_and_complete",
         ),
         Mutant(
             "The second copy of a claim that was sent twice is not watched.",
-            'self._unwanted.watch_resent(cast("Sequence[ClaimOp]", ops), outcome)',
+            "self._orphans.watch(claim)",
             "pass",
             "claim_and_complete",
         ),
@@ -125,14 +101,38 @@ ENGINE = {
 UNDO = {
     "fastdedup/core/orphans.py": [
         Mutant(
+            "A claim is not released if its caller was cancelled before the answer came.",
+            "send(release).add_done_callback(partial(self._note_released, op))",
+            "pass",
+            "claim_and_complete",
+        ),
+        Mutant(
+            "A cancelled claim whose release got no answer is forgotten.",
+            "            self.add(op)\n",
+            "            pass\n",
+            "claim_and_complete",
+        ),
+        Mutant(
+            "A cancelled claim that was sent twice counts as released, although the first copy may come late.",
+            ' or hasattr(op, "unsure"):',
+            ":",
+            "claim_and_complete",
+        ),
+        Mutant(
+            "A cancelled use of a token is released as if it was a claim.",
+            "op.owner, fence, consumed=op.terms.consumes)",
+            "op.owner, fence)",
+            "consume",
+        ),
+        Mutant(
             "A key under which nothing is found is not looked at again.",
-            "if self._closed or given_up.looks + 1 >= _LOOKS:",
+            "if self._closed or orphan.looks + 1 >= _LOOKS:",
             "if True:",
             "claim_and_complete",
         ),
         Mutant(
             "What was taken back is not watched, although a copy may come late.",
-            "if not self._closed and not given_up.fence and (given_up.id is not None or is_drawn(holding[1])):",
+            "if not self._closed and orphan.may_come_late(held_key[1]):",
             "if False:",
             "alone",
         ),
@@ -144,14 +144,14 @@ UNDO = {
         ),
         Mutant(
             "A claim is taken back although its owner has asked again, and was told that it has it.",
-            "given_up = self._given_up.pop(holding, None) if self._given_up else None",
-            "given_up = self._given_up.get(holding) if self._given_up else None",
+            "orphan = self._orphans.pop(held_key, None) if self._orphans else None",
+            "orphan = self._orphans.get(held_key) if self._orphans else None",
             "local_lru_alone",
         ),
         Mutant(
             "What a waiter's lost look has taken is not taken back at its end.",
-            "            if given_up is not None and not self._closed:\n                self._watches",
-            "            if False:\n                self._watches",
+            "            if orphan is not None:\n                self.put",
+            "            if False:\n                self.put",
             "lock",
         ),
         Mutant(
@@ -162,8 +162,8 @@ UNDO = {
         ),
         Mutant(
             "A use of a token is not taken back.",
-            ' or (given_up.consumed and record.state == "S")',
-            "",
+            'if found.state not in "PW" and not (self.consumed and found.state == "S"):',
+            'if found.state not in "PW":',
             "consume",
         ),
         Mutant(
@@ -174,25 +174,33 @@ UNDO = {
         ),
         Mutant(
             "What the store does not answer for is taken for done.",
-            "                self._given_up.move_to_end(holding)\n",
-            "                del self._given_up[holding]\n",
+            "                self._orphans.move_to_end(held_key)\n",
+            "                del self._orphans[held_key]\n",
             "claim_and_complete",
         ),
         Mutant(
             "A release without an answer is taken for done.",
-            "                self._given_up[holding] = given_up_then  # to the end\n",
+            "                self._orphans[held_key] = orphan_then  # to the end\n",
             "                pass\n",
             "release_and_claim",
         ),
         Mutant(
             "After a look that did not free all, no further look follows.",
-            "        if self._given_up and not self._closed:\n            self._try_later()\n\n    def _due",
+            "        if self._orphans and not self._closed:\n            self._try_later()\n\n    def _due",
             "\n    def _due",
             "claim_and_complete",
         ),
         Mutant(
+            "A failed use or first call is told before it is taken back.",
+            "while any(map(self._is_unasked, held_keys)):",
+            "while False:",
+            "failed_use",
+        ),
+    ],
+    "fastdedup/ledger/orphan_ids.py": [
+        Mutant(
             "An id that a failed call has remembered is not taken back.",
-            "            self._put((op.wire, op.entry), GivenUp(False, op))\n",
+            "        self._orphans.put((op.wire, op.entry), OrphanId(op))\n",
             "",
             "first",
         ),
@@ -204,15 +212,9 @@ UNDO = {
         ),
         Mutant(
             "A call for an id takes the place of a failed call that the store was asked to remove.",
-            "if not self._given_up[op.wire, entry].removed:",
+            "if not orphan.is_removing:",
             "if True:",
             "first",
-        ),
-        Mutant(
-            "A failed use or first call is told before it is taken back.",
-            "while any(map(self._is_unasked, holdings)):",
-            "while False:",
-            "failed_use",
         ),
     ],
 }

@@ -64,7 +64,7 @@ async def test_a_batch_cut_in_half_remembers_nothing(
         proxy.forward()
         expected = [number >= 50 for number in range(700)]
         if again == "elsewhere":
-            await wait_until(lambda: not len(dedup.gate.connection.undo), description="all is taken back")
+            await wait_until(lambda: not len(dedup.gate.connection.orphans), description="all is taken back")
             assert await ledger_of(other).first_many(ids) == expected
         elif again == "one-by-one":
             answers = [await answered(wait_until, partial(ledger.first, each)) for each in ids[:300]]
@@ -72,7 +72,9 @@ async def test_a_batch_cut_in_half_remembers_nothing(
         else:
             owner = {"by-its-owner": error.value.owner, "by-another-owner": "me"}.get(again)
             assert await answered(wait_until, partial(ledger.first_many, ids, owner=owner)) == expected
-        await wait_until(lambda: not len(dedup.gate.connection.undo), description="nothing is left to undo")
+        await wait_until(
+            lambda: not len(dedup.gate.connection.orphans), description="nothing is left to undo"
+        )
         assert not any(await ledger_of(other).first_many(ids[:300]))
 
 
@@ -91,7 +93,9 @@ async def test_a_frozen_server_that_thaws_gives_each_id_once(
         assert await answered(wait_until, lambda: ledger.first("a")) is True
         assert await answered(wait_until, lambda: ledger.first_many(["b", "c"])) == [True, True]
         assert await answered(wait_until, lambda: ledger.first("mine", owner="me")) is True
-        await wait_until(lambda: not len(dedup.gate.connection.undo), description="nothing is left to undo")
+        await wait_until(
+            lambda: not len(dedup.gate.connection.orphans), description="nothing is left to undo"
+        )
         assert await ledger_of(other).first_many(["a", "b", "c", "mine"]) == [False] * 4
 
 

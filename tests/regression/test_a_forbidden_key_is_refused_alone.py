@@ -91,7 +91,7 @@ async def test_neighbours_of_a_forbidden_key_are_answered(url: str, bad: str) ->
             assert "pw" not in str(answer)
             assert bad not in str(answer).split(": ", 1)[-1]
         assert all(isinstance(claim, Claim) and claim.acquired for claim in answers.values())
-        assert len(dedup.gate.connection.undo) == 0
+        assert len(dedup.gate.connection.orphans) == 0
 
 
 async def test_forbidden_keys_do_not_open_the_breaker(url: str) -> None:
@@ -100,7 +100,7 @@ async def test_forbidden_keys_do_not_open_the_breaker(url: str) -> None:
             with pytest.raises(UnavailableError, match="the Redis user may not do this"):
                 await dedup.claim(f"bad{number}")
             assert dedup.breaker is BreakerState.CLOSED
-        assert len(dedup.gate.connection.undo) == 0
+        assert len(dedup.gate.connection.orphans) == 0
         assert (await dedup.claim("ok")).acquired
 
 
@@ -154,7 +154,7 @@ async def test_undoing_goes_on_beside_a_forbidden_key(server: RedisServer, wait_
             for key in ("ok-given-up", "bad-given-up"):
                 with pytest.raises(UnavailableError):
                     await dedup.claim(key, lease=60)
-        undo = dedup.gate.connection.undo
+        undo = dedup.gate.connection.orphans
         assert len(undo) == 2
 
         async def acquired() -> Claim | None:
@@ -175,4 +175,4 @@ async def test_a_sidecars_client_gives_no_forbidden_key_up(server: RedisServer) 
             assert isinstance(bad, UnavailableError)
             assert isinstance(fine_one, Claim)
             assert fine_one.acquired
-            assert len(dedup.gate.connection.undo) == 0
+            assert len(dedup.gate.connection.orphans) == 0

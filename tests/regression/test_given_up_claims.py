@@ -43,7 +43,7 @@ class Two:
         self.server = server
         self.events: list[Event] = []
         self._wait_until = wait_until
-        self.undo = dedup.gate.connection.undo
+        self.orphans = dedup.gate.connection.orphans
 
     async def taken(self, key: str, *, lock: bool = False) -> None:
         """Another caller gets the key soon."""
@@ -62,7 +62,7 @@ class Two:
         return not (await self.other.claim(key)).acquired
 
     async def settled_down(self) -> None:
-        await self._wait_until(lambda: not len(self.undo), description="nothing is left to be undone")
+        await self._wait_until(lambda: not len(self.orphans), description="nothing is left to be undone")
 
     async def loses(self, ask: Ask, key: str) -> UnavailableError:
         """Make a claim while Redis hangs, until it is given up."""
@@ -220,10 +220,10 @@ async def test_a_forked_child_leaves_what_was_given_up_to_its_parent(
     """It cannot ask the store, and would try for ever in its copy of the loop."""
     async with two(redis_server, wait_until) as both:
         await both.loses(by_claim, "k")
-        assert len(both.undo) == 1
+        assert len(both.orphans) == 1
         child = os.fork()
         if not child:
-            os._exit(len(both.undo))
+            os._exit(len(both.orphans))
         _, status = await asyncio.to_thread(os.waitpid, child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         await both.taken("k")
@@ -263,7 +263,7 @@ async def ask(dedup: Dedup, key: str, **options: Any) -> Claim:
 
 
 def waiting(dedup: Dedup) -> int:
-    return len(dedup.gate.connection.undo)
+    return len(dedup.gate.connection.orphans)
 
 
 def states(server: RedisServer) -> dict[str, str]:
@@ -335,7 +335,7 @@ async def test_closing_does_not_wait_for_a_frozen_server(server: RedisServer) ->
 async def test_the_oldest_is_dropped_with_an_event(server: RedisServer, wait_until: WaitUntil) -> None:
     events: list[Event] = []
     async with frozen(server, on_event=events.append) as dedup:
-        dedup.gate.connection.undo.most = 2
+        dedup.gate.connection.orphans.most = 2
         await give_up(dedup, "a", "b", "c")
         assert [event.key for event in events if isinstance(event, UndoOverflow)] == ["a"]
         assert await undone(server, dedup, wait_until) == {"a": "P", "b": "R", "c": "R"}
@@ -396,7 +396,7 @@ async def test_what_its_owner_asked_for_again_is_not_undone_through_a_sidecar(
             await dedup.claim("k")
         claim = await wait_until(lambda: claimed(dedup, info.value.owner), description="it is claimed")
         # The sidecar has a list of its own. What it has looked at twice, it has done with.
-        undo = dedup.gate.connection.undo
+        undo = dedup.gate.connection.orphans
         await wait_until(lambda: not len(undo), description="nothing is left to be undone")
         for key in ("x", "y"):
             with redis_server.frozen(), pytest.raises(UnavailableError):

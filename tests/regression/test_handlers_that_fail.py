@@ -448,7 +448,7 @@ async def test_a_gate_that_closes_sets_the_shorter_lease_first() -> None:
     async with Dedup(store, namespace="m", lease=2 * NEVER, timeout=1.0) as dedup:
         message = Message(dedup, lambda: store.outage.start("refused"), NEVER)
         assert await message.deliver() is Reason.FAILED
-        assert dedup.gate.connections.undo_counts()[1] == 1
+        assert dedup.gate.connections.orphan_counts()[1] == 1
         store.outage.stop()
     async with dedup:
         assert await message.is_held(at_most=NEVER)
@@ -459,6 +459,6 @@ async def test_a_policy_that_frees_the_key_leaves_nothing_to_send_again() -> Non
     async with Dedup(store, namespace="m", lease=NEVER, timeout=0.05, on_unavailable=LocalLRU()) as dedup:
         message = Message(dedup, lambda: store.outage.start("refused"), DELAY)
         assert await message.deliver() is Reason.FAILED
-        assert dedup.gate.connections.undo_counts()[1] == 0
+        assert dedup.gate.connections.orphan_counts()[1] == 0
         assert await message.deliver() is Reason.FIRST
         store.outage.stop()

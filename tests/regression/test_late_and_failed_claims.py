@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route as Path
 
 from fastdedup import BreakerState, Claim, ClaimLostError, Dedup, InProgressError, UnavailableError
-from fastdedup.core.orphans import UndoList
+from fastdedup.core.orphans import Orphans
 from fastdedup.events import Event, UndoOverflow
 from fastdedup.integrations import asgi
 from fastdedup.kernel.operations import ClaimOp, IssueOp, Mode, Op, ReadOp, terms
@@ -23,6 +23,7 @@ from fastdedup.kernel.owners import draw_owner
 from fastdedup.kernel.replies import Code, Reply, Stored
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.operations import FOREVER_MS, FirstOp, LedgerTerms, SeenOp
+from fastdedup.ledger.orphan_ids import OrphanIds
 from fastdedup.stores.memory import MemoryStore
 
 from ..proxy import Fate, Proxy, proxied
@@ -109,7 +110,7 @@ async def test_a_claim_that_was_sent_once_is_not_watched(redis_url: str) -> None
     async with Dedup(redis_url, namespace="t") as dedup:
         for use in (claim, claim_and_wait, claim_many, lock):
             await use(dedup)
-        assert not dedup.gate.connection.undo
+        assert not dedup.gate.connection.orphans
 
 
 # What was taken back once was not looked at again, so a copy that came after that stayed: a consumed token was lost
@@ -151,14 +152,17 @@ async def test_a_copy_that_comes_after_the_taking_back_is_taken_back_as_well(
         reply.set_result(store.apply(sent))
         return reply
 
-    undo = UndoList(submit, lambda event: pytest.fail(f"{event}"))
-    (undo.add_id if isinstance(op, FirstOp) else undo.add)(op)
+    orphans = Orphans(submit, lambda event: pytest.fail(f"{event}"))
+    if isinstance(op, FirstOp):
+        OrphanIds(orphans).add(op)
+    else:
+        orphans.add(op)
     for copy in range(2):
         store.apply(op)
         assert is_taken(store, op)
         await wait_until(lambda: not is_taken(store, op), description=f"copy {copy} is taken back")
-        assert not len(undo)
-    await wait_until(lambda: not undo.all(), description="nobody looks any more", deadline=60.0)
+        assert not len(orphans)
+    await wait_until(lambda: not orphans.kept, description="no key is watched any more", deadline=60.0)
     assert loop.time() < 60
 
 
@@ -170,39 +174,40 @@ async def test_a_call_takes_no_place_whose_removal_may_come_late() -> None:
         lost.append(asyncio.get_running_loop().create_future())
         return lost[-1]
 
-    undo = UndoList(submit, lambda event: None)
+    orphans = Orphans(submit, lambda event: None)
+    ids = OrphanIds(orphans)
     for asked in (False, True):
         op, again = an_id(), an_id()
         again.entry = op.entry[:7] + b"more\0"
-        undo.add_id(op)
+        ids.add(op)
         if asked:
-            looking = asyncio.ensure_future(undo.take_back_id(again))
+            looking = asyncio.ensure_future(ids.free_now(again))
             await asyncio.sleep(0)
             lost.pop().set_exception(UnavailableError("no reply"))
             with pytest.raises(UnavailableError):
                 await looking
         mine = again.entry
-        undo.keep_id(again, named=False)
-        assert (again.entry == mine, undo.is_removing(again)) == (asked, asked)
-    await undo.finish(0.0)
+        ids.leave_to_call(again, named=False)
+        assert (again.entry == mine, ids.is_removing(again)) == (asked, asked)
+    await orphans.finish(0.0)
 
 
 @pytest.mark.virtual_time
 async def test_what_is_only_watched_makes_room_for_what_is_to_be_taken_back() -> None:
     told: list[Event] = []
     never = asyncio.get_running_loop().create_future()
-    undo = UndoList(lambda op: never, told.append, most=3)
+    orphans = Orphans(lambda op: never, told.append, most=3)
     pending = [a_claim() for _ in range(3)]
     for op in pending[:2]:
-        undo.add(op)
+        orphans.add(op)
     for _ in range(9):
-        undo.watch(a_claim())
-    undo.add(pending[2])
-    assert {owner for _, owner in undo.all()} == {op.owner for op in pending}
+        orphans.watch(a_claim())
+    orphans.add(pending[2])
+    assert {owner for _, owner in orphans.held_keys()} == {op.owner for op in pending}
     assert told == []
-    undo.add(a_claim())
+    orphans.add(a_claim())
     assert [type(event) for event in told] == [UndoOverflow]
-    await undo.finish(0.0)
+    await orphans.finish(0.0)
 
 
 # A batch that failed as a whole left what it had written before: keys held, and nobody was told of it.
@@ -360,4 +365,4 @@ async def test_a_body_that_ended_well_is_not_made_undone(redis_url: str, redis_s
                 await work()
         finally:
             redis_server.thaw()
-        assert not len(dedup.gate.connection.undo)
+        assert not len(dedup.gate.connection.orphans)

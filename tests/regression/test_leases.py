@@ -418,7 +418,7 @@ def test_a_blocked_loop_is_no_outage(
                 claim, _ = await asyncio.gather(dedup.claim(f"k{seconds}", lease=60), blocks(dedup, seconds))
                 assert claim.acquired
                 await claim.release()
-            assert not len(dedup.gate.connection.undo)
+            assert not len(dedup.gate.connection.orphans)
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(claims_while_blocked())

@@ -40,7 +40,7 @@ async def test_all_ids_of_a_later_call_are_taken_back(redis_url: str, wait_until
         await ledger.seen("the ledger is founded")
 
         async def is_empty() -> bool:
-            return not len(dedup.gate.connection.undo) and (await ledger.stats()).ids == 0
+            return not len(dedup.gate.connection.orphans) and (await ledger.stats()).ids == 0
 
         await give_up(ledger, [f"former-{number}" for number in range(2_000)])
         await wait_until(is_empty, description="the former ids are taken back")
@@ -72,7 +72,7 @@ async def test_a_given_up_id_is_new_though_the_form_is_read_again(
         view = ledger.view
         assert view is not None
         wire, entry = view.addresses.entry(b"id", nonce_of(owner_field("lost")))
-        dedup.gate.connection.undo.add_id(FirstOp(wire, entry, view.terms, b"id"))
+        dedup.gate.connection.orphan_ids.add(FirstOp(wire, entry, view.terms, b"id"))
         view.terms.until_ms = 1
         assert await ask(ledger)
         assert not await ask(ledger)

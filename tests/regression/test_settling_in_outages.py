@@ -442,10 +442,12 @@ async def test_a_later_holding_of_the_same_owner_is_left_alone(wait_until: Waite
     ):
         first = await gate.claim("order:42")
         await first.settlement.free()
-        gate.gate.connection.undo.add(first.settlement.op, first.fence)
+        gate.gate.connection.orphans.add(first.settlement.op, first.fence)
         second = await other.claim("order:42", owner=first.owner)
         assert second.acquired
-        await wait_until(lambda: gate.gate.connections.undo_counts()[1] == 0, description="it was looked for")
+        await wait_until(
+            lambda: gate.gate.connections.orphan_counts()[1] == 0, description="it was looked for"
+        )
         assert (await gate.claim("order:42")).outcome == "in_progress"
         await second.complete()
 

@@ -38,7 +38,7 @@ class Desk:
         self.gate = other
         self.other = other.tokens
         self.token = token
-        self.undo = dedup.gate.connection.undo
+        self.orphans = dedup.gate.connection.orphans
         self._wait_until = wait_until
 
     async def is_free_soon(self) -> None:
@@ -58,7 +58,7 @@ class Desk:
         await self._wait_until(used, description="Redis has used the token")
 
     async def settled_down(self) -> None:
-        await self._wait_until(lambda: not len(self.undo), description="nothing is left to be undone")
+        await self._wait_until(lambda: not len(self.orphans), description="nothing is left to be undone")
 
 
 @asynccontextmanager

@@ -372,7 +372,7 @@ async def test_a_cancelled_claim_is_released_where_its_key_is_by_then() -> None:
         op = claim_op("1:k")
         await router_of(dedup).claim(op)
         successor = store.parts[1] = Part(11)
-        router_of(dedup).disown(op)
+        router_of(dedup).free_orphan(op)
         await asyncio.sleep(0.01)
         assert successor.asked == [(Verb.RELEASE, b"fastdedup:=1:k")]
 
@@ -385,13 +385,13 @@ async def test_cancelling_stays_a_cancellation_where_the_key_is_out_of_reach() -
         op = claim_op("1:k")
         await router_of(dedup).claim(op)
         del store.parts[1]
-        router_of(dedup).disown(op)
+        router_of(dedup).free_orphan(op)
 
 
 @virtual
 async def test_a_claim_that_was_cancelled_before_any_part_accepted_it_is_nobodys() -> None:
     async with Dedup(Parted()) as dedup:
-        router_of(dedup).disown(claim_op("1:k"))
+        router_of(dedup).free_orphan(claim_op("1:k"))
 
 
 @virtual
@@ -404,7 +404,7 @@ async def test_after_closing_no_engine_is_made_for_a_latecomer() -> None:
     await router.claim(op)
     await dedup.aclose()
     store.parts[1] = Part(11)
-    router.disown(op)
+    router.free_orphan(op)
     with pytest.raises(UsageError):
         router.submit(ReadOp(b"fastdedup:=1:k"))
     assert store.parts[1] not in router.engines

@@ -1,4 +1,4 @@
-"""What was given up is undone part by part: a part of the store that is down holds up no other."""
+"""Orphans are freed node by node: a node of the store that is down holds up no other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastdedup import UnavailableError, UsageError
-from fastdedup.core.orphans import UndoList
+from fastdedup.core.orphans import Orphans
 from fastdedup.errors import DedupError
 from fastdedup.events import Event
 from fastdedup.kernel.operations import ClaimOp, Mode, Op, terms
@@ -55,12 +55,12 @@ class Parts:
 async def test_an_owner_with_notes_is_taken_back_too(wait_until: WaitUntil) -> None:
     """A gate with `holder=` draws such owners; a name that the caller chose gets its claim back instead."""
     parts = Parts(UnavailableError("down"))
-    undo = UndoList(parts.submit, lambda event: None)
+    orphans = Orphans(parts.submit, lambda event: None)
     for wire, owner in ((b"noted", Noted(lambda: ("web-1:7",)).draw()), (b"named", owner_field("worker-1"))):
         op = ClaimOp(wire, TERMS, owner, None)
         parts.store.apply(op)
-        undo.add(op)
-    await wait_until(lambda: not len(undo), description="it is taken back")
+        orphans.add(op)
+    await wait_until(lambda: not len(orphans), description="it is taken back")
     assert (parts.holds(b"noted"), parts.holds(b"named")) == (False, True)
 
 
@@ -69,32 +69,32 @@ async def test_a_part_that_is_down_holds_up_no_other(wait_until: WaitUntil, faul
     """Also where more was given up there than one round looks at."""
     events: list[Event] = []
     parts = Parts(fault)
-    undo = UndoList(parts.submit, events.append)
+    orphans = Orphans(parts.submit, events.append)
     for number in range(600):
-        undo.add(parts.claimed(b"down:%d" % number))
-    undo.add(parts.claimed(b"up"))
+        orphans.add(parts.claimed(b"down:%d" % number))
+    orphans.add(parts.claimed(b"up"))
     await wait_until(lambda: not parts.holds(b"up"), description="the other part's is freed", deadline=2.0)
-    await wait_until(lambda: len(undo) == 600, description="it is struck off the list")
+    await wait_until(lambda: len(orphans) == 600, description="it is struck off the list")
     parts.down = b""
-    undo.store_is_back()
-    await wait_until(lambda: not len(undo), description="all is freed")
+    orphans.retry_now()
+    await wait_until(lambda: not len(orphans), description="all is freed")
     assert not any(parts.holds(b"down:%d" % number) for number in range(600))
     assert not events
-    await undo.finish(1.0)
+    await orphans.finish(1.0)
 
 
 async def test_a_part_with_an_open_breaker_is_not_asked(wait_until: WaitUntil) -> None:
     """Each refusal costs 10 µs, and there may be thousands: they kept the loop from the other parts' answers."""
     parts = Parts(UnavailableError("down"))
-    undo = UndoList(parts.submit, lambda event: None, parts.asks)
+    orphans = Orphans(parts.submit, lambda event: None, parts.asks)
     for number in range(600):
-        undo.add(parts.claimed(b"down:%d" % number))
-    undo.add(parts.claimed(b"up"))
-    await wait_until(lambda: len(undo) == 600, description="the other part's is freed")
-    undo.store_is_back()  # as another breaker has opened
-    await wait_until(lambda: undo._alarm is not None, description="nothing is due")
+        orphans.add(parts.claimed(b"down:%d" % number))
+    orphans.add(parts.claimed(b"up"))
+    await wait_until(lambda: len(orphans) == 600, description="the other part's is freed")
+    orphans.retry_now()  # as another breaker has opened
+    await wait_until(lambda: orphans._alarm is not None, description="nothing is due")
     assert not parts.refused
     parts.down = b""
-    undo.store_is_back()
-    await wait_until(lambda: not len(undo), description="all is freed")
-    await undo.finish(1.0)
+    orphans.retry_now()
+    await wait_until(lambda: not len(orphans), description="all is freed")
+    await orphans.finish(1.0)

@@ -1,0 +1,70 @@
+"""Claims that no caller was told of, as an engine meets them: who frees them is given to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ..model import Outcome
+from .answers import is_first_hand
+from .named import NamedClaims
+from .operations import ClaimOp, ReleaseOp
+from .replies import Reply, Verdict
+
+Send = Callable[[ReleaseOp], "asyncio.Future[Any]"]
+
+
+class OrphanKeeper(Protocol):
+    """Frees the claims that hold, or may come to hold, a key for a caller who does not know of it."""
+
+    def add(self, op: ClaimOp) -> None:
+        """Take a claim that was sent and got no reply: its record may hold the key."""
+        ...
+
+    def watch(self, op: ClaimOp) -> None:
+        """Take a claim that was sent again and did not acquire its key: the first sending may."""
+        ...
+
+    def free(self, op: ClaimOp, fence: int, send: Send) -> None:
+        """Release the key of a claim that was acquired after its caller had gone, by `send`."""
+        ...
+
+    def leave_to_owner(self, op: ClaimOp) -> object:
+        """Let go of a claim of a caller-chosen owner, because that owner asks again."""
+        ...
+
+
+class NoOrphans:
+    """Keeps nothing: for a forked child, because all claims are its parent's, and for an engine without a gate."""
+
+    def add(self, op: ClaimOp) -> None:
+        """Do nothing."""
+
+    def watch(self, op: ClaimOp) -> None:
+        """Do nothing."""
+
+    def free(self, op: ClaimOp, fence: int, send: Send) -> None:
+        """Do nothing: the lease ends."""
+
+    def leave_to_owner(self, op: ClaimOp) -> None:
+        """Do nothing."""
+
+
+def is_orphan(op: ClaimOp, reply: Reply, named: NamedClaims) -> bool:
+    """True if a claim whose caller has gone has acquired its key.
+
+    Not if the same named owner holds the key by an earlier claim, or has another claim for it under way.
+    """
+    if not isinstance(reply, Verdict) or reply.outcome is not Outcome.ACQUIRED:
+        return False
+    return not op.named or (named.others(op) == 0 and is_first_hand(op, reply))
+
+
+def resent(ops: Sequence[ClaimOp], replies: Sequence[Reply]) -> list[ClaimOp]:
+    """Return the claims of a batch that were sent again, and whose key another owner has."""
+    return [
+        op
+        for op, reply in zip(ops, replies, strict=False)
+        if hasattr(op, "unsure") and isinstance(reply, Verdict) and reply.outcome is not Outcome.ACQUIRED
+    ]
