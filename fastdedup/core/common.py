@@ -14,8 +14,7 @@ from ..errors import ConfigError
 from ..events import Event, OnEvent
 from ..failures import log_batch_failure, log_failure
 from ..fallback.base import FallbackPolicy
-from ..kernel.batches import BatchObserver
-from ..kernel.queue import MIN_BATCH
+from ..kernel.queue import MIN_BATCH, BatchObserver
 from .counters import MAX_NAMESPACES, GateCounters
 from .incidents import AT_ONCE, Incidents
 from .observers import Observers

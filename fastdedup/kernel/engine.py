@@ -21,13 +21,12 @@ from ..errors import ConfigError, UnavailableError
 from ..forking import InChild
 from ..model import BreakerState
 from .answers import behind, closed, copy_of, give, give_error, heir, reported, too_many, wrong_loop
-from .batches import Batch, Batches, BatchObserver, Ended
 from .deadline import BLOCKED, Deadline
 from .health import OnChange, StoreHealth
 from .named import NamedClaims
 from .operations import ClaimOp, Op, Verb
 from .orphans import NoOrphans, OrphanKeeper, is_orphan, resent
-from .queue import MIN_BATCH, OperationQueue
+from .queue import MIN_BATCH, Batch, Batches, BatchObserver, Ended, OperationQueue
 from .replies import Code, Redirect, Reply, Verdict
 from .store import BatchStore
 

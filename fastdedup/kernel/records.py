@@ -8,6 +8,8 @@ a record is its own, and a record names the acquisition before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from ..model import Outcome
@@ -51,9 +53,8 @@ class Holding(NamedTuple):
     fence: int
 
 
-def fence_bytes(fence: int) -> bytes:
-    """Return a fence, or a version, as a record has it."""
-    return fence.to_bytes(FENCE_BYTES, "big")
+fence_bytes: Final[Callable[[int], bytes]] = partial(int.to_bytes, length=FENCE_BYTES, byteorder="big")
+"""Returns a fence, or a version, as a record has it. No function of Python's: each command calls it."""
 
 
 def holding_bytes(owner: bytes, fence: int) -> bytes:

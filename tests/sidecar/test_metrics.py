@@ -37,7 +37,7 @@ TOTAL = "fastdedup_operations_total"
 async def running(**options: Any) -> AsyncIterator[Namespaces]:
     counters = Counters()
     root = Dedup(codec=RawCodec(), on_event=counters.on_event, **options)
-    root.gate.watchers.waits = counters
+    root.gate.observers.beside = counters
     async with root:
         yield Namespaces(root, counters=counters)
 
