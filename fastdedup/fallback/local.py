@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from hashlib import blake2b
 from typing import Any
 
 from ..checks import check_count
@@ -24,28 +23,23 @@ from ..kernel.operations import (
 )
 from ..kernel.records import Holding
 from ..kernel.replies import Adopted, Code, Moved, Reply, Stored, StoredForm, Verdict
-from ..ledger.id_line import IdLine
-from ..ledger.ids import NONCE_BYTES, without_patience
-from ..ledger.local_ids import LEDGER_OPS, LedgerOps, LocalIds
+from ..ledger.local_ids import LEDGER_OPS, LedgerOps, LocalIds, is_of_id
 from ..ledger.operations import (
-    ECHO_MS,
     FirstOp,
     ForgetIdOp,
     LedgerOp,
     RememberedClaimOp,
     RememberedSettleOp,
     SeenOp,
-    without_ledger,
 )
 from ..model import Outcome
-from ..stores.entry import LIVE, SETTLED, Entry, is_free, stored
+from ..stores.entry import Entry, stored
 from ..stores.memory import MemoryStore
 from .adoption import Former, holding_of, mark, removal, report, text_of
 from .base import IdOp, JournalOp
 from .journal import NEW, Journal, JournalLine
-from .last_seen import LastSeen, SeenEntry, is_of
-
-_REMEMBERED_OPS = (RememberedClaimOp, RememberedSettleOp)
+from .last_seen import LastSeen, SeenEntry
+from .remembered_claims import RememberedClaims
 
 
 class LocalLRU:
@@ -107,6 +101,7 @@ class LocalLRU:
         """Which of `records` the store has, too, so that they may be dropped. Only read it."""
         self.ids = LocalIds(self.records, self._journal)
         """The ids of ledgers, as `records`. Only read it."""
+        self._remembered = RememberedClaims(self.records, self._journal, self.ids)
 
     def __repr__(self) -> str:
         return f"LocalLRU(maxsize={self._maxsize})"
@@ -114,12 +109,12 @@ class LocalLRU:
     @contextmanager
     def apart(self, clock: Callable[[], float]) -> Iterator[None]:
         """Begin anew by a test's clock, and know afterwards what it knew before."""
-        kept = self._journal, self.records, self.last_seen, self.ids
+        kept = self._journal, self.records, self.last_seen, self.ids, self._remembered
         self.begin_anew(clock)
         try:
             yield
         finally:
-            self._journal, self.records, self.last_seen, self.ids = kept
+            self._journal, self.records, self.last_seen, self.ids, self._remembered = kept
 
     # In place of the store
 
@@ -128,7 +123,7 @@ class LocalLRU:
         if isinstance(op, LEDGER_OPS):
             return self._answer_ledger(op, error)
         if isinstance(op, RememberedClaimOp | RememberedSettleOp):
-            return self._answer_remembered(op, error)
+            return self._remembered.answer(op, error, self._answer_record)
         return self._answer_record(op, error, self.records.apply)
 
     def _answer_record(self, op: Op, error: UnavailableError, apply: Callable[[Any], Reply]) -> Reply:
@@ -144,59 +139,6 @@ class LocalLRU:
         self.last_seen.used(op.wire)
         self._note(op, former)
         return reply
-
-    # For claims whose success a ledger remembers
-
-    def _answer_remembered(
-        self, op: RememberedClaimOp | RememberedSettleOp, error: UnavailableError
-    ) -> Reply:
-        if not op.id:
-            raise error  # made by a program that does not tell it
-        now = self.records.now()
-        if not self.ids.finds(op):
-            return Code.STALE  # its caller asks for the form, and comes again
-        if isinstance(op, RememberedSettleOp):
-            return self._answer_record(op, error, self._complete)
-        entry = self.records.entry(op.wire)
-        if self.ids.is_done(op) and is_free(entry, op.fingerprint, now):
-            return Verdict(Outcome.SUCCEEDED, degraded=True)
-        if entry is not None and entry.state in SETTLED:
-            return self._answer_record(op, error, self._apply_alone)
-        line, is_new = self.ids.will_look(op.seen())  # before the claim, as there may be no room for it
-        try:
-            reply = self._answer_record(op, error, self._apply_alone)
-            if type(reply) is Verdict and reply.outcome is Outcome.ACQUIRED:
-                line.let_wait(op.wire)
-            return reply
-        finally:
-            if is_new and not line.records:
-                self._journal.strike(line.wire)
-
-    def _apply_alone(self, op: RememberedClaimOp | RememberedSettleOp) -> Reply:
-        return self.records.apply(without_ledger(op))
-
-    def _complete(self, op: RememberedSettleOp) -> Reply:
-        """Settle a claim, and remember its id. The record stays for as long, so that a conflict is found later."""
-        entry = self.records.entry(op.wire)
-        if entry is None or entry.state not in LIVE or not is_of(entry, op):
-            return self._apply_alone(op)
-        # Not the nonce of the store's completions, by which two processes that did the work would count as one.
-        nonce = without_patience(blake2b(op.owner + b"%d" % entry.fence, digest_size=NONCE_BYTES).digest())
-        first = FirstOp(op.bucket, op.digest + nonce, op.ledger_terms, op.id)
-        self.ids.answer(first, UnavailableError("the id is not known"))
-        try:
-            code = self._apply_alone(op)
-        except UnavailableError:  # no room for the result
-            self.ids.took_back(first)
-            raise
-        self._journal.note(op.wire, op.id.decode(), Holding(entry.owner, entry.fence))
-        self.records.keep(op.wire, entry, self.records.now() + op.ledger_terms.window_ms)
-        self._journal.lines[op.wire].echo_ms = min(op.keep_ms, ECHO_MS)
-        line = self._journal.get(first.place)
-        if isinstance(line, IdLine):
-            line.shared = line.shared or was_accepted(op)
-            line.let_wait(op.wire)
-        return code
 
     def _answer_ledger(self, op: LedgerOps, error: UnavailableError) -> Reply:
         reply = self.ids.answer(op, error)
@@ -286,7 +228,7 @@ class LocalLRU:
 
     def _stands(self, wire: bytes) -> bool:
         line = self._journal.get(wire)
-        return self.ids.stands(line) if isinstance(line, IdLine) else self.records.entry(wire) is not None
+        return self.ids.stands(line) if is_of_id(line) else self.records.entry(wire) is not None
 
     def _gone(self, wire: bytes, line: JournalLine | None) -> None:
         """Note that a key was forgotten: where the store may have a record of it, that must be removed, too."""
@@ -307,17 +249,8 @@ class LocalLRU:
             self.ids.saw(op, reply)
         elif op.wire not in self._journal.lines or self._was_under_way(op, reply):
             self.last_seen.saw(op, reply)
-            if isinstance(op, _REMEMBERED_OPS):
-                self._saw_remembered(op, reply)
-
-    def _saw_remembered(self, op: RememberedClaimOp | RememberedSettleOp, reply: Reply) -> None:
-        if type(reply) is Verdict:
-            done = reply.outcome is Outcome.SUCCEEDED
-            # An owner that gets its own claim back says nothing of the id: a call of `first` may have remembered it.
-            if done or (reply.outcome is Outcome.ACQUIRED and reply.fresh):
-                self.ids.saw_claim(op, done)
-        elif reply is Code.OK or reply is Code.UNCONFIRMED:
-            self.ids.saw_claim(op, done=True)
+            if isinstance(op, RememberedClaimOp | RememberedSettleOp):
+                self._remembered.saw(op, reply)
 
     def _was_under_way(self, op: Op, reply: Reply) -> bool:
         """Judge the reply to an operation that was under way when the line began; True where the line is void."""
@@ -393,7 +326,7 @@ class LocalLRU:
         return [*forms.values(), *ops]
 
     def _sent(self, wire: bytes, line: JournalLine, now: int) -> JournalOp | None:
-        if isinstance(line, IdLine):
+        if is_of_id(line):
             return self.ids.next_operation(line, now)
         if line.forgotten:
             return removal(wire, line.found)
@@ -488,7 +421,7 @@ class LocalLRU:
         now = self.records.now()
         left = []
         for wire, line in self._journal.all():
-            if isinstance(line, IdLine):
+            if is_of_id(line):
                 left += self.ids.give_up(line)
                 continue
             entry = self.records.entry(wire)

@@ -12,6 +12,7 @@ after a duplicate of it was told.
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import TypeGuard
 
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
@@ -195,6 +196,19 @@ class LocalIds:
         if is_new:
             line.ledger.reread_at = 0
         return line, is_new
+
+    def share(self, op: FirstOp, record: bytes, *, was_accepted: bool) -> None:
+        """Let a record wait for the id that its completion remembered.
+
+        Args:
+            op: the operation that remembered the id.
+            record: the key of the record.
+            was_accepted: the completion was sent, so the store may have remembered the id for it.
+        """
+        line = self._journal.get(op.place)
+        if is_of_id(line):
+            line.shared = line.shared or was_accepted
+            line.let_wait(record)
 
     def saw_claim(self, op: RememberedClaimOp | RememberedSettleOp, done: bool) -> None:
         """Remember what the store says of a claim's id: whether it is done."""
@@ -427,6 +441,11 @@ class LocalIds:
             self._unreplayed(line, "")
         namespace, name = names_of(wire)
         return Unreplayed(namespace, name, "", f"the ledger's form cannot be read: {len(lines)} ids are lost")
+
+
+def is_of_id(line: JournalLine | None) -> TypeGuard[IdLine]:
+    """True for the line of an id, and not of a record."""
+    return isinstance(line, IdLine)
 
 
 def _is_known(op: IdOp, reply: Reply) -> bool:

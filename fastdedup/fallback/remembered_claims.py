@@ -1,0 +1,102 @@
+"""Claims whose success a ledger remembers, for `LocalLRU`: a record and an id, which are changed together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from ..errors import UnavailableError
+from ..kernel.operations import Op, was_accepted
+from ..kernel.records import Holding
+from ..kernel.replies import Code, Reply, Verdict
+from ..ledger.ids import NONCE_BYTES, without_patience
+from ..ledger.local_ids import LocalIds
+from ..ledger.operations import ECHO_MS, FirstOp, RememberedClaimOp, RememberedSettleOp, without_ledger
+from ..model import Outcome
+from ..stores.entry import LIVE, SETTLED, is_free
+from ..stores.memory import MemoryStore
+from .journal import Journal
+from .last_seen import is_of
+
+RememberedOps = RememberedClaimOp | RememberedSettleOp
+
+
+class AnswerRecord(Protocol):
+    """Answers from a key's record, which `apply` changes; notes the change in the journal."""
+
+    def __call__(self, op: Op, error: UnavailableError, apply: Callable[[Any], Reply]) -> Reply:
+        """Return the reply, or raise `error` if only the store can know it."""
+        ...
+
+
+class RememberedClaims:
+    """Answers for claims whose success a ledger remembers.
+
+    Args:
+        records: the records of the policy.
+        journal: its journal.
+        ids: its ids.
+    """
+
+    def __init__(self, records: MemoryStore, journal: Journal, ids: LocalIds) -> None:
+        self._records = records
+        self._journal = journal
+        self._ids = ids
+
+    def answer(self, op: RememberedOps, error: UnavailableError, answer_record: AnswerRecord) -> Reply:
+        """Answer from memory, or raise `error` if only the store can know the answer."""
+        if not op.id:
+            raise error  # another program made it, and did not name the id
+        now = self._records.now()
+        if not self._ids.finds(op):
+            return Code.STALE  # its caller asks for the form, and comes again
+        if isinstance(op, RememberedSettleOp):
+            return answer_record(op, error, self._complete)
+        entry = self._records.entry(op.wire)
+        if self._ids.is_done(op) and is_free(entry, op.fingerprint, now):
+            return Verdict(Outcome.SUCCEEDED, degraded=True)
+        if entry is not None and entry.state in SETTLED:
+            return answer_record(op, error, self._apply_alone)
+        line, is_new = self._ids.will_look(op.seen())  # before the claim, as there may be no room for it
+        try:
+            reply = answer_record(op, error, self._apply_alone)
+            if type(reply) is Verdict and reply.outcome is Outcome.ACQUIRED:
+                line.let_wait(op.wire)
+            return reply
+        finally:
+            if is_new and not line.records:
+                self._journal.strike(line.wire)
+
+    def saw(self, op: RememberedOps, reply: Reply) -> None:
+        """Remember what the store's reply says of the claim's id."""
+        if type(reply) is Verdict:
+            done = reply.outcome is Outcome.SUCCEEDED
+            # An owner that gets its own claim back says nothing of the id: a call of `first` may have remembered it.
+            if done or (reply.outcome is Outcome.ACQUIRED and reply.fresh):
+                self._ids.saw_claim(op, done)
+        elif reply is Code.OK or reply is Code.UNCONFIRMED:
+            self._ids.saw_claim(op, done=True)
+
+    def _apply_alone(self, op: RememberedOps) -> Reply:
+        return self._records.apply(without_ledger(op))
+
+    def _complete(self, op: RememberedSettleOp) -> Reply:
+        """Settle a claim, and remember its id. The record stays for as long, so that a conflict is found later."""
+        entry = self._records.entry(op.wire)
+        if entry is None or entry.state not in LIVE or not is_of(entry, op):
+            return self._apply_alone(op)
+        # Not the nonce of the store's completions, by which two processes that did the work would count as one.
+        nonce = without_patience(blake2b(op.owner + b"%d" % entry.fence, digest_size=NONCE_BYTES).digest())
+        first = FirstOp(op.bucket, op.digest + nonce, op.ledger_terms, op.id)
+        self._ids.answer(first, UnavailableError("the id is not known"))
+        try:
+            code = self._apply_alone(op)
+        except UnavailableError:  # no room for the result
+            self._ids.took_back(first)
+            raise
+        self._journal.note(op.wire, op.id.decode(), Holding(entry.owner, entry.fence))
+        self._records.keep(op.wire, entry, self._records.now() + op.ledger_terms.window_ms)
+        self._journal.lines[op.wire].echo_ms = min(op.keep_ms, ECHO_MS)
+        self._ids.share(first, op.wire, was_accepted=was_accepted(op))
+        return code
