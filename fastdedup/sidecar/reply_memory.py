@@ -28,19 +28,54 @@ _PATIENCE = 1.0
 class Reader(Protocol):
     """A connection whose client reads replies, or does not."""
 
-    stalled_at: float
-    """Since when its client has not read enough, by `time.monotonic()`; 0.0 where it has."""
-
-    def unread(self) -> int:
-        """Return the bytes that its transport keeps, as its client has not read them.
-
-        A transport keeps a reply whole until its last byte is sent.
-        """
-        ...
+    unread: UnreadReplies
 
     def cut(self) -> None:
         """Close at once, and give back what it has reserved."""
         ...
+
+
+class UnreadReplies:
+    """The bytes of replies that one connection's transport keeps, because the client has not read them.
+
+    Args:
+        memory: that of all connections.
+        transport: the connection's. It must keep no bytes without telling (`set_write_buffer_limits(high=0)`).
+
+    Attributes:
+        since: since when it keeps any, by `time.monotonic()`; 0.0 once the client has read them all.
+    """
+
+    __slots__ = ("_largest", "_memory", "_transport", "_written", "since")
+
+    def __init__(self, memory: ReplyMemory, transport: asyncio.Transport) -> None:
+        self._memory = memory
+        self._transport = transport
+        # Mutable: the bytes that were written since then, and the most of them in one write.
+        self.since = 0.0
+        self._written = 0
+        self._largest = 0
+
+    def begin(self) -> None:
+        """Count from now on: the transport keeps bytes."""
+        self.since = monotonic()
+
+    def end(self) -> None:
+        """Forget the count: the client has read everything."""
+        self._written = self._largest = 0
+        self.since = 0.0
+
+    def add(self, size: int) -> None:
+        """Count a write. Called after the transport has its bytes."""
+        self._written += size
+        self._largest = max(self._largest, size)
+        self._memory.grew(size)
+
+    def size(self) -> int:
+        """Return the bytes in memory: a transport keeps a reply whole until its last byte is sent."""
+        if not self._written:
+            return 0
+        return min(self._written, self._transport.get_write_buffer_size() + self._largest)
 
 
 class ReplyMemory:
@@ -116,17 +151,19 @@ class ReplyMemory:
         Without patience clients that read slowly are cut as well, those with the most bytes first.
         """
         connections: list[Reader] = [each for each in self.connections if each not in self._parting]
-        self._unread = sum([each.unread() for each in connections])
+        self._unread = sum([each.unread.size() for each in connections])
         before = monotonic() - patience
-        stalled = [each for each in connections if 0.0 < each.stalled_at <= before and each.unread() > LARGE]
-        self._cut(sorted(stalled, key=_stalled_at), size)
+        stalled = [
+            each for each in connections if 0.0 < each.unread.since <= before and each.unread.size() > LARGE
+        ]
+        self._cut(sorted(stalled, key=_since), size)
         if not patience:
-            self._cut(sorted(connections, key=_unread, reverse=True), size)
+            self._cut(sorted(connections, key=_size, reverse=True), size)
 
     def _cut(self, connections: list[Reader], size: int) -> None:
         """Hang up on these clients, in this order, until there will be room for `size` more bytes."""
         for each in connections:
-            unread = each.unread()
+            unread = each.unread.size()
             if self.reserved + self._unread + size <= self._most or not unread:
                 return
             if each not in self._parting:
@@ -149,9 +186,9 @@ class ReplyMemory:
         self._parting.discard(connection)
 
 
-def _stalled_at(connection: Reader) -> float:
-    return connection.stalled_at
+def _since(connection: Reader) -> float:
+    return connection.unread.since
 
 
-def _unread(connection: Reader) -> int:
-    return connection.unread()
+def _size(connection: Reader) -> int:
+    return connection.unread.size()

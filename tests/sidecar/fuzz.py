@@ -318,7 +318,7 @@ class Fuzz:
         if not waits and connection.extra:
             raise Finding(f"{connection.extra} operations are never accounted for")
         await self._settle(
-            lambda: not connection.brief.tasks | connection.patient.tasks,
+            lambda: not connection.tasks.brief.tasks | connection.tasks.patient.tasks,
             False,
             "a task of a lost connection",
         )

@@ -112,7 +112,7 @@ async def test_a_client_that_goes_at_once_leaves_no_warning() -> None:
         transport.lose()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    assert not connection.brief.tasks
+    assert not connection.tasks.brief.tasks
     assert [str(each.message) for each in caught] == []
     await checks.close()
 

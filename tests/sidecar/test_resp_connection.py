@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -148,14 +149,9 @@ class Client:
         size: the bytes that its transport keeps.
     """
 
-    stalled_at = 1e-9
-
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.unread = SimpleNamespace(since=1e-9, size=lambda: size)
         self.is_cut = False
-
-    def unread(self) -> int:
-        return self.size
 
     def cut(self) -> None:
         self.is_cut = True
@@ -187,7 +183,7 @@ async def test_a_client_is_cut_once() -> None:
 async def test_clients_with_few_unread_bytes_are_not_cut() -> None:
     memory = ReplyMemory(100_000)
     small, large = Client(LARGE), Client(98_000)
-    small.stalled_at = large.stalled_at / 2
+    small.unread.since = large.unread.since / 2
     memory.connections = {small, large}
     memory.grew(LARGE + 98_000 - 3000)
     assert not memory.reserve(30_000)

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
-from time import monotonic
 from typing import Any, Protocol, cast
 
 import httptools
@@ -23,7 +22,7 @@ from ...failures import log
 from ...web.problems import ProblemType
 from ..hangup import hung_up
 from ..limits import Limits
-from ..reply_memory import ReplyMemory
+from ..reply_memory import ReplyMemory, UnreadReplies
 from ..request_memory import PLACE, RequestShare
 from . import problems
 from .request import HIGH_WATER, STATUS_LINE, Flow, Gone, HttpRequest, dated
@@ -78,17 +77,14 @@ class HttpProtocol(asyncio.Protocol):
         self.parser: Any = httptools.HttpRequestParser(self)
         # Requests behind one that asks to close are parsed, and never answered: they are no fault of the first one.
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        # Mutable, of the connection: its transport; its client's process, if the system tells it; its flow; has the
-        # client hung up; since when the transport keeps bytes that the client has not read, or 0.0; the bytes that
-        # were written since then, and the most of them in one write; callbacks for its end; the claims that the
-        # answer on its way gives.
+        # Mutable, of the connection: its transport; its client's process, if the system tells it; its flow; the bytes
+        # that the client has not read; has the client hung up; callbacks for its end; the claims that the answer on
+        # its way gives.
         self.transport: asyncio.Transport
         self.peer: Any = None
         self.flow: Flow
+        self.unread: UnreadReplies
         self.gone = False
-        self.stalled_at = 0.0
-        self._kept_unread = 0
-        self._largest = 0
         self.on_gone: list[Callable[[], None]] = []
         self.handing_over: Sequence[Held] = ()
         # Mutable: the bytes of the running request's body that the application has taken, and waits for the rest; the
@@ -121,7 +117,8 @@ class HttpProtocol(asyncio.Protocol):
         """Begin (asyncio calls this)."""
         # uvloop's transports do not inherit from asyncio's.
         self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(high=0)  # so `stalled_at` tells whether it keeps any bytes
+        self.transport.set_write_buffer_limits(high=0)  # so `unread.since` tells whether it keeps any bytes
+        self.unread = UnreadReplies(self._memory, self.transport)
         self._state.connections.add(self)
         self.flow = Flow(self.transport)
         self.used_at = self.loop.time()
@@ -226,21 +223,16 @@ class HttpProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Wait for a client that does not read, for some seconds (asyncio calls this)."""
         self.flow.pause_writing()
-        self.stalled_at = monotonic()
+        self.unread.begin()
         self._slow = self.loop.call_later(self._limits.request_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Go on, as the client has read all answers (asyncio calls this)."""
         self._read_again()
-        self._kept_unread = self._largest = 0
-        self.stalled_at = 0.0
+        self.unread.end()
         self.flow.resume_writing()
 
-    # The memory's calls
-
-    def unread(self) -> int:
-        """Return the bytes that the transport keeps: an answer is kept whole until its last byte is sent."""
-        return min(self._kept_unread, self.transport.get_write_buffer_size() + self._largest)
+    # The memory's call
 
     def cut(self) -> None:
         """Close at once."""
@@ -411,11 +403,8 @@ class HttpProtocol(asyncio.Protocol):
 
     def _send(self, data: bytes) -> None:
         self.transport.write(data)
-        if self.stalled_at:
-            size = len(data)
-            self._kept_unread += size
-            self._largest = max(self._largest, size)
-            self._memory.grew(size)
+        if self.unread.since:
+            self.unread.add(len(data))
 
     def _take_back(self) -> None:
         for dedup, wire, owner in self.handing_over:

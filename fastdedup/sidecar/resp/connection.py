@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from time import monotonic, perf_counter
 from typing import Any, cast
 
@@ -20,13 +19,12 @@ from ..ephemeral import Holdings
 from ..hangup import hung_up
 from ..namespaces import Namespaces
 from ..releases import Holding
-from ..reply_memory import LARGE
+from ..reply_memory import LARGE, UnreadReplies
 from ..request_memory import PLACE, RequestShare
-from ..turns import TaskLine
 from .errors import error_reply
 from .frames import FrameError, Frames, error
 from .large import LargeReplies, LargeReply
-from .reply_places import ReplyPlace, Slot, TaskCommand, Work
+from .reply_places import CommandTasks, ReplyPlace, Slot, TaskCommand, Work
 
 _TOO_MUCH = error(
     "UNAVAILABLE", "1000 requests take too much memory (limits.requests_in_all): send fewer at once"
@@ -69,18 +67,11 @@ class RespConnection(asyncio.Protocol):
         self._backlog: deque[list[bytes]] = deque()
         self.places: deque[ReplyPlace] = deque()
         """The commands that are not answered to the client yet, in their order."""
-        self.brief = TaskLine(namespaces.turns.brief, "fastdedup-command")
-        """The tasks of commands that wait for nobody."""
-        self.patient = TaskLine(namespaces.turns.waiting, "fastdedup-command")
-        """The tasks of commands that wait for another owner."""
-        self._reads = TaskLine(namespaces.turns.reading, "fastdedup-command")
+        self.tasks = CommandTasks(self, namespaces.turns, namespaces.counters)
         self.holdings = Holdings(namespaces.ephemeral)
         self._taken = 0
-        # Mutable: since when the transport keeps bytes that the client has not read, or 0.0; the bytes that were
-        # written since then, and the most of them in one write; the large replies, and those that wait their turn.
-        self.stalled_at = 0.0
-        self._kept = 0
-        self._largest = 0
+        # Mutable: the bytes that the client has not read; the large replies, and those that wait their turn.
+        self.unread: UnreadReplies
         self._memory = namespaces.memory
         self.large = LargeReplies(namespaces.memory, limits.replies)
         self._waiting = self.large.waiting
@@ -118,7 +109,8 @@ class RespConnection(asyncio.Protocol):
         self._transport = cast(
             asyncio.Transport, transport
         )  # uvloop's transports do not inherit from asyncio's
-        self._transport.set_write_buffer_limits(high=0)  # so `stalled_at` tells whether it keeps any bytes
+        self._transport.set_write_buffer_limits(high=0)  # so `unread.since` tells whether it keeps any bytes
+        self.unread = UnreadReplies(self._memory, self._transport)
         self._connections.add(self)
         self._watch()
 
@@ -170,9 +162,7 @@ class RespConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._backlog.clear()
-        self.brief.clear()
-        self.patient.clear()
-        self._reads.clear()
+        self.tasks.clear()
         self.large.clear()
         self._share.weigh(0)
         self._access.pending -= self._pending
@@ -185,14 +175,13 @@ class RespConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Count the bytes that the transport keeps, until the client has read them all (asyncio calls this)."""
-        self.stalled_at = monotonic()
+        self.unread.begin()
 
     def resume_writing(self) -> None:
         """Read commands again, as the client has read all replies (asyncio calls this)."""
         was_slow = not self._writing
         self._writing = True
-        self._kept = self._largest = 0
-        self.stalled_at = 0.0
+        self.unread.end()
         if was_slow:
             self._watch()  # before the next large reply is written, which has a deadline of its own
         if self._waiting:
@@ -213,11 +202,7 @@ class RespConnection(asyncio.Protocol):
         self._stopping = True
         self._flush()
 
-    # The memory's calls
-
-    def unread(self) -> int:
-        """Return the bytes that the transport keeps: a reply is kept whole until its last byte is sent."""
-        return min(self._kept, self._transport.get_write_buffer_size() + self._largest)
+    # The memory's call
 
     def cut(self) -> None:
         """Close at once, and give back what the replies have reserved."""
@@ -269,7 +254,7 @@ class RespConnection(asyncio.Protocol):
         elif first and not self._flushing:
             self._flushing = True
             self.loop.call_soon(self._flush)
-        if self.stalled_at:
+        if self.unread.since:
             self._bound_the_wait()
 
     def push(self, message: bytes) -> bool:
@@ -299,28 +284,9 @@ class RespConnection(asyncio.Protocol):
             reads: it looks at many keys and takes turns (`ReadTurns`): one of a client's at a time.
         """
         slot = Slot()
-        line = self.patient if waits else self._reads if reads else self.brief
-        self._run_in_task(TaskCommand(slot, work, dedup, verb, self.at, line, repeatable=repeatable))
+        line = self.tasks.line(waits=waits, reads=reads)
+        self.tasks.run(TaskCommand(slot, work, dedup, verb, self.at, line, repeatable=repeatable))
         return slot
-
-    def _run_in_task(self, command: TaskCommand) -> None:
-        command.line.add(partial(self._answer_with, command))
-
-    async def _answer_with(self, command: TaskCommand) -> None:
-        """Answer with what the command returns or raises, and count that, the first time that it runs."""
-        try:
-            reply = await command.work()
-        except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
-            self.counters.bad_requests += is_bad(fault)
-            reply = error_reply(fault)
-        if command.verb:
-            self.counters.answered(command.dedup, command.verb, reply, command.since)
-            command.verb = ""
-        if command.repeatable and len(reply) >= LARGE:
-            again = partial(self._run_in_task, command)
-            self.answer_at_length(command.slot, reply, partial(bytes, reply), again)
-        else:
-            self.answer(command.slot, reply)
 
     def _next_commands(self) -> list[list[bytes]]:
         """Take the commands that run in this turn of the loop; the rest runs in later ones, and others' between."""
@@ -364,7 +330,7 @@ class RespConnection(asyncio.Protocol):
     def _flush(self) -> None:
         self._flushing = False
         self._write()
-        while self._waiting and not self.stalled_at and not self.gone and self._build_first():
+        while self._waiting and not self.unread.since and not self.gone and self._build_first():
             self._write()
         self._flushed()
 
@@ -395,11 +361,8 @@ class RespConnection(asyncio.Protocol):
 
     def _send(self, data: bytes) -> None:
         self._transport.write(data)
-        if self.stalled_at:
-            size = len(data)
-            self._kept += size
-            self._largest = max(self._largest, size)
-            self._memory.grew(size)
+        if self.unread.since:
+            self.unread.add(len(data))
             self._bound_the_wait()
 
     def _bound_the_wait(self) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Protocol
 
 from ...gateway import Dedup
-from ..turns import TaskLine
+from ..counters import Counters, is_bad
+from ..reply_memory import LARGE
+from ..turns import TaskLine, Turns
+from .errors import error_reply
 
 
 class ReplyPlace(Protocol):
@@ -54,3 +58,65 @@ class TaskCommand:
         self.since = since
         self.line = line
         self.repeatable = repeatable
+
+
+class Replies(Protocol):
+    """Takes the replies of commands that run in a task: their connection."""
+
+    def answer(self, slot: ReplyPlace, reply: bytes) -> None:
+        """Give a command its reply."""
+        ...
+
+    def answer_at_length(
+        self, place: ReplyPlace, payload: bytes, build: Callable[[], bytes], again: Callable[[], None] | None
+    ) -> None:
+        """Give a command a large reply; see `RespConnection.answer_at_length`."""
+        ...
+
+
+class CommandTasks:
+    """The tasks of one connection's commands, and how each of them is answered.
+
+    Args:
+        replies: the connection.
+        turns: the places of tasks, of all clients.
+        counters: count what was answered.
+    """
+
+    def __init__(self, replies: Replies, turns: Turns, counters: Counters) -> None:
+        self._replies = replies
+        self._counters = counters
+        self.brief = TaskLine(turns.brief, "fastdedup-command")
+        """The tasks of commands that do not wait."""
+        self.patient = TaskLine(turns.waiting, "fastdedup-command")
+        """The tasks of commands that wait for another owner."""
+        self._reads = TaskLine(turns.reading, "fastdedup-command")
+
+    def line(self, *, waits: bool, reads: bool) -> TaskLine:
+        """Return the line of a command that waits for a key, of one that looks at many, or of any other."""
+        return self.patient if waits else self._reads if reads else self.brief
+
+    def run(self, command: TaskCommand) -> None:
+        """Run a command in a task, now or after earlier ones of its line."""
+        command.line.add(partial(self._answer_with, command))
+
+    def clear(self) -> None:
+        """Cancel all: the client has gone."""
+        for line in (self.brief, self.patient, self._reads):
+            line.clear()
+
+    async def _answer_with(self, command: TaskCommand) -> None:
+        """Answer with what the command returns or raises, and count that, the first time that it runs."""
+        try:
+            reply = await command.work()
+        except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
+            self._counters.bad_requests += is_bad(fault)
+            reply = error_reply(fault)
+        if command.verb:
+            self._counters.answered(command.dedup, command.verb, reply, command.since)
+            command.verb = ""
+        if command.repeatable and len(reply) >= LARGE:
+            again = partial(self.run, command)
+            self._replies.answer_at_length(command.slot, reply, partial(bytes, reply), again)
+        else:
+            self._replies.answer(command.slot, reply)

@@ -21,6 +21,7 @@ import uvicorn
 from ..http.application import HttpApp
 from ..http.protocol import HttpProtocol
 from ..namespaces import Namespaces
+from ..reply_memory import UnreadReplies
 from ..resp.commands import commands_of
 from ..resp.connection import RespConnection
 from .admission import Admission, is_a_look, refusal_text
@@ -57,13 +58,13 @@ class ServedSocket:
 class Sniffer(asyncio.Protocol):
     """A connection that has not sent anything yet."""
 
-    stalled_at = 0.0
-
     def __init__(self, server: SidecarServer) -> None:
         self._server = server
-        # Mutable: the connection; the client's process; the socket that it came in by; why it is refused, once its
-        # client has said in which language to tell that; the timer that closes it if it sends nothing.
+        # Mutable: the connection; its unread replies, of which there are none yet; the client's process; the socket
+        # that it came in by; why it is refused, once its client has said in which language to tell that; the timer
+        # that closes it if it sends nothing.
         self._transport: asyncio.Transport
+        self.unread: UnreadReplies
         self.peer: Peer | None = None
         self._served: ServedSocket
         self._refusal = ""
@@ -76,6 +77,7 @@ class Sniffer(asyncio.Protocol):
         )  # uvloop's transports do not inherit from asyncio's
         server = self._server
         served = self._served = server.socket_of(self._transport)
+        self.unread = UnreadReplies(served.namespaces.memory, self._transport)
         who = self.peer = peer_at(self._transport)
         stranger = server.refusal(who, served)
         if stranger:
@@ -129,10 +131,6 @@ class Sniffer(asyncio.Protocol):
     def shutdown(self) -> None:
         """Close (uvicorn calls this)."""
         self._transport.close()
-
-    def unread(self) -> int:
-        """Return 0: nothing was written yet (the memory of replies asks this)."""
-        return 0
 
     def cut(self) -> None:
         """Close at once; a refused client is told so first, whatever its language."""
