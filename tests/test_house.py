@@ -164,6 +164,10 @@ PRIVATE_OF_LIBRARIES: dict[str, tuple[set[str], str]] = {
     ),
 }
 
+# Lines of a file at most: a longer one holds two ideas. Those that still do shall not grow, and leave the list.
+MOST_LINES = 500
+TOO_LONG = {"gateway": 597}
+
 # Uses of private names in all tests together.
 MOST_IN_TESTS = 100
 
@@ -321,6 +325,18 @@ def test_every_class_name_is_defined_once() -> None:
             if isinstance(node, ast.ClassDef):
                 homes[node.name].add(module)
     assert {name: where for name, where in homes.items() if len(where) > 1} == MIRRORS
+
+
+def test_no_file_is_long() -> None:
+    package = ROOT / "fastdedup"
+    lines = {name_of(path.relative_to(package)): count_lines(path) for path in package.rglob("*.py")}
+    too_long = {name: count for name, count in lines.items() if count > TOO_LONG.get(name, MOST_LINES)}
+    assert not too_long, "move an idea out of it, or remove copies"
+    assert not {name for name in TOO_LONG if lines[name] <= MOST_LINES}, "no longer too long: strike it off"
+
+
+def count_lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
 
 
 def private_doors(tree: ast.AST) -> Iterator[str]:
