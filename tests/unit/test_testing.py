@@ -219,7 +219,7 @@ async def test_a_refusing_store_opens_the_breaker_until_it_is_back(store: FakeSt
 @pytest.mark.parametrize("kind", ["frozen", "lost_reply"])
 async def test_what_nobody_was_told_of_is_taken_back(store: FakeStore, kind: Kind) -> None:
     """At once when the outage ends: a test's next claim finds a free key."""
-    async with fake_dedup(store, timeout=0.05) as dedup:
+    async with fake_dedup(store, timeout=0.3) as dedup:
         token = await dedup.tokens.issue()
         store.outage.start(kind)
         with pytest.raises(UnavailableError):
