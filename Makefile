@@ -151,7 +151,7 @@ model: $(DEV) redis-server compiler ## simulate the gate over a network with two
 	  $(BIN)/pytest -n $(WORKERS) tests/model/test_simulation.py tests/model/test_simulation_on_a_server.py $(ARGS)
 
 # ARGS='12 undo' tries some: by their numbers in the table, or by words of what they break. See tests/mutants/.
-mutants: $(DEV) redis-server ## put 166 faults into copies of the code, one at a time, and see that the model finds them; half an hour
+mutants: $(DEV) redis-server ## put each fault of a table into copies of the code, one at a time, and see that the model finds them; half an hour
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/python -m tests.mutants $(ARGS)
 
 # Prints its seed first; ARGS='--seed N' repeats a run, ARGS=--quick takes a minute. See tests/chaos/README.md.
