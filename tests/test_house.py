@@ -58,7 +58,7 @@ FLOORS = (
     ("downstream", "decorated"),
     ("checks", "codec"),
     ("model", "events", "forking", "tasks"),
-    ("errors", "declarations", "failures"),
+    ("errors", "declarations", "failures", "backoff"),
 )
 
 # What the core still has to give up. These lists only shrink.

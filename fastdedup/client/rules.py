@@ -14,6 +14,7 @@ from email.utils import parsedate_to_datetime
 from math import inf
 from typing import Any
 
+from ..backoff import Backoff
 from ..checks import Seconds, check_count, check_seconds, named, shown
 from ..downstream import ClaimedWork, present_work
 from ..errors import ConfigError, InvalidKeyError
@@ -35,7 +36,6 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _DELAY = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _FAR_YEAR = re.compile(r"(?<=[A-Za-z] )[0-9]{5,}(?= )")
 _LENGTH = re.compile(r"[0-9]{1,18}")
-_MOST_DOUBLINGS = 60
 
 
 def new_key() -> str:
@@ -244,8 +244,8 @@ class Attempts:
         rules = self._rules
         assert isinstance(rules.backoff, float)
         assert isinstance(rules.max_backoff, float)
-        longest: float = rules.backoff * 2.0 ** min(self._over - 1, _MOST_DOUBLINGS)
-        return min(longest, rules.max_backoff) * rules.jitter()
+        backoff = Backoff(rules.backoff, rules.max_backoff, growth=2.0, steady=0.0)
+        return backoff.pause(self._over - 1, rules.jitter)
 
 
 def told_seconds(headers: Mapping[str, str]) -> float | None:

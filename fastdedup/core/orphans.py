@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from ..backoff import UNANSWERED, Backoff
 from ..errors import DedupError, UnavailableError
 from ..events import Event, UndoOverflow
 from ..forking import InChild
@@ -38,11 +38,12 @@ from ..tasks import stop
 MAX_ORPHANS = 10_000
 """Orphans kept at most. The oldest is dropped first, with an event: its key stays held until the lease ends."""
 _BATCH = 256
-_FIRST_PAUSE = 0.02
-_LONGEST_PAUSE = 0.4
-_GROWTH = 1.6
+_PAUSE = 0.02
+"""Seconds between two tries of a gate that closes."""
 _SECOND_LOOK = 0.3
 """Seconds after which a key is looked at again under which nothing was found; each further pause is twice as long."""
+_ANSWERED = Backoff(_SECOND_LOOK, 0.4)
+"""The pauses before the store is asked of keys that it has answered for once."""
 _PENDING_LOOKS = 2
 """Looks that find nothing, after which an entry counts as over and is only watched."""
 _LOOKS = 8
@@ -166,7 +167,8 @@ class Orphans:
         self._orphans: OrderedDict[HeldKey, Orphan] = OrderedDict()
         self._watches = False
         self._round_ended: asyncio.Future[None] | None = None
-        self._pause = _FIRST_PAUSE
+        self._backoff = UNANSWERED
+        self._unanswered = 0
         self._alarm: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -340,7 +342,7 @@ class Orphans:
             async with asyncio.timeout(timeout):
                 while self._orphans:
                     if not await self._round():
-                        await asyncio.sleep(_FIRST_PAUSE)
+                        await asyncio.sleep(_PAUSE)
         except TimeoutError:
             pass
 
@@ -353,7 +355,7 @@ class Orphans:
     def _try_later(self) -> None:
         # A timer, not a task that sleeps: a program that ends without closing leaves no task behind.
         if self._alarm is None and self._task is None:
-            pause = self._pause * (0.5 + 0.5 * random.random())
+            pause = self._backoff.pause(self._unanswered)
             self._alarm = asyncio.get_running_loop().call_later(pause, self._try_now)
 
     def _try_now(self) -> None:
@@ -364,9 +366,9 @@ class Orphans:
         answered = await self._round()
         while answered and self._due():
             answered = await self._round()
-        self._pause = _FIRST_PAUSE if answered else min(self._pause * _GROWTH, _LONGEST_PAUSE)
-        if answered and self._orphans:
-            self._pause = _SECOND_LOOK
+        if answered:
+            self._backoff = _ANSWERED if self._orphans else UNANSWERED
+        self._unanswered = 0 if answered else self._unanswered + 1
         self._task = None
         if self._orphans and not self._closed:
             self._try_later()

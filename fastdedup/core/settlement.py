@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any, Final, Protocol
 
 from .. import codec
+from ..backoff import Backoff
 from ..checks import Seconds, check_seconds
 from ..compiled import mypyc_attr
 from ..errors import (
@@ -29,8 +29,8 @@ from .held_claim import ABANDONED, LOST, HeldClaim
 from .tracing import Tracing
 
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
-_FIRST_PAUSE: Final = 0.02
-"""Seconds between two tries to settle while the store is unavailable, at first."""
+_TRIES: Final = Backoff(0.02, LONGEST_PAUSE, growth=2.0)
+"""The pauses between two tries to settle while the store is unavailable."""
 _SHORTEST_LEASE: Final = 0.001
 """Seconds: stores count milliseconds."""
 Loss = tuple[str, str]
@@ -305,7 +305,7 @@ class Settlement(HeldClaim):
             recording.cancel()
             self.recording = None
         self.settled, self.under_way = how, True
-        pause, began = _FIRST_PAUSE, self.gate.now
+        tries, began = 0, self.gate.now
         try:
             while True:
                 try:
@@ -319,8 +319,8 @@ class Settlement(HeldClaim):
                             self.gate.refused(op, error, began)
                         error.unrecorded = not isinstance(error, ShortfallError)
                         raise
-                await asyncio.sleep(min(left, pause * (0.5 + 0.5 * random.random())))
-                pause = min(2 * pause, LONGEST_PAUSE)
+                await asyncio.sleep(min(left, _TRIES.pause(tries)))
+                tries += 1
         except ClaimLostError:
             self.settled = LOST
             self._tell_lost()

@@ -7,12 +7,12 @@ The claim looks again when the part of the store that holds its key is back, and
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import cast
 
+from ..backoff import UNANSWERED
 from ..errors import ShortfallError, UnavailableError
 from ..kernel.operations import ClaimOp, Terms, terms
 from ..kernel.replies import Code, Verdict
@@ -24,10 +24,6 @@ from .gate import Gate
 
 _DEAF_PAUSE = 0.25
 """Seconds between two looks of a waiter that cannot be told."""
-_FIRST_PAUSE = 0.02
-"""Seconds from a refused look to the next look."""
-_LONGEST_PAUSE = 0.4
-_GROWTH = 1.6
 _LOOPS_STEP = 0.001
 """Seconds of the smallest step of uvloop's time, which counts whole milliseconds."""
 _PAUSE_EACH = 0.001
@@ -139,11 +135,11 @@ async def look_again(
     """
     connection = gate.connection
     loop = asyncio.get_running_loop()
-    pause = _FIRST_PAUSE
+    pauses = 0
     while (left := gives_up - loop.time()) > 0.0:
         part = connection.part_of(call.wire)
-        await _pause(connection, part, pause, left)
-        pause = min(pause * _GROWTH, _LONGEST_PAUSE)
+        await _pause(connection, part, UNANSWERED.longest(pauses), left)
+        pauses += 1
         try:
             verdict = await claim_once(gate, call, terms)
         except ShortfallError:
@@ -162,8 +158,8 @@ async def look_again(
 
 async def _pause(connection: Connection, part: bytes, pause: float, left: float) -> None:
     """Pause for `left` seconds at most, or until the part of the store that refused is back."""
-    longer = max(pause, connection.returns.count(part) * _PAUSE_EACH)
-    await connection.returns.wait(part, min(left, longer * (0.5 + 0.5 * random.random())))
+    longest = max(pause, connection.returns.count(part) * _PAUSE_EACH)
+    await connection.returns.wait(part, min(left, UNANSWERED.draw(longest)))
 
 
 async def claim_once(gate: Gate, call: ClaimOp, terms: Terms) -> Verdict:

@@ -11,9 +11,9 @@ of its own. So a part that refuses or hangs holds up its own records alone.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Collection, Sequence
 
+from ..backoff import UNANSWERED
 from ..errors import DedupError, ForeignRecordError
 from ..events import Conflict, Event, Replayed, Unreplayed
 from ..failures import log
@@ -24,9 +24,6 @@ from ..tasks import stop
 from .base import JournalledPolicy, JournalOp, OrphanPolicy
 
 _BATCH = 256
-_FIRST_PAUSE = 0.02
-_LONGEST_PAUSE = 0.4
-_GROWTH = 1.6
 
 Submit = Callable[[Op], asyncio.Future[Reply]]
 LaneOf = Callable[[bytes], bytes]
@@ -120,15 +117,15 @@ class Reconciler:
         return self.policy.lanes(self._lane_of)
 
     async def _run(self, lane: bytes, is_back: asyncio.Event) -> None:
-        pause = _FIRST_PAUSE
+        pauses = 0
         while lane in self._lanes():
             goes_on = await self._round(lane)
             self.wake()  # the keys of refused lines may have moved to another part, and the lines to its lane
             if goes_on:
-                pause = _FIRST_PAUSE
+                pauses = 0
                 continue
-            await rest(is_back, pause * (0.5 + 0.5 * random.random()))
-            pause = min(pause * _GROWTH, _LONGEST_PAUSE)
+            await rest(is_back, UNANSWERED.pause(pauses))
+            pauses += 1
         self._running.pop(lane, None)
         self._tell()
         self._done()

@@ -6,9 +6,7 @@ acts on its decisions.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-
+from ..backoff import Backoff
 from ..model import BreakerState
 
 FAILURES = 3
@@ -17,7 +15,7 @@ FIRST_PAUSE = 0.05
 """Seconds from opening to the first probe."""
 LONGEST_PAUSE = 0.4
 """Seconds between two probes at most. With the probe's own time, a store that is back is found within a second."""
-_GROWTH = 1.6
+_PROBES = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 
 
 class Breaker:
@@ -29,19 +27,19 @@ class Breaker:
 
     Args:
         failures: failed batches in a row that open the breaker.
-        jitter: returns a number from 0 up to 1.
+        probes: the pauses between two probes.
     """
 
-    __slots__ = ("_failures", "_jitter", "_pause", "failed_in_a_row", "reason", "state")
+    __slots__ = ("_failures", "_pauses", "_probes", "failed_in_a_row", "reason", "state")
 
-    def __init__(self, failures: int = FAILURES, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(self, failures: int = FAILURES, probes: Backoff = _PROBES) -> None:
         self._failures = failures
-        self._jitter = jitter
-        # Mutable: the state, the text of the last failure, and the pause before the next probe.
+        self._probes = probes
+        # Mutable: the state, the text of the last failure, and the pauses since it opened.
         self.state = BreakerState.CLOSED
         self.failed_in_a_row = 0
         self.reason = ""
-        self._pause = FIRST_PAUSE
+        self._pauses = 0
 
     def succeeded(self) -> None:
         """Take note of a batch that was answered. While the breaker is open only a probe closes it."""
@@ -54,14 +52,13 @@ class Breaker:
         if self.state is BreakerState.OPEN or self.failed_in_a_row < self._failures:
             return False
         self.state = BreakerState.OPEN
-        self._pause = FIRST_PAUSE
+        self._pauses = 0
         return True
 
     def pause(self) -> float:
-        """Return the seconds until the next probe: a growing pause, of which a random half to whole is taken."""
-        pause = self._pause
-        self._pause = min(pause * _GROWTH, LONGEST_PAUSE)
-        return pause * (0.5 + 0.5 * self._jitter())
+        """Return the seconds until the next probe."""
+        self._pauses += 1
+        return self._probes.pause(self._pauses - 1)
 
     def probed(self, reason: str | None) -> bool:
         """Take note of a probe: `reason` says why it failed, None that it succeeded, which closes the breaker.

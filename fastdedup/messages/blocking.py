@@ -7,7 +7,6 @@ without end, as other tasks need it: a message that meets an outage of `HOLD` se
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 from ..admin.resolving import check_resolve
 from ..admin.takeover import Resolved
+from ..backoff import Backoff
 from ..checks import named
 from ..errors import (
     ConfigError,
@@ -29,6 +29,7 @@ from ..sync.ledger import Ledger
 from ..sync.resolving import SyncCheck, asked
 from .decisions import Action, Decision, Reason
 from .failed_attempts import FailedAttempts
+from .holding import pause_of_hold
 from .rules import MessageRules, abandoned, may_be_done
 
 WAIT: Final = 1.0
@@ -37,8 +38,6 @@ HOLD: Final = 5.0
 """Seconds to hold a delivery while the store does not answer. Each slot delays one message in that time, not all."""
 Record = Callable[[BaseException], Any]
 _LONGEST_OUTAGE_DELAY: Final = 5.0
-_LEAST_PAUSE: Final = 0.2
-_MOST_PAUSE: Final = 0.7
 log = logging.getLogger("fastdedup.messages")
 
 
@@ -232,8 +231,7 @@ class BlockingWay:
         most = self._dedup.settings.lease
         if decision.reason is Reason.UNAVAILABLE:
             most = min(most, _LONGEST_OUTAGE_DELAY)
-        longest = min(most, 2.0 ** min(delayed, 30))
-        return random.uniform(longest / 2, longest)
+        return Backoff(1.0, most, growth=2.0).pause(delayed)
 
     def _claim(self, key: str, mark: Any) -> Claim | Decision:
         ends = time.monotonic() + HOLD
@@ -249,4 +247,4 @@ class BlockingWay:
             except UnavailableError as error:
                 if time.monotonic() >= ends:
                     return Decision(Action.RETRY, Reason.UNAVAILABLE, key, error=error)
-            time.sleep(random.uniform(_LEAST_PAUSE, _MOST_PAUSE))
+            time.sleep(pause_of_hold())

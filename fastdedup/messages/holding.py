@@ -20,6 +20,11 @@ _MOST_PAUSE: Final = 0.7
 log = logging.getLogger("fastdedup.messages")
 
 
+def pause_of_hold() -> float:
+    """Return the seconds until a held message asks again."""
+    return random.uniform(_LEAST_PAUSE, _MOST_PAUSE)
+
+
 class Pauses:
     """The messages of one consumer that wait for a store. The consumer is paused while there is one."""
 
@@ -84,7 +89,7 @@ class HeldMessage:
         if not self._waits:
             self._waits = True
             self._pauses.add(describe_error(error))
-        await anyio.sleep(random.uniform(_LEAST_PAUSE, _MOST_PAUSE))
+        await anyio.sleep(pause_of_hold())
 
     def end(self) -> None:
         """The store answers."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from itertools import islice
 from time import monotonic
 
+from ..backoff import Backoff
 from ..errors import DedupError, UnavailableError
 from ..gateway import Dedup
 from ..kernel.operations import ReleaseOp
@@ -24,9 +25,7 @@ _BATCH = 64
 """Claims that are released at once: Redis takes 0.2 ms for them, the sidecar 1 ms."""
 _SHARE = 2.0
 """The pause after a batch, in lengths of that batch: two thirds of the time belong to the clients that live."""
-_FIRST_PAUSE = 0.02
-_LONGEST_PAUSE = 0.4
-_GROWTH = 1.6
+_UNANSWERED = Backoff(0.02, 0.4, steady=1.0)
 
 
 class ReleaseQueue:
@@ -67,16 +66,16 @@ class ReleaseQueue:
                     await asyncio.shield(self._task)
 
     async def _run(self) -> None:
-        pause = _FIRST_PAUSE
+        pauses = 0
         try:
             while self._due:
                 began = monotonic()
                 if await self._round(began):
-                    pause = _FIRST_PAUSE
+                    pauses = 0
                     await asyncio.sleep(_SHARE * (monotonic() - began))
                 else:
-                    await asyncio.sleep(pause)
-                    pause = min(pause * _GROWTH, _LONGEST_PAUSE)
+                    await asyncio.sleep(_UNANSWERED.pause(pauses))
+                    pauses += 1
         finally:
             self._task = None  # whatever ended it: the next claims of a client that goes begin another
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import random
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from time import monotonic, perf_counter
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
+from ..backoff import Backoff
 from ..checks import Seconds, check_arguments_rule, check_count, check_seconds, not_a_gate
 from ..claim import Claim
 from ..core.calls import ClaimCall, claim_of, count_claim
@@ -56,8 +56,7 @@ Receive = Callable[..., Coroutine[Any, Any, Receipt]]
 """`Inbox.receive`."""
 ATTEMPTS: Final = 5
 """Transactions of one call by default."""
-_PAUSE = 0.01
-_LONGEST_PAUSE = 1.0
+_BACKOFF = Backoff(0.01, 1.0, growth=2.0, steady=0.0)
 MENDING: Final = 1.0
 """Seconds for the gate to learn of what was committed: the row stands, so its caller does not wait longer."""
 LOOK: Final = 1.0
@@ -149,7 +148,7 @@ class OnceRules:
 
 def pause_after(attempt: int) -> float:
     """Return the seconds until a transaction is run again: a random part of a pause that grows with each attempt."""
-    return random.random() * min(_LONGEST_PAUSE, _PAUSE * 2.0**attempt)
+    return _BACKOFF.pause(attempt)
 
 
 def is_committed_perhaps(error: BaseException) -> bool:

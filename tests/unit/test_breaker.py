@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fastdedup import BreakerState
+from fastdedup.backoff import Backoff
 from fastdedup.kernel.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
 
 CLOSED, OPEN = BreakerState.CLOSED, BreakerState.OPEN
 failures = st.integers(1, 20)
-jitters = st.floats(0.0, 1.0, exclude_max=True)
 
 
 def opened(breaker: Breaker) -> Breaker:
@@ -29,23 +27,13 @@ def test_it_opens_at_exactly_so_many_failures_in_a_row(count: int) -> None:
     assert breaker.state is OPEN
 
 
-@given(st.lists(jitters, min_size=2, max_size=40))
-def test_pauses_grow_are_jittered_by_half_and_never_exceed_the_longest(numbers: list[float]) -> None:
-    draws = iter(numbers)
-    breaker = opened(Breaker(jitter=lambda: next(draws)))
-    full = [breaker.pause() / (0.5 + 0.5 * number) for number in numbers]
-    assert abs(full[0] - FIRST_PAUSE) < 1e-9
-    assert all(later >= earlier - 1e-9 for earlier, later in itertools.pairwise(full))
-    assert max(full) <= LONGEST_PAUSE + 1e-9
-    assert len(full) < 10 or abs(full[-1] - LONGEST_PAUSE) < 1e-9
-
-
 @given(st.integers(0, 30))
 def test_opening_again_begins_with_the_first_pause_again(pauses: int) -> None:
-    breaker = opened(Breaker(jitter=lambda: 1.0))
+    breaker = opened(Breaker(probes=Backoff(FIRST_PAUSE, LONGEST_PAUSE, steady=1.0)))
     for _ in range(pauses):
-        breaker.pause()
+        before = breaker.pause()
         breaker.probed("still down")
+        assert before <= breaker.pause() <= LONGEST_PAUSE
     breaker.probed(None)
     assert opened(breaker).pause() == FIRST_PAUSE
 

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from ...backoff import Backoff
 from .connection import RedisConnection, stop
 from .scripts import pack
 
@@ -19,7 +20,6 @@ _PAUSE = 0.2
 """Seconds from a lost subscription, or from a first attempt in vain, to the next attempt."""
 _LONGEST_PAUSE = 1.0
 """Seconds to which the pause grows. Not more: ten thousand waiters look 40,000 times a second until then."""
-_GROWTH = 2.0
 _QUIET = 1.0
 """Seconds of silence after which a PING is sent, and seconds within which the server must answer it."""
 
@@ -60,7 +60,7 @@ class Listener:
         self._connect = connect
         self._timeout = timeout
         self._channel = channel
-        self._longest_pause = longest_pause
+        self._backoff = Backoff(_PAUSE, longest_pause, growth=2.0, steady=1.0)
         self._look = look
         # Mutable: the connection that is subscribed, or the last that was.
         self.connection: RedisConnection | None = None
@@ -97,22 +97,23 @@ class Listener:
         self._is_deaf(ConnectionError("the store was closed"))
 
     async def _run(self, on_freed: OnFreed) -> None:
-        pause = _PAUSE
+        pauses = 0
         try:
             while not _is_cancelled():
                 try:
                     self.connection = connection = await self._subscribe(on_freed)
                 except Exception as error:  # noqa: BLE001 -- the callers of `start` get it and translate it
                     self._is_deaf(error)
-                    await asyncio.sleep(pause)
-                    pause = min(pause * _GROWTH, self._longest_pause)
+                    await asyncio.sleep(self._backoff.pause(pauses))
+                    pauses += 1
                     continue
                 if self._is_subscribed():
                     on_freed(None)
                 await self._until_ended(connection)
                 self._is_deaf(ConnectionError("the subscription to news of freed keys was lost"))
                 on_freed(None)
-                await asyncio.sleep(pause := _PAUSE)
+                pauses = 0
+                await asyncio.sleep(_PAUSE)
         finally:
             if self.connection is not None:
                 self.connection.abort("no longer listening")
