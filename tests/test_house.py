@@ -58,7 +58,7 @@ FLOORS = (
     ("downstream", "decorated"),
     ("checks", "codec"),
     ("model", "events", "forking", "tasks"),
-    ("errors", "declarations", "failures", "backoff"),
+    ("errors", "declarations", "failures", "backoff", "log_throttle"),
 )
 
 # What the core still has to give up. These lists only shrink.

@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 from typing import Any
 
 from ..declarations import LogLine
 from ..events import KEPT_LOCALLY, BreakerClosed, BreakerOpened, Degraded, Event, Replayed, name_of
+from ..log_throttle import LogThrottle
 from ..tasks import running_loop
 
 log = logging.getLogger("fastdedup.store")
@@ -61,11 +63,10 @@ class Incidents:
     def __init__(self, gate: str, window: float = WINDOW) -> None:
         self._gate = gate
         self._window = window
-        # Mutable: the outage, and one before it that no line tells of; how often each kind came beyond the lines that
-        # it may have; the end of the window.
+        # Mutable: the outage, and one before it that no line tells of; the lines of each kind; the end of the window.
         self._outage: StoreAway | None = None
         self._untold: StoreAway | None = None
-        self._counts: dict[str, int] = {}
+        self._kinds: dict[str, LogThrottle] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._by_type: dict[type, Callable[[Any], None]] = {
@@ -100,9 +101,11 @@ class Incidents:
 
     def may_tell(self, kind: str, lines: int = AT_ONCE) -> bool:
         """Count an event of this kind; True if it may have a line of its own."""
-        count = self._counts[kind] = self._counts.get(kind, -lines) + 1
+        throttle = self._kinds.get(kind)
+        if throttle is None:
+            throttle = self._kinds[kind] = LogThrottle(lines, inf)
         self._look_later()
-        return count <= 0
+        return throttle.passes(0.0)
 
     def close(self) -> None:
         """Log what was only counted so far: the gate is closed."""
@@ -110,7 +113,7 @@ class Incidents:
             self._alarm.cancel()
             self._alarm = None
         self._tell_counts()
-        self._counts.clear()
+        self._kinds.clear()
         outage, self._outage = self._outage, None
         if outage is None:
             return
@@ -205,16 +208,15 @@ class Incidents:
         self._alarm = None
         self._tell_counts()
         self._end_quiet_outage()
-        if self._counts or self._outage is not None:
+        if self._kinds or self._outage is not None:
             self._look_later()
 
     def _tell_counts(self) -> None:
-        for kind, count in list(self._counts.items()):
-            if count > 0:
-                self._counts[kind] = 0  # it goes on: the next line comes with the next window
+        for kind, throttle in list(self._kinds.items()):
+            if count := throttle.take_left_out():  # it goes on: the next line comes with the next window
                 log.warning("gate %r: %d more of this within %g s: %s", self._gate, count, self._window, kind)
             else:
-                del self._counts[kind]
+                del self._kinds[kind]
 
     def _end_quiet_outage(self) -> None:
         """End an outage in which no breaker opened: a few operations got no answer, and others did."""

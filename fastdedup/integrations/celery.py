@@ -23,12 +23,12 @@ from ..checks import Seconds
 from ..codec import UNSTORABLE
 from ..downstream import claimed_work
 from ..errors import ConfigError, FailedError, InProgressError, ResultError, error_text
+from ..log_throttle import LogThrottle
 from ..messages.arguments import ArgumentsRule
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
 from ..messages.decisions import Action, Decision
 from ..messages.headers import KEY
 from ..messages.memory import check_memory
-from ..messages.rare_line import RareLine
 from ..messages.rules import ATTEMPTS, MessageRules
 from ..sync.claim import Claim
 from ..sync.gateway import Dedup
@@ -143,7 +143,7 @@ class TaskGate:
 
     def __init__(self, task: type[DedupTask]) -> None:
         dedup = check_gate(task.dedup)
-        self._refusals = RareLine()
+        self._refusals = LogThrottle()
         signature = _signature_of(task)
         key, mark = _plain(task, "key"), _plain(task, "fingerprint")
         self.has_rule = key is not None
@@ -216,7 +216,7 @@ class TaskGate:
         try:
             again.apply_async()
         except Exception as error:  # noqa: BLE001 -- whatever the transport raises, the message must not be lost
-            if self._refusals.is_due():
+            if self._refusals.passes():
                 log.warning(
                     "task %r: a message is held, as the broker does not take it: %r", task.name, error
                 )

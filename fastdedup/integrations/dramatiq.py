@@ -23,11 +23,11 @@ except ImportError as error:
 from ..checks import Seconds
 from ..downstream import enter, leave
 from ..errors import ConfigError
+from ..log_throttle import LogThrottle
 from ..messages.arguments import ArgumentsRule
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate, check_ledger
 from ..messages.decisions import Action, Decision
 from ..messages.memory import check_broker
-from ..messages.rare_line import RareLine
 from ..messages.rules import MessageRules
 from ..sync.gateway import Dedup
 from ..sync.ledger import Ledger
@@ -92,7 +92,7 @@ class DedupMiddleware(Middleware):
         self._remember = check_ledger(remember, self._dedup)
         self._wait = wait
         self._attempts = attempts
-        self._refusals = RareLine()
+        self._refusals = LogThrottle()
         self._ways: dict[str, BlockingWay] = {}
         # Mutable, in each worker's thread: the attempt at its message, or the result that stands for the actor's.
         self._here = threading.local()
@@ -192,7 +192,7 @@ class DedupMiddleware(Middleware):
         try:
             broker.enqueue(message.copy(options={_HELD: held + 1}), delay=delay)
         except Exception as error:  # noqa: BLE001 -- whatever the broker raises, the message must not be lost
-            if self._refusals.is_due():
+            if self._refusals.passes():
                 log.warning(
                     "actor %r: a message is held, as the broker does not take it: %r",
                     message.actor_name,

@@ -19,11 +19,11 @@ import anyio
 
 from ..checks import Seconds, check_count, check_seconds
 from ..errors import ConfigError, UsageError
+from ..log_throttle import LogThrottle
 from .decisions import Action, Counts, Decision
 from .deliveries import Deliveries
 from .delivery import Handler, is_failure
 from .lost_cancel import heeding_cancel
-from .rare_line import RareLine
 
 GRACE: Final = 30.0
 """Seconds that handlers get to end after `stop`, by default."""
@@ -214,7 +214,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
     def __init__(self, deliveries: Deliveries, *, grace: Seconds) -> None:
         super().__init__(deliveries, grace=grace)
         self._retry_delay = deliveries.rules.retry_delay
-        self._unlaid = RareLine()
+        self._unlaid = LogThrottle()
         # Mutable: the messages in hand, and what says that one of them has ended.
         self._jobs: set[JobT] = set()
         self._one_ended = anyio.Event()
@@ -320,7 +320,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             try:
                 return await self._lay(job.message, decision)
             except Exception as error:  # noqa: BLE001 -- whatever it is, the message must not be lost
-                if self._unlaid.is_due():
+                if self._unlaid.passes():
                     log.error("consumer %r cannot lay a dead letter down: %r", self.name, error)
             await self._pause(job, max(self._retry_delay, _REFUSED_PAUSE))
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from time import monotonic
 
 from ..failures import place_of
+from ..log_throttle import LogThrottle
 from .rules import MessageRules
 
 AT_ONCE = 5
@@ -28,24 +28,16 @@ class FailedAttempts:
     def __init__(self, rules: MessageRules, *, is_silent: bool = False) -> None:
         self._rules = rules
         self._is_silent = is_silent
-        # Mutable: when the minute began, the lines since, and the attempts that failed without one.
-        self._began = 0.0
-        self._lines = 0
-        self._unlogged = 0
+        self._throttle = LogThrottle(AT_ONCE, WINDOW)
 
     def tell(self, key: str, attempt: int, error: BaseException) -> None:
         """Log that an attempt at a message has failed, or count it."""
         if self._is_silent:
             return
-        now = monotonic()
-        if now - self._began >= WINDOW:
-            self.tell_count()
-            self._began, self._lines = now, 0
         shows_all = log.isEnabledFor(logging.DEBUG)
-        if self._lines >= AT_ONCE and not shows_all:
-            self._unlogged += 1
+        if not shows_all and not self._throttle.passes():
             return
-        self._lines += 1
+        self.tell_count()
         log.warning(
             "attempt %d of %d failed: consumer=%r key=%r error=%s at %s",
             attempt,
@@ -59,8 +51,7 @@ class FailedAttempts:
 
     def tell_count(self) -> None:
         """Log how many attempts have failed without a line of their own, if any has."""
-        count, self._unlogged = self._unlogged, 0
-        if count:
+        if count := self._throttle.take_left_out():
             log.warning(
                 "consumer %r: attempts that failed without a line of their own: %d",
                 self._rules.consumer,

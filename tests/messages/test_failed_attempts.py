@@ -13,13 +13,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import ResponseError
 
-from fastdedup import ConfigError, Dedup, UsageError
+from fastdedup import ConfigError, Dedup, UsageError, log_throttle
 from fastdedup.events import ConsumerEnded, Event
 from fastdedup.integrations.prometheus import watch
 from fastdedup.integrations.redis_streams import Consumer
-from fastdedup.messages import failed_attempts, rare_line
 from fastdedup.messages.failed_attempts import AT_ONCE, WINDOW, FailedAttempts
-from fastdedup.messages.rare_line import RareLine
 from fastdedup.messages.rules import MessageRules
 
 from ..brokers import RabbitServer
@@ -101,7 +99,7 @@ def test_a_handler_that_always_raises_floods_no_log(
     told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(failed_attempts, "monotonic", lambda: now)
+    monkeypatch.setattr(log_throttle, "monotonic", lambda: now)
     attempts, error = FailedAttempts(MessageRules("orders", lambda message: "k")), failed()
     for _ in range(AT_ONCE + 7):
         attempts.tell("k", 1, error)
@@ -138,17 +136,6 @@ def test_at_level_debug_each_attempt_has_its_traceback(told: pytest.LogCaptureFi
 
 
 # A trouble that repeats
-
-
-def test_a_line_at_once_and_then_one_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 7.0
-    monkeypatch.setattr(rare_line, "monotonic", lambda: now)
-    line = RareLine()
-    told = []
-    for _ in range(121):
-        told.append(line.is_due())
-        now += 1.0
-    assert [second for second, is_told in enumerate(told) if is_told] == [0, 60, 120]
 
 
 async def test_dead_letters_that_are_not_taken_have_one_line(

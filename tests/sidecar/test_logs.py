@@ -99,7 +99,7 @@ def test_a_thousand_lines_of_one_kind_are_twenty_and_the_number_of_the_rest() ->
     assert passes(6.1) == (True, None)
     for number in range(2000):
         passes(6.2, f"kind {number}")
-    assert len(throttle._counts) <= 1001
+    assert len(throttle._kinds) <= 1001
 
 
 # Events

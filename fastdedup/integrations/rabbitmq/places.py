@@ -17,9 +17,9 @@ from aiormq.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed, 
 
 from ...checks import Seconds, check_count, milliseconds
 from ...errors import ConfigError, DedupError
+from ...log_throttle import LogThrottle
 from ...messages.decisions import Decision
 from ...messages.headers import QUEUE, dead_letter_headers, retry_headers
-from ...messages.rare_line import RareLine
 from ...messages.room import lay_down
 from .replies import LOST, reply
 
@@ -104,7 +104,7 @@ class Places:
         self.exchange = dead_letter or ""
         self.dead_letters = f"{queue.name}.dead" if dead_letter is None else queue.name
         self._declare = declare
-        self._refusals, self._losses, self._unfit = RareLine(), RareLine(), RareLine()
+        self._refusals, self._losses, self._unfit = LogThrottle(), LogThrottle(), LogThrottle()
 
     async def open(self, queue: AbstractQueue) -> None:
         """Make the places, or see that they are there.
@@ -135,7 +135,7 @@ class Places:
         try:
             await self._publish(message, "", self.retries, headers, message.expiration)
         except HeadersTooLargeError as error:
-            if self._unfit.is_due():
+            if self._unfit.passes():
                 log.warning(
                     "%s: it is held in %r, and not put there, until its next attempt", error, self.queue
                 )
@@ -170,13 +170,13 @@ class Places:
             try:
                 return await publish_copy(message, exchange, routing_key, headers, expiration)
             except RefusedError as refused:
-                if self._refusals.is_due():
+                if self._refusals.passes():
                     log.warning("%s, and is asked again", refused)
                 await anyio.sleep(_REFUSED_PAUSE)
             except (
                 LOST
             ) as error:  # the message is delivered again, and if it was its copy that did it, this repeats
-                if self._losses.is_due():
+                if self._losses.passes():
                     log.warning("the channel was lost as a copy was published for %r: %s", routing_key, error)
                 raise
 

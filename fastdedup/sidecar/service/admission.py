@@ -15,6 +15,7 @@ from typing import Protocol
 
 import orjson
 
+from ...log_throttle import LogThrottle
 from ..http import problems
 from ..limits import Limits
 from ..resp.frames import error
@@ -66,9 +67,7 @@ class Admission:
         self._open = 0
         self._silent: dict[Silent, tuple[int | None, float]] = {}
         self._lobby: dict[Silent, None] = {}
-        # Mutable: the refusals that were not told of yet, and when the next line may tell of them.
-        self._untold = 0
-        self._next_line = 0.0
+        self._refusals = LogThrottle(window=_QUIET)
 
     def admit(self, connection: Silent, uid: int | None) -> str:
         """Admit a connection, and return the empty text; or return why it is refused."""
@@ -105,12 +104,7 @@ class Admission:
 
     def untold(self) -> int:
         """Count a refusal; return how many to log now: 0 within a minute of the last line."""
-        self._untold += 1
-        if self._clock() < self._next_line:
-            return 0
-        self._next_line = self._clock() + _QUIET
-        count, self._untold = self._untold, 0
-        return count
+        return 1 + self._refusals.take_left_out() if self._refusals.passes(self._clock()) else 0
 
     def _left(self, uid: int | None) -> None:
         self._open -= 1

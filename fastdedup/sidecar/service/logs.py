@@ -16,12 +16,14 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from hashlib import blake2b
+from math import inf
 from typing import Any, TextIO
 
 import orjson
 
 from ...admin.inspection import KINDS
 from ...events import BreakerClosed, Degraded, Event, Replayed, name_of
+from ...log_throttle import LogThrottle
 from ..verbs import LISTED
 from .listener import Peer
 
@@ -117,26 +119,20 @@ class Throttle(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        # Mutable, by message before formatting: the second, the lines in it, the lines left out.
-        self._counts: dict[str, list[int]] = {}
+        # Mutable: by message before formatting.
+        self._kinds: dict[str, LogThrottle] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True if the line may pass (logging calls this)."""
         if record.msg in (AUDITED, AUDITED_LIST):
             return True
-        count = self._counts.setdefault(f"{record.name} {record.msg}"[:80], [0, 0, 0])
-        second = int(record.created)
-        if count[0] != second:
-            count[0], count[1] = second, 0
-        count[1] += 1
-        if count[1] > _BURST:
-            count[2] += 1
+        throttle = self._kinds.setdefault(f"{record.name} {record.msg}"[:80], LogThrottle(_BURST, 1.0))
+        if not throttle.passes(int(record.created)):
             return False
-        if count[2]:
-            record.facts = {**getattr(record, "facts", {}), "left_out": count[2]}
-            count[2] = 0
-        if len(self._counts) > 1000:
-            self._counts.clear()
+        if left_out := throttle.take_left_out():
+            record.facts = {**getattr(record, "facts", {}), "left_out": left_out}
+        if len(self._kinds) > 1000:
+            self._kinds.clear()
         return True
 
 
@@ -149,9 +145,9 @@ class EventLog:
 
     def __init__(self, *, keys: bool = False) -> None:
         self._salt = secrets.token_bytes(16)
-        # Mutable: are keys shown; how often each kind came in its second.
+        # Mutable: are keys shown; the lines of each kind in its second.
         self._keys = keys
-        self._seen: dict[Kind, int] = {}
+        self._kinds: dict[Kind, LogThrottle] = {}
 
     def show_keys(self, keys: bool) -> None:
         """Show keys as they are from now on, or their digests."""
@@ -162,11 +158,11 @@ class EventLog:
         if type(event) is BreakerClosed:  # the answers before it are logged before it
             self._tell_degraded()
         kind = (type(event), getattr(event, "namespace", ""), getattr(event, "answered", False))
-        seen = self._seen.get(kind, 0)
-        if not seen:
-            self._begin(kind, 0)
-        self._seen[kind] = seen + 1
-        if seen < _allowed(kind):
+        throttle = self._kinds.get(kind)
+        if throttle is None:
+            throttle = self._kinds[kind] = LogThrottle(_allowed(kind), inf)
+            self._look_later(kind)
+        if throttle.passes(0.0):
             level = _LEVELS.get(type(event), logging.WARNING)
             log.log(level, name_of(type(event)), extra=self._facts(event))
 
@@ -197,28 +193,29 @@ class EventLog:
 
     def flush(self) -> None:
         """Log the events that were only counted so far."""
-        for kind in list(self._seen):
+        for kind in list(self._kinds):
             self._tell(kind)
 
-    def _begin(self, kind: Kind, seen: int) -> None:
-        self._seen[kind] = seen
+    def _look_later(self, kind: Kind) -> None:
         asyncio.get_running_loop().call_later(1.0, self._tell, kind)
 
     def _tell(self, kind: Kind) -> None:
         """Log how often a kind came in its second beyond the lines that were logged."""
-        more = self._seen.pop(kind, 0) - _allowed(kind)
-        if more <= 0:
+        throttle = self._kinds.get(kind)
+        more = 0 if throttle is None else throttle.take_left_out()
+        if not more:
+            self._kinds.pop(kind, None)
             return
         what, namespace, answered = kind
         said: dict[str, Any] = {"namespace": namespace} if namespace else {}
         if what is Degraded:
             said["answered"] = answered
         log.warning("%s, more in the last second", name_of(what), extra=facts(**said, count=more))
-        self._begin(kind, _allowed(kind))  # it goes on: the next line comes in a second
+        self._look_later(kind)  # it goes on: the next line comes in a second
 
     def _tell_degraded(self) -> None:
         """Log the answers without the store that were only counted so far."""
-        for kind in list(self._seen):
+        for kind in list(self._kinds):
             if kind[0] is Degraded:
                 self._tell(kind)
 
