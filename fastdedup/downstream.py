@@ -8,7 +8,6 @@ claim another key.
 
 from __future__ import annotations
 
-import os
 import threading
 import uuid
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Final
 from urllib.parse import urlsplit
 from weakref import ReferenceType, ref
 
+from . import forking
 from .checks import shown
 from .errors import InvalidKeyError
 
@@ -42,19 +42,6 @@ def downstream_key(wire: bytes, name: str) -> str:
             f"the name of a call must have 1 to {_MAX_NAME} characters that UTF-8 can encode"
         )
     return str(uuid.uuid5(_ROOT, f"{wire.hex()}/{name}"))
-
-
-_forks = 0
-"""How often this process and those before it were forked."""
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-if hasattr(os, "register_at_fork"):  # Windows does not fork
-    os.register_at_fork(after_in_child=_count_fork)
 
 
 class ClaimedWork:
@@ -82,7 +69,7 @@ class ClaimedWork:
         self.wire = wire
         self.around = around
         self.is_left = False
-        self.forks = _forks
+        self.forks = forking.forks
         self.holder = holder
         # Mutable: counts how often each method and address was asked for.
         self._asked: dict[str, Iterator[int]] = {}
@@ -91,7 +78,7 @@ class ClaimedWork:
     def is_over(self) -> bool:
         """True where what runs in this context is no part of it any more."""
         # Processes that it forks are no part of it: siblings would count alike, and send one key twice.
-        if self.is_left or self.forks != _forks:
+        if self.is_left or self.forks != forking.forks:
             return True
         if self.holder is None:
             return False

@@ -1,4 +1,7 @@
-"""Disconnects a forked child, before any other code runs there, from the objects that it must not share."""
+"""Forks: what a forked child must do before any other code runs there, and how often this process was forked.
+
+No other module registers with `os.register_at_fork`, or compares process ids to find out.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,21 @@ import os
 from collections.abc import Callable
 from weakref import WeakSet
 
+forks = 0
+"""How often this process and those before it were forked. Read it as `forking.forks`, because it changes."""
+
+
+def in_each_child(action: Callable[[], object]) -> None:
+    """Call `action` in every forked child from now on."""
+    if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+        os.register_at_fork(after_in_child=action)
+
 
 class InChild:
-    """Calls `leave` in every forked child, for as long as this object is kept alive."""
+    """Calls `leave` in every forked child, for as long as this object is kept alive.
+
+    It disconnects an object from what the child must not share with its parent.
+    """
 
     __slots__ = ("__weakref__", "_leave")
 
@@ -33,10 +48,11 @@ def leave_behind(thing: object) -> None:
     _left_behind.append(thing)
 
 
-def _leave_all() -> None:
+def _count_and_leave() -> None:
+    global forks
+    forks += 1
     for each in list(_KEPT):
         each.forked()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=_leave_all)
+in_each_child(_count_and_leave)

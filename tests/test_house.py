@@ -318,6 +318,16 @@ def test_only_the_redis_store_imports_a_driver(driver: str) -> None:
     assert not unknown
 
 
+def test_one_module_knows_of_forks() -> None:
+    users = {
+        module
+        for module, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "register_at_fork"
+    }
+    assert users == {"forking"}
+
+
 def test_every_class_name_is_defined_once() -> None:
     homes: defaultdict[str, set[str]] = defaultdict(set)
     for module, tree in sources().items():

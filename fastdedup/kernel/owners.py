@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ..errors import InvalidKeyError
+from ..forking import in_each_child
 
 RANDOM_BYTES: Final = 10
 """80 bits are enough: owners need to differ only among the claimants of one key."""
@@ -61,8 +62,7 @@ def _draw_many() -> tuple[bytes, ...]:
 
 
 # A forked child inherits what is not used yet; two processes must never share an owner.
-if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=drawn_ahead.clear)
+in_each_child(drawn_ahead.clear)
 
 
 def owner_field(owner: Any) -> bytes:

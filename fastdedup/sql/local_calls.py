@@ -8,11 +8,12 @@ Where that call fails, or takes too long, it asks the gate: who is first, the ga
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Coroutine
 from threading import Event
 from time import perf_counter
 from typing import Any, Generic, TypeVar
+
+from .. import forking
 
 E = TypeVar("E")
 Answer = Callable[[], Any]
@@ -100,13 +101,13 @@ class ThreadCalls(Ends[ThreadEnd]):
     def __init__(self, on_wait: OnWait) -> None:
         super().__init__(ThreadEnd)
         self._on_wait = on_wait
-        # Mutable: the process whose calls these are.
-        self._pid = os.getpid()
+        # Mutable: whose calls these are, as each process has another number of forks behind it.
+        self._forks = forking.forks
 
     def run(self, name: Name, call: Callable[[], Answer], wait: float) -> Answer:
         """Return the answer of the call that is ahead, or run this call: see `LocalCalls.run`."""
-        if self._pid != os.getpid():  # forked: the calls of the former process never end here
-            self._pid, self.ends = os.getpid(), {}
+        if self._forks != forking.forks:  # the calls of the former process never end here
+            self._forks, self.ends = forking.forks, {}
         end, is_own = self.ahead(name)
         if is_own:
             return self._run_ahead(name, call, end)
@@ -117,7 +118,7 @@ class ThreadCalls(Ends[ThreadEnd]):
         return call() if end.answer is None else end.answer
 
     def _run_ahead(self, name: Name, call: Callable[[], Answer], end: ThreadEnd) -> Answer:
-        pid = self._pid
+        forks = self._forks
         try:
             end.answer = call()
             return end.answer
@@ -125,5 +126,6 @@ class ThreadCalls(Ends[ThreadEnd]):
             try:
                 self.over(name, end)  # first: whoever comes later must not get this answer
             finally:  # also where a signal's handler raises there
-                if os.getpid() == pid:  # else forked by the call, maybe while a waiter held the event's lock
+                # Not in a child that the call has forked, maybe while a waiter held the event's lock.
+                if forking.forks == forks:
                     end.event.set()

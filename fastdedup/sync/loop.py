@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from .. import forking
 from ..errors import UnavailableError, UsageError
-from ..forking import leave_behind
 from ..tasks import running_loop
 from .native import Thread, patched, start_thread
 from .work import AwaitedWork, GreenletWork, LoopWork, Work
@@ -36,7 +35,7 @@ class LoopThread:
     """An event loop in a daemon thread. Only `run` and `arun` are called outside of that thread."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self._forks = forking.forks
         self.loop = new_loop()
         """The event loop that runs in the thread."""
         # Mutable: the calls to begin; has the loop been told of them; shall it end; what to close at the end.
@@ -59,7 +58,7 @@ class LoopThread:
     def alive(self) -> bool:
         """False once the thread has ended, or in a child that did not inherit it."""
         # Not by the thread's is_alive(): one that a signal interrupts takes the thread for dead (Python's bpo-45274).
-        return self.pid == os.getpid() and not self._ending
+        return self._forks == forking.forks and not self._ending
 
     def run(
         self,
@@ -270,7 +269,7 @@ def _after_fork() -> None:
     global _lock, _current
     _lock = threading.RLock()
     if _current is not None:
-        leave_behind(_current)
+        forking.leave_behind(_current)
     _current = None
 
 
@@ -279,6 +278,5 @@ def _at_exit() -> None:
         _current.end()
 
 
-if hasattr(os, "register_at_fork"):  # Windows does not fork
-    os.register_at_fork(after_in_child=_after_fork)
+forking.in_each_child(_after_fork)
 atexit.register(_at_exit)
