@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from ..declarations import BOUNDS, Figure, Labels
 from ..errors import ClaimLostError, ForeignRecordError, ShortfallError, UnavailableError
 from ..events import Event
-from ..kernel.operations import Op, SettleOp, Verb
+from ..kernel.operations import Op, SettleOp
 from ..kernel.replies import Code, Moved, Reply, Verdict
 from .figures import (
     FEEDS,
@@ -30,8 +30,6 @@ _FAULTS: Final[dict[type[BaseException], str]] = {
     ShortfallError: "unavailable",
     ClaimLostError: "claim_lost",
 }
-_VERBS: Final = {Verb.READ: "get", Verb.SETTLE_REMEMBERED: "complete", Verb.CLAIM_REMEMBERED: "claim"}
-"""Verbs whose operations have another name for users."""
 _EXPECTED: Final = ("claim", "complete", "lock", "redeem", "consume")
 """Verbs by which users meet an outage first."""
 _ANSWERS: Final = {
@@ -273,9 +271,9 @@ def verb_at_policy(verb: str) -> str:
 
 def verb_of(op: Op) -> str:
     """Return the name that users know an operation by."""
-    if op.verb is Verb.SETTLE:
-        return "complete" if isinstance(op, SettleOp) and op.succeeded else "fail"
-    return _VERBS.get(op.verb) or op.verb.value
+    if isinstance(op, SettleOp) and not op.succeeded:
+        return "fail"
+    return op.verb.row.users or op.verb.value
 
 
 def outcome_of(answer: Reply | BaseException) -> str:

@@ -19,9 +19,10 @@ from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPol
 from ..fallback.reject import Reject
 from ..kernel.granted import GRANTED, LOOKS
 from ..kernel.keyspace import names_of
-from ..kernel.operations import ClaimOp, Op, ReleaseOp, SettleOp, Verb, was_accepted
+from ..kernel.operations import ClaimOp, Op, ReleaseOp, SettleOp, was_accepted
 from ..kernel.owners import owner_text
 from ..kernel.replies import Code, Moved, Reply, Verdict
+from ..kernel.verbs import Effect, Verb
 from ..ledger.operations import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
 from ..tasks import running_loop
 from .connection import Connection, Sender
@@ -30,9 +31,10 @@ from .counters import verb_of
 from .observers import Observers
 from .settings import Settings
 
-_FREEING: Final = (Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.FORGET)
-_OF_OWNERS: Final = (Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.RENEW)
-_GRANTING: Final = (Verb.CLAIM, Verb.CLAIM_REMEMBERED, Verb.TRANSITION, Verb.FIRST)
+_ENDINGS: Final = (Effect.FREES, Effect.REMOVES)
+_FREEING: Final = tuple(verb for verb in Verb if verb.row.effect in _ENDINGS and not verb.row.of_ledger)
+_OF_OWNERS: Final = tuple(verb for verb in Verb if verb.row.of_owner)
+_GRANTING: Final = tuple(verb for verb in Verb if verb.row.grants)
 
 
 class HeldLocally(UnavailableError):

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import cast
+from typing import Any, Final, assert_never, cast
 
 from ..errors import UnavailableError
 from ..kernel.operations import ClaimOp, ForgetOp, Op, ReadOp, ReleaseOp, RenewOp, SettleOp, TransitionOp
 from ..kernel.replies import Code, Moved, Reply, Stored, Verdict
+from ..kernel.verbs import Verb
 from ..ledger.operations import RememberedClaimOp, RememberedSettleOp, SeenOp, without_ledger
 from ..model import Outcome
 from ..stores.entry import Entry
@@ -32,6 +33,8 @@ _CHANGED = (Code.OK, Code.UNCONFIRMED, Code.ABSENT)
 _SPARE_SLACK = 1024
 _LOOK_AGAIN_MS = 1000
 """Milliseconds between two looks for ended claims, where the end of the next one is unknown."""
+Change = Callable[["LastSeen", Any, Entry, int], None]
+"""Changes the record of an operation's key, at a time in ms since 1970, as the store did."""
 
 
 class SeenEntry(Entry):
@@ -173,27 +176,52 @@ class LastSeen:
         elif record.state in "PWSFM":
             self._put(wire, *read_entry(record, known, now), known)
 
+    @classmethod
+    def change_of(cls, verb: Verb) -> Change | None:
+        """Return what changes a record here as the store did by this verb; None if `saw` needs more than its code."""
+        match verb:
+            case Verb.SETTLE | Verb.SETTLE_REMEMBERED:
+                return cls._settle
+            case Verb.RELEASE:
+                return cls._release
+            case Verb.RENEW:
+                return cls._renew
+            case Verb.FORGET:
+                return cls._forget
+            case Verb.CLAIM | Verb.CLAIM_REMEMBERED | Verb.TRANSITION | Verb.READ:
+                return None
+            case Verb.ISSUE | Verb.ADOPT:
+                return None  # a token is seen when it is used; `keep` is told of a record that was adopted
+            case Verb.LEDGER | Verb.FIRST | Verb.SEEN | Verb.FORGET_ID | Verb.WEIGH:
+                return None  # there is no record
+            case _:
+                assert_never(verb)
+
     def _saw_change(self, op: Op) -> None:
         now = self._store.now()
         entry = self._store.entry(op.wire)
-        if entry is None:
-            return
-        if isinstance(op, ForgetOp):
-            # A claim's reply comes by a shorter way than a forgetting's: a live claim may be the later of the two.
-            if not (entry.state in "PW" and entry.owner != NOBODY and entry.until > now):
-                self.drop(op.wire)
-        elif not isinstance(op, SettleOp | ReleaseOp | RenewOp) or not is_of(entry, op):
-            return
-        elif isinstance(op, SettleOp):
-            self._settle(op)
-        elif isinstance(op, ReleaseOp):
+        change = _CHANGES[op.verb]
+        if entry is not None and change is not None:
+            change(self, op, entry, now)
+
+    def _forget(self, op: ForgetOp, entry: Entry, now: int) -> None:
+        # A claim's reply comes by a shorter way than a forgetting's: a live claim may be the later of the two.
+        if not (entry.state in "PW" and entry.owner != NOBODY and entry.until > now):
             self.drop(op.wire)
-        elif entry.state in "PW":
+
+    def _release(self, op: ReleaseOp, entry: Entry, now: int) -> None:
+        if is_of(entry, op):
+            self.drop(op.wire)
+
+    def _renew(self, op: RenewOp, entry: Entry, now: int) -> None:
+        if is_of(entry, op) and entry.state in "PW":
             entry.until = now + op.lease_ms
             self._store.keep(op.wire, entry, entry.until if entry.token else now + op.keep_ms)
 
-    def _settle(self, op: SettleOp) -> None:
+    def _settle(self, op: SettleOp, entry: Entry, now: int) -> None:
         """Settle the record here as the store did."""
+        if not is_of(entry, op):
+            return
         try:
             self._store.apply(without_ledger(op) if isinstance(op, RememberedSettleOp) else op)
         except UnavailableError:  # no room for its result
@@ -224,6 +252,9 @@ class LastSeen:
         if len(self.spare) > 2 * len(self._store) + _SPARE_SLACK:
             kept = (wire for wire in self.spare if self._store.entry(wire) is not None)
             self.spare = OrderedDict.fromkeys(kept)
+
+
+_CHANGES: Final = {verb: LastSeen.change_of(verb) for verb in Verb}
 
 
 def same(known: str, told: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final, cast
 
 from ..checks import check_count
 from ..errors import UnavailableError
@@ -14,22 +14,19 @@ from ..kernel.operations import (
     AdoptOp,
     ClaimOp,
     ForgetOp,
-    IssueOp,
     Mode,
     Op,
-    SettleOp,
     TransitionOp,
     was_accepted,
 )
 from ..kernel.records import Holding
 from ..kernel.replies import Adopted, Code, Moved, Reply, Stored, StoredForm, Verdict
-from ..ledger.local_ids import LEDGER_OPS, LedgerOps, LocalIds, is_of_id
+from ..kernel.verbs import Effect, Keys, Verb
+from ..ledger.local_ids import LedgerOps, LocalIds, is_of_id
 from ..ledger.operations import (
     FirstOp,
     ForgetIdOp,
     LedgerOp,
-    RememberedClaimOp,
-    RememberedSettleOp,
     SeenOp,
 )
 from ..model import Outcome
@@ -39,7 +36,11 @@ from .adoption import Former, holding_of, mark, removal, report, text_of
 from .base import IdOp, JournalOp
 from .journal import NEW, Journal, JournalLine
 from .last_seen import LastSeen, SeenEntry
-from .remembered_claims import RememberedClaims
+from .remembered_claims import RememberedClaims, RememberedOps
+
+_MAKING: Final = tuple(verb for verb in Verb if verb.row.grants or verb.row.effect is Effect.MAKES)
+_REMEMBERED: Final = tuple(verb for verb in Verb if verb.row.keys is Keys.BESIDE)
+_OF_LEDGER: Final = frozenset(verb for verb in Verb if verb.row.of_ledger)
 
 
 class LocalLRU:
@@ -120,10 +121,10 @@ class LocalLRU:
 
     def answer(self, op: Op, error: UnavailableError) -> Reply:
         """Answer from memory, or raise `error` where only the store can know the answer."""
-        if isinstance(op, LEDGER_OPS):
-            return self._answer_ledger(op, error)
-        if isinstance(op, RememberedClaimOp | RememberedSettleOp):
-            return self._remembered.answer(op, error, self._answer_record)
+        if op.verb in _OF_LEDGER:
+            return self._answer_ledger(cast(LedgerOps, op), error)
+        if op.verb in _REMEMBERED:
+            return self._remembered.answer(cast(RememberedOps, op), error, self._answer_record)
         return self._answer_record(op, error, self.records.apply)
 
     def _answer_record(self, op: Op, error: UnavailableError, apply: Callable[[Any], Reply]) -> Reply:
@@ -182,13 +183,12 @@ class LocalLRU:
                     f"the store has more live claims than {self!r} can hold, and this key may be one of them; "
                     "raise maxsize, or try again when the store is back"
                 )
-        elif not isinstance(op, ClaimOp | TransitionOp) and not self._settles_what_it_holds(op, entry, now):
+        elif not op.verb.row.grants and not self._settles_what_it_holds(op, entry, now):
             raise error
 
     def _settles_what_it_holds(self, op: Op, entry: Entry, now: int) -> bool:
         """True for settling a claim that the store gave, within its lease: then no other owner can hold the key."""
-        settles = isinstance(op, SettleOp) or op.verb == "release"
-        return settles and entry.owner != b"" and entry.until > now
+        return op.verb.row.effect is Effect.FREES and entry.owner != b"" and entry.until > now
 
     def _bind(
         self, op: Op, entry: Entry, line: JournalLine | None, former: Former, reply: Reply, now: int
@@ -245,12 +245,12 @@ class LocalLRU:
 
     def saw(self, op: Op, reply: Reply) -> None:
         """Remember what the store says of a key, unless a journal line says that this process knows better."""
-        if type(op) is not ClaimOp and isinstance(op, LEDGER_OPS):
-            self.ids.saw(op, reply)
+        if op.verb in _OF_LEDGER:
+            self.ids.saw(cast(LedgerOps, op), reply)
         elif op.wire not in self._journal.lines or self._was_under_way(op, reply):
             self.last_seen.saw(op, reply)
-            if isinstance(op, RememberedClaimOp | RememberedSettleOp):
-                self._remembered.saw(op, reply)
+            if op.verb in _REMEMBERED:
+                self._remembered.saw(cast(RememberedOps, op), reply)
 
     def _was_under_way(self, op: Op, reply: Reply) -> bool:
         """Judge the reply to an operation that was under way when the line began; True where the line is void."""
@@ -437,4 +437,4 @@ def makes_a_record(op: Op) -> bool:
     """True for an operation that may make a record: a claim, a token's issue, a machine's first transition."""
     if isinstance(op, ClaimOp):
         return op.terms.mode is Mode.CLAIM
-    return isinstance(op, IssueOp | TransitionOp)
+    return op.verb in _MAKING

@@ -24,14 +24,14 @@ from .answers import behind, closed, copy_of, give, give_error, heir, reported, 
 from .deadline import BLOCKED, Deadline
 from .health import OnChange, StoreHealth
 from .named import NamedClaims
-from .operations import ClaimOp, Op, Verb
+from .operations import ClaimOp, Op
 from .orphans import NoOrphans, OrphanKeeper, is_orphan, resent
 from .queue import MIN_BATCH, Batch, Batches, BatchObserver, Ended, OperationQueue
 from .replies import Code, Redirect, Reply, Verdict
 from .store import BatchStore
+from .verbs import CLAIMS
 
 _OPEN: Final = BreakerState.OPEN  # naming an enum's member through its class costs 50 ns on Python 3.11
-_CLAIMS: Final = (Verb.CLAIM, Verb.CLAIM_REMEMBERED)
 _AGAIN: Final = Code.AGAIN
 HandOver = Callable[["Engine", Op, Any], None]
 """Called with an engine, an operation that has left it, and the part of the store that it must go on to."""
@@ -342,7 +342,7 @@ class Engine:
             self._batch_failed(ops, ConfigError(fault))
         else:
             self._pending -= len(ops)
-            if batch.verb in _CLAIMS:
+            if batch.verb in CLAIMS:
                 self._deliver_claims(cast("Sequence[ClaimOp]", ops), outcome)
             else:
                 self._deliver(ops, outcome)
@@ -351,7 +351,7 @@ class Engine:
                 self._health.answered()
         if self._claims or self._queue.others or self._drained is not None or self._deadline.timer is None:
             self._flush()
-        if batch.task is not None and batch.verb in _CLAIMS and not isinstance(outcome, BaseException):
+        if batch.task is not None and batch.verb in CLAIMS and not isinstance(outcome, BaseException):
             for claim in resent(cast("Sequence[ClaimOp]", ops), outcome):
                 self._orphans.watch(claim)
 
@@ -402,7 +402,7 @@ class Engine:
 
     def _send_on(self, op: Op, redirect: Redirect) -> None:
         """Let an operation leave for another part of the store; it has no effect here."""
-        if op.verb in _CLAIMS:
+        if op.verb in CLAIMS:
             claim = cast(ClaimOp, op)
             self._forget_claim(claim)
             if claim.future.done():  # its caller was cancelled
@@ -437,11 +437,11 @@ class Engine:
             del self.leaders[op.wire]
 
     def _fail(self, op: Op, error: BaseException, *, sent: bool) -> None:
-        if op.verb in _CLAIMS:
+        if op.verb in CLAIMS:
             # Before the caller learns of it and may claim again.
             self._note_orphan(cast(ClaimOp, op), sent=sent)
         give_error(self._loop, op, copy_of(error))
-        if op.verb not in _CLAIMS:
+        if op.verb not in CLAIMS:
             return
         claim = cast(ClaimOp, op)
         self._forget_claim(claim)

@@ -9,8 +9,9 @@ from ..errors import UnavailableError
 from ..model import BreakerState
 from ..tasks import stop
 from .breaker import Breaker
-from .operations import ReadOp, Verb
+from .operations import ReadOp
 from .store import BatchStore, ProbedStore
+from .verbs import Verb
 
 OnChange = Callable[[str, float], None]
 """Called with a reason and 0.0 when the breaker opens; with "" and the seconds that it was open when it closes."""

@@ -9,36 +9,12 @@ import asyncio
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 from ..errors import UnavailableError
 from .records import Holding, tail_of
 from .replies import Reply, Stored
-
-
-class Verb(StrEnum):
-    """The atomic verbs: each has one Lua file, one operation class and one method of the memory store."""
-
-    CLAIM = "claim"
-    SETTLE = "settle"
-    RELEASE = "release"
-    RENEW = "renew"
-    ISSUE = "issue"
-    TRANSITION = "transition"
-    READ = "read"
-    FORGET = "forget"
-    ADOPT = "adopt"
-    LEDGER = "ledger"
-    FIRST = "first"
-    SEEN = "seen"
-    FORGET_ID = "forget_id"
-    WEIGH = "weigh"
-    CLAIM_REMEMBERED = "claim_remembered"
-    SETTLE_REMEMBERED = "settle_remembered"
-
-
-UNREPEATED: Final = (Verb.FORGET, Verb.FORGET_ID)
-"""Verbs whose operations name no owner: sent again, one might remove what the next owner has put there."""
+from .verbs import Resend, Verb
 
 
 class Mode(StrEnum):
@@ -124,6 +100,11 @@ class Op:
     def weight(self) -> int:
         """Bytes that this operation adds to its batch beyond keys and owners."""
         return 0
+
+    @property
+    def result(self) -> bytes:
+        """The result that it records, if its verb has one."""
+        return b""
 
 
 class ClaimOp(Op):
@@ -211,6 +192,11 @@ class SettleOp(Op):
     def weight(self) -> int:
         """The size of the payload in bytes."""
         return len(self.payload)
+
+    @property
+    def result(self) -> bytes:
+        """The payload."""
+        return self.payload
 
 
 class ReleaseOp(Op):
@@ -336,17 +322,25 @@ class AdoptOp(Op):
         """The size of the payload in bytes."""
         return len(self.record.payload)
 
+    @property
+    def result(self) -> bytes:
+        """The payload of the record."""
+        return self.record.payload
+
 
 def was_accepted(op: Op) -> bool:
     """True if the engine took the operation, so that the store may have got it; False if it was refused."""
     return hasattr(op, "at")
 
 
+_MARKED: Final = tuple(verb for verb in Verb if verb.row.resend is Resend.MARKED)
+
+
 def mark_unsure(ops: Iterable[Op]) -> None:
     """Mark operations that were sent and got no reply, so that sending them again does not act twice."""
     for op in ops:
-        if isinstance(op, ReleaseOp | SettleOp | TransitionOp | ClaimOp):
-            op.unsure = True
+        if op.verb in _MARKED:
+            cast(Any, op).unsure = True
 
 
 MAX_HOPS: Final = 12

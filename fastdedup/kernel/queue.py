@@ -7,14 +7,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, assert_never, cast
 
 from .answers import too_late
 from .clock import NOTE_EVERY, ClockBound, named_claims
 from .named import NamedClaims
-from .operations import ClaimOp, Op, Verb
+from .operations import ClaimOp, Op
 from .replies import Reply
 from .store import BatchStore, DirectStore, TimedStore
+from .verbs import Turn, Verb
 
 _CLAIM: Final = Verb.CLAIM  # naming an enum's member through its class costs 50 ns on Python 3.11
 MIN_BATCH: Final = 16
@@ -23,18 +24,8 @@ MIN_BATCH: Final = 16
 _LARGE_BATCH: Final = 16
 """Claims in a batch of those with large results: `claim.lua` brings 4 MiB in a call, of 256 KiB each by default."""
 
-# These verbs always go first, because they free keys. They cannot starve the claims, as every settling needs a
-# claim before it. A release must overtake the claims that wait for its key, and what a call has given up must be
-# taken back before the same call asks again.
-_URGENT: Final = (
-    *(Verb.ADOPT, Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.RENEW),
-    Verb.FORGET_ID,
-)
-# These verbs take turns: the verb that was served goes to the end.
-_IN_TURN: Final = (
-    *(Verb.CLAIM, Verb.ISSUE, Verb.TRANSITION, Verb.READ, Verb.FORGET),
-    *(Verb.FIRST, Verb.SEEN, Verb.LEDGER, Verb.WEIGH, Verb.CLAIM_REMEMBERED),
-)
+Served = tuple[deque[Op], Callable[[deque[Op], int], list[Op]]]
+"""A queue, and what takes a batch from it, if so many batches may start now."""
 
 
 class OperationQueue:
@@ -54,13 +45,15 @@ class OperationQueue:
         self._min_batch = min_batch
         self._max_bytes = max_bytes
         self._drop_unsent = drop_unsent
-        self._queues: dict[Verb, deque[Op]] = {verb: deque() for verb in (*_URGENT, *_IN_TURN)}
+        self._queues: dict[Verb, deque[Op]] = {verb: deque() for verb in Verb}
         # Claims with large results, in their own turn: other claims need not wait until all of these are brought.
         self._large: deque[Op] = deque()
-        self._turns = deque([*(self._queues[verb] for verb in _IN_TURN), self._large])
-        self._firsts = self._queues[Verb.FIRST]
-        self._remembered = self._queues[Verb.CLAIM_REMEMBERED]
-        self.claims = self._queues[Verb.CLAIM]
+        self._urgent: list[Served] = []
+        self._turns: deque[Served] = deque()
+        for verb, queue in self._queues.items():
+            self._serve(verb, queue)
+        self._turns.append((self._large, self._take_large))
+        self.claims = self._queues[_CLAIM]
         """The queue of claims: `Engine.claim` appends to it directly, which saves a call."""
         self.others = 0
         """The number of operations in the other queues."""
@@ -94,14 +87,14 @@ class OperationQueue:
 
     def next_batch(self, free: int) -> list[Op]:
         """Take the next batch; empty where no operation waits. `free`: the number of batches that may start now."""
-        for verb in _URGENT:
-            if (queue := self._queues[verb]) and (batch := self._take(queue, free)):
+        for queue, take in self._urgent:
+            if queue and (batch := take(queue, free)):
                 return batch
         turns = self._turns
         for _ in range(len(turns)):
-            queue = turns[0]
+            queue, take = turns[0]
             turns.rotate(-1)
-            if queue and (batch := self._take(queue, free)):
+            if queue and (batch := take(queue, free)):
                 return batch
         return []
 
@@ -132,17 +125,40 @@ class OperationQueue:
             self.others -= 1
             yield self._large.popleft()
 
-    def _take(self, queue: deque[Op], free: int) -> list[Op]:
-        if queue is self.claims:
-            return self.take_claims(free)
-        if queue is self._large:
-            return self._take_wanted(queue, _LARGE_BATCH)
-        if queue is self._remembered:
-            return self._take_wanted(queue, self._max_batch)
+    def _serve(self, verb: Verb, queue: deque[Op]) -> None:
+        """Let a verb's queue be served, as its row says."""
+        turn = verb.row.turn
+        match turn:
+            case Turn.URGENT:
+                self._urgent.append((queue, self._take_all))
+            case Turn.IN_TURN:
+                self._turns.append((queue, self._take_all))
+            case Turn.SPREAD:
+                self._turns.append((queue, self._take_share))
+            case Turn.CLAIMS:
+                take = self._take_plain_claims if verb is _CLAIM else self._take_claims
+                self._turns.append((queue, take))
+            case _:
+                assert_never(turn)
+
+    def _take_all(self, queue: deque[Op], free: int) -> list[Op]:
+        return self._take(queue, self._max_batch)
+
+    def _take_share(self, queue: deque[Op], free: int) -> list[Op]:
+        return self._take(queue, self._share(len(queue), free))
+
+    def _take_claims(self, queue: deque[Op], free: int) -> list[Op]:
+        return self._take_wanted(queue, self._max_batch)
+
+    def _take_large(self, queue: deque[Op], free: int) -> list[Op]:
+        return self._take_wanted(queue, _LARGE_BATCH)
+
+    def _take_plain_claims(self, queue: deque[Op], free: int) -> list[Op]:
+        return self.take_claims(free)
+
+    def _take(self, queue: deque[Op], most: int) -> list[Op]:
         batch: list[Op] = []
-        weight, most = 0, self._max_batch
-        if queue is self._firsts:
-            most = self._share(len(queue), free)
+        weight = 0
         while queue and len(batch) < most and weight < self._max_bytes:
             op = queue.popleft()
             weight += op.weight

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from .operations import Op, Verb
+from .operations import Op
 from .replies import Reply
+from .verbs import Verb
 
 
 class BatchStore(Protocol):

@@ -36,7 +36,6 @@ from .operations import (
 )
 
 LedgerOps = LedgerOp | FirstOp | SeenOp | ForgetIdOp | WeighOp
-LEDGER_OPS = (LedgerOp, FirstOp, SeenOp, ForgetIdOp, WeighOp)
 _NEVER_MS = -(1 << 50)
 """The server's time of a form that the policy tells: a store takes no operation that relies on it."""
 _RELY_MS = 30_000

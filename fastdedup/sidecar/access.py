@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Literal, get_args
 
 from ..errors import ConfigError
+from ..kernel.verbs import Verb
 from .limits import LimitError
 
 SocketVerb = Literal[
@@ -33,20 +34,7 @@ VERBS: tuple[str, ...] = get_args(SocketVerb)
 """What clients may do."""
 READING = frozenset({"get", "list", "seen", "ledger"})
 """What changes nothing."""
-_COUNTED = frozenset(
-    {
-        "claim",
-        "redeem",
-        "issue",
-        "consume",
-        "transition",
-        "adopt",
-        "first",
-        "claim_remembered",
-        "list",
-        "ledger",
-    }
-)
+_COUNTED = frozenset({"redeem", "consume", "list"}).union(verb.value for verb in Verb if verb.row.creates)
 """What counts towards the claims of a second: claims, and reads that look at many keys."""
 _SOON_MS = 100
 """The Retry-After, in ms, where operations under way must end first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import nsmallest
+from typing import Any, Final, assert_never
 
 from ..errors import ConfigError, UnavailableError
 from ..kernel.keyspace import found_in
@@ -19,11 +20,11 @@ from ..kernel.operations import (
     RenewOp,
     SettleOp,
     TransitionOp,
-    Verb,
 )
 from ..kernel.records import holding_bytes
 from ..kernel.replies import Adopted, Code, Moved, Reply, Stored, Verdict
-from ..ledger.memory import MemoryLedgers
+from ..kernel.verbs import Verb
+from ..ledger.memory import BucketOp, MemoryLedgers
 from ..ledger.operations import (
     FirstOp,
     ForgetIdOp,
@@ -31,7 +32,6 @@ from ..ledger.operations import (
     RememberedClaimOp,
     RememberedSettleOp,
     SeenOp,
-    WeighOp,
 )
 from ..model import Outcome
 from .base import Page, Query, without_result
@@ -92,34 +92,40 @@ class MemoryStore(BoundedRecords):
         # A lease starts at the end of this millisecond and is compared with its beginning, so it never ends early.
         self._from = -(-now_us // 1000)
         self._expire(now)
-        match op:
-            case RememberedClaimOp():
-                return self._claim_remembered(op, now)
-            case ClaimOp():
-                return self._claim(op, now)
-            case RememberedSettleOp():
-                return self._settle_remembered(op, now)
-            case SettleOp():
-                return self._settle(op)
-            case ReleaseOp():
-                return self._release(op)
-            case RenewOp():
-                return self._renew(op)
-            case IssueOp():
-                return self._issue(op)
-            case TransitionOp():
-                return self._transition(op)
-            case ReadOp():
-                return self._read(op)
-            case ForgetOp():
-                return self._forget(op)
-            case AdoptOp():
-                return self._adopt(op, now)
-            case LedgerOp():
-                return self.ledgers.create(op, now)
-            case FirstOp() | SeenOp() | ForgetIdOp() | WeighOp():
-                return self.ledgers.apply(op, now)
-        raise TypeError(f"the memory store has no operation {type(op).__name__}: {op!r}")
+        return _METHODS[op.verb](self, op, now)
+
+    @classmethod
+    def method_of(cls, verb: Verb) -> Callable[[MemoryStore, Any, int], Reply]:
+        """Return what executes a verb's operations at a time in ms."""
+        match verb:
+            case Verb.CLAIM:
+                return cls._claim
+            case Verb.CLAIM_REMEMBERED:
+                return cls._claim_remembered
+            case Verb.SETTLE:
+                return cls._settle
+            case Verb.SETTLE_REMEMBERED:
+                return cls._settle_remembered
+            case Verb.RELEASE:
+                return cls._release
+            case Verb.RENEW:
+                return cls._renew
+            case Verb.ISSUE:
+                return cls._issue
+            case Verb.TRANSITION:
+                return cls._transition
+            case Verb.READ:
+                return cls._read
+            case Verb.FORGET:
+                return cls._forget
+            case Verb.ADOPT:
+                return cls._adopt
+            case Verb.LEDGER:
+                return cls._create_ledger
+            case Verb.FIRST | Verb.SEEN | Verb.FORGET_ID | Verb.WEIGH:
+                return cls._apply_id
+            case _:
+                assert_never(verb)
 
     async def page(self, query: Query, cursor: str, count: int) -> Page:
         """List records in the order of their keys: see `ListedStore`. The cursor is the last key, in hexadecimal."""
@@ -167,7 +173,7 @@ class MemoryStore(BoundedRecords):
             if code is not Code.OK and code is not Code.ALREADY:
                 return code
         try:
-            return self._settle(op)
+            return self._settle(op, now)
         except UnavailableError:  # no room for the result
             self.ledgers.apply(ForgetIdOp(op.bucket, op.entry, op.ledger_terms), now)
             raise
@@ -212,7 +218,7 @@ class MemoryStore(BoundedRecords):
             verdict.former = holding_bytes(former.owner, former.fence)
         return verdict
 
-    def _settle(self, op: SettleOp) -> Code:
+    def _settle(self, op: SettleOp, now: int) -> Code:
         entry = self._held(op)
         state = "S" if op.succeeded else "F"
         if entry is None:
@@ -227,7 +233,7 @@ class MemoryStore(BoundedRecords):
         self._free(op.wire, entry, state)
         return Code.OK
 
-    def _release(self, op: ReleaseOp) -> Code:
+    def _release(self, op: ReleaseOp, now: int) -> Code:
         entry = self._held(op)
         if entry is None:
             return Code.LOST
@@ -242,7 +248,7 @@ class MemoryStore(BoundedRecords):
         self._free(op.wire, entry, "I" if entry.token else "R")
         return Code.OK
 
-    def _renew(self, op: RenewOp) -> Code:
+    def _renew(self, op: RenewOp, now: int) -> Code:
         entry = self._held(op)
         if entry is None or entry.state not in LIVE:
             return Code.LOST
@@ -267,7 +273,7 @@ class MemoryStore(BoundedRecords):
 
     # Tokens, machines, administration
 
-    def _issue(self, op: IssueOp) -> Code:
+    def _issue(self, op: IssueOp, now: int) -> Code:
         entry = self._entries.get(op.wire)
         if entry is not None:
             said_twice = (
@@ -280,7 +286,7 @@ class MemoryStore(BoundedRecords):
         self._put(op.wire, entry, self._from + op.ttl_ms)
         return Code.OK
 
-    def _transition(self, op: TransitionOp) -> Moved:
+    def _transition(self, op: TransitionOp, now: int) -> Moved:
         entry = self._entries.get(op.wire)
         state, version = (entry.payload.decode(), entry.fence) if entry else (op.initial, 0)
         if entry is not None and entry.owner == op.change:
@@ -299,13 +305,13 @@ class MemoryStore(BoundedRecords):
         self._put(op.wire, entry, self._from + op.keep_ms)
         return Moved(Code.OK, op.to, version + 1)
 
-    def _read(self, op: ReadOp) -> Reply:
+    def _read(self, op: ReadOp, now: int) -> Reply:
         entry = self._entries.get(op.wire)
         if entry is None:
             return Code.ABSENT
         return stored(entry, self._from)
 
-    def _forget(self, op: ForgetOp) -> Code:
+    def _forget(self, op: ForgetOp, now: int) -> Code:
         entry = self._entries.get(op.wire)
         if entry is None:
             return Code.ABSENT
@@ -354,3 +360,12 @@ class MemoryStore(BoundedRecords):
     def _tell(self, wire: bytes) -> None:
         for on_freed in self._listeners:
             on_freed(wire)
+
+    def _create_ledger(self, op: LedgerOp, now: int) -> Reply:
+        return self.ledgers.create(op, now)
+
+    def _apply_id(self, op: BucketOp, now: int) -> Reply:
+        return self.ledgers.apply(op, now)
+
+
+_METHODS: Final = {verb: MemoryStore.method_of(verb) for verb in Verb}

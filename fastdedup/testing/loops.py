@@ -18,8 +18,9 @@ from ..core.renewal import Renewal
 from ..core.settlement import Settlement
 from ..fallback.base import FallbackPolicy, JournalledPolicy
 from ..fallback.local import LocalLRU
-from ..kernel.operations import RenewOp, Verb
+from ..kernel.operations import RenewOp
 from ..kernel.replies import Code, Reply
+from ..kernel.verbs import Verb
 from ..model import BreakerState
 from ..stores.source import StoreSource
 from ..tasks import running_loop

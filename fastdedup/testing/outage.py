@@ -11,8 +11,9 @@ from typing import Literal, get_args
 
 from ..checks import check_count
 from ..errors import ConfigError, UnavailableError, UsageError
-from ..kernel.operations import AdoptOp, Op, Verb
+from ..kernel.operations import AdoptOp, Op
 from ..kernel.replies import Reply
+from ..kernel.verbs import Effect, Verb
 from ..tasks import running_loop
 
 Kind = Literal["refused", "frozen", "lost_reply"]
@@ -123,6 +124,11 @@ class FrozenBatches:
         return waiting
 
 
+_HARMFUL_LATE = tuple(
+    verb for verb in Verb if verb.row.effect in (Effect.MAKES, Effect.REMOVES) and not verb.row.of_ledger
+)
+
+
 def is_another_thing_later(verb: Verb, ops: Sequence[Op]) -> bool:
     """True for what would be another thing if it took effect minutes late.
 
@@ -130,7 +136,7 @@ def is_another_thing_later(verb: Verb, ops: Sequence[Op]) -> bool:
     issued late can be used for longer than its issuer knows of it.
     """
     adopts = [op for op in ops if isinstance(op, AdoptOp)]
-    return verb in (Verb.FORGET, Verb.ISSUE) or any(op.record.state == "I" for op in adopts)
+    return verb in _HARMFUL_LATE or any(op.record.state == "I" for op in adopts)
 
 
 def in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:

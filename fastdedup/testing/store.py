@@ -9,8 +9,9 @@ from functools import partial
 
 from ..checks import named
 from ..errors import ConfigError, UnavailableError
-from ..kernel.operations import Op, Verb
+from ..kernel.operations import Op
 from ..kernel.replies import Reply
+from ..kernel.verbs import Verb
 from ..stores.base import Page, Query
 from ..stores.memory import MemoryStore
 from .claims import ClaimLog

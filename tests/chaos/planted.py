@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastdedup import Outcome, UnavailableError
-from fastdedup.kernel.operations import ClaimOp, Mode, Op, ReadOp, ReleaseOp, TransitionOp, Verb
+from fastdedup.kernel.operations import ClaimOp, Mode, Op, ReadOp, ReleaseOp, TransitionOp
 from fastdedup.kernel.owners import draw_owner
 from fastdedup.kernel.replies import Adopted, Code, Reply, Stored, Verdict
+from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.ids import NONCE_BYTES
 from fastdedup.ledger.operations import FirstOp
 from fastdedup.stores import make_store

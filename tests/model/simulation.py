@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from fastdedup import BreakerState, Dedup, LocalLRU, UnavailableError
 from fastdedup.events import Conflict, Degraded, Event
-from fastdedup.kernel.operations import Verb
 from fastdedup.kernel.replies import Code, Reply
+from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.operations import FirstOp, SeenOp
 
 from .determinism import SteppingLoop, begin, pinned

@@ -49,7 +49,7 @@ REDIS_CLIENT = {
     "fastdedup/kernel/operations.py": [
         Mutant(
             "An operation that was sent without an answer is not marked as that.",
-            "            op.unsure = True\n",
+            "            cast(Any, op).unsure = True\n",
             "            pass\n",
             "released_anew",
         ),
@@ -81,8 +81,8 @@ FALLBACK = {
     "fastdedup/fallback/last_seen.py": [
         Mutant(
             "In an outage a claim that was completed in the store before counts as in progress.",
-            "            self._settle(op)\n",
-            "            pass\n",
+            "                return cls._settle\n",
+            "                return None\n",
             "local_lru",
         ),
     ],

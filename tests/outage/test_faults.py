@@ -29,7 +29,7 @@ from fastdedup import (
     UnavailableError,
 )
 from fastdedup.events import Degraded, Event
-from fastdedup.kernel.operations import Verb
+from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.redis.scripts import LoadedScript
 from fastdedup.stores.redis.verbs import FACES, load_scripts
 

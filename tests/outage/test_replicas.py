@@ -22,10 +22,10 @@ from fastdedup.kernel.operations import (
     RenewOp,
     SettleOp,
     TransitionOp,
-    Verb,
     terms,
 )
 from fastdedup.kernel.replies import Code, Moved, Reply, Verdict
+from fastdedup.kernel.verbs import Verb
 from fastdedup.stores import make_store
 from fastdedup.stores.base import DirectStore, Store
 

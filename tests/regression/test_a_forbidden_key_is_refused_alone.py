@@ -11,8 +11,9 @@ import pytest
 import redis
 
 from fastdedup import BreakerState, Claim, Dedup, UnavailableError
-from fastdedup.kernel.operations import ClaimOp, IssueOp, Mode, Verb, terms
+from fastdedup.kernel.operations import ClaimOp, IssueOp, Mode, terms
 from fastdedup.kernel.replies import RefusedAlone
+from fastdedup.kernel.verbs import Verb
 
 from ..servers import RedisServer
 from ..sidecars import Sidecar

@@ -23,9 +23,10 @@ from fastdedup.events import Event, LeaseLost
 from fastdedup.integrations import asgi, wsgi
 from fastdedup.integrations.fastapi import Claimed, Idempotency, everyone
 from fastdedup.integrations.prometheus import watch
-from fastdedup.kernel.operations import ClaimOp, Mode, RenewOp, Verb, terms
+from fastdedup.kernel.operations import ClaimOp, Mode, RenewOp, terms
 from fastdedup.kernel.owners import draw_owner
 from fastdedup.kernel.replies import Verdict
+from fastdedup.kernel.verbs import Verb
 from fastdedup.model import BreakerState
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup as SyncDedup

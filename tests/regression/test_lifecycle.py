@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from fastdedup import BreakerState, ClaimLostError, Dedup, LocalLRU, Outcome, UnavailableError, UsageError
-from fastdedup.kernel.operations import Op, Verb
+from fastdedup.kernel.operations import Op
 from fastdedup.kernel.replies import Reply
+from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 
 from ..stores import Backend

@@ -24,12 +24,12 @@ from fastdedup.kernel.operations import (
     RenewOp,
     SettleOp,
     TransitionOp,
-    Verb,
     terms,
 )
 from fastdedup.kernel.owners import draw_owner
 from fastdedup.kernel.records import decode, encode, is_record, read_record
 from fastdedup.kernel.replies import Adopted, Code, Moved, Stored, Verdict
+from fastdedup.kernel.verbs import Verb
 from fastdedup.sidecar.namespaces import RawCodec
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.scripts import MAX_RECORD, script_text

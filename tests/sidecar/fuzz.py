@@ -24,7 +24,7 @@ from typing import Any, cast
 import uvicorn
 
 from fastdedup import Dedup, LocalLRU
-from fastdedup.kernel.operations import Verb
+from fastdedup.kernel.verbs import Verb
 from fastdedup.sidecar.http.application import HttpApp
 from fastdedup.sidecar.http.protocol import HttpProtocol
 from fastdedup.sidecar.limits import Limits

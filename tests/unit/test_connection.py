@@ -9,8 +9,9 @@ import hiredis
 import pytest
 
 from fastdedup import Dedup, Outcome, UnavailableError
-from fastdedup.kernel.operations import ReadOp, ReleaseOp, Verb
+from fastdedup.kernel.operations import ReadOp, ReleaseOp
 from fastdedup.kernel.replies import Code
+from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.redis import RedisStore
 from fastdedup.stores.redis.connection import RedisConnection
 from fastdedup.stores.redis.scripts import pack

@@ -11,9 +11,18 @@ import pytest
 
 from fastdedup import Outcome, UnavailableError, UsageError
 from fastdedup.kernel.engine import Engine
-from fastdedup.kernel.operations import ClaimOp, Mode, Op, ReadOp, ReleaseOp, SettleOp, Verb, terms
+from fastdedup.kernel.operations import (
+    ClaimOp,
+    Mode,
+    Op,
+    ReadOp,
+    ReleaseOp,
+    SettleOp,
+    terms,
+)
 from fastdedup.kernel.owners import draw_owner
 from fastdedup.kernel.replies import Code, Reply, Verdict
+from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 
 from ..idle import IdleTime

@@ -7,7 +7,7 @@ import random
 import pytest
 import redis
 
-from fastdedup.kernel.operations import Verb
+from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.ids import NONCE_BYTES
 from fastdedup.ledger.operations import FOREVER_MS, FirstOp, LedgerTerms

@@ -24,11 +24,11 @@ from fastdedup.kernel.operations import (
     RenewOp,
     SettleOp,
     TransitionOp,
-    Verb,
     terms,
 )
 from fastdedup.kernel.owners import draw_owner
 from fastdedup.kernel.replies import Code, Stored
+from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.operations import (
     FirstOp,

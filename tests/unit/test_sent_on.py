@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from fastdedup import Dedup, Outcome, UnavailableError
-from fastdedup.kernel.operations import MAX_HOPS, Op, Verb
+from fastdedup.kernel.operations import MAX_HOPS, Op
 from fastdedup.kernel.replies import Redirect, Reply
 from fastdedup.kernel.shards import ShardedEngine
+from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.base import Store
 from fastdedup.stores.memory import MemoryStore
 

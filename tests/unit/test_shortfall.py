@@ -10,8 +10,9 @@ import pytest
 
 from fastdedup import Dedup, LocalLRU, Outcome, ShortfallError
 from fastdedup.events import BreakerOpened, Event, Shortfall
-from fastdedup.kernel.operations import Op, Verb
+from fastdedup.kernel.operations import Op
 from fastdedup.kernel.replies import Code, Moved, Reply, Verdict
+from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 
 

@@ -22,11 +22,11 @@ from fastdedup.kernel.operations import (
     RenewOp,
     SettleOp,
     TransitionOp,
-    Verb,
     terms,
 )
 from fastdedup.kernel.records import Holding
 from fastdedup.kernel.replies import Adopted, Code, Moved, RefusedAlone, Stored, StoredForm, Verdict, Weight
+from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.operations import (
     FirstOp,

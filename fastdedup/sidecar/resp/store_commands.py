@@ -22,9 +22,10 @@ from ...declarations import BOUNDS
 from ...errors import ConfigError, ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...gateway import Dedup
 from ...kernel.keyspace import check_wire, ledger_of, names_of, start_beside
-from ...kernel.operations import AdoptOp, ClaimOp, ForgetOp, Op, ReleaseOp, SettleOp, Verb
+from ...kernel.operations import ClaimOp, ForgetOp, Op, ReleaseOp, SettleOp
 from ...kernel.owners import trace_of, veiled
 from ...kernel.replies import Code, RefusedAlone, Reply, Stored, Verdict
+from ...kernel.verbs import Keys, Verb
 from ...ledger.operations import ForgetIdOp, LedgerTerms
 from ...stores.base import EvictingStore, ListedStore, Query
 from ...stores.sidecar.unpack import unpack
@@ -54,22 +55,13 @@ _VERBS: Final = {verb.value.encode(): verb for verb in Verb}
 _MARKS: Final = b"=#?!&%@$"
 """The marks of the keys that records have."""
 _LEDGER_MARK: Final = b"~"
-_LEDGER_VERBS: Final = {Verb.LEDGER, Verb.FIRST, Verb.SEEN, Verb.FORGET_ID, Verb.WEIGH}
-_ANY_KEY: Final = {Verb.READ, Verb.FORGET}
-_ONLY_BESIDE: Final = {Verb.CLAIM_REMEMBERED, Verb.SETTLE_REMEMBERED}
-"""Verbs for records beside a ledger's bucket: those of claims whose success the ledger remembers."""
-_ALSO_BESIDE: Final = {Verb.SETTLE, Verb.RELEASE, Verb.RENEW, Verb.ADOPT} | _ONLY_BESIDE
-_CLAIMING_NOTHING: Final = {
-    Verb.READ,
-    Verb.FORGET,
-    Verb.RELEASE,
-    Verb.RENEW,
-    Verb.SETTLE,
-    Verb.SETTLE_REMEMBERED,
-    Verb.SEEN,
-    Verb.FORGET_ID,
-    Verb.WEIGH,
-}
+_KEPT_OUT: Final = Keys.BUCKET | Keys.LEDGER
+_BESIDE: Final = tuple(
+    verb for verb in Verb if Keys.BESIDE in verb.row.keys and not verb.row.keys & _KEPT_OUT
+)
+"""Verbs for records beside a ledger's bucket, which may not touch the bucket."""
+_CREATING: Final = tuple(verb for verb in Verb if verb.row.creates)
+_OF_RESULTS: Final = tuple(verb for verb in Verb if verb.row.form.result)
 _DEAF: Final = "its store tells it of no freed keys at present; the sidecar's log says why"
 _LOOK_AGAIN: Final = 0.05
 """Seconds between two checks whether a client reads again."""
@@ -255,17 +247,15 @@ def run(connection: RespConnection, command: list[bytes]) -> Slot:
     batch = Run(connection, verb, dedups, some)
     if verb in REMEMBERING:
         batch.tell_fills(ops)
-    settles = verb is Verb.SETTLE or verb is Verb.SETTLE_REMEMBERED
+    has_result = verb in _OF_RESULTS
     for place, (op, dedup) in enumerate(zip(ops, dedups, strict=True)):
         if place >= some:
             batch.put(place, access.over_pending())
             continue
         taker = Place(batch, place, dedup, op)
         try:
-            if settles:
-                check_size(cast(SettleOp, op).payload, dedup.settings.max_result)
-            elif verb is Verb.ADOPT:
-                check_size(cast(AdoptOp, op).record.payload, dedup.settings.max_result)
+            if has_result:
+                check_size(op.result, dedup.settings.max_result)
             dedup.gate.begin(op, taker)
         except (UnavailableError, ResultTooLargeError) as refusal:
             taker.judge(refusal)
@@ -281,7 +271,7 @@ def dedups_of(namespaces: Namespaces, ops: Sequence[Op], verb: Verb) -> list[Ded
     Args:
         namespaces: the sidecar's.
         ops: operations of one verb.
-        verb: their verb. Where it claims nothing, a namespace does not take a place (`Namespaces.passing`).
+        verb: their verb. Where it creates nothing, a namespace does not take a place (`Namespaces.passing`).
 
     Raises:
         ConfigError: a key is none of fastdedup's or not of the verb's kind, or its namespace is refused.
@@ -289,7 +279,7 @@ def dedups_of(namespaces: Namespaces, ops: Sequence[Op], verb: Verb) -> list[Ded
     """
     dedup, heads = dedup_of(namespaces, ops[0].wire, verb)
     dedups: list[Dedup] = []
-    beside = verb in _ALSO_BESIDE
+    beside = verb in _BESIDE
     for op in ops:
         wire = op.wire
         if not wire.startswith(heads):
@@ -309,8 +299,8 @@ def dedup_of(namespaces: Namespaces, wire: bytes, verb: Verb) -> tuple[Dedup, tu
     namespace = names_of(wire)[0]
     if not namespace:
         raise ConfigError("FD.RUN: a key must begin with a namespace")
-    dedup = namespaces.passing(namespace) if verb in _CLAIMING_NOTHING else namespaces.dedup(namespace)
-    heads = tuple(b"%b:%c" % (namespace.encode(), mark) for mark in marks_of(verb))
+    dedup = namespaces.dedup(namespace) if verb in _CREATING else namespaces.passing(namespace)
+    heads = tuple(b"%b:%c" % (namespace.encode(), mark) for mark in _MARKS_OF[verb])
     if not wire.startswith(heads):
         raise of_another_kind(wire, verb)
     return dedup, heads
@@ -322,10 +312,13 @@ def of_another_kind(wire: bytes, verb: Verb) -> ConfigError:
 
 
 def marks_of(verb: Verb) -> bytes:
-    """Return the marks of the keys that a verb may touch: a claim must not write into a ledger's bucket."""
-    if verb in _LEDGER_VERBS or verb in _ONLY_BESIDE:
-        return _LEDGER_MARK
-    return _MARKS + _LEDGER_MARK if verb in _ANY_KEY or verb in _ALSO_BESIDE else _MARKS
+    """Return the marks of the keys that a verb may touch: a record beside a bucket has the bucket's."""
+    keys = verb.row.keys
+    marks = _MARKS if Keys.RECORD in keys else b""
+    return marks if keys is Keys.RECORD else marks + _LEDGER_MARK
+
+
+_MARKS_OF: Final = {verb: marks_of(verb) for verb in Verb}
 
 
 def store(connection: RespConnection, command: list[bytes]) -> bytes:

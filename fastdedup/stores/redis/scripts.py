@@ -21,9 +21,10 @@ from typing import Any, Final, Protocol, cast
 
 from ...errors import ConfigError, too_large
 from ...kernel.keyspace import names_of
-from ...kernel.operations import ClaimOp, Op, Terms, Verb
+from ...kernel.operations import ClaimOp, Op, Terms
 from ...kernel.records import MAX_FENCE, RECORD_HEAD, fence_bytes, verdict
 from ...kernel.replies import Code, RefusedAlone, Reply, Verdict
+from ...kernel.verbs import Keys, Verb
 from ...model import Outcome
 from .errors import FORBIDDEN
 
@@ -35,8 +36,6 @@ _TOO_LARGE: Final = Code.TOO_LARGE.value
 _REFUSED: Final = Code.REFUSED.value
 ONLY_CODES: Final = (_TOO_LARGE, Code.ELSEWHERE.value, _REFUSED, Code.AGAIN.value)
 """Answers of any script that come without a record."""
-_OF_BUCKETS: Final = (Verb.FIRST, Verb.SEEN, Verb.FORGET_ID, Verb.WEIGH)
-"""Verbs whose scripts begin with `_ledger.lua` too."""
 _FAR_US: Final = 86_400_000_000
 """Microseconds by which a fence may be ahead of its server's clock: no real time is further ahead."""
 
@@ -180,7 +179,7 @@ class LoadedScript:
     __slots__ = ("_head", "pack", "read", "sha", "text")
 
     def __init__(self, verb: Verb, face: Script) -> None:
-        ledger = lua_source("_ledger") if verb in _OF_BUCKETS else ""
+        ledger = lua_source("_ledger") if verb.row.keys is Keys.BUCKET else ""
         self.text = script_text(ledger + lua_source(verb.value))
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self._head = pack_parts(["EVALSHA", self.sha])[2:-2]

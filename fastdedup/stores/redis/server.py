@@ -11,9 +11,10 @@ from typing import Any
 
 import hiredis
 
-from ...kernel.operations import UNREPEATED, ClaimOp, Mode, Op, Verb, mark_unsure, terms
+from ...kernel.operations import ClaimOp, Mode, Op, mark_unsure, terms
 from ...kernel.owners import owner_field
 from ...kernel.replies import Code, Moved, Reply, Verdict
+from ...kernel.verbs import UNREPEATED, Verb
 from ...model import Outcome
 from ..base import Done, Page, Query
 from .listing import read_page
@@ -43,6 +44,9 @@ _PROBES = (terms(Mode.CLAIM, 10, 10, False), terms(Mode.CLAIM, 20, 20, False))
 completion and its release need. Milliseconds; nobody waits for their end."""
 _RETRY_WAIT = 1.0
 """Seconds between two attempts to wait for missing replicas."""
+
+
+_UNCONFIRMED = tuple(verb for verb in Verb if not verb.row.confirmed)
 
 
 class ScriptCall:
@@ -187,7 +191,7 @@ class RedisServer:
         WAIT blocks its connection. While replicas are missing, only one batch in a second waits for them: if every
         batch waited, all batches would miss their deadline.
         """
-        if not self._wait or verb is Verb.READ:
+        if not self._wait or verb in _UNCONFIRMED:
             return b""
         if self._missing:
             now = asyncio.get_running_loop().time()
@@ -285,7 +289,7 @@ class RedisServer:
         return commands
 
     def _take(self, verb: Verb, calls: Sequence[ScriptCall], replies: list[Any], asking: bool) -> None:
-        waited = self._wait and verb is not Verb.READ
+        waited = self._wait and verb not in _UNCONFIRMED
         short = bool(waited) and not self.confirmed(replies.pop())
         for call, reply in zip(calls, replies[1::2] if asking else replies, strict=True):
             call.answer = answer = self._read(verb, call, reply)

@@ -1,7 +1,4 @@
-"""The Python side of the scripts other than `claim.lua`, a class for each verb, and the table of all scripts.
-
-To add a verb: its Lua file, its operation, a class here, and a line in `FACES`.
-"""
+"""The Python side of the scripts other than `claim.lua`, a class for each verb, and the table of all scripts."""
 
 from __future__ import annotations
 
@@ -9,11 +6,20 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
-from ...kernel.operations import AdoptOp, IssueOp, Op, ReleaseOp, RenewOp, SettleOp, TransitionOp, Verb
+from ...kernel.operations import (
+    AdoptOp,
+    IssueOp,
+    Op,
+    ReleaseOp,
+    RenewOp,
+    SettleOp,
+    TransitionOp,
+)
 from ...kernel.records import encode, holding_bytes, is_state, read_record, tail_of
 from ...kernel.replies import Adopted, Code, Moved, Reply, Stored
+from ...kernel.verbs import Keys, Verb
 from .ledger_scripts import (
     FirstScript,
     ForgetIdScript,
@@ -195,32 +201,52 @@ def triples(reply: list[Any]) -> Iterable[tuple[Any, Any, Any]]:
     return zip(reply[1::3], reply[2::3], reply[3::3], strict=True)
 
 
-FACES: dict[Verb, Script] = {
-    Verb.CLAIM: ClaimScript(),
-    Verb.SETTLE: SettleScript(),
-    Verb.RELEASE: ReleaseScript(),
-    Verb.RENEW: RenewScript(),
-    Verb.ISSUE: IssueScript(),
-    Verb.TRANSITION: TransitionScript(),
-    Verb.READ: ReadScript(),
-    Verb.FORGET: ForgetScript(),
-    Verb.ADOPT: AdoptScript(),
-    Verb.LEDGER: LedgerScript(),
-    Verb.FIRST: FirstScript(),
-    Verb.SEEN: SeenScript(),
-    Verb.FORGET_ID: ForgetIdScript(),
-    Verb.WEIGH: WeighScript(),
-    Verb.CLAIM_REMEMBERED: RememberedClaimScript(),
-    Verb.SETTLE_REMEMBERED: RememberedSettleScript(),
-}
+def face_of(verb: Verb) -> Script:
+    """Return the Python side of a verb's script."""
+    match verb:
+        case Verb.CLAIM:
+            return ClaimScript()
+        case Verb.SETTLE:
+            return SettleScript()
+        case Verb.RELEASE:
+            return ReleaseScript()
+        case Verb.RENEW:
+            return RenewScript()
+        case Verb.ISSUE:
+            return IssueScript()
+        case Verb.TRANSITION:
+            return TransitionScript()
+        case Verb.READ:
+            return ReadScript()
+        case Verb.FORGET:
+            return ForgetScript()
+        case Verb.ADOPT:
+            return AdoptScript()
+        case Verb.LEDGER:
+            return LedgerScript()
+        case Verb.FIRST:
+            return FirstScript()
+        case Verb.SEEN:
+            return SeenScript()
+        case Verb.FORGET_ID:
+            return ForgetIdScript()
+        case Verb.WEIGH:
+            return WeighScript()
+        case Verb.CLAIM_REMEMBERED:
+            return RememberedClaimScript()
+        case Verb.SETTLE_REMEMBERED:
+            return RememberedSettleScript()
+        case _:
+            assert_never(verb)
 
-_OF_TWO_KEYS: Final = (Verb.CLAIM_REMEMBERED, Verb.SETTLE_REMEMBERED)
+
+FACES: Final = {verb: face_of(verb) for verb in Verb}
 
 
 @cache
 def load_scripts() -> dict[Verb, LoadedScript]:
     """Read all scripts, once for the process."""
     return {
-        verb: (TwoKeyScript if verb in _OF_TWO_KEYS else LoadedScript)(verb, face)
+        verb: (TwoKeyScript if verb.row.keys is Keys.BESIDE else LoadedScript)(verb, face)
         for verb, face in FACES.items()
     }

@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, assert_never
 
 from ...checks import MAX_SECONDS, MOST_REASON
 from ...errors import ConfigError
 from ...kernel.keyspace import start_beside
 from ...kernel.operations import (
-    UNREPEATED,
     AdoptOp,
     ClaimOp,
     ForgetOp,
@@ -27,12 +26,12 @@ from ...kernel.operations import (
     RenewOp,
     SettleOp,
     TransitionOp,
-    Verb,
     terms,
 )
 from ...kernel.owners import RANDOM_BYTES
 from ...kernel.records import MAX_FENCE, Holding, is_state, read_holding, read_proof, read_record, read_tail
 from ...kernel.replies import Stored
+from ...kernel.verbs import UNREPEATED, RunForm, Verb
 from ...ledger.forms import DENSE_WIDTH, SLOTS, LedgerForm
 from ...ledger.ids import MAX_ID, NONCE_BYTES, without_patience
 from ...ledger.operations import (
@@ -50,6 +49,8 @@ from .wire import OF_IDS, PATIENT, WHY
 
 Keys = Sequence[bytes]
 Args = Sequence[bytes]
+Runs = Iterator[tuple[Keys, Args, Args]]
+"""The keys of each run, what it shares, and the arguments of its operations."""
 
 _MAX_MS = round(MAX_SECONDS * 1000)
 _MAX_WIDTH = 16
@@ -66,6 +67,7 @@ _DENSE_BUCKET = re.compile(
     rb"([A-Za-z0-9_.:/-]+:~[A-Za-z0-9_.:/-]{1,64})\{[A-P][A-Za-z0-9_-]?\}[A-Za-z0-9_-]{4}"
 )
 _MAX_CELLS = 128
+_COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven")
 _MODES = {mode.value.encode(): mode for mode in Mode}
 
 
@@ -89,7 +91,7 @@ def unpack(verb: Verb, keys: Keys, args: Args) -> list[Op]:
             if len(args) < len(keys):
                 raise ValueError("there must be an id for each key")
             args, ids = args[: -len(keys)], args[-len(keys) :]
-        ops = list(_UNPACK[verb](keys, args))
+        ops = list(_READERS[verb](_runs(verb.row.form, keys, args)))
         for op, name in zip(ops, ids, strict=False):  # the lengths are compared below
             _take_id(op, name)
         for op, reason in zip(ops, reasons, strict=False):
@@ -127,8 +129,8 @@ def _take_reason(op: Any, reason: bytes) -> None:
     op.reason = text
 
 
-def _claims(keys: Keys, args: Args) -> Iterator[Op]:
-    for run, (lease, keep, mode, watch), tails in _runs(keys, args, 4, 1):
+def _claims(runs: Runs) -> Iterator[Op]:
+    for run, (lease, keep, mode, watch), tails in runs:
         shared = terms(_MODES[mode], _ms(lease), _both_ms(keep), watch == b"1")
         for wire, tail in zip(run, tails, strict=True):
             if (
@@ -139,8 +141,8 @@ def _claims(keys: Keys, args: Args) -> Iterator[Op]:
                 yield ClaimOp(wire, shared, *read_tail(tail))
 
 
-def _settlings(keys: Keys, args: Args) -> Iterator[Op]:
-    for run, (state, keep), rest in _runs(keys, args, 2, 2):
+def _settlings(runs: Runs) -> Iterator[Op]:
+    for run, (state, keep), rest in runs:
         if state not in (b"S", b"F"):
             raise ValueError("a state must be S or F")
         keep_ms = _ms(keep)
@@ -149,8 +151,8 @@ def _settlings(keys: Keys, args: Args) -> Iterator[Op]:
             yield SettleOp(wire, owner, fence, succeeded=state == b"S", keep_ms=keep_ms, payload=payload)
 
 
-def _releases(keys: Keys, args: Args) -> Iterator[Op]:
-    for run, (consumed,), proofs in _runs(keys, args, 1, 1):
+def _releases(runs: Runs) -> Iterator[Op]:
+    for run, (consumed,), proofs in runs:
         if consumed not in (b"0", b"1"):
             raise ValueError("consumed is 0 or 1")
         for wire, proof in zip(run, proofs, strict=True):
@@ -158,26 +160,23 @@ def _releases(keys: Keys, args: Args) -> Iterator[Op]:
             yield ReleaseOp(wire, owner, fence, consumed=consumed == b"1")
 
 
-def _renewals(keys: Keys, args: Args) -> Iterator[Op]:
-    for run, (lease, keep), proofs in _runs(keys, args, 2, 1):
+def _renewals(runs: Runs) -> Iterator[Op]:
+    for run, (lease, keep), proofs in runs:
         lease_ms, keep_ms = _ms(lease), _both_ms(keep)
         for wire, proof in zip(run, proofs, strict=True):
             owner, fence = read_proof(proof)
             yield RenewOp(wire, owner, fence, lease_ms, keep_ms)
 
 
-def _issues(keys: Keys, args: Args) -> Iterator[Op]:
-    for run, (ttl,), tails in _runs(keys, args, 1, 1):
+def _issues(runs: Runs) -> Iterator[Op]:
+    for run, (ttl,), tails in runs:
         ttl_ms = _ms(ttl)
         for wire, tail in zip(run, tails, strict=True):
             yield IssueOp(wire, *read_tail(tail, token=True), ttl_ms)
 
 
-def _transitions(keys: Keys, args: Args) -> Iterator[Op]:
-    if len(args) != 7 * len(keys):
-        raise ValueError("each key must have seven arguments")
-    for at, wire in enumerate(keys):
-        keep, change, version, to, initial, sources, again = args[7 * at : 7 * at + 7]
+def _transitions(runs: Runs) -> Iterator[Op]:
+    for (wire,), _, (keep, change, version, to, initial, sources, again) in runs:
         if len(change) != RANDOM_BYTES or not sources.startswith(b"\n") or not sources.endswith(b"\n"):
             raise ValueError("a change must have ten bytes, and sources must stand between line feeds")
         states = [state.decode() for state in (to, initial, *sources[1:-1].split(b"\n"))]
@@ -198,49 +197,40 @@ def _transitions(keys: Keys, args: Args) -> Iterator[Op]:
         yield op
 
 
-def _reads(keys: Keys, args: Args) -> Iterator[Op]:
-    return _bare(ReadOp, keys, args)
+def _reads(runs: Runs) -> Iterator[Op]:
+    return (ReadOp(wire) for (wire,), _, _ in runs)
 
 
-def _forgettings(keys: Keys, args: Args) -> Iterator[Op]:
-    return _bare(ForgetOp, keys, args)
+def _forgettings(runs: Runs) -> Iterator[Op]:
+    return (ForgetOp(wire) for (wire,), _, _ in runs)
 
 
-def _bare(make: Callable[[bytes], Op], keys: Keys, args: Args) -> Iterator[Op]:
-    if args:
-        raise ValueError("there must be no arguments")
-    return map(make, keys)
-
-
-def _adoptions(keys: Keys, args: Args) -> Iterator[Op]:
-    if len(args) != 4 * len(keys):
-        raise ValueError("each key must have four arguments")
-    for at, wire in enumerate(keys):
-        keep, left, base, record = args[4 * at : 4 * at + 4]
+def _adoptions(runs: Runs) -> Iterator[Op]:
+    for (wire,), _, (keep, left, base, record) in runs:
         stored = _record(record)
         stored.ttl_ms = _both_ms(keep)
         stored.left_ms = _number(left, -_MAX_MS, _MAX_MS)
         yield AdoptOp(wire, stored, _holding(base, stored.state == "M") if base else None)
 
 
-def _firsts(keys: Keys, args: Args) -> Iterator[Op]:
-    for run, head, entries in _runs(keys, args, 7, 1):
+def _firsts(runs: Runs) -> Iterator[Op]:
+    for run, head, entries in runs:
         terms = _terms_of_first(_stem(run[0], head[2]), *head)
         for wire, entry in zip(run, entries, strict=True):
             _check_entry(wire, entry, terms.width, NONCE_BYTES)
             yield FirstOp(wire, entry, terms)
 
 
-def _looks(keys: Keys, args: Args) -> Iterator[Op]:
-    for run, head, entries in _runs(keys, args, 4, 1):
+def _looks(runs: Runs) -> Iterator[Op]:
+    for run, head, entries in runs:
         terms = _terms_of_look(*head)
         for wire, entry in zip(run, entries, strict=True):
             _check_entry(wire, entry, terms.width, NONCE_BYTES * (len(entry) > terms.width))
             yield SeenOp(wire, entry, terms)
 
 
-def _remembered_claims(keys: Keys, args: Args) -> Iterator[Op]:
-    for run, (lease, keep, mode, watch, slot, width, until), rest in _runs(keys, args, 7, 2):
+def _remembered_claims(runs: Runs) -> Iterator[Op]:
+    for run, (lease, keep, mode, watch, slot, width, until), rest in runs:
         if mode != b"claim":
             raise ValueError("the mode must be claim")
         shared = terms(Mode.CLAIM, _ms(lease), _both_ms(keep), watch == b"1", True)
@@ -252,8 +242,8 @@ def _remembered_claims(keys: Keys, args: Args) -> Iterator[Op]:
             yield RememberedClaimOp(wire, shared, owner, fingerprint, (bucket, digest, ledger))
 
 
-def _remembered_settlings(keys: Keys, args: Args) -> Iterator[Op]:
-    for run, head, rest in _runs(keys, args, 8, 3):
+def _remembered_settlings(runs: Runs) -> Iterator[Op]:
+    for run, head, rest in runs:
         stem = _stem(_bucket_of(run[0]), head[2])
         terms, keep_ms = _terms_of_first(stem, *head[:7]), _ms(head[7])
         for wire, proof, payload, entry in zip(run, rest[::3], rest[1::3], rest[2::3], strict=True):
@@ -265,8 +255,8 @@ def _remembered_settlings(keys: Keys, args: Args) -> Iterator[Op]:
             yield op
 
 
-def _removals(keys: Keys, args: Args) -> Iterator[Op]:
-    for run, (slot, width, until), entries in _runs(keys, args, 3, 1):
+def _removals(runs: Runs) -> Iterator[Op]:
+    for run, (slot, width, until), entries in runs:
         terms = _terms_of_look(slot, width, until)
         for wire, entry in zip(run, entries, strict=True):
             named = len(entry) > terms.width
@@ -274,19 +264,14 @@ def _removals(keys: Keys, args: Args) -> Iterator[Op]:
             yield ForgetIdOp(wire, entry, terms)
 
 
-def _weighings(keys: Keys, args: Args) -> Iterator[Op]:
-    if len(args) != 2 * len(keys):
-        raise ValueError("each key must have two arguments")
-    for wire, slot, width in zip(keys, args[::2], args[1::2], strict=True):
+def _weighings(runs: Runs) -> Iterator[Op]:
+    for (wire,), _, (slot, width) in runs:
         _stem(wire, width)
         yield WeighOp(wire, _terms_of_look(slot, width, b"0"))
 
 
-def _foundings(keys: Keys, args: Args) -> Iterator[Op]:
-    if len(args) != 4 * len(keys):
-        raise ValueError("each key must have four arguments")
-    for at, wire in enumerate(keys):
-        ttl, former, form, until = args[4 * at : 4 * at + 4]
+def _foundings(runs: Runs) -> Iterator[Op]:
+    for (wire,), _, (ttl, former, form, until) in runs:
         if _LEDGER.fullmatch(wire) is None:
             raise ValueError("the key must be a ledger's")
         if len(former) > _MAX_FORM or len(form) > _MAX_FORM or (form and LedgerForm.read(form) is None):
@@ -295,37 +280,70 @@ def _foundings(keys: Keys, args: Args) -> Iterator[Op]:
         yield LedgerOp(wire, form, ttl_ms, former, _number(until, 1, FOREVER_MS))
 
 
-_UNPACK: dict[Verb, Callable[[Keys, Args], Iterator[Op]]] = {
-    Verb.CLAIM: _claims,
-    Verb.SETTLE: _settlings,
-    Verb.RELEASE: _releases,
-    Verb.RENEW: _renewals,
-    Verb.ISSUE: _issues,
-    Verb.TRANSITION: _transitions,
-    Verb.READ: _reads,
-    Verb.FORGET: _forgettings,
-    Verb.ADOPT: _adoptions,
-    Verb.LEDGER: _foundings,
-    Verb.FIRST: _firsts,
-    Verb.SEEN: _looks,
-    Verb.FORGET_ID: _removals,
-    Verb.WEIGH: _weighings,
-    Verb.CLAIM_REMEMBERED: _remembered_claims,
-    Verb.SETTLE_REMEMBERED: _remembered_settlings,
-}
+def _reader_of(verb: Verb) -> Callable[[Runs], Iterator[Op]]:
+    match verb:
+        case Verb.CLAIM:
+            return _claims
+        case Verb.SETTLE:
+            return _settlings
+        case Verb.RELEASE:
+            return _releases
+        case Verb.RENEW:
+            return _renewals
+        case Verb.ISSUE:
+            return _issues
+        case Verb.TRANSITION:
+            return _transitions
+        case Verb.READ:
+            return _reads
+        case Verb.FORGET:
+            return _forgettings
+        case Verb.ADOPT:
+            return _adoptions
+        case Verb.LEDGER:
+            return _foundings
+        case Verb.FIRST:
+            return _firsts
+        case Verb.SEEN:
+            return _looks
+        case Verb.FORGET_ID:
+            return _removals
+        case Verb.WEIGH:
+            return _weighings
+        case Verb.CLAIM_REMEMBERED:
+            return _remembered_claims
+        case Verb.SETTLE_REMEMBERED:
+            return _remembered_settlings
+        case _:
+            assert_never(verb)
 
 
-def _runs(keys: Keys, args: Args, heads: int, each: int) -> Iterator[tuple[Keys, Args, Args]]:
+_READERS = {verb: _reader_of(verb) for verb in Verb}
+
+
+def _runs(form: RunForm, keys: Keys, args: Args) -> Runs:
     """Yield for each run its keys, its head without the count, and its arguments."""
+    if form.head is None:
+        yield from _alone(form.each, keys, args)
+        return
     at = start = 0
     while at < len(args):
         count = _number(args[at], 1, len(keys) - start)
-        begins = at + 1 + heads
-        ends = begins + count * each
+        begins = at + 1 + form.head
+        ends = begins + count * form.each
         if ends > len(args):
             raise ValueError("a run is longer than its arguments")
         yield keys[start : start + count], args[at + 1 : begins], args[begins:ends]
         at, start = ends, start + count
+
+
+def _alone(each: int, keys: Keys, args: Args) -> Runs:
+    """Yield each operation as a run of its own, without a head."""
+    if len(args) != each * len(keys):
+        count = f"each key must have {_COUNTS[each]} arguments"
+        raise ValueError(count if each else "there must be no arguments")
+    for at, wire in enumerate(keys):
+        yield (wire,), (), args[each * at : each * at + each]
 
 
 def _holding(base: bytes, machine: bool) -> Holding:

@@ -20,8 +20,8 @@ from itertools import groupby
 from typing import Any
 
 from ...errors import ForeignRecordError, ResultTooLargeError, UnavailableError
-from ...kernel.operations import Verb
 from ...kernel.replies import Adopted, Code, Moved, RefusedAlone, Reply, Stored, StoredForm, Verdict, Weight
+from ...kernel.verbs import IdUse, Verb
 from ...ledger.operations import LedgerTerms
 from ...model import Outcome
 
@@ -33,11 +33,11 @@ WHY = b"why"
 """Stands before the reasons of operations; no script has an argument like it. Version 0.1.0 does not know it."""
 PATIENT = b"patient"
 """Stands before the arguments of `first`: the client knows PENDING, and the last byte of a nonce is its patience."""
-MAX_ARGUMENTS = 3 + 14 * MAX_OPERATIONS
+MAX_ARGUMENTS = 3 + MAX_OPERATIONS * max(verb.row.form.most for verb in Verb)
 """The arguments that one FD.RUN may have: a key and at most 13 arguments for each operation."""
-OF_IDS = frozenset({Verb.FIRST, Verb.SEEN, Verb.FORGET_ID, Verb.CLAIM_REMEMBERED, Verb.SETTLE_REMEMBERED})
+OF_IDS = frozenset(verb for verb in Verb if verb.row.form.ids is not IdUse.NONE)
 """Verbs whose operations are about one id of a ledger."""
-REMEMBERING = (Verb.FIRST, Verb.SETTLE_REMEMBERED)
+REMEMBERING = tuple(verb for verb in Verb if verb.row.form.ids is IdUse.REMEMBERS)
 """Verbs that write into a ledger's buckets, and hear how full these are."""
 
 _DEGRADED, _SHORT, _STALE, _TOKEN, _SETTLED = 1, 2, 4, 8, 16

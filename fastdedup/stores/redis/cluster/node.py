@@ -18,8 +18,9 @@ import hiredis
 
 from ....errors import DedupError, UnavailableError
 from ....events import BatchedBySlot, Event, PrimaryRestarted
-from ....kernel.operations import ClaimOp, Op, ReadOp, Verb, mark_unsure
+from ....kernel.operations import ClaimOp, Op, ReadOp, mark_unsure
 from ....kernel.replies import Code, Redirect, RefusedAlone, Reply
+from ....kernel.verbs import Verb
 from ...base import Done, Page, Query
 from ..connection import RedisConnection
 from ..errors import CLUSTER_IS_DOWN, LoginRefusedError, translate

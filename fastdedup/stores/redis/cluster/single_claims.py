@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-from ....kernel.operations import ClaimOp, Op, Terms, Verb
+from ....kernel.operations import ClaimOp, Op, Terms
 from ....kernel.records import fence_bytes
 from ....kernel.replies import Reply, Verdict
+from ....kernel.verbs import Verb
 from ....model import Outcome
 from ..scripts import CallHead, LoadedScript
 from ..verbs import load_scripts

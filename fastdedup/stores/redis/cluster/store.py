@@ -9,8 +9,9 @@ from itertools import chain
 
 from ....errors import ConfigError, DedupError, UnavailableError
 from ....events import ClockSkew, Event
-from ....kernel.operations import MAX_HOPS, Op, Verb, on_the_move
+from ....kernel.operations import MAX_HOPS, Op, on_the_move
 from ....kernel.replies import Redirect, Reply
+from ....kernel.verbs import Verb
 from ....model import Batching
 from ...base import NO_EVICTION, Credentials, Page, Query, Store
 from ..connection import RedisConnection
