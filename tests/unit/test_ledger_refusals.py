@@ -150,7 +150,7 @@ async def test_the_secret_is_shown_nowhere(server: RedisServer, caplog: pytest.L
         errors.append(caught.value)
 
     with server.client() as raw:
-        async with gate_on(server.url, on_event=told.append, timeout=0.5) as dedup:
+        async with gate_on(server.url, on_event=told.append, timeout=2.0) as dedup:
             ledger = ledger_of(dedup, "hidden")
             await ledger.first_many(range(1000))
             await fails(ledger, LedgerFullError, list(range(1000, 3000)))

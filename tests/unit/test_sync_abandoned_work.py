@@ -14,7 +14,7 @@ from fastdedup.sync import Dedup
 
 @pytest.fixture
 def dedup() -> Iterator[Dedup]:
-    with Dedup(lease=0.05, holder="sync") as dedup:
+    with Dedup(lease=0.3, holder="sync") as dedup:
         yield dedup
 
 
@@ -33,7 +33,7 @@ def test_the_check_runs_in_the_callers_thread(dedup: Dedup) -> None:
 
     def check(takeover: Takeover) -> Resolution:
         heard.append((takeover.attempt, str(takeover.last_holder)[:5], threading.current_thread()))
-        threading.Event().wait(0.12)  # longer than the lease, which is renewed
+        threading.Event().wait(0.7)  # longer than the lease, which is renewed
         return Resolution.done({"n": 7})
 
     abandoned(dedup, "k")
