@@ -10,25 +10,12 @@ from ..checks import check_count
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
 from ..kernel.keyspace import names_of
-from ..kernel.operations import (
-    AdoptOp,
-    ClaimOp,
-    ForgetOp,
-    Mode,
-    Op,
-    TransitionOp,
-    was_accepted,
-)
+from ..kernel.operations import AdoptOp, ClaimOp, ForgetOp, Mode, Op, TransitionOp, was_accepted
 from ..kernel.records import Holding
 from ..kernel.replies import Adopted, Code, Moved, Reply, Stored, StoredForm, Verdict
 from ..kernel.verbs import Effect, Keys, Verb
 from ..ledger.local_ids import LedgerOps, LocalIds, is_of_id
-from ..ledger.operations import (
-    FirstOp,
-    ForgetIdOp,
-    LedgerOp,
-    SeenOp,
-)
+from ..ledger.operations import FirstOp, ForgetIdOp, LedgerOp, SeenOp
 from ..model import Outcome
 from ..stores.entry import Entry, stored
 from ..stores.memory import MemoryStore

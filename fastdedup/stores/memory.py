@@ -25,14 +25,7 @@ from ..kernel.records import holding_bytes
 from ..kernel.replies import Adopted, Code, Moved, Reply, Stored, Verdict
 from ..kernel.verbs import Verb
 from ..ledger.memory import BucketOp, MemoryLedgers
-from ..ledger.operations import (
-    FirstOp,
-    ForgetIdOp,
-    LedgerOp,
-    RememberedClaimOp,
-    RememberedSettleOp,
-    SeenOp,
-)
+from ..ledger.operations import FirstOp, ForgetIdOp, LedgerOp, RememberedClaimOp, RememberedSettleOp, SeenOp
 from ..model import Outcome
 from .base import Page, Query, without_result
 from .bounded import FAR_US, BoundedRecords

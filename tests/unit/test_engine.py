@@ -11,15 +11,7 @@ import pytest
 
 from fastdedup import Outcome, UnavailableError, UsageError
 from fastdedup.kernel.engine import Engine
-from fastdedup.kernel.operations import (
-    ClaimOp,
-    Mode,
-    Op,
-    ReadOp,
-    ReleaseOp,
-    SettleOp,
-    terms,
-)
+from fastdedup.kernel.operations import ClaimOp, Mode, Op, ReadOp, ReleaseOp, SettleOp, terms
 from fastdedup.kernel.owners import draw_owner
 from fastdedup.kernel.replies import Code, Reply, Verdict
 from fastdedup.kernel.verbs import Verb
