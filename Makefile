@@ -106,14 +106,16 @@ wheels: $(VENV) ## build compiled wheels for the Pythons 3.11 to 3.14 found here
 matrix: $(DEV) redis-server compiler ## run the contract, outage and ledger tests on Redis 6.2 to 8.2 and Valkey 8, under Python 3.11 to 3.13
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" BIN=$(BIN) WORKERS=$(WORKERS) .ci/matrix.sh $(CELLS)
 
-lint: $(DEV) ## ruff: rules and format
+lint: $(DEV) ## ruff: rules and format; and that fastdedup/sync/ repeats the asynchronous API
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python scripts/write_sync.py --check
 
 types: $(DEV) ## mypy in strict mode
 	@$(BIN)/mypy
 
-format: $(DEV) ## let ruff fix and format the code
+format: $(DEV) ## let ruff fix and format the code, and write what fastdedup/sync/ repeats
+	@$(BIN)/python scripts/write_sync.py
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 

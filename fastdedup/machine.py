@@ -36,6 +36,13 @@ class StateMachine:
         ConfigError: a state is not defined, or no transition leads to it; the message names the state.
     """
 
+    name: str
+    """The machine's name."""
+    initial: str
+    """The state of a new instance."""
+    states: frozenset[str]
+    """Every state."""
+
     def __init__(
         self, gate: Gate, name: str, *, initial: str, transitions: Transitions, ttl: Seconds
     ) -> None:

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.write_sync import MARK, MIRRORS, Mirror, as_written, class_in
+
 from .unmeasured import FILES, HERE
 
 ROOT = Path(__file__).parent.parent
@@ -175,7 +177,7 @@ MOST_IN_TESTS = 100
 PUBLIC = {"_asdict", "_exit", "_fields", "_make", "_replace", "_value_"}
 
 # Class names that are defined more than once by design.
-MIRRORS = {
+NAMESAKES = {
     "Dedup": {"gateway", "sync.gateway"},
     "Claim": {"claim", "sync.claim"},
     "Lock": {"lock", "sync.lock"},
@@ -183,6 +185,7 @@ MIRRORS = {
     "Tokens": {"tokens", "sync.tokens"},
     "Ledger": {"ledger.client", "sync.ledger"},
     "StateMachine": {"machine", "sync.machine"},
+    "Inspected": {"admin.inspected", "sync.inspected"},
     "Inbox": {"sql.inbox", "sync.sql"},
     "Receipt": {"sql.receipt", "sync.sql"},
     "Once": {"sql.once", "sync.sql"},
@@ -334,7 +337,17 @@ def test_every_class_name_is_defined_once() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 homes[node.name].add(module)
-    assert {name: where for name, where in homes.items() if len(where) > 1} == MIRRORS
+    assert {name: where for name, where in homes.items() if len(where) > 1} == NAMESAKES
+
+
+@pytest.mark.parametrize("mirror", MIRRORS, ids=lambda mirror: mirror.name)
+def test_synchronous_classes_repeat_the_asynchronous_ones(mirror: Mirror) -> None:
+    text = (ROOT / "fastdedup" / "sync" / mirror.path).read_text(encoding="utf-8")
+    end = class_in(text, mirror.name).end_lineno
+    after = "".join(text.splitlines(keepends=True)[end:])
+    by_hand, _, written = text.removesuffix(after).partition(MARK)
+    assert as_written(mirror, f"{by_hand}{MARK}    pass\n{after}") == text, "run `make format`"
+    assert not re.search(r"\bawait|async with|event loop", written), "see PHRASES in scripts/write_sync.py"
 
 
 def test_no_file_is_long() -> None:

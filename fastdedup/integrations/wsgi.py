@@ -130,14 +130,16 @@ class WsgiGuard:
 
 def _patiently(dedup: Dedup, claim: Callable[[AsyncDedup, float], ClaimCall], wait: float) -> Claim:
     """Claim, and wait for an owner at work only, as `patiently` in guard.py."""
-    background, behind = dedup.bound.get()
-    seconds = dedup.per_process.seconds
-    first = claim(behind, 0.0)
-    first.will_wait = wait > 0.0
-    found = answered(background, first, seconds)
+
+    def first(behind: AsyncDedup) -> ClaimCall:
+        call = claim(behind, 0.0)
+        call.will_wait = wait > 0.0
+        return call
+
+    found = answered(dedup.bound, first)
     if not wait or found.outcome is not Outcome.IN_PROGRESS:
         return found
-    return answered(background, claim(behind, wait), seconds)
+    return answered(dedup.bound, lambda behind: claim(behind, wait))
 
 
 class IdempotencyMiddleware:

@@ -49,6 +49,9 @@ class Ledger:
     for this process alone, and reports a `Degraded` event for each answer, because a bool has no place for a mark.
     """
 
+    name: str
+    """The ledger's name."""
+
     def __init__(
         self,
         gate: Gate,
@@ -74,7 +77,6 @@ class Ledger:
         )
         gate.connections.common.expect(gate.settings.namespace, "first")
         self.name = name
-        """The ledger's name."""
         self.settings = settings
         """What the caller gave, checked."""
         self.form = CurrentForm(gate, settings)
@@ -127,8 +129,8 @@ class Ledger:
             id: text, bytes, an integer or a UUID, of 1 byte to 64 KiB. Text and its UTF-8 are one id, and so are an
                 integer and its decimal text.
             owner: your own name for this call, of up to 63 bytes: the same name gets the same answer again. Without
-                it, a call that ends in an error takes back what it remembered: before the error is raised, if the
-                store answers within one further `timeout`.
+                it, a call that is cancelled or ends in an error takes back what it remembered: before the error is
+                raised, if the store answers within one further `timeout`.
 
         Raises:
             UnavailableError: the store did not answer and the policy does not either. Call again, with

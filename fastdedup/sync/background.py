@@ -17,6 +17,7 @@ from ..gateway import Dedup
 from .loop import LoopThread, current, starting
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class BackgroundDedup:
@@ -242,6 +243,14 @@ class Bound(Generic[T]):
         if made[0] is not background.dedup:
             made = self._made = (background.dedup, self.make(background.dedup))
         return background, made[1]
+
+    def run(self, call: Callable[[T], Awaitable[R]], *, wait: float = 0.0) -> R:
+        """Return what `call` of this process's object returns, awaited in the background thread.
+
+        `wait`: seconds that it may take on top of an operation's.
+        """
+        background, made = self.get()
+        return background.run(lambda: call(made), self.per_process.seconds + wait)
 
     @property
     def latest(self) -> T:

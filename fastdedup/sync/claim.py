@@ -13,7 +13,7 @@ from ..claim import Claim as AsyncClaim
 from ..core.calls import ClaimCall
 from ..errors import ClaimLostError, ConfigError, DedupError, UnavailableError, UsageError
 from ..model import Outcome
-from .background import BackgroundDedup
+from .background import BackgroundDedup, Bound
 
 T = TypeVar("T")
 
@@ -48,102 +48,16 @@ class Claim:
         bool(self._claim)
         raise AssertionError
 
-    def replay(self) -> Any:
-        """Return the result of a success; raises as `fastdedup.Claim.replay` for every other outcome."""
-        return self._claim.replay()
-
-    def downstream(self, name: str) -> str:
-        """Return the idempotency key for a call that the work makes. See `fastdedup.Claim.downstream`."""
-        return self._claim.downstream(name)
-
     @property
     def asynchronous(self) -> AsyncClaim:
         """The asyncio claim behind it, which belongs to the background thread."""
         return self._claim
 
-    @property
-    def outcome(self) -> Outcome:
-        """The answer to the claim."""
-        return self._claim.outcome
-
-    @property
-    def acquired(self) -> bool:
-        """True where this caller must do the work."""
-        return self._claim.acquired
-
-    @property
-    def key(self) -> str:
-        """The idempotency key; for a token a digest of it."""
-        return self._claim.key
-
-    @property
-    def owner(self) -> str:
-        """The name of this claimant. Anyone who knows it can settle the claim."""
-        return self._claim.owner
-
-    @property
-    def fence(self) -> int:
-        """A number that rises from owner to owner; send it with your writes (0: unknown)."""
-        return self._claim.fence
-
-    @property
-    def attempt(self) -> int:
-        """How often the key was acquired."""
-        return self._claim.attempt
-
-    @property
-    def result(self) -> Any:
-        """The first result where the outcome is SUCCEEDED."""
-        return self._claim.result
-
-    @property
-    def remembered(self) -> bool:
-        """True where only a ledger knows of the success (`remember=`): then `result` is None, as it is not kept."""
-        return self._claim.remembered
-
-    @property
-    def error(self) -> Any:
-        """The recorded error where the outcome is FAILED."""
-        return self._claim.error
-
-    @property
-    def lease(self) -> float | None:
-        """Seconds that the lease had left when the claim was answered; None unless acquired."""
-        return self._claim.lease
-
-    @property
-    def retry_after(self) -> float | None:
-        """Seconds until the present owner's lease ends at the latest; None unless IN_PROGRESS."""
-        return self._claim.retry_after
-
-    @property
-    def degraded(self) -> bool:
-        """True where a fallback policy answered instead of the store."""
-        return self._claim.degraded
-
-    @property
-    def confirmed(self) -> bool:
-        """False where the claim was acquired, but too few replicas confirmed it in time (`replicas=`)."""
-        return self._claim.confirmed
-
-    @property
-    def lost(self) -> bool:
-        """True once the lease is known to be lost."""
-        return self._claim.lost
-
-    def complete(
-        self, result: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None
-    ) -> None:
-        """Record success: every duplicate gets `result`. Blocks no longer than the lease.
-
-        While the store is unavailable it is tried for `within` seconds; by default until the lease ends. Errors as of
-        `fastdedup.Claim.complete`.
-        """
+    def _complete(self, result: Any, ttl: Seconds | None, *, within: Seconds | None) -> None:
         self._said = lambda: self._claim.complete(result, ttl, within=within)
         self._say(within)
 
-    def fail(self, error: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None) -> None:
-        """Record a failure for good: every duplicate gets `error`. `within` as for `complete`."""
+    def _fail(self, error: Any, ttl: Seconds | None, *, within: Seconds | None) -> None:
         self._said = lambda: self._claim.fail(error, ttl, within=within)
         self._say(within)
 
@@ -152,8 +66,7 @@ class Claim:
         self._said = lambda: outcome(self._claim)
         self._say(None)
 
-    def release(self) -> None:
-        """Free the key: nothing happened, the next claimant may try. If interrupted, it goes on by itself."""
+    def _release(self) -> None:
         self._run(self._claim.release, settles=True)
 
     def free(self) -> None:
@@ -191,8 +104,7 @@ class Claim:
         """Call `callback` with `asynchronous` in the background thread, and do not wait."""
         self._background.tell(lambda: callback(self._claim))
 
-    def renew(self, lease: Seconds | None = None) -> None:
-        """Start the lease anew from now: `lease` seconds, by default as long as the first lease."""
+    def _renew(self, lease: Seconds | None) -> None:
         self._run(lambda: self._claim.renew(lease))
         if lease is not None:
             self._seconds = max(self._seconds, check_seconds(lease, "lease"))
@@ -296,6 +208,146 @@ class Claim:
         """Seconds that an operation takes at most."""
         return self._background.dedup.gate.connection.timeout
 
+    # The rest of the class is written by scripts/write_sync.py, which `make format` runs.
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the claimant found."""
+        return self._claim.outcome
+
+    @property
+    def acquired(self) -> bool:
+        """True for the claimant that shall do the work."""
+        return self._claim.acquired
+
+    @property
+    def key(self) -> str:
+        """The idempotency key; for a token a digest of it."""
+        return self._claim.key
+
+    @property
+    def owner(self) -> str:
+        """This claimant's own name, never another's. Whoever knows it can settle the claim."""
+        return self._claim.owner
+
+    @property
+    def fence(self) -> int:
+        """The present owner's fence, which rises from owner to owner of a key; 0 where it is not known.
+
+        Hand it to what you write to, which can then refuse an owner that was overtaken. It is the server's time
+        in microseconds, and never below the latest time that this client has seen from the store. What stays
+        open: a key that has expired or was forgotten leaves no memory, so after the server's clock was set
+        back, a client that never saw the later time may be given a lower fence for that key.
+        """
+        return self._claim.fence
+
+    @property
+    def attempt(self) -> int:
+        """How often the key was acquired: 1 for the first, more after takeovers and releases."""
+        return self._claim.attempt
+
+    @property
+    def result(self) -> Any:
+        """The first result where the outcome is SUCCEEDED; a fresh copy each time."""
+        return self._claim.result
+
+    @property
+    def remembered(self) -> bool:
+        """True where only a ledger knows of the success (`remember=`): then `result` is None, as it is not kept."""
+        return self._claim.remembered
+
+    @property
+    def error(self) -> Any:
+        """The recorded error where the outcome is FAILED; a fresh copy each time."""
+        return self._claim.error
+
+    @property
+    def lease(self) -> float | None:
+        """Seconds that this claim's lease had left when it was answered; None unless acquired."""
+        return self._claim.lease
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until the present owner's lease ends at the latest; None unless IN_PROGRESS."""
+        return self._claim.retry_after
+
+    @property
+    def degraded(self) -> bool:
+        """True where the fallback policy answered instead of the store."""
+        return self._claim.degraded
+
+    @property
+    def confirmed(self) -> bool:
+        """False where it was acquired and too few replicas had that in time (`replicas=`)."""
+        return self._claim.confirmed
+
+    @property
+    def lost(self) -> bool:
+        """True once the lease is known to be lost."""
+        return self._claim.lost
+
+    def downstream(self, name: str) -> str:
+        """Return the idempotency key for a call that the work makes, such as `claim.downstream("stripe")`.
+
+        It is the same for every attempt and owner of this key, also after its record has expired or was forgotten,
+        and another one for each name: give each call its own. A UUID as text.
+
+        Raises:
+            InvalidKeyError: the name is empty, longer than 1,024 characters, or no text.
+        """
+        return self._claim.downstream(name)
+
+    def replay(self) -> Any:
+        """Return the result of a success, for a duplicate that wants what the first call returned.
+
+        Raises:
+            FailedError: the first run ended in a failure that was recorded; `error` is what it recorded.
+            InProgressError: another owner is at work; `retry_after` says how long at most.
+            MismatchError: the key is known with another fingerprint, or the token with another subject.
+            InvalidKeyError: the token was never issued, or has expired.
+            UsageError: this claim is acquired: there is nothing to replay, do the work.
+        """
+        return self._claim.replay()
+
+    def complete(
+        self, result: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None
+    ) -> None:
+        """Record success: every duplicate gets `result` for `ttl` seconds (the namespace's by default).
+
+        Where a ledger remembers the success (`remember=`), it does so for its window, and `ttl` says only for how
+        long `result` is kept: a minute by default.
+
+        It is tried for `within` seconds while the store is unavailable; by default until the lease ends.
+
+        Raises:
+            ResultError: the codec cannot encode the result.
+            ResultTooLargeError: it is larger than `max_result`; the claim stays live.
+            ClaimLostError: another owner has the key, or it was forgotten.
+            UnavailableError: it could not be recorded; `unrecorded` is True. Also where the store is back without
+                its data.
+        """
+        self._complete(result, ttl, within=within)
+
+    def fail(self, error: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None) -> None:
+        """Record a failure for good: every duplicate gets `error` for `ttl` seconds (`failure_ttl` by default).
+
+        For a failure that a retry may mend, `release` instead. An exception is recorded as its type's name and its
+        text, which is cut to fit into `max_result`. Any other error must be JSON-able: it does not pass through
+        `codec=`. Raises as `complete`.
+        """
+        self._fail(error, ttl, within=within)
+
+    def release(self) -> None:
+        """Free the key: nothing happened, the next claimant may try.
+
+        If the caller is interrupted before the store has answered, the key is freed as soon as the store answers.
+        """
+        self._release()
+
+    def renew(self, lease: Seconds | None = None) -> None:
+        """Start the lease anew from now: `lease` seconds, as long as the first by default."""
+        self._renew(lease)
+
 
 def take_back(claim: AsyncClaim) -> None:
     """Free a claim whose caller was interrupted before the claim reached him; in the background thread."""
@@ -309,8 +361,12 @@ def _take_back_what_is_left(settling: asyncio.Task[AsyncClaim]) -> None:
         take_back(settling.result())
 
 
-def answered(background: BackgroundDedup, call: ClaimCall, seconds: float) -> Claim:
-    """Make a claim in the background thread, and block for its answer, `seconds` plus its wait at most."""
+def answered(bound: Bound[T], ask: Callable[[T], ClaimCall]) -> Claim:
+    """Make a claim in the background thread, and block for its answer: an operation's time plus the claim's wait."""
+    background, asked = bound.get()
     return background.make(
-        call, seconds, lambda found: Claim(background, found), lambda claim: take_back(claim.asynchronous)
+        ask(asked),
+        bound.per_process.seconds,
+        lambda found: Claim(background, found),
+        lambda claim: take_back(claim.asynchronous),
     )

@@ -16,11 +16,12 @@ from ..fallback.base import FallbackPolicy
 from ..gateway import Dedup as AsyncDedup
 from ..kernel.keyspace import READABLE_BYTES
 from ..machine import Transitions
-from ..model import Batching, BreakerState, Listing, Record, RecordKind, State
+from ..model import Batching, BreakerState
 from ..once import FewArguments
 from ..stores.base import Credentials, Store
 from .background import Bound, PerProcess
 from .claim import Claim, answered, take_back
+from .inspected import Inspected
 from .ledger import Ledger, ledger_behind
 from .lock import LockCall
 from .machine import StateMachine
@@ -35,7 +36,7 @@ _STEPS = 8
 """The longest time of a call, opening included, in deadlines of one operation."""
 
 
-class Dedup:
+class Dedup(Inspected):
     """The gate in front of a side effect, for synchronous code. Arguments and settings as for `fastdedup.Dedup`.
 
     Make it once, at module level, and share it among threads. It opens when first used. A forked process opens a
@@ -46,49 +47,8 @@ class Dedup:
     block nor call this `Dedup`.
     """
 
-    def __init__(
-        self,
-        url: str | Store = "memory://",
-        *,
-        namespace: str = "fastdedup",
-        lease: Seconds = 30.0,
-        ttl: Seconds = 86_400.0,
-        failure_ttl: Seconds = 3_600.0,
-        token_ttl: Seconds = 300.0,
-        timeout: Seconds = 0.25,
-        replicas: int = 0,
-        on_shortfall: Literal["report", "raise"] = "report",
-        on_unavailable: FallbackPolicy | None = None,
-        codec: Codec | None = None,
-        max_result: int = 256 * 1024,
-        max_pending: int = 65_536,
-        readable_keys: int = READABLE_BYTES,
-        known_duplicates: Seconds = 1.0,
-        on_event: OnEvent | None = None,
-        credentials: Credentials | None = None,
-        holder: str | bool = False,
-    ) -> None:
-        make = partial(
-            AsyncDedup,
-            url,
-            namespace=namespace,
-            lease=lease,
-            ttl=ttl,
-            failure_ttl=failure_ttl,
-            token_ttl=token_ttl,
-            timeout=timeout,
-            replicas=replicas,
-            on_shortfall=on_shortfall,
-            on_unavailable=on_unavailable,
-            codec=codec,
-            max_result=max_result,
-            max_pending=max_pending,
-            readable_keys=readable_keys,
-            known_duplicates=known_duplicates,
-            on_event=on_event,
-            credentials=credentials,
-            holder=holder,
-        )
+    def _init(self, url: str | Store, *, timeout: Seconds, **settings: Any) -> None:
+        make = partial(AsyncDedup, url, timeout=timeout, **settings)
         seconds = _STEPS * check_seconds(timeout, "timeout")
         self._hold(PerProcess(make, reusable=isinstance(url, str), seconds=seconds), lambda dedup: dedup)
 
@@ -103,13 +63,11 @@ class Dedup:
         """For integrations: makes the asyncio `Dedup` of each process. All that `scoped` returns shares it."""
         self.bound = Bound(per_process, derive)
         """For integrations: `background, dedup = bound.get()` returns this process's asyncio `Dedup`; see `bind`."""
-        self.tokens = Tokens(self.bound)
+        self.tokens = Tokens(self.bind(lambda dedup: dedup.tokens))
         """One-time tokens. See `fastdedup.tokens.Tokens`."""
 
     def __repr__(self) -> str:
         return f"<sync.Dedup namespace={self.settings.namespace!r}>"
-
-    # Life
 
     def open(self) -> Self:
         """Open now instead of at the first use, so that mistakes show at start-up. Opening twice is fine.
@@ -146,11 +104,6 @@ class Dedup:
         self.close()
 
     @property
-    def settings(self) -> Settings:
-        """The settings of this namespace."""
-        return self.bound.latest.settings
-
-    @property
     def breaker(self) -> BreakerState:
         """The state of the breaker: OPEN while the store is not asked, as it did not answer."""
         return self.bound.get()[1].breaker
@@ -159,6 +112,131 @@ class Dedup:
     def batching(self) -> Batching:
         """How batches go to the store, as `fastdedup.Dedup.batching` says."""
         return self.bound.get()[1].batching
+
+    def _scoped(self, name: str | None, **changes: Any) -> Self:
+        derive = self.bound.make
+        return self._over(self.per_process, lambda dedup: derive(dedup).scoped(name, **changes))
+
+    def bind(self, make: Callable[[AsyncDedup], T]) -> Bound[T]:
+        """Return something that is made of the asyncio `Dedup`, for integrations that work in its thread.
+
+        `background, made = bound.get()`, then `background.run(lambda: made.something(), seconds)`, or
+        `await background.arun(...)`.
+        """
+        derive = self.bound.make
+        return Bound(self.per_process, lambda dedup: make(derive(dedup)))
+
+    def _claim(
+        self, key: str, *, renew: bool, remember: Ledger | None, resolve: SyncCheck | None, **options: Any
+    ) -> Claim:
+        """Ask to be the first for `key`, and block for the answer. Main path of the module.
+
+        `claim = dedup.claim(key)`: settle it yourself. `with dedup.claim(key) as claim:` settles on the way
+        out: `complete(None)` if the body did not settle, `release()` on an exception. Arguments and errors as
+        for `fastdedup.Dedup.claim`; for `renew` see `Claim`. `resolve` is a function that is not async, and is called
+        in the caller's thread.
+        """
+        if resolve is not None:
+            check_resolve(resolve, asynchronous=False)
+        options |= {"renew": renew or resolve is not None, "remember": ledger_behind(remember)}
+        claim = answered(self.bound, lambda dedup: dedup.claim(key, **options))
+        return claim if resolve is None else resolved(claim, resolve, renews=renew)
+
+    def _claim_many(
+        self, keys: Sequence[str], *, wait: Seconds, remember: Ledger | None, **options: Any
+    ) -> list[Claim]:
+        background, dedup = self.bound.get()
+        options |= {"wait": wait, "remember": ledger_behind(remember)}
+
+        async def made() -> list[Claim]:
+            return [Claim(background, claim) for claim in await dedup.claim_many(keys, **options)]
+
+        def discard(claims: list[Claim]) -> None:
+            for claim in claims:
+                take_back(claim.asynchronous)
+
+        seconds = self.per_process.seconds + check_seconds(wait, "wait", least=0.0)
+        return background.run(made, seconds, discard)
+
+    def _lock(self, key: str, **options: Any) -> LockCall:
+        """Return a mutual exclusion, which remembers nothing: `with dedup.lock(key, wait=5.0) as lock:`.
+
+        Entering raises InProgressError where the lock is still held after `wait` seconds; leaving raises
+        ClaimLostError where another holder took over. Pass `lock.fence` to what you write to.
+        """
+        return LockCall(lambda: answered(self.bound, lambda dedup: dedup.lock(key, **options).call))
+
+    def _once(
+        self,
+        key: Callable[..., str],
+        *,
+        fingerprint: Callable[..., Any] | None,
+        fail_on: tuple[type[Exception], ...],
+        **options: Any,
+    ) -> Callable[[Callable[P, T]], Callable[P, T]]:
+        """Decorate a function to run once per key; later calls return the first result.
+
+        Arguments and errors as for `fastdedup.Dedup.once`; no function is async here.
+        """
+        settings, decorated = self.settings, self.per_process.decorated
+        return once(
+            self.claim,
+            key,
+            tell=lambda function: decorated.tell(function, key, settings.namespace, settings.codec),
+            fingerprint=fingerprint,
+            fail_on=fail_on,
+            options=options,
+        )
+
+    # The rest of the class is written by scripts/write_sync.py, which `make format` runs.
+
+    def __init__(
+        self,
+        url: str | Store = "memory://",
+        *,
+        namespace: str = "fastdedup",
+        lease: Seconds = 30.0,
+        ttl: Seconds = 86_400.0,
+        failure_ttl: Seconds = 3_600.0,
+        token_ttl: Seconds = 300.0,
+        timeout: Seconds = 0.25,
+        replicas: int = 0,
+        on_shortfall: Literal["report", "raise"] = "report",
+        on_unavailable: FallbackPolicy | None = None,
+        codec: Codec | None = None,
+        max_result: int = 256 * 1024,
+        max_pending: int = 65_536,
+        readable_keys: int = READABLE_BYTES,
+        known_duplicates: Seconds = 1.0,
+        on_event: OnEvent | None = None,
+        credentials: Credentials | None = None,
+        holder: str | bool = False,
+    ) -> None:
+        self._init(
+            url,
+            namespace=namespace,
+            lease=lease,
+            ttl=ttl,
+            failure_ttl=failure_ttl,
+            token_ttl=token_ttl,
+            timeout=timeout,
+            replicas=replicas,
+            on_shortfall=on_shortfall,
+            on_unavailable=on_unavailable,
+            codec=codec,
+            max_result=max_result,
+            max_pending=max_pending,
+            readable_keys=readable_keys,
+            known_duplicates=known_duplicates,
+            on_event=on_event,
+            credentials=credentials,
+            holder=holder,
+        )
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of this gate's namespace, checked; times in seconds."""
+        return self.bound.latest.settings
 
     def scoped(
         self,
@@ -172,33 +250,21 @@ class Dedup:
         codec: Codec | None = None,
         max_result: int | None = None,
     ) -> Dedup:
-        """Return a `Dedup` for the namespace `<this namespace>:<name>`, or for this one, over the same connection."""
-        derive = self.bound.make
+        """Return a gate for the namespace `<this namespace>:<name>` over the same connection.
 
-        def narrowed(dedup: AsyncDedup) -> AsyncDedup:
-            return derive(dedup).scoped(
-                name,
-                lease=lease,
-                ttl=ttl,
-                failure_ttl=failure_ttl,
-                token_ttl=token_ttl,
-                on_unavailable=on_unavailable,
-                codec=codec,
-                max_result=max_result,
-            )
-
-        return self._over(self.per_process, narrowed)
-
-    def bind(self, make: Callable[[AsyncDedup], T]) -> Bound[T]:
-        """Return something that is made of the asyncio `Dedup`, for integrations that work in its thread.
-
-        `background, made = bound.get()`, then `background.run(lambda: made.something(), seconds)`, or
-        `await background.arun(...)`.
+        Settings not given are this one's; without a name the namespace is, too. It opens and closes with
+        this one.
         """
-        derive = self.bound.make
-        return Bound(self.per_process, lambda dedup: make(derive(dedup)))
-
-    # Claims
+        return self._scoped(
+            name,
+            lease=lease,
+            ttl=ttl,
+            failure_ttl=failure_ttl,
+            token_ttl=token_ttl,
+            on_unavailable=on_unavailable,
+            codec=codec,
+            max_result=max_result,
+        )
 
     def claim(
         self,
@@ -210,8 +276,8 @@ class Dedup:
         ttl: Seconds | None = None,
         wait: Seconds = 0.0,
         renew: bool = False,
-        resolve: SyncCheck | None = None,
         remember: Ledger | None = None,
+        resolve: SyncCheck | None = None,
     ) -> Claim:
         """Ask to be the first for `key`, and block for the answer. Main path of the module.
 
@@ -220,22 +286,17 @@ class Dedup:
         for `fastdedup.Dedup.claim`; for `renew` see `Claim`. `resolve` is a function that is not async, and is called
         in the caller's thread.
         """
-        if resolve is not None:
-            check_resolve(resolve, asynchronous=False)
-        background, dedup = self.bound.get()
-        renewed = renew or resolve is not None
-        call = dedup.claim(
+        return self._claim(
             key,
             fingerprint=fingerprint,
             owner=owner,
             lease=lease,
             ttl=ttl,
             wait=wait,
-            renew=renewed,
-            remember=None if remember is None else ledger_behind(remember),
+            renew=renew,
+            remember=remember,
+            resolve=resolve,
         )
-        claim = answered(background, call, self.per_process.seconds)
-        return claim if resolve is None else resolved(claim, resolve, renews=renew)
 
     def claim_many(
         self,
@@ -249,22 +310,22 @@ class Dedup:
         renew: bool = False,
         remember: Ledger | None = None,
     ) -> list[Claim]:
-        """Claim many keys at once, each by itself; the answers are in the order of the keys."""
-        background, dedup = self.bound.get()
-        options: dict[str, Any] = {"owner": owner, "lease": lease, "ttl": ttl, "wait": wait, "renew": renew}
-        if remember is not None:
-            options["remember"] = ledger_behind(remember)
+        """Claim many keys at once, each on its own; the answers stand in the order of the keys.
 
-        async def made() -> list[Claim]:
-            claims = await dedup.claim_many(keys, fingerprints=fingerprints, **options)
-            return [Claim(background, claim) for claim in claims]
-
-        def discard(claims: list[Claim]) -> None:
-            for claim in claims:
-                take_back(claim.asynchronous)
-
-        seconds = self.per_process.seconds + check_seconds(wait, "wait", least=0.0)
-        return background.run(made, seconds, discard)
+        It costs half of what the same claims cost one by one. A key that stands in the list twice is acquired
+        once. Where one cannot be answered its error is raised, and those that were acquired are released.
+        Arguments and errors as for `claim`; `fingerprints` gives one for each key.
+        """
+        return self._claim_many(
+            keys,
+            fingerprints=fingerprints,
+            owner=owner,
+            lease=lease,
+            ttl=ttl,
+            wait=wait,
+            renew=renew,
+            remember=remember,
+        )
 
     def lock(
         self, key: str, *, lease: Seconds | None = None, wait: Seconds = 0.0, renew: bool = False
@@ -274,13 +335,7 @@ class Dedup:
         Entering raises InProgressError where the lock is still held after `wait` seconds; leaving raises
         ClaimLostError where another holder took over. Pass `lock.fence` to what you write to.
         """
-
-        def ask() -> Claim:
-            background, dedup = self.bound.get()
-            call = dedup.lock(key, lease=lease, wait=wait, renew=renew).call
-            return answered(background, call, self.per_process.seconds)
-
-        return LockCall(ask)
+        return self._lock(key, lease=lease, wait=wait, renew=renew)
 
     # In two: a checker gives the parameters of a lambda a type only where it is told how many there are.
     @overload
@@ -294,8 +349,8 @@ class Dedup:
         wait: Seconds = 0.0,
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
-        resolve: SyncCheck | None = None,
         remember: Ledger | None = None,
+        resolve: SyncCheck | None = None,
     ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
 
     @overload
@@ -309,8 +364,8 @@ class Dedup:
         wait: Seconds = 0.0,
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
-        resolve: SyncCheck | None = None,
         remember: Ledger | None = None,
+        resolve: SyncCheck | None = None,
     ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
 
     def once(
@@ -323,37 +378,31 @@ class Dedup:
         wait: Seconds = 0.0,
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
-        resolve: SyncCheck | None = None,
         remember: Ledger | None = None,
+        resolve: SyncCheck | None = None,
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
         """Decorate a function to run once per key; later calls return the first result.
 
         Arguments and errors as for `fastdedup.Dedup.once`; no function is async here.
         """
-        options = {
-            "lease": lease,
-            "ttl": ttl,
-            "wait": wait,
-            "renew": renew,
-            "resolve": resolve,
-            "remember": remember,
-        }
-        settings, decorated = self.settings, self.per_process.decorated
-        return once(
-            self.claim,
+        return self._once(
             key,
-            tell=lambda function: decorated.tell(function, key, settings.namespace, settings.codec),
             fingerprint=fingerprint,
+            lease=lease,
+            ttl=ttl,
+            wait=wait,
+            renew=renew,
             fail_on=fail_on,
-            options=options,
+            remember=remember,
+            resolve=resolve,
         )
 
     def machine(
         self, name: str, *, initial: str, transitions: Transitions, ttl: Seconds = 30 * 86_400.0
     ) -> StateMachine:
-        """Define a state machine whose instances live in the store. See `fastdedup.StateMachine`."""
+        """Define a state machine whose instances live in the store. See `StateMachine`."""
         return StateMachine(
-            self.bind(lambda dedup: dedup.machine(name, initial=initial, transitions=transitions, ttl=ttl))
+            self.bind(lambda it: it.machine(name, initial=initial, transitions=transitions, ttl=ttl))
         )
 
     def ledger(
@@ -368,10 +417,28 @@ class Dedup:
         dense: bool = False,
         allow_eviction: bool = False,
     ) -> Ledger:
-        """Return a ledger, which remembers ids for days in some 12 bytes each. Arguments as for `fastdedup.Dedup`."""
+        """Return a ledger, which remembers ids for days in some 12 bytes each. See `Ledger`.
+
+        Args:
+            name: 1 to 64 characters; every process that uses the ledger passes the same settings with it.
+            window: seconds, or a timedelta, for which an id is remembered.
+            capacity: ids in one window, best 4/3 of those that you expect: four fifths full, it tells LedgerFilling.
+                It may hold more than this, and gets slower then; it takes no memory beforehand.
+            exact: a new id is taken for a duplicate once in 6 * 10**14 times (7 bytes of digest). False: 4 bytes,
+                once in 27 million times.
+            width: bytes of digest where these two do not suit: 16 is as much as a UUID, 3 needs exact=False.
+            write: "set" writes a bucket anew once 12 ids have come to it, "append" waits for 40: that sends a fifth
+                less to replicas and the append-only file, for a tenth more memory.
+            dense: the ids are integers that nearly follow each other, as auto-increment ids or a partition's
+                offsets: some 0.3 bytes each.
+            allow_eviction: do not refuse a store that evicts keys when its memory is full.
+
+        Raises:
+            ConfigError: a setting is not valid; the message names it.
+        """
         return Ledger(
             self.bind(
-                lambda dedup: dedup.ledger(
+                lambda it: it.ledger(
                     name,
                     window=window,
                     capacity=capacity,
@@ -382,40 +449,4 @@ class Dedup:
                     allow_eviction=allow_eviction,
                 )
             )
-        )
-
-    # Inspection and administration
-
-    def get(self, key: str, kind: RecordKind = "claim", *, digest: bool = False) -> Record | None:
-        """Return the store's record of `key`, or None. For inspection only: to decide, claim the key."""
-        background, dedup = self.bound.get()
-        return background.run(lambda: dedup.get(key, kind, digest=digest), self.per_process.seconds)
-
-    def forget(
-        self, key: str, kind: RecordKind = "claim", *, digest: bool = False, reason: str | None = None
-    ) -> bool:
-        """Remove the record of `key`, of any owner; return False where there was no record. The key is new again."""
-        background, dedup = self.bound.get()
-        return background.run(
-            lambda: dedup.forget(key, kind, digest=digest, reason=reason), self.per_process.seconds
-        )
-
-    def records(
-        self,
-        *,
-        kind: RecordKind | None = None,
-        prefix: str = "",
-        state: State | None = None,
-        older: Seconds = 0.0,
-        limit: int = 1000,
-        within: Seconds = 5.0,
-        cursor: str | None = None,
-        reason: str | None = None,
-    ) -> Listing:
-        """Return records of this namespace, to find what is stuck. Arguments and errors as for `fastdedup.Dedup`."""
-        background, dedup = self.bound.get()
-        options: dict[str, Any] = {"kind": kind, "prefix": prefix, "state": state, "older": older}
-        return background.run(
-            lambda: dedup.records(limit=limit, within=within, cursor=cursor, reason=reason, **options),
-            self.per_process.seconds + check_seconds(within, "within"),
         )

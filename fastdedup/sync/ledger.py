@@ -25,66 +25,22 @@ class Ledger:
     def __repr__(self) -> str:
         return f"<sync.{repr(self.bound.latest)[1:]}"
 
-    @property
-    def name(self) -> str:
-        """The ledger's name."""
-        return self.bound.latest.name
-
-    @property
-    def window(self) -> float:
-        """Seconds for which an id is remembered; the truth is up to 1 % longer."""
-        return self.bound.latest.window
-
-    @property
-    def capacity(self) -> int:
-        """Ids in one window that it is planned for."""
-        return self.bound.latest.capacity
-
-    def open(self) -> Self:
-        """Found the ledger, or check its form, now instead of at the first use, so that mistakes show at start-up."""
-        self._run(AsyncLedger.open)
-        return self
-
-    def first(self, id: Any, *, owner: str | None = None) -> bool:
-        """Remember an id. Returns True where this call is the first within the window, else False.
-
-        Without `owner=`, a call that ends in an error or is interrupted takes back what it remembered.
-        """
-        data = [self.bound.latest.bytes_of(id)]
-        return self._remember(data, owner, lambda ledger, name: ledger.first(id, owner=name))
-
-    def first_many(self, ids: Iterable[Any], *, owner: str | None = None) -> list[bool]:
-        """Remember ids, as `first` does each; of one that stands in the list twice the first is True.
-
-        Either all are answered, or what the others remembered is taken back, and the error raised.
-        """
-        listed = ids if isinstance(ids, str | bytes) else list(ids)
-        data = listed_bytes(listed, dense=self.bound.latest.dense)
-        return self._remember(data, owner, lambda ledger, name: ledger.first_many(listed, owner=name))
-
-    def seen(self, id: Any) -> bool:
-        """Return whether an id is remembered. Nothing is changed, so the answer may be outdated when it arrives."""
-        return self._run(lambda ledger: ledger.seen(id))
-
-    def forget(self, id: Any, *, reason: str | None = None) -> bool:
-        """Remove an id, so that it is new again; return False where it was not remembered."""
-        return self._run(lambda ledger: ledger.forget(id, reason=reason))
-
-    def stats(self) -> LedgerStats:
-        """Return what the ledger holds, from at most 1,000 of its buckets."""
-        return self._run(AsyncLedger.stats)
-
-    def resize(self, *, capacity: int) -> LedgerResize:
-        """Give the ledger another capacity, and keep all ids. Call it again to learn how far that is."""
-        return self._run(lambda ledger: ledger.resize(capacity=capacity))
-
     def is_of(self, per_process: PerProcess) -> bool:
         """True where its ids are in the store of the gate that has this."""
         return self.bound.per_process is per_process
 
-    def _run(self, call: Callable[[AsyncLedger], Awaitable[T]]) -> T:
-        background, ledger = self.bound.get()
-        return background.run(lambda: call(ledger), self.bound.per_process.seconds)
+    def _open(self) -> Self:
+        self.bound.run(AsyncLedger.open)
+        return self
+
+    def _first(self, id: Any, *, owner: str | None) -> bool:
+        data = [self.bound.latest.bytes_of(id)]
+        return self._remember(data, owner, lambda it, name: it.first(id, owner=name))
+
+    def _first_many(self, ids: Iterable[Any], *, owner: str | None) -> list[bool]:
+        listed = ids if isinstance(ids, str | bytes) else list(ids)
+        data = listed_bytes(listed, dense=self.bound.latest.dense)
+        return self._remember(data, owner, lambda it, name: it.first_many(listed, owner=name))
 
     def _remember(
         self, data: list[bytes], owner: str | None, call: Callable[[AsyncLedger, str], Awaitable[T]]
@@ -110,6 +66,94 @@ class Ledger:
                 raise
 
         return background.run(remembered, seconds, take_back)
+
+    # The rest of the class is written by scripts/write_sync.py, which `make format` runs.
+
+    @property
+    def name(self) -> str:
+        """The ledger's name."""
+        return self.bound.latest.name
+
+    @property
+    def window(self) -> float:
+        """Seconds for which an id is remembered; the truth is up to 1 % longer."""
+        return self.bound.latest.window
+
+    @property
+    def capacity(self) -> int:
+        """Ids in one window that it is planned for."""
+        return self.bound.latest.capacity
+
+    def open(self) -> Self:
+        """Create the ledger, or check its form, now instead of at the first use, so that mistakes show at start-up.
+
+        Errors as for `first`.
+        """
+        return self._open()
+
+    def first(self, id: Any, *, owner: str | None = None) -> bool:
+        """Remember an id. Returns True if this call is the first within the window, else False.
+
+        Args:
+            id: text, bytes, an integer or a UUID, of 1 byte to 64 KiB. Text and its UTF-8 are one id, and so are an
+                integer and its decimal text.
+            owner: your own name for this call, of up to 63 bytes: the same name gets the same answer again. Without
+                it, a call that is interrupted or ends in an error takes back what it remembered: before the error is
+                raised, if the store answers within one further `timeout`.
+
+        Raises:
+            UnavailableError: the store did not answer and the policy does not either. Call again, with
+                `owner=error.owner` or without.
+            LedgerFullError: the ledger holds some 18 times its capacity.
+            ConfigError: the ledger was created with other settings, or the store evicts keys.
+            InvalidKeyError: the id or the owner cannot be used.
+            ForeignRecordError: its bucket holds a value that fastdedup did not write.
+            UsageError: closed, or its store is an object of another process.
+        """
+        return self._first(id, owner=owner)
+
+    def first_many(self, ids: Iterable[Any], *, owner: str | None = None) -> list[bool]:
+        """Remember ids, as `first` does each; of equal ids in the list the first one is True.
+
+        Either all are answered, or none is remembered: if one cannot be answered, what the others remembered is
+        taken back, and the error raised. With `owner=` it is kept, and the same call gets the same answers again.
+
+        A list has at most 10,000 ids; a longer one raises UsageError.
+        """
+        return self._first_many(ids, owner=owner)
+
+    def seen(self, id: Any) -> bool:
+        """Return whether an id is remembered. Nothing is changed, so the answer may be outdated when it arrives.
+
+        Errors as for `first`.
+        """
+        return self.bound.run(lambda it: it.seen(id))
+
+    def forget(self, id: Any, *, reason: str | None = None) -> bool:
+        """Remove an id, so that it is new again; False if it was not remembered. Errors as for `first`.
+
+        The record of a claim that was completed a moment ago (`remember=`) goes on answering, for a minute. It
+        reports a `KeyForgotten` event with the user and the reason; `reason`: up to 256 characters.
+        """
+        return self.bound.run(lambda it: it.forget(id, reason=reason))
+
+    def stats(self) -> LedgerStats:
+        """Return what the ledger holds, from up to 1,000 buckets, 2,000 of a dense one. Errors as for `first`."""
+        return self.bound.run(lambda it: it.stats())
+
+    def resize(self, *, capacity: int) -> LedgerResize:
+        """Give the ledger another capacity, and keep all ids. Returns how far that is; call it again to learn more.
+
+        It is announced for 45 seconds, so that each process learns of it; clients of both capacities go on. Then ids
+        are remembered by the new capacity, and for one window both are asked, so `first` takes two round trips.
+
+        A ledger that claims use (`remember=`) must not be resized: these are refused until it is over.
+
+        Raises:
+            ConfigError: the capacity is not valid, or the ledger is just being resized to another one.
+            UnavailableError: the store did not answer; it may have been announced all the same.
+        """
+        return self.bound.run(lambda it: it.resize(capacity=capacity))
 
 
 def ledger_behind(remember: Any) -> Any:

@@ -24,13 +24,20 @@ class Lock:
         return f"<Lock {self.key!r} fence={self.fence}>"
 
     @property
+    def lost(self) -> bool:
+        """True once the lease is known to be lost."""
+        return self._claim.lost
+
+    # The rest of the class is written by scripts/write_sync.py, which `make format` runs.
+
+    @property
     def key(self) -> str:
-        """The key."""
+        """The key of the lock."""
         return self._claim.key
 
     @property
     def owner(self) -> str:
-        """The name of this holder."""
+        """The owner's name: the present holder."""
         return self._claim.owner
 
     @property
@@ -40,16 +47,11 @@ class Lock:
 
     @property
     def degraded(self) -> bool:
-        """True where a fallback policy gave the lock instead of the store."""
+        """True where the fallback policy gave the lock: then it excludes only callers in this process."""
         return self._claim.degraded
 
-    @property
-    def lost(self) -> bool:
-        """True once the lease is known to be lost."""
-        return self._claim.lost
-
     def renew(self, lease: Seconds | None = None) -> None:
-        """Start the lease anew from now. Raises ClaimLostError where another holder has the lock."""
+        """Start the lease anew from now. Raises ClaimLostError where another owner holds the lock."""
         self._claim.renew(lease)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from ..checks import Seconds
 from ..claim import Claim as AsyncClaim
 from ..errors import UnavailableError
-from ..gateway import Dedup as AsyncDedup
 from ..kernel.granted import GRANTED
 from ..kernel.operations import ReleaseOp
 from ..model import Outcome
+from ..tokens import Tokens as AsyncTokens
 from .background import Bound
 from .claim import Claim, answered
 
@@ -18,19 +18,55 @@ from .claim import Claim, answered
 class Tokens:
     """`dedup.tokens`: issues, consumes and redeems one-time tokens. See `fastdedup.tokens.Tokens`."""
 
-    def __init__(self, dedup: Bound[AsyncDedup]) -> None:
-        self._dedup = dedup
+    def __init__(self, tokens: Bound[AsyncTokens]) -> None:
+        self.bound = tokens
+        """For integrations: `background, tokens = bound.get()` returns this process's asyncio `Tokens`."""
+
+    def _consume(self, token: str, subject: Any, *, owner: str | None) -> Outcome:
+        background, tokens = self.bound.get()
+        use = tokens.use(token, subject, owner)
+        return background.make(use, self.bound.per_process.seconds, _itself, _take_back).outcome
+
+    def _redeem(self, *token: Any, **options: Any) -> Claim:
+        return answered(self.bound, lambda it: it.redeem(*token, **options))
+
+    # The rest of the class is written by scripts/write_sync.py, which `make format` runs.
 
     def issue(self, subject: Any = None, ttl: Seconds | None = None) -> str:
-        """Return a new token: URL-safe text of 192 random bits."""
-        background, dedup = self._dedup.get()
-        return background.run(lambda: dedup.tokens.issue(subject, ttl), self._dedup.per_process.seconds)
+        """Return a new token: URL-safe text of 192 random bits.
+
+        Args:
+            subject: the user or thing that the token is for (text or any JSON-able value). Redeeming it for
+                another subject, or for no subject, is a MISMATCH.
+            ttl: seconds in which the token can be redeemed (`token_ttl` by default).
+
+        Raises:
+            UnavailableError: neither the store nor the policy answered.
+        """
+        return self.bound.run(lambda it: it.issue(subject, ttl))
 
     def consume(self, token: str, subject: Any = None, *, owner: str | None = None) -> Outcome:
-        """Use a token up in one step: ACQUIRED once, then SUCCEEDED; MISMATCH for another subject; UNKNOWN."""
-        background, dedup = self._dedup.get()
-        use = dedup.tokens.use(token, subject, owner)
-        return background.make(use, self._dedup.per_process.seconds, _itself, _take_back).outcome
+        """Use a token up in one step. Returns ACQUIRED once, and SUCCEEDED afterwards.
+
+        Returns MISMATCH for another subject, and UNKNOWN for a token that was never issued or has expired.
+        For an effect that may fail half-way use `redeem`: a consumed token is gone even if the effect then fails.
+
+        SUCCEEDED is never said of a use that is taken back: if another process used the token less than two timeouts
+        ago, this waits until that use is older or gone, four timeouts at most.
+
+        Args:
+            token: the text that `issue` returned, as the client sent it.
+            subject: the subject that the token was issued for. A token that was issued for a subject is a MISMATCH
+                for any other subject, and for a caller that names no subject.
+            owner: your own name for this use. The same name gets ACQUIRED again, for example after a lost reply.
+
+        Raises:
+            UnavailableError: neither the store nor the policy answered. A use that got no answer is taken back
+                before the error is raised, within one further `timeout`; if the store does not answer by then, as
+                soon as it does. With `owner=` it is kept, so that the same owner can ask again.
+            ShortfallError: too few replicas confirmed the use (`replicas=`); it is taken back in the same way.
+        """
+        return self._consume(token, subject, owner=owner)
 
     def redeem(
         self,
@@ -43,10 +79,16 @@ class Tokens:
         wait: Seconds = 0.0,
         renew: bool = False,
     ) -> Claim:
-        """Claim a token: do the work, then `complete(result)`, and a second click replays that result."""
-        background, dedup = self._dedup.get()
-        call = dedup.tokens.redeem(token, subject, owner=owner, lease=lease, ttl=ttl, wait=wait, renew=renew)
-        return answered(background, call, self._dedup.per_process.seconds)
+        """Claim a token: do the work, then call `complete(result)`; a second click gets that result.
+
+        Settle it yourself, or enter it with `with`; the arguments are those of `Dedup.claim`. A token that was
+        redeemed and released, or whose redeemer crashed, can be redeemed again by its subject for another `ttl`
+        seconds, also past its `token_ttl`: its form was sent in time.
+
+        As `consume` does, it waits while the token is used without a result, and another process may still take that
+        use back.
+        """
+        return self._redeem(token, subject, owner=owner, lease=lease, ttl=ttl, wait=wait, renew=renew)
 
 
 def _itself(claim: AsyncClaim) -> AsyncClaim:

@@ -1,0 +1,87 @@
+"""What people ask a gate by hand, for synchronous code: a record, a list of records, and that one is removed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..checks import Seconds, check_seconds
+from ..gateway import Dedup as AsyncDedup
+from ..model import Listing, Record, RecordKind, State
+from .background import Bound
+
+
+class Inspected:
+    """Shows, lists and removes the records of a namespace. `Dedup` is one."""
+
+    bound: Bound[AsyncDedup]
+
+    def _records(self, *, within: Seconds, **options: Any) -> Listing:
+        seconds = check_seconds(within, "within")
+        return self.bound.run(lambda dedup: dedup.records(within=within, **options), wait=seconds)
+
+    # The rest of the class is written by scripts/write_sync.py, which `make format` runs.
+
+    def get(self, key: str, kind: RecordKind = "claim", *, digest: bool = False) -> Record | None:
+        """Return the store's record of `key`, or None. For inspection: to decide, claim.
+
+        Args:
+            key: of a claim or lock; a token; a machine's name, "/" and the id.
+            kind: "claim", "lock", "token" or "machine".
+            digest: `key` is "#" and 32 hexadecimal digits, as `records` shows a token or a long key.
+        """
+        return self.bound.run(lambda it: it.get(key, kind, digest=digest))
+
+    def forget(
+        self, key: str, kind: RecordKind = "claim", *, digest: bool = False, reason: str | None = None
+    ) -> bool:
+        """Remove the record of `key`, whoever owns it; False where there was none. The key is new again.
+
+        A token that is forgotten is unknown for ever.
+
+        It leaves a `KeyForgotten` event with who and why. Arguments as for `get`; `reason`: up to 256 characters.
+        """
+        return self.bound.run(lambda it: it.forget(key, kind, digest=digest, reason=reason))
+
+    def records(
+        self,
+        *,
+        kind: RecordKind | None = None,
+        prefix: str = "",
+        state: State | None = None,
+        older: Seconds = 0.0,
+        limit: int = 1000,
+        within: Seconds = 5.0,
+        cursor: str | None = None,
+        reason: str | None = None,
+    ) -> Listing:
+        """Return records of this namespace, to find what is stuck: `records(state=State.PROCESSING, older=60)`.
+
+        The store looks at its keys some hundred at a time (SCAN), on a Cluster at those of each primary, and serves
+        others between. It stops at the end, or when `limit` or `within` is reached; pass the answer's `cursor` to
+        go on. A record that is there all the time is found, perhaps twice; one that comes, goes or moves meanwhile
+        may be missing. It leaves a `RecordsListed` event.
+
+        Args:
+            kind: "claim", "lock" or "token"; all of these by default.
+            prefix: how the keys begin. It finds no key longer than `readable_keys`, which is a digest in the store.
+            state: of this state only. PROCESSING: a claim that is held, or whose owner died (`lease` is 0 or less).
+            older: seconds since the key was acquired, at least.
+            limit: stop at so many records; the last step may bring some more.
+            within: seconds, after which it stops.
+            cursor: where an earlier call stopped.
+            reason: why, for the event.
+
+        Raises:
+            ConfigError: an argument is not valid, or the cursor is not of this store.
+            UnavailableError: the store does not answer. The policy is not asked.
+        """
+        return self._records(
+            kind=kind,
+            prefix=prefix,
+            state=state,
+            older=older,
+            limit=limit,
+            within=within,
+            cursor=cursor,
+            reason=reason,
+        )
