@@ -4,34 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from time import monotonic
 from types import TracebackType
-from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, cast, overload
+from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, overload
 
 from .admin.inspected import Inspected
-from .admin.resolving import Check, Resolving, check_resolve
-from .checks import Seconds, check_seconds, named, shown
+from .admin.resolving import Check
+from .checks import Seconds, check_seconds
 from .claim import Claim
+from .claiming import claim_call, claim_list
 from .codec import Codec, JSONCodec
 from .compiled import mypyc_attr
-from .core.calls import ClaimCall, KnownCall
+from .core.calls import ClaimCall
 from .core.common import Common, OnBatch
 from .core.connections import Connections
 from .core.gate import Gate
 from .core.holder import check_holder
-from .core.many import ClaimList, ListedClaim
+from .core.options import PLAIN, ClaimOptions
 from .core.settings import Settings
-from .errors import ConfigError, InvalidKeyError, UsageError
+from .errors import UsageError
 from .events import OnEvent
 from .fallback.base import FallbackPolicy
 from .fallback.reject import Reject
 from .kernel.keyspace import READABLE_BYTES
-from .kernel.operations import ClaimOp, Mode
-from .kernel.owners import owner_field
-from .keys import Fingerprint, digest
 from .ledger.client import Ledger
-from .ledger.remembered import claim_each, remembered_claim, remembered_claims
-from .lock import LockCall
+from .lock import LockCall, lock_call
 from .machine import StateMachine, Transitions
 from .model import Batching, BreakerState
 from .once import FewArguments, once
@@ -112,11 +108,6 @@ class Dedup(Inspected):
         credentials: Credentials | None = None,
         holder: str | bool = False,
     ) -> None:
-        if codec is not None and (isinstance(codec, type) or not isinstance(codec, Codec)):
-            raise ConfigError(f"codec must be an object with dumps() and loads(), got {named(codec)}")
-        if on_event is not None and not callable(on_event):
-            raise ConfigError(f"on_event must be callable with one event, got {named(on_event)}")
-        policy = Reject() if on_unavailable is None else on_unavailable
         settings = Settings(
             namespace=namespace,
             lease=check_seconds(lease, "lease"),
@@ -124,17 +115,15 @@ class Dedup(Inspected):
             failure_ttl=check_seconds(failure_ttl, "failure_ttl"),
             token_ttl=check_seconds(token_ttl, "token_ttl"),
             max_result=max_result,
-            on_unavailable=policy,
+            on_unavailable=Reject() if on_unavailable is None else on_unavailable,
             codec=JSONCodec() if codec is None else codec,
             readable_keys=readable_keys,
             holder=check_holder(holder),
         )
         common = Common(
-            namespace,
+            settings,
             timeout=timeout,
             max_pending=max_pending,
-            lease=settings.lease,
-            policy=policy,
             replicas=replicas,
             on_shortfall=on_shortfall,
             known_duplicates=known_duplicates,
@@ -344,53 +333,19 @@ class Dedup(Inspected):
             ForeignRecordError: (on await) the key holds a value that fastdedup did not write.
             UsageError: (on await) not open, closed, or another event loop.
         """
-        then = None
-        if resolve is not None:
-            then = Resolving(check_resolve(resolve), renews=renew)
-            renew = True  # while the check runs
-        seconds = 0.0 if type(wait) is float and wait == 0.0 else check_seconds(wait, "wait", least=0.0)
-        mark = fingerprint if fingerprint is None or type(fingerprint) is Fingerprint else digest(fingerprint)
-        if remember is not None:
-            claim = remembered_claim(self._gate, key, remember, mark, owner, lease, ttl, seconds, bool(renew))
-            return claim.call(then)
-        gate = self._gate
-        if gate.recent and owner is None and lease is None and ttl is None:  # empty but in a storm
-            known = self._told_recently(key, mark)
-            if known is not None:
-                if (counters := gate.observers.counters) is not None:
-                    counters.observe(gate.settings.namespace, "claim", "succeeded", 0.0)
-                return known
-        if owner is not None:
-            field = owner_field(owner)
-        else:
-            try:
-                field = gate.next_drawn()
-            except IndexError:
-                field = gate.draw_owner()
-        op = ClaimOp(
-            gate.claims.wire(key),
-            gate.claim_terms if lease is None and ttl is None else gate.terms(Mode.CLAIM, lease, ttl),
-            field,
-            mark,
-        )
-        op.key = key
-        if owner is not None:
-            op.named = True
-        return ClaimCall(gate, op, seconds, bool(renew), then)
-
-    def _told_recently(self, key: str, mark: bytes | None) -> KnownCall | None:
-        """Return the answer of a success that the store told a moment ago."""
-        gate = self._gate
-        known = gate.recent.get(key) if isinstance(key, str) else None
         if (
-            known is None
-            # Of another fingerprint only the store can judge, which knows the record's own.
-            or known.mark != mark
-            or monotonic() >= known.until
-            or gate.connections.engine is None
+            owner is None
+            and lease is None
+            and ttl is None
+            and remember is None
+            and resolve is None
+            and not renew
+            and type(wait) is float
+            and wait == 0.0
         ):
-            return None
-        return cast(KnownCall, known.answer)
+            return claim_call(self._gate, PLAIN, key, fingerprint)
+        options = ClaimOptions(owner, lease, ttl, wait, renew, remember, resolve)
+        return claim_call(self._gate, options, key, fingerprint)
 
     async def claim_many(
         self,
@@ -410,40 +365,8 @@ class Dedup(Inspected):
         once. Where one cannot be answered its error is raised, and those that were acquired are released.
         Arguments and errors as for `claim`; `fingerprints` gives one for each key.
         """
-        if isinstance(keys, str | bytes):
-            raise InvalidKeyError(
-                "claim_many() takes a list of keys, not one text: its characters would be the keys"
-            )
-        if not hasattr(keys, "__len__"):
-            raise ConfigError(f"claim_many() takes a list of keys, got {shown(keys)}")
-        marks = [None] * len(keys) if fingerprints is None else fingerprints
-        if len(marks) != len(keys):
-            raise ConfigError(f"{len(marks)} fingerprints for {len(keys)} keys: give one for each")
-        gate = self._gate
-        gate.connection.running_engine()
-        if remember is not None:
-            claims = remembered_claims(gate, keys, remember, marks, owner, lease, ttl, wait, bool(renew))
-            return await claim_each(gate, claims, named=owner is not None)
-        terms = gate.claim_terms if lease is None and ttl is None else gate.terms(Mode.CLAIM, lease, ttl)
-        name = None if owner is None else owner_field(owner)
-        listing = ClaimList(gate, terms, wait=wait, renew=renew, named=owner is not None)
-        keyspace = gate.claims
-        listed = [
-            ListedClaim(
-                listing,
-                key,
-                keyspace.wire(key),
-                gate.draw_owner() if name is None else name,
-                None if mark is None else digest(mark),
-            )
-            for key, mark in zip(keys, marks, strict=True)
-        ]
-        if gate.recent and owner is None and lease is None and ttl is None:
-            for each in listed:
-                known = self._told_recently(each.key, each.fingerprint)
-                if known is not None:
-                    each.answer, each.at = known.verdict, 0.0
-        return await listing.claim(listed)
+        options = ClaimOptions(owner, lease, ttl, wait, renew, remember)
+        return await claim_list(self._gate, options, keys, fingerprints)
 
     def lock(
         self, key: str, *, lease: Seconds | None = None, wait: Seconds = 0.0, renew: bool = False
@@ -454,12 +377,7 @@ class Dedup(Inspected):
         is away by then, ClaimLostError on leaving where another holder took over meanwhile. Hand `lock.fence` to
         what you write to.
         """
-        gate = self._gate
-        seconds = gate.settings.lease if lease is None else lease
-        longest = check_seconds(wait, "wait", least=0.0)
-        op = ClaimOp(gate.locks.wire(key), gate.terms(Mode.CLAIM, seconds, seconds), gate.draw_owner(), None)
-        op.key = key
-        return LockCall(ClaimCall(gate, op, longest, bool(renew), verb="lock"))
+        return lock_call(self._gate, ClaimOptions(lease=lease, wait=wait, renew=renew), key)
 
     # In two: a checker gives the parameters of a lambda a type only where it is told how many there are.
     @overload
@@ -528,24 +446,8 @@ class Dedup(Inspected):
             UnavailableError: as for `claim`; with `unrecorded` the work is done.
             ConfigError: as it decorates: the function is not async, or `key` or `fingerprint` is.
         """
-        settings = self._gate.settings
-        return once(
-            self.claim,
-            key,
-            tell=lambda function: self._gate.connections.common.decorated.tell(
-                function, key, settings.namespace, settings.codec
-            ),
-            fingerprint=fingerprint,
-            fail_on=fail_on,
-            options={
-                "lease": lease,
-                "ttl": ttl,
-                "wait": wait,
-                "renew": renew,
-                "remember": remember,
-                "resolve": resolve,
-            },
-        )
+        options = ClaimOptions(None, lease, ttl, wait, renew, remember, resolve)
+        return once(self._gate, options, key, fingerprint, fail_on)
 
     def machine(
         self, name: str, *, initial: str, transitions: Transitions, ttl: Seconds = 30 * 86_400.0

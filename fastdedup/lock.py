@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NoReturn
 from .checks import Seconds
 from .claim import Claim
 from .core.calls import ClaimCall
+from .core.gate import Gate
+from .core.options import ClaimOptions
 from .errors import InProgressError
 
 
@@ -95,3 +97,13 @@ class LockCall:
         claim, self._held = self._held, None
         assert claim is not None
         await claim.settlement.leave(error, release=True)
+
+
+def lock_call(gate: Gate, options: ClaimOptions, key: str) -> LockCall:
+    """Return a lock to be entered. Arguments and errors as for `Dedup.lock`."""
+    lease = gate.settings.lease if options.lease is None else options.lease
+    options = options._replace(
+        lease=lease, ttl=lease
+    )  # nothing is remembered for longer than the lock is held
+    op = gate.claim_op(options, key, gate.locks.wire(key), None)
+    return LockCall(ClaimCall(gate, op, options.seconds_to_wait, bool(options.renew), verb="lock"))

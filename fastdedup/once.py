@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 from .checks import check_arguments_rule
-from .core.calls import ClaimCall
+from .claiming import claim_call
+from .core.gate import Gate
+from .core.options import ClaimOptions
 from .errors import ConfigError
 
 P = ParamSpec("P")
@@ -18,13 +20,11 @@ FewArguments = Callable[[], T] | Callable[[Any], T] | Callable[[Any, Any], T] | 
 
 
 def once(
-    claim: Callable[..., ClaimCall],
+    gate: Gate,
+    options: ClaimOptions,
     key: Callable[..., str],
-    *,
-    tell: Callable[[Callable[..., Any]], None],
     fingerprint: Callable[..., Any] | None,
     fail_on: tuple[type[Exception], ...],
-    options: dict[str, Any],
 ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
     """Return the decorator.
 
@@ -36,8 +36,6 @@ def once(
     recorded, and later calls raise FailedError. If a result cannot be stored (ResultError, ResultTooLargeError),
     later calls raise FailedError for as long as a success is remembered: the function's effect has happened, and must
     not happen again.
-
-    `tell`: called with the function, before it is decorated.
 
     Raises:
         ConfigError: the function is not async, or the function of the key or of the fingerprint is none, or async,
@@ -52,6 +50,8 @@ def once(
     if fingerprint is not None and (not callable(fingerprint) or inspect.iscoroutinefunction(fingerprint)):
         raise ConfigError(f"once(fingerprint=…) must be a function, not async, got {fingerprint!r}")
 
+    settings = gate.settings
+
     def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         if not inspect.iscoroutinefunction(function):
             raise ConfigError(
@@ -60,12 +60,12 @@ def once(
         check_arguments_rule(key, function, "once(key=…)")
         if fingerprint is not None:
             check_arguments_rule(fingerprint, function, "once(fingerprint=…)")
-        tell(function)
+        gate.connections.common.decorated.tell(function, key, settings.namespace, settings.codec)
 
         @functools.wraps(function)
         async def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
             mark = None if fingerprint is None else fingerprint(*args, **kwargs)
-            async with claim(key(*args, **kwargs), fingerprint=mark, **options) as first:
+            async with claim_call(gate, options, key(*args, **kwargs), mark) as first:
                 if not first.acquired:
                     return first.replay()  # type: ignore[no-any-return]
                 try:

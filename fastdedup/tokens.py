@@ -6,13 +6,14 @@ import secrets
 from hashlib import blake2b
 from typing import Any
 
-from .checks import Seconds, check_seconds, milliseconds
+from .checks import Seconds, milliseconds
 from .core.calls import ClaimCall
 from .core.gate import Gate
+from .core.options import ClaimOptions
 from .errors import ForeignRecordError, InvalidKeyError
 from .kernel.keyspace import Kind
 from .kernel.operations import ClaimOp, IssueOp, Mode
-from .kernel.owners import draw_owner, owner_field
+from .kernel.owners import draw_owner
 from .kernel.replies import Code
 from .keys import fingerprint
 from .model import Outcome
@@ -90,7 +91,10 @@ class Tokens:
         Await the call: the claim's outcome is what `consume` returns. Arguments and errors as for `consume`; `ttl`:
         seconds for which the use is remembered.
         """
-        return ClaimCall(self._gate, self._op(token, subject, Mode.CONSUME, None, ttl, owner), verb="consume")
+        op = self._op(ClaimOptions(owner, ttl=ttl), token, subject, Mode.CONSUME)
+        if owner is None:
+            op.draw_again(draw_owner())  # a token that is consumed in one step has no holder to name
+        return ClaimCall(self._gate, op, verb="consume")
 
     def wire(self, token: str) -> bytes:
         """Return the store key of a token."""
@@ -116,34 +120,19 @@ class Tokens:
         As `consume` does, it waits while the token is used without a result, and another process may still take that
         use back.
         """
-        longest = check_seconds(wait, "wait", least=0.0)
-        op = self._op(token, subject, Mode.REDEEM, lease, ttl, owner)
-        return ClaimCall(self._gate, op, longest, bool(renew), verb="redeem")
+        return self.redeem_with(ClaimOptions(owner, lease, ttl, wait, renew), token, subject)
 
-    def _op(
-        self,
-        token: str,
-        subject: Any,
-        mode: Mode,
-        lease: Seconds | None,
-        ttl: Seconds | None,
-        owner: str | None,
-    ) -> ClaimOp:
+    def redeem_with(self, options: ClaimOptions, token: str, subject: Any = None) -> ClaimCall:
+        """Do what `redeem` does, for an integration that makes its options once."""
+        op = self._op(options, token, subject, Mode.REDEEM)
+        return ClaimCall(self._gate, op, options.seconds_to_wait, bool(options.renew), verb="redeem")
+
+    def _op(self, options: ClaimOptions, token: str, subject: Any, mode: Mode) -> ClaimOp:
         secret = token_bytes(token)
-        op = ClaimOp(
-            self._keyspace.wire_digest(secret),
-            self._gate.terms(mode, lease, ttl),
-            owner_field(owner) if owner is not None else self._draw_owner(mode),
-            subject_mark(subject),
-        )
         # A token is a secret: the claim's key is a digest, which may appear in logs.
-        op.key = "token:" + blake2b(secret, digest_size=8).hexdigest()
-        op.named = owner is not None
-        return op
-
-    def _draw_owner(self, mode: Mode) -> bytes:
-        # Of a token that is consumed in one step nobody is the holder.
-        return draw_owner() if mode is Mode.CONSUME else self._gate.draw_owner()
+        key = "token:" + blake2b(secret, digest_size=8).hexdigest()
+        wire, mark = self._keyspace.wire_digest(secret), subject_mark(subject)
+        return self._gate.claim_op(options, key, wire, mark, mode)
 
 
 def subject_mark(subject: Any) -> bytes:

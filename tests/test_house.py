@@ -43,8 +43,10 @@ FLOORS = (
     ("sql.faults",),
     ("",),  # the package itself: the public names
     ("gateway",),
+    ("once",),
+    ("claiming",),
     ("admin",),
-    ("ledger", "tokens", "machine", "lock", "once"),
+    ("ledger", "tokens", "machine", "lock"),
     ("core",),
     ("claim",),
     ("compiled",),
@@ -168,7 +170,7 @@ PRIVATE_OF_LIBRARIES: dict[str, tuple[set[str], str]] = {
 
 # Lines of a file at most: a longer one holds two ideas. Those that still do shall not grow, and leave the list.
 MOST_LINES = 500
-TOO_LONG = {"gateway": 597}
+TOO_LONG: dict[str, int] = {}
 
 # Uses of private names in all tests together.
 MOST_IN_TESTS = 100

@@ -106,9 +106,6 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         """The main path: `_made`, within a span if it is traced."""
         if self._then is not None:
             return self._followed(self._then).__await__()
-        return self._claimed()
-
-    def _claimed(self) -> Generator[Any, Any, Claim]:
         observers = self._gate.observers
         tracing = observers.tracing
         if tracing is not None and observers.wants_span():
@@ -116,7 +113,8 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         return self._made()
 
     async def _followed(self, then: Then) -> Claim:
-        return await then(await Made(self._claimed()))
+        self._then = None
+        return await then(await self)
 
     async def _traced(self, tracing: Tracing) -> Claim:
         gate, op = self._gate, self.op
@@ -134,7 +132,9 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
 
     def _made(self) -> Generator[Any, Any, Claim]:
         """Make the claim. A generator, not a coroutine: nothing but the future stands between task and reply."""
-        self._use_up()
+        if self._used:
+            raise self.used_before()
+        self._used = True
         gate, op = self._gate, self.op
         counters = gate.observers.counters
         if counters is not None:
@@ -162,12 +162,9 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
             return Claim(gate, op, reply)
         return claim_of(gate, op, reply, self._renews, owned=self.owns_renewal)
 
-    def _use_up(self) -> None:
-        if self._used:
-            raise UsageError(
-                f"this claim of {self.op.key!r} was awaited before; call claim() for another one"
-            )
-        self._used = True
+    def used_before(self) -> UsageError:
+        """Return the error for a second `await`."""
+        return UsageError(f"this claim of {self.op.key!r} was awaited before; call claim() for another one")
 
     def _judged(self, answer: Any) -> Verdict:
         """Return the verdict on an answer that is none yet; count it."""

@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from copy import copy
 from typing import Literal
 
-from ..checks import Seconds, check_count, check_seconds, shown
+from ..checks import Seconds, check_count, check_seconds, named, shown
 from ..decorated import DecoratedFunctions
 from ..errors import ConfigError
 from ..events import Event, OnEvent
 from ..failures import log_batch_failure, log_failure
-from ..fallback.base import FallbackPolicy
 from ..kernel.queue import MIN_BATCH, BatchObserver
 from .counters import MAX_NAMESPACES, GateCounters
 from .incidents import AT_ONCE, Incidents
 from .observers import Observers
 from .recent import RecentSuccesses
+from .settings import Settings
 
 OnBatch = Callable[[int], None]
 
@@ -27,8 +27,8 @@ class Common:
     """The settings of a gate's connections, who hears of what they do, and what is known of its namespaces.
 
     Args:
-        name: the gate's name in the log: its namespace.
-        policy: the gate's own, which most scopes share: its journal is shown under the gate's name.
+        settings: the gate's own: its namespace is its name in the log. Most scopes share its policy, whose journal is
+            shown under that name.
         the others are those of `Dedup`.
 
     Raises:
@@ -37,22 +37,20 @@ class Common:
 
     def __init__(
         self,
-        name: str,
+        settings: Settings,
         *,
         timeout: Seconds,
         max_pending: int,
-        lease: float,
-        policy: FallbackPolicy,
         replicas: int,
         on_shortfall: Literal["report", "raise"],
         known_duplicates: Seconds,
         on_event: OnEvent | None,
     ) -> None:
-        self.name = name
+        self.name = settings.namespace
         self.timeout = check_seconds(timeout, "timeout")
         self.max_pending = check_count(max_pending, "max_pending")
-        self.lease = lease
-        self.policy = policy
+        self.lease = settings.lease
+        self.policy = settings.on_unavailable
         self.replicas = check_count(replicas, "replicas", least=0)
         if on_shortfall not in ("report", "raise"):
             raise ConfigError(f"on_shortfall must be 'report' or 'raise', got {shown(on_shortfall)}")
@@ -67,8 +65,10 @@ class Common:
             else check_seconds(known_duplicates, "known_duplicates", least=0.0)
         )
         self.decorated = DecoratedFunctions()
-        self.incidents: Incidents | None = Incidents(name)
+        self.incidents: Incidents | None = Incidents(self.name)
         """Writes the log lines; None if the maker of the gate logs its events itself, as the sidecar does."""
+        if on_event is not None and not callable(on_event):
+            raise ConfigError(f"on_event must be callable with one event, got {named(on_event)}")
         self.on_event: list[OnEvent] = [] if on_event is None else [on_event]
         """Called with each event, before what counts: the user's callback."""
         self.on_batch: OnBatch | None = None

@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, Final
 
-from ..checks import Seconds, check_seconds
 from ..claim import Claim
 from ..errors import ShortfallError, UnavailableError
 from ..kernel.answers import is_first_hand
-from ..kernel.operations import NOBODY, ClaimOp, Terms
+from ..kernel.operations import NOBODY, ClaimOp
+from ..kernel.owners import owner_field
 from ..kernel.records import tail_of
 from ..kernel.replies import Reply, Verdict
 from ..model import Outcome
 from ..tasks import wait_then_stop
-from .calls import claim_of
+from .calls import KnownCall, claim_of
 from .counters import outcome_of
 from .gate import Gate
+from .options import ClaimOptions
 from .settlement import Settlement
 from .together import Together
 from .traced_lists import within_a_span
@@ -65,21 +66,41 @@ class ClaimList(Together):
     """Claims of different keys, made by one call and answered together.
 
     Args:
-        wait: seconds to wait for present owners.
-        named: the owner is the caller's own.
+        gate: of the claims.
+        options: how to make them; `claim_list` in `claiming.py` has seen to a ledger.
     """
 
-    def __init__(self, gate: Gate, terms: Terms, *, wait: Seconds, renew: bool, named: bool) -> None:
+    def __init__(self, gate: Gate, options: ClaimOptions) -> None:
         super().__init__()
         self.gate = gate
-        self.terms = terms
-        self.renew = bool(renew)
-        self.named = named
-        self._wait = check_seconds(wait, "wait", least=0.0)
+        self.terms = gate.terms_of(options)
+        self.named = options.owner is not None
+        self._options = options
+        self._renews = bool(options.renew)
+        self._wait = options.seconds_to_wait
 
-    async def claim(self, claims: Sequence[ListedClaim]) -> list[Claim]:
-        """Make the claims; where one cannot be answered its error is raised, and the others are released."""
+    async def claim(self, keys: Sequence[str], marks: Sequence[bytes | None]) -> list[Claim]:
+        """Make the claims; where one cannot be answered its error is raised, and the others are released.
+
+        `marks`: the fingerprint of each key, or None.
+        """
+        claims = self._listed(keys, marks)
         return await within_a_span(self.gate, claims, lambda: self._made(claims))
+
+    def _listed(self, keys: Sequence[Any], marks: Sequence[bytes | None]) -> list[ListedClaim]:
+        gate, named = self.gate, self._options.owner
+        wire, draw = gate.claims.wire, gate.draw_owner
+        owner = None if named is None else owner_field(named)
+        listed = [
+            ListedClaim(self, key, wire(key), draw() if owner is None else owner, mark)
+            for key, mark in zip(keys, marks, strict=True)
+        ]
+        if gate.recent:
+            for each in listed:
+                known: KnownCall | None = gate.known_success(self._options, each.key, each.fingerprint)
+                if known is not None:
+                    each.answer, each.at = known.verdict, 0.0
+        return listed
 
     async def _made(self, claims: Sequence[ListedClaim]) -> list[Claim]:
         gives_up = end_of(self._wait)
@@ -94,7 +115,7 @@ class ClaimList(Together):
             if counters is not None:
                 for claim in claims:
                     counters.judged(self.gate, claim.answer, since)
-            return [claim_of(self.gate, claim, claim.answer, self.renew) for claim in claims]
+            return [claim_of(self.gate, claim, claim.answer, self._renews) for claim in claims]
         except BaseException as error:  # noqa: BLE001 -- it is raised below
             fault = error
         if counters is not None and isinstance(fault, Exception):

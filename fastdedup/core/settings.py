@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..checks import check_count, check_seconds
+from ..checks import check_count, check_seconds, named
 from ..codec import Codec
 from ..errors import ConfigError
 from ..fallback.base import FallbackPolicy
@@ -30,6 +30,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_namespace(self.namespace)
+        if isinstance(self.codec, type) or not isinstance(self.codec, Codec):
+            raise ConfigError(f"codec must be an object with dumps() and loads(), got {named(self.codec)}")
         for name in ("lease", "ttl", "failure_ttl", "token_ttl"):
             object.__setattr__(self, name, check_seconds(getattr(self, name), name))
         check_count(self.max_result, "max_result")

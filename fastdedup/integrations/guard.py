@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import TypedDict
 
 from ..claim import Claim
+from ..claiming import claim_call
 from ..core.calls import ClaimCall
+from ..core.options import ClaimOptions
 from ..gateway import Dedup
 from ..keys import Fingerprint
 from ..model import Outcome
@@ -40,6 +42,16 @@ def record_settings(rule: Rule, codec: ResponseCodec) -> RecordSettings:
     }
 
 
+PatientOptions = tuple[ClaimOptions, ClaimOptions | None]
+"""How to claim a request's key, and how to claim it again if an owner is at work; None: not again."""
+
+
+def patient_options(rule: Rule) -> PatientOptions:
+    """Return how a rule's requests claim their keys."""
+    at_once = ClaimOptions(renew=rule.renew)
+    return at_once, at_once._replace(wait=rule.wait) if rule.wait else None
+
+
 class Guard:
     """A route's rule, and the two `Dedup`s with its settings: for keys and for tokens.
 
@@ -49,10 +61,11 @@ class Guard:
         codec: the codec of its responses.
     """
 
-    __slots__ = ("dedup", "forms", "rule")
+    __slots__ = ("_options", "dedup", "forms", "rule")
 
     def __init__(self, dedup: Dedup, rule: Rule, codec: ResponseCodec | None = None) -> None:
         self.rule = rule
+        self._options = patient_options(rule)
         settings = record_settings(rule, codec or ResponseCodec())
         self.dedup = dedup.scoped(SCOPE, **settings)
         self.forms = dedup.scoped(**settings)  # the namespace in which the application issues its tokens
@@ -62,15 +75,14 @@ class Guard:
 
         `owns_renewal`: see `ClaimCall.owns_renewal`.
         """
-        rule = self.rule
+        at_once, waiting = self._options
         # Not by `patiently`, which takes a coroutine more.
-        call = self.dedup.claim(name, fingerprint=mark, renew=rule.renew)
+        call = claim_call(self.dedup.gate, at_once, name, mark)
         call.owns_renewal = owns_renewal
-        if rule.wait:
-            call.will_wait = True
+        call.will_wait = waiting is not None
         found = await call
-        if rule.wait and found.outcome is Outcome.IN_PROGRESS:
-            return await self.dedup.claim(name, fingerprint=mark, wait=rule.wait, renew=rule.renew)
+        if waiting is not None and found.outcome is Outcome.IN_PROGRESS:
+            return await claim_call(self.dedup.gate, waiting, name, mark)
         return found
 
     async def redeem(self, token: str, subject: str | None) -> Claim:
@@ -80,9 +92,9 @@ class Guard:
             FormRefused: the token is another subject's.
             DedupError: any error of `Tokens.redeem`.
         """
-        rule, who = self.rule, redeemed_subject(subject)
+        who = redeemed_subject(subject)
         found = await patiently(
-            lambda wait: self.forms.tokens.redeem(token, who, wait=wait, renew=rule.renew), rule.wait
+            lambda options: self.forms.tokens.redeem_with(options, token, who), self._options
         )
         if found.outcome is Outcome.MISMATCH:
             record = await self.forms.get(token, "token")
@@ -90,9 +102,12 @@ class Guard:
         return found
 
 
-async def patiently(claim: Callable[[float], ClaimCall], wait: float) -> Claim:
+async def patiently(claim: Callable[[ClaimOptions], ClaimCall], options: PatientOptions) -> Claim:
     """Claim, and wait for an owner at work only: while the store is unavailable a request is refused at once."""
-    first = claim(0.0)
-    first.will_wait = wait > 0.0
+    at_once, waiting = options
+    first = claim(at_once)
+    first.will_wait = waiting is not None
     found = await first
-    return await claim(wait) if wait and found.outcome is Outcome.IN_PROGRESS else found
+    if waiting is None or found.outcome is not Outcome.IN_PROGRESS:
+        return found
+    return await claim(waiting)

@@ -8,7 +8,9 @@ from typing import Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from ..checks import not_a_gate
+from ..claiming import claim_call
 from ..core.calls import ClaimCall
+from ..core.options import ClaimOptions
 from ..errors import ConfigError
 from ..gateway import Dedup as AsyncDedup
 from ..model import Outcome
@@ -23,7 +25,7 @@ from ..web.record_keys import SCOPE
 from ..web.request import Named, Request, by_header, by_host, everyone
 from ..web.response import Response, ResponseCodec
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, Rule, make_rules
-from .guard import record_settings
+from .guard import PatientOptions, patient_options, record_settings
 from .wsgi_exchange import CLAIM, WsgiExchange, send
 from .wsgi_request import BadBody, mount_of, read_body, request_of, route_path
 
@@ -49,7 +51,7 @@ class WsgiGuard:
         ConfigError: the rule needs something that WSGI does not have.
     """
 
-    __slots__ = ("_dedup", "_forms", "rule")
+    __slots__ = ("_dedup", "_forms", "_options", "rule")
 
     def __init__(self, dedup: Dedup, rule: Rule) -> None:
         if rule.on_disconnect == "cancel":
@@ -58,6 +60,7 @@ class WsgiGuard:
                 "its client has left; only 'finish' can be had"
             )
         self.rule = rule
+        self._options = patient_options(rule)
         settings = record_settings(rule, ResponseCodec(spelled=True))
         self._dedup = dedup.scoped(SCOPE, **settings)
         self._forms = dedup.scoped(**settings)  # the namespace in which the application issues its tokens
@@ -92,13 +95,11 @@ class WsgiGuard:
 
     def claim(self, request: Request, key: str) -> Claim:
         """Claim a request's key. Raises what `Rule.identify` and `Dedup.claim` raise."""
-        rule = self.rule
-        principal = self._principal(request)
-        name, mark = rule.identify(request, principal, key)
+        name, mark = self.rule.identify(request, self._principal(request), key)
         return _patiently(
             self._dedup,
-            lambda dedup, wait: dedup.claim(name, fingerprint=mark, wait=wait, renew=rule.renew),
-            rule.wait,
+            lambda dedup, options: claim_call(dedup.gate, options, name, mark),
+            self._options,
         )
 
     def redeem(self, token: str, subject: str | None) -> Claim:
@@ -108,11 +109,11 @@ class WsgiGuard:
             FormRefused: the token is another subject's.
             DedupError: any error of `Tokens.redeem`.
         """
-        rule, who = self.rule, redeemed_subject(subject)
+        who = redeemed_subject(subject)
         found = _patiently(
             self._forms,
-            lambda dedup, wait: dedup.tokens.redeem(token, who, wait=wait, renew=rule.renew),
-            rule.wait,
+            lambda dedup, options: dedup.tokens.redeem_with(options, token, who),
+            self._options,
         )
         if found.outcome is Outcome.MISMATCH:
             record = self._forms.get(token, "token")
@@ -128,18 +129,21 @@ class WsgiGuard:
         raise ConfigError(f"principal={self.rule.principal!r} is async: under WSGI give a plain function")
 
 
-def _patiently(dedup: Dedup, claim: Callable[[AsyncDedup, float], ClaimCall], wait: float) -> Claim:
+def _patiently(
+    dedup: Dedup, claim: Callable[[AsyncDedup, ClaimOptions], ClaimCall], options: PatientOptions
+) -> Claim:
     """Claim, and wait for an owner at work only, as `patiently` in guard.py."""
+    at_once, waiting = options
 
     def first(behind: AsyncDedup) -> ClaimCall:
-        call = claim(behind, 0.0)
-        call.will_wait = wait > 0.0
+        call = claim(behind, at_once)
+        call.will_wait = waiting is not None
         return call
 
     found = answered(dedup.bound, first)
-    if not wait or found.outcome is not Outcome.IN_PROGRESS:
+    if waiting is None or found.outcome is not Outcome.IN_PROGRESS:
         return found
-    return answered(dedup.bound, lambda behind: claim(behind, wait))
+    return answered(dedup.bound, lambda behind: claim(behind, waiting))
 
 
 class IdempotencyMiddleware:

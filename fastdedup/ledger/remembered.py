@@ -7,16 +7,15 @@ from collections.abc import Generator, Sequence
 from time import perf_counter
 from typing import Any
 
-from ..checks import Seconds, check_seconds
 from ..claim import Claim
 from ..core.calls import ClaimCall, Then, claim_of, count_claim
 from ..core.gate import Gate
+from ..core.options import ClaimOptions
 from ..core.traced_lists import within_a_span
 from ..core.waiting import claim_once, wait_for_verdict
 from ..errors import ConfigError, UnavailableError
 from ..kernel.operations import ClaimOp
-from ..kernel.owners import owner_field, owner_text
-from ..keys import digest
+from ..kernel.owners import owner_text
 from .client import Ledger
 from .ids import record_wire
 from .operations import FindsIds, RememberedClaimOp
@@ -97,59 +96,48 @@ class RememberedCall(ClaimCall):
 
     def _made(self) -> Generator[Any, Any, Claim]:
         """Claim. A coroutine of its own, as the ledger's form may have to be read first."""
-        self._use_up()
+        if self._used:
+            raise self.used_before()
+        self._used = True
         return (yield from self._remembered.make(self).__await__())
 
 
 def remembered_claim(
-    gate: Gate,
-    key: str,
-    ledger: Any,
-    mark: bytes | None,
-    owner: str | None,
-    lease: Seconds | None,
-    ttl: Seconds | None,
-    wait: float,
-    renew: bool,
+    gate: Gate, options: ClaimOptions, key: str, mark: bytes | None, wait: float, renew: bool
 ) -> RememberedClaim:
-    """Return a claim to be made. Arguments and errors as for `Dedup.claim`; `mark`: the fingerprint's digest."""
+    """Return a claim to be made. Arguments and errors as for `Dedup.claim`.
+
+    Args:
+        gate: of the claim.
+        options: how to make it.
+        key: the key.
+        mark: its fingerprint, or None.
+        wait: seconds to wait for another owner: those of the options, or 0.
+        renew: keep the lease alive.
+    """
+    ledger = options.remember
     if not isinstance(ledger, Ledger) or not ledger.is_of(gate.connection):
         raise ConfigError(f"remember must be a ledger of this gate, made by its ledger(), got {ledger!r}")
     if ledger.dense:
         raise ConfigError(
             f"remember must be a ledger without dense=True, as a claim's key is text, got {ledger!r}"
         )
-    op = ClaimOp(
-        gate.claims.wire(key),
-        gate.remembered_terms(lease, ttl),
-        gate.draw_owner() if owner is None else owner_field(owner),
-        mark,
-    )
-    op.key, op.named = key, owner is not None
+    op = gate.claim_op(options, key, gate.claims.wire(key), mark)
     return RememberedClaim(gate, op, ledger, wait, renew)
 
 
 def remembered_claims(
-    gate: Gate,
-    keys: Sequence[str],
-    ledger: Any,
-    fingerprints: Sequence[Any],
-    owner: str | None,
-    lease: Seconds | None,
-    ttl: Seconds | None,
-    wait: Seconds,
-    renew: bool,
+    gate: Gate, options: ClaimOptions, keys: Sequence[str], marks: Sequence[bytes | None]
 ) -> list[RememberedClaim]:
     """Return the claims of a list, for `claim_each`. Arguments and errors as for `Dedup.claim_many`."""
-    longest = check_seconds(wait, "wait", least=0.0)
+    longest, renew = options.seconds_to_wait, bool(options.renew)
     claims: list[RememberedClaim] = []
     seen: set[bytes] = set()
-    for key, fingerprint in zip(keys, fingerprints, strict=True):
+    for key, mark in zip(keys, marks, strict=True):
         wire = gate.claims.wire(key)
-        seconds = 0.0 if wire in seen else longest  # no claim waits for another one of its list
+        wait = 0.0 if wire in seen else longest  # no claim waits for another one of its list
         seen.add(wire)
-        mark = None if fingerprint is None else digest(fingerprint)
-        claims.append(remembered_claim(gate, key, ledger, mark, owner, lease, ttl, seconds, renew))
+        claims.append(remembered_claim(gate, options, key, mark, wait, renew))
     return claims
 
 

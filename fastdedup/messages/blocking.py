@@ -16,6 +16,7 @@ from ..admin.resolving import check_resolve
 from ..admin.takeover import Resolved
 from ..backoff import Backoff
 from ..checks import named
+from ..core.options import ClaimOptions
 from ..errors import (
     ConfigError,
     DedupError,
@@ -24,6 +25,7 @@ from ..errors import (
     error_text,
 )
 from ..sync.claim import Claim
+from ..sync.claiming import claim_now
 from ..sync.gateway import Dedup
 from ..sync.ledger import Ledger
 from ..sync.resolving import SyncCheck, asked
@@ -195,7 +197,7 @@ class BlockingWay:
         self.rules = rules
         self._dedup = dedup
         self._record = record
-        self._remember = check_ledger(remember, dedup)
+        self._options = ClaimOptions(wait=rules.wait, renew=True, remember=check_ledger(remember, dedup))
         self._resolve = None if resolve is None else check_resolve(resolve, asynchronous=False)
         self._failed_attempts = FailedAttempts(rules)  # errors of the work itself are logged by its framework
 
@@ -237,13 +239,7 @@ class BlockingWay:
         ends = time.monotonic() + HOLD
         while True:
             try:
-                return self._dedup.claim(
-                    self.rules.gate_key(key),
-                    fingerprint=mark,
-                    renew=True,
-                    wait=self.rules.wait,
-                    remember=self._remember,
-                )
+                return claim_now(self._dedup.bound, self._options, self.rules.gate_key(key), mark)
             except UnavailableError as error:
                 if time.monotonic() >= ends:
                     return Decision(Action.RETRY, Reason.UNAVAILABLE, key, error=error)

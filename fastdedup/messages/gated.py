@@ -9,7 +9,9 @@ from typing import Any
 from ..admin.resolving import Check, answer_of, takeover_of
 from ..admin.takeover import Resolved
 from ..claim import Claim
+from ..claiming import claim_call
 from ..codec import is_unstorable
+from ..core.options import ClaimOptions
 from ..core.settlement import Settlement
 from ..errors import ClaimLostError, DedupError, InProgressError, UnavailableError
 from ..gateway import Dedup
@@ -42,7 +44,8 @@ class GatedWay:
         self._dedup = dedup
         self._pauses = pauses
         self._failed_attempts = failed_attempts
-        self._remember = remember
+        self._at_once = ClaimOptions(renew=True, remember=remember)
+        self._waiting = self._at_once._replace(wait=rules.wait)
         self._resolve = resolve
 
     async def decide(self, delivery: Delivery) -> Decision:
@@ -50,21 +53,19 @@ class GatedWay:
 
         The message is held while the gate does not answer. A lost lease stops the handler.
         """
-        key, wait = self._rules.gate_key(delivery.key), 0.0
+        key, options = self._rules.gate_key(delivery.key), self._at_once
         with HeldMessage(self._pauses) as held:
             while True:
                 try:
-                    call = self._dedup.claim(
-                        key, fingerprint=delivery.mark, renew=True, wait=wait, remember=self._remember
-                    )
-                    call.will_wait = wait < self._rules.wait
+                    call = claim_call(self._dedup.gate, options, key, delivery.mark)
+                    call.will_wait = options is self._at_once and self._rules.wait > 0.0
                     async with call as claim:
                         held.end()
                         if claim.acquired:
                             return await self._work(delivery, claim)
-                    if claim.outcome is Outcome.IN_PROGRESS and wait < self._rules.wait:
+                    if claim.outcome is Outcome.IN_PROGRESS and call.will_wait:
                         held.count()
-                        wait = self._rules.wait
+                        options = self._waiting
                     elif claim.outcome is Outcome.FAILED and delivery.again:
                         delivery.again = False
                         await reopen(self._dedup, key, claim)

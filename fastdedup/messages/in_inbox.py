@@ -6,6 +6,7 @@ from time import monotonic, perf_counter
 from typing import Any, Final
 
 from ..claim import Claim
+from ..claiming import claim_call
 from ..core.calls import ClaimCall
 from ..errors import ConfigError, InvalidKeyError, MismatchError, UsageError
 from ..gateway import Dedup
@@ -14,6 +15,7 @@ from ..sql.inbox import Inbox
 from ..sql.once import (
     ATTEMPTS,
     MENDING,
+    RENEWED,
     UNHEARD,
     Begin,
     CommitUnknown,
@@ -95,7 +97,7 @@ class InboxWay:
         key = self._inbox.rules.gate_key(delivery.key)
 
         def ask() -> ClaimCall:
-            call = dedup.claim(key, fingerprint=delivery.mark, renew=True)
+            call = claim_call(dedup.gate, RENEWED, key, delivery.mark)
             call.will_wait = self._rules.wait > 0.0
             return call
 

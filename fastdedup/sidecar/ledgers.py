@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from ..claim import Claim
+from ..claiming import claim_call
 from ..codec import check_size
+from ..core.options import ClaimOptions
 from ..errors import ClaimLostError, ConfigError, InvalidKeyError, UnavailableError
 from ..gateway import Dedup
 from ..kernel.operations import ReleaseOp, RenewOp, SettleOp
@@ -95,9 +97,10 @@ class ServedLedger:
 
     # Claims whose success it remembers
 
-    def claim(self, key: str, **options: Any) -> RememberedCall:
-        """Return a claim to be awaited; arguments and errors as for `Dedup.claim`."""
-        return cast(RememberedCall, self.dedup.claim(key, remember=self._ledger, **options))
+    def claim(self, options: ClaimOptions, key: str, mark: bytes | None) -> RememberedCall:
+        """Return a claim to be awaited; arguments and errors as for `claim_call`."""
+        options = options._replace(remember=self._ledger)
+        return cast(RememberedCall, claim_call(self.dedup.gate, options, key, mark))
 
     async def answered(self, call: RememberedCall) -> Claim:
         """Await a claim that `claim` has returned."""

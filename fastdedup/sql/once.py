@@ -22,8 +22,10 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from ..backoff import Backoff
 from ..checks import Seconds, check_arguments_rule, check_count, check_seconds, not_a_gate
 from ..claim import Claim
+from ..claiming import claim_call
 from ..core.calls import ClaimCall, claim_of, count_claim
 from ..core.gate import Gate
+from ..core.options import ClaimOptions
 from ..core.waiting import end_of, wait_by_looks
 from ..downstream import claimed_work
 from ..errors import (
@@ -59,6 +61,8 @@ ATTEMPTS: Final = 5
 _BACKOFF = Backoff(0.01, 1.0, growth=2.0, steady=0.0)
 MENDING: Final = 1.0
 """Seconds for the gate to learn of what was committed: the row stands, so its caller does not wait longer."""
+RENEWED: Final = ClaimOptions(renew=True)
+"""How the gate is asked for a key whose work runs in a transaction."""
 LOOK: Final = 1.0
 """Seconds of each look of a caller that waits at the gate: so late at most it finds that the gate does not answer."""
 
@@ -367,7 +371,7 @@ class Transactions:
 
 async def claim_at(dedup: Dedup, name: str, ends: float, mark: Fingerprint | None) -> Claim:
     """Claim at the gate, and wait there as `wait_at` does."""
-    since, call = perf_counter(), dedup.claim(name, fingerprint=mark, renew=True)
+    since, call = perf_counter(), claim_call(dedup.gate, RENEWED, name, mark)
     call.will_wait = ends > monotonic()
     return await wait_at(dedup.gate, call, await call, ends, since)
 

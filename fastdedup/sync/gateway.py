@@ -7,9 +7,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
-from ..admin.resolving import check_resolve
 from ..checks import Seconds, check_seconds
 from ..codec import Codec
+from ..core.options import ClaimOptions
 from ..core.settings import Settings
 from ..events import OnEvent
 from ..fallback.base import FallbackPolicy
@@ -20,13 +20,14 @@ from ..model import Batching, BreakerState
 from ..once import FewArguments
 from ..stores.base import Credentials, Store
 from .background import Bound, PerProcess
-from .claim import Claim, answered, take_back
+from .claim import Claim, answered
+from .claiming import claim_list_now, claim_now
 from .inspected import Inspected
-from .ledger import Ledger, ledger_behind
+from .ledger import Ledger
 from .lock import LockCall
 from .machine import StateMachine
 from .once import once
-from .resolving import SyncCheck, resolved
+from .resolving import SyncCheck
 from .tokens import Tokens
 
 P = ParamSpec("P")
@@ -126,9 +127,7 @@ class Dedup(Inspected):
         derive = self.bound.make
         return Bound(self.per_process, lambda dedup: make(derive(dedup)))
 
-    def _claim(
-        self, key: str, *, renew: bool, remember: Ledger | None, resolve: SyncCheck | None, **options: Any
-    ) -> Claim:
+    def _claim(self, key: str, *, fingerprint: Any, **options: Any) -> Claim:
         """Ask to be the first for `key`, and block for the answer. Main path of the module.
 
         `claim = dedup.claim(key)`: settle it yourself. `with dedup.claim(key) as claim:` settles on the way
@@ -136,27 +135,12 @@ class Dedup(Inspected):
         for `fastdedup.Dedup.claim`; for `renew` see `Claim`. `resolve` is a function that is not async, and is called
         in the caller's thread.
         """
-        if resolve is not None:
-            check_resolve(resolve, asynchronous=False)
-        options |= {"renew": renew or resolve is not None, "remember": ledger_behind(remember)}
-        claim = answered(self.bound, lambda dedup: dedup.claim(key, **options))
-        return claim if resolve is None else resolved(claim, resolve, renews=renew)
+        return claim_now(self.bound, ClaimOptions(**options), key, fingerprint)
 
     def _claim_many(
-        self, keys: Sequence[str], *, wait: Seconds, remember: Ledger | None, **options: Any
+        self, keys: Sequence[str], *, fingerprints: Sequence[Any] | None, **options: Any
     ) -> list[Claim]:
-        background, dedup = self.bound.get()
-        options |= {"wait": wait, "remember": ledger_behind(remember)}
-
-        async def made() -> list[Claim]:
-            return [Claim(background, claim) for claim in await dedup.claim_many(keys, **options)]
-
-        def discard(claims: list[Claim]) -> None:
-            for claim in claims:
-                take_back(claim.asynchronous)
-
-        seconds = self.per_process.seconds + check_seconds(wait, "wait", least=0.0)
-        return background.run(made, seconds, discard)
+        return claim_list_now(self.bound, ClaimOptions(**options), keys, fingerprints)
 
     def _lock(self, key: str, **options: Any) -> LockCall:
         """Return a mutual exclusion, which remembers nothing: `with dedup.lock(key, wait=5.0) as lock:`.
@@ -178,15 +162,7 @@ class Dedup(Inspected):
 
         Arguments and errors as for `fastdedup.Dedup.once`; no function is async here.
         """
-        settings, decorated = self.settings, self.per_process.decorated
-        return once(
-            self.claim,
-            key,
-            tell=lambda function: decorated.tell(function, key, settings.namespace, settings.codec),
-            fingerprint=fingerprint,
-            fail_on=fail_on,
-            options=options,
-        )
+        return once(self.bound, ClaimOptions(**options), key, fingerprint, fail_on)
 
     # The rest of the class is written by scripts/write_sync.py, which `make format` runs.
 

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from ..checks import check_arguments_rule, shown
+from ..core.options import ClaimOptions
 from ..errors import ConfigError, UsageError
-from .claim import Claim
+from ..gateway import Dedup as AsyncDedup
+from .background import Bound
+from .claiming import claim_now
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,13 +45,11 @@ def check_done(function: Callable[..., Any], result: object) -> None:
 
 
 def once(
-    ask: Callable[..., Claim],
+    bound: Bound[AsyncDedup],
+    options: ClaimOptions,
     key: Callable[..., str],
-    *,
-    tell: Callable[[Callable[..., Any]], None],
     fingerprint: Callable[..., Any] | None,
     fail_on: tuple[type[Exception], ...],
-    options: dict[str, Any],
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator that does for functions what `fastdedup.Dedup.once` does for async functions.
 
@@ -64,26 +65,28 @@ def once(
     if fingerprint is not None and (not callable(fingerprint) or inspect.iscoroutinefunction(fingerprint)):
         raise ConfigError(f"once(fingerprint=…) must be a function, not async, got {fingerprint!r}")
 
+    settings = bound.latest.settings
+
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         check_blocking(function, "once() of fastdedup.Dedup")
         check_arguments_rule(key, function, "once(key=…)")
         if fingerprint is not None:
             check_arguments_rule(fingerprint, function, "once(fingerprint=…)")
-        tell(function)
+        bound.per_process.decorated.tell(function, key, settings.namespace, settings.codec)
 
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
             mark = None if fingerprint is None else fingerprint(*args, **kwargs)
-            with ask(key(*args, **kwargs), fingerprint=mark, **options) as claim:
-                if not claim.acquired:
-                    return claim.replay()  # type: ignore[no-any-return]
+            with claim_now(bound, options, key(*args, **kwargs), mark) as first:
+                if not first.acquired:
+                    return first.replay()  # type: ignore[no-any-return]
                 try:
                     result = function(*args, **kwargs)
                 except fail_on as error:
-                    claim.fail(error)
+                    first.fail(error)
                     raise
                 check_done(function, result)
-                claim.complete(result)  # where that cannot be stored, leaving records it as a failure
+                first.complete(result)  # where that cannot be stored, leaving records it as a failure
                 return result
 
         return wrapper

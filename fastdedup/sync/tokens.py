@@ -6,6 +6,7 @@ from typing import Any
 
 from ..checks import Seconds
 from ..claim import Claim as AsyncClaim
+from ..core.options import ClaimOptions
 from ..errors import UnavailableError
 from ..kernel.granted import GRANTED
 from ..kernel.operations import ReleaseOp
@@ -27,8 +28,12 @@ class Tokens:
         use = tokens.use(token, subject, owner)
         return background.make(use, self.bound.per_process.seconds, _itself, _take_back).outcome
 
-    def _redeem(self, *token: Any, **options: Any) -> Claim:
-        return answered(self.bound, lambda it: it.redeem(*token, **options))
+    def _redeem(self, token: str, subject: Any, **options: Any) -> Claim:
+        return self.redeem_with(ClaimOptions(**options), token, subject)
+
+    def redeem_with(self, options: ClaimOptions, token: str, subject: Any = None) -> Claim:
+        """Do what `redeem` does, for an integration that makes its options once."""
+        return answered(self.bound, lambda it: it.redeem_with(options, token, subject))
 
     # The rest of the class is written by scripts/write_sync.py, which `make format` runs.
 

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fastdedup import BreakerState, ClaimLostError, Dedup, LocalLRU, Outcome, UnavailableError
-from fastdedup.core.calls import ClaimCall
 from fastdedup.events import Conflict, Degraded, Event, Replayed
-from fastdedup.kernel.operations import AdoptOp, Mode
+from fastdedup.kernel.operations import AdoptOp
 from fastdedup.kernel.owners import owner_text
 from fastdedup.kernel.replies import Adopted, Code
 from fastdedup.stores.bounded import RECORD_BYTES
@@ -229,8 +228,7 @@ class Outages(RuleBasedStateMachine):
     async def _consume(self, process: int, token: str) -> None:
         self.tried[token] += 1
         dedup = self.gates[process]
-        op = dedup.tokens._op(token, None, Mode.CONSUME, None, 20.0, None)
-        claim = await ClaimCall(dedup.gate, op, verb="consume")
+        claim = await dedup.tokens.use(token, None, None, ttl=20.0)
         uses = self.ledger.consumed.setdefault(token, [])
         if claim.acquired:
             assert process not in [one for one, _ in uses], f"{claim.key} was used up twice in a process"

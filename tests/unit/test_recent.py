@@ -29,7 +29,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("fastdedup.core.recent.monotonic", clock)
-    monkeypatch.setattr("fastdedup.gateway.monotonic", clock)
+    monkeypatch.setattr("fastdedup.core.gate.monotonic", clock)
     return clock
 
 

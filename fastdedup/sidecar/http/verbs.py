@@ -15,7 +15,9 @@ import orjson
 import pydantic_core
 
 from ...claim import Claim
+from ...claiming import claim_call
 from ...codec import has_nan
+from ...core.options import ClaimOptions
 from ...errors import ResultError, UnavailableError
 from ...gateway import Dedup
 from ...kernel.operations import ClaimOp, Mode, ReleaseOp, RenewOp, SettleOp
@@ -119,7 +121,7 @@ async def claim(namespaces: Namespaces, ask: models.ClaimRequest, client: Client
         return await _claim_remembered(namespaces, ask, ask.remember, client)
     dedup = namespaces.root if ask.namespace is None else namespaces.dedup(ask.namespace)
     if ask.wait:
-        call = dedup.claim(ask.key, **_options(ask))
+        call = claim_call(dedup.gate, _options(ask), ask.key, _mark(ask))
         return _won(namespaces, dedup, await client.unless_gone(_wait(call)), ask.owner is not None)
     op = claim_op(dedup, ask)
     op.named = ask.owner is not None
@@ -135,42 +137,35 @@ async def _claim_remembered(
     namespaces: Namespaces, ask: models.ClaimRequest, ledger: str, client: Client
 ) -> HttpAnswer:
     served = namespaces.ledgers.find(ledger, ask.namespace)
-    call = served.claim(ask.key, **_options(ask))
+    call = served.claim(_options(ask), ask.key, _mark(ask))
     answer = await client.unless_gone(served.answered(call))
     return _won(namespaces, served.dedup, answer, ask.owner is not None)
 
 
-def _options(ask: models.ClaimRequest) -> dict[str, Any]:
-    """Return what a claim that waits, or that a ledger remembers, is made with."""
-    return {
-        "fingerprint": None if ask.fingerprint is None else digest(ask.fingerprint),
-        "owner": ask.owner,
-        "lease": seconds(ask.lease),
-        "ttl": seconds(ask.ttl),
-        "wait": ask.wait / 1000,
-    }
+def _options(ask: models.ClaimRequest) -> ClaimOptions:
+    """Return the options of a claim that waits, or that a ledger remembers."""
+    return ClaimOptions(ask.owner, seconds(ask.lease), seconds(ask.ttl), ask.wait / 1000)
+
+
+def _mark(ask: models.ClaimRequest) -> bytes | None:
+    """Return the fingerprint of a claim."""
+    return None if ask.fingerprint is None else digest(ask.fingerprint)
 
 
 def claim_op(dedup: Dedup, ask: models.ClaimRequest) -> ClaimOp:
     """Return the operation of a claim that does not wait."""
-    mark = None if ask.fingerprint is None else digest(ask.fingerprint)
     owner = draw_owner() if ask.owner is None else owner_field(ask.owner)
     plain = ask.lease is None and ask.ttl is None
     terms = dedup.gate.claim_terms if plain else dedup.gate.terms_ms(ask.lease, ask.ttl)
-    return ClaimOp(dedup.gate.claims.wire_of(ask.key.encode()), terms, owner, mark)
+    return ClaimOp(dedup.gate.claims.wire_of(ask.key.encode()), terms, owner, _mark(ask))
 
 
 async def redeem(namespaces: Namespaces, ask: models.RedeemRequest, client: Client) -> HttpAnswer:
     """`POST /v1/tokens/redeem`."""
     dedup = namespaces.dedup(ask.namespace)
     if ask.wait:
-        call = dedup.tokens.redeem(
-            ask.token,
-            ask.subject,
-            lease=seconds(ask.lease),
-            ttl=seconds(ask.ttl),
-            wait=ask.wait / 1000,
-        )
+        options = ClaimOptions(None, seconds(ask.lease), seconds(ask.ttl), ask.wait / 1000)
+        call = dedup.tokens.redeem_with(options, ask.token, ask.subject)
         return _waited(dedup, await client.unless_gone(_wait(call)), False)
     op = _token_op(dedup, ask, Mode.REDEEM, ask.lease, ask.ttl)
     gate = dedup.gate

@@ -5,9 +5,10 @@ from __future__ import annotations
 from binascii import hexlify
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from ...claim import Claim
+from ...claiming import claim_call
 from ...core.calls import ClaimCall
 from ...gateway import Dedup
 from ...kernel.operations import ClaimOp
@@ -15,7 +16,7 @@ from ...kernel.owners import draw_owner, owner_text
 from ...kernel.replies import Verdict
 from ...model import Outcome
 from ..reply_memory import LARGE
-from ..verbs import Asked, held, seconds
+from ..verbs import Asked, held
 from .connection import Command, RespConnection
 from .errors import error_reply
 from .frames import bulk, encode
@@ -76,7 +77,7 @@ def _claim_remembered(connection: RespConnection, key: bytes, options: CommandOp
         return await claim_in_task(connection, dedup, ask, options.ephemeral)
 
     def ask() -> Awaitable[Claim]:
-        return served.answered(served.claim(name, **_settings(options, wait)))
+        return served.answered(served.claim(options.of_claim(wait()), name, options.fp))
 
     return connection.spawn(work, dedup, "claim", repeatable=True, waits=bool(options.wait))
 
@@ -95,20 +96,9 @@ async def _claim_slowly(
         connection.namespaces.ephemeral.claimed_again(again)
 
     def call() -> ClaimCall:
-        return dedup.claim(name, **_settings(options, wait))
+        return claim_call(dedup.gate, options.of_claim(wait()), name, options.fp)
 
     return await claim_in_task(connection, dedup, call, options.ephemeral)
-
-
-def _settings(options: CommandOptions, wait: Callable[[], float]) -> dict[str, Any]:
-    """Return what a claim that waits, is named, or that a ledger remembers is made with."""
-    return {
-        "fingerprint": options.fp,
-        "owner": options.owner,
-        "lease": seconds(options.lease),
-        "ttl": seconds(options.ttl),
-        "wait": wait(),
-    }
 
 
 async def claim_in_task(

@@ -7,8 +7,10 @@ from functools import partial
 from time import monotonic
 from typing import TypeVar
 
+from ...core.options import ClaimOptions
 from ...errors import ConfigError
 from ...keys import digest
+from ..verbs import seconds
 
 _TEXTS = {"OWNER", "SUBJECT", "REMEMBER", "KIND", "REASON", "PREFIX", "STATE", "CURSOR"}
 _FLAGS = {"EPHEMERAL", "TOKEN", "DIGEST"}
@@ -45,6 +47,10 @@ class CommandOptions:
         self.fence: int | None = None
         self.ephemeral = False
         self.token = False
+
+    def of_claim(self, wait: float) -> ClaimOptions:
+        """Return them as a claim's or a token's; `wait`: the seconds that are left of WAIT, see `left_of`."""
+        return ClaimOptions(self.owner, seconds(self.lease), seconds(self.ttl), wait)
 
 
 class OperatorOptions(CommandOptions):

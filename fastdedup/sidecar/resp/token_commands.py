@@ -49,13 +49,8 @@ def redeem(connection: RespConnection, command: list[bytes]) -> Slot:
     wait = left_of(options.wait)
 
     def call() -> ClaimCall:
-        return dedup.tokens.redeem(
-            text_of("the token", command[1]),
-            options.subject,
-            lease=seconds(options.lease),
-            ttl=seconds(options.ttl),
-            wait=wait(),
-        )
+        token = text_of("the token", command[1])
+        return dedup.tokens.redeem_with(options.of_claim(wait()), token, options.subject)
 
     redeems = partial(claim_in_task, connection, dedup, call, options.ephemeral)
     return connection.spawn(redeems, dedup, "redeem", repeatable=True, waits=bool(options.wait))

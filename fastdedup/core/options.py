@@ -1,0 +1,40 @@
+"""What a caller says about a claim beside its key. Each face makes one `ClaimOptions`, and hands it down."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from ..checks import Seconds, check_seconds
+
+
+class ClaimOptions(
+    NamedTuple
+):  # not a frozen dataclass: making one of these takes five times the instructions
+    """How to make claims. The key and its fingerprint are not in it, so a face with settings makes it once.
+
+    The fields are the arguments of `Dedup.claim`. Their values are checked when a claim is made, and not before:
+    `once()` tells of a wrong one when the function is called.
+    """
+
+    owner: str | None = None
+    lease: Seconds | None = None
+    ttl: Seconds | None = None
+    wait: Seconds = 0.0
+    renew: bool = False
+    remember: Any = None
+    """The ledger that remembers a success."""
+    resolve: Any = None
+    """The function that is asked about abandoned work."""
+
+    @property
+    def seconds_to_wait(self) -> float:
+        """The `wait` in seconds.
+
+        Raises:
+            ConfigError: it is not a length of time.
+        """
+        return check_seconds(self.wait, "wait", least=0.0)
+
+
+PLAIN: Final = ClaimOptions()
+"""The options of a claim whose caller gives its key, and perhaps a fingerprint, and nothing else."""
