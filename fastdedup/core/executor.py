@@ -23,7 +23,7 @@ from ..kernel.operations import ClaimOp, Op, ReleaseOp, SettleOp, was_accepted
 from ..kernel.owners import owner_text
 from ..kernel.replies import Code, Moved, Reply, Verdict
 from ..kernel.verbs import Effect, Verb
-from ..ledger.operations import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
+from ..ledger.operations import IdOp
 from ..tasks import running_loop
 from .connection import Connection, Sender
 from .connections import Connections
@@ -241,13 +241,13 @@ class Executor:
         if self.connection.engine is not None:
             self.connection.keep(self.run(ReleaseOp(wire, owner, fence)))
 
-    def take_back(self, op: FirstOp) -> None:
+    def take_back(self, op: IdOp) -> None:
         """Forget an id as soon as the store answers: the call that has remembered it ends in an error."""
         self.connection.orphan_ids.add(op)
         if self._ids is not None:
             self._ids.took_back(op)
 
-    async def until_taken_back(self, ops: Sequence[ClaimOp | FirstOp]) -> None:
+    async def until_taken_back(self, ops: Sequence[ClaimOp | IdOp]) -> None:
         """Wait until what these calls have left is taken back, for one more `timeout` at most.
 
         A token's use and an id have no lease. So their caller gets its error only then: a message that it returns
@@ -255,17 +255,16 @@ class Executor:
         """
         orphans = self.connection.orphans
         if orphans:
-            sent = [
-                (op.wire, op.entry if isinstance(op, FirstOp) else op.owner) for op in ops if was_accepted(op)
-            ]
+            sent = [op.held_key for op in ops if was_accepted(op)]
             await orphans.until_asked(sent, self.connection.timeout)
 
     def _holds(self, op: Op) -> bool:
         """True if the policy keeps what an operation is about: a key, or one id of a ledger's bucket."""
         if self._ids is not None:
-            if isinstance(op, FirstOp | SeenOp | ForgetIdOp):
-                return self._ids.holds_id(op)
-            if isinstance(op, RememberedClaimOp) and self._ids.holds_id(op.seen()):
+            of_id = cast(IdOp | None, op.of_id())
+            if of_id is op:
+                return self._ids.holds_id(of_id)
+            if of_id is not None and self._ids.holds_id(of_id):
                 return True
         return self._policy.holds(op.wire)
 

@@ -22,7 +22,7 @@ from ..kernel.granted import note_use
 from ..kernel.operations import ClaimOp, Op, ReadOp, ReleaseOp, RenewOp, SettleOp
 from ..kernel.owners import owner_text
 from ..kernel.replies import Code, Stored, Verdict
-from ..ledger.operations import ECHO_MS, RememberedClaimOp, RememberedSettleOp
+from ..kernel.verbs import Verb
 from ..model import Outcome
 from .gate import Gate
 
@@ -267,27 +267,6 @@ class HeldClaim:
         if not self._may_be(how):
             self._unsure = (*getattr(self, "_unsure", ()), how)
 
-    def _success_ms(self) -> int:
-        """Return for how many milliseconds a success is remembered, in the ledger if there is one."""
-        terms = self.op.terms
-        if terms.remembered:
-            ledger = cast(RememberedClaimOp, self.op).ledger_terms
-            return ledger.window_ms + ledger.slot_us // 1000 + 1  # until the slot after the window is over
-        return terms.keep_ms - terms.lease_ms
-
-    def _remembered_op(self, keep_ms: int, payload: bytes) -> RememberedSettleOp:
-        """Return the operation that lets the ledger remember the key, and keeps the record for a moment."""
-        call = cast(RememberedClaimOp, self.op)
-        return RememberedSettleOp(
-            call.wire,
-            call.owner,
-            self.fence,
-            keep_ms=keep_ms,
-            payload=payload,
-            place=call.place,
-            id=call.id,
-        )
-
     def _outcome_op(
         self, how: str, value: Any, ttl: Seconds | None, *, done_ms: int | None = None
     ) -> SettleOp:
@@ -306,9 +285,7 @@ class HeldClaim:
         elif not succeeded:
             keep_ms = round(settings.failure_ttl * 1000)
         else:
-            # A claim's own ttl is what its terms keep beyond the lease.
-            terms = self.op.terms
-            keep_ms = ECHO_MS if terms.remembered else terms.keep_ms - terms.lease_ms
+            keep_ms = self.op.record_ms
         self._unstorable = ""
         try:
             if succeeded:
@@ -318,31 +295,24 @@ class HeldClaim:
         except (ResultError, ResultTooLargeError) as error:
             self._note_unstorable(error, keep_ms, succeeded=succeeded)
             raise
-        if succeeded and self.op.terms.remembered:
-            return self._remembered_op(keep_ms, payload)
-        return SettleOp(
-            self.op.wire,
-            self.op.owner,
-            self.verdict.fence,
-            succeeded=succeeded,
-            keep_ms=keep_ms,
-            payload=payload,
-        )
+        op, fence = self.op, self.verdict.fence
+        if succeeded:
+            return op.completion(fence, keep_ms, payload)
+        return SettleOp(op.wire, op.owner, fence, succeeded=False, keep_ms=keep_ms, payload=payload)
 
     def _note_unstorable(self, error: DedupError, keep_ms: int, *, succeeded: bool) -> None:
         self._unstorable = type(error).__name__  # not the error, whose traceback leads back to this claim
         in_ledger = succeeded and self.op.terms.remembered
-        self._unstorable_ms = max(keep_ms, self._success_ms()) if in_ledger else keep_ms
+        self._unstorable_ms = max(keep_ms, self.op.success_ms) if in_ledger else keep_ms
 
     # An operation of the owner, and what its reply means
 
     async def _act(self, op: Op) -> None:
-        if self.verdict.degraded and isinstance(op, RememberedSettleOp):
+        if self.verdict.degraded and isinstance(op, SettleOp) and op.verb is Verb.SETTLE_REMEMBERED:
             # The store may have come back without its data, and its ledger may have other digests in the same bucket.
-            call = cast(RememberedClaimOp, self.op)
-            if await call.find_again(None, moves=True):
-                op = self._remembered_op(op.keep_ms, op.payload)
-            op.ledger_terms = call.ledger_terms
+            if await self.op.find_again(None, moves=True):
+                op = self.op.completion(self.fence, op.keep_ms, op.payload)
+            op.rely_on(self.op)
         gate = self.gate
         since, settles = gate.now, isinstance(op, SettleOp)
         try:  # as in `Gate.run`, which would be a coroutine more
@@ -355,10 +325,9 @@ class HeldClaim:
             if self.op.terms.redeems and isinstance(op, SettleOp):
                 note_use(op)
             return None
-        if isinstance(op, RememberedSettleOp) and code != Code.LOST:
-            call = cast(RememberedClaimOp, self.op)
-            await call.find_again(cast(Code, code), moves=self.verdict.degraded)
-            return await self._act(self._remembered_op(op.keep_ms, op.payload))
+        if isinstance(op, SettleOp) and op.verb is Verb.SETTLE_REMEMBERED and code != Code.LOST:
+            await self.op.find_again(cast(Code, code), moves=self.verdict.degraded)
+            return await self._act(self.op.completion(self.fence, op.keep_ms, op.payload))
         if code == Code.LOST and self.verdict.degraded and self.op.terms.remembered:
             elsewhere = await self._elsewhere(op)
             if elsewhere is not None:
@@ -404,12 +373,11 @@ class HeldClaim:
 
     async def _elsewhere(self, op: Op) -> Op | None:
         """Return the operation for the place to which the policy has taken the claim; None if that is the same."""
-        call = cast(RememberedClaimOp, self.op)
-        if not await call.find_again(Code.STALE, moves=True):
+        if not await self.op.find_again(Code.STALE, moves=True):
             return None
-        if isinstance(op, RememberedSettleOp):
-            return self._remembered_op(op.keep_ms, op.payload)
-        op.wire = call.wire
+        if isinstance(op, SettleOp) and op.verb is Verb.SETTLE_REMEMBERED:
+            return self.op.completion(self.fence, op.keep_ms, op.payload)
+        op.wire = self.op.wire
         return op
 
     def _unrecorded(self) -> UnavailableError:

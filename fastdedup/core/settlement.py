@@ -247,7 +247,7 @@ class Settlement(HeldClaim):
         """See `record`; the last arguments are those of `_finish`."""
         how = "completed" if succeeded else "failed"
         try:
-            done_ms = self._success_ms() if done and not succeeded else None
+            done_ms = self.op.success_ms if done and not succeeded else None
             op = self._outcome_op(how, value, None, done_ms=done_ms)
             await self._finish(how, op, until, alone=alone, goes_on=goes_on)
         except (ResultError, ResultTooLargeError) as error:

@@ -10,13 +10,11 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import cast
 
 from ..backoff import UNANSWERED
 from ..errors import ShortfallError, UnavailableError
 from ..kernel.operations import ClaimOp, Terms, terms
 from ..kernel.replies import Code, Verdict
-from ..ledger.operations import RememberedClaimOp
 from ..model import Outcome
 from .connection import Connection
 from .executor import StaleLedger
@@ -171,7 +169,7 @@ async def claim_once(gate: Gate, call: ClaimOp, terms: Terms) -> Verdict:
     except StaleLedger:
         verdict = None
     if verdict is None:
-        await cast(RememberedClaimOp, call).find_again(Code.STALE, moves=True)
+        await call.find_again(Code.STALE, moves=True)
         op = call.copy(terms)
         verdict = await gate.claim(op)
     if terms.redeems and verdict.outcome is Outcome.SUCCEEDED:

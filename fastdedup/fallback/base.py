@@ -9,12 +9,11 @@ from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
 from ..kernel.operations import AdoptOp, ForgetOp, Op, ReadOp
 from ..kernel.replies import Adopted, Code, Reply, Stored, StoredForm
-from ..ledger.operations import FirstOp, ForgetIdOp, LedgerOp, SeenOp
+from ..ledger.operations import IdOp, LedgerOp
 
-JournalOp = AdoptOp | ReadOp | ForgetOp | LedgerOp | FirstOp | SeenOp | ForgetIdOp
+JournalOp = AdoptOp | ReadOp | ForgetOp | LedgerOp | IdOp
 """An operation that a journal sends to the store: adopt a record; or read, then remove, a forgotten key's record; or
 read a ledger's form, then remember, look for or remove an id."""
-IdOp = FirstOp | SeenOp | ForgetIdOp
 
 
 @runtime_checkable
@@ -108,7 +107,7 @@ class IdPolicy(Protocol):
         """As `FallbackPolicy.holds`, of the one id of a bucket that the operation names."""
         ...
 
-    def took_back(self, op: FirstOp) -> None:
+    def took_back(self, op: IdOp) -> None:
         """Take note that a call ends in an error: what it remembered here is forgotten. Must not raise."""
         ...
 

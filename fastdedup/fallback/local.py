@@ -15,12 +15,12 @@ from ..kernel.records import Holding
 from ..kernel.replies import Adopted, Code, Moved, Reply, Stored, StoredForm, Verdict
 from ..kernel.verbs import Effect, Keys, Verb
 from ..ledger.local_ids import LedgerOps, LocalIds, is_of_id
-from ..ledger.operations import FirstOp, ForgetIdOp, LedgerOp, SeenOp
+from ..ledger.operations import IdOp, LedgerOp
 from ..model import Outcome
 from ..stores.entry import Entry, stored
 from ..stores.memory import MemoryStore
 from .adoption import Former, holding_of, mark, removal, report, text_of
-from .base import IdOp, JournalOp
+from .base import JournalOp
 from .journal import NEW, Journal, JournalLine
 from .last_seen import LastSeen, SeenEntry
 from .remembered_claims import RememberedClaims, RememberedOps
@@ -277,7 +277,7 @@ class LocalLRU:
         if line is not None and (entry is None or entry.owner != owner):
             line.got_no_reply(owner)
 
-    def took_back(self, op: FirstOp) -> None:
+    def took_back(self, op: IdOp) -> None:
         """Forget an id that a call has remembered here and that ends in an error."""
         self.ids.took_back(op)
 
@@ -331,7 +331,7 @@ class LocalLRU:
     ) -> Conflict | Unreplayed | None:
         """Take the store's reply. A record that was changed here since it was sent is sent again."""
         self.records.now()
-        if isinstance(op, LedgerOp | FirstOp | SeenOp | ForgetIdOp):
+        if isinstance(op, LedgerOp | IdOp):
             return self.ids.adopted(op, reply)
         if isinstance(reply, StoredForm):
             return None
@@ -378,7 +378,7 @@ class LocalLRU:
 
     def put_back(self, op: JournalOp, *, asked: bool, lane: bytes = NEW) -> Unreplayed | None:
         """Keep an operation for later. A removal is not sent twice: it might remove the next owner's record."""
-        if isinstance(op, FirstOp | SeenOp | ForgetIdOp):
+        if isinstance(op, IdOp):
             return self.ids.put_back(op, asked=asked, lane=lane)
         line = self._journal.get(op.wire)
         if line is None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, cast
 
 from ..errors import UnavailableError
 from .records import Holding, tail_of
-from .replies import Reply, Stored
+from .replies import Code, Reply, Stored
 from .verbs import Resend, Verb
 
 
@@ -88,6 +88,10 @@ class Op:
         """Let the engine call `witness` once the store has answered, before the caller goes on."""
         self.witness = witness
 
+    def of_id(self) -> Op | None:
+        """Return the operation on one id of a ledger that this one is, or brings about; None for other operations."""
+        return None
+
     def take(self, reply: Reply) -> None:
         """Give the reply to the caller of this operation."""
         self.future.set_result(reply)
@@ -156,6 +160,32 @@ class ClaimOp(Op):
             op.key = self.key
         return op
 
+    @property
+    def held_key(self) -> tuple[bytes, bytes]:
+        """The key and the owner field by which what it has acquired is found."""
+        return self.wire, self.owner
+
+    # What follows from a claim; a claim whose success a ledger remembers says it otherwise
+
+    @property
+    def success_ms(self) -> int:
+        """Milliseconds for which a success is remembered."""
+        # A claim's own ttl is what its terms keep beyond the lease.
+        return self.terms.keep_ms - self.terms.lease_ms
+
+    @property
+    def record_ms(self) -> int:
+        """Milliseconds for which the record of a success stays."""
+        return self.terms.keep_ms - self.terms.lease_ms
+
+    def completion(self, fence: int, keep_ms: int, payload: bytes) -> SettleOp:
+        """Return the operation that completes the claim."""
+        return SettleOp(self.wire, self.owner, fence, succeeded=True, keep_ms=keep_ms, payload=payload)
+
+    async def find_again(self, code: Code | None, *, moves: bool) -> bool:
+        """Find out where the key lies now. True if it has moved, which this one never does."""
+        return False
+
     def let_witness(self, witness: Witness) -> None:
         """Let the engine call `witness`, as `Op.let_witness` does."""
         self.witness = witness
@@ -187,6 +217,9 @@ class SettleOp(Op):
         self.payload = payload
         self.unsure = False
         """True where it was sent and got no reply: it may have settled the key, and the record may have expired."""
+
+    def rely_on(self, claim: ClaimOp) -> None:
+        """Rely on what the claim has found out by `ClaimOp.find_again`, if the key has not moved."""
 
     @property
     def weight(self) -> int:

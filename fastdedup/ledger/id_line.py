@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from ..events import Conflict
 from ..fallback.adoption import text_of
-from ..fallback.base import IdOp
 from ..fallback.journal import Journal, JournalLine
 from ..kernel.keyspace import names_of
 from ..stores.entry import LIVE, SETTLED
 from ..stores.memory import MemoryStore
 from .forms import LedgerForm
 from .ids import places_of
-from .operations import LedgerTerms
+from .operations import IdOp, LedgerTerms
 
 _LINE_BYTES = 600
 """Rough size of a line without its id."""

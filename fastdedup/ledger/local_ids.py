@@ -16,7 +16,7 @@ from typing import TypeGuard
 
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
-from ..fallback.base import IdOp, JournalOp
+from ..fallback.base import JournalOp
 from ..fallback.journal import Journal, JournalLine
 from ..kernel.granted import GRANTED
 from ..kernel.keyspace import names_of
@@ -28,6 +28,7 @@ from .ids import NONCE_BYTES, ledger_of, same_call, without_patience
 from .operations import (
     FirstOp,
     ForgetIdOp,
+    IdOp,
     LedgerOp,
     RememberedClaimOp,
     RememberedSettleOp,
@@ -35,7 +36,7 @@ from .operations import (
     WeighOp,
 )
 
-LedgerOps = LedgerOp | FirstOp | SeenOp | ForgetIdOp | WeighOp
+LedgerOps = LedgerOp | IdOp | WeighOp
 _NEVER_MS = -(1 << 50)
 """The server's time of a form that the policy tells: a store takes no operation that relies on it."""
 _RELY_MS = 30_000
@@ -282,7 +283,7 @@ class LocalIds:
                 return True
         return False
 
-    def took_back(self, op: FirstOp) -> None:
+    def took_back(self, op: IdOp) -> None:
         """Forget what a call has remembered that ends in an error."""
         digest = op.place[len(op.wire) :]
         held = self._ids.held(op.wire, digest)
@@ -388,7 +389,7 @@ class LocalIds:
         self._journal.strike(line.wire)
         return event
 
-    def _remembered(self, line: IdLine, op: FirstOp, reply: object) -> Conflict | None:
+    def _remembered(self, line: IdLine, op: IdOp, reply: object) -> Conflict | None:
         conflict = reply is Code.ALREADY and not line.shared
         if line.forgotten:
             self._journal.again(line.wire)

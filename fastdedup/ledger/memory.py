@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 
 from ..kernel.replies import Code, Reply, StoredForm, Weight
 from .ids import CALL_BYTES, NONCE_BYTES, TICK_MS, same_call
-from .operations import FirstOp, ForgetIdOp, LedgerOp, SeenOp, WeighOp
+from .operations import FirstOp, ForgetIdOp, IdOp, LedgerOp, SeenOp, WeighOp
 
-BucketOp = FirstOp | SeenOp | ForgetIdOp | WeighOp
+BucketOp = IdOp | WeighOp
 _COMPLETED = bytes(NONCE_BYTES)
 """The nonce of what no call of `first` has remembered, but a claim's completion."""
 ID_BYTES = 300

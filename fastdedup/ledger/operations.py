@@ -109,10 +109,19 @@ class IdOp(Op):
         self.terms = terms
         self.id = id
 
+    def of_id(self) -> Op:
+        """Return this operation."""
+        return self
+
     @property
     def place(self) -> bytes:
         """The bucket's key and the digest, which name the id."""
         return self.wire + self.entry[: self.terms.width]
+
+    @property
+    def held_key(self) -> tuple[bytes, bytes]:
+        """The key and the entry by which what it has remembered is found; see `ClaimOp.held_key`."""
+        return self.wire, self.entry
 
 
 class FirstOp(IdOp):
@@ -135,24 +144,20 @@ class SeenOp(IdOp):
     __slots__ = ()
 
 
-class ForgetIdOp(Op):
+class ForgetIdOp(IdOp):
     """Remove an id: OK, ABSENT or STALE. `entry`: the digest; with a nonce only what that call has remembered.
 
     `reason`: see `ForgetOp`.
     """
 
     verb = Verb.FORGET_ID
-    __slots__ = ("entry", "id", "reason", "terms", "until_ms")
+    __slots__ = ("reason", "until_ms")
 
     def __init__(
         self, wire: bytes, entry: bytes, terms: LedgerTerms, id: bytes = b"", reason: str = ""
     ) -> None:
-        self.wire = wire
-        self.witness = None
+        super().__init__(wire, entry, terms, id)
         self.reason = reason
-        self.entry = entry
-        self.terms = terms
-        self.id = id
         # What a call has remembered is taken back where it lies, whatever became of the ledger since.
         self.until_ms = FOREVER_MS if self.takes_back else terms.until_ms
 
@@ -160,11 +165,6 @@ class ForgetIdOp(Op):
     def takes_back(self) -> bool:
         """True where it removes what one call has remembered, and nobody has asked for that."""
         return len(self.entry) > self.terms.width
-
-    @property
-    def place(self) -> bytes:
-        """The bucket's key and the digest, which name the id."""
-        return self.wire + self.entry[: self.terms.width]
 
 
 class LedgerOp(Op):
@@ -230,6 +230,26 @@ class RememberedClaimOp(ClaimOp):
         """Return the operation that looks whether the ledger remembers the id."""
         return SeenOp(self.bucket, self.digest, self.ledger_terms, self.id)
 
+    def of_id(self) -> Op:
+        """Return what `seen` does."""
+        return self.seen()
+
+    @property
+    def success_ms(self) -> int:
+        """Milliseconds for which a success is remembered: until the slot after the window is over."""
+        return self.ledger_terms.window_ms + self.ledger_terms.slot_us // 1000 + 1
+
+    @property
+    def record_ms(self) -> int:
+        """Milliseconds for which the record of a success stays: the ledger remembers it for longer."""
+        return ECHO_MS
+
+    def completion(self, fence: int, keep_ms: int, payload: bytes) -> SettleOp:
+        """Return the operation that lets the ledger remember the key, and keeps the record for a moment."""
+        return RememberedSettleOp(
+            self.wire, self.owner, fence, keep_ms=keep_ms, payload=payload, place=self.place, id=self.id
+        )
+
     async def find_again(self, code: Code | None, *, moves: bool) -> bool:
         """Rely on what the ledger is now: the store has said STALE, or it has no room. True where the id has moved.
 
@@ -286,6 +306,11 @@ class RememberedSettleOp(SettleOp):
         self.bucket, digest, self.ledger_terms = place
         # No call of `Ledger.first` has this nonce: an id that was completed is another call's.
         self.entry = digest + bytes(NONCE_BYTES)
+
+    def rely_on(self, claim: ClaimOp) -> None:
+        """Rely on what the claim has found out about its ledger."""
+        assert isinstance(claim, RememberedClaimOp)
+        self.ledger_terms = claim.ledger_terms
 
     @property
     def digest(self) -> bytes:

@@ -14,7 +14,7 @@ from ..forking import InChild
 from ..kernel.operations import Op
 from ..kernel.replies import Code
 from .ids import NONCE_BYTES
-from .operations import FirstOp, ForgetIdOp
+from .operations import FirstOp, ForgetIdOp, IdOp
 
 _SLACK = 1024
 
@@ -29,7 +29,7 @@ class OrphanId(Orphan):
 
     __slots__ = ("is_removing", "op")
 
-    def __init__(self, op: FirstOp) -> None:
+    def __init__(self, op: IdOp) -> None:
         super().__init__()
         self.op = op
         self.is_removing = False
@@ -69,7 +69,7 @@ class OrphanIds:
     def _leave_to_parent(self) -> None:
         self._places.clear()
 
-    def add(self, op: FirstOp) -> None:
+    def add(self, op: IdOp) -> None:
         """Free an id that a call may have remembered, and of which no caller was told."""
         if self._orphans.is_closed:
             return
@@ -79,7 +79,7 @@ class OrphanIds:
             for place in [*self._places]:
                 self._of_place(place)
 
-    def _note(self, op: FirstOp) -> None:
+    def _note(self, op: IdOp) -> None:
         self._places.setdefault(op.place, []).append(op.entry)
 
     def find_again(self) -> None:
