@@ -76,8 +76,6 @@ FLOORS = (
 CIRCLES: list[set[str]] = []
 CLIMBS: set[tuple[str, str]] = {
     ("core.connection", "ledger.orphan_ids"),
-    ("fallback.local", "ledger.local_ids"),
-    ("fallback.remembered_claims", "ledger.local_ids"),
 }
 
 # Who besides `stores/redis/` may import Redis's drivers.

@@ -14,7 +14,6 @@ from ..kernel.operations import AdoptOp, ClaimOp, ForgetOp, Mode, Op, Transition
 from ..kernel.records import Holding
 from ..kernel.replies import Adopted, Code, Moved, Reply, Stored, StoredForm, Verdict
 from ..kernel.verbs import Effect, Keys, Verb
-from ..ledger.local_ids import LedgerOps, LocalIds, is_of_id
 from ..ledger.operations import IdOp, LedgerOp
 from ..model import Outcome
 from ..stores.entry import Entry, stored
@@ -23,6 +22,7 @@ from .adoption import Former, holding_of, mark, removal, report, text_of
 from .base import JournalOp
 from .journal import NEW, Journal, JournalLine
 from .last_seen import LastSeen, SeenEntry
+from .local_ids import LedgerOps, LocalIds, is_of_id
 from .remembered_claims import RememberedClaims, RememberedOps
 
 _MAKING: Final = tuple(verb for verb in Verb if verb.row.grants or verb.row.effect is Effect.MAKES)

@@ -11,13 +11,13 @@ from ..kernel.operations import Op, was_accepted
 from ..kernel.records import Holding
 from ..kernel.replies import Code, Reply, Verdict
 from ..ledger.ids import NONCE_BYTES, without_patience
-from ..ledger.local_ids import LocalIds
 from ..ledger.operations import ECHO_MS, FirstOp, RememberedClaimOp, RememberedSettleOp, without_ledger
 from ..model import Outcome
 from ..stores.entry import LIVE, SETTLED, is_free
 from ..stores.memory import MemoryStore
 from .journal import Journal
 from .last_seen import is_of
+from .local_ids import LocalIds
 
 RememberedOps = RememberedClaimOp | RememberedSettleOp
 

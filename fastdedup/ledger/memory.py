@@ -120,7 +120,7 @@ class MemoryLedgers:
         terms.saw_fill(len(self._buckets[op.wire]), 1)
         return Code.OK
 
-    # For `ledger/local_ids.py`, which keeps ids of another store here; `apply` removes what is over before
+    # For `fallback/local_ids.py`, which keeps ids of another store here; `apply` removes what is over before
 
     def held(self, wire: bytes, digest: bytes) -> tuple[int, bytes] | None:
         """Return when an id is over (ms since 1970), and the nonce that remembered it; None where it is not held."""

@@ -7,14 +7,14 @@ now must be known before the record may come into the store.
 from __future__ import annotations
 
 from ..events import Conflict
-from ..fallback.adoption import text_of
-from ..fallback.journal import Journal, JournalLine
 from ..kernel.keyspace import names_of
+from ..ledger.forms import LedgerForm
+from ..ledger.ids import places_of
+from ..ledger.operations import IdOp, LedgerTerms
 from ..stores.entry import LIVE, SETTLED
 from ..stores.memory import MemoryStore
-from .forms import LedgerForm
-from .ids import places_of
-from .operations import IdOp, LedgerTerms
+from .adoption import text_of
+from .journal import Journal, JournalLine
 
 _LINE_BYTES = 600
 """Rough size of a line without its id."""

@@ -16,16 +16,12 @@ from typing import TypeGuard
 
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
-from ..fallback.base import JournalOp
-from ..fallback.journal import Journal, JournalLine
 from ..kernel.granted import GRANTED
 from ..kernel.keyspace import names_of
 from ..kernel.replies import Code, Reply, StoredForm
-from ..stores.memory import MemoryStore
-from .forms import SLOTS, LedgerForm
-from .id_line import IdLine, LocalLedger, line_bytes
-from .ids import NONCE_BYTES, ledger_of, same_call, without_patience
-from .operations import (
+from ..ledger.forms import SLOTS, LedgerForm
+from ..ledger.ids import NONCE_BYTES, ledger_of, same_call, without_patience
+from ..ledger.operations import (
     FirstOp,
     ForgetIdOp,
     IdOp,
@@ -35,6 +31,10 @@ from .operations import (
     SeenOp,
     WeighOp,
 )
+from ..stores.memory import MemoryStore
+from .base import JournalOp
+from .id_line import IdLine, LocalLedger, line_bytes
+from .journal import Journal, JournalLine
 
 LedgerOps = LedgerOp | IdOp | WeighOp
 _NEVER_MS = -(1 << 50)
