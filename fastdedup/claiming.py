@@ -8,34 +8,26 @@ from typing import Any
 from .admin.resolving import Resolving, check_resolve
 from .checks import shown
 from .claim import Claim
-from .core.calls import ClaimCall, KnownCall
+from .core.calls import ClaimCall, key_call
 from .core.gate import Gate
 from .core.many import ClaimList
-from .core.options import PLAIN, ClaimOptions
+from .core.options import ClaimOptions
 from .errors import ConfigError, InvalidKeyError
-from .keys import Fingerprint, digest
+from .keys import digest
 from .ledger.remembered import claim_each, remembered_claim, remembered_claims
 
 
 def claim_call(gate: Gate, options: ClaimOptions, key: str, fingerprint: Any = None) -> ClaimCall:
     """Return a claim to be awaited. Arguments and errors as for `Dedup.claim`."""
-    mark = fingerprint if fingerprint is None or type(fingerprint) is Fingerprint else digest(fingerprint)
-    then, seconds, renews = None, 0.0, False
-    if options is not PLAIN:
-        seconds, renews = options.seconds_to_wait, bool(options.renew)
-        if options.resolve is not None:
-            then = Resolving(check_resolve(options.resolve), renews=renews)
-            renews = True  # while the check runs
-        if options.remember is not None:
-            return remembered_claim(gate, options, key, mark, seconds, renews).call(then)
-    if gate.recent:  # empty but in a storm
-        known: KnownCall | None = gate.known_success(options, key, mark)
-        if known is not None:
-            if (counters := gate.observers.counters) is not None:
-                counters.observe(gate.settings.namespace, "claim", "succeeded", 0.0)
-            return known
-    op = gate.claim_op(options, key, gate.claims.wire(key), mark)
-    return ClaimCall(gate, op, seconds, renews, then)
+    then = None
+    if options.resolve is not None:
+        then = Resolving(check_resolve(options.resolve), renews=options.renew)
+        options = options._replace(renew=True)  # while the check runs
+    if options.remember is None:
+        return key_call(gate, options, key, fingerprint, then)
+    mark = None if fingerprint is None else digest(fingerprint)
+    seconds = options.seconds_to_wait
+    return remembered_claim(gate, options, key, mark, seconds, bool(options.renew)).call(then)
 
 
 async def claim_list(

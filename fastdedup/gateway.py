@@ -14,7 +14,7 @@ from .claim import Claim
 from .claiming import claim_call, claim_list
 from .codec import Codec, JSONCodec
 from .compiled import mypyc_attr
-from .core.calls import ClaimCall
+from .core.calls import ClaimCall, key_call
 from .core.common import Common, OnBatch
 from .core.connections import Connections
 from .core.gate import Gate
@@ -343,7 +343,7 @@ class Dedup(Inspected):
             and type(wait) is float
             and wait == 0.0
         ):
-            return claim_call(self._gate, PLAIN, key, fingerprint)
+            return key_call(self._gate, PLAIN, key, fingerprint)
         options = ClaimOptions(owner, lease, ttl, wait, renew, remember, resolve)
         return claim_call(self._gate, options, key, fingerprint)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from .checks import Seconds
 from .claim import Claim
-from .core.calls import ClaimCall
+from .core.calls import ClaimCall, claim_op
 from .core.gate import Gate
 from .core.options import ClaimOptions
 from .errors import InProgressError
@@ -105,5 +105,5 @@ def lock_call(gate: Gate, options: ClaimOptions, key: str) -> LockCall:
     options = options._replace(
         lease=lease, ttl=lease
     )  # nothing is remembered for longer than the lock is held
-    op = gate.claim_op(options, key, gate.locks.wire(key), None)
+    op = claim_op(gate, options, key, gate.locks.wire(key), None)
     return LockCall(ClaimCall(gate, op, options.seconds_to_wait, bool(options.renew), verb="lock"))

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import Any
 
 from .checks import Seconds, milliseconds
-from .core.calls import ClaimCall
+from .core.calls import ClaimCall, claim_op
 from .core.gate import Gate
 from .core.options import ClaimOptions
 from .errors import ForeignRecordError, InvalidKeyError
@@ -132,7 +132,7 @@ class Tokens:
         # A token is a secret: the claim's key is a digest, which may appear in logs.
         key = "token:" + blake2b(secret, digest_size=8).hexdigest()
         wire, mark = self._keyspace.wire_digest(secret), subject_mark(subject)
-        return self._gate.claim_op(options, key, wire, mark, mode)
+        return claim_op(self._gate, options, key, wire, mark, mode)
 
 
 def subject_mark(subject: Any) -> bytes:

@@ -13,10 +13,13 @@ from ..claim import Claim
 from ..downstream import enter, leave
 from ..errors import UnavailableError, UsageError
 from ..kernel.operations import ClaimOp, Mode
+from ..kernel.owners import owner_field
 from ..kernel.replies import Verdict
+from ..keys import Fingerprint, digest
 from ..model import Outcome
 from .counters import outcome_of
 from .gate import Gate
+from .options import PLAIN, ClaimOptions
 from .renewal import Renewal
 from .renewed import RenewedSettlement
 from .settlement import Settlement
@@ -418,3 +421,56 @@ def one_error(kind: Any, value: Any = None, traceback: Any = None) -> BaseExcept
     else:
         error = kind() if value is None else kind(value)
     return error if traceback is None else error.with_traceback(traceback)
+
+
+def claim_op(
+    gate: Gate, options: ClaimOptions, key: str, wire: bytes, mark: bytes | None, mode: Mode = Mode.CLAIM
+) -> ClaimOp:
+    """Return the operation of a claim: what its caller said is checked here.
+
+    Args:
+        gate: of the claim.
+        options: how to claim it.
+        key: the key, as the claim shows it.
+        wire: the key in the store.
+        mark: its fingerprint, or None.
+        mode: claim, redeem or consume.
+
+    Raises:
+        InvalidKeyError: the owner cannot be used.
+        ConfigError: a time is not valid.
+    """
+    plain = options is PLAIN and mode is _CLAIM
+    named = None if plain else options.owner
+    if named is not None:
+        owner = owner_field(named)
+    else:
+        try:
+            owner = gate.next_drawn()
+        except IndexError:
+            owner = gate.draw_owner()
+    op = ClaimOp(wire, gate.claim_terms if plain else gate.terms_of(options, mode), owner, mark)
+    op.key = key
+    op.named = named is not None
+    return op
+
+
+def key_call(
+    gate: Gate, options: ClaimOptions, key: str, fingerprint: Any = None, then: Then | None = None
+) -> ClaimCall:
+    """Return a claim to be awaited, which no ledger remembers. Arguments and errors as for `Dedup.claim`.
+
+    `then`: what follows it; `resolve` of the options is not looked at.
+    """
+    mark = fingerprint if fingerprint is None or type(fingerprint) is Fingerprint else digest(fingerprint)
+    seconds, renews = 0.0, False
+    if options is not PLAIN:
+        seconds, renews = options.seconds_to_wait, bool(options.renew)
+    if gate.recent:  # empty but in a storm
+        known: KnownCall | None = gate.known_success(options, key, mark)
+        if known is not None:
+            if (counters := gate.observers.counters) is not None:
+                counters.observe(gate.settings.namespace, "claim", "succeeded", 0.0)
+            return known
+    op = claim_op(gate, options, key, gate.claims.wire(key), mark)
+    return ClaimCall(gate, op, seconds, renews, then)

@@ -20,7 +20,6 @@ from ..kernel.owners import (
     draw_traced,
     next_drawn,
     notes_of,
-    owner_field,
     owner_text,
     trace_of,
 )
@@ -30,7 +29,7 @@ from ..model import Record, RecordKind, State
 from .connections import Connections
 from .executor import Executor
 from .holder import HolderName
-from .options import PLAIN, ClaimOptions
+from .options import ClaimOptions
 from .recent import SharedTable
 from .settings import Settings
 
@@ -178,36 +177,6 @@ class Gate(Executor):
         )
 
     # For claims
-
-    def claim_op(
-        self, options: ClaimOptions, key: str, wire: bytes, mark: bytes | None, mode: Mode = Mode.CLAIM
-    ) -> ClaimOp:
-        """Return the operation of a claim: what its caller said is checked here.
-
-        Args:
-            options: how to claim it.
-            key: the key, as the claim shows it.
-            wire: the key in the store.
-            mark: its fingerprint, or None.
-            mode: claim, redeem or consume.
-
-        Raises:
-            InvalidKeyError: the owner cannot be used.
-            ConfigError: a time is not valid.
-        """
-        plain = options is PLAIN and mode is _CLAIM
-        named = None if plain else options.owner
-        if named is not None:
-            owner = owner_field(named)
-        else:
-            try:
-                owner = self.next_drawn()
-            except IndexError:
-                owner = self.draw_owner()
-        op = ClaimOp(wire, self.claim_terms if plain else self.terms_of(options, mode), owner, mark)
-        op.key = key
-        op.named = named is not None
-        return op
 
     def known_success(self, options: ClaimOptions, key: Any, mark: bytes | None) -> Any:
         """Return what `learn` was given for this key a moment ago, if it answers this claim; else None.

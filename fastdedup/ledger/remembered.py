@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from ..claim import Claim
-from ..core.calls import ClaimCall, Then, claim_of, count_claim
+from ..core.calls import ClaimCall, Then, claim_of, claim_op, count_claim
 from ..core.gate import Gate
 from ..core.options import ClaimOptions
 from ..core.traced_lists import within_a_span
@@ -122,7 +122,7 @@ def remembered_claim(
         raise ConfigError(
             f"remember must be a ledger without dense=True, as a claim's key is text, got {ledger!r}"
         )
-    op = gate.claim_op(options, key, gate.claims.wire(key), mark)
+    op = claim_op(gate, options, key, gate.claims.wire(key), mark)
     return RememberedClaim(gate, op, ledger, wait, renew)
 
 
