@@ -13,8 +13,9 @@ import uvloop
 
 from fastdedup import Dedup, business_key, fingerprint
 from fastdedup.kernel.keyspace import Keyspace, Kind
-from fastdedup.kernel.operations import ClaimOp, Mode, terms
+from fastdedup.kernel.operations import ClaimOp
 from fastdedup.kernel.owners import draw_owner
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.redis.scripts import MAX_RECORD
 from fastdedup.stores.redis.verbs import load_scripts

@@ -11,9 +11,8 @@ from .core.gate import Gate
 from .core.settlement import Settlement
 from .downstream import downstream_key
 from .errors import InProgressError, InvalidKeyError, MismatchError, UsageError, first_run_failed
-from .kernel.operations import ClaimOp
+from .kernel.operations import ClaimOp, Verdict
 from .kernel.owners import owner_text
-from .kernel.replies import Verdict
 from .model import Outcome
 
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11

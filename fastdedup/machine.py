@@ -8,10 +8,11 @@ from .checks import Seconds, check_count, milliseconds
 from .core.audit import check_reason, tell_forgotten
 from .core.gate import Gate
 from .errors import ConfigError, UnknownTransitionError, foreign
+from .kernel.codes import Code
 from .kernel.keyspace import Kind
-from .kernel.operations import ForgetOp, ReadOp, TransitionOp
+from .kernel.operations import ForgetOp, Moved, ReadOp, TransitionOp
 from .kernel.owners import draw_owner
-from .kernel.replies import Code, Moved, Stored
+from .kernel.records import Stored
 from .model import Transition, TransitionOutcome
 
 Transitions = Mapping[str, Iterable[str]]

@@ -11,10 +11,11 @@ from .core.calls import ClaimCall, claim_op
 from .core.gate import Gate
 from .core.options import ClaimOptions
 from .errors import ForeignRecordError, InvalidKeyError
+from .kernel.codes import Code
 from .kernel.keyspace import Kind
-from .kernel.operations import ClaimOp, IssueOp, Mode
+from .kernel.operations import ClaimOp, IssueOp
 from .kernel.owners import draw_owner
-from .kernel.replies import Code
+from .kernel.terms import Mode
 from .keys import fingerprint
 from .model import Outcome
 

@@ -10,8 +10,7 @@ import pytest
 import redis
 
 from fastdedup import Dedup, FallbackPolicy, LocalLRU, Reject, UnavailableError
-from fastdedup.kernel.operations import Op
-from fastdedup.kernel.replies import Reply
+from fastdedup.kernel.operations import Op, Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.base import Store
 from fastdedup.stores.memory import MemoryStore

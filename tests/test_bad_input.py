@@ -27,8 +27,7 @@ from fastdedup import (
 )
 from fastdedup.codec import JSONCodec
 from fastdedup.kernel.keyspace import Keyspace, Kind
-from fastdedup.kernel.operations import Op
-from fastdedup.kernel.replies import Reply
+from fastdedup.kernel.operations import Op, Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup as SyncDedup

@@ -12,8 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from fastdedup import UnavailableError
-from fastdedup.kernel.operations import Op
-from fastdedup.kernel.replies import Reply
+from fastdedup.kernel.operations import Op, Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.testing.outage import FrozenBatches

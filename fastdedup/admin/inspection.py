@@ -9,9 +9,9 @@ from typing import Any, Final, get_args
 from ..checks import Seconds, check_count, check_seconds, shown
 from ..core.gate import Gate
 from ..errors import ConfigError, InvalidKeyError, UnavailableError
+from ..kernel.codes import Code
 from ..kernel.keyspace import Keyspace, Kind, found_in
 from ..kernel.operations import ForgetOp, ReadOp
-from ..kernel.replies import Code
 from ..model import Listing, Record, RecordKind, State
 from ..stores.base import ListedStore, Page, Query
 from ..tokens import token_bytes

@@ -16,9 +16,9 @@ from ..checks import named
 from ..claim import Claim
 from ..downstream import beside_work
 from ..errors import ConfigError, UnavailableError
+from ..kernel.operations import Verdict
 from ..kernel.owners import notes_of, owner_text
 from ..kernel.records import read_holding
-from ..kernel.replies import Verdict
 from ..model import Outcome
 from .takeover import Resolution, Resolved, Takeover
 

@@ -12,8 +12,7 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
-from ..kernel.operations import Op
-from ..kernel.replies import Reply
+from ..kernel.operations import Op, Reply
 from .loop_end import LoopEnd, at_loop_end
 
 T = TypeVar("T")

@@ -12,9 +12,9 @@ from typing import Any, Final, NoReturn
 from ..claim import Claim
 from ..downstream import enter, leave
 from ..errors import UnavailableError, UsageError
-from ..kernel.operations import ClaimOp, Mode
+from ..kernel.operations import ClaimOp, Verdict
 from ..kernel.owners import owner_field
-from ..kernel.replies import Verdict
+from ..kernel.terms import Mode
 from ..keys import Fingerprint, digest
 from ..model import Outcome
 from .counters import outcome_of

@@ -15,10 +15,9 @@ from ..fallback.reconcile import Reconciler
 from ..forking import InChild, leave_behind
 from ..kernel.answers import wrong_loop
 from ..kernel.engine import Engine
-from ..kernel.operations import ClaimOp, Op, ReleaseOp
+from ..kernel.operations import ClaimOp, Op, ReleaseOp, Reply
 from ..kernel.queue import MIN_BATCH
 from ..kernel.records import RECORD_HEAD
-from ..kernel.replies import Reply
 from ..kernel.shards import ShardedEngine
 from ..kernel.store import BatchStore
 from ..ledger.orphan_ids import OrphanIds

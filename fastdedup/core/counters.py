@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 from ..declarations import BOUNDS, Figure, Labels
 from ..errors import ClaimLostError, ForeignRecordError, ShortfallError, UnavailableError
 from ..events import Event
-from ..kernel.operations import Op, SettleOp
-from ..kernel.replies import Code, Moved, Reply, Verdict
+from ..kernel.codes import Code
+from ..kernel.operations import Moved, Op, Reply, SettleOp, Verdict
 from .figures import (
     FEEDS,
     LEDGER_IDS,

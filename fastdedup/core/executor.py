@@ -17,11 +17,11 @@ from ..errors import ConfigError, ShortfallError, UnavailableError, foreign
 from ..events import KEPT_LOCALLY, Degraded, Shortfall, Unreplayed
 from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPolicy
 from ..fallback.reject import Reject
+from ..kernel.codes import Code
 from ..kernel.granted import GRANTED, LOOKS
 from ..kernel.keyspace import names_of
-from ..kernel.operations import ClaimOp, Op, ReleaseOp, SettleOp, was_accepted
+from ..kernel.operations import ClaimOp, Moved, Op, ReleaseOp, Reply, SettleOp, Verdict, was_accepted
 from ..kernel.owners import owner_text
-from ..kernel.replies import Code, Moved, Reply, Verdict
 from ..kernel.verbs import Effect, Verb
 from ..ledger.operations import IdOp
 from ..tasks import running_loop

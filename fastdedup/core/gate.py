@@ -11,9 +11,10 @@ from .. import codec
 from ..checks import milliseconds
 from ..errors import ClaimLostError, foreign
 from ..events import LeaseLost
+from ..kernel.codes import Code
 from ..kernel.granted import note_use
 from ..kernel.keyspace import Keyspace, Kind, names_of
-from ..kernel.operations import ClaimOp, Mode, Op, ReleaseOp, RenewOp, SettleOp, Terms, terms
+from ..kernel.operations import ClaimOp, Op, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
 from ..kernel.owners import (
     Noted,
     draw_owner,
@@ -23,7 +24,8 @@ from ..kernel.owners import (
     owner_text,
     trace_of,
 )
-from ..kernel.replies import Code, Reply, Stored, Verdict
+from ..kernel.records import Stored
+from ..kernel.terms import Mode, Terms, terms
 from ..keys import Fingerprint
 from ..model import Record, RecordKind, State
 from .connections import Connections

@@ -18,10 +18,11 @@ from ..errors import (
     UnavailableError,
     UsageError,
 )
+from ..kernel.codes import Code
 from ..kernel.granted import note_use
-from ..kernel.operations import ClaimOp, Op, ReadOp, ReleaseOp, RenewOp, SettleOp
+from ..kernel.operations import ClaimOp, Op, ReadOp, ReleaseOp, RenewOp, SettleOp, Verdict
 from ..kernel.owners import owner_text
-from ..kernel.replies import Code, Stored, Verdict
+from ..kernel.records import Stored
 from ..kernel.verbs import Verb
 from ..model import Outcome
 from .gate import Gate

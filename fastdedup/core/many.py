@@ -10,10 +10,9 @@ from typing import Any, Final
 from ..claim import Claim
 from ..errors import ShortfallError, UnavailableError
 from ..kernel.answers import is_first_hand
-from ..kernel.operations import NOBODY, ClaimOp
+from ..kernel.operations import NOBODY, ClaimOp, Reply, Verdict
 from ..kernel.owners import owner_field
 from ..kernel.records import tail_of
-from ..kernel.replies import Reply, Verdict
 from ..model import Outcome
 from ..tasks import wait_then_stop
 from .calls import KnownCall, claim_of

@@ -29,10 +29,11 @@ from ..backoff import UNANSWERED, Backoff
 from ..errors import DedupError, UnavailableError
 from ..events import Event, UndoOverflow
 from ..forking import InChild
+from ..kernel.codes import Code
 from ..kernel.keyspace import names_of
-from ..kernel.operations import ClaimOp, Op, ReadOp, ReleaseOp, RenewOp
+from ..kernel.operations import ClaimOp, Op, ReadOp, RefusedAlone, ReleaseOp, RenewOp, Reply
 from ..kernel.owners import is_drawn
-from ..kernel.replies import Code, RefusedAlone, Reply, Stored
+from ..kernel.records import Stored
 from ..tasks import stop
 
 MAX_ORPHANS = 10_000

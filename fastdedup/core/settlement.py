@@ -20,8 +20,7 @@ from ..errors import (
     ShortfallError,
     UnavailableError,
 )
-from ..kernel.operations import ClaimOp, ReleaseOp, SettleOp
-from ..kernel.replies import Verdict
+from ..kernel.operations import ClaimOp, ReleaseOp, SettleOp, Verdict
 from ..model import Outcome
 from .connection import LONGEST_PAUSE
 from .gate import Gate

@@ -13,8 +13,9 @@ from time import perf_counter
 
 from ..backoff import UNANSWERED
 from ..errors import ShortfallError, UnavailableError
-from ..kernel.operations import ClaimOp, Terms, terms
-from ..kernel.replies import Code, Verdict
+from ..kernel.codes import Code
+from ..kernel.operations import ClaimOp, Verdict
+from ..kernel.terms import Terms, terms
 from ..model import Outcome
 from .connection import Connection
 from .executor import StaleLedger

@@ -37,11 +37,11 @@ It may be our claim whose reply was lost, and the same owner gets its own claim 
 from __future__ import annotations
 
 from ..events import Conflict, Unreplayed
+from ..kernel.codes import Code
 from ..kernel.keyspace import names_of
-from ..kernel.operations import AdoptOp, ForgetOp, ReadOp
+from ..kernel.operations import Adopted, AdoptOp, ForgetOp, ReadOp
 from ..kernel.owners import owner_text
-from ..kernel.records import Holding
-from ..kernel.replies import Adopted, Code, Stored
+from ..kernel.records import Holding, Stored
 from ..stores.entry import Entry
 from .base import JournalOp
 

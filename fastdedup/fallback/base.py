@@ -7,8 +7,9 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
-from ..kernel.operations import AdoptOp, ForgetOp, Op, ReadOp
-from ..kernel.replies import Adopted, Code, Reply, Stored, StoredForm
+from ..kernel.codes import Code
+from ..kernel.operations import Adopted, AdoptOp, ForgetOp, Op, ReadOp, Reply, StoredForm
+from ..kernel.records import Stored
 from ..ledger.operations import IdOp, LedgerOp
 
 JournalOp = AdoptOp | ReadOp | ForgetOp | LedgerOp | IdOp

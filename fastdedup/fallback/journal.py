@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
-from ..kernel.records import Holding
-from ..kernel.replies import Stored
+from ..kernel.records import Holding, Stored
 
 _FORMER = 16
 """Holdings that a line remembers: the first ones, as the store may have heard of these before the breaker opened."""

@@ -12,8 +12,21 @@ from collections.abc import Callable
 from typing import Any, Final, assert_never, cast
 
 from ..errors import UnavailableError
-from ..kernel.operations import ClaimOp, ForgetOp, Op, ReadOp, ReleaseOp, RenewOp, SettleOp, TransitionOp
-from ..kernel.replies import Code, Moved, Reply, Stored, Verdict
+from ..kernel.codes import Code
+from ..kernel.operations import (
+    ClaimOp,
+    ForgetOp,
+    Moved,
+    Op,
+    ReadOp,
+    ReleaseOp,
+    RenewOp,
+    Reply,
+    SettleOp,
+    TransitionOp,
+    Verdict,
+)
+from ..kernel.records import Stored
 from ..kernel.verbs import Verb
 from ..ledger.operations import RememberedClaimOp, RememberedSettleOp, SeenOp, without_ledger
 from ..model import Outcome

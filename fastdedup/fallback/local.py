@@ -9,10 +9,23 @@ from typing import Any, Final, cast
 from ..checks import check_count
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
+from ..kernel.codes import Code
 from ..kernel.keyspace import names_of
-from ..kernel.operations import AdoptOp, ClaimOp, ForgetOp, Mode, Op, TransitionOp, was_accepted
-from ..kernel.records import Holding
-from ..kernel.replies import Adopted, Code, Moved, Reply, Stored, StoredForm, Verdict
+from ..kernel.operations import (
+    Adopted,
+    AdoptOp,
+    ClaimOp,
+    ForgetOp,
+    Moved,
+    Op,
+    Reply,
+    StoredForm,
+    TransitionOp,
+    Verdict,
+    was_accepted,
+)
+from ..kernel.records import Holding, Stored
+from ..kernel.terms import Mode
 from ..kernel.verbs import Effect, Keys, Verb
 from ..ledger.operations import IdOp, LedgerOp
 from ..model import Outcome

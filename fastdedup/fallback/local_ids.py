@@ -16,9 +16,10 @@ from typing import TypeGuard
 
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
+from ..kernel.codes import Code
 from ..kernel.granted import GRANTED
 from ..kernel.keyspace import names_of
-from ..kernel.replies import Code, Reply, StoredForm
+from ..kernel.operations import Reply, StoredForm
 from ..ledger.forms import SLOTS, LedgerForm
 from ..ledger.ids import NONCE_BYTES, ledger_of, same_call, without_patience
 from ..ledger.operations import (

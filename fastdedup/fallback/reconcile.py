@@ -17,8 +17,9 @@ from ..backoff import UNANSWERED
 from ..errors import DedupError, ForeignRecordError
 from ..events import Conflict, Event, Replayed, Unreplayed
 from ..failures import log
-from ..kernel.operations import AdoptOp, Op
-from ..kernel.replies import Adopted, Code, Reply, Stored, StoredForm
+from ..kernel.codes import Code
+from ..kernel.operations import Adopted, AdoptOp, Op, Reply, StoredForm
+from ..kernel.records import Stored
 from ..ledger.operations import FirstOp
 from ..tasks import stop
 from .base import JournalledPolicy, JournalOp, OrphanPolicy

@@ -7,9 +7,9 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from ..errors import UnavailableError
-from ..kernel.operations import Op, was_accepted
+from ..kernel.codes import Code
+from ..kernel.operations import Op, Reply, Verdict, was_accepted
 from ..kernel.records import Holding
-from ..kernel.replies import Code, Reply, Verdict
 from ..ledger.ids import NONCE_BYTES, without_patience
 from ..ledger.operations import ECHO_MS, FirstOp, RememberedClaimOp, RememberedSettleOp, without_ledger
 from ..model import Outcome

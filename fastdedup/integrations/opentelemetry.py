@@ -41,8 +41,8 @@ from ..core.connections import Connections
 from ..core.settlement import Settlement
 from ..errors import ConfigError
 from ..gateway import Dedup
+from ..kernel.answers import former_trace
 from ..kernel.owners import TRACE_BYTES
-from ..kernel.records import former_trace
 from ..model import Outcome
 from ..sync.gateway import Dedup as SyncDedup
 from .otel_metrics import SCOPE, Histograms, observations_of, server_of

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from ..errors import UnavailableError, UsageError
 from ..model import Outcome
-from .operations import ClaimOp, Op, Witness
-from .replies import Reply, Verdict
+from .codes import Code
+from .operations import ClaimOp, Op, Reply, Verdict, Witness
+from .owners import trace_of
+from .records import decode, is_record, read_holding
 
 
 def wrong_loop() -> UsageError:
@@ -110,3 +113,44 @@ def reported(loop: asyncio.AbstractEventLoop, op: Op, fault: BaseException) -> E
     what = f"fastdedup could not deliver the answer to an operation ({op.verb.value})"
     loop.call_exception_handler({"message": what, "exception": fault})
     return fault if isinstance(fault, Exception) else RuntimeError(what)
+
+
+_OUTCOMES: Final = {
+    Code.REENTERED: Outcome.ACQUIRED,
+    Code.TAKEN: Outcome.ACQUIRED,
+    Code.IN_PROGRESS: Outcome.IN_PROGRESS,
+    Code.SUCCEEDED: Outcome.SUCCEEDED,
+    Code.FAILED: Outcome.FAILED,
+    Code.MISMATCH: Outcome.MISMATCH,
+}
+
+
+def verdict(code: int, record: bytes, now_ms: int) -> Verdict | Code:
+    """Return the answer to a claim from a script's code and the record that the claim found."""
+    if code == Code.UNKNOWN:
+        return Verdict(Outcome.UNKNOWN)
+    if code == Code.FOREIGN or not is_record(record):
+        return Code.FOREIGN
+    stored = decode(record, now_ms)
+    found = Verdict(
+        _OUTCOMES[Code(code)],
+        fence=stored.fence,
+        attempt=stored.attempt,
+        left_ms=max(stored.left_ms, 0),
+        payload=stored.payload if code in (Code.SUCCEEDED, Code.FAILED) else b"",
+        fresh=code != Code.REENTERED,
+    )
+    if code == Code.TAKEN:
+        found.former = stored.payload  # a record that was just taken has none of its own
+    elif code != Code.REENTERED:
+        found.present = stored.owner
+    return found
+
+
+def former_trace(verdict: Verdict) -> bytes:
+    """Return the ids of the trace and the span of the run before: of the first one, of the one under way, or of the
+    attempt that was taken over. Empty where its record does not say it.
+    """
+    if verdict.former:
+        return trace_of(read_holding(verdict.former).owner)
+    return trace_of(verdict.present) if hasattr(verdict, "present") else b""

@@ -21,13 +21,13 @@ from ..errors import ConfigError, UnavailableError
 from ..forking import InChild
 from ..model import BreakerState
 from .answers import behind, closed, copy_of, give, give_error, heir, reported, too_many, wrong_loop
+from .codes import Code
 from .deadline import BLOCKED, Deadline
 from .health import OnChange, StoreHealth
 from .named import NamedClaims
-from .operations import ClaimOp, Op
+from .operations import ClaimOp, Op, Redirect, Reply, Verdict
 from .orphans import NoOrphans, OrphanKeeper, is_orphan, resent
 from .queue import MIN_BATCH, Batch, Batches, BatchObserver, Ended, OperationQueue
-from .replies import Code, Redirect, Reply, Verdict
 from .store import BatchStore
 from .verbs import CLAIMS
 

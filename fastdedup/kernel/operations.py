@@ -1,4 +1,4 @@
-"""The operations that a store executes, one class for each verb. Their replies are in `replies.py`.
+"""The operations that a store executes, one class for each verb, and their replies.
 
 Times are milliseconds, keys and owners are bytes, so that a store can send them unchanged.
 """
@@ -7,65 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from enum import StrEnum
-from functools import lru_cache
 from typing import Any, ClassVar, Final, cast
 
-from ..errors import UnavailableError
-from .records import Holding, tail_of
-from .replies import Code, Reply, Stored
+from ..errors import ForeignRecordError, ResultTooLargeError, UnavailableError
+from ..model import Outcome
+from .codes import Code
+from .records import Holding, Stored, tail_of
+from .terms import Terms
 from .verbs import Resend, Verb
-
-
-class Mode(StrEnum):
-    """The ways to claim a key."""
-
-    CLAIM = "claim"
-    REDEEM = "redeem"
-    """Claim only a key that was issued."""
-    CONSUME = "consume"
-    """Redeem a key and record its success in one step."""
-
-
-class Terms:
-    """The settings that claims share; a batch states them once. Compared by identity: make them with `terms()`."""
-
-    __slots__ = (
-        "consumes",
-        "header",
-        "keep_ms",
-        "lease_ms",
-        "mode",
-        "redeems",
-        "remembered",
-        "shared",
-        "watch",
-    )
-
-    def __init__(
-        self, mode: Mode, lease_ms: int, keep_ms: int, watch: bool, remembered: bool = False
-    ) -> None:
-        self.mode = mode
-        self.lease_ms = lease_ms
-        self.keep_ms = keep_ms
-        """How long the record lives: longer than the lease, so that a takeover counts attempts."""
-        self.watch = watch
-        """The claimant waits: the operation that frees or settles the key must publish that."""
-        # Looked up once here: naming an enum's member costs 50 ns, and a claim would do so several times.
-        self.consumes = mode is Mode.CONSUME
-        self.redeems = mode is Mode.REDEEM
-        self.shared = mode is Mode.CLAIM and not remembered
-        """Equal concurrent claims may share one operation; each use of a token needs an answer of its own.
-
-        False too for claims whose success a ledger remembers: these share one in another way, so that plain claims
-        need not ask which they are.
-        """
-        self.remembered = remembered
-        """A ledger remembers the success: these are the terms of a `RememberedClaimOp`."""
-        self.header = (str(lease_ms), str(keep_ms), mode.value, "1" if watch else "0")
-
-
-terms = lru_cache(maxsize=4096)(Terms)
 
 
 class Op:
@@ -384,6 +333,154 @@ def on_the_move(name: str) -> UnavailableError:
     """Return the error for an operation that was sent on too often."""
     return UnavailableError(f"{name}: the key's slot is being moved")
 
+
+# Replies
+
+
+class Verdict:
+    """The answer to one claim. Never mutated, because one object may answer many claims of a batch.
+
+    `left_ms` is the time until the lease or the settled record ends.
+    `fresh` is False where the same owner got its own claim back, and where the engine answered from
+    another claim's reply.
+    """
+
+    __slots__ = (
+        "attempt",
+        "degraded",
+        "fence",
+        "former",
+        "fresh",
+        "left_ms",
+        "outcome",
+        "payload",
+        "present",
+        "short",
+        "value",
+    )
+
+    present: bytes
+    """The owner field of the record that a duplicate's claim has met; not set where no record was met, or where the
+    claim is acquired. Kept as it is read: whoever wants its notes reads them, see `former_trace`."""
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        *,
+        fence: int = 0,
+        attempt: int = 0,
+        left_ms: int = 0,
+        payload: bytes = b"",
+        fresh: bool = True,
+        degraded: bool = False,
+    ) -> None:
+        self.outcome = outcome
+        self.fence = fence
+        self.attempt = attempt
+        self.left_ms = left_ms
+        self.payload = payload
+        self.value: Any = None
+        """The decoded payload, where it is decoded already and can be shared."""
+        self.former = b""
+        """The fence and the owner field before this acquisition, as a `proof`; empty for a first one, or where the
+        store's first reply was lost."""
+        self.fresh = fresh
+        self.degraded = degraded
+        self.short = False
+        """True where too few replicas confirmed the acquisition (`replicas=`); set by the store before it answers."""
+
+
+class RefusedAlone(UnavailableError):
+    """The store answers, and will not touch this key: nothing was done, and the other keys are not concerned.
+
+    A reply, never raised by a store: so it does not count for the breaker, and no claim is given up.
+    """
+
+
+class Redirect:
+    """An operation that did nothing here and must go on to another part of the store, `to`. No caller gets this."""
+
+    __slots__ = ("to",)
+
+    def __init__(self, to: Any) -> None:
+        self.to = to
+
+
+class Moved:
+    """The answer to one transition: OK, ALREADY, ILLEGAL, STALE, UNSURE or FOREIGN."""
+
+    __slots__ = ("code", "degraded", "short", "state", "version")
+
+    def __init__(self, code: Code, state: str, version: int) -> None:
+        self.code = code
+        self.state = state
+        self.version = version
+        self.degraded = False
+        self.short = False
+
+
+class Adopted:
+    """The answer to one adoption; names the record that the key held before.
+
+    `code`: OK (adopted, no claim is lost), OUTRANKED (the former record stays, the new record is lost),
+    OVERRULED (the new record stands, the former record is lost), FOREIGN.
+    """
+
+    __slots__ = ("code", "fence", "owner", "settled")
+
+    def __init__(self, code: Code, owner: bytes, fence: int, *, settled: bool = False) -> None:
+        self.code = code
+        self.owner = owner
+        """The owner field of the former record; empty where the key held no record."""
+        self.fence = fence
+        self.settled = settled
+        """True where the former record was a success or a failure."""
+
+
+class StoredForm:
+    """What a ledger was founded with: the text in the store, and the server's time when it was read, in ms.
+
+    `degraded`: a policy has answered.
+    """
+
+    __slots__ = ("degraded", "now_ms", "text")
+
+    def __init__(self, text: bytes, now_ms: int, *, degraded: bool = False) -> None:
+        self.text = text
+        self.now_ms = now_ms
+        self.degraded = degraded
+
+
+class Weight:
+    """What a ledger's bucket holds: all its entries, those that are not over, and bytes of memory."""
+
+    __slots__ = ("entries", "living", "size")
+
+    def __init__(self, entries: int, living: int, size: int) -> None:
+        self.entries = entries
+        self.living = living
+        self.size = size
+
+
+Reply = (
+    Verdict
+    | Moved
+    | Stored
+    | Adopted
+    | StoredForm
+    | Weight
+    | Code
+    | Redirect
+    | UnavailableError
+    | ResultTooLargeError
+    | ForeignRecordError
+)
+"""A claim gets a Verdict or FOREIGN; a transition Moved; a read Stored, ABSENT or FOREIGN; an adoption Adopted; the
+founding of a ledger StoredForm; the weighing of a bucket Weight or ABSENT; every other operation a Code. UNCONFIRMED
+means OK, but too few replicas confirmed the change. Any operation may get UnavailableError (it alone was refused;
+RefusedAlone where certainly nothing was done, scripts say REFUSED), ResultTooLargeError (the result is over the
+store's own limit) or ForeignRecordError (the key's value is over the store's limit for a record; scripts say
+TOO_LARGE). A part of a store answers Redirect where the operation belongs to another part; scripts say ELSEWHERE."""
 
 Witness = Callable[[Op, Reply], Reply]
 """Hears the store's reply before the caller does; returns the reply that the caller gets."""

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 from ..model import Outcome
 from .answers import is_first_hand
 from .named import NamedClaims
-from .operations import ClaimOp, ReleaseOp
-from .replies import Reply, Verdict
+from .operations import ClaimOp, ReleaseOp, Reply, Verdict
 
 Send = Callable[[ReleaseOp], "asyncio.Future[Any]"]
 

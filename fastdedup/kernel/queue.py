@@ -12,8 +12,7 @@ from typing import Final, Protocol, assert_never, cast
 from .answers import too_late
 from .clock import NOTE_EVERY, ClockBound, named_claims
 from .named import NamedClaims
-from .operations import ClaimOp, Op
-from .replies import Reply
+from .operations import ClaimOp, Op, Reply
 from .store import BatchStore, DirectStore, TimedStore
 from .verbs import Turn, Verb
 

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from ..model import Outcome
-from .owners import MAX_OWNER_BYTES, RANDOM_BYTES, trace_of
-from .replies import Code, Stored, Verdict
+from .codes import Code
+from .owners import MAX_OWNER_BYTES, RANDOM_BYTES
 
 RECORD_HEAD: Final = 128
 """Bytes of a record without its result, at most."""
@@ -22,15 +21,6 @@ FENCE_BYTES: Final = 7
 FINGERPRINT_BYTES: Final = 16
 _PRINTED, _TOKEN, _LENGTH = 128, 64, 63
 """Of the shape, which is an owner's length byte in a record: has a fingerprint; is a token; the owner's length."""
-
-_OUTCOMES: Final = {
-    Code.REENTERED: Outcome.ACQUIRED,
-    Code.TAKEN: Outcome.ACQUIRED,
-    Code.IN_PROGRESS: Outcome.IN_PROGRESS,
-    Code.SUCCEEDED: Outcome.SUCCEEDED,
-    Code.FAILED: Outcome.FAILED,
-    Code.MISMATCH: Outcome.MISMATCH,
-}
 
 
 MAX_FENCE: Final = 31 << 48
@@ -51,6 +41,35 @@ class Holding(NamedTuple):
 
     owner: bytes
     fence: int
+
+
+class Stored:
+    """A record in a store. `state` is a letter: I P W S F R, or M for a machine (see `lua/_record.lua`)."""
+
+    __slots__ = ("attempt", "fence", "fingerprint", "left_ms", "owner", "payload", "state", "token", "ttl_ms")
+
+    def __init__(
+        self,
+        state: str,
+        *,
+        owner: bytes,
+        fence: int,
+        attempt: int,
+        left_ms: int,
+        ttl_ms: int,
+        fingerprint: bytes | None,
+        payload: bytes,
+        token: bool = False,
+    ) -> None:
+        self.state = state
+        self.token = token
+        self.owner = owner
+        self.fence = fence
+        self.attempt = attempt
+        self.left_ms = left_ms
+        self.ttl_ms = ttl_ms
+        self.fingerprint = fingerprint
+        self.payload = payload
 
 
 fence_bytes: Final[Callable[[int], bytes]] = partial(int.to_bytes, length=FENCE_BYTES, byteorder="big")
@@ -170,34 +189,3 @@ def decode_machine(record: bytes, ttl_ms: int) -> Stored:
         fingerprint=None,
         payload=record[19:],
     )
-
-
-def verdict(code: int, record: bytes, now_ms: int) -> Verdict | Code:
-    """Return the answer to a claim from a script's code and the record that the claim found."""
-    if code == Code.UNKNOWN:
-        return Verdict(Outcome.UNKNOWN)
-    if code == Code.FOREIGN or not is_record(record):
-        return Code.FOREIGN
-    stored = decode(record, now_ms)
-    found = Verdict(
-        _OUTCOMES[Code(code)],
-        fence=stored.fence,
-        attempt=stored.attempt,
-        left_ms=max(stored.left_ms, 0),
-        payload=stored.payload if code in (Code.SUCCEEDED, Code.FAILED) else b"",
-        fresh=code != Code.REENTERED,
-    )
-    if code == Code.TAKEN:
-        found.former = stored.payload  # a record that was just taken has none of its own
-    elif code != Code.REENTERED:
-        found.present = stored.owner
-    return found
-
-
-def former_trace(verdict: Verdict) -> bytes:
-    """Return the ids of the trace and the span of the run before: of the first one, of the one under way, or of the
-    attempt that was taken over. Empty where its record does not say it.
-    """
-    if verdict.former:
-        return trace_of(verdict.former[FENCE_BYTES:])
-    return trace_of(verdict.present) if hasattr(verdict, "present") else b""

@@ -12,8 +12,7 @@ from ..model import BreakerState
 from .answers import closed, wrong_loop
 from .engine import Engine
 from .named import NamedClaims
-from .operations import MAX_HOPS, ClaimOp, Op, on_the_move
-from .replies import Reply
+from .operations import MAX_HOPS, ClaimOp, Op, Reply, on_the_move
 from .store import BatchStore, ShardedStore
 
 MakeEngine = Callable[[BatchStore], Engine]

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from .operations import Op
-from .replies import Reply
+from .operations import Op, Reply
 from .verbs import Verb
 
 

@@ -15,10 +15,10 @@ from ..core.counters import outcome_of
 from ..core.gate import Gate
 from ..core.orphans import MAX_ORPHANS
 from ..errors import ConfigError, DedupError, UnavailableError, UsageError
+from ..kernel.codes import Code
 from ..kernel.granted import GRANTED
-from ..kernel.operations import ForgetOp, Op, ReadOp
+from ..kernel.operations import ForgetOp, Op, ReadOp, Reply
 from ..kernel.owners import draw_owner, owner_field
-from ..kernel.replies import Code, Reply
 from ..kernel.verbs import Verb
 from ..model import BreakerState, LedgerResize, LedgerStats, Record
 from .current_form import TRIES, CurrentForm

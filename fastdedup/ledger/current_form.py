@@ -8,7 +8,8 @@ from typing import Final
 
 from ..core.gate import Gate
 from ..errors import ConfigError, LedgerFullError, UnavailableError, foreign
-from ..kernel.replies import Code, Reply, StoredForm
+from ..kernel.codes import Code
+from ..kernel.operations import Reply, StoredForm
 from ..keys import check_namespace
 from ..model import LedgerResize
 from ..stores.base import NO_EVICTION, EvictingStore

@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 from ..core.gate import Gate
 from ..errors import DedupError
 from ..events import LedgerFilling
-from ..kernel.replies import Code, Weight
+from ..kernel.codes import Code
+from ..kernel.operations import Weight
 from ..model import LedgerStats
 from .current_form import CurrentForm
 from .forms import FILLING, SLOTS, LedgerForm

@@ -9,9 +9,10 @@ from typing import Any, Final
 from ..core.gate import Gate
 from ..core.together import Together
 from ..errors import DedupError, UnavailableError
+from ..kernel.codes import Code
 from ..kernel.granted import GRANTED, LOOKS
+from ..kernel.operations import Reply
 from ..kernel.owners import owner_text
-from ..kernel.replies import Code, Reply
 from .current_form import TRIES, CurrentForm
 from .operations import FirstOp, LedgerTerms, SeenOp
 from .views import FormerView, LedgerView

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from ..kernel.replies import Code, Reply, StoredForm, Weight
+from ..kernel.codes import Code
+from ..kernel.operations import Reply, StoredForm, Weight
 from .ids import CALL_BYTES, NONCE_BYTES, TICK_MS, same_call
 from .operations import FirstOp, ForgetIdOp, IdOp, LedgerOp, SeenOp, WeighOp
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Final, Protocol
 
 from ..errors import UnavailableError
-from ..kernel.operations import READ_WEIGHT, ClaimOp, Op, SettleOp, Terms
-from ..kernel.replies import Code
+from ..kernel.codes import Code
+from ..kernel.operations import READ_WEIGHT, ClaimOp, Op, SettleOp
+from ..kernel.terms import Terms
 from ..kernel.verbs import Verb
 from .forms import SLOTS, STRAYS, LedgerForm
 from .ids import NONCE_BYTES

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from ..core.orphans import HeldKey, Orphan, Orphans
 from ..errors import UnavailableError
 from ..forking import InChild
+from ..kernel.codes import Code
 from ..kernel.operations import Op
-from ..kernel.replies import Code
 from .ids import NONCE_BYTES
 from .operations import FirstOp, ForgetIdOp, IdOp
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..errors import ConfigError
-from ..kernel.replies import StoredForm
+from ..kernel.operations import StoredForm
 from .forms import LedgerForm
 from .ids import places_of
 from .operations import FOREVER_MS, LedgerTerms

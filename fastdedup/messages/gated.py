@@ -16,7 +16,7 @@ from ..core.settlement import Settlement
 from ..errors import ClaimLostError, DedupError, InProgressError, UnavailableError
 from ..gateway import Dedup
 from ..kernel.operations import ForgetOp, ReadOp
-from ..kernel.replies import Stored
+from ..kernel.records import Stored
 from ..ledger.client import Ledger
 from ..model import Outcome
 from .decisions import Action, Decision, Reason

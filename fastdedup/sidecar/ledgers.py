@@ -14,9 +14,9 @@ from ..codec import check_size
 from ..core.options import ClaimOptions
 from ..errors import ClaimLostError, ConfigError, InvalidKeyError, UnavailableError
 from ..gateway import Dedup
+from ..kernel.codes import Code
 from ..kernel.operations import ReleaseOp, RenewOp, SettleOp
 from ..kernel.owners import owner_field
-from ..kernel.replies import Code
 from ..ledger.client import Ledger
 from ..ledger.ids import record_wire
 from ..ledger.operations import ECHO_MS, IdPlace, RememberedSettleOp

@@ -15,8 +15,7 @@ from time import monotonic
 from ..backoff import Backoff
 from ..errors import DedupError, UnavailableError
 from ..gateway import Dedup
-from ..kernel.operations import ReleaseOp
-from ..kernel.replies import Reply
+from ..kernel.operations import ReleaseOp, Reply
 
 Holding = tuple[Dedup, bytes, bytes]
 """A claim that a client holds: its `Dedup`, its store key, its owner field."""

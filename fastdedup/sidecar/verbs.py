@@ -20,9 +20,8 @@ from ..errors import (
 )
 from ..gateway import Dedup
 from ..kernel.keyspace import names_of
-from ..kernel.operations import ClaimOp, ReleaseOp, RenewOp, SettleOp
+from ..kernel.operations import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
 from ..kernel.owners import owner_field
-from ..kernel.replies import Reply, Verdict
 from ..model import Outcome, Record, RecordKind
 from .limits import LimitError
 from .namespaces import Namespaces

@@ -1,5 +1,4 @@
-"""The store protocol: the guarantees of a backend. Its operations are in `kernel/operations.py`, their replies in
-`kernel/replies.py`.
+"""The store protocol: the guarantees of a backend. Its operations and their replies are in `kernel/operations.py`.
 
 A store executes *batches of independent operations of one verb*. A store does not wait for keys, decode results or
 know policies: that is the work of the gate above it. What the engine alone needs of a store stands in
@@ -13,8 +12,8 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from ..events import Event
 from ..kernel.keyspace import Kind
-from ..kernel.operations import Op
-from ..kernel.replies import Reply, Stored
+from ..kernel.operations import Op, Reply
+from ..kernel.records import Stored
 from ..kernel.store import BatchStore
 from ..kernel.store import ClockedStore as ClockedStore
 from ..kernel.store import DirectStore as DirectStore

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..kernel.records import Holding
-from ..kernel.replies import Code, Stored, Verdict
+from ..kernel.codes import Code
+from ..kernel.operations import Verdict
+from ..kernel.records import Holding, Stored
 from ..model import Outcome
 
 LIVE = "PW"

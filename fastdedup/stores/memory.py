@@ -7,22 +7,26 @@ from heapq import nsmallest
 from typing import Any, Final, assert_never
 
 from ..errors import ConfigError, UnavailableError
+from ..kernel.codes import Code
 from ..kernel.keyspace import found_in
 from ..kernel.operations import (
+    Adopted,
     AdoptOp,
     ClaimOp,
     ForgetOp,
     IssueOp,
-    Mode,
+    Moved,
     Op,
     ReadOp,
     ReleaseOp,
     RenewOp,
+    Reply,
     SettleOp,
     TransitionOp,
+    Verdict,
 )
-from ..kernel.records import holding_bytes
-from ..kernel.replies import Adopted, Code, Moved, Reply, Stored, Verdict
+from ..kernel.records import Stored, holding_bytes
+from ..kernel.terms import Mode
 from ..kernel.verbs import Verb
 from ..ledger.memory import BucketOp, MemoryLedgers
 from ..ledger.operations import FirstOp, ForgetIdOp, LedgerOp, RememberedClaimOp, RememberedSettleOp, SeenOp

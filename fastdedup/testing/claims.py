@@ -12,10 +12,11 @@ from ..checks import named, shown
 from ..core.gate import Gate
 from ..errors import ConfigError, UsageError
 from ..gateway import Dedup
+from ..kernel.codes import Code
 from ..kernel.keyspace import names_of
-from ..kernel.operations import ClaimOp, Mode, Op, ReleaseOp, SettleOp
+from ..kernel.operations import ClaimOp, Op, ReleaseOp, Reply, SettleOp, Verdict
 from ..kernel.owners import is_drawn, owner_text
-from ..kernel.replies import Code, Reply, Verdict
+from ..kernel.terms import Mode
 from ..model import Outcome
 from ..sync.gateway import Dedup as SyncDedup
 from ..web.inspection import Caller, place_of_request

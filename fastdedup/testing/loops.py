@@ -18,8 +18,8 @@ from ..core.renewal import Renewal
 from ..core.settlement import Settlement
 from ..fallback.base import FallbackPolicy, JournalledPolicy
 from ..fallback.local import LocalLRU
-from ..kernel.operations import RenewOp
-from ..kernel.replies import Code, Reply
+from ..kernel.codes import Code
+from ..kernel.operations import RenewOp, Reply
 from ..kernel.verbs import Verb
 from ..model import BreakerState
 from ..stores.source import StoreSource

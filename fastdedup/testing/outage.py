@@ -11,8 +11,7 @@ from typing import Literal, get_args
 
 from ..checks import check_count
 from ..errors import ConfigError, UnavailableError, UsageError
-from ..kernel.operations import AdoptOp, Op
-from ..kernel.replies import Reply
+from ..kernel.operations import AdoptOp, Op, Reply
 from ..kernel.verbs import Effect, Verb
 from ..tasks import running_loop
 

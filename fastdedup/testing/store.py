@@ -9,8 +9,7 @@ from functools import partial
 
 from ..checks import named
 from ..errors import ConfigError, UnavailableError
-from ..kernel.operations import Op
-from ..kernel.replies import Reply
+from ..kernel.operations import Op, Reply
 from ..kernel.verbs import Verb
 from ..stores.base import Page, Query
 from ..stores.memory import MemoryStore

@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastdedup import Outcome, UnavailableError
-from fastdedup.kernel.operations import ClaimOp, Mode, Op, ReadOp, ReleaseOp, TransitionOp
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.operations import Adopted, ClaimOp, Op, ReadOp, ReleaseOp, Reply, TransitionOp, Verdict
 from fastdedup.kernel.owners import draw_owner
-from fastdedup.kernel.replies import Adopted, Code, Reply, Stored, Verdict
+from fastdedup.kernel.records import Stored
+from fastdedup.kernel.terms import Mode
 from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.ids import NONCE_BYTES
 from fastdedup.ledger.operations import FirstOp

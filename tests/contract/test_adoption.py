@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from fastdedup import Claim, Dedup, ForeignRecordError, Outcome
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.keyspace import Keyspace, Kind
-from fastdedup.kernel.operations import AdoptOp, ForgetOp, ReadOp
+from fastdedup.kernel.operations import Adopted, AdoptOp, ForgetOp, ReadOp
 from fastdedup.kernel.owners import owner_field
-from fastdedup.kernel.records import Holding
-from fastdedup.kernel.replies import Adopted, Code, Stored
+from fastdedup.kernel.records import Holding, Stored
 
 from ..stores import ALL_BUT_LOCAL, Backend, on_stores
 

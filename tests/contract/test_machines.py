@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from fastdedup import ConfigError, TransitionOutcome
-from fastdedup.kernel.operations import TransitionOp
-from fastdedup.kernel.replies import Code, Moved
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.operations import Moved, TransitionOp
 
 from ..stores import Backend
 

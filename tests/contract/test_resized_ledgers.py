@@ -13,8 +13,9 @@ import orjson
 import pytest
 
 from fastdedup import ConfigError, Dedup, Ledger, LocalLRU, UnavailableError
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.operations import StoredForm
 from fastdedup.kernel.owners import owner_field
-from fastdedup.kernel.replies import Code, StoredForm
 from fastdedup.ledger.ids import nonce_of
 from fastdedup.ledger.operations import FirstOp, LedgerOp
 from fastdedup.ledger.views import PACE, LedgerView

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fastdedup import ClaimLostError, FailedError, Outcome, State, UnavailableError
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import ReleaseOp, SettleOp
-from fastdedup.kernel.replies import Code
 
 from ..stores import Backend
 

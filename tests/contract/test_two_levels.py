@@ -21,7 +21,7 @@ from fastdedup import (
 )
 from fastdedup.kernel.keyspace import names_of
 from fastdedup.kernel.operations import ForgetOp, ReadOp
-from fastdedup.kernel.replies import Stored
+from fastdedup.kernel.records import Stored
 
 from ..stores import Backend
 

@@ -9,23 +9,25 @@ from functools import cache
 from typing import Any
 
 from fastdedup import Outcome
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import (
+    Adopted,
     AdoptOp,
     ClaimOp,
     ForgetOp,
     IssueOp,
-    Mode,
+    Moved,
     Op,
     ReadOp,
     ReleaseOp,
     RenewOp,
     SettleOp,
     TransitionOp,
-    terms,
+    Verdict,
 )
-from fastdedup.kernel.records import Holding
-from fastdedup.kernel.replies import Adopted, Code, Moved, Stored, Verdict
-from fastdedup.kernel.replies import Reply as LibraryReply
+from fastdedup.kernel.operations import Reply as LibraryReply
+from fastdedup.kernel.records import Holding, Stored
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.ids import CALL_BYTES
 from fastdedup.ledger.operations import (

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from fastdedup.kernel.operations import Op, ReadOp
-from fastdedup.kernel.replies import Code, Reply, Stored, Verdict
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.operations import Op, ReadOp, Reply, Verdict
+from fastdedup.kernel.records import Stored
 from fastdedup.ledger.memory import MemoryLedgers
 from fastdedup.ledger.operations import (
     FOREVER_MS,

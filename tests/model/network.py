@@ -17,8 +17,7 @@ from copy import copy
 from types import SimpleNamespace
 from typing import Any
 
-from fastdedup.kernel.operations import ClaimOp, Op
-from fastdedup.kernel.replies import Reply
+from fastdedup.kernel.operations import ClaimOp, Op, Reply
 from fastdedup.kernel.verbs import UNREPEATED, Verb
 from fastdedup.stores.redis import RedisStore
 from fastdedup.stores.redis.connection import RedisConnection

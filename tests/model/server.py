@@ -8,8 +8,8 @@ from typing import Any
 
 import hiredis
 
-from fastdedup.kernel.operations import Op, ReadOp
-from fastdedup.kernel.replies import Reply, Stored
+from fastdedup.kernel.operations import Op, ReadOp, Reply
+from fastdedup.kernel.records import Stored
 from fastdedup.stores.redis.scripts import MAX_RECORD, pack
 from fastdedup.stores.redis.verbs import load_scripts
 

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from fastdedup import BreakerState, Dedup, LocalLRU, UnavailableError
 from fastdedup.events import Conflict, Degraded, Event
-from fastdedup.kernel.replies import Code, Reply
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.operations import Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.operations import FirstOp, SeenOp
 

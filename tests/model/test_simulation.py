@@ -18,8 +18,7 @@ import pytest
 
 from fastdedup import Outcome as ClaimOutcome
 from fastdedup import claim as claim_module
-from fastdedup.kernel.operations import Op
-from fastdedup.kernel.replies import Reply
+from fastdedup.kernel.operations import Op, Reply
 
 from .exploring import (
     cancelled_twice,

@@ -16,8 +16,7 @@ import pytest
 import fastdedup
 from fastdedup import BreakerState, Dedup, FallbackPolicy, LocalLRU, Outcome, Reject, UnavailableError
 from fastdedup.events import BreakerClosed, Degraded, Event
-from fastdedup.kernel.operations import Op
-from fastdedup.kernel.replies import Reply
+from fastdedup.kernel.operations import Op, Reply
 
 from ..servers import RedisServer
 

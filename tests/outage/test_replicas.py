@@ -11,20 +11,22 @@ from typing import Any
 import pytest
 
 from fastdedup import Outcome
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import (
     ClaimOp,
     ForgetOp,
     IssueOp,
-    Mode,
+    Moved,
     Op,
     ReadOp,
     ReleaseOp,
     RenewOp,
+    Reply,
     SettleOp,
     TransitionOp,
-    terms,
+    Verdict,
 )
-from fastdedup.kernel.replies import Code, Moved, Reply, Verdict
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores import make_store
 from fastdedup.stores.base import DirectStore, Store

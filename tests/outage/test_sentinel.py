@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fastdedup import ConfigError, Dedup, Outcome, UnavailableError
-from fastdedup.kernel.operations import ClaimOp, Mode, terms
+from fastdedup.kernel.operations import ClaimOp
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.redis import RedisStore
 

@@ -16,8 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest, make_asgi_app
 from fastdedup import ClaimLostError, Dedup, LocalLRU, UsageError
 from fastdedup.errors import UnavailableError
 from fastdedup.integrations.prometheus import watch
-from fastdedup.kernel.operations import Op, RenewOp
-from fastdedup.kernel.replies import Reply
+from fastdedup.kernel.operations import Op, RenewOp, Reply
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.testing import FakeStore, assert_claimed_once, claims_of, fake_dedup, fake_sync_dedup, swapped
 

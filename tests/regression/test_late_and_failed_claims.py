@@ -18,9 +18,11 @@ from fastdedup import BreakerState, Claim, ClaimLostError, Dedup, InProgressErro
 from fastdedup.core.orphans import Orphans
 from fastdedup.events import Event, UndoOverflow
 from fastdedup.integrations import asgi
-from fastdedup.kernel.operations import ClaimOp, IssueOp, Mode, Op, ReadOp, terms
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.operations import ClaimOp, IssueOp, Op, ReadOp, Reply
 from fastdedup.kernel.owners import draw_owner
-from fastdedup.kernel.replies import Code, Reply, Stored
+from fastdedup.kernel.records import Stored
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.operations import FOREVER_MS, FirstOp, LedgerTerms, SeenOp
 from fastdedup.ledger.orphan_ids import OrphanIds

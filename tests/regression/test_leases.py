@@ -23,9 +23,9 @@ from fastdedup.events import Event, LeaseLost
 from fastdedup.integrations import asgi, wsgi
 from fastdedup.integrations.fastapi import Claimed, Idempotency, everyone
 from fastdedup.integrations.prometheus import watch
-from fastdedup.kernel.operations import ClaimOp, Mode, RenewOp, terms
+from fastdedup.kernel.operations import ClaimOp, RenewOp, Verdict
 from fastdedup.kernel.owners import draw_owner
-from fastdedup.kernel.replies import Verdict
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.model import BreakerState
 from fastdedup.stores.memory import MemoryStore

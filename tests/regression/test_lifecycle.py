@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from fastdedup import BreakerState, ClaimLostError, Dedup, LocalLRU, Outcome, UnavailableError, UsageError
-from fastdedup.kernel.operations import Op
-from fastdedup.kernel.replies import Reply
+from fastdedup.kernel.operations import Op, Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 

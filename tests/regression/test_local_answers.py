@@ -13,8 +13,7 @@ import pytest
 
 from fastdedup import BreakerState, Claim, Dedup, LocalLRU, Outcome
 from fastdedup.events import Conflict, Event, Replayed, Unreplayed
-from fastdedup.kernel.operations import ClaimOp, Op
-from fastdedup.kernel.replies import Reply
+from fastdedup.kernel.operations import ClaimOp, Op, Reply
 from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..outage.test_reconciliation import site_of

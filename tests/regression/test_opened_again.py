@@ -15,8 +15,7 @@ import uvloop
 
 from fastdedup import ConfigError, Dedup, LocalLRU, UnavailableError, UsageError
 from fastdedup.events import Event, Replayed
-from fastdedup.kernel.operations import Op
-from fastdedup.kernel.replies import Reply
+from fastdedup.kernel.operations import Op, Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 

@@ -11,24 +11,26 @@ import pytest
 import redis
 
 from fastdedup import Dedup, ForeignRecordError, Outcome, UnavailableError
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.keyspace import Keyspace, Kind
 from fastdedup.kernel.operations import (
+    Adopted,
     AdoptOp,
     ClaimOp,
     ForgetOp,
     IssueOp,
-    Mode,
+    Moved,
     Op,
     ReadOp,
     ReleaseOp,
     RenewOp,
     SettleOp,
     TransitionOp,
-    terms,
+    Verdict,
 )
 from fastdedup.kernel.owners import draw_owner
-from fastdedup.kernel.records import decode, encode, is_record, read_record
-from fastdedup.kernel.replies import Adopted, Code, Moved, Stored, Verdict
+from fastdedup.kernel.records import Stored, decode, encode, is_record, read_record
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.sidecar.namespaces import RawCodec
 from fastdedup.stores.memory import MemoryStore

@@ -10,19 +10,22 @@ import pytest
 
 from fastdedup import Dedup, Outcome, ShortfallError, TransitionOutcome, UnavailableError
 from fastdedup.events import Event, PrimaryRestarted
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import (
     AdoptOp,
     ClaimOp,
     IssueOp,
-    Mode,
+    Moved,
     Op,
     ReleaseOp,
     RenewOp,
+    Reply,
     SettleOp,
     TransitionOp,
-    terms,
+    Verdict,
 )
-from fastdedup.kernel.replies import Code, Moved, Reply, Stored, Verdict
+from fastdedup.kernel.records import Stored
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.stores import make_store
 from fastdedup.stores.redis.reconnect import Reconnector, process_of
 

@@ -27,7 +27,7 @@ from fastdedup import (
 from fastdedup.codec import UNSTORABLE
 from fastdedup.errors import ClaimLostError, InProgressError, UnknownTransitionError
 from fastdedup.kernel.operations import ReadOp
-from fastdedup.kernel.replies import Stored
+from fastdedup.kernel.records import Stored
 from fastdedup.messages import Action, MessageRules, Reason
 from fastdedup.messages.blocking import Attempt, BlockingWay
 from fastdedup.messages.deliveries import Deliveries

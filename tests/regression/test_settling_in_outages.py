@@ -14,8 +14,7 @@ import pytest
 
 from fastdedup import Claim, ConfigError, Dedup, Outcome, UnavailableError, UsageError
 from fastdedup.events import Event, LeaseLost
-from fastdedup.kernel.operations import Op, ReadOp
-from fastdedup.kernel.replies import Reply
+from fastdedup.kernel.operations import Op, ReadOp, Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup as SyncDedup

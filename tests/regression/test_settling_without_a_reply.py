@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from fastdedup import ClaimLostError, ConfigError, Dedup, UnavailableError, UsageError
 from fastdedup.events import Event, LeaseLost
 from fastdedup.integrations.prometheus import watch
-from fastdedup.kernel.operations import Op, SettleOp
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.operations import Op, Reply, SettleOp
 from fastdedup.kernel.owners import owner_field
-from fastdedup.kernel.replies import Code, Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis import RedisStore

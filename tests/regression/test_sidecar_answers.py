@@ -12,10 +12,10 @@ import redis
 from fastdedup import Dedup, LocalLRU
 from fastdedup.errors import ConfigError
 from fastdedup.kernel.keyspace import Keyspace, Kind
-from fastdedup.kernel.operations import AdoptOp, ClaimOp, Mode, Op, SettleOp, terms
+from fastdedup.kernel.operations import AdoptOp, ClaimOp, Op, SettleOp
 from fastdedup.kernel.owners import draw_owner
-from fastdedup.kernel.records import Holding
-from fastdedup.kernel.replies import Stored
+from fastdedup.kernel.records import Holding, Stored
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.sidecar.client import fetch
 from fastdedup.sidecar.http import problems as sidecars
 from fastdedup.sidecar.service.config import load

@@ -16,9 +16,9 @@ import pytest
 
 from fastdedup.core.wakeups import Wakeups
 from fastdedup.kernel.engine import Engine
-from fastdedup.kernel.operations import ClaimOp, Mode, Op, ReadOp, terms
+from fastdedup.kernel.operations import ClaimOp, Op, ReadOp, Reply
 from fastdedup.kernel.owners import draw_owner
-from fastdedup.kernel.replies import Reply
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.sidecar.resp.connection import RespConnection
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.scripts import pack as pack_command

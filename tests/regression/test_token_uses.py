@@ -11,10 +11,11 @@ import redis
 
 from fastdedup import Dedup, Outcome, State, UnavailableError
 from fastdedup import sync as synchronous
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.granted import GRANTED
-from fastdedup.kernel.operations import ClaimOp, Mode, ReleaseOp, terms
+from fastdedup.kernel.operations import ClaimOp, ReleaseOp
 from fastdedup.kernel.owners import draw_owner
-from fastdedup.kernel.replies import Code
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.tokens import subject_mark
 

@@ -12,9 +12,8 @@ import pytest
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fastdedup import Dedup, LocalLRU
-from fastdedup.kernel.operations import ClaimOp
+from fastdedup.kernel.operations import ClaimOp, Verdict
 from fastdedup.kernel.owners import draw_owner, owner_field, owner_text
-from fastdedup.kernel.replies import Verdict
 from fastdedup.model import Outcome
 from fastdedup.sidecar.http import models
 from fastdedup.sidecar.http.batch import BatchClaim, BatchRequest, Told, batch, read, written

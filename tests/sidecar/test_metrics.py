@@ -17,7 +17,7 @@ import redis
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastdedup import Dedup, LocalLRU, __version__
-from fastdedup.kernel.replies import Verdict
+from fastdedup.kernel.operations import Verdict
 from fastdedup.model import Outcome
 from fastdedup.sidecar.counters import BOUNDS, Counters, outcome_of_reply
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec

@@ -57,8 +57,7 @@ from fastdedup.events import (
     UndoOverflow,
     Unreplayed,
 )
-from fastdedup.kernel.operations import Op
-from fastdedup.kernel.replies import Reply, Verdict
+from fastdedup.kernel.operations import Op, Reply, Verdict
 
 
 class Order:

@@ -10,20 +10,21 @@ import pytest
 from fastdedup import LocalLRU, Outcome, UnavailableError
 from fastdedup.events import Conflict, Unreplayed
 from fastdedup.fallback.base import JournalOp
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.keyspace import Keyspace, Kind
 from fastdedup.kernel.operations import (
     ClaimOp,
     ForgetOp,
     IssueOp,
-    Mode,
     Op,
     ReleaseOp,
     RenewOp,
+    Reply,
     SettleOp,
-    terms,
+    Verdict,
 )
 from fastdedup.kernel.owners import owner_field
-from fastdedup.kernel.replies import Code, Reply, Verdict
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.stores.entry import Entry
 from fastdedup.stores.memory import MemoryStore
 

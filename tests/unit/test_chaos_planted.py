@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from fastdedup import Dedup, LocalLRU, Reject, UnavailableError
-from fastdedup.kernel.operations import Op
-from fastdedup.kernel.replies import Reply
+from fastdedup.kernel.operations import Op, Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores import make_store
 from fastdedup.stores.base import Store

@@ -9,8 +9,8 @@ import hiredis
 import pytest
 
 from fastdedup import Dedup, Outcome, UnavailableError
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import ReadOp, ReleaseOp
-from fastdedup.kernel.replies import Code
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.redis import RedisStore
 from fastdedup.stores.redis.connection import RedisConnection

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from fastdedup import Outcome, UnavailableError, UsageError
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.engine import Engine
-from fastdedup.kernel.operations import ClaimOp, Mode, Op, ReadOp, ReleaseOp, SettleOp, terms
+from fastdedup.kernel.operations import ClaimOp, Op, ReadOp, ReleaseOp, Reply, SettleOp, Verdict
 from fastdedup.kernel.owners import draw_owner
-from fastdedup.kernel.replies import Code, Reply, Verdict
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 

@@ -17,8 +17,8 @@ from fastdedup import (
     UnavailableError,
 )
 from fastdedup.events import Degraded, Event
-from fastdedup.kernel.operations import ClaimOp, Op
-from fastdedup.kernel.replies import Code, Reply, Verdict
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.operations import ClaimOp, Op, Reply, Verdict
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.testing import Clock

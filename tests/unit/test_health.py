@@ -10,8 +10,7 @@ import pytest
 from fastdedup import BreakerState, Dedup, LocalLRU, Reject, UnavailableError
 from fastdedup.events import BreakerClosed, BreakerOpened, Event
 from fastdedup.kernel.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE
-from fastdedup.kernel.operations import Op
-from fastdedup.kernel.replies import Reply
+from fastdedup.kernel.operations import Op, Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 

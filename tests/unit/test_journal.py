@@ -8,9 +8,10 @@ import pytest
 
 from fastdedup import Outcome
 from fastdedup.events import Conflict, Unreplayed
-from fastdedup.kernel.operations import AdoptOp, Mode
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.operations import Adopted, AdoptOp, Verdict
 from fastdedup.kernel.owners import owner_field
-from fastdedup.kernel.replies import Adopted, Code, Verdict
+from fastdedup.kernel.terms import Mode
 
 from .lab import WIRE, Home, Lab, forget, issue, release, renew, settle
 

@@ -7,8 +7,8 @@ import pytest
 from fastdedup import Outcome
 from fastdedup.events import Unreplayed
 from fastdedup.fallback.journal import Journal, JournalLine
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import ForgetOp, ReadOp
-from fastdedup.kernel.replies import Code
 
 from .lab import WIRE, Home, forget, release, settle
 

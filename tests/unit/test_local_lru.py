@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from fastdedup import Outcome
-from fastdedup.kernel.operations import ClaimOp, Mode, Op, ReadOp, TransitionOp, terms
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.operations import ClaimOp, Moved, Op, ReadOp, TransitionOp
 from fastdedup.kernel.owners import owner_field
-from fastdedup.kernel.replies import Code, Moved, Stored
+from fastdedup.kernel.records import Stored
+from fastdedup.kernel.terms import Mode, terms
 
 from .lab import LEASE, TTL, WIRE, Home, Lab, forget, issue, release, renew, settle
 

@@ -7,9 +7,10 @@ from contextlib import suppress
 from fastdedup import Outcome, UnavailableError
 from fastdedup.fallback.journal import _SLACK as JOURNAL_SLACK
 from fastdedup.fallback.last_seen import _SPARE_SLACK
-from fastdedup.kernel.operations import ClaimOp, Mode, terms
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.operations import ClaimOp
 from fastdedup.kernel.owners import owner_field
-from fastdedup.kernel.replies import Code
+from fastdedup.kernel.terms import Mode, terms
 
 from .lab import WIRE, Lab, release, settle
 

@@ -6,9 +6,10 @@ import pytest
 
 from fastdedup import Outcome, UnavailableError
 from fastdedup.events import Conflict, Unreplayed
-from fastdedup.kernel.operations import AdoptOp, Mode, ReleaseOp, terms
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.operations import Adopted, AdoptOp, ReleaseOp, StoredForm, Verdict
 from fastdedup.kernel.owners import owner_field
-from fastdedup.kernel.replies import Adopted, Code, StoredForm, Verdict
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.ledger.ids import record_wire
 from fastdedup.ledger.operations import (
     FirstOp,

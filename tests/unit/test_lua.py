@@ -11,23 +11,23 @@ import pytest
 
 import fastdedup.stores.redis.scripts as scripts
 from fastdedup import ConfigError, Dedup
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.keyspace import Keyspace, Kind
 from fastdedup.kernel.operations import (
     AdoptOp,
     ClaimOp,
     ForgetOp,
     IssueOp,
-    Mode,
     Op,
     ReadOp,
     ReleaseOp,
     RenewOp,
     SettleOp,
     TransitionOp,
-    terms,
 )
 from fastdedup.kernel.owners import draw_owner
-from fastdedup.kernel.replies import Code, Stored
+from fastdedup.kernel.records import Stored
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.operations import (

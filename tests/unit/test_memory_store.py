@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from fastdedup import Dedup, Outcome, UnavailableError
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import (
     ClaimOp,
     ForgetOp,
     IssueOp,
-    Mode,
     Op,
     ReadOp,
     ReleaseOp,
     RenewOp,
     SettleOp,
     TransitionOp,
-    terms,
+    Verdict,
 )
-from fastdedup.kernel.replies import Code, Verdict
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.memory import MemoryLedgers
 from fastdedup.stores.memory import MemoryStore

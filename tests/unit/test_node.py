@@ -10,8 +10,8 @@ import hiredis
 import pytest
 
 from fastdedup import ConfigError, UnavailableError
-from fastdedup.kernel.operations import MAX_HOPS, Op, ReleaseOp
-from fastdedup.kernel.replies import Code, Reply
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.operations import MAX_HOPS, Op, ReleaseOp, Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.base import Store
 from fastdedup.stores.redis.cluster.calls import by_slot

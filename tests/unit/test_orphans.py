@@ -12,9 +12,9 @@ from fastdedup import UnavailableError, UsageError
 from fastdedup.core.orphans import Orphans
 from fastdedup.errors import DedupError
 from fastdedup.events import Event
-from fastdedup.kernel.operations import ClaimOp, Mode, Op, terms
+from fastdedup.kernel.operations import ClaimOp, Op, Reply
 from fastdedup.kernel.owners import Noted, draw_owner, owner_field
-from fastdedup.kernel.replies import Reply
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.stores.memory import MemoryStore
 
 WaitUntil = Callable[..., Any]

@@ -18,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fastdedup import BreakerState, ClaimLostError, Dedup, LocalLRU, Outcome, UnavailableError
 from fastdedup.events import Conflict, Degraded, Event, Replayed
-from fastdedup.kernel.operations import AdoptOp
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.operations import Adopted, AdoptOp
 from fastdedup.kernel.owners import owner_text
-from fastdedup.kernel.replies import Adopted, Code
 from fastdedup.stores.bounded import RECORD_BYTES
 from fastdedup.stores.memory import MemoryStore
 

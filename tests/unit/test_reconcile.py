@@ -10,8 +10,7 @@ import pytest
 
 from fastdedup import Dedup, LocalLRU, Outcome, UnavailableError
 from fastdedup.events import Event, Replayed, Unreplayed
-from fastdedup.kernel.operations import Op
-from fastdedup.kernel.replies import Reply
+from fastdedup.kernel.operations import Op, Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 

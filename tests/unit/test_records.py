@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdedup import Dedup, Fingerprint, Outcome
+from fastdedup.kernel.answers import verdict
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.owners import draw_owner, owner_field
-from fastdedup.kernel.records import decode, decode_machine, tail_of, verdict
-from fastdedup.kernel.replies import Code
+from fastdedup.kernel.records import decode, decode_machine, tail_of
 
 EMBEDDED = 44
 """Bytes: Redis's limit for a string that needs no allocation of its own."""

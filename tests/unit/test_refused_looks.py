@@ -8,8 +8,7 @@ import pytest
 
 from fastdedup import Dedup, ShortfallError, UnavailableError
 from fastdedup.events import BreakerClosed, Degraded, Event
-from fastdedup.kernel.operations import ClaimOp, Op
-from fastdedup.kernel.replies import Reply, Verdict
+from fastdedup.kernel.operations import ClaimOp, Op, Reply, Verdict
 from fastdedup.stores.memory import MemoryStore
 
 from ..virtual import EPOCH, Link, virtual

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from fastdedup import Dedup, Outcome, UnavailableError
-from fastdedup.kernel.operations import MAX_HOPS, Op
-from fastdedup.kernel.replies import Redirect, Reply
+from fastdedup.kernel.operations import MAX_HOPS, Op, Redirect, Reply
 from fastdedup.kernel.shards import ShardedEngine
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.base import Store

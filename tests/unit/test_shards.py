@@ -11,10 +11,10 @@ import pytest
 
 from fastdedup import BreakerState, Dedup, LocalLRU, Outcome, Reject, UnavailableError, UsageError
 from fastdedup.events import BreakerClosed, BreakerOpened, Conflict, Event, Replayed
-from fastdedup.kernel.operations import ClaimOp, Mode, Op, ReadOp, terms
+from fastdedup.kernel.operations import ClaimOp, Op, ReadOp, Reply
 from fastdedup.kernel.owners import draw_owner
-from fastdedup.kernel.replies import Reply
 from fastdedup.kernel.shards import ShardedEngine, together
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.model import BreakerState as State
 from fastdedup.stores.base import ShardedStore, Store

@@ -10,8 +10,8 @@ import pytest
 
 from fastdedup import Dedup, LocalLRU, Outcome, ShortfallError
 from fastdedup.events import BreakerOpened, Event, Shortfall
-from fastdedup.kernel.operations import Op
-from fastdedup.kernel.replies import Code, Moved, Reply, Verdict
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.operations import Moved, Op, Reply, Verdict
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 

@@ -10,22 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdedup import ConfigError, Outcome, ResultTooLargeError, UnavailableError
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import (
+    Adopted,
     AdoptOp,
     ClaimOp,
     ForgetOp,
     IssueOp,
-    Mode,
+    Moved,
     Op,
     ReadOp,
+    RefusedAlone,
     ReleaseOp,
     RenewOp,
     SettleOp,
+    StoredForm,
     TransitionOp,
-    terms,
+    Verdict,
+    Weight,
 )
-from fastdedup.kernel.records import Holding
-from fastdedup.kernel.replies import Adopted, Code, Moved, RefusedAlone, Stored, StoredForm, Verdict, Weight
+from fastdedup.kernel.records import Holding, Stored
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.operations import (

@@ -8,7 +8,8 @@ import hiredis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdedup.kernel.operations import ClaimOp, Mode, ReadOp, Terms, terms
+from fastdedup.kernel.operations import ClaimOp, ReadOp
+from fastdedup.kernel.terms import Mode, Terms, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.redis.cluster.single_claims import pack_singles, read_singles, single_claims
 from fastdedup.stores.redis.scripts import CallHead, pack

@@ -11,8 +11,7 @@ from time import perf_counter
 from typing import Any, Final, TypeVar
 
 from ...gateway import Dedup
-from ...kernel.operations import ClaimOp
-from ...kernel.replies import Verdict
+from ...kernel.operations import ClaimOp, Verdict
 from ...model import Outcome
 from ...tasks import wait_then_stop
 from ...web.problems import ProblemType

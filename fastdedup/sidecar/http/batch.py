@@ -15,9 +15,8 @@ import orjson
 
 from ...gateway import Dedup
 from ...kernel.keyspace import MAX_KEY_BYTES
-from ...kernel.operations import ClaimOp
+from ...kernel.operations import ClaimOp, Verdict
 from ...kernel.owners import draw_owner
-from ...kernel.replies import Verdict
 from ...model import Outcome
 from ..limits import LimitError
 from ..namespaces import Namespaces

@@ -20,9 +20,9 @@ from ...codec import has_nan
 from ...core.options import ClaimOptions
 from ...errors import ResultError, UnavailableError
 from ...gateway import Dedup
-from ...kernel.operations import ClaimOp, Mode, ReleaseOp, RenewOp, SettleOp
+from ...kernel.operations import ClaimOp, ReleaseOp, RenewOp, SettleOp, Verdict
 from ...kernel.owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
-from ...kernel.replies import Verdict
+from ...kernel.terms import Mode
 from ...keys import digest
 from ...ledger.operations import IdPlace
 from ...model import Outcome

@@ -11,9 +11,8 @@ from ...claim import Claim
 from ...claiming import claim_call
 from ...core.calls import ClaimCall
 from ...gateway import Dedup
-from ...kernel.operations import ClaimOp
+from ...kernel.operations import ClaimOp, Verdict
 from ...kernel.owners import draw_owner, owner_text
-from ...kernel.replies import Verdict
 from ...model import Outcome
 from ..reply_memory import LARGE
 from ..verbs import Asked, held

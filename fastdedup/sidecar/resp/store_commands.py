@@ -21,10 +21,11 @@ from ...core.counters import outcome_of
 from ...declarations import BOUNDS
 from ...errors import ConfigError, ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...gateway import Dedup
+from ...kernel.codes import Code
 from ...kernel.keyspace import check_wire, ledger_of, names_of, start_beside
-from ...kernel.operations import ClaimOp, ForgetOp, Op, ReleaseOp, SettleOp
+from ...kernel.operations import ClaimOp, ForgetOp, Op, RefusedAlone, ReleaseOp, Reply, SettleOp, Verdict
 from ...kernel.owners import trace_of, veiled
-from ...kernel.replies import Code, RefusedAlone, Reply, Stored, Verdict
+from ...kernel.records import Stored
 from ...kernel.verbs import Keys, Verb
 from ...ledger.operations import ForgetIdOp, LedgerTerms
 from ...stores.base import EvictingStore, ListedStore, Query

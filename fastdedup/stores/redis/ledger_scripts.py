@@ -10,9 +10,10 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
-from ...kernel.operations import Op
-from ...kernel.records import holding_bytes, verdict
-from ...kernel.replies import Code, Reply, StoredForm, Verdict, Weight
+from ...kernel.answers import verdict
+from ...kernel.codes import Code
+from ...kernel.operations import Op, Reply, StoredForm, Verdict, Weight
+from ...kernel.records import holding_bytes
 from ...ledger.operations import (
     FirstOp,
     ForgetIdOp,

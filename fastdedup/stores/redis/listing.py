@@ -8,8 +8,7 @@ import hiredis
 
 from ...errors import ConfigError
 from ...kernel.keyspace import found_in, pattern_of
-from ...kernel.records import read_record
-from ...kernel.replies import Stored
+from ...kernel.records import Stored, read_record
 from ..base import Page, Query, without_result
 from .connection import RedisConnection
 from .scripts import pack

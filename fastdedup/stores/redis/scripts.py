@@ -20,10 +20,12 @@ from time import monotonic_ns
 from typing import Any, Final, Protocol, cast
 
 from ...errors import ConfigError, too_large
+from ...kernel.answers import verdict
+from ...kernel.codes import Code
 from ...kernel.keyspace import names_of
-from ...kernel.operations import ClaimOp, Op, Terms
-from ...kernel.records import MAX_FENCE, RECORD_HEAD, fence_bytes, verdict
-from ...kernel.replies import Code, RefusedAlone, Reply, Verdict
+from ...kernel.operations import ClaimOp, Op, RefusedAlone, Reply, Verdict
+from ...kernel.records import MAX_FENCE, RECORD_HEAD, fence_bytes
+from ...kernel.terms import Terms
 from ...kernel.verbs import Keys, Verb
 from ...model import Outcome
 from .errors import FORBIDDEN

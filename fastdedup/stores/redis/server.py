@@ -11,9 +11,10 @@ from typing import Any
 
 import hiredis
 
-from ...kernel.operations import ClaimOp, Mode, Op, mark_unsure, terms
+from ...kernel.codes import Code
+from ...kernel.operations import ClaimOp, Moved, Op, Reply, Verdict, mark_unsure
 from ...kernel.owners import owner_field
-from ...kernel.replies import Code, Moved, Reply, Verdict
+from ...kernel.terms import Mode, terms
 from ...kernel.verbs import UNREPEATED, Verb
 from ...model import Outcome
 from ..base import Done, Page, Query

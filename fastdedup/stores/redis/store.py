@@ -8,8 +8,7 @@ from typing import Any
 
 from ...errors import DedupError
 from ...events import ClockSkew, Event, PrimaryRestarted, PrimarySwitched
-from ...kernel.operations import Op, mark_unsure
-from ...kernel.replies import RefusedAlone, Reply
+from ...kernel.operations import Op, RefusedAlone, Reply, mark_unsure
 from ...kernel.verbs import Verb
 from ..base import Credentials, Page, Query
 from .connection import RedisConnection

@@ -8,9 +8,20 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final, assert_never
 
-from ...kernel.operations import AdoptOp, IssueOp, Op, ReleaseOp, RenewOp, SettleOp, TransitionOp
-from ...kernel.records import encode, holding_bytes, is_state, read_record, tail_of
-from ...kernel.replies import Adopted, Code, Moved, Reply, Stored
+from ...kernel.codes import Code
+from ...kernel.operations import (
+    Adopted,
+    AdoptOp,
+    IssueOp,
+    Moved,
+    Op,
+    ReleaseOp,
+    RenewOp,
+    Reply,
+    SettleOp,
+    TransitionOp,
+)
+from ...kernel.records import Stored, encode, holding_bytes, is_state, read_record, tail_of
 from ...kernel.verbs import Keys, Verb
 from .ledger_scripts import (
     FirstScript,

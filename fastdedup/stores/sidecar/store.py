@@ -13,8 +13,8 @@ from urllib.parse import unquote, urlsplit
 import hiredis
 
 from ...errors import ConfigError, DedupError, ResultTooLargeError, UnavailableError
-from ...kernel.operations import Op, ReleaseOp, SettleOp, mark_unsure
-from ...kernel.replies import Code, Reply, Verdict
+from ...kernel.codes import Code
+from ...kernel.operations import Op, ReleaseOp, Reply, SettleOp, Verdict, mark_unsure
 from ...kernel.verbs import UNREPEATED, Verb
 from ..base import Done, Page, Query
 from ..redis.connection import RedisConnection

@@ -19,18 +19,25 @@ from ...kernel.operations import (
     ClaimOp,
     ForgetOp,
     IssueOp,
-    Mode,
     Op,
     ReadOp,
     ReleaseOp,
     RenewOp,
     SettleOp,
     TransitionOp,
-    terms,
 )
 from ...kernel.owners import RANDOM_BYTES
-from ...kernel.records import MAX_FENCE, Holding, is_state, read_holding, read_proof, read_record, read_tail
-from ...kernel.replies import Stored
+from ...kernel.records import (
+    MAX_FENCE,
+    Holding,
+    Stored,
+    is_state,
+    read_holding,
+    read_proof,
+    read_record,
+    read_tail,
+)
+from ...kernel.terms import Mode, terms
 from ...kernel.verbs import UNREPEATED, RunForm, Verb
 from ...ledger.forms import DENSE_WIDTH, SLOTS, LedgerForm
 from ...ledger.ids import MAX_ID, NONCE_BYTES, without_patience

@@ -20,7 +20,9 @@ from itertools import groupby
 from typing import Any
 
 from ...errors import ForeignRecordError, ResultTooLargeError, UnavailableError
-from ...kernel.replies import Adopted, Code, Moved, RefusedAlone, Reply, Stored, StoredForm, Verdict, Weight
+from ...kernel.codes import Code
+from ...kernel.operations import Adopted, Moved, RefusedAlone, Reply, StoredForm, Verdict, Weight
+from ...kernel.records import Stored
 from ...kernel.verbs import IdUse, Verb
 from ...ledger.operations import LedgerTerms
 from ...model import Outcome

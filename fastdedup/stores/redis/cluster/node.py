@@ -18,8 +18,8 @@ import hiredis
 
 from ....errors import DedupError, UnavailableError
 from ....events import BatchedBySlot, Event, PrimaryRestarted
-from ....kernel.operations import ClaimOp, Op, ReadOp, mark_unsure
-from ....kernel.replies import Code, Redirect, RefusedAlone, Reply
+from ....kernel.codes import Code
+from ....kernel.operations import ClaimOp, Op, ReadOp, Redirect, RefusedAlone, Reply, mark_unsure
 from ....kernel.verbs import Verb
 from ...base import Done, Page, Query
 from ..connection import RedisConnection

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-from ....kernel.operations import ClaimOp, Op, Terms
+from ....kernel.operations import ClaimOp, Op, Reply, Verdict
 from ....kernel.records import fence_bytes
-from ....kernel.replies import Reply, Verdict
+from ....kernel.terms import Terms
 from ....kernel.verbs import Verb
 from ....model import Outcome
 from ..scripts import CallHead, LoadedScript

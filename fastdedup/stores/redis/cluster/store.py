@@ -9,8 +9,7 @@ from itertools import chain
 
 from ....errors import ConfigError, DedupError, UnavailableError
 from ....events import ClockSkew, Event
-from ....kernel.operations import MAX_HOPS, Op, on_the_move
-from ....kernel.replies import Redirect, Reply
+from ....kernel.operations import MAX_HOPS, Op, Redirect, Reply, on_the_move
 from ....kernel.verbs import Verb
 from ....model import Batching
 from ...base import NO_EVICTION, Credentials, Page, Query, Store
