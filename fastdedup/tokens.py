@@ -12,7 +12,6 @@ from .core.gate import Gate
 from .core.options import ClaimOptions
 from .errors import ForeignRecordError, InvalidKeyError
 from .kernel.codes import Code
-from .kernel.keyspace import Kind
 from .kernel.operations import ClaimOp, IssueOp
 from .kernel.owners import draw_owner
 from .kernel.terms import Mode
@@ -35,7 +34,6 @@ class Tokens:
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._keyspace = gate.keyspace(Kind.TOKEN)
 
     async def issue(self, subject: Any = None, ttl: Seconds | None = None) -> str:
         """Return a new token: URL-safe text of 192 random bits.
@@ -51,7 +49,7 @@ class Tokens:
         token = draw_token()
         ttl_ms = milliseconds(self._gate.settings.token_ttl if ttl is None else ttl, "ttl")
         op = IssueOp(
-            self._keyspace.wire_digest(token.encode()),
+            self._gate.tokens.wire_digest(token.encode()),
             draw_owner(),
             None if subject is None else fingerprint(subject),
             ttl_ms,
@@ -92,14 +90,12 @@ class Tokens:
         Await the call: the claim's outcome is what `consume` returns. Arguments and errors as for `consume`; `ttl`:
         seconds for which the use is remembered.
         """
-        op = self._op(ClaimOptions(owner, ttl=ttl), token, subject, Mode.CONSUME)
-        if owner is None:
-            op.draw_again(draw_owner())  # a token that is consumed in one step has no holder to name
+        op = token_op(self._gate, ClaimOptions(owner, ttl=ttl), token, subject, Mode.CONSUME)
         return ClaimCall(self._gate, op, verb="consume")
 
     def wire(self, token: str) -> bytes:
         """Return the store key of a token."""
-        return self._keyspace.wire_digest(token_bytes(token))
+        return self._gate.tokens.wire_digest(token_bytes(token))
 
     def redeem(
         self,
@@ -125,15 +121,19 @@ class Tokens:
 
     def redeem_with(self, options: ClaimOptions, token: str, subject: Any = None) -> ClaimCall:
         """Do what `redeem` does, for an integration that makes its options once."""
-        op = self._op(options, token, subject, Mode.REDEEM)
+        op = token_op(self._gate, options, token, subject, Mode.REDEEM)
         return ClaimCall(self._gate, op, options.seconds_to_wait, bool(options.renew), verb="redeem")
 
-    def _op(self, options: ClaimOptions, token: str, subject: Any, mode: Mode) -> ClaimOp:
-        secret = token_bytes(token)
-        # A token is a secret: the claim's key is a digest, which may appear in logs.
-        key = "token:" + blake2b(secret, digest_size=8).hexdigest()
-        wire, mark = self._keyspace.wire_digest(secret), subject_mark(subject)
-        return claim_op(self._gate, options, key, wire, mark, mode)
+
+def token_op(gate: Gate, options: ClaimOptions, token: str, subject: Any, mode: Mode) -> ClaimOp:
+    """Return the operation that redeems or consumes a token."""
+    secret = token_bytes(token)
+    # A token is a secret: the claim's key is a digest, which may appear in logs.
+    key = "token:" + blake2b(secret, digest_size=8).hexdigest()
+    op = claim_op(gate, options, key, gate.tokens.wire_digest(secret), subject_mark(subject), mode)
+    if mode is Mode.CONSUME and not op.named:
+        op.draw_again(draw_owner())  # a token that is consumed in one step has no holder to name
+    return op
 
 
 def subject_mark(subject: Any) -> bytes:

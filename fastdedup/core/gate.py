@@ -31,7 +31,7 @@ from ..model import Record, RecordKind, State
 from .connections import Connections
 from .executor import Executor
 from .holder import HolderName
-from .options import ClaimOptions
+from .options import PLAIN, ClaimOptions
 from .recent import SharedTable
 from .settings import Settings
 
@@ -63,6 +63,7 @@ class Gate(Executor):
         connections.keep_records_of(settings.max_result)
         self.claims = self.keyspace(Kind.CLAIM)
         self.locks = self.keyspace(Kind.LOCK)
+        self.tokens = self.keyspace(Kind.TOKEN)
         # What draws the owners of claims and locks: with notes where records say who holds them. See `owners.py`.
         self.draw_owner: Callable[[], bytes] = draw_owner
         self.next_drawn: Callable[[], bytes] = next_drawn
@@ -91,20 +92,20 @@ class Gate(Executor):
 
     # Terms, in milliseconds
 
-    def terms(self, mode: Mode, lease: Any, ttl: Any) -> Terms:
-        """Return the shared terms of claims with this lease and ttl, in seconds; None is the namespace's."""
+    def terms(self, mode: Mode, lease: Any, ttl: Any, *, remembered: bool = False) -> Terms:
+        """Return the shared terms of claims with this lease and ttl, in seconds; None is the namespace's.
+
+        `remembered`: a ledger remembers their success.
+        """
         lease_ms = milliseconds(self.settings.lease if lease is None else lease, "lease")
         ttl_ms = milliseconds(self.settings.ttl if ttl is None else ttl, "ttl")
-        return terms(mode, lease_ms, ttl_ms if mode is Mode.CONSUME else lease_ms + ttl_ms, False)
+        return terms(mode, lease_ms, ttl_ms if mode is Mode.CONSUME else lease_ms + ttl_ms, False, remembered)
 
     def terms_of(self, options: ClaimOptions, mode: Mode = Mode.CLAIM) -> Terms:
         """Return the shared terms of claims with these options. Raises ConfigError: a time is not valid."""
-        if options.remember is not None:
-            plain = self.terms(mode, options.lease, options.ttl)
-            return terms(mode, plain.lease_ms, plain.keep_ms, False, True)
-        if options.lease is None and options.ttl is None and mode is _CLAIM:
+        if mode is _CLAIM and options.lease is None and options.ttl is None and options.remember is None:
             return self.claim_terms
-        return self.terms(mode, options.lease, options.ttl)
+        return self.terms(mode, options.lease, options.ttl, remembered=options.remember is not None)
 
     def terms_ms(self, lease_ms: int | None, ttl_ms: int | None) -> Terms:
         """As `terms`, of claims, in milliseconds."""
@@ -132,7 +133,7 @@ class Gate(Executor):
         key = names_of(op.wire)[1]
         if await self.run(op) != Code.OK:
             raise ClaimLostError(f"{key!r} is not held by this owner; nothing was changed")
-        if isinstance(op, SettleOp) and self.keyspace(Kind.TOKEN).has(op.wire):
+        if isinstance(op, SettleOp) and self.tokens.has(op.wire):
             note_use(op)
         self.recent.pop(key, None)
 
@@ -185,7 +186,9 @@ class Gate(Executor):
 
         The store alone can judge a claim with another fingerprint, because it knows the record's own.
         """
-        if options.owner is not None or options.lease is not None or options.ttl is not None:
+        if options is not PLAIN and (
+            options.owner is not None or options.lease is not None or options.ttl is not None
+        ):
             return None
         known = self.recent.get(key) if isinstance(key, str) else None
         if (

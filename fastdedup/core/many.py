@@ -33,18 +33,18 @@ class ListedClaim(ClaimOp):
 
     __slots__ = ("_list", "answer")
 
-    def __init__(
-        self, claims: ClaimList, key: str, wire: bytes, owner: bytes, fingerprint: bytes | None
-    ) -> None:
+    def __init__(self, claims: ClaimList, key: Any, fingerprint: bytes | None) -> None:
+        gate = claims.gate
+        owner = gate.draw_owner() if claims.owner is None else claims.owner
         # Written out, and not by `ClaimOp.__init__`: a list has many of them.
-        self.wire = wire
+        self.wire = gate.claims.wire(key)
         self.terms = claims.terms
         self.owner = owner
         self.fingerprint = fingerprint
         self.tail = owner if fingerprint is None else tail_of(owner, fingerprint)
         self.followers = NOBODY  # so that the engine hands the reply to `take`
         self.witness = None
-        self.named = claims.named
+        self.named = claims.owner is not None
         self.key = key
         self._list = claims
         self.answer: Any = None
@@ -73,7 +73,8 @@ class ClaimList(Together):
         super().__init__()
         self.gate = gate
         self.terms = gate.terms_of(options)
-        self.named = options.owner is not None
+        self.owner = None if options.owner is None else owner_field(options.owner)
+        """The owner field that the caller chose; None if each claim draws one."""
         self._options = options
         self._renews = bool(options.renew)
         self._wait = options.seconds_to_wait
@@ -83,23 +84,13 @@ class ClaimList(Together):
 
         `marks`: the fingerprint of each key, or None.
         """
-        claims = self._listed(keys, marks)
-        return await within_a_span(self.gate, claims, lambda: self._made(claims))
-
-    def _listed(self, keys: Sequence[Any], marks: Sequence[bytes | None]) -> list[ListedClaim]:
-        gate, named = self.gate, self._options.owner
-        wire, draw = gate.claims.wire, gate.draw_owner
-        owner = None if named is None else owner_field(named)
-        listed = [
-            ListedClaim(self, key, wire(key), draw() if owner is None else owner, mark)
-            for key, mark in zip(keys, marks, strict=True)
-        ]
-        if gate.recent:
-            for each in listed:
-                known: KnownCall | None = gate.known_success(self._options, each.key, each.fingerprint)
+        claims = [ListedClaim(self, key, mark) for key, mark in zip(keys, marks, strict=True)]
+        if self.gate.recent:
+            for claim in claims:
+                known: KnownCall | None = self.gate.known_success(self._options, claim.key, claim.fingerprint)
                 if known is not None:
-                    each.answer, each.at = known.verdict, 0.0
-        return listed
+                    claim.answer, claim.at = known.verdict, 0.0
+        return await within_a_span(self.gate, claims, lambda: self._made(claims))
 
     async def _made(self, claims: Sequence[ListedClaim]) -> list[Claim]:
         gives_up = end_of(self._wait)
@@ -178,7 +169,7 @@ class ClaimList(Together):
             for claim in claims
             if type(claim.answer) is Verdict
             and claim.answer.outcome is _ACQUIRED
-            and (not self.named or is_first_hand(claim, claim.answer))
+            and (self.owner is None or is_first_hand(claim, claim.answer))
         ]
         releases = [Settlement(self.gate, claim, claim.answer).free() for claim in acquired]
         await asyncio.gather(*releases, return_exceptions=True)

@@ -27,13 +27,19 @@ class ClaimOptions(
     """The function that is asked about abandoned work."""
 
     @property
+    def at_once(self) -> ClaimOptions:
+        """The same options for a claim that does not wait."""
+        return self._replace(wait=0.0)
+
+    @property
     def seconds_to_wait(self) -> float:
         """The `wait` in seconds.
 
         Raises:
             ConfigError: it is not a length of time.
         """
-        return check_seconds(self.wait, "wait", least=0.0)
+        wait = self.wait
+        return 0.0 if type(wait) is float and wait == 0.0 else check_seconds(wait, "wait", least=0.0)
 
 
 PLAIN: Final = ClaimOptions()

@@ -42,16 +42,6 @@ def record_settings(rule: Rule, codec: ResponseCodec) -> RecordSettings:
     }
 
 
-PatientOptions = tuple[ClaimOptions, ClaimOptions | None]
-"""How to claim a request's key, and how to claim it again if an owner is at work; None: not again."""
-
-
-def patient_options(rule: Rule) -> PatientOptions:
-    """Return how a rule's requests claim their keys."""
-    at_once = ClaimOptions(renew=rule.renew)
-    return at_once, at_once._replace(wait=rule.wait) if rule.wait else None
-
-
 class Guard:
     """A route's rule, and the two `Dedup`s with its settings: for keys and for tokens.
 
@@ -61,11 +51,12 @@ class Guard:
         codec: the codec of its responses.
     """
 
-    __slots__ = ("_options", "dedup", "forms", "rule")
+    __slots__ = ("_at_once", "_options", "dedup", "forms", "rule")
 
     def __init__(self, dedup: Dedup, rule: Rule, codec: ResponseCodec | None = None) -> None:
         self.rule = rule
-        self._options = patient_options(rule)
+        self._options = ClaimOptions(wait=rule.wait, renew=rule.renew)
+        self._at_once = self._options.at_once
         settings = record_settings(rule, codec or ResponseCodec())
         self.dedup = dedup.scoped(SCOPE, **settings)
         self.forms = dedup.scoped(**settings)  # the namespace in which the application issues its tokens
@@ -75,14 +66,13 @@ class Guard:
 
         `owns_renewal`: see `ClaimCall.owns_renewal`.
         """
-        at_once, waiting = self._options
         # Not by `patiently`, which takes a coroutine more.
-        call = claim_call(self.dedup.gate, at_once, name, mark)
+        call = claim_call(self.dedup.gate, self._at_once, name, mark)
         call.owns_renewal = owns_renewal
-        call.will_wait = waiting is not None
+        call.will_wait = waits = self.rule.wait > 0.0
         found = await call
-        if waiting is not None and found.outcome is Outcome.IN_PROGRESS:
-            return await claim_call(self.dedup.gate, waiting, name, mark)
+        if waits and found.outcome is Outcome.IN_PROGRESS:
+            return await claim_call(self.dedup.gate, self._options, name, mark)
         return found
 
     async def redeem(self, token: str, subject: str | None) -> Claim:
@@ -102,12 +92,9 @@ class Guard:
         return found
 
 
-async def patiently(claim: Callable[[ClaimOptions], ClaimCall], options: PatientOptions) -> Claim:
+async def patiently(claim: Callable[[ClaimOptions], ClaimCall], options: ClaimOptions) -> Claim:
     """Claim, and wait for an owner at work only: while the store is unavailable a request is refused at once."""
-    at_once, waiting = options
-    first = claim(at_once)
-    first.will_wait = waiting is not None
+    first = claim(options.at_once)
+    first.will_wait = waits = options.seconds_to_wait > 0.0
     found = await first
-    if waiting is None or found.outcome is not Outcome.IN_PROGRESS:
-        return found
-    return await claim(waiting)
+    return await claim(options) if waits and found.outcome is Outcome.IN_PROGRESS else found

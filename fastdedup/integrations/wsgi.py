@@ -25,7 +25,7 @@ from ..web.record_keys import SCOPE
 from ..web.request import Named, Request, by_header, by_host, everyone
 from ..web.response import Response, ResponseCodec
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, Rule, make_rules
-from .guard import PatientOptions, patient_options, record_settings
+from .guard import record_settings
 from .wsgi_exchange import CLAIM, WsgiExchange, send
 from .wsgi_request import BadBody, mount_of, read_body, request_of, route_path
 
@@ -60,7 +60,7 @@ class WsgiGuard:
                 "its client has left; only 'finish' can be had"
             )
         self.rule = rule
-        self._options = patient_options(rule)
+        self._options = ClaimOptions(wait=rule.wait, renew=rule.renew)
         settings = record_settings(rule, ResponseCodec(spelled=True))
         self._dedup = dedup.scoped(SCOPE, **settings)
         self._forms = dedup.scoped(**settings)  # the namespace in which the application issues its tokens
@@ -130,20 +130,20 @@ class WsgiGuard:
 
 
 def _patiently(
-    dedup: Dedup, claim: Callable[[AsyncDedup, ClaimOptions], ClaimCall], options: PatientOptions
+    dedup: Dedup, claim: Callable[[AsyncDedup, ClaimOptions], ClaimCall], options: ClaimOptions
 ) -> Claim:
     """Claim, and wait for an owner at work only, as `patiently` in guard.py."""
-    at_once, waiting = options
+    waits = options.seconds_to_wait > 0.0
 
     def first(behind: AsyncDedup) -> ClaimCall:
-        call = claim(behind, at_once)
-        call.will_wait = waiting is not None
+        call = claim(behind, options.at_once)
+        call.will_wait = waits
         return call
 
     found = answered(dedup.bound, first)
-    if waiting is None or found.outcome is not Outcome.IN_PROGRESS:
+    if not waits or found.outcome is not Outcome.IN_PROGRESS:
         return found
-    return answered(dedup.bound, lambda behind: claim(behind, waiting))
+    return answered(dedup.bound, lambda behind: claim(behind, options))
 
 
 class IdempotencyMiddleware:

@@ -44,8 +44,8 @@ class GatedWay:
         self._dedup = dedup
         self._pauses = pauses
         self._failed_attempts = failed_attempts
-        self._at_once = ClaimOptions(renew=True, remember=remember)
-        self._waiting = self._at_once._replace(wait=rules.wait)
+        self._options = ClaimOptions(wait=rules.wait, renew=True, remember=remember)
+        self._at_once = self._options.at_once
         self._resolve = resolve
 
     async def decide(self, delivery: Delivery) -> Decision:
@@ -65,7 +65,7 @@ class GatedWay:
                             return await self._work(delivery, claim)
                     if claim.outcome is Outcome.IN_PROGRESS and call.will_wait:
                         held.count()
-                        options = self._waiting
+                        options = self._options
                     elif claim.outcome is Outcome.FAILED and delivery.again:
                         delivery.again = False
                         await reopen(self._dedup, key, claim)

@@ -17,7 +17,7 @@ import pydantic_core
 from ...claim import Claim
 from ...claiming import claim_call
 from ...codec import has_nan
-from ...core.options import ClaimOptions
+from ...core.options import PLAIN, ClaimOptions
 from ...errors import ResultError, UnavailableError
 from ...gateway import Dedup
 from ...kernel.operations import ClaimOp, ReleaseOp, RenewOp, SettleOp, Verdict
@@ -26,7 +26,7 @@ from ...kernel.terms import Mode
 from ...keys import digest
 from ...ledger.operations import IdPlace
 from ...model import Outcome
-from ...tokens import subject_mark
+from ...tokens import token_op
 from ..counters import Counters, outcome_of_fault
 from ..ledgers import ServedLedger
 from ..namespaces import Namespaces
@@ -163,11 +163,11 @@ def claim_op(dedup: Dedup, ask: models.ClaimRequest) -> ClaimOp:
 async def redeem(namespaces: Namespaces, ask: models.RedeemRequest, client: Client) -> HttpAnswer:
     """`POST /v1/tokens/redeem`."""
     dedup = namespaces.dedup(ask.namespace)
+    options = ClaimOptions(None, seconds(ask.lease), seconds(ask.ttl), ask.wait / 1000)
     if ask.wait:
-        options = ClaimOptions(None, seconds(ask.lease), seconds(ask.ttl), ask.wait / 1000)
         call = dedup.tokens.redeem_with(options, ask.token, ask.subject)
         return _waited(dedup, await client.unless_gone(_wait(call)), False)
-    op = _token_op(dedup, ask, Mode.REDEEM, ask.lease, ask.ttl)
+    op = token_op(dedup.gate, options, ask.token, ask.subject, Mode.REDEEM)
     gate = dedup.gate
     verdict = await gate.until_use_stays(op, await gate.claim(op))
     return claimed(dedup, op.wire, op.owner, op.named, verdict)
@@ -372,7 +372,7 @@ async def issue(namespaces: Namespaces, ask: models.IssueRequest, client: Client
 async def consume(namespaces: Namespaces, ask: models.ConsumeRequest, client: Client) -> HttpAnswer:
     """`POST /v1/tokens/consume`."""
     dedup = namespaces.dedup(ask.namespace)
-    op = _token_op(dedup, ask, Mode.CONSUME, None, None)
+    op = token_op(dedup.gate, PLAIN, ask.token, ask.subject, Mode.CONSUME)
     verdict = await dedup.gate.use(op)
     outcome = verdict.outcome
     facts: dict[str, Any] = {"outcome": _WORDS[outcome], "degraded": verdict.degraded}
@@ -383,13 +383,6 @@ async def consume(namespaces: Namespaces, ask: models.ConsumeRequest, client: Cl
     return HttpAnswer(
         known.status, known.facts(**facts, retry_after=None if left is None else left / 1000), left
     )
-
-
-def _token_op(
-    dedup: Dedup, ask: models.ConsumeRequest, mode: Mode, lease: int | None, ttl: int | None
-) -> ClaimOp:
-    terms = dedup.gate.terms(mode, seconds(lease), seconds(ttl))
-    return ClaimOp(dedup.tokens.wire(ask.token), terms, draw_owner(), subject_mark(ask.subject))
 
 
 # Faults and counts
