@@ -10,6 +10,7 @@ from ...errors import ConfigError
 from ...gateway import Dedup
 from ...kernel.operations import ReleaseOp, RenewOp, SettleOp
 from ...kernel.owners import owner_field
+from ...kernel.verbs import Effect, Verb
 from ...ledger.operations import IdPlace
 from ..ledgers import ServedLedger
 from ..verbs import held, releasing, renewing, settling
@@ -20,6 +21,8 @@ from .reply_places import Slot
 
 _SETTLING: Final = frozenset({"NS", "TTL", "FENCE", "TOKEN", "REMEMBER"})
 _HOLDING: Final = frozenset({"NS", "FENCE", "TOKEN", "REMEMBER"})
+_ENDING: Final = tuple(verb for verb in Verb if verb.row.effect is Effect.FREES)
+"""Verbs after which the connection holds the key no more."""
 
 
 def settle(succeeded: bool, connection: RespConnection, command: list[bytes]) -> Slot:
@@ -154,7 +157,7 @@ def _note(connection: RespConnection, dedup: Dedup, op: SettleOp | ReleaseOp | R
     """Take note of a change of what may be an EPHEMERAL claim."""
     if isinstance(op, RenewOp):
         connection.holdings.renew((dedup, op.wire, op.owner), op.lease_ms)
-    else:
+    elif op.verb in _ENDING:
         connection.holdings.remove((dedup, op.wire, op.owner))
 
 
