@@ -130,7 +130,7 @@ class Common:
 
     @property
     def batch_observer(self) -> BatchObserver | None:
-        """What hears of each batch of an engine: this object, if somebody counts batches or listens to them."""
+        """What hears of each batch of an engine: this object, if batches are counted or listened to."""
         wanted = self.may_count_later or self.on_batch is not None or self.observers.facts is not None
         return self if wanted else None
 

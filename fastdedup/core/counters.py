@@ -63,7 +63,7 @@ def _by_outcome() -> defaultdict[str, Cells]:
 
 
 class Durations(Protocol):
-    """Is told of each time that is measured, for those who want more than the cells."""
+    """Hears of each time that is measured, for those who want more than the cells."""
 
     def took(self, figure: Figure, labels: Labels, seconds: float) -> None:
         """A time of this figure was measured. `labels`: the values of its labels, as OpenTelemetry has them."""

@@ -45,7 +45,7 @@ class HeldLocally(UnavailableError):
 
 
 class StaleLedger(UnavailableError):
-    """What is known of a ledger is too old; nothing was done. Whoever claims reads its form, and asks again."""
+    """What is known of a ledger is too old; nothing was done. The caller reads the ledger's form and retries."""
 
     def __init__(self) -> None:
         super().__init__("what this process knows of the ledger is too old")
@@ -111,7 +111,7 @@ class Executor:
     ) -> asyncio.Future[Reply]:
         """Send any operation, which stands for itself; arguments and errors as for `begin_claim`.
 
-        `degraded`: it belongs to a record that the policy made. Where no journal brings that into the store,
+        `degraded`: it belongs to a record that the policy made. If no journal brings that into the store,
         the policy alone knows it. `granted`: it concerns a claim of this gate, so it is sent after closing as well.
         """
         engine = self.connections.engine
@@ -170,7 +170,7 @@ class Executor:
             self.observers.counters.ended(self, op, error, since)
 
     async def claim(self, op: ClaimOp) -> Verdict:
-        """Make a claim: `begin_claim`, then `claim_verdict`. Where its caller is cancelled it is released."""
+        """Make a claim: `begin_claim`, then `claim_verdict`. If its caller is cancelled, it is released."""
         try:
             answer = await self.begin_claim(op)
         except UnavailableError as error:
@@ -278,7 +278,7 @@ class Executor:
     def _heard(self, op: Op, reply: Reply) -> Reply:
         """Tell the policy what the store has answered; if it took the key meanwhile, its own answer stands.
 
-        That holds for a claim or a transition that somebody still waits for. To settle, free or renew a claim twice
+        That holds for a claim or a transition for which a caller still waits. To settle, free or renew a claim twice
         is answered as the first time.
         """
         try:
@@ -387,7 +387,7 @@ class Executor:
         self.connection.report(Degraded(self._name, verb_of(op), answered, str(error)))
 
     def _fell_short(self, op: Op, acquired: Verdict | None = None) -> None:
-        """Say that too few replicas confirmed; or raise, and take an acquisition back, of which no caller is told."""
+        """Say that too few replicas confirmed; or raise, and take an acquisition back, of which no caller knows."""
         wanted, key = self.connections.common.replicas, self._key_of(op)
         self.connection.report(Shortfall(self._name, verb_of(op), key, wanted))
         if not self.connections.common.raises_shortfall:

@@ -120,7 +120,7 @@ class Gate(Executor):
         """Return for how many milliseconds an outcome is remembered by default."""
         return milliseconds(self.settings.ttl if succeeded else self.settings.failure_ttl, "ttl")
 
-    # For whoever keeps no `Claim`
+    # For callers that keep no `Claim`
 
     async def change(self, op: SettleOp | ReleaseOp | RenewOp) -> None:
         """Settle, free or renew on behalf of an owner who keeps no `Claim`.

@@ -16,7 +16,7 @@ _LONGEST = 48
 
 
 def check_holder(holder: Any) -> str | None:
-    """Return the label of `holder=`, "" for none, or None where records say nothing.
+    """Return the label of `holder=`, "" for none, or None if records say nothing.
 
     Raises:
         ConfigError: it is neither a bool nor a label.

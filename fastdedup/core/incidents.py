@@ -224,7 +224,7 @@ class Incidents:
         if outage is None:
             return
         if outage.open:
-            if not outage.told:  # it lasts, whatever was before
+            if not outage.told:  # it lasts, and the lines so far have not said so
                 self._tell_begin(outage)
             return
         if outage.fresh:

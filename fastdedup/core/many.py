@@ -80,7 +80,7 @@ class ClaimList(Together):
         self._wait = options.seconds_to_wait
 
     async def claim(self, keys: Sequence[str], marks: Sequence[bytes | None]) -> list[Claim]:
-        """Make the claims; where one cannot be answered its error is raised, and the others are released.
+        """Make the claims; if one cannot be answered, its error is raised, and the others are released.
 
         `marks`: the fingerprint of each key, or None.
         """
@@ -111,8 +111,8 @@ class ClaimList(Together):
         if counters is not None and isinstance(fault, Exception):
             took = perf_counter() - since
             counters.observe(self.gate.settings.namespace, "claim", outcome_of(fault), took)
-        # Not awaited within the except clause: compiled by mypyc, that crashes where it is cancelled.
-        self._done.cancel()  # what is still under way then has nobody to tell
+        # Not awaited within the except clause: compiled by mypyc, that crashes if it is cancelled.
+        self._done.cancel()  # no caller waits for what is still under way then
         await asyncio.shield(self.gate.connection.keep(self._give_back(claims)))
         try:
             raise fault
@@ -123,7 +123,7 @@ class ClaimList(Together):
         await self.send([claim for claim in claims if claim.answer is None], self.gate.begin_claim)
 
     def _judge(self, claim: ListedClaim) -> None:
-        """Put the verdict into the answer's place; a refusal, where there is time to look again."""
+        """Put the verdict into the answer's place; a refusal, if there is time to look again."""
         answer = claim.answer
         if type(answer) is Verdict and not answer.short:
             return

@@ -91,7 +91,7 @@ class Orphan:
         self.looks += 1
 
     def watch(self) -> None:
-        """Look for whatever a late copy of it leaves from now on, and count it as over."""
+        """Look for what a late copy of it leaves from now on, and count it as over."""
         self.free_at = 0.0
         self.looks = max(self.looks, _PENDING_LOOKS)
         self.again_at = asyncio.get_running_loop().time() + _SECOND_LOOK
@@ -274,7 +274,7 @@ class Orphans:
         return list(self._orphans)
 
     def leave_to_owner(self, op: ClaimOp) -> bool:
-        """Leave a claim alone: its owner was told of it after all, or asks for it again. True if it was an orphan."""
+        """Leave a claim alone: its owner knows of it after all, or asks for it again. True if it was an orphan."""
         held_key = (op.wire, op.owner)
         orphan = self._orphans.pop(held_key, None) if self._orphans else None
         if held_key in self.of_waiters:

@@ -96,7 +96,7 @@ class RecentSuccesses:
             shared.table.clear()
 
     def age_for(self, table: Table, key: str, size: int, left: float) -> float:
-        """Return for how many seconds to keep a success; 0 where it is not kept, or known already.
+        """Return for how many seconds to keep a success; 0 if it is not kept, or known already.
 
         `size`: bytes of its result; `left`: seconds that its record has left in the store.
         """
@@ -130,7 +130,7 @@ class RecentSuccesses:
             self._sweep = None
 
     def _sweep_now(self) -> None:
-        """Drop what has expired, also where nobody asks for it."""
+        """Drop what has expired, also if no caller asks for it."""
         self._sweep = None
         self._drop_expired(monotonic())
         if self._learned:

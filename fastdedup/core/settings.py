@@ -26,7 +26,7 @@ class Settings:
     codec: Codec
     readable_keys: int
     holder: str | None = None
-    """The label with which records say who holds them, "" for no label; None where they do not say it."""
+    """The label with which records say who holds them, "" for no label; None if they do not say it."""
 
     def __post_init__(self) -> None:
         check_namespace(self.namespace)

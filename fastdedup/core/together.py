@@ -42,4 +42,5 @@ class Together:
         if self._left:
             await self._done
         else:
-            await asyncio.sleep(0)  # answered by the policy at once: whoever asks in a loop lets others run
+            # The policy answered at once: a caller that asks in a loop lets others run.
+            await asyncio.sleep(0)

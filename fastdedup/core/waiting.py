@@ -27,7 +27,7 @@ _LOOPS_STEP = 0.001
 """Seconds of the smallest step of uvloop's time, which counts whole milliseconds."""
 _PAUSE_EACH = 0.001
 """Seconds that each refused waiter adds to the pauses of all. So they look 1,300 times a second together, which takes
-a tenth of a core, and not 33,000 times where ten thousand wait. The first look that is answered wakes the others."""
+a tenth of a core, and not 33,000 times if ten thousand wait. The first look that is answered wakes the others."""
 
 
 def end_of(wait: float) -> float:
@@ -47,7 +47,7 @@ async def wait_for_verdict(gate: Gate, call: ClaimOp, wait: float) -> Verdict:
     connection.running_engine()
     gives_up = end_of(wait)
     with connection.orphans.while_it_waits(call):
-        # Most need not wait; and where the store is silent, its silence is paid for once.
+        # Most need not wait; and if the store is silent, its silence is paid for once.
         return await wait_on(gate, call, gives_up, await look(gate, call, call.terms, gives_up))
 
 
@@ -113,7 +113,7 @@ async def _wait(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict) -> V
 
 
 async def look(gate: Gate, call: ClaimOp, terms: Terms, gives_up: float) -> Verdict:
-    """Look how the key stands; where that is refused, go on as `look_again` does."""
+    """Look how the key stands; if that is refused, go on as `look_again` does."""
     try:
         return await claim_once(gate, call, terms)
     except ShortfallError:

@@ -94,7 +94,7 @@ class Wakeups:
                 self._freed.pop(wire, None)
 
     def close(self) -> None:
-        """Wake nobody any more: the event loop of those who wait is gone. They still leave `watch` one by one."""
+        """Wake no waiter any more: the event loop of those who wait is gone. They still leave `watch` one by one."""
         self._freed.clear()
         self.overheard_by.clear()
         self._deaf, self._said = "", False

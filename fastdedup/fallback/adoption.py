@@ -21,7 +21,7 @@ that the store last had, as far as this process knows. `lua/adopt.lua` and the m
                                                         ours is idle: OK, not written
     idle, any other                                     our result: OK, written
                                                         our claim: the higher fence stands, and ours is
-                                                        OUTRANKED where it is live and the lower one
+                                                        OUTRANKED if it is live and the lower one
     a machine: our last change, or the base's           OK, written
     a machine after any other change                    OUTRANKED
 
@@ -95,7 +95,7 @@ def mark(entry: Entry | None) -> object:
 
 
 def report(op: AdoptOp, key: str, code: Code, theirs: bytes) -> Conflict | Unreplayed | None:
-    """Return the event for an adoption in which an owner lost; None where no owner lost."""
+    """Return the event for an adoption in which an owner lost; None if no owner lost."""
     namespace, ours = names_of(op.wire)[0], text_of(op.record.owner)
     if code is Code.FOREIGN:
         return Unreplayed(namespace, key, ours, "the store holds a value that fastdedup did not write")

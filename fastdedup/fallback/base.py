@@ -68,13 +68,13 @@ class JournalledPolicy(FallbackPolicy, Protocol):
         ...
 
     def next_operations(self, most: int, lane: bytes) -> Sequence[JournalOp]:
-        """Return at most `most` operations of a lane, the oldest first; empty where nothing waits there."""
+        """Return at most `most` operations of a lane, the oldest first; empty if no line waits there."""
         ...
 
     def adopted(
         self, op: JournalOp, reply: Adopted | Stored | StoredForm | Code
     ) -> Conflict | Unreplayed | None:
-        """Take the store's reply; return an event where somebody has lost something."""
+        """Take the store's reply; return an event if an owner has lost something."""
         ...
 
     def put_back(self, op: JournalOp, *, asked: bool, lane: bytes) -> Unreplayed | None:
@@ -93,10 +93,10 @@ class JournalledPolicy(FallbackPolicy, Protocol):
 
 @runtime_checkable
 class OrphanPolicy(Protocol):
-    """An optional ability of a journal: to know claims that were sent, and that nobody waits for any more."""
+    """An optional ability of a journal: to know claims that were sent, and that no caller waits for any more."""
 
     def note_orphan(self, wire: bytes, owner: bytes) -> None:
-        """Take note that the store may have given this owner the key for nobody. Must not raise."""
+        """Take note that the store may have given this owner the key, and that no caller uses it. Must not raise."""
         ...
 
 

@@ -1,6 +1,6 @@
 """A line of the journal for one id of a ledger, the records that wait for it, and what is known of its ledger.
 
-A record waits for its id where a claim's success goes into a ledger (`remember=`): whether the ledger knows the id by
+A record waits for its id if a claim's success goes into a ledger (`remember=`): whether the ledger knows the id by
 now must be known before the record may come into the store.
 """
 
@@ -42,7 +42,7 @@ class LocalLedger:
         self.take_form(text, form)
 
     def take_form(self, text: bytes, form: LedgerForm) -> None:
-        """Take another form: whoever relies on the terms of the former one must ask again."""
+        """Take another form: a caller that relies on the terms of the former one must ask again."""
         self.text = text
         self.form = form
         self.addresses = places_of(self.wire, form)
@@ -64,7 +64,7 @@ class IdLine(JournalLine):
     Attributes:
         id: the id itself, which finds its place by any form.
         records: the keys of the records that wait for this line.
-        shared: a call of this process that was told of a duplicate here may have remembered the id in the store.
+        shared: a call of this process that got "duplicate" here may have remembered the id in the store.
     """
 
     __slots__ = ("_journal", "_store", "bucket", "digest", "id", "ledger", "records", "shared", "size")
@@ -111,7 +111,7 @@ class IdLine(JournalLine):
         return record is not None and record.id_line is self
 
     def drop_records(self) -> Conflict | None:
-        """Drop the records: another call's success stands in the ledger. Return an event where an owner has lost."""
+        """Drop the records: another call's success stands in the ledger. Return an event if an owner has lost."""
         event, now = None, self._store.now()
         for wire in filter(self._waits, self.records):
             entry, key = self._store.entry(wire), self._journal.lines[wire].key

@@ -19,7 +19,7 @@ _FORMER = 16
 _SLACK = 1024
 _NOBODY: frozenset[bytes] = frozenset()
 NEW = b""
-"""The lane of the lines that nobody has sorted yet."""
+"""The lane of the lines that are not sorted yet."""
 
 
 class JournalLine:
@@ -39,7 +39,7 @@ class JournalLine:
         asked: the store was asked to adopt the record, and whether it did is unknown.
         forgotten: the key was forgotten here, and the store may have a record of it, which must be removed.
         found: of a forgotten key, our record that the store has shown.
-        id_line: the line of the id that must be settled before; None where there is no such line.
+        id_line: the line of the id that must be settled before; None if there is no such line.
         echo_ms: for how long the store shall keep the record of a success that a ledger remembers; 0 for any other.
     """
 
@@ -78,7 +78,7 @@ class JournalLine:
             self.former = (*self.former, holding)
 
     def got_no_reply(self, owner: bytes) -> None:
-        """Remember an owner whose claim was sent, and who was told of another owner here."""
+        """Remember an owner whose claim was sent, and who met another owner here."""
         if isinstance(self.unheard, frozenset):
             self.unheard = set()
         self.unheard.add(owner)
@@ -86,7 +86,7 @@ class JournalLine:
     def knows(self, holding: Holding, *, settled: bool) -> bool:
         """True for a holding of the store's that was one of this process's, and gave way here.
 
-        An owner who was given the key here may have a claim in the store under a fence that nobody heard of,
+        An owner who was given the key here may have a claim in the store under a fence that is not known here,
         as its reply was lost. A result under another fence is another process's, of the same name.
         """
         if holding == self.base or holding in self.former:
@@ -99,7 +99,7 @@ class JournalLine:
 
     @property
     def may_be_stored(self) -> bool:
-        """True where the store may have a record of this process under the key."""
+        """True if the store may have a record of this process under the key."""
         return self.base is not None or self.sent is not None or self.asked or bool(self.unheard)
 
 
@@ -153,7 +153,7 @@ class Journal:
         self._lane(line.lane).waiting[line.wire] = None
 
     def move(self, line: JournalLine, wire: bytes) -> None:
-        """Let a line stand under another key, and wait in whatever lane that belongs to."""
+        """Let a line stand under another key, and wait in the lane that it belongs to."""
         self._leave(line)
         del self.lines[line.wire]
         line.wire, line.lane, line.sent = wire, NEW, None
@@ -167,7 +167,7 @@ class Journal:
             line.struck()
 
     def sweep(self, records: int, stands: Callable[[bytes], bool]) -> None:
-        """Strike the lines of expired records where they are the majority: a long outage must not fill memory.
+        """Strike the lines of expired records if they are the majority: a long outage must not fill memory.
 
         Args:
             records: how many records the fallback has.

@@ -1,7 +1,7 @@
 """The store's records as this process last saw them, kept beside the records that a fallback makes itself.
 
 They serve in an outage: a claim that this process holds in the store is not given to another caller here, and can
-be settled; a success that the store told is told again. While the store answers, nobody reads them. A claim that
+be settled; a success that the store told is told again. While the store answers, they are not read. A claim that
 is held stays until its lease ends. All other records may be dropped, the longest unused first.
 """
 
@@ -34,7 +34,7 @@ from ..stores.entry import Entry
 from ..stores.memory import MemoryStore
 
 NOBODY = b""
-"""Stands for an owner that this process does not know: nobody here can settle the record."""
+"""Stands for an owner that this process does not know: no caller here can settle the record."""
 
 _STATES = {
     Outcome.IN_PROGRESS: "P",
@@ -45,7 +45,7 @@ _ACQUIRED = Outcome.ACQUIRED
 _CHANGED = (Code.OK, Code.UNCONFIRMED, Code.ABSENT)
 _SPARE_SLACK = 1024
 _LOOK_AGAIN_MS = 1000
-"""Milliseconds between two looks for ended claims, where the end of the next one is unknown."""
+"""Milliseconds between two looks for ended claims, if the end of the next one is unknown."""
 Change = Callable[["LastSeen", Any, Entry, int], None]
 """Changes the record of an operation's key, at a time in ms since 1970, as the store did."""
 
@@ -119,7 +119,7 @@ class LastSeen:
         self._store.drop(wire)
 
     def drop_oldest(self) -> bool:
-        """Drop the longest unused record; False where no record may be dropped."""
+        """Drop the longest unused record; False if no record may be dropped."""
         while self.spare or self._find_ended():
             wire = next(iter(self.spare))
             held = self._store.entry(wire) is not None
@@ -261,7 +261,7 @@ class LastSeen:
             self._next_end = entry.until
 
     def _trim(self) -> None:
-        """Remove the keys of expired records: the memory store tells nobody when it drops those."""
+        """Remove the keys of expired records: the memory store does not tell when it drops those."""
         if len(self.spare) > 2 * len(self._store) + _SPARE_SLACK:
             kept = (wire for wire in self.spare if self._store.entry(wire) is not None)
             self.spare = OrderedDict.fromkeys(kept)
@@ -271,17 +271,17 @@ _CHANGES: Final = {verb: LastSeen.change_of(verb) for verb in Verb}
 
 
 def same(known: str, told: str) -> bool:
-    """True where two states mean the same to a claimant: P, and W with a waiter."""
+    """True if two states mean the same to a claimant: P, and W with a waiter."""
     return known == told or (known == "W" and told == "P")
 
 
 def is_of(entry: Entry, op: SettleOp | ReleaseOp | RenewOp) -> bool:
-    """True where the operation was about this record, and not about an earlier one of its owner."""
+    """True if the operation was about this record, and not about an earlier one of its owner."""
     return entry.owner == op.owner and op.fence in (0, entry.fence)
 
 
 def is_news(record: Stored, known: Entry, now: int) -> bool:
-    """True where a record that was read is later than the known one: a claim's reply may overtake a reading's."""
+    """True if a record that was read is later than the known one: a claim's reply may overtake a reading's."""
     if record.fence != known.fence or known.state not in "PW":
         return record.fence > known.fence
     renewed = record.state in "PW" and known.owner == NOBODY and now + record.left_ms > known.until
@@ -289,7 +289,7 @@ def is_news(record: Stored, known: Entry, now: int) -> bool:
 
 
 def read_entry(record: Stored, known: Entry | None, now: int) -> tuple[Entry, int]:
-    """Return an entry for a record that was read, and when it expires. Nobody becomes a claim's owner by reading."""
+    """Return an entry for a record that was read, and when it expires. A reader never becomes a claim's owner."""
     machine, live = record.state == "M", record.state in "PW"
     ours = known is not None and (known.owner, known.fence) == (record.owner, record.fence)
     expires = now + (record.left_ms if live and record.token else record.ttl_ms)

@@ -50,22 +50,23 @@ class LocalLRU:
     The policy takes into account what this process knows of the store's records. A claim that this process
     holds in the store is still held, and can be completed, failed and released. A success that the store told is
     told again. When the store is back, it gets the records that were made or changed meanwhile, with the same
-    owners and fences; until then new claims of those keys are answered from here. Where the store has another
+    owners and fences; until then new claims of those keys are answered from here. If the store has another
     acquisition's record by then, a `Conflict` event names both owners, and the one whose record stands.
 
     The policy refuses (UnavailableError) what only the store can know: renewing a claim made there, tokens issued
     there, `get` and `forget` of its records. A key that is forgotten here is removed from the store when that is
-    back, unless somebody else has the key by then. A machine goes on from the state that this process saw last,
+    back, unless another owner has the key by then. A machine goes on from the state that this process saw last,
     or from its initial state. A full policy drops records that the store has, too. Then it refuses new keys, as
     it does not forget an unexpired claim.
 
     Of a ledger's ids, those are known that the store told lately. Others are new here, are remembered, and come into
-    the store when that is back, where each is kept for a window from then. An id that the store has from another
-    call by then is a `Conflict`. An id that is forgotten here is removed from the store, whoever put it there. A
-    ledger that this process never opened before is founded here, and its ids find their places in the store's.
+    the store when that is back, and each is kept there for a window from then. An id that the store has from another
+    call by then is a `Conflict`. An id that is forgotten here is removed from the store, also if another process put
+    it there. A ledger that this process never opened before is created here, and its ids find their places in the
+    store's.
 
     A claim whose success a ledger remembers is answered from its record here, or else from its id. When the store is
-    back, it is asked for the id first. Where another call's success stands there by then, that is a `Conflict`, and
+    back, it is asked for the id first. If another call's success stands there by then, that is a `Conflict`, and
     the claim is lost.
 
     Several namespaces may share one policy, and so may several gates in one event loop over the same Redis: then
@@ -120,7 +121,7 @@ class LocalLRU:
     # In place of the store
 
     def answer(self, op: Op, error: UnavailableError) -> Reply:
-        """Answer from memory, or raise `error` where only the store can know the answer."""
+        """Answer from memory, or raise `error` if only the store can know the answer."""
         if op.verb in _OF_LEDGER:
             return self._answer_ledger(cast(LedgerOps, op), error)
         if op.verb in _REMEMBERED:
@@ -167,7 +168,7 @@ class LocalLRU:
     def _check(
         self, op: Op, entry: Entry | None, line: JournalLine | None, now: int, error: UnavailableError
     ) -> None:
-        """Raise where only the store can answer."""
+        """Raise if only the store can answer."""
         if line is not None:
             if entry is None and not line.forgotten:
                 # The record expired since `holds` was called, and the store may be back: the next call asks it.
@@ -221,7 +222,7 @@ class LocalLRU:
             self._got_no_reply(op)
 
     def _got_no_reply(self, op: ClaimOp) -> None:
-        """Note a claimant who is told of another owner here: the store may have given it the key all the same."""
+        """Note a claimant who meets another owner here: the store may have given it the key all the same."""
         line = self._journal.get(op.wire)
         if line is not None:
             line.got_no_reply(op.owner)
@@ -231,7 +232,7 @@ class LocalLRU:
         return self.ids.stands(line) if is_of_id(line) else self.records.entry(wire) is not None
 
     def _gone(self, wire: bytes, line: JournalLine | None) -> None:
-        """Note that a key was forgotten: where the store may have a record of it, that must be removed, too."""
+        """Note that a key was forgotten: if the store may have a record of it, that must be removed, too."""
         if line is not None and (line.forgotten or line.may_be_stored):
             line.forgotten = True
         else:
@@ -253,7 +254,7 @@ class LocalLRU:
                 self._remembered.saw(cast(RememberedOps, op), reply)
 
     def _was_under_way(self, op: Op, reply: Reply) -> bool:
-        """Judge the reply to an operation that was under way when the line began; True where the line is void."""
+        """Judge the reply to an operation that was under way when the line began; True if the line is void."""
         if isinstance(op, TransitionOp):
             return self._moved_under_way(op, reply)
         if type(reply) is not Verdict or reply.outcome is not Outcome.ACQUIRED:
@@ -262,7 +263,7 @@ class LocalLRU:
         live = entry is not None and entry.state in "PW" and entry.until > now
         if entry is not None and (live or entry.state in "SFM"):
             if isinstance(op, ClaimOp) and op.owner != entry.owner:
-                # Its caller is told of the record here, so nobody holds the key there.
+                # Its caller gets the record from here, so no owner holds the key there.
                 line.gave_way(Holding(op.owner, reply.fence))
             elif live:
                 # One owner has the key here and there: the longer lease counts.
@@ -272,7 +273,7 @@ class LocalLRU:
         return True
 
     def _moved_under_way(self, op: TransitionOp, reply: Reply) -> bool:
-        """Let the store's change give way: its caller is told what the machine here answers."""
+        """Let the store's change give way: its caller gets the answer of the machine here."""
         if isinstance(reply, Moved) and reply.code is not Code.UNSURE:
             op.unsure = False  # the store has told what it did
         if not isinstance(reply, Moved) or reply.code is not Code.OK:
@@ -284,7 +285,7 @@ class LocalLRU:
         return False
 
     def note_orphan(self, wire: bytes, owner: bytes) -> None:
-        """Let a claim give way whose caller was cancelled: it holds the key in the store for nobody, if at all."""
+        """Let a claim give way whose caller was cancelled: if it holds the key in the store, no caller uses it."""
         self.ids.note_orphan(wire, owner)
         line, entry = self._journal.get(wire), self.records.entry(wire)
         if line is not None and (entry is None or entry.owner != owner):

@@ -1,12 +1,12 @@
 """The ids of ledgers for `LocalLRU`: those that the store told lately, and those that were remembered in an outage.
 
-A journal line stands for one id. When the store is back, the ledger's form is read first. Where it is the form that
-served here, the id is remembered by a `FirstOp` with the nonce of the call that was told True. Where it is another
-one, because this process founded the ledger itself or the store lost it, each id gets its place by the store's form
+A journal line stands for one id. When the store is back, the ledger's form is read first. If it is the form that
+served here, the id is remembered by a `FirstOp` with the nonce of the call that got True. If it is another
+one, because this process created the ledger itself or the store lost it, each id gets its place by the store's form
 before. A forgotten id is removed.
 
 The store does not tell how old an id is. So an id is known for a hundredth of the window
-after a duplicate of it was told.
+after the store has answered that it is a duplicate.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class LocalIds:
             raise error  # the store alone can replace a form
         if ledger is None:
             if not op.form and op.ttl_ms:
-                return Code.ABSENT  # whoever would found it comes again with a form
+                return Code.ABSENT  # a caller that would create it comes again with a form
             form = LedgerForm.read(op.form)
             if form is None:
                 raise error
@@ -137,7 +137,7 @@ class LocalIds:
         line, is_new = self._line(op, ledger)
         if is_new:
             ledger.terms.young = op.terms.young
-            ledger.reread_at = 0  # the store may have lost its data, and another process have founded it anew
+            ledger.reread_at = 0  # the store may have lost its data, and another process have created it anew
         try:
             self._ids.put(op.wire, digest, op.entry[len(digest) :], now, op.terms.window_ms)
         except UnavailableError:
@@ -156,7 +156,7 @@ class LocalIds:
         return self._ids.answer(op, now)
 
     def _line(self, op: IdOp, ledger: LocalLedger) -> tuple[IdLine, bool]:
-        """Return the line of an id, and whether it is new. Raises UnavailableError where there is no room for it."""
+        """Return the line of an id, and whether it is new. Raises UnavailableError if there is no room for it."""
         line = self._journal.lines.get(op.place)
         if isinstance(line, IdLine):
             return line, False
@@ -168,12 +168,12 @@ class LocalIds:
     # For claims whose success a ledger remembers
 
     def finds(self, op: RememberedClaimOp | RememberedSettleOp) -> bool:
-        """True where the id lies where the operation says, by the form that serves here."""
+        """True if the id lies where the operation says, by the form that serves here."""
         ledger = self.ledgers.get(ledger_of(op.bucket))
         return ledger is not None and ledger.addresses.find(op.id) == (op.bucket, op.digest)
 
     def is_done(self, op: RememberedClaimOp) -> bool:
-        """True where the id is remembered here."""
+        """True if the id is remembered here."""
         return self._ids.held(op.bucket, op.digest) is not None
 
     def let_wait(self, record: bytes, op: SeenOp) -> None:
@@ -276,7 +276,7 @@ class LocalIds:
         self._ids.drop(bucket, digest)
 
     def drop_oldest(self) -> bool:
-        """Drop the longest unused id that the store has, too; False where there is none."""
+        """Drop the longest unused id that the store has, too; False if there is none."""
         while self._spare:
             _, at = self._spare.popitem(last=False)
             if self._ids.held(*at) is not None:
@@ -304,7 +304,7 @@ class LocalIds:
     # Its form
 
     def _learn(self, wire: bytes, stored: StoredForm, ttl_ms: int) -> bool:
-        """Take the store's form; False where it cannot be read."""
+        """Take the store's form; False if it cannot be read."""
         form = LedgerForm.read(stored.text)
         if form is None:
             return False
@@ -340,7 +340,7 @@ class LocalIds:
     # Into the store
 
     def next_operation(self, line: IdLine, now: int) -> JournalOp | None:
-        """Return what is to be sent for a line; None where that is over. A `LedgerOp` must be answered before."""
+        """Return what is to be sent for a line; None if that is over. A `LedgerOp` must be answered before."""
         if not self.stands(line):
             return None
         ledger = line.ledger
@@ -406,7 +406,7 @@ class LocalIds:
     def _removed(self, line: IdLine) -> None:
         line.forgotten = False
         if self._held(line) is None:
-            self._journal.strike(line.wire)  # nobody need look: it was removed for everybody
+            self._journal.strike(line.wire)  # no look is needed: it was removed for all
         else:
             self._journal.again(line.wire)
 

@@ -1,7 +1,7 @@
 """Brings the records that a fallback made in an outage into the store when the store is back.
 
 The reconciler runs only while a policy's journal has lines: the first degraded answer wakes it, it tries until the
-store has every record, and ends. Where two owners met, the store decides whose record stands (`lua/adopt.lua`),
+store has every record, and ends. If two owners met, the store decides whose record stands (`lua/adopt.lua`),
 and the policy decides what becomes of the journal's line. The reconciler only asks.
 
 Each part of the store, such as a node of a Cluster, has a lane of the journal, and each lane has a task and a pause
@@ -49,7 +49,7 @@ class Reconciler:
         lane_of: see `LaneOf`.
         report: called with each event.
         done: called when a lane is empty.
-        orphans: returns the key and owner of each claim that was sent, and that nobody waits for any more.
+        orphans: returns the key and owner of each claim that was sent, and that no caller waits for any more.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Reconciler:
             pass
 
     async def _round(self, lane: bytes) -> bool:
-        """Send the oldest operations of a lane; False where the lane must pause.
+        """Send the oldest operations of a lane; False if the lane must pause.
 
         A refused line goes to the end, so the lines behind a full batch need no pause, unless all of it was refused.
         """

@@ -40,7 +40,7 @@ def too_many(pending: int) -> UnavailableError:
 
 
 def is_first_hand(op: ClaimOp, reply: Verdict) -> bool:
-    """True where this call acquired the key, also where its first reply was lost; else its owner held it before.
+    """True if this call acquired the key, also if its first reply was lost; else its owner held it before.
 
     A fence is its server's time, so a fence that the server's clock had not reached when the call was sent is the
     call's own (see `ClockBound`). A claim of another process under the same name, made in between, looks the same.

@@ -46,7 +46,7 @@ class Breaker:
         self.failed_in_a_row = 0
 
     def failed(self, reason: str) -> bool:
-        """Take note of a batch that was not answered; return True where that opens the breaker."""
+        """Take note of a batch that was not answered; return True if that opens the breaker."""
         self.failed_in_a_row += 1
         self.reason = reason
         if self.state is BreakerState.OPEN or self.failed_in_a_row < self._failures:
@@ -63,7 +63,7 @@ class Breaker:
     def probed(self, reason: str | None) -> bool:
         """Take note of a probe: `reason` says why it failed, None that it succeeded, which closes the breaker.
 
-        Returns True where the breaker has closed.
+        Returns True if the breaker has closed.
         """
         if reason is not None:
             self.reason = reason

@@ -33,7 +33,7 @@ class ClockBound:
     def sent(self, named: Sequence[ClaimOp]) -> float:
         """Note for the named claims of a batch what the server's clock has not passed; return when it is sent.
 
-        Whatever this process was told of before is below the store's latest time, wherever the clock went since.
+        What the store told this process before is below its latest time, also if its clock was set since.
         """
         sent_at = monotonic()
         raise_floors(named, max(self.latest_us(sent_at), self._store.latest_us))

@@ -15,14 +15,14 @@ _ONE_POLL: Final = 0.001
 
 
 class Deadline:
-    """Calls `come_due` with a time of the loop: whatever had to be answered by then is given up.
+    """Calls `come_due` with a time of the loop: the operations that had to be answered by then are given up.
 
-    It is called only after the loop has read its sockets once more, as replies may lie there unread. Where the loop
+    It is called only after the loop has read its sockets once more, as replies may lie there unread. If the loop
     was blocked, by a callback of the user's, the commands may not even have been sent; then there is a longer grace.
 
     Args:
         timeout: seconds within which the grace is given once.
-        earliest: returns the earliest deadline, in the loop's time; None where nothing is to be answered.
+        earliest: returns the earliest deadline, in the loop's time; None if nothing is to be answered.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class Deadline:
         self._timeout = timeout
         self._earliest = earliest
         self._come_due = come_due
-        # Mutable: when the timer rings; since when what was due has had its grace; 0 where it had none.
+        # Mutable: when the timer rings; since when what was due has had its grace; 0 if it had no grace.
         self._rings_at = 0.0
         self._excused_at = 0.0
         self.timer: asyncio.TimerHandle | None = None
-        """None where no timer is set."""
+        """None if no timer is set."""
 
     def set(self) -> None:
         """Set the timer for the earliest deadline."""

@@ -101,7 +101,7 @@ class Engine:
         self.named = NamedClaims()
         """The open claims of caller-chosen owners; all parts of a store share one."""
         self.hand_over: HandOver | None = None
-        """Set where the store is made of parts."""
+        """Set if the store is made of parts."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -124,11 +124,11 @@ class Engine:
         return self._health.state
 
     def store_is_back(self) -> None:
-        """Close an open breaker without a probe: somebody knows that the store answers again."""
+        """Close an open breaker without a probe: the caller knows that the store answers again."""
         self._health.store_is_back()
 
     def asks(self, wire: bytes) -> bool:
-        """True where an operation on this store key would be sent; False while the breaker is open."""
+        """True if an operation on this store key would be sent; False while the breaker is open."""
         return self._health.state is not _OPEN
 
     def submit(self, op: Op, future: Any = None) -> asyncio.Future[Reply]:
@@ -145,7 +145,7 @@ class Engine:
     def claim(self, op: ClaimOp, future: Any = None) -> asyncio.Future[Reply]:
         """Accept a claim and return the future of its reply; the main path of every claim.
 
-        Where the owner was drawn by the library and an equal claim is under way, this claim follows that claim.
+        If the owner was drawn by the library and an equal claim is under way, this claim follows that claim.
         `future`: takes the reply; any object with a future's done, set_result and set_exception.
         """
         # Written without calls, as is `_deliver_claims`: each call here costs 2 % of a claim.
@@ -202,7 +202,7 @@ class Engine:
         """Accept an operation that has left the engine of another part; also while this engine is drained.
 
         It gets the time that it has left, but half of the timeout at least: what comes late must not make the batch
-        late that it goes with. Where it is refused, its caller gets that error.
+        late that it goes with. If it is refused, its caller gets that error.
         """
         if self._pending >= self._max_pending or self._health.state is _OPEN:
             self.refuse(op, self._refusal())
@@ -392,7 +392,7 @@ class Engine:
     def _ask_again(self, op: ClaimOp) -> None:
         """Send a claim again, behind others like it: its batch has brought enough large results, and did not do it.
 
-        Where it waits for half of the timeout it is refused: sent any later, it would make its batch late.
+        If it has waited for half of the timeout, it is refused: sent any later, it would make its batch late.
         """
         self._pending += 1
         if (op.terms.shared or op.terms.remembered) and not op.named:

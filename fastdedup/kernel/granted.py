@@ -31,7 +31,7 @@ class Granted:
         self._until = 0.0
 
     def add(self, place: bytes) -> None:
-        """Remember a use or an id: this process was told of it."""
+        """Remember a use or an id: the store has told this process of it."""
         self.update((place,))
 
     def update(self, places: Iterable[bytes]) -> None:

@@ -46,7 +46,7 @@ class StoreHealth:
 
     @property
     def troubled(self) -> bool:
-        """True where the last batch failed: then `answered` must be called after the next success."""
+        """True if the last batch failed: then `answered` must be called after the next success."""
         return self._breaker.failed_in_a_row > 0
 
     def answered(self) -> None:
@@ -78,7 +78,7 @@ class StoreHealth:
         self.store_is_back()
 
     def store_is_back(self) -> None:
-        """Close an open breaker without a probe: somebody knows that the store answers again."""
+        """Close an open breaker without a probe: the caller knows that the store answers again."""
         if self._alarm is not None:
             self._alarm.cancel()
         if self._prober is not None:
@@ -102,7 +102,7 @@ class StoreHealth:
             self._probe_later()
 
     async def _probe(self) -> str | None:
-        """Probe once; return None where the store would take a write, otherwise the reason why it would not."""
+        """Probe once; return None if the store would take a write, otherwise the reason why it would not."""
         try:
             async with asyncio.timeout(self._timeout):
                 if isinstance(self._store, ProbedStore):

@@ -144,7 +144,7 @@ def ledger_of(wire: bytes) -> tuple[str, str]:
 
 
 class FoundKey(NamedTuple):
-    """A key of one namespace, as its store key tells it; "#" and a digest where that is all that is known."""
+    """A key of one namespace, as its store key tells it; "#" and a digest if that is all that is known."""
 
     kind: Kind
     key: str
@@ -166,7 +166,7 @@ def pattern_of(namespace: str, kinds: Sequence[Kind], prefix: str = "") -> bytes
 
 
 def found_in(wire: bytes, namespace: str, kinds: Sequence[Kind], prefix: str = "") -> FoundKey | None:
-    """Return the key that a store key stands for; None where it is not of this namespace, kind or prefix."""
+    """Return the key that a store key stands for; None if it is not of this namespace, kind or prefix."""
     start = namespace.encode() + b":"
     if not wire.startswith(start) or len(wire) < len(start) + 2:
         return None

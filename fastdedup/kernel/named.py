@@ -19,7 +19,7 @@ class NamedClaims:
     def add(self, op: ClaimOp) -> None:
         """Count a claim until its caller is about to resume.
 
-        Callbacks run in order: so where one batch answered two claims and the caller of the first is cancelled as it
+        Callbacks run in order: so if one batch answered two claims and the caller of the first is cancelled as it
         resumes, the second is still counted.
         """
         op.counted = True

@@ -24,13 +24,13 @@ class Op:
     __slots__ = ("at", "future", "hops", "wire", "witness")
 
     hops: int
-    """How often it was sent on to another part of the store; set where the store is made of parts."""
+    """How often it was sent on to another part of the store; set if the store is made of parts."""
     wire: bytes
     at: float
     """When the engine accepted the operation, in the loop's time."""
     future: asyncio.Future[Any]
     witness: Witness | None
-    """Called with the store's reply before the caller goes on; may change the reply. A claim has a witness only where
+    """Called with the store's reply before the caller goes on; may change the reply. A claim has a witness only if
     `followers` is a list, because the claim's path does not look for witnesses."""
 
     def let_witness(self, witness: Witness) -> None:
@@ -165,7 +165,7 @@ class SettleOp(Op):
         self.keep_ms = keep_ms
         self.payload = payload
         self.unsure = False
-        """True where it was sent and got no reply: it may have settled the key, and the record may have expired."""
+        """True if it was sent and got no reply: it may have settled the key, and the record may have expired."""
 
     def rely_on(self, claim: ClaimOp) -> None:
         """Rely on what the claim has found out by `ClaimOp.find_again`, if the key has not moved."""
@@ -194,7 +194,7 @@ class ReleaseOp(Op):
         self.fence = fence
         self.consumed = consumed
         self.unsure = False
-        """True where it was sent and got no reply: it may have freed the key, and another owner may hold the key."""
+        """True if it was sent and got no reply: it may have freed the key, and another owner may hold the key."""
 
 
 class RenewOp(Op):
@@ -252,9 +252,9 @@ class TransitionOp(Op):
         self.change = change
         self.keep_ms = keep_ms
         self.unsure = False
-        """True where it was sent and got no reply: it may have moved the machine, and other calls may have since.
+        """True if it was sent and got no reply: it may have moved the machine, and other calls may have since.
 
-        Then it acts only where the record proves that it did not act before; otherwise the answer is UNSURE.
+        Then it acts only if the record proves that it did not act before; otherwise the answer is UNSURE.
         """
 
 

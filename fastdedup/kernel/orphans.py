@@ -1,4 +1,4 @@
-"""Claims that no caller was told of, as an engine meets them: who frees them is given to it."""
+"""Claims of which no caller knows, as an engine meets them: it is given what frees them."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ out as text and came back (for example through an HTTP client) becomes the same 
 
 An owner that is drawn for a gate with a `holder` begins with notes, which `inspect` and `list` show: text of up to 48
 bytes, then "~" and 14 random characters, such as `billing@web-1:4711~VpG0s1...`. The notes cost a record their own
-bytes and 5 more, and nothing where there are none. Every version reads such a record: it is an owner like any other.
+bytes and 5 more, and nothing if there are none. Every version reads such a record: it is an owner like any other.
 The holder is the first note. A claim that is made within a trace has the note `t=` behind it, as the last one: the
 ids of the trace and of the claim's span, 24 bytes as 32 characters. `;t=` and these take 35 of the 48 bytes, so of
 the holder beside them only the last 13 bytes are kept. `notes_of` and `trace_of` read them back.
@@ -41,7 +41,7 @@ _SPLIT: Final = struct.Struct(f"{1 + RANDOM_BYTES}s" * AT_ONCE).unpack
 drawn_ahead: Final[deque[bytes]] = deque()
 """The owner fields that are drawn and not used yet."""
 next_drawn: Final[Callable[[], bytes]] = drawn_ahead.popleft
-"""Return a fresh owner field without a Python call; IndexError where `draw_owner` must draw more."""
+"""Return a fresh owner field without a Python call; IndexError if `draw_owner` must draw more."""
 
 
 def draw_owner() -> bytes:

@@ -75,7 +75,7 @@ class OperationQueue:
             self._large.append(op)
 
     def put_by_age(self, op: Op) -> None:
-        """Put an operation that was accepted elsewhere: before all others, where it is the oldest."""
+        """Put an operation that was accepted elsewhere: before all others, if it is the oldest."""
         queue = self._queues[op.verb]
         if op.verb is not _CLAIM:
             self.others += 1
@@ -85,7 +85,7 @@ class OperationQueue:
             queue.appendleft(op)
 
     def next_batch(self, free: int) -> list[Op]:
-        """Take the next batch; empty where no operation waits. `free`: the number of batches that may start now."""
+        """Take the next batch; empty if no operation waits. `free`: the number of batches that may start now."""
         for queue, take in self._urgent:
             if queue and (batch := take(queue, free)):
                 return batch
@@ -104,7 +104,7 @@ class OperationQueue:
                 op.at += seconds
 
     def oldest(self) -> float | None:
-        """Return when the operation that waits longest was accepted; None where none waits but large claims."""
+        """Return when the operation that waits longest was accepted; None if only large claims wait."""
         return min((queue[0].at for queue in self._queues.values() if queue), default=None)
 
     def oldest_large(self) -> float | None:

@@ -59,14 +59,14 @@ class ShardedEngine:
 
     @property
     def breaker(self) -> BreakerState:
-        """OPEN where no part answers, PARTLY_OPEN where only some parts answer."""
+        """OPEN if no part answers, PARTLY_OPEN if only some parts answer."""
         shards = self._store.shards()
         return together(
             self.engines[shard].breaker if shard in self.engines else BreakerState.CLOSED for shard in shards
         )
 
     def asks(self, wire: bytes) -> bool:
-        """True where an operation on this store key would be sent; False while its part does not answer."""
+        """True if an operation on this store key would be sent; False while its part does not answer."""
         try:
             engine = self.engines.get(self._part_of(wire))
         except UnavailableError:
@@ -120,7 +120,7 @@ class ShardedEngine:
         return engine
 
     def _hand_over(self, former: Engine, op: Op, part: BatchStore) -> None:
-        """Let an operation go on at another part. Where it cannot, its caller gets the error."""
+        """Let an operation go on at another part. If it cannot, its caller gets the error."""
         op.hops = getattr(op, "hops", 0) + 1  # a release of the engine's own has none
         try:
             if op.hops > MAX_HOPS:
@@ -154,6 +154,6 @@ def is_gone(part: BatchStore, engine: Engine, present: set[BatchStore]) -> bool:
 
 
 def together(states: Iterable[BreakerState]) -> BreakerState:
-    """Return the state of a whole store from the states of its parts; OPEN where there are no parts."""
+    """Return the state of a whole store from the states of its parts; OPEN if there are no parts."""
     found = set(states) or {BreakerState.OPEN}
     return found.pop() if len(found) == 1 else BreakerState.PARTLY_OPEN

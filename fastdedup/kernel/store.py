@@ -30,13 +30,13 @@ Done = Callable[[Sequence[Reply] | None], None]
 class DirectStore(Protocol):
     """An optional ability of a store: to execute a batch without a task, which saves a third of a single call.
 
-    The engine uses it where the store has it, and `execute` wherever `begin` cannot answer.
+    The engine uses it if the store has it, and `execute` wherever `begin` cannot answer.
     """
 
     def begin(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
         """Send a batch, if that is possible at once. False: nothing was sent, the engine uses `execute`.
 
-        `done` is called once, later, never from within `begin`: with the replies, or with None where
+        `done` is called once, later, never from within `begin`: with the replies, or with None if
         the engine must use `execute` for the same operations (they may have taken effect).
         """
         ...
@@ -68,7 +68,7 @@ class ClockedStore(Protocol):
 
     @property
     def time_us(self) -> int:
-        """Microseconds since 1970: the time that a server has told and what has passed since; 0 where none did."""
+        """Microseconds since 1970: the time that a server has told and what has passed since; 0 if no server did."""
         ...
 
 

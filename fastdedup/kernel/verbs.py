@@ -49,7 +49,7 @@ class Effect(Enum):
     DECIDES = auto()
     """Lets one caller go on, who does not hold the key: a machine moved, an id is new."""
     MAKES = auto()
-    """Makes a record that nobody holds yet."""
+    """Makes a record without an owner."""
     BRINGS = auto()
     """Writes what is known elsewhere: a record that a policy made, a ledger's form."""
     EXTENDS = auto()
@@ -57,7 +57,7 @@ class Effect(Enum):
     FREES = auto()
     """The owner's holding ends, with a result or without."""
     REMOVES = auto()
-    """Removes what is there, whoever has put it there: the operation names no owner."""
+    """Removes the record of any owner: the operation names no owner."""
     READS = auto()
     """Changes nothing."""
 
@@ -116,7 +116,7 @@ class VerbRow(NamedTuple):
         effect: what it does to a key.
         resend: whether an operation may be sent again.
         form: the arguments of its script.
-        confirmed: where replicas are asked for, they confirm it.
+        confirmed: if replicas are asked for, they confirm it.
         users: the name that users know its operations by, if it is another one; a settling that fails is "fail".
     """
 

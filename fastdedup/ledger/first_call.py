@@ -180,8 +180,8 @@ class FirstCall:
     def _settle_pending(self, ops: Sequence[FirstOp]) -> bool:
         """Answer the ids that another call may still give back, and note those that are this call's own.
 
-        Such an id is ALREADY if this process was told of it, or takes it back itself, or if it was sent often enough.
-        Else it is STALE: it is sent again after a pause. Return True if there is such an id.
+        Such an id is ALREADY if this process knows it from the store, or takes it back itself, or if it was sent too
+        often. Else it is STALE: it is sent again after a pause. Return True if there is such an id.
         """
         pauses = False
         for op in ops:

@@ -17,10 +17,10 @@ _PLANNED_WIDE: Final = 136
 _PLANNED_NARROW: Final = 160
 """Entries in a bucket of a full ledger: fewer cost more memory for each key, more cost time for each id."""
 _PLANNED_WIDE_BEFORE: Final = 128
-"""The same where the form does not say it: of ledgers that version 0.1.0 founded, which are exact ones else."""
+"""The same if the form does not say it: of ledgers that version 0.1.0 founded, which are exact ones else."""
 _MOST_PLANNED: Final = 1000
 DENSE_WIDTH: Final = 9
-"""Bytes of a digest in a dense ledger, where it is the id itself; see `_dense.lua`."""
+"""Bytes of a digest in a dense ledger, in which it is the id itself; see `_dense.lua`."""
 _CHUNKS: Final = 512
 """Chunks that a dense ledger's capacity has: more would cost more memory for keys, fewer more for nonces."""
 _CHUNK: Final = (1024, 8192)
@@ -61,7 +61,7 @@ class LedgerForm:
         planned: entries in a bucket once it holds its capacity; not of a dense ledger.
         chunk: neighbouring ids that share a bucket, in a dense ledger; else 0.
         capacities: those that it had before it was resized.
-        generation: tells the buckets of this form from those of the form before; 0 where it was never resized.
+        generation: tells the buckets of this form from those of the form before; 0 if it was never resized.
         former: the form that it had before, while ids remembered by that may live; else None.
         switch_ms: the server's time from which ids are remembered by this form and no longer by the former one.
     """
@@ -102,7 +102,7 @@ class LedgerForm:
 
     @property
     def dense(self) -> bool:
-        """True where the ids are integers, of which it keeps a bit each."""
+        """True if the ids are integers, of which it keeps a bit each."""
         return self.width == DENSE_WIDTH
 
     @property
@@ -167,7 +167,7 @@ class LedgerForm:
 
     @classmethod
     def read(cls, text: bytes) -> LedgerForm | None:
-        """Read a form's text; None where it is no text of a form that this version knows."""
+        """Read a form's text; None if it is no text of a form that this version knows."""
         try:
             return cls._read(orjson.loads(text))
         except (ValueError, TypeError, KeyError):

@@ -77,7 +77,7 @@ class MemoryLedgers:
         return self.answer(op, now_ms)
 
     def answer(self, op: BucketOp, now_ms: int) -> Reply:
-        """Execute one operation on a bucket, whatever became of the ledger's form."""
+        """Execute one operation on a bucket, whatever the ledger's form is by now."""
         if isinstance(op, WeighOp):
             ids = len(self._buckets.get(op.wire, ()))
             return Weight(ids, ids, ids * ID_BYTES)
@@ -124,7 +124,7 @@ class MemoryLedgers:
     # For `fallback/local_ids.py`, which keeps ids of another store here; `apply` removes what is over before
 
     def held(self, wire: bytes, digest: bytes) -> tuple[int, bytes] | None:
-        """Return when an id is over (ms since 1970), and the nonce that remembered it; None where it is not held."""
+        """Return when an id is over (ms since 1970), and the nonce that remembered it; None if it is not held."""
         return self._buckets.get(wire, {}).get(digest)
 
     def put(self, wire: bytes, digest: bytes, nonce: bytes, now_ms: int, keep_ms: int) -> None:

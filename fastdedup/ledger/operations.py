@@ -159,17 +159,17 @@ class ForgetIdOp(IdOp):
     ) -> None:
         super().__init__(wire, entry, terms, id)
         self.reason = reason
-        # What a call has remembered is taken back where it lies, whatever became of the ledger since.
+        # What a call has remembered is taken back where it lies, also if the ledger has changed since.
         self.until_ms = FOREVER_MS if self.takes_back else terms.until_ms
 
     @property
     def takes_back(self) -> bool:
-        """True where it removes what one call has remembered, and nobody has asked for that."""
+        """True if it removes what one call has remembered, without being asked to by a user."""
         return len(self.entry) > self.terms.width
 
 
 class LedgerOp(Op):
-    """Found a ledger, or read its form: the reply is a `StoredForm`. `former`: the form to replace; empty: none.
+    """Create a ledger, or read its form: the reply is a `StoredForm`. `former`: the form to replace; empty: none.
 
     With an empty `form` it is only read: the reply may be ABSENT. With `ttl_ms=0` its life is not prolonged.
     Later than `until_ms` by the server's time nothing is stored: the reply is STALE.
@@ -224,7 +224,7 @@ class RememberedClaimOp(ClaimOp):
 
     @property
     def id(self) -> bytes:
-        """The id itself, for a policy: stores do not look at it. Empty where it is not known."""
+        """The id itself, for a policy: stores do not look at it. Empty if it is not known."""
         return self.key.encode() if hasattr(self, "key") else b""
 
     def seen(self) -> SeenOp:
@@ -252,12 +252,12 @@ class RememberedClaimOp(ClaimOp):
         )
 
     async def find_again(self, code: Code | None, *, moves: bool) -> bool:
-        """Rely on what the ledger is now: the store has said STALE, or it has no room. True where the id has moved.
+        """Rely on what the ledger is now: the store has said STALE, or it has no room. True if the id has moved.
 
         Args:
             code: the store's answer, if it was asked.
             moves: go where the ledger's present form puts the id. So does a claim that is not made yet, and one that
-                a policy has given: where the policy had founded the ledger itself, and the store has another form, it
+                a policy has given: if the policy had created the ledger itself, and the store has another form, it
                 takes its records there.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The ids of ledgers that were given up: a call may have remembered them, and no caller was told True.
+"""The ids of ledgers that were given up: a call may have remembered them, and no caller got True.
 
 They are orphans, and freed with the others (see `core/orphans.py`). But a later call of the same process may ask for
 such an id before that: it takes the place of the call that was given up, or waits until that is over.
@@ -70,7 +70,7 @@ class OrphanIds:
         self._places.clear()
 
     def add(self, op: IdOp) -> None:
-        """Free an id that a call may have remembered, and of which no caller was told."""
+        """Free an id that a call may have remembered, and of which no caller knows."""
         if self._orphans.is_closed:
             return
         self._note(op)
@@ -97,7 +97,7 @@ class OrphanIds:
     def leave_to_call(self, op: FirstOp, *, named: bool) -> None:
         """Leave an id alone: the call that gave it up asks for it again.
 
-        A call without a name takes the place of a call that was given up, and its nonce. So it is told True if that
+        A call without a name takes the place of a call that was given up, and its nonce. So it gets True if that
         call has taken effect, or takes effect later because its command still lies in a socket. It takes no place
         that the store was asked to remove: the removal may come late, and would remove this call's id.
         """
