@@ -97,7 +97,7 @@ CLAIMS = {
             "lock",
         ),
     ],
-    "fastdedup/core/renewing.py": [
+    "fastdedup/core/renewal.py": [
         Mutant(
             "A renewal without an answer loses the claim at once.",
             "if loop.time() >= ends:\n                return None",

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastdedup import Dedup, UnavailableError
-from fastdedup.core.renewal import RenewalQueue
-from fastdedup.core.renewing import keep_renewed
+from fastdedup.core.renewal import RenewalQueue, keep_renewed
 
 
 class Clock:
