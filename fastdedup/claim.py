@@ -131,7 +131,7 @@ class Claim:
     @property
     def confirmed(self) -> bool:
         """False where it was acquired and too few replicas had that in time (`replicas=`)."""
-        return not self._verdict.short
+        return not self._verdict.underreplicated
 
     @property
     def lost(self) -> bool:

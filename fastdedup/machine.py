@@ -10,7 +10,7 @@ from .core.gate import Gate
 from .errors import ConfigError, UnknownTransitionError, foreign
 from .kernel.codes import Code
 from .kernel.keyspace import Kind
-from .kernel.operations import ForgetOp, Moved, ReadOp, TransitionOp
+from .kernel.operations import ForgetOp, ReadOp, TransitionOp, TransitionReply
 from .kernel.owners import draw_owner
 from .kernel.records import Stored
 from .model import Transition, TransitionOutcome
@@ -96,11 +96,13 @@ class StateMachine:
             keep_ms=self._keep_ms,
         )
         moved = await self._gate.run(op)
-        if not isinstance(moved, Moved) or moved.code is Code.FOREIGN:
+        if not isinstance(moved, TransitionReply) or moved.code is Code.FOREIGN:
             raise foreign(id)
         if moved.code is Code.UNSURE:
             raise _unknown(id, to, moved)
-        return Transition(_OUTCOMES[moved.code], moved.state, moved.version, moved.degraded, not moved.short)
+        return Transition(
+            _OUTCOMES[moved.code], moved.state, moved.version, moved.degraded, not moved.underreplicated
+        )
 
     async def get(self, id: str) -> tuple[str, int]:
         """Return the state and version of an instance: (`initial`, 0) where the store has no record of it."""
@@ -202,7 +204,7 @@ def reachable(initial: str, transitions: Transitions) -> set[str]:
     return found
 
 
-def _unknown(id: str, to: str, moved: Moved) -> UnknownTransitionError:
+def _unknown(id: str, to: str, moved: TransitionReply) -> UnknownTransitionError:
     return UnknownTransitionError(
         f"whether this call moved {id!r} to {to!r} is unknown: the reply was lost, and other calls moved it since, "
         f"to {moved.state!r} (version {moved.version}); pass version= to a call that you may have to repeat",

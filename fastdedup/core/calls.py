@@ -151,7 +151,7 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         except asyncio.CancelledError:
             gate.abandon(op)
             raise
-        if type(reply) is not Verdict or reply.short:
+        if type(reply) is not Verdict or reply.underreplicated:
             reply = self._judged(reply)
         elif reply.outcome is _SUCCEEDED and op.terms.redeems and not reply.payload:
             reply = yield from self._until_use_stays(reply).__await__()

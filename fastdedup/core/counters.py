@@ -15,7 +15,7 @@ from ..declarations import BOUNDS, Figure, Labels
 from ..errors import ClaimLostError, ForeignRecordError, ShortfallError, UnavailableError
 from ..events import Event
 from ..kernel.codes import Code
-from ..kernel.operations import Moved, Op, Reply, SettleOp, Verdict
+from ..kernel.operations import Op, Reply, SettleOp, TransitionReply, Verdict
 from .figures import (
     FEEDS,
     LEDGER_IDS,
@@ -280,7 +280,7 @@ def outcome_of(answer: Reply | BaseException) -> str:
     """Return an answer's outcome as one word."""
     if type(answer) is Verdict:
         return answer.outcome
-    code = answer.code if type(answer) is Moved else answer
+    code = answer.code if type(answer) is TransitionReply else answer
     if isinstance(code, Code):
         return "claim_lost" if code is Code.LOST else code.name.lower()
     if isinstance(answer, ForeignRecordError):

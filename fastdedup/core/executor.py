@@ -20,7 +20,16 @@ from ..fallback.reject import Reject
 from ..kernel.codes import Code
 from ..kernel.granted import GRANTED, LOOKS
 from ..kernel.keyspace import names_of
-from ..kernel.operations import ClaimOp, Moved, Op, ReleaseOp, Reply, SettleOp, Verdict, was_accepted
+from ..kernel.operations import (
+    ClaimOp,
+    Op,
+    ReleaseOp,
+    Reply,
+    SettleOp,
+    TransitionReply,
+    Verdict,
+    was_accepted,
+)
 from ..kernel.owners import owner_text
 from ..kernel.verbs import Effect, Verb
 from ..ledger.operations import IdOp
@@ -208,8 +217,8 @@ class Executor:
                 self.connection.orphans.leave_to_owner(again)  # an earlier look may be watched
                 if hasattr(again, "at"):
                     op.at = again.at
-                if hasattr(again, "unsure"):
-                    op.unsure = True
+                if hasattr(again, "resent"):
+                    op.resent = True
         return verdict
 
     async def _used(self, op: ClaimOp) -> Verdict:
@@ -317,13 +326,13 @@ class Executor:
         """
         reply = self.answer(op, answer)
         if type(reply) is Verdict:
-            if reply.short:
+            if reply.underreplicated:
                 self._fell_short(op, reply)
             return reply
-        if type(reply) is Moved:
+        if type(reply) is TransitionReply:
             if reply.code is Code.FOREIGN:
                 raise foreign(self._key_of(op))
-            if reply.short:
+            if reply.underreplicated:
                 self._fell_short(op)
             return reply
         if reply is Code.UNCONFIRMED:

@@ -338,7 +338,7 @@ class HeldClaim:
             if recorded:
                 self.settled = recorded
                 raise UsageError(f"this claim was {recorded} already; settle it once")
-        if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.unsure:
+        if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.resent:
             if self.lease_left > 0:
                 # Within its lease no other owner takes a key that was not freed: the first sending did it. A settled
                 # record has expired since, or the store has lost it.

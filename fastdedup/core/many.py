@@ -125,7 +125,7 @@ class ClaimList(Together):
     def _judge(self, claim: ListedClaim) -> None:
         """Put the verdict into the answer's place; a refusal, if there is time to look again."""
         answer = claim.answer
-        if type(answer) is Verdict and not answer.short:
+        if type(answer) is Verdict and not answer.underreplicated:
             return
         claim.answer = None  # until there is a verdict nothing of it is to be given back
         try:

@@ -238,7 +238,7 @@ class Orphans:
         send(release).add_done_callback(partial(self._note_released, op))
 
     def _note_released(self, op: ClaimOp, future: asyncio.Future[Reply]) -> None:
-        if future.cancelled() or isinstance(future.exception(), UnavailableError) or hasattr(op, "unsure"):
+        if future.cancelled() or isinstance(future.exception(), UnavailableError) or hasattr(op, "resent"):
             self.add(op)
 
     def put(self, held_key: HeldKey, orphan: Orphan) -> None:

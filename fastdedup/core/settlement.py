@@ -119,10 +119,10 @@ class Settlement(HeldClaim):
         """Free the key: nothing happened, the next claimant may try."""
         self._check_live("released")
         op = ReleaseOp(self.op.wire, self.op.owner, self.verdict.fence)
-        op.unsure = self._may_be("released")
+        op.resent = self._may_be("released")
         await self._finish("released", op)
         self._unsure = ()
-        if hasattr(self.op, "unsure"):
+        if hasattr(self.op, "resent"):
             self.gate.connection.orphans.watch(self.op)
 
     async def record(

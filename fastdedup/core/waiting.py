@@ -178,6 +178,6 @@ async def claim_once(gate: Gate, call: ClaimOp, terms: Terms) -> Verdict:
         call.at = op.at if hasattr(op, "at") else call.at
     if verdict.outcome is Outcome.ACQUIRED:
         was_orphan = gate.connection.orphans.leave_to_owner(op)  # an earlier look, which may have acquired it
-        if was_orphan or hasattr(op, "unsure"):
-            call.unsure = True
+        if was_orphan or hasattr(op, "resent"):
+            call.resent = True
     return verdict

@@ -24,7 +24,8 @@ class FallbackPolicy(Protocol):
     A policy must never answer as if the check had been made: it either keeps records of its own,
     or raises. It is called in the event loop and must not block. `fastdedup.kernel.operations` has the
     operations that it gets (`ClaimOp`, `SettleOp`, …) and the replies that it may give: `Verdict` to a claim,
-    `Moved` to a transition, a `Code` to most others. A reply that has a field `degraded` must set it to True.
+    `TransitionReply` to a transition, a `Code` to most others. A reply that has a field `degraded` must set it to
+    True.
 
     The store never hears what a policy answered, unless the policy is a `JournalledPolicy`, as `LocalLRU` is.
     So the simplest policy of your own refuses what `LocalLRU` shall not answer. This one serves premium

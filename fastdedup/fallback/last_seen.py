@@ -16,7 +16,6 @@ from ..kernel.codes import Code
 from ..kernel.operations import (
     ClaimOp,
     ForgetOp,
-    Moved,
     Op,
     ReadOp,
     ReleaseOp,
@@ -24,6 +23,7 @@ from ..kernel.operations import (
     Reply,
     SettleOp,
     TransitionOp,
+    TransitionReply,
     Verdict,
 )
 from ..kernel.records import Stored
@@ -85,7 +85,7 @@ class LastSeen:
                 else:
                     self._saw_claim(op, reply)
         elif isinstance(op, TransitionOp):
-            if isinstance(reply, Moved) and reply.version:
+            if isinstance(reply, TransitionReply) and reply.version:
                 self._saw_machine(op, reply)
         elif isinstance(op, ReadOp):
             if isinstance(reply, Stored):
@@ -169,7 +169,7 @@ class LastSeen:
         entry.token = token
         self._put(wire, entry, expires, known)
 
-    def _saw_machine(self, op: TransitionOp, moved: Moved) -> None:
+    def _saw_machine(self, op: TransitionOp, moved: TransitionReply) -> None:
         now, known = self._store.now(), self._store.entry(op.wire)
         if moved.code is Code.OK:
             change = op.change

@@ -16,11 +16,11 @@ from ..kernel.operations import (
     AdoptOp,
     ClaimOp,
     ForgetOp,
-    Moved,
     Op,
     Reply,
     StoredForm,
     TransitionOp,
+    TransitionReply,
     Verdict,
     was_accepted,
 )
@@ -134,7 +134,7 @@ class LocalLRU:
         self._check(op, entry, line, now, error)
         former = Former(entry)
         reply = apply(op)
-        if isinstance(reply, Verdict | Moved):
+        if isinstance(reply, Verdict | TransitionReply):
             reply.degraded = True
         if entry is not None:
             self._bind(op, entry, line, former, reply, now)
@@ -274,9 +274,9 @@ class LocalLRU:
 
     def _moved_under_way(self, op: TransitionOp, reply: Reply) -> bool:
         """Let the store's change give way: its caller gets the answer of the machine here."""
-        if isinstance(reply, Moved) and reply.code is not Code.UNSURE:
-            op.unsure = False  # the store has told what it did
-        if not isinstance(reply, Moved) or reply.code is not Code.OK:
+        if isinstance(reply, TransitionReply) and reply.code is not Code.UNSURE:
+            op.resent = False  # the store has told what it did
+        if not isinstance(reply, TransitionReply) or reply.code is not Code.OK:
             return False
         if self.records.now() and self.records.entry(op.wire) is None:
             self._journal.strike(op.wire)

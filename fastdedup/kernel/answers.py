@@ -48,7 +48,7 @@ def is_first_hand(op: ClaimOp, reply: Verdict) -> bool:
     return reply.fresh or (hasattr(op, "floor_us") and reply.fence > op.floor_us)
 
 
-def behind(reply: Reply, owner: bytes) -> Reply:
+def reply_to_follower(reply: Reply, owner: bytes) -> Reply:
     """Return the reply for a claimant that arrives directly after a claimant, the `owner`, that got `reply`.
 
     It is not `fresh`: the store does not know this claimant, so it does not tell it when the key is freed.
@@ -60,20 +60,6 @@ def behind(reply: Reply, owner: bytes) -> Reply:
         verdict.present = owner
         return verdict
     return reply
-
-
-def heir(op: ClaimOp) -> ClaimOp | None:
-    """Take a claim's followers; return the first whose caller still waits, which the others follow from now on."""
-    followers, op.followers = op.followers or [], None
-    living = [follower for follower in followers if not follower.future.done()]
-    if not living:
-        return None
-    leader, rest = living[0], living[1:]
-    if leader.followers is not None:
-        leader.followers = rest
-    elif rest:
-        leader.followers, leader.witness = rest, None
-    return leader
 
 
 def copy_of(error: BaseException) -> BaseException:

@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn, cast
 from ..errors import ConfigError, UnavailableError
 from ..forking import InChild
 from ..model import BreakerState
-from .answers import behind, closed, copy_of, give, give_error, heir, reported, too_many, wrong_loop
+from .answers import closed, copy_of, give, give_error, reply_to_follower, reported, too_many, wrong_loop
 from .codes import Code
 from .deadline import BLOCKED, Deadline
 from .health import OnChange, StoreHealth
@@ -325,7 +325,7 @@ class Engine:
 
     def _promote(self, op: ClaimOp) -> None:
         self._pending -= len(op.followers or ())
-        leader = heir(op)
+        leader = op.promote_follower()
         if leader is not None:
             self._pending += len(leader.followers or ())
             self.leaders[leader.wire] = leader
@@ -428,7 +428,7 @@ class Engine:
         if not followers:
             return
         self._pending -= len(followers)
-        answer = behind(reply, op.owner)
+        answer = reply_to_follower(reply, op.owner)
         for follower in followers:
             give(self._loop, follower, answer, None)
 

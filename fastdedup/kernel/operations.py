@@ -72,16 +72,16 @@ class ClaimOp(Op):
         "key",
         "named",
         "owner",
+        "resent",
         "tail",
         "terms",
-        "unsure",
     )
 
     key: str
     """The key as the caller wrote it."""
     counted: bool
     """Set by the engine for a caller-chosen owner: whether this claim is counted among those of the owner."""
-    unsure: bool
+    resent: bool
     """Set, and True, if a sending of this claim got no reply: a copy of it may reach the store later."""
     floor_us: float
     """Set by the engine for a caller-chosen owner: a time that the server had not passed when the claim was sent."""
@@ -108,6 +108,19 @@ class ClaimOp(Op):
         if hasattr(self, "key"):
             op.key = self.key
         return op
+
+    def promote_follower(self) -> ClaimOp | None:
+        """Return the first follower whose caller still waits. The other ones follow that claim from now on."""
+        followers, self.followers = self.followers or [], None
+        living = [follower for follower in followers if not follower.future.done()]
+        if not living:
+            return None
+        leader, rest = living[0], living[1:]
+        if leader.followers is not None:
+            leader.followers = rest
+        elif rest:
+            leader.followers, leader.witness = rest, None
+        return leader
 
     @property
     def held_key(self) -> tuple[bytes, bytes]:
@@ -152,7 +165,7 @@ class SettleOp(Op):
     """Complete or fail a claim."""
 
     verb = Verb.SETTLE
-    __slots__ = ("fence", "keep_ms", "owner", "payload", "succeeded", "unsure")
+    __slots__ = ("fence", "keep_ms", "owner", "payload", "resent", "succeeded")
 
     def __init__(
         self, wire: bytes, owner: bytes, fence: int, *, succeeded: bool, keep_ms: int, payload: bytes
@@ -164,7 +177,7 @@ class SettleOp(Op):
         self.succeeded = succeeded
         self.keep_ms = keep_ms
         self.payload = payload
-        self.unsure = False
+        self.resent = False
         """True if it was sent and got no reply: it may have settled the key, and the record may have expired."""
 
     def rely_on(self, claim: ClaimOp) -> None:
@@ -185,7 +198,7 @@ class ReleaseOp(Op):
     """Free a claim. `consumed`: a token that this owner consumed in one step is also freed: it is issued again."""
 
     verb = Verb.RELEASE
-    __slots__ = ("consumed", "fence", "owner", "unsure")
+    __slots__ = ("consumed", "fence", "owner", "resent")
 
     def __init__(self, wire: bytes, owner: bytes, fence: int, *, consumed: bool = False) -> None:
         self.wire = wire
@@ -193,7 +206,7 @@ class ReleaseOp(Op):
         self.owner = owner
         self.fence = fence
         self.consumed = consumed
-        self.unsure = False
+        self.resent = False
         """True if it was sent and got no reply: it may have freed the key, and another owner may hold the key."""
 
 
@@ -230,7 +243,7 @@ class TransitionOp(Op):
     """Move a state machine. `change` is 10 bytes that name this call, so that a retry is recognised."""
 
     verb = Verb.TRANSITION
-    __slots__ = ("change", "initial", "keep_ms", "sources", "to", "unsure", "version")
+    __slots__ = ("change", "initial", "keep_ms", "resent", "sources", "to", "version")
 
     def __init__(
         self,
@@ -251,7 +264,7 @@ class TransitionOp(Op):
         self.version = version
         self.change = change
         self.keep_ms = keep_ms
-        self.unsure = False
+        self.resent = False
         """True if it was sent and got no reply: it may have moved the machine, and other calls may have since.
 
         Then it acts only if the record proves that it did not act before; otherwise the answer is UNSURE.
@@ -318,11 +331,11 @@ def was_accepted(op: Op) -> bool:
 _MARKED: Final = tuple(verb for verb in Verb if verb.row.resend is Resend.MARKED)
 
 
-def mark_unsure(ops: Iterable[Op]) -> None:
+def mark_resent(ops: Iterable[Op]) -> None:
     """Mark operations that were sent and got no reply, so that sending them again does not act twice."""
     for op in ops:
         if op.verb in _MARKED:
-            cast(Any, op).unsure = True
+            cast(Any, op).resent = True
 
 
 MAX_HOPS: Final = 12
@@ -355,7 +368,7 @@ class Verdict:
         "outcome",
         "payload",
         "present",
-        "short",
+        "underreplicated",
         "value",
     )
 
@@ -386,7 +399,7 @@ class Verdict:
         store's first reply was lost."""
         self.fresh = fresh
         self.degraded = degraded
-        self.short = False
+        self.underreplicated = False
         """True where too few replicas confirmed the acquisition (`replicas=`); set by the store before it answers."""
 
 
@@ -406,17 +419,17 @@ class Redirect:
         self.to = to
 
 
-class Moved:
+class TransitionReply:
     """The answer to one transition: OK, ALREADY, ILLEGAL, STALE, UNSURE or FOREIGN."""
 
-    __slots__ = ("code", "degraded", "short", "state", "version")
+    __slots__ = ("code", "degraded", "state", "underreplicated", "version")
 
     def __init__(self, code: Code, state: str, version: int) -> None:
         self.code = code
         self.state = state
         self.version = version
         self.degraded = False
-        self.short = False
+        self.underreplicated = False
 
 
 class Adopted:
@@ -464,7 +477,7 @@ class Weight:
 
 Reply = (
     Verdict
-    | Moved
+    | TransitionReply
     | Stored
     | Adopted
     | StoredForm
@@ -475,12 +488,13 @@ Reply = (
     | ResultTooLargeError
     | ForeignRecordError
 )
-"""A claim gets a Verdict or FOREIGN; a transition Moved; a read Stored, ABSENT or FOREIGN; an adoption Adopted; the
-founding of a ledger StoredForm; the weighing of a bucket Weight or ABSENT; every other operation a Code. UNCONFIRMED
-means OK, but too few replicas confirmed the change. Any operation may get UnavailableError (it alone was refused;
-RefusedAlone where certainly nothing was done, scripts say REFUSED), ResultTooLargeError (the result is over the
-store's own limit) or ForeignRecordError (the key's value is over the store's limit for a record; scripts say
-TOO_LARGE). A part of a store answers Redirect where the operation belongs to another part; scripts say ELSEWHERE."""
+"""A claim gets a Verdict or FOREIGN; a transition TransitionReply; a read Stored, ABSENT or FOREIGN; an adoption
+Adopted; the founding of a ledger StoredForm; the weighing of a bucket Weight or ABSENT; every other operation a
+Code. UNCONFIRMED means OK, but too few replicas confirmed the change. Any operation may get UnavailableError (it
+alone was refused; RefusedAlone where certainly nothing was done, scripts say REFUSED), ResultTooLargeError (the
+result is over the store's own limit) or ForeignRecordError (the key's value is over the store's limit for a record;
+scripts say TOO_LARGE). A part of a store answers Redirect where the operation belongs to another part; scripts say
+ELSEWHERE."""
 
 Witness = Callable[[Op, Reply], Reply]
 """Hears the store's reply before the caller does; returns the reply that the caller gets."""

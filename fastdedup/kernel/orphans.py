@@ -65,5 +65,5 @@ def resent(ops: Sequence[ClaimOp], replies: Sequence[Reply]) -> list[ClaimOp]:
     return [
         op
         for op, reply in zip(ops, replies, strict=False)
-        if hasattr(op, "unsure") and isinstance(reply, Verdict) and reply.outcome is not Outcome.ACQUIRED
+        if hasattr(op, "resent") and isinstance(reply, Verdict) and reply.outcome is not Outcome.ACQUIRED
     ]

@@ -68,7 +68,7 @@ class Resend(Enum):
     SAFE = auto()
     """Sent twice it does the same as sent once."""
     MARKED = auto()
-    """It says so (`unsure`), because the first sending may have taken effect: see `mark_unsure`."""
+    """It says so (`resent`), because the first sending may have taken effect: see `mark_resent`."""
     NEVER = auto()
     """It names no owner: sent again, it might remove what the next owner has put there."""
 

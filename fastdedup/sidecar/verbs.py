@@ -92,7 +92,7 @@ class Asked:
 
     def set_result(self, reply: Reply) -> None:
         """Take the store's reply."""
-        if type(reply) is Verdict and not reply.short:
+        if type(reply) is Verdict and not reply.underreplicated:
             self._hand_on(reply)
         else:
             self._judge(reply)

@@ -15,7 +15,6 @@ from ..kernel.operations import (
     ClaimOp,
     ForgetOp,
     IssueOp,
-    Moved,
     Op,
     ReadOp,
     ReleaseOp,
@@ -23,6 +22,7 @@ from ..kernel.operations import (
     Reply,
     SettleOp,
     TransitionOp,
+    TransitionReply,
     Verdict,
 )
 from ..kernel.records import Stored, holding_bytes
@@ -283,24 +283,26 @@ class MemoryStore(BoundedRecords):
         self._put(op.wire, entry, self._from + op.ttl_ms)
         return Code.OK
 
-    def _transition(self, op: TransitionOp, now: int) -> Moved:
+    def _transition(self, op: TransitionOp, now: int) -> TransitionReply:
         entry = self._entries.get(op.wire)
         state, version = (entry.payload.decode(), entry.fence) if entry else (op.initial, 0)
         if entry is not None and entry.owner == op.change:
-            return Moved(Code.OK, state, version)
-        if op.unsure and version > (op.version or 0) + 1:
-            return Moved(Code.UNSURE, state, version)  # another change may hide ours: see `transition.lua`
+            return TransitionReply(Code.OK, state, version)
+        if op.resent and version > (op.version or 0) + 1:
+            return TransitionReply(
+                Code.UNSURE, state, version
+            )  # another change may hide ours: see `transition.lua`
         behind = 0 if op.version is None else version - op.version
         if state == op.to and behind in (0, 1):
-            return Moved(Code.ALREADY, state, version)
+            return TransitionReply(Code.ALREADY, state, version)
         if behind:
-            return Moved(Code.STALE, state, version)
+            return TransitionReply(Code.STALE, state, version)
         if state not in op.sources:
-            return Moved(Code.ILLEGAL, state, version)
+            return TransitionReply(Code.ILLEGAL, state, version)
         entry = Entry("M", op.change, version + 1, 0, 0, 0)
         entry.payload = op.to.encode()
         self._put(op.wire, entry, self._from + op.keep_ms)
-        return Moved(Code.OK, op.to, version + 1)
+        return TransitionReply(Code.OK, op.to, version + 1)
 
     def _read(self, op: ReadOp, now: int) -> Reply:
         entry = self._entries.get(op.wire)

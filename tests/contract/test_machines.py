@@ -8,7 +8,7 @@ import pytest
 
 from fastdedup import ConfigError, TransitionOutcome
 from fastdedup.kernel.codes import Code
-from fastdedup.kernel.operations import Moved, TransitionOp
+from fastdedup.kernel.operations import TransitionOp, TransitionReply
 
 from ..stores import Backend
 
@@ -78,7 +78,7 @@ async def test_a_repeated_transition_is_answered_as_the_first_time(backend: Back
                 keep_ms=1000,
             )
             moved = await dedup.gate.run(op)
-            assert isinstance(moved, Moved)
+            assert isinstance(moved, TransitionReply)
             assert (moved.code, moved.state, moved.version) == (Code.OK, "paid", 1)
 
 

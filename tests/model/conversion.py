@@ -16,13 +16,13 @@ from fastdedup.kernel.operations import (
     ClaimOp,
     ForgetOp,
     IssueOp,
-    Moved,
     Op,
     ReadOp,
     ReleaseOp,
     RenewOp,
     SettleOp,
     TransitionOp,
+    TransitionReply,
     Verdict,
 )
 from fastdedup.kernel.operations import Reply as LibraryReply
@@ -119,7 +119,7 @@ def transition(ask: words.Transition, wire: bytes) -> TransitionOp:
         change=ask.change,
         keep_ms=ask.keep,
     )
-    op.unsure = ask.again
+    op.resent = ask.again
     return op
 
 
@@ -144,7 +144,7 @@ def told(ask: Any, reply: Reply, now_us: int) -> LibraryReply:
         case words.Claim() | windows.ClaimRemembered():
             return verdict(reply)
         case words.Transition():
-            return Moved(Code[reply.code], reply.result.decode(), reply.fence)
+            return TransitionReply(Code[reply.code], reply.result.decode(), reply.fence)
         case words.Adopt():
             return Adopted(Code[reply.code], reply.owner, reply.former, settled=reply.settled)
         case words.Read() if reply.record is not None:
@@ -200,7 +200,7 @@ def asked(op: Op) -> Any:
         case TransitionOp():
             to, initial = op.to.encode(), op.initial.encode()
             sources = frozenset(state.encode() for state in op.sources)
-            return words.Transition(op.change, to, sources, initial, op.keep_ms, op.version, op.unsure)
+            return words.Transition(op.change, to, sources, initial, op.keep_ms, op.version, op.resent)
         case AdoptOp():
             base = None if op.base is None else (op.base.owner, op.base.fence)
             return words.Adopt(adopted(op.record), op.record.left_ms, op.record.ttl_ms, base)
@@ -243,7 +243,7 @@ def reply_of(answer: Any, now_us: int, wakes: bool) -> Reply:
                 int.from_bytes(former[:7], "big"),
                 wakes=wakes,
             )
-        case Moved():
+        case TransitionReply():
             return Reply(answer.code.name, answer.version, result=answer.state.encode(), wakes=wakes)
         case Adopted():
             return Reply(

@@ -8,7 +8,7 @@ CLAIMS = {
     "fastdedup/core/held_claim.py": [
         Mutant(
             "A settling whose first reply was lost is told as a lost claim.",
-            "if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.unsure:",
+            "if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.resent:",
             "if False:",
             "released_and_taken",
         ),

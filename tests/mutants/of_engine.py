@@ -28,7 +28,7 @@ ENGINE = {
         ),
         Mutant(
             "A claim that follows another claim gets the key as well.",
-            "answer = behind(reply, op.owner)",
+            "answer = reply_to_follower(reply, op.owner)",
             "answer = reply",
             "twins",
         ),
@@ -114,7 +114,7 @@ UNDO = {
         ),
         Mutant(
             "A cancelled claim that was sent twice counts as released, although the first copy may come late.",
-            ' or hasattr(op, "unsure"):',
+            ' or hasattr(op, "resent"):',
             ":",
             "claim_and_complete",
         ),

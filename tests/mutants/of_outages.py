@@ -49,7 +49,7 @@ REDIS_CLIENT = {
     "fastdedup/kernel/operations.py": [
         Mutant(
             "An operation that was sent without an answer is not marked as that.",
-            "            cast(Any, op).unsure = True\n",
+            "            cast(Any, op).resent = True\n",
             "            pass\n",
             "released_anew",
         ),

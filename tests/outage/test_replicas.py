@@ -16,7 +16,6 @@ from fastdedup.kernel.operations import (
     ClaimOp,
     ForgetOp,
     IssueOp,
-    Moved,
     Op,
     ReadOp,
     ReleaseOp,
@@ -24,6 +23,7 @@ from fastdedup.kernel.operations import (
     Reply,
     SettleOp,
     TransitionOp,
+    TransitionReply,
     Verdict,
 )
 from fastdedup.kernel.terms import Mode, terms
@@ -91,9 +91,9 @@ def every_write() -> list[tuple[Op, Any]]:
 def plain(reply: Reply) -> tuple[Any, bool]:
     """What a reply says, and whether it is marked."""
     if isinstance(reply, Verdict):
-        return reply.outcome, reply.short
-    if isinstance(reply, Moved):
-        return reply.code, reply.short
+        return reply.outcome, reply.underreplicated
+    if isinstance(reply, TransitionReply):
+        return reply.code, reply.underreplicated
     return (Code.OK, True) if reply is Code.UNCONFIRMED else (reply, False)
 
 
@@ -128,7 +128,7 @@ async def test_what_took_no_effect_is_not_marked(pair: Pair) -> None:
         await claim(store, "key")
         pair.cut()
         [other] = await claim(store, "key", owner=b"x")
-        assert (other.outcome, other.short) == (Outcome.IN_PROGRESS, False)
+        assert (other.outcome, other.underreplicated) == (Outcome.IN_PROGRESS, False)
         assert await store.execute(Verb.FORGET, [ForgetOp(b"t:=nothing")]) == [Code.ABSENT]
         started = time.monotonic()
         await store.execute(Verb.READ, [ReadOp(b"t:=key")])
@@ -142,20 +142,20 @@ async def test_a_frozen_replica_is_a_shortfall_within_the_deadline(pair: Pair, w
         started = time.monotonic()
         [verdict] = await claim(store, "key")
         assert time.monotonic() - started < TIMEOUT
-        assert (verdict.outcome, verdict.short) == (Outcome.ACQUIRED, True)
+        assert (verdict.outcome, verdict.underreplicated) == (Outcome.ACQUIRED, True)
         pair.replica.thaw()
 
         async def confirmed() -> bool:
             [again] = await claim(store, "key")
             assert (again.fence, again.fresh) == (verdict.fence, False)
-            return not again.short
+            return not again.underreplicated
 
         await wait_until(confirmed, description="the replica has caught up")
 
 
 async def test_more_replicas_than_there_are_is_always_a_shortfall(pair: Pair) -> None:
     async with store_at(pair.url, 2, timeout=0.3) as store:
-        assert [verdict.short for verdict in await claim(store, "a", "b")] == [True, True]
+        assert [verdict.underreplicated for verdict in await claim(store, "a", "b")] == [True, True]
 
 
 async def test_a_login_that_may_not_wait_is_marked_not_refused(pair: Pair) -> None:
@@ -163,7 +163,7 @@ async def test_a_login_that_may_not_wait_is_marked_not_refused(pair: Pair) -> No
     pair.primary.ask("ACL", "SETUSER", "nowait", "on", ">pw", "~*", "&*", "+@all", "-wait")
     async with store_at(pair.url.replace("//", "//nowait:pw@"), 1) as store:
         [verdict] = await claim(store, "key")
-        assert (verdict.outcome, verdict.short) == (Outcome.ACQUIRED, True)
+        assert (verdict.outcome, verdict.underreplicated) == (Outcome.ACQUIRED, True)
 
 
 @pytest.mark.parametrize("replicas", [0, 1])
@@ -178,7 +178,7 @@ async def test_a_failover_may_lose_what_was_acknowledged_and_replicas_tell(
         pair.cut()
         verdicts = await claim(store, *keys)
         assert {verdict.outcome for verdict in verdicts} == {Outcome.ACQUIRED}
-    marked = sum(verdict.short for verdict in verdicts)
+    marked = sum(verdict.underreplicated for verdict in verdicts)
     pair.primary.kill()
     pair.replica.ask("REPLICAOF", "NO", "ONE")
     async with store_at(f"redis://{HOST}:{pair.replica.port}", 0) as store:
@@ -199,9 +199,9 @@ async def test_groups_confirm_and_mark_too(make: type[SentinelGroup | ClusterGro
         async with store_at(group.url, 1, timeout=1.0) as store:
             await claim(store, *keys)
             until(lambda: all(group.in_step(each, 1) for each in group.primaries()), "replicas are in step")
-            assert {verdict.short for verdict in await claim(store, *keys)} == {False}
+            assert {verdict.underreplicated for verdict in await claim(store, *keys)} == {False}
         async with store_at(group.url, 3, timeout=0.5) as store:
-            assert {verdict.short for verdict in await claim(store, *keys)} == {True}
+            assert {verdict.underreplicated for verdict in await claim(store, *keys)} == {True}
     finally:
         group.stop()
 
@@ -211,8 +211,8 @@ async def test_while_replicas_are_missing_batches_do_not_wait_in_turn(pair: Pair
     async with store_at(pair.url, 1) as store:
         pair.cut()
         [first] = await claim(store, "first")
-        assert first.short
+        assert first.underreplicated
         started = time.monotonic()
         batches = await asyncio.gather(*(claim(store, f"key-{number}") for number in range(50)))
         assert time.monotonic() - started < TIMEOUT, "all of them within one deadline"
-        assert all(verdict.short for batch in batches for verdict in batch)
+        assert all(verdict.underreplicated for batch in batches for verdict in batch)

@@ -19,13 +19,13 @@ from fastdedup.kernel.operations import (
     ClaimOp,
     ForgetOp,
     IssueOp,
-    Moved,
     Op,
     ReadOp,
     ReleaseOp,
     RenewOp,
     SettleOp,
     TransitionOp,
+    TransitionReply,
     Verdict,
 )
 from fastdedup.kernel.owners import draw_owner
@@ -180,7 +180,7 @@ def fine(name: str, reply: object) -> bool:
         return isinstance(reply, Verdict) and reply.outcome.value == "acquired"
     if name in ("redeem", "consume"):
         return isinstance(reply, Verdict) and reply.outcome.value == "unknown"
-    if isinstance(reply, Moved | Adopted):
+    if isinstance(reply, TransitionReply | Adopted):
         return reply.code is Code.OK
     return isinstance(reply, Stored) if name == "read" else reply is Code.OK
 

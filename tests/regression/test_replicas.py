@@ -15,13 +15,13 @@ from fastdedup.kernel.operations import (
     AdoptOp,
     ClaimOp,
     IssueOp,
-    Moved,
     Op,
     ReleaseOp,
     RenewOp,
     Reply,
     SettleOp,
     TransitionOp,
+    TransitionReply,
     Verdict,
 )
 from fastdedup.kernel.records import Stored
@@ -292,7 +292,9 @@ def is_done(reply: Any) -> bool:
 
 
 def is_short(reply: Reply) -> bool:
-    return reply.short if isinstance(reply, Verdict | Moved) else reply is Code.UNCONFIRMED
+    return (
+        reply.underreplicated if isinstance(reply, Verdict | TransitionReply) else reply is Code.UNCONFIRMED
+    )
 
 
 def changes(pair: Pair) -> int:

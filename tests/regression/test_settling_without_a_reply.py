@@ -50,7 +50,7 @@ async def test_a_settling_that_was_answered_is_sure(redis_url: str, redis_server
         claim = await dedup.claim("k", lease=60)
         op = SettleOp(b"t:=k", owner_field(claim.owner), 1, succeeded=True, keep_ms=60_000, payload=b"1")
         assert await dedup.gate.connection.store.execute(Verb.SETTLE, [op]) == [Code.LOST]
-        assert not op.unsure
+        assert not op.resent
 
 
 async def test_a_sidecar_passes_on_that_it_is_unsure(redis_server: RedisServer) -> None:
@@ -65,7 +65,7 @@ async def test_a_sidecar_passes_on_that_it_is_unsure(redis_server: RedisServer) 
         finally:
             await store.aclose()
             await asyncio.to_thread(gate.stop)
-        assert op.unsure is (code is Code.LOST)
+        assert op.resent is (code is Code.LOST)
         assert proxy.lost["settle"] == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fastdedup import Outcome
 from fastdedup.kernel.codes import Code
-from fastdedup.kernel.operations import ClaimOp, Moved, Op, ReadOp, TransitionOp
+from fastdedup.kernel.operations import ClaimOp, Op, ReadOp, TransitionOp, TransitionReply
 from fastdedup.kernel.owners import owner_field
 from fastdedup.kernel.records import Stored
 from fastdedup.kernel.terms import Mode, terms
@@ -305,7 +305,7 @@ def test_a_machine_goes_on_from_where_it_was_last_seen() -> None:
             keep_ms=TTL,
         )
 
-    lab.says(move("paid", "new"), Moved(Code.OK, "paid", 1))
+    lab.says(move("paid", "new"), TransitionReply(Code.OK, "paid", 1))
     moved = lab.ask(move("sent", "paid"))
     assert (moved.code, moved.state, moved.version, moved.degraded) == (Code.OK, "sent", 2, True)
 

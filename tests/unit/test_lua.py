@@ -266,7 +266,7 @@ def test_transition_takes_the_arguments_that_its_header_counts() -> None:
     expected = ["keep_ms", "change", "version", "to", "initial", "sources", "again"]
     assert [name.strip() for name in names] == expected
     first, second = transition_op(1), transition_op(2)
-    second.unsure = True
+    second.resent = True
     args = [30, b"c" * 10, "", "paid", "new", "\nheld\nnew\n"]
     assert pack("transition", [first, second]) == [*args, "", *args, "1"]
 

@@ -307,7 +307,7 @@ async def test_what_was_answered_and_goes_out_again_is_marked(servers: Servers) 
     told: list[Any] = []
     node._end([first, second], [None, None], told.append)
     assert told == [None]
-    assert [op.unsure for op in batch] == [True, True]  # type: ignore[attr-defined]
+    assert [op.resent for op in batch] == [True, True]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ async def test_a_shortfall_is_no_reason_to_look_again() -> None:
         def apply(self, op: Op) -> Reply:
             reply = super().apply(op)
             if isinstance(op, ClaimOp) and isinstance(reply, Verdict):
-                reply.short = True
+                reply.underreplicated = True
             return reply
 
     async with Dedup(Short(), on_shortfall="raise") as dedup:

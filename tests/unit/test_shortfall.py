@@ -11,7 +11,7 @@ import pytest
 from fastdedup import Dedup, LocalLRU, Outcome, ShortfallError
 from fastdedup.events import BreakerOpened, Event, Shortfall
 from fastdedup.kernel.codes import Code
-from fastdedup.kernel.operations import Moved, Op, Reply, Verdict
+from fastdedup.kernel.operations import Op, Reply, TransitionReply, Verdict
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 
@@ -28,8 +28,8 @@ class LoneStore(MemoryStore):
         return [self._marked(reply) for reply in replies] if verb in self.unconfirmed else replies
 
     def _marked(self, reply: Reply) -> Reply:
-        if isinstance(reply, Verdict | Moved):
-            reply.short = isinstance(reply, Moved) or reply.outcome is Outcome.ACQUIRED
+        if isinstance(reply, Verdict | TransitionReply):
+            reply.underreplicated = isinstance(reply, TransitionReply) or reply.outcome is Outcome.ACQUIRED
         return Code.UNCONFIRMED if reply is Code.OK else reply
 
 

@@ -17,7 +17,6 @@ from fastdedup.kernel.operations import (
     ClaimOp,
     ForgetOp,
     IssueOp,
-    Moved,
     Op,
     ReadOp,
     RefusedAlone,
@@ -26,6 +25,7 @@ from fastdedup.kernel.operations import (
     SettleOp,
     StoredForm,
     TransitionOp,
+    TransitionReply,
     Verdict,
     Weight,
 )
@@ -72,7 +72,7 @@ def sent_again() -> TransitionOp:
     op = TransitionOp(
         b"t:@m/1", to="b", initial="a", sources=frozenset("a"), version=None, change=change, keep_ms=5
     )
-    op.unsure = True
+    op.resent = True
     return op
 
 
@@ -195,7 +195,7 @@ def facts(thing: object) -> object:
     engines = {"at", "future", "followers", "witness", "counted", "floor_us", "hops"}
     left_out = engines | {"key", "named", "header", "shared", "ledger", "present", "answer"}
     if isinstance(thing, ClaimOp):
-        left_out |= {"unsure"}  # what became of an earlier sending, for the gate alone
+        left_out |= {"resent"}  # what became of an earlier sending, for the gate alone
     return type(thing).__name__, {name: facts(getattr(thing, name)) for name in names if name not in left_out}
 
 
@@ -231,16 +231,16 @@ def test_answers_are_read_as_they_were_written() -> None:
         Outcome.SUCCEEDED, fence=1, attempt=2, left_ms=3, payload=b"\r\n", fresh=False, degraded=True
     )
     short = Verdict(Outcome.ACQUIRED, fence=2**52, attempt=1, left_ms=30_000)
-    short.short = True
-    moved = Moved(Code.OK, "paid", 7)
-    moved.degraded = moved.short = True
+    short.underreplicated = True
+    moved = TransitionReply(Code.OK, "paid", 7)
+    moved.degraded = moved.underreplicated = True
     answers = [
         *[short] * 3,
         verdict,
         Code.FOREIGN,
         *[Code.OK] * 2,
         moved,
-        Moved(Code.STALE, "ü", 0),
+        TransitionReply(Code.STALE, "ü", 0),
         stored(),
         stored("S", fingerprint=None, token=False),
         Adopted(Code.OVERRULED, NAMED, 9, settled=True),
@@ -382,12 +382,12 @@ def test_a_batch_may_have_more_arguments_than_other_commands() -> None:
 def test_a_command_that_was_executed_is_marked_before_it_goes_out_again() -> None:
     """The sidecar answered the first one, and was leaving when the second one came: both are sent again."""
     executed, refused = sent_again(), sent_again()
-    executed.unsure = refused.unsure = False
+    executed.resent = refused.resent = False
     store = SidecarStore("sidecar:///run/none.sock", timeout=1.0)
     parcels = [RunCall([executed], b"1"), RunCall([refused], b"2")]
     with pytest.raises(ConnectionError):
         store._answers(parcels, [[1, 2, 0, b"b", 1, 0], hiredis.ReplyError("UNAVAILABLE 1 leaving")])
-    assert (executed.unsure, refused.unsure) == (True, False)
+    assert (executed.resent, refused.resent) == (True, False)
 
 
 def test_reasons_stand_before_the_arguments() -> None:

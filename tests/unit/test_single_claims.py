@@ -63,7 +63,7 @@ def test_a_read_answer_is_the_same_verdict() -> None:
             "fresh",
             "left_ms",
             "payload",
-            "short",
+            "underreplicated",
             "value",
         ):
             assert getattr(short, name) == getattr(long, name), name

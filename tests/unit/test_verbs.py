@@ -35,7 +35,7 @@ def test_every_verb_has_a_class_of_operations() -> None:
 
 @pytest.mark.parametrize("verb", Verb)
 def test_an_operation_can_be_marked_as_unsure_if_its_row_says_so(verb: Verb) -> None:
-    assert hasattr(classes()[verb], "unsure") == (verb.row.resend is Resend.MARKED)
+    assert hasattr(classes()[verb], "resent") == (verb.row.resend is Resend.MARKED)
 
 
 @pytest.mark.parametrize("ops", BATCHES, ids=lambda ops: ops[0].verb.value)

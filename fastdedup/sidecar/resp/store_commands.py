@@ -228,7 +228,7 @@ class Place:
             self._run.audit(op, reply)
         if type(reply) is Verdict and hasattr(reply, "present") and trace_of(cast(ClaimOp, op).owner):
             self._run.tell_present(self._place, reply.present)
-        unsure = reply is Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.unsure
+        unsure = reply is Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.resent
         self._run.put(self._place, UNSURE if unsure else reply)
 
 

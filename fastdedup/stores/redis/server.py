@@ -12,7 +12,7 @@ from typing import Any
 import hiredis
 
 from ...kernel.codes import Code
-from ...kernel.operations import ClaimOp, Moved, Op, Reply, Verdict, mark_unsure
+from ...kernel.operations import ClaimOp, Op, Reply, TransitionReply, Verdict, mark_resent
 from ...kernel.owners import owner_field
 from ...kernel.terms import Mode, terms
 from ...kernel.verbs import UNREPEATED, Verb
@@ -270,7 +270,7 @@ class RedisServer:
         except asyncio.CancelledError:
             # The deadline passed before the reply came. The replies after it are late as well, so all are dropped.
             for call in calls:
-                mark_unsure(call.ops)
+                mark_resent(call.ops)
             if not guest:
                 connection.abort(_LATE)
             raise
@@ -304,14 +304,14 @@ class RedisServer:
             answers = self._scripts[verb].read(call.ops, reply, call.floor_us)
             self.head.saw(reply, answers)
         except Exception as error:  # noqa: BLE001 -- given to the callers of these operations
-            mark_unsure(call.ops)
+            mark_resent(call.ops)
             return error
         return answers
 
     def _not_read(self, ops: Sequence[Op], reply: Any) -> Exception:
         """Return the error that the server sent instead of a script's reply."""
         if not (isinstance(reply, Exception) and is_untouched(reply)):
-            mark_unsure(ops)
+            mark_resent(ops)
         self._mind(reply)
         return reply if isinstance(reply, Exception) else hiredis.ProtocolError(f"not a list: {reply!r}")
 
@@ -353,7 +353,7 @@ def marked_short(replies: Sequence[Reply | None]) -> list[Any]:
     """
     for reply in replies:
         if type(reply) is Verdict:
-            reply.short = reply.outcome is Outcome.ACQUIRED
-        elif type(reply) is Moved:
-            reply.short = reply.code in (Code.OK, Code.ALREADY)
+            reply.underreplicated = reply.outcome is Outcome.ACQUIRED
+        elif type(reply) is TransitionReply:
+            reply.underreplicated = reply.code in (Code.OK, Code.ALREADY)
     return [Code.UNCONFIRMED if reply is Code.OK else reply for reply in replies]

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import DedupError
 from ...events import ClockSkew, Event, PrimaryRestarted, PrimarySwitched
-from ...kernel.operations import Op, RefusedAlone, Reply, mark_unsure
+from ...kernel.operations import Op, RefusedAlone, Reply, mark_resent
 from ...kernel.verbs import Verb
 from ..base import Credentials, Page, Query
 from .connection import RedisConnection
@@ -159,7 +159,7 @@ class RedisStore:
             if refuses_keys(answer):
                 replies.append(RefusedAlone(*self._fault(answer).args))
             elif isinstance(answer, Exception):
-                mark_unsure(ops)  # also those that were answered
+                mark_resent(ops)  # also those that were answered
                 raise self._fault(answer) from None
             else:
                 replies += answer

@@ -13,13 +13,13 @@ from ...kernel.operations import (
     Adopted,
     AdoptOp,
     IssueOp,
-    Moved,
     Op,
     ReleaseOp,
     RenewOp,
     Reply,
     SettleOp,
     TransitionOp,
+    TransitionReply,
 )
 from ...kernel.records import Stored, encode, holding_bytes, is_state, read_record, tail_of
 from ...kernel.verbs import Keys, Verb
@@ -123,7 +123,7 @@ class TransitionScript:
         for op in ops:
             sources = "\n" + "".join(f"{state}\n" for state in sorted(op.sources))
             version = "" if op.version is None else op.version
-            args += [op.keep_ms, op.change, version, op.to, op.initial, sources, "1" if op.unsure else ""]
+            args += [op.keep_ms, op.change, version, op.to, op.initial, sources, "1" if op.resent else ""]
         return args
 
     def read(self, ops: Sequence[TransitionOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
@@ -135,8 +135,8 @@ class TransitionScript:
         if code in ONLY_CODES:
             return answer_of(op, code)
         if code == _FOREIGN or not is_state(state):
-            return Moved(Code.FOREIGN, "", 0)
-        return Moved(Code(code), state.decode(), version)
+            return TransitionReply(Code.FOREIGN, "", 0)
+        return TransitionReply(Code(code), state.decode(), version)
 
 
 class ReadScript:

@@ -14,7 +14,7 @@ import hiredis
 
 from ...errors import ConfigError, DedupError, ResultTooLargeError, UnavailableError
 from ...kernel.codes import Code
-from ...kernel.operations import Op, ReleaseOp, Reply, SettleOp, Verdict, mark_unsure
+from ...kernel.operations import Op, ReleaseOp, Reply, SettleOp, Verdict, mark_resent
 from ...kernel.verbs import UNREPEATED, Verb
 from ..base import Done, Page, Query
 from ..redis.connection import RedisConnection
@@ -184,7 +184,7 @@ class SidecarStore:
             )
         except asyncio.CancelledError:
             connection.abort(_LATE)  # the replies behind this one are late as well
-            mark_unsure(ops)
+            mark_resent(ops)
             raise
         if any(is_leaving(reply) for reply in replies):
             connection.abort("the sidecar is shutting down")
@@ -329,7 +329,7 @@ def answers_of(call: RunCall, reply: Any) -> list[Reply]:
         raise hiredis.ProtocolError(f"{len(answers)} answers to {len(call.ops)} operations")
     for place, op in enumerate(call.ops):
         if answers[place] is UNSURE:
-            cast("ReleaseOp | SettleOp", op).unsure, answers[place] = True, Code.LOST
+            cast("ReleaseOp | SettleOp", op).resent, answers[place] = True, Code.LOST
     return answers
 
 
@@ -352,7 +352,7 @@ def mark_sent(calls: Sequence[RunCall], replies: Sequence[Any]) -> None:
     """Mark the operations of commands that the sidecar may have executed: the whole batch may be sent again."""
     for call, reply in zip(calls, replies, strict=True):
         if not is_leaving(reply):
-            mark_unsure(call.ops)
+            mark_resent(call.ops)
 
 
 def is_leaving(reply: Any) -> bool:

@@ -200,7 +200,7 @@ def _transitions(runs: Runs) -> Iterator[Op]:
             change=change,
             keep_ms=_ms(keep),
         )
-        op.unsure = again == b"1"
+        op.resent = again == b"1"
         yield op
 
 

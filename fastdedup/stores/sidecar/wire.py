@@ -21,7 +21,7 @@ from typing import Any
 
 from ...errors import ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...kernel.codes import Code
-from ...kernel.operations import Adopted, Moved, RefusedAlone, Reply, StoredForm, Verdict, Weight
+from ...kernel.operations import Adopted, RefusedAlone, Reply, StoredForm, TransitionReply, Verdict, Weight
 from ...kernel.records import Stored
 from ...kernel.verbs import IdUse, Verb
 from ...ledger.operations import LedgerTerms
@@ -124,7 +124,7 @@ def encode(answers: Sequence[Reply | Fill | Present]) -> bytes:
 
 
 def _encode_verdict(verdict: Verdict) -> tuple[int, bytes]:
-    flags = _DEGRADED * verdict.degraded | _SHORT * verdict.short | _STALE * (not verdict.fresh)
+    flags = _DEGRADED * verdict.degraded | _SHORT * verdict.underreplicated | _STALE * (not verdict.fresh)
     payload = verdict.payload or verdict.former  # a claim that took a key over has no result
     return 8, b":0\r\n:%d\r\n:%d\r\n:%d\r\n:%d\r\n:%d\r\n$%d\r\n%b\r\n" % (
         _NUMBERS[verdict.outcome],
@@ -141,8 +141,8 @@ def _encode_code(code: Code) -> tuple[int, bytes]:
     return 3, b":1\r\n:%d\r\n" % code
 
 
-def _encode_moved(moved: Moved) -> tuple[int, bytes]:
-    flags = _DEGRADED * moved.degraded | _SHORT * moved.short
+def _encode_moved(moved: TransitionReply) -> tuple[int, bytes]:
+    flags = _DEGRADED * moved.degraded | _SHORT * moved.underreplicated
     return 6, b":2\r\n:%d\r\n%b:%d\r\n:%d\r\n" % (
         moved.code,
         _bulk(moved.state.encode()),
@@ -205,7 +205,7 @@ def _text(error: Exception) -> bytes:
 _ENCODERS: dict[type, Callable[[Any], tuple[int, bytes]]] = {
     Verdict: _encode_verdict,
     Code: _encode_code,
-    Moved: _encode_moved,
+    TransitionReply: _encode_moved,
     Stored: _encode_stored,
     Adopted: _encode_adopted,
     UnavailableError: _encode_unavailable,
@@ -253,7 +253,7 @@ def _read_verdict(fields: list[Any]) -> Verdict:
         verdict.former = payload
     if flags:
         verdict.degraded = bool(flags & _DEGRADED)
-        verdict.short = bool(flags & _SHORT)
+        verdict.underreplicated = bool(flags & _SHORT)
     return verdict
 
 
@@ -261,10 +261,10 @@ def _read_code(fields: list[Any]) -> Code:
     return _CODES[fields[0]]
 
 
-def _read_moved(fields: list[Any]) -> Moved:
+def _read_moved(fields: list[Any]) -> TransitionReply:
     code, state, version, flags = fields
-    moved = Moved(_CODES[code], state.decode(), version)
-    moved.degraded, moved.short = bool(flags & _DEGRADED), bool(flags & _SHORT)
+    moved = TransitionReply(_CODES[code], state.decode(), version)
+    moved.degraded, moved.underreplicated = bool(flags & _DEGRADED), bool(flags & _SHORT)
     return moved
 
 

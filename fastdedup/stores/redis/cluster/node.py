@@ -19,7 +19,7 @@ import hiredis
 from ....errors import DedupError, UnavailableError
 from ....events import BatchedBySlot, Event, PrimaryRestarted
 from ....kernel.codes import Code
-from ....kernel.operations import ClaimOp, Op, ReadOp, Redirect, RefusedAlone, Reply, mark_unsure
+from ....kernel.operations import ClaimOp, Op, ReadOp, Redirect, RefusedAlone, Reply, mark_resent
 from ....kernel.verbs import Verb
 from ...base import Done, Page, Query
 from ..connection import RedisConnection
@@ -181,7 +181,7 @@ class Node:
                 found = useful(self.replies(calls, replies))
         if found is None:
             for call in calls:
-                mark_unsure(call.ops)  # also those that were answered
+                mark_resent(call.ops)  # also those that were answered
         done(found)
 
     # Answers
