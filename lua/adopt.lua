@@ -8,7 +8,7 @@
 --          of fence and the owner field that this store is last known to have held; of a machine its version and
 --          its change; '' where nothing is known), record
 -- returns  {now_us, code, former, ...}: a pair for each key, `former` the record that the key held before, or '':
---          OK (adopted, no claim is lost), OUTRANKED (the new record is lost), OVERRULED (the former record is
+--          OK (adopted, no claim is lost), THEIRS_STANDS (the new record is lost), OURS_STANDS (the former record is
 --          lost), TOO_LARGE, ELSEWHERE, REFUSED, FOREIGN (also for a new record that fastdedup cannot have made)
 
 local reply = { now_us }
@@ -63,24 +63,24 @@ local function judge(ours, ends, base, former)
   if sub(former, 2, 2) == 'M' or sub(ours, 2, 2) == 'M' then
     local change = owner_of(former)
     if change == owner_of(ours) or change == sub(base, 8) then return OK, true end
-    return OUTRANKED, false
+    return THEIRS_STANDS, false
   end
   local success, same = sub(ours, 2, 2) == 'S', is_same(ours, base, former)
   if is_settled(former) then
     if same then return OK, false end -- the store was told of the settling as well, and its reply was lost
-    if success and sub(former, 2, 2) == 'F' then return OVERRULED, true end
-    return OUTRANKED, false
+    if success and sub(former, 2, 2) == 'F' then return OURS_STANDS, true end
+    return THEIRS_STANDS, false
   end
   if same or holding(former) == base then return OK, true end
   local matters = is_settled(ours) or is_live(ours, ends)
   if is_live(former, unpack_number(former, 10, 15)) then
-    if success then return OVERRULED, true end
-    return matters and OUTRANKED or OK, false
+    if success then return OURS_STANDS, true end
+    return matters and THEIRS_STANDS or OK, false
   end
   if is_settled(ours) then return OK, true end
   -- No live owner holds the key: the later owner stands, and the fence goes on rising.
   if fence_of(ours) > fence_of(former) then return OK, true end
-  return matters and OUTRANKED or OK, false
+  return matters and THEIRS_STANDS or OK, false
 end
 
 -- Returns as `put`.

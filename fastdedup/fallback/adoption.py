@@ -10,25 +10,25 @@ that the store last had, as far as this process knows. `lua/adopt.lua` and the m
     a result: same owner, same fence                    OK, not written: the reply to our settling, or to
                                                         our adoption, was lost
     a token's use: same drawn owner, another fence      OK, not written: the reply was lost
-    any other result, the same name with another        a success over a failure: OVERRULED, written
-      fence included                                    else OUTRANKED
+    any other result, the same name with another        a success over a failure: OURS_STANDS, written
+      fence included                                    else THEIRS_STANDS
     at work or idle: same owner, same fence             OK, written: acquired there, settled here
     at work or idle: same owner, another fence,         OK, written: the reply to our claim was lost, and
       and the base is not our holding                   the claim was given here
     at work or idle: the base                           OK, written: its owner gave way here
-    at work, any other                                  our success: OVERRULED, written
-                                                        our failure or live claim: OUTRANKED
+    at work, any other                                  our success: OURS_STANDS, written
+                                                        our failure or live claim: THEIRS_STANDS
                                                         ours is idle: OK, not written
     idle, any other                                     our result: OK, written
                                                         our claim: the higher fence stands, and ours is
-                                                        OUTRANKED if it is live and the lower one
+                                                        THEIRS_STANDS if it is live and the lower one
     a machine: our last change, or the base's           OK, written
-    a machine after any other change                    OUTRANKED
+    a machine after any other change                    THEIRS_STANDS
 
 At work is PROCESSING within its lease. Idle is free to claim: released, issued, or the lease is over.
 
-OUTRANKED and OVERRULED are conflicts, and are reported. The exception is a holding that gave way in this process:
-then the record is sent again with that holding as its base.
+THEIRS_STANDS and OURS_STANDS are conflicts, and are reported. The exception is a holding that gave way in this
+process: then the record is sent again with that holding as its base.
 
 A claim at work under a name that the caller chose, and a fence that this process was never told, counts as our own.
 It may be our claim whose reply was lost, and the same owner gets its own claim back.
@@ -99,8 +99,8 @@ def report(op: AdoptOp, key: str, code: Code, theirs: bytes) -> Conflict | Unrep
     namespace, ours = names_of(op.wire)[0], text_of(op.record.owner)
     if code is Code.FOREIGN:
         return Unreplayed(namespace, key, ours, "the store holds a value that fastdedup did not write")
-    if code in (Code.OUTRANKED, Code.OVERRULED):
-        kept = "theirs" if code is Code.OUTRANKED else "ours"
+    if code in (Code.THEIRS_STANDS, Code.OURS_STANDS):
+        kept = "theirs" if code is Code.THEIRS_STANDS else "ours"
         return Conflict(namespace, key, ours, text_of(theirs), kept)
     return None
 

@@ -356,12 +356,12 @@ class LocalLRU:
         adopted = reply if isinstance(reply, Adopted) else Adopted(reply, b"", 0)
         code, theirs = adopted.code, holding_of(adopted)
         familiar = line is not None and line.knows(theirs, settled=adopted.settled)
-        if familiar and theirs not in (op.base, holding_of(op.record)) and code is not Code.OVERRULED:
+        if familiar and theirs not in (op.base, holding_of(op.record)) and code is not Code.OURS_STANDS:
             # A holding of this process that gave way here; it came into the store by a call whose reply was lost.
             self._journal.again(op.wire, base=theirs)
             return None
-        self._judged(op, line, stands=code in (Code.OK, Code.OVERRULED, Code.UNCONFIRMED))
-        if familiar and code is Code.OVERRULED:
+        self._judged(op, line, stands=code in (Code.OK, Code.OURS_STANDS, Code.UNCONFIRMED))
+        if familiar and code is Code.OURS_STANDS:
             return None
         return report(op, line.key if line else names_of(op.wire)[1], code, theirs.owner)
 

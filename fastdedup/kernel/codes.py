@@ -22,8 +22,8 @@ class Code(IntEnum):
     ILLEGAL = 11
     STALE = 12
     ABSENT = 13
-    OUTRANKED = 14
-    OVERRULED = 15
+    THEIRS_STANDS = 14
+    OURS_STANDS = 15
     UNCONFIRMED = 16
     UNSURE = 17
     TOO_LARGE = 18

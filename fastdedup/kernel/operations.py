@@ -435,8 +435,8 @@ class TransitionReply:
 class Adopted:
     """The answer to one adoption; names the record that the key held before.
 
-    `code`: OK (adopted, no claim is lost), OUTRANKED (the former record stays, the new record is lost),
-    OVERRULED (the new record stands, the former record is lost), FOREIGN.
+    `code`: OK (adopted, no claim is lost), THEIRS_STANDS (the former record stays, the new record is lost),
+    OURS_STANDS (the new record stands, the former record is lost), FOREIGN.
     """
 
     __slots__ = ("code", "fence", "owner", "settled")

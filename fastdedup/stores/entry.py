@@ -85,18 +85,18 @@ def judge(ours: Stored, live: bool, base: Holding | None, former: Entry, now: in
     """Return an adoption's code and whether to write: the table in `fallback/adoption.py`, as `adopt.lua` has it."""
     if "M" in (former.state, ours.state):
         known = former.owner == ours.owner or (base is not None and former.owner == base.owner)
-        return (Code.OK, True) if known else (Code.OUTRANKED, False)
+        return (Code.OK, True) if known else (Code.THEIRS_STANDS, False)
     success, settled = ours.state == "S", ours.state in SETTLED
     same = _is_same(ours, base, former)
     if former.state in SETTLED:
         if same:
             return Code.OK, False
-        return (Code.OVERRULED, True) if success and former.state == "F" else (Code.OUTRANKED, False)
+        return (Code.OURS_STANDS, True) if success and former.state == "F" else (Code.THEIRS_STANDS, False)
     if same or base == (former.owner, former.fence):
         return Code.OK, True
-    lost = Code.OUTRANKED if settled or live else Code.OK
+    lost = Code.THEIRS_STANDS if settled or live else Code.OK
     if is_held(former, now):
-        return (Code.OVERRULED, True) if success else (lost, False)
+        return (Code.OURS_STANDS, True) if success else (lost, False)
     return (Code.OK, True) if settled or ours.fence > former.fence else (lost, False)
 
 

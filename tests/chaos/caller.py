@@ -13,7 +13,7 @@ from typing import Any
 
 from fastdedup import Claim, ClaimLostError, Dedup, InProgressError, Transition, UnavailableError
 
-from .history import OVERRULED, REPORTED, SECOND, Event, Recorder
+from .history import OURS_STANDS, REPORTED, SECOND, Event, Recorder
 from .steps import KINDS, TTL, Step, terms
 
 GENERATION = 0.12
@@ -58,7 +58,7 @@ class Shared:
         if name == "Shortfall":
             self.short.add(asyncio.current_task())
         if getattr(event, "kept", "") == "theirs":  # a Conflict; by name, so that none need exist
-            told = self.recorder.ask(OVERRULED, event.key, owner=event.ours, value=event.theirs)
+            told = self.recorder.ask(OURS_STANDS, event.key, owner=event.ours, value=event.theirs)
             self.recorder.answered(told)
         if name in ("Conflict", "Unreplayed"):
             for key in self._keys_of(event.key):

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .history import CLOSED, FOREVER, OVERRULED, REPORTED, SECOND, TAKING, Event, History
+from .history import CLOSED, FOREVER, OURS_STANDS, REPORTED, SECOND, TAKING, Event, History
 from .ownership import Success, Tenure, successes, tenures
 
 GRACE = SECOND
@@ -49,7 +49,7 @@ class Facts:
         answers: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for event in sorted(history.events, key=lambda event: event.start):
             facts.latest = event.start
-            if event.verb == OVERRULED:
+            if event.verb == OURS_STANDS:
                 facts.overruled.setdefault((event.worker, event.owner), event.start)
             elif event.verb == REPORTED:
                 facts.reported.setdefault((event.worker, event.key), []).append(event.start)

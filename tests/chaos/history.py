@@ -26,13 +26,13 @@ TAKING = ("claim", "redeem", "lock", "consume")
 SETTLING = ("complete", "fail")
 ENDING = ("complete", "fail", "release")
 """Verbs that end an ownership, or may have."""
-OVERRULED = "overruled"
+OURS_STANDS = "overruled"
 """No operation: fastdedup told a process that `owner`, whom its policy let through, is none any more."""
 REPORTED = "reported"
 """No operation: fastdedup told a process how the outage ended for `key`; `note` is the event's class."""
 CLOSED = "closed"
 """No operation: a process closed its gates, and so has reported all that it had to report."""
-FACTS = (OVERRULED, REPORTED, CLOSED)
+FACTS = (OURS_STANDS, REPORTED, CLOSED)
 UNSURE = (None, "unavailable", "cancelled", "error")
 """Outcomes that leave open whether, and when, the operation took effect."""
 

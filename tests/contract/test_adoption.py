@@ -107,11 +107,11 @@ OURS = {
 
 # What stands there by another owner -> what becomes of each of ours, in the order of OURS.
 RANKING: dict[Former, str] = {
-    live: "OUTRANKED OK OK OVERRULED OUTRANKED",
+    live: "THEIRS_STANDS OK OK OURS_STANDS THEIRS_STANDS",
     ended: "OK OK OK OK OK",
     released: "OK OK OK OK OK",
-    succeeded: "OUTRANKED OUTRANKED OUTRANKED OUTRANKED OUTRANKED",
-    failed: "OUTRANKED OUTRANKED OUTRANKED OVERRULED OUTRANKED",
+    succeeded: "THEIRS_STANDS THEIRS_STANDS THEIRS_STANDS THEIRS_STANDS THEIRS_STANDS",
+    failed: "THEIRS_STANDS THEIRS_STANDS THEIRS_STANDS OURS_STANDS THEIRS_STANDS",
 }
 # Another's, and yet it gives way or is left alone without a loss.
 KEPT = {(live, "ended"), (live, "released")}
@@ -145,7 +145,7 @@ async def test_against_another_owners_record_the_higher_rank_stands(
         assert adopted.code is expected
         assert adopted.owner == owner_field("theirs")
         assert adopted.fence == theirs.fence
-        stays = expected is Code.OUTRANKED or (former, state) in KEPT
+        stays = expected is Code.THEIRS_STANDS or (former, state) in KEPT
         found = await dedup.get("k")
         assert found is not None
         assert found.owner == ("theirs" if stays else "ours")

@@ -261,17 +261,17 @@ def rank(ours: Record, base: tuple[bytes, int] | None, former: Record, now: Cloc
     """Return the reply, and whether our record replaces the former one: see the table in `fallback/adoption.py`."""
     if MACHINE in (ours.state, former.state):
         known = former.owner == ours.owner or (base is not None and former.owner == base[0])
-        return ("OK", True) if known else ("OUTRANKED", False)
+        return ("OK", True) if known else ("THEIRS_STANDS", False)
     same, success = is_same(ours, base, former), ours.state == SUCCEEDED
     if former.state in SETTLED:
         if same:
             return "OK", False
-        return ("OVERRULED", True) if success and former.state == FAILED else ("OUTRANKED", False)
+        return ("OURS_STANDS", True) if success and former.state == FAILED else ("THEIRS_STANDS", False)
     if same or base == (former.owner, former.fence):
         return "OK", True
-    lost = "OUTRANKED" if ours.state in SETTLED or is_live(ours, now) else "OK"
+    lost = "THEIRS_STANDS" if ours.state in SETTLED or is_live(ours, now) else "OK"
     if is_live(former, now):
-        return ("OVERRULED", True) if success else (lost, False)
+        return ("OURS_STANDS", True) if success else (lost, False)
     if ours.state in SETTLED or ours.fence > former.fence:
         return "OK", True
     return lost, False

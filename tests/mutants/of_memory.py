@@ -114,8 +114,8 @@ MEMORY = {
         ),
         Mutant(
             "A success of an outage does not replace another owner's failure.",
-            '(Code.OVERRULED, True) if success and former.state == "F" else (Code.OUTRANKED, False)',
-            "(Code.OUTRANKED, False)",
+            '(Code.OURS_STANDS, True) if success and former.state == "F" else (Code.THEIRS_STANDS, False)',
+            "(Code.THEIRS_STANDS, False)",
         ),
     ],
     "fastdedup/ledger/memory.py": [

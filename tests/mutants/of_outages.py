@@ -73,8 +73,8 @@ FALLBACK = {
     "fastdedup/fallback/adoption.py": [
         Mutant(
             "A conflict is not told if the record of the outage stands.",
-            "if code in (Code.OUTRANKED, Code.OVERRULED):",
-            "if code is Code.OUTRANKED:",
+            "if code in (Code.THEIRS_STANDS, Code.OURS_STANDS):",
+            "if code is Code.THEIRS_STANDS:",
             "local_lru_overrules",
         ),
     ],

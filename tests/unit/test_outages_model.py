@@ -47,7 +47,7 @@ class Server(MemoryStore):
 
     def _adopt(self, op: AdoptOp, now: int) -> Adopted:
         reply = super()._adopt(op, now)
-        if reply.code is Code.OVERRULED:
+        if reply.code is Code.OURS_STANDS:
             self._ledger.losers.add(owner_text(reply.owner))
         return reply
 

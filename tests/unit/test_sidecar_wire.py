@@ -243,7 +243,7 @@ def test_answers_are_read_as_they_were_written() -> None:
         TransitionReply(Code.STALE, "ü", 0),
         stored(),
         stored("S", fingerprint=None, token=False),
-        Adopted(Code.OVERRULED, NAMED, 9, settled=True),
+        Adopted(Code.OURS_STANDS, NAMED, 9, settled=True),
         Adopted(Code.OK, b"", 0),
         UNSURE,
         StoredForm(b"{}", 2**41),
