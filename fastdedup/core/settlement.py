@@ -79,7 +79,7 @@ class Settlement(HeldClaim):
     Attributes:
         fault: an error that the work has raised and its caller has caught, for the span.
         renewal: what keeps the lease alive.
-        stopped_body: whether the guarded work was stopped, as the lease was lost.
+        stopped_body: whether the guarded work was stopped because the lease was lost.
     """
 
     __slots__ = (

@@ -1,6 +1,6 @@
 """A claim that waits: for news of its key, for the end of its owner's lease, or for the end of its own time.
 
-A refused look does not end the wait, as the store may be back within the claim's time: so it is after a failover.
+A refused look does not end the wait: the store may be back within the claim's time, as after a failover.
 The claim looks again when the part of the store that holds its key is back, and every so often.
 """
 
@@ -38,7 +38,7 @@ def end_of(wait: float) -> float:
 async def wait_for_verdict(gate: Gate, call: ClaimOp, wait: float) -> Verdict:
     """Claim, and while another owner is at work wait for news of it, for `wait` seconds at most.
 
-    `call` says what to claim; it is not sent itself, as each look is an operation of its own.
+    `call` says what to claim; it is not sent itself, because each look is an operation of its own.
 
     Raises:
         UnavailableError: neither the store nor the policy has answered the last look.

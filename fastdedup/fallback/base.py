@@ -79,7 +79,7 @@ class JournalledPolicy(FallbackPolicy, Protocol):
         ...
 
     def put_back(self, op: JournalOp, *, asked: bool, lane: bytes) -> Unreplayed | None:
-        """Keep an operation for later at the end of a lane, as the store did not answer. `asked`: it was sent."""
+        """Keep an operation for later at the end of a lane: the store did not answer. `asked`: it was sent."""
         ...
 
     def give_up(self) -> Sequence[Unreplayed]:

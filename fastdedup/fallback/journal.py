@@ -15,7 +15,7 @@ from itertools import islice
 from ..kernel.records import Holding, Stored
 
 _FORMER = 16
-"""Holdings that a line remembers: the first ones, as the store may have heard of these before the breaker opened."""
+"""Holdings that a line remembers: the first ones: the store may have heard of these before the breaker opened."""
 _SLACK = 1024
 _NOBODY: frozenset[bytes] = frozenset()
 NEW = b""

@@ -58,7 +58,7 @@ class RememberedClaims:
             return Verdict(Outcome.SUCCEEDED, degraded=True)
         if entry is not None and entry.state in SETTLED:
             return answer_record(op, error, self._apply_alone)
-        line, is_new = self._ids.will_look(op.seen())  # before the claim, as there may be no room for it
+        line, is_new = self._ids.will_look(op.seen())  # before the claim, because there may be no room for it
         try:
             reply = answer_record(op, error, self._apply_alone)
             if type(reply) is Verdict and reply.outcome is Outcome.ACQUIRED:

@@ -247,7 +247,7 @@ class Engine:
         self._deadline.cancel()
 
     async def leave(self) -> None:
-        """Drain, as the store is gone for good: an open breaker closes, because it will not answer again."""
+        """Drain, because the store is gone for good: an open breaker closes, because it will not answer again."""
         await self.drain()
         self._health.store_is_gone()
 

@@ -64,7 +64,7 @@ class OperationQueue:
         self._queues[op.verb].append(op)
 
     def put_large(self, op: ClaimOp) -> None:
-        """Put a claim again that was sent and not done, as its batch has brought enough large results."""
+        """Put a claim again that was sent and not done, because its batch has brought enough large results."""
         if op.verb is not _CLAIM:
             self.put_by_age(op)  # a batch has operations of one verb
             return

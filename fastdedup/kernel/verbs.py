@@ -14,7 +14,7 @@ class Turn(Enum):
     """When operations of a verb are sent, and how a batch of them is taken from their queue."""
 
     URGENT = auto()
-    """Before all others, because they free keys. They cannot starve the claims, as every settling needs a claim
+    """Before all others, because they free keys. They cannot starve the claims: every settling needs a claim
     before it. A release must overtake the claims that wait for its key, and what a call has given up must be taken
     back before the same call asks again."""
     IN_TURN = auto()

@@ -98,9 +98,8 @@ class MemoryLedgers:
     def expire(self, now_ms: int) -> None:
         """Forget the ids that are over."""
         for order in self._order.values():
-            while (
-                order and order[0][0] < now_ms
-            ):  # not at it, as the time of the start was cut to milliseconds
+            # Not yet in the millisecond itself, because the time of the start was cut to milliseconds.
+            while order and order[0][0] < now_ms:
                 ends, wire, digest = order.popleft()
                 held = self._buckets.get(wire, {}).get(digest)
                 if held is not None and held[0] == ends:

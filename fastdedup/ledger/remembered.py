@@ -95,7 +95,7 @@ class RememberedCall(ClaimCall):
         self._remembered = remembered
 
     def _made(self) -> Generator[Any, Any, Claim]:
-        """Claim. A coroutine of its own, as the ledger's form may have to be read first."""
+        """Claim. A coroutine of its own, because the ledger's form may have to be read first."""
         if self._used:
             raise self.used_before()
         self._used = True
