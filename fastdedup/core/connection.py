@@ -40,8 +40,8 @@ from .common import Common
 from .journals import Journals
 from .loop_end import LoopEnd, at_loop_end
 from .orphans import Orphans
+from .outage_waiters import OutageWaiters
 from .renewal import Renewals
-from .returns import Returns
 from .wakeups import Wakeups
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class Connection:
         self.policy_listener = store if isinstance(store, ListeningStore) else None
         self.keep_records()
         self.wakeups = Wakeups(common) if wakeups is None else wakeups
-        self.returns = Returns()
+        self.outage_waiters = OutageWaiters()
         """Callers whom a part of the store has refused, and who wait for its return: by `part_of` their keys."""
         self.orphans = Orphans(self._submit, self.report, self._asks)
         """What was given up, and is to be freed."""
@@ -236,7 +236,7 @@ class Connection:
         self.journals.give_up()
         await self.store.aclose()
         self.wakeups.freed(None)
-        self.returns.are_back()
+        self.outage_waiters.are_back()
         if self._common.incidents is not None:
             self._common.incidents.close()
         if self._loop_end is not None:
@@ -364,7 +364,7 @@ class Connection:
             self.report(BreakerOpened(name, reason) if reason else BreakerClosed(name, lasted))
             self.retry_now(name)
             if not reason:
-                self.returns.is_back(name.encode())
+                self.outage_waiters.is_back(name.encode())
 
         common = self._common
         return Engine(

@@ -147,7 +147,7 @@ async def look_again(
             refusal = error
             continue
         if not verdict.degraded:
-            connection.returns.is_back(part)
+            connection.outage_waiters.is_back(part)
         return verdict
     try:
         raise refusal
@@ -157,8 +157,8 @@ async def look_again(
 
 async def _pause(connection: Connection, part: bytes, pause: float, left: float) -> None:
     """Pause for `left` seconds at most, or until the part of the store that refused is back."""
-    longest = max(pause, connection.returns.count(part) * _PAUSE_EACH)
-    await connection.returns.wait(part, min(left, UNANSWERED.draw(longest)))
+    longest = max(pause, connection.outage_waiters.count(part) * _PAUSE_EACH)
+    await connection.outage_waiters.wait(part, min(left, UNANSWERED.draw(longest)))
 
 
 async def claim_once(gate: Gate, call: ClaimOp, terms: Terms) -> Verdict:

@@ -397,7 +397,9 @@ async def test_a_list_that_waits_for_the_store_counts_no_wait_for_an_owner(wait_
         await dedup.get("warm")
         store.outage.start("refused")
         listed = asyncio.ensure_future(dedup.claim_many(["a", "b"], wait=LONG))
-        await wait_until(lambda: dedup.gate.connection.returns.waiting, description="it waits for the store")
+        await wait_until(
+            lambda: dedup.gate.connection.outage_waiters.waiting, description="it waits for the store"
+        )
         store.outage.stop()
         assert outcomes(await at_once(listed)) == ["acquired", "acquired"]
     assert counted(counters) == 0

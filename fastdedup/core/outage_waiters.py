@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Returns:
+class OutageWaiters:
     """The callers whom a part of the store has refused, and who wait for its return.
 
     Each has a future of its own: to stop waiting for a future that ten thousand share takes half a millisecond.
