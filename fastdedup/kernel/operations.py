@@ -488,13 +488,12 @@ Reply = (
     | ResultTooLargeError
     | ForeignRecordError
 )
-"""A claim gets a Verdict or FOREIGN; a transition TransitionReply; a read Stored, ABSENT or FOREIGN; an adoption
-Adopted; the founding of a ledger StoredForm; the weighing of a bucket Weight or ABSENT; every other operation a
+"""A claim gets a Verdict or FOREIGN; a transition a TransitionReply; a read a Stored, ABSENT or FOREIGN; an adoption
+Adopted; the creation of a ledger a StoredForm; the weighing of a bucket a Weight or ABSENT; every other operation a
 Code. UNCONFIRMED means OK, but too few replicas confirmed the change. Any operation may get UnavailableError (it
-alone was refused; RefusedAlone where certainly nothing was done, scripts say REFUSED), ResultTooLargeError (the
-result is over the store's own limit) or ForeignRecordError (the key's value is over the store's limit for a record;
-scripts say TOO_LARGE). A part of a store answers Redirect where the operation belongs to another part; scripts say
-ELSEWHERE."""
+alone was refused; RefusedAlone if certainly nothing was done, scripts say REFUSED), ResultTooLargeError (the result
+is over the store's own limit) or ForeignRecordError (the key's value is over the store's limit for a record; scripts
+say TOO_LARGE). A part of a store answers Redirect if the operation belongs to another part; scripts say ELSEWHERE."""
 
 Witness = Callable[[Op, Reply], Reply]
 """Hears the store's reply before the caller does; returns the reply that the caller gets."""
