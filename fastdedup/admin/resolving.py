@@ -1,7 +1,4 @@
-"""Work that was abandoned: whoever takes a key over asks whether the work was done, before it does it again.
-
-Not compiled: the claim is given back while an error is handled, and what mypyc makes of that crashes.
-"""
+"""Work that was abandoned: whoever takes a key over asks whether the work was done, before it does it again."""
 
 from __future__ import annotations
 

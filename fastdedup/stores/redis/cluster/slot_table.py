@@ -1,4 +1,4 @@
-"""Which node of a Redis Cluster holds a key: the main path of every operation on a Cluster, and compiled for it."""
+"""Which node of a Redis Cluster holds a key: the main path of every operation on a Cluster."""
 
 from __future__ import annotations
 
