@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from ..checks import Seconds, check_seconds
+from ..checks import check_seconds
 
 
 class ClaimOptions(
@@ -16,11 +16,12 @@ class ClaimOptions(
     `once()` tells of a wrong one when the function is called.
     """
 
-    owner: str | None = None
-    lease: Seconds | None = None
-    ttl: Seconds | None = None
-    wait: Seconds = 0.0
-    renew: bool = False
+    # Any: what a caller passed is not checked yet, and a compiled module trusts no other type.
+    owner: Any = None
+    lease: Any = None
+    ttl: Any = None
+    wait: Any = 0.0
+    renew: Any = False
     remember: Any = None
     """The ledger that remembers a success."""
     resolve: Any = None
