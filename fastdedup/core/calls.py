@@ -424,7 +424,7 @@ def one_error(kind: Any, value: Any = None, traceback: Any = None) -> BaseExcept
 
 
 def claim_op(
-    gate: Gate, options: ClaimOptions, key: str, wire: bytes, mark: bytes | None, mode: Mode = Mode.CLAIM
+    gate: Gate, options: ClaimOptions, key: Any, wire: bytes, mark: bytes | None, mode: Mode = Mode.CLAIM
 ) -> ClaimOp:
     """Return the operation of a claim: what its caller said is checked here.
 
@@ -456,7 +456,7 @@ def claim_op(
 
 
 def key_call(
-    gate: Gate, options: ClaimOptions, key: str, fingerprint: Any = None, then: Then | None = None
+    gate: Gate, options: ClaimOptions, key: Any, fingerprint: Any = None, then: Then | None = None
 ) -> ClaimCall:
     """Return a claim to be awaited, which no ledger remembers. Arguments and errors as for `Dedup.claim`.
 

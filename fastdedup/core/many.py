@@ -79,7 +79,7 @@ class ClaimList(Together):
         self._renews = bool(options.renew)
         self._wait = options.seconds_to_wait
 
-    async def claim(self, keys: Sequence[str], marks: Sequence[bytes | None]) -> list[Claim]:
+    async def claim(self, keys: Sequence[Any], marks: Sequence[bytes | None]) -> list[Claim]:
         """Make the claims; if one cannot be answered, its error is raised, and the others are released.
 
         `marks`: the fingerprint of each key, or None.

@@ -103,7 +103,7 @@ class RememberedCall(ClaimCall):
 
 
 def remembered_claim(
-    gate: Gate, options: ClaimOptions, key: str, mark: bytes | None, wait: float, renew: bool
+    gate: Gate, options: ClaimOptions, key: Any, mark: bytes | None, wait: float, renew: bool
 ) -> RememberedClaim:
     """Return a claim to be made. Arguments and errors as for `Dedup.claim`.
 
@@ -127,7 +127,7 @@ def remembered_claim(
 
 
 def remembered_claims(
-    gate: Gate, options: ClaimOptions, keys: Sequence[str], marks: Sequence[bytes | None]
+    gate: Gate, options: ClaimOptions, keys: Sequence[Any], marks: Sequence[bytes | None]
 ) -> list[RememberedClaim]:
     """Return the claims of a list, for `claim_each`. Arguments and errors as for `Dedup.claim_many`."""
     longest, renew = options.seconds_to_wait, bool(options.renew)
