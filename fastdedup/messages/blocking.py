@@ -31,8 +31,7 @@ from ..sync.ledger import Ledger
 from ..sync.resolving import SyncCheck, asked
 from .decisions import Action, Decision, Reason
 from .failed_attempts import FailedAttempts
-from .holding import pause_of_hold
-from .rules import MessageRules, abandoned, may_be_done
+from .rules import MessageRules, abandoned, may_be_done, pause_of_hold
 
 WAIT: Final = 1.0
 """Seconds to wait in a worker's slot for a twin at work, by default. Asyncio's consumers have no slots."""

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import logging
-import random
 from time import monotonic
 from types import TracebackType
-from typing import Final
 
 import anyio
 
 from ..errors import describe_error
 from ..events import ConsumerPaused, ConsumerResumed, OnEvent, emit
 from .decisions import Counts
+from .rules import pause_of_hold
 
-_LEAST_PAUSE: Final = 0.2
-_MOST_PAUSE: Final = 0.7
-"""Seconds until a held message asks again: so late at most it finds that the store is back."""
 log = logging.getLogger("fastdedup.messages")
-
-
-def pause_of_hold() -> float:
-    """Return the seconds until a held message asks again."""
-    return random.uniform(_LEAST_PAUSE, _MOST_PAUSE)
 
 
 class Pauses:

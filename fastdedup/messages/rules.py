@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -23,6 +24,9 @@ from .keys import KeyRule, check_rule, gate_key, key_of
 
 ATTEMPTS: Final = 5
 """How often the handler is begun for a message, by default."""
+_LEAST_PAUSE: Final = 0.2
+_MOST_PAUSE: Final = 0.7
+"""Seconds until a held message asks again: so late at most it finds that the store is back."""
 WAIT: Final = 5.0
 """Seconds to hold a message while another delivery of it is at work, by default."""
 
@@ -164,3 +168,8 @@ class MessageRules:
     def of_lost_lease(self, key: str, attempt: int) -> Decision:
         """Decide on a message whose lease ended while the handler worked."""
         return Decision(Action.RETRY, Reason.LOST, key, attempt)
+
+
+def pause_of_hold() -> float:
+    """Return the seconds until a message that is held because a store does not answer asks again."""
+    return random.uniform(_LEAST_PAUSE, _MOST_PAUSE)

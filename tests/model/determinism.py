@@ -7,7 +7,7 @@ Each source of either that the package has is replaced here, and nowhere else:
   kernel/clock, stores/redis/scripts, stores/sidecar/store); `time.perf_counter` likewise (kernel/engine,
   core/{gate,counters,calls});
 - the loop's own clock (`VirtualLoop.time`), by which all timers, deadlines and leases of the package end;
-- Python's generator behind `random.random` and its brothers: the pauses of the undo list, the breaker, settling,
+- Python's generator behind `random.random` and its brothers: the pauses of orphans, the breaker, settling,
   waiting and reconciliation, and the offset of a memory store's fences;
 - `os.urandom` and its copy in `random`, behind `secrets`: owners, nonces, tokens, a ledger's secret;
 - the owners that were drawn in advance (`kernel/owners.py`), and what the process was told is its own

@@ -42,7 +42,7 @@ BACK_AT_ONCE = 0.05
 BACK = {
     **dict.fromkeys(FATES, 2 * TIMEOUT),
     "outage": 2.0,  # until a probe is answered
-    **dict.fromkeys(("hung", "copied"), LATE + 0.6),  # until the undo list looks again
+    **dict.fromkeys(("hung", "copied"), LATE + 0.6),  # until the orphans are looked at again
 }
 """Further seconds for each fate."""
 Main = Callable[["World"], Coroutine[Any, Any, None]]
