@@ -104,7 +104,7 @@ async def test_the_same_name_consumes_again(
 async def test_the_drawn_owner_of_the_error_consumes_again(
     redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
 ) -> None:
-    """Told of it in time, the undo list leaves it alone."""
+    """Told of it in time, the orphans leave it alone."""
     async with desk(redis_server, wait_until) as at:
         with redis_server.frozen(), pytest.raises(UnavailableError) as info:
             await at.tokens.consume(at.token, SUBJECT)
