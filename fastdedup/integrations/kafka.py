@@ -13,7 +13,7 @@ import inspect
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -32,21 +32,17 @@ except ImportError as error:
         "fastdedup.integrations.kafka needs aiokafka: pip install 'fastdedup[kafka]'"
     ) from error
 
-from ..admin.resolving import Check
-from ..checks import Seconds, check_count
+from ..checks import check_count
 from ..errors import ConfigError
 from ..gateway import Dedup
-from ..ledger.client import Ledger
-from ..messages.consumer import GRACE, RETRY_DELAY, BrokerConsumer
+from ..messages.consumer import BrokerConsumer
 from ..messages.decisions import Decision
-from ..messages.deliveries import Deliveries
 from ..messages.headers import AGAIN, ORIGIN, attempts_of, dead_letter_headers, is_again
 from ..messages.keys import KeyRule, body_digest, place_in_log, text_of
 from ..messages.partitions import Partition, PartitionJob
 from ..messages.room import Headers, lay_down
-from ..messages.rules import ATTEMPTS, WAIT, DeadLetterError, MessageRules
-from ..sql.inbox import Inbox
-from ..sql.once import Begin
+from ..messages.rules import DeadLetterError
+from ..messages.settings import ConsumerSettings
 
 LIMIT: Final = 64
 """Messages of one partition in hand at once, by default."""
@@ -108,21 +104,11 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         kafka: an AIOKafkaConsumer with a group, enable_auto_commit=False and no deserializers.
         dedup: the gate, open before the consumer runs; None where an inbox decides alone.
         key: a function of the record: `header("message-id")`, `offset`, or your own.
-        inbox: decides in the handler's own transaction; the handler is called with the transaction and the record.
-        begin: begins a transaction, such as `Session.begin`; by default the inbox's.
-        remember: the ledger in which the gate remembers what is done; without it each message's record stays.
-        resolve: asked before the handler runs where an earlier attempt may have done the work, as `resolve=` of
-            `Dedup.claim`; `Resolution.unknown()` dead-letters the message. With a gate and no inbox.
-        name: the consumer's name, by default the group's. Two consumers of one message both do their work.
-        wait: seconds to hold a message while another delivery of it is at work.
-        attempts: how often the handler is begun for a message, crashes included.
-        retry_delay: seconds until a message that was not done is tried again.
         dead_letter: a topic for dead letters, published by `producer`. By default a dead letter is logged, and stays
             where it is, in its topic.
         producer: an AIOKafkaProducer, started, without serializers.
-        fingerprint: a function of the record; another message with the same key is a dead letter.
         limit: messages of one partition in hand at once; those that wait behind an unfinished one count.
-        grace: seconds that handlers get to end after `stop`.
+        settings: those of all consumers, see `ConsumerSettings`.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.
@@ -134,33 +120,15 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         dedup: Dedup | None,
         *,
         key: KeyRule,
-        inbox: Inbox | None = None,
-        begin: Begin | None = None,
-        remember: Ledger | None = None,
-        resolve: Check | None = None,
-        name: str | None = None,
-        wait: Seconds = WAIT,
-        attempts: int = ATTEMPTS,
-        retry_delay: Seconds = RETRY_DELAY,
         dead_letter: str | None = None,
         producer: AIOKafkaProducer | None = None,
-        fingerprint: Callable[[ConsumerRecord], Any] | None = None,
         limit: int = LIMIT,
-        grace: Seconds = GRACE,
+        **settings: Unpack[ConsumerSettings],
     ) -> None:
         group = _check_consumer(kafka)
         _check_dead_letter(dead_letter, producer)
-        rules = MessageRules(
-            name or group,
-            key,
-            wait=wait,
-            attempts=attempts,
-            retry_delay=retry_delay,
-            fingerprint=fingerprint,
-        )
-        deliveries = Deliveries(rules, dedup, inbox, begin, remember, resolve)
-        deliveries.check_memory(kafka._session_timeout_ms / 1000, "session_timeout_ms")
-        super().__init__(deliveries, grace=grace)
+        super().__init__(group, dedup, key, settings)
+        self._deliveries.check_memory(kafka._session_timeout_ms / 1000, "session_timeout_ms")
         self._kafka = kafka
         self._dead_letter = dead_letter
         self._producer = producer

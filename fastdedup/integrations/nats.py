@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 try:
     import anyio
@@ -24,20 +24,15 @@ try:
 except ImportError as error:
     raise ImportError("fastdedup.integrations.nats needs nats-py: pip install 'fastdedup[nats]'") from error
 
-from ..admin.resolving import Check
-from ..checks import Seconds
 from ..errors import ConfigError
 from ..gateway import Dedup
-from ..ledger.client import Ledger
-from ..messages.consumer import GRACE, RETRY_DELAY, MessageJob, PullingConsumer
+from ..messages.consumer import MessageJob, PullingConsumer
 from ..messages.decisions import Action, Decision
-from ..messages.deliveries import Deliveries
 from ..messages.headers import AGAIN, KEY, ORIGIN, attempts_of, dead_letter_headers, is_again
 from ..messages.keys import KeyRule, body_digest
 from ..messages.room import Headers, lay_down
-from ..messages.rules import ATTEMPTS, WAIT, DeadLetterError, MessageRules
-from ..sql.inbox import Inbox
-from ..sql.once import Begin
+from ..messages.rules import DeadLetterError
+from ..messages.settings import ConsumerSettings
 
 LIMIT: Final = 256
 """Messages in hand at once, by default."""
@@ -103,21 +98,10 @@ class Consumer(PullingConsumer[Msg]):
         subscription: of `js.pull_subscribe`.
         dedup: the gate, open before the consumer runs; None where an inbox decides alone.
         key: a function of the message: `message_id`, `header("order-id")`, `sequence`, or your own.
-        inbox: decides in the handler's own transaction; the handler is called with the transaction and the message.
-        begin: begins a transaction, such as `Session.begin`; by default the inbox's.
-        remember: the ledger in which the gate remembers what is done; without it each message's record stays.
-        resolve: asked before the handler runs where an earlier attempt may have done the work, as `resolve=` of
-            `Dedup.claim`; `Resolution.unknown()` dead-letters the message. With a gate and no inbox.
-        name: the consumer's name, by default that of the subscription's consumer. Two consumers of one message both
-            do their work.
-        wait: seconds to hold a message while another delivery of it is at work.
-        attempts: how often the handler is begun for a message, crashes included.
-        retry_delay: seconds until a message that was not done is delivered again.
         dead_letter: a subject of another stream for dead letters. By default a dead letter is logged, and stays where
             it is, in its stream.
-        fingerprint: a function of the message; another message with the same key is a dead letter.
         limit: messages in hand at once.
-        grace: seconds that handlers get to end after `stop`.
+        settings: those of all consumers, see `ConsumerSettings`.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.
@@ -129,33 +113,15 @@ class Consumer(PullingConsumer[Msg]):
         dedup: Dedup | None,
         *,
         key: KeyRule,
-        inbox: Inbox | None = None,
-        begin: Begin | None = None,
-        remember: Ledger | None = None,
-        resolve: Check | None = None,
-        name: str | None = None,
-        wait: Seconds = WAIT,
-        attempts: int = ATTEMPTS,
-        retry_delay: Seconds = RETRY_DELAY,
         dead_letter: str | None = None,
-        fingerprint: Callable[[Msg], Any] | None = None,
         limit: int = LIMIT,
-        grace: Seconds = GRACE,
+        **settings: Unpack[ConsumerSettings],
     ) -> None:
         if not isinstance(subscription, JetStreamContext.PullSubscription):
             raise ConfigError(
                 f"subscription must be of js.pull_subscribe(…), got {type(subscription).__name__}"
             )
-        rules = MessageRules(
-            name or subscription._consumer,
-            key,
-            wait=wait,
-            attempts=attempts,
-            retry_delay=retry_delay,
-            fingerprint=fingerprint,
-        )
-        deliveries = Deliveries(rules, dedup, inbox, begin, remember, resolve)
-        super().__init__(deliveries, grace=grace, limit=limit)
+        super().__init__(subscription._consumer, dedup, key, settings, limit=limit)
         self._subscription = subscription
         self._jetstream = subscription._js
         self._dead_letter = dead_letter

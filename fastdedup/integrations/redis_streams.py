@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from redis import ConnectionError as RedisConnectionError
 from redis import ReadOnlyError, ResponseError
@@ -28,20 +28,16 @@ except ImportError as error:
         "fastdedup.integrations.redis_streams needs anyio: pip install 'fastdedup[redis-streams]'"
     ) from error
 
-from ..admin.resolving import Check
 from ..checks import Seconds, milliseconds
 from ..errors import ConfigError
 from ..gateway import Dedup
-from ..ledger.client import Ledger
-from ..messages.consumer import GRACE, RETRY_DELAY, MessageJob, PullingConsumer
+from ..messages.consumer import MessageJob, PullingConsumer
 from ..messages.decisions import Decision
-from ..messages.deliveries import Deliveries
 from ..messages.headers import AGAIN, ORIGIN, attempts_of, dead_letter_headers, is_again
 from ..messages.keys import KeyRule, text_of
-from ..messages.rules import ATTEMPTS, WAIT, DeadLetterError, MessageRules
+from ..messages.rules import DeadLetterError
+from ..messages.settings import ConsumerSettings
 from ..messages.shared_call import SharedCall
-from ..sql.inbox import Inbox
-from ..sql.once import Begin
 
 LIMIT: Final = 256
 """Entries in hand at once, by default."""
@@ -105,20 +101,10 @@ class Consumer(PullingConsumer[StreamEntry]):
         stream: the stream's name.
         group: the group's name; the group exists.
         key: a function of the entry: `field("id")`, `entry_id`, or your own.
-        inbox: decides in the handler's own transaction; the handler is called with the transaction and the entry.
-        begin: begins a transaction, such as `Session.begin`; by default the inbox's.
-        remember: the ledger in which the gate remembers what is done; without it each message's record stays.
-        resolve: asked before the handler runs where an earlier attempt may have done the work, as `resolve=` of
-            `Dedup.claim`; `Resolution.unknown()` dead-letters the message. With a gate and no inbox.
-        name: the consumer's name, by default the group's. Two consumers of one entry both do their work.
-        wait: seconds to hold an entry while another delivery of it is at work.
-        attempts: how often the handler is begun for an entry, crashes included.
-        retry_delay: seconds until an entry that was not done is tried again.
         dead_letter: a stream for dead letters. By default a dead letter is logged, and stays in its own stream.
-        fingerprint: a function of the entry; another entry with the same key is a dead letter.
         limit: entries in hand at once.
         idle: seconds after which an entry is taken from a member that says nothing of it: it died.
-        grace: seconds that handlers get to end after `stop`.
+        settings: those of all consumers, see `ConsumerSettings`.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.
@@ -132,19 +118,10 @@ class Consumer(PullingConsumer[StreamEntry]):
         stream: str,
         group: str,
         key: KeyRule,
-        inbox: Inbox | None = None,
-        begin: Begin | None = None,
-        remember: Ledger | None = None,
-        resolve: Check | None = None,
-        name: str | None = None,
-        wait: Seconds = WAIT,
-        attempts: int = ATTEMPTS,
-        retry_delay: Seconds = RETRY_DELAY,
         dead_letter: str | None = None,
-        fingerprint: Callable[[StreamEntry], Any] | None = None,
         limit: int = LIMIT,
         idle: Seconds = 60.0,
-        grace: Seconds = GRACE,
+        **settings: Unpack[ConsumerSettings],
     ) -> None:
         _check_client(redis)
         for each, value in (("stream", stream), ("group", group)):
@@ -152,23 +129,14 @@ class Consumer(PullingConsumer[StreamEntry]):
                 raise ConfigError(f"{each} must be a name, got {value!r}")
         if dead_letter == stream:
             raise ConfigError(f"dead_letter must be another stream, got {dead_letter!r}")
-        rules = MessageRules(
-            name or group,
-            key,
-            wait=wait,
-            attempts=attempts,
-            retry_delay=retry_delay,
-            fingerprint=fingerprint,
-        )
-        deliveries = Deliveries(rules, dedup, inbox, begin, remember, resolve)
-        super().__init__(deliveries, grace=grace, limit=limit)
+        super().__init__(group, dedup, key, settings, limit=limit)
         self._redis: Any = redis
         self._stream = stream
         self._group = group
         self._member = f"{_PREFIX}{secrets.token_hex(8)}"
         self._dead_letter = dead_letter
         self._idle_ms = milliseconds(idle, "idle")
-        deliveries.check_memory(self._idle_ms / 1000, "idle")
+        self._deliveries.check_memory(self._idle_ms / 1000, "idle")
         self._counts_deliveries = dedup is None
         self._acknowledging = SharedCall(self._acknowledge, self._start_beside)
         self._giving_back = SharedCall(self._hand_over, self._start_beside)

@@ -17,18 +17,16 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 import anyio
 
-from ..checks import Seconds, check_count, check_seconds
+from ..checks import check_count, check_seconds
 from ..errors import ConfigError, UsageError
+from ..gateway import Dedup
 from ..log_throttle import LogThrottle
 from .decisions import Action, Counts, Decision
-from .deliveries import Deliveries
 from .delivery import Handler, is_failure
+from .keys import KeyRule
 from .lost_cancel import heeding_cancel
+from .settings import GRACE, ConsumerSettings, deliveries_of
 
-GRACE: Final = 30.0
-"""Seconds that handlers get to end after `stop`, by default."""
-RETRY_DELAY: Final = 1.0
-"""Seconds until a message that was not done is delivered again, by default."""
 _REFUSED_PAUSE: Final = 0.1
 """Seconds at least until the broker is asked again to take a dead letter."""
 _CANCELLED: Final = "a task of the consumer was cancelled, and nobody has cancelled run() or called stop()"
@@ -66,18 +64,20 @@ class ConsumerLife(ABC):
     """What the consumers of all brokers share: how they open, stop, and tell of themselves.
 
     Args:
-        deliveries: decides on each delivery.
-        grace: seconds that handlers get to end after `stop`.
+        name: the broker's own name for it, if the settings have none.
+        dedup: the gate; None if an inbox decides alone.
+        key: a function of the message that returns its key, or None.
+        settings: those of all consumers.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.
     """
 
-    def __init__(self, deliveries: Deliveries, *, grace: Seconds) -> None:
-        self._deliveries = deliveries
-        self.name = deliveries.rules.consumer
+    def __init__(self, name: str, dedup: Dedup | None, key: KeyRule, settings: ConsumerSettings) -> None:
+        self._deliveries = deliveries_of(name, dedup, key, settings)
+        self.name = self._deliveries.rules.consumer
         """The consumer's name, as logs and figures show it."""
-        self._grace = check_seconds(grace, "grace", least=0.0)
+        self._grace = check_seconds(settings.get("grace", GRACE), "grace", least=0.0)
         self._stop = anyio.Event()
         # Mutable: may `run` be called, is it at work, and why it cannot go on; its task, and how often that had been
         # cancelled before.
@@ -201,19 +201,11 @@ class ConsumerLife(ABC):
 
 
 class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
-    """A consumer with a task for each message in hand.
+    """A consumer with a task for each message in hand. Arguments and errors as for `ConsumerLife`."""
 
-    Args:
-        deliveries: decides on each delivery.
-        grace: seconds that handlers get to end after `stop`.
-
-    Raises:
-        ConfigError: a setting is wrong; the message names it.
-    """
-
-    def __init__(self, deliveries: Deliveries, *, grace: Seconds) -> None:
-        super().__init__(deliveries, grace=grace)
-        self._retry_delay = deliveries.rules.retry_delay
+    def __init__(self, name: str, dedup: Dedup | None, key: KeyRule, settings: ConsumerSettings) -> None:
+        super().__init__(name, dedup, key, settings)
+        self._retry_delay = self._deliveries.rules.retry_delay
         self._unlaid = LogThrottle()
         # Mutable: the messages in hand, and what says that one of them has ended.
         self._jobs: set[JobT] = set()
@@ -363,11 +355,13 @@ class PullingConsumer(BrokerConsumer[Message, MessageJob[Message]]):
     """A consumer that asks its broker for as many messages as it has room for.
 
     Args:
-        limit: messages in hand at once.
+        limit: messages in hand at once. The others as for `ConsumerLife`.
     """
 
-    def __init__(self, deliveries: Deliveries, *, grace: Seconds, limit: int) -> None:
-        super().__init__(deliveries, grace=grace)
+    def __init__(
+        self, name: str, dedup: Dedup | None, key: KeyRule, settings: ConsumerSettings, *, limit: int
+    ) -> None:
+        super().__init__(name, dedup, key, settings)
         self._limiter = anyio.CapacityLimiter(check_count(limit, "limit"))
 
     @abstractmethod

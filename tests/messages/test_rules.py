@@ -25,6 +25,7 @@ from fastdedup.messages import (
 )
 from fastdedup.messages.deliveries import Deliveries
 from fastdedup.messages.keys import gate_key, text_of
+from fastdedup.messages.settings import deliveries_of
 from fastdedup.sql import Inbox
 from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sql.rules import TABLE
@@ -650,3 +651,9 @@ def test_an_inbox_needs_what_begins_a_transaction() -> None:
 def test_a_consumer_needs_a_name() -> None:
     with pytest.raises(ConfigError, match="a consumer needs a name"):
         MessageRules("", lambda message: "a")
+
+
+def test_a_setting_that_consumers_do_not_have_is_named() -> None:
+    settings: Any = {"wait": 1.0, "retries": 3}
+    with pytest.raises(TypeError, match="a consumer has no setting 'retries'; it has inbox, begin, remember"):
+        deliveries_of("orders", Dedup(), lambda message: "a", settings)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final, cast
+from typing import Any, Final, Unpack, cast
 
 import anyio
 from aio_pika import IncomingMessage
@@ -14,20 +14,15 @@ from aio_pika.abc import AbstractIncomingMessage, AbstractQueue, AbstractRobustC
 from aiormq.abc import DeliveredMessage
 from anyio.abc import TaskGroup
 
-from ...admin.resolving import Check
-from ...checks import Seconds, check_count
+from ...checks import check_count
 from ...errors import ConfigError
 from ...gateway import Dedup
-from ...ledger.client import Ledger
-from ...messages.consumer import GRACE, RETRY_DELAY, ConsumerLife
+from ...messages.consumer import ConsumerLife
 from ...messages.decisions import Action, Decision
-from ...messages.deliveries import Deliveries
 from ...messages.delivery import take_back_cancels
 from ...messages.handout import Handout
 from ...messages.headers import attempts_of, is_again
-from ...messages.rules import ATTEMPTS, WAIT, MessageRules
-from ...sql.inbox import Inbox
-from ...sql.once import Begin
+from ...messages.settings import ConsumerSettings
 from .acks import Acks
 from .places import Places, ack_timeout, check_hold, patience, restore_origin
 from .replies import LOST, reply
@@ -55,20 +50,10 @@ class Consumer(ConsumerLife):
         queue: an aio-pika queue; on a robust connection the consumer goes on after the connection was lost.
         dedup: the gate, open before the consumer runs; None where an inbox decides alone.
         key: a function of the message: `message_id`, `header("order-id")`, or your own.
-        inbox: decides in the handler's own transaction; the handler is called with the transaction and the message.
-        begin: begins a transaction, such as `Session.begin`; by default the inbox's.
-        remember: the ledger in which the gate remembers what is done; without it each message's record stays.
-        resolve: asked before the handler runs where an earlier attempt may have done the work, as `resolve=` of
-            `Dedup.claim`; `Resolution.unknown()` dead-letters the message. With a gate and no inbox.
-        name: the consumer's name, by default the queue's. Two consumers of one message both do their work.
-        wait: seconds to hold a message while another delivery of it is at work.
-        attempts: how often the handler is begun for a message, crashes included.
-        retry_delay: seconds until a message that was not done is delivered again.
         dead_letter: an exchange for dead letters; by default they go to the queue `<queue>.dead`.
         declare: make the queues for retries and dead letters, where they are not there yet.
-        fingerprint: a function of the message; another message with the same key is a dead letter.
         prefetch: messages that the broker sends ahead of their acks, and handlers at work at once.
-        grace: seconds that handlers get to end after `stop`.
+        settings: those of all consumers, see `ConsumerSettings`.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.
@@ -80,40 +65,27 @@ class Consumer(ConsumerLife):
         dedup: Dedup | None,
         *,
         key: KeyRule,
-        inbox: Inbox | None = None,
-        begin: Begin | None = None,
-        remember: Ledger | None = None,
-        resolve: Check | None = None,
-        name: str | None = None,
-        wait: Seconds = WAIT,
-        attempts: int = ATTEMPTS,
-        retry_delay: Seconds = RETRY_DELAY,
         dead_letter: str | None = None,
         declare: bool = False,
-        fingerprint: Callable[[AbstractIncomingMessage], Any] | None = None,
         prefetch: int = PREFETCH,
-        grace: Seconds = GRACE,
+        **settings: Unpack[ConsumerSettings],
     ) -> None:
         if not isinstance(queue, AbstractQueue):
             raise ConfigError(
                 f"queue must be an aio_pika queue, got {type(queue).__name__}: await channel.declare_queue(…)"
             )
-        rules = MessageRules(
-            name or queue.name,
-            key,
-            wait=wait,
-            attempts=attempts,
-            retry_delay=retry_delay,
-            fingerprint=fingerprint,
-        )
-        deliveries = Deliveries(rules, dedup, inbox, begin, remember, resolve)
-        super().__init__(deliveries, grace=grace)
+        super().__init__(queue.name, dedup, key, settings)
+        rules = self._deliveries.rules
         self._places = Places(
-            queue, retry_delay=retry_delay, dead_letter=dead_letter, declare=declare, attempts=attempts
+            queue,
+            retry_delay=rules.retry_delay,
+            dead_letter=dead_letter,
+            declare=declare,
+            attempts=rules.attempts,
         )
         check_hold(queue.name, queue.arguments or {}, rules.wait, "wait")
         if timeout := ack_timeout(queue.arguments or {}):
-            deliveries.check_memory(timeout, "x-consumer-timeout")
+            self._deliveries.check_memory(timeout, "x-consumer-timeout")
         # Of a message that is held for its next attempts: all of them together end before the broker's patience.
         self._pause = min(rules.retry_delay, patience(queue.arguments or {}) / (2 * rules.attempts))
         self._queue = queue

@@ -1,0 +1,81 @@
+"""The settings that the consumers of all brokers have in common, each with its default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypedDict
+
+from ..admin.resolving import Check
+from ..checks import Seconds
+from ..gateway import Dedup
+from ..ledger.client import Ledger
+from ..sql.inbox import Inbox
+from ..sql.once import Begin
+from .deliveries import Deliveries
+from .keys import KeyRule
+from .rules import ATTEMPTS, WAIT, MessageRules
+
+GRACE: Final = 30.0
+"""Seconds that handlers get to end after `stop`, by default."""
+RETRY_DELAY: Final = 1.0
+"""Seconds until a message that was not done is delivered again, by default."""
+
+
+class ConsumerSettings(TypedDict, total=False):
+    """What a `Consumer` of any broker takes beside what it consumes, the gate and `key=`. Each may be left out.
+
+    Attributes:
+        inbox: decides in the handler's own transaction; the handler is called with the transaction and the message.
+        begin: begins a transaction, such as `Session.begin`; by default the inbox's.
+        remember: the ledger in which the gate remembers what is done; without it each message's record stays.
+        resolve: asked before the handler runs if an earlier attempt may have done the work, as `resolve=` of
+            `Dedup.claim`; `Resolution.unknown()` dead-letters the message. With a gate and no inbox.
+        name: the consumer's name, by default the broker's own for it (its group, queue or subscription). Two
+            consumers of one message both do their work.
+        wait: seconds to hold a message while another delivery of it is at work.
+        attempts: how often the handler is begun for a message, crashes included.
+        retry_delay: seconds until a message that was not done is tried again.
+        fingerprint: a function of the message; another message with the same key is a dead letter.
+        grace: seconds that handlers get to end after `stop`.
+    """
+
+    inbox: Inbox | None
+    begin: Begin | None
+    remember: Ledger | None
+    resolve: Check | None
+    name: str | None
+    wait: Seconds
+    attempts: int
+    retry_delay: Seconds
+    fingerprint: Callable[[Any], Any] | None
+    grace: Seconds
+
+
+def deliveries_of(name: str, dedup: Dedup | None, key: KeyRule, settings: ConsumerSettings) -> Deliveries:
+    """Return what decides on a consumer's deliveries.
+
+    Args:
+        name: the consumer's name, if the settings have none.
+        dedup: the gate; None if an inbox decides alone.
+        key: a function of the message that returns its key, or None.
+        settings: the consumer's.
+
+    Raises:
+        ConfigError: a setting is wrong; the message names it.
+        TypeError: there is no such setting.
+    """
+    unknown = sorted(settings.keys() - ConsumerSettings.__annotations__)
+    if unknown:
+        raise TypeError(
+            f"a consumer has no setting {unknown[0]!r}; it has {', '.join(ConsumerSettings.__annotations__)}"
+        )
+    rules = MessageRules(
+        settings.get("name") or name,
+        key,
+        wait=settings.get("wait", WAIT),
+        attempts=settings.get("attempts", ATTEMPTS),
+        retry_delay=settings.get("retry_delay", RETRY_DELAY),
+        fingerprint=settings.get("fingerprint"),
+    )
+    inbox, begin = settings.get("inbox"), settings.get("begin")
+    return Deliveries(rules, dedup, inbox, begin, settings.get("remember"), settings.get("resolve"))
