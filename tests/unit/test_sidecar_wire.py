@@ -226,6 +226,20 @@ def test_a_client_that_does_not_know_pending_waits_for_no_other_call() -> None:
     assert [op.entry for op in read] == [op.entry[:-1] + b"\0" for op in ops]
 
 
+def test_nothing_is_kept_of_a_ledger_whose_namespace_is_too_long() -> None:
+    """The terms of ledgers are kept by their names: one as long as a frame would stay in memory, 5,000 times."""
+    (ops,) = (ops for ops in BATCHES if ops[0].verb is Verb.FIRST)
+    args = [str(arg).encode() if isinstance(arg, int) else arg for arg in FACES[Verb.FIRST].pack(ops)]
+    args += ids(Verb.FIRST, ops)
+    for namespace in (b"n" * 64, b"n" * 65, b"n" * 900_000):
+        keys = [namespace + op.wire[op.wire.index(b":~") :] for op in ops]
+        if len(namespace) == 64:
+            assert [op.wire for op in unpack(Verb.FIRST, keys, args)] == keys
+        else:
+            with pytest.raises(ValueError, match="the key must be that of a ledger's bucket"):
+                unpack(Verb.FIRST, keys, args)
+
+
 def test_answers_are_read_as_they_were_written() -> None:
     verdict = Verdict(
         Outcome.SUCCEEDED, fence=1, attempt=2, left_ms=3, payload=b"\r\n", fresh=False, degraded=True

@@ -68,11 +68,11 @@ _MAX_FORM = 1024
 """The most bytes of a ledger's form."""
 _FILLS = 1024
 """The ledgers whose fill is kept."""
-_LEDGER = re.compile(rb"[A-Za-z0-9_.:/-]+:~[A-Za-z0-9_.:/-]{1,64}")
-_BUCKET = re.compile(rb"([A-Za-z0-9_.:/-]+:~[A-Za-z0-9_.:/-]{1,64})\{[A-Za-z0-9_-]{4,7}\}")
-_DENSE_BUCKET = re.compile(
-    rb"([A-Za-z0-9_.:/-]+:~[A-Za-z0-9_.:/-]{1,64})\{[A-P][A-Za-z0-9_-]?\}[A-Za-z0-9_-]{4}"
-)
+_NAMES = rb"[A-Za-z0-9_.:/-]{1,64}:~[A-Za-z0-9_.:/-]{1,64}"
+"""A namespace, and a ledger's name in it. Terms are kept by them before it is known whether they are allowed."""
+_LEDGER = re.compile(_NAMES)
+_BUCKET = re.compile(rb"(%s)\{[A-Za-z0-9_-]{4,7}\}" % _NAMES)
+_DENSE_BUCKET = re.compile(rb"(%s)\{[A-P][A-Za-z0-9_-]?\}[A-Za-z0-9_-]{4}" % _NAMES)
 _MAX_CELLS = 128
 _COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven")
 _MODES = {mode.value.encode(): mode for mode in Mode}
