@@ -214,19 +214,21 @@ class AsgiExchange:
         loop = None if self.recorder is None else self.recorder.claim.settlement.gate.connection.loop
         self._task = asyncio.current_task(loop)
         self._app = app
+        failure: BaseException | None = None
         try:
-            try:
-                running = self._running = app(scope, self.receive, self.send)
-                await running
-            finally:
-                if self._timer is not None:
-                    self._timer.cancel()
-        except BaseException as error:
-            if not await self._broke_off(error):
-                raise
-        else:
-            await self._ran()
+            running = self._running = app(scope, self.receive, self.send)
+            await running
+        except BaseException as error:  # noqa: BLE001 -- raised again below, where a compiled module may await
+            failure = error
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            if failure is None:
+                await self._ran()
+            elif not await self._broke_off(failure):
+                raise failure
         finally:
+            failure = None  # its traceback refers to this frame
             self._scope = self._app = self._running = None  # they refer to this exchange
             leave(self._work)
             if self._watcher is not None:

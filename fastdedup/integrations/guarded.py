@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from ..checks import not_a_gate
 from ..claim import Claim
+from ..compiled import mypyc_attr
 from ..gateway import Dedup
 from ..web.answers import REFUSALS, answer, refusal
 from ..web.header import parse
@@ -18,6 +19,7 @@ from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 from .unreached import watch
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class GuardedApp:
     """An ASGI application whose requests run under their claim. It opens the `Dedup` where nobody has.
 
