@@ -108,7 +108,8 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
             where it is, in its topic.
         producer: an AIOKafkaProducer, started, without serializers.
         limit: messages of one partition in hand at once; those that wait behind an unfinished one count.
-        settings: those of all consumers, see `ConsumerSettings`.
+        settings: those that all consumers have, see `fastdedup.messages.settings.ConsumerSettings`: inbox, begin,
+            remember, resolve, name, wait, attempts, retry_delay, fingerprint, grace.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.

@@ -101,7 +101,8 @@ class Consumer(PullingConsumer[Msg]):
         dead_letter: a subject of another stream for dead letters. By default a dead letter is logged, and stays where
             it is, in its stream.
         limit: messages in hand at once.
-        settings: those of all consumers, see `ConsumerSettings`.
+        settings: those that all consumers have, see `fastdedup.messages.settings.ConsumerSettings`: inbox, begin,
+            remember, resolve, name, wait, attempts, retry_delay, fingerprint, grace.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.

@@ -104,7 +104,8 @@ class Consumer(PullingConsumer[StreamEntry]):
         dead_letter: a stream for dead letters. By default a dead letter is logged, and stays in its own stream.
         limit: entries in hand at once.
         idle: seconds after which an entry is taken from a member that says nothing of it: it died.
-        settings: those of all consumers, see `ConsumerSettings`.
+        settings: those that all consumers have, see `fastdedup.messages.settings.ConsumerSettings`: inbox, begin,
+            remember, resolve, name, wait, attempts, retry_delay, fingerprint, grace.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.

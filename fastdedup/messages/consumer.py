@@ -74,7 +74,9 @@ class ConsumerLife(ABC):
     """
 
     def __init__(self, name: str, dedup: Dedup | None, key: KeyRule, settings: ConsumerSettings) -> None:
-        self._deliveries = deliveries_of(name, dedup, key, settings)
+        parameters = inspect.signature(type(self)).parameters.values()
+        own = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+        self._deliveries = deliveries_of(name, dedup, key, settings, own)
         self.name = self._deliveries.rules.consumer
         """The consumer's name, as logs and figures show it."""
         self._grace = check_seconds(settings.get("grace", GRACE), "grace", least=0.0)

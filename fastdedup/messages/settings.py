@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypedDict
 
 from ..admin.resolving import Check
@@ -51,7 +51,9 @@ class ConsumerSettings(TypedDict, total=False):
     grace: Seconds
 
 
-def deliveries_of(name: str, dedup: Dedup | None, key: KeyRule, settings: ConsumerSettings) -> Deliveries:
+def deliveries_of(
+    name: str, dedup: Dedup | None, key: KeyRule, settings: ConsumerSettings, own: Iterable[str] = ()
+) -> Deliveries:
     """Return what decides on a consumer's deliveries.
 
     Args:
@@ -59,6 +61,7 @@ def deliveries_of(name: str, dedup: Dedup | None, key: KeyRule, settings: Consum
         dedup: the gate; None if an inbox decides alone.
         key: a function of the message that returns its key, or None.
         settings: the consumer's.
+        own: the names of the settings that it has beside them, for the error.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.
@@ -66,9 +69,8 @@ def deliveries_of(name: str, dedup: Dedup | None, key: KeyRule, settings: Consum
     """
     unknown = sorted(settings.keys() - ConsumerSettings.__annotations__)
     if unknown:
-        raise TypeError(
-            f"a consumer has no setting {unknown[0]!r}; it has {', '.join(ConsumerSettings.__annotations__)}"
-        )
+        known = ", ".join([*own, *ConsumerSettings.__annotations__])
+        raise TypeError(f"the consumer has no setting {unknown[0]!r}; it has {known}")
     rules = MessageRules(
         settings.get("name") or name,
         key,

@@ -250,6 +250,17 @@ def members(shop: Shop) -> set[bytes]:
 # Keys and settings
 
 
+async def test_a_setting_that_it_does_not_have_is_named(streams: RedisServer) -> None:
+    """With all that it has: its own ones, and those of all consumers."""
+    async with shop_of(streams) as shop:
+        with pytest.raises(TypeError) as caught:
+            shop.make(Dedup(), limits=5)
+    assert str(caught.value) == (
+        "the consumer has no setting 'limits'; it has stream, group, key, dead_letter, limit, idle, inbox, begin, "
+        "remember, resolve, name, wait, attempts, retry_delay, fingerprint, grace"
+    )
+
+
 def test_the_key_is_a_field_or_the_entrys_id() -> None:
     entry = StreamEntry("orders", "7-0", {"id": "text", b"raw": b"bytes", b"number": b"\xff"})
     assert entry_id(entry) == "orders:7-0"

@@ -655,5 +655,7 @@ def test_a_consumer_needs_a_name() -> None:
 
 def test_a_setting_that_consumers_do_not_have_is_named() -> None:
     settings: Any = {"wait": 1.0, "retries": 3}
-    with pytest.raises(TypeError, match="a consumer has no setting 'retries'; it has inbox, begin, remember"):
-        deliveries_of("orders", Dedup(), lambda message: "a", settings)
+    with pytest.raises(
+        TypeError, match="the consumer has no setting 'retries'; it has limit, inbox, begin, remember"
+    ):
+        deliveries_of("orders", Dedup(), lambda message: "a", settings, ["limit"])

@@ -53,7 +53,8 @@ class Consumer(ConsumerLife):
         dead_letter: an exchange for dead letters; by default they go to the queue `<queue>.dead`.
         declare: make the queues for retries and dead letters, where they are not there yet.
         prefetch: messages that the broker sends ahead of their acks, and handlers at work at once.
-        settings: those of all consumers, see `ConsumerSettings`.
+        settings: those that all consumers have, see `fastdedup.messages.settings.ConsumerSettings`: inbox, begin,
+            remember, resolve, name, wait, attempts, retry_delay, fingerprint, grace.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.
