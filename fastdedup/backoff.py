@@ -43,4 +43,4 @@ class Backoff:
 
 
 UNANSWERED = Backoff(0.02, 0.4)
-"""The pauses between two questions to a store that does not answer, for work that nobody hurries."""
+"""The pauses between two questions to a store that does not answer, for work that has time."""

@@ -25,8 +25,8 @@ _SHAREABLE: Final = (str, int, float, bool)
 class Claim:
     """The answer to a claim, and while `acquired`, the right to settle it.
 
-    Settle it once, with `complete`, `fail` or `release`. Each of these raises ClaimLostError where
-    another owner has the key by now (nothing was changed), UnavailableError where the store did not
+    Settle it once, with `complete`, `fail` or `release`. Each of these raises ClaimLostError if
+    another owner has the key by now (nothing was changed), UnavailableError if the store did not
     answer (call it again: repeating is safe), UsageError on a claim that is not acquired, is
     settled already, or belongs to another event loop. `complete` and `fail` are tried again until the
     lease ends before they give up: the effect has happened, and its result must not be lost to a
@@ -68,12 +68,12 @@ class Claim:
 
     @property
     def owner(self) -> str:
-        """This claimant's own name, never another's. Whoever knows it can settle the claim."""
+        """This claimant's own name, never another's. Each caller that knows it can settle the claim."""
         return owner_text(self._call.owner)
 
     @property
     def fence(self) -> int:
-        """The present owner's fence, which rises from owner to owner of a key; 0 where it is not known.
+        """The present owner's fence, which rises from owner to owner of a key; 0 if it is not known.
 
         Hand it to what you write to, which can then refuse an owner that was overtaken. It is the server's time
         in microseconds, and never below the latest time that this client has seen from the store. What stays
@@ -89,7 +89,7 @@ class Claim:
 
     @property
     def result(self) -> Any:
-        """The first result where the outcome is SUCCEEDED; a fresh copy each time."""
+        """The first result if the outcome is SUCCEEDED; a fresh copy each time."""
         verdict = self._verdict
         if verdict.outcome is not _SUCCEEDED or not verdict.payload:
             return None
@@ -102,13 +102,13 @@ class Claim:
 
     @property
     def remembered(self) -> bool:
-        """True where only a ledger knows of the success (`remember=`): then `result` is None, as it is not kept."""
+        """True if only a ledger knows of the success (`remember=`): then `result` is None, because it is not kept."""
         verdict = self._verdict
         return verdict.outcome is _SUCCEEDED and not verdict.attempt  # a record counts at least one attempt
 
     @property
     def error(self) -> Any:
-        """The recorded error where the outcome is FAILED; a fresh copy each time."""
+        """The recorded error if the outcome is FAILED; a fresh copy each time."""
         if self.outcome is not Outcome.FAILED:
             return None
         return codec.decode_error(self._gate.settings.codec, self._verdict.payload, self.key)
@@ -125,12 +125,12 @@ class Claim:
 
     @property
     def degraded(self) -> bool:
-        """True where the fallback policy answered instead of the store."""
+        """True if the fallback policy answered instead of the store."""
         return self._verdict.degraded
 
     @property
     def confirmed(self) -> bool:
-        """False where it was acquired and too few replicas had that in time (`replicas=`)."""
+        """False if it was acquired and too few replicas had that in time (`replicas=`)."""
         return not self._verdict.underreplicated
 
     @property
@@ -181,7 +181,7 @@ class Claim:
     ) -> None:
         """Record success: every duplicate gets `result` for `ttl` seconds (the namespace's by default).
 
-        Where a ledger remembers the success (`remember=`), it does so for its window, and `ttl` says only for how
+        If a ledger remembers the success (`remember=`), it does so for its window, and `ttl` says only for how
         long `result` is kept: a minute by default.
 
         It is tried for `within` seconds while the store is unavailable; by default until the lease ends.
@@ -190,7 +190,7 @@ class Claim:
             ResultError: the codec cannot encode the result.
             ResultTooLargeError: it is larger than `max_result`; the claim stays live.
             ClaimLostError: another owner has the key, or it was forgotten.
-            UnavailableError: it could not be recorded; `unrecorded` is True. Also where the store is back without
+            UnavailableError: it could not be recorded; `unrecorded` is True. Also if the store is back without
                 its data.
         """
         await self.settlement.complete(result, ttl, within=within)

@@ -22,7 +22,7 @@ def claim_call(gate: Gate, options: ClaimOptions, key: str, fingerprint: Any = N
     then = None
     if options.resolve is not None:
         then = Resolving(check_resolve(options.resolve), renews=options.renew)
-        options = options._replace(renew=True)  # while the check runs
+        options = options.but(renew=True)  # while the check runs
     if options.remember is None:
         return key_call(gate, options, key, fingerprint, then)
     mark = None if fingerprint is None else digest(fingerprint)

@@ -62,7 +62,7 @@ class Dedup(Inspected):
             stands open; it does not close it (see README). Give the number of all replicas to be shown each
             such write: a failover may choose one that has not confirmed it. A primary that restarts without its data
             loses what its replicas had confirmed as well, because they copy it: event `PrimaryRestarted`.
-        on_shortfall: where fewer confirm, "report" answers with `confirmed=False` and a `Shortfall` event,
+        on_shortfall: if fewer confirm, "report" answers with `confirmed=False` and a `Shortfall` event,
             "raise" raises ShortfallError.
         on_unavailable: the policy while the store cannot answer: `Reject()` or `LocalLRU()`.
         codec: how results become bytes; JSON by default.
@@ -76,9 +76,9 @@ class Dedup(Inspected):
         credentials: asked for the login of each new connection to Redis, so that a password can be changed while
             the gate is open: a function, also an async function, that returns `(user name, password)`, or a
             `redis.credentials.CredentialProvider`. It must not block. Open connections stay as they are. The
-            URL then has no password; its user counts where the user name is None.
+            URL then has no password; its user counts if the user name is None.
         holder: let each record of a claim or lock say who holds it, for `inspect` and `list`: host and process, and
-            where it is text also this label of 1 to 20 of A-Z a-z 0-9 _ . : -. Such a record takes some 20 to 50
+            if it is text also this label of 1 to 20 of A-Z a-z 0-9 _ . : -. Such a record takes some 20 to 50
             bytes more.
             A claim with `owner=` says its owner instead.
 
@@ -142,7 +142,7 @@ class Dedup(Inspected):
         """Open in the running event loop. A store that is merely down is the policy's matter, not an error.
 
         After `aclose` it can be opened again, also in another event loop: `memory://` then begins empty.
-        Where its event loop ended without `aclose`, it is opened again in the present one: `memory://` then
+        If its event loop ended without `aclose`, it is opened again in the present one: `memory://` then
         keeps its records.
 
         Raises:
@@ -196,9 +196,9 @@ class Dedup(Inspected):
 
     @property
     def is_open(self) -> bool:
-        """True between `open` and `aclose`, for whoever shares a gate and may be the first to use it.
+        """True between `open` and `aclose`, for code that shares a gate and may be the first to use it.
 
-        Where the event loop that opened it has ended, it is open no more, and can be opened in another one.
+        If the event loop that opened it has ended, it is open no more, and can be opened in another one.
         """
         return self._gate.connections.is_open
 
@@ -223,7 +223,7 @@ class Dedup(Inspected):
 
     @property
     def breaker(self) -> BreakerState:
-        """OPEN while the store does not answer and is not asked; PARTLY_OPEN where some nodes of a Cluster do not."""
+        """OPEN while the store does not answer and is not asked; PARTLY_OPEN if some nodes of a Cluster do not."""
         return self._gate.connections.breaker
 
     @property
@@ -263,7 +263,7 @@ class Dedup(Inspected):
         return self.with_settings(replace(settings, namespace=namespace, **changes))
 
     def with_settings(self, settings: Settings, *, passing: bool = False) -> Self:
-        """Return a gate with all these settings over the same connection, for whoever keeps many namespaces.
+        """Return a gate with all these settings over the same connection, for code that keeps many namespaces.
 
         Args:
             settings: checked already; `replace(dedup.settings, namespace=…)` changes some of this gate's.
@@ -310,7 +310,7 @@ class Dedup(Inspected):
                 your own: the same name gets it back.
             lease: seconds until another may take over.
             ttl: seconds that a success is remembered.
-            wait: seconds to wait for a present owner to settle, so that the answer is its result. Where neither the
+            wait: seconds to wait for a present owner to settle, so that the answer is its result. If neither the
                 store nor the policy answers, the claim looks again within this time before it raises
                 UnavailableError.
             renew: keep the lease alive until settled; should it be lost, the `async with` body is
@@ -319,7 +319,7 @@ class Dedup(Inspected):
                 is kept for a minute; a later duplicate is SUCCEEDED without it, and `claim.remembered` is True.
                 Until it is settled, the claim is like any other. In an outage `LocalLRU` knows of the ledger what the
                 store has told it lately, and asks the ledger when the store is back.
-            resolve: an async function that is asked before the work runs, where the key was held before (`attempt`
+            resolve: an async function that is asked before the work runs, if the key was held before (`attempt`
                 above 1) or this `owner=` gets its own claim back: somebody may have done the work and died. It gets a
                 `Takeover` and returns `Resolution.done(result)` (the claim is SUCCEEDED, here and for everybody),
                 `.not_done()` (acquired: do the work) or `.unknown()` (FAILED). The lease is renewed meanwhile. What
@@ -329,7 +329,7 @@ class Dedup(Inspected):
             InvalidKeyError: the key or owner cannot be used.
             ConfigError: a time is not valid, or the fingerprint's value cannot be digested.
             UnavailableError: (on await) the store did not answer and the policy does not either; claim again
-                with `owner=error.owner` to get this very claim back, where it had taken effect.
+                with `owner=error.owner` to get this very claim back, if it had taken effect.
             ForeignRecordError: (on await) the key holds a value that fastdedup did not write.
             UsageError: (on await) not open, closed, or another event loop.
         """
@@ -362,7 +362,7 @@ class Dedup(Inspected):
         """Claim many keys at once, each on its own; the answers stand in the order of the keys.
 
         It costs half of what the same claims cost one by one. A key that stands in the list twice is acquired
-        once. Where one cannot be answered its error is raised, and those that were acquired are released.
+        once. If one cannot be answered its error is raised, and those that were acquired are released.
         Arguments and errors as for `claim`; `fingerprints` gives one for each key.
         """
         options = ClaimOptions(owner, lease, ttl, wait, renew, remember)
@@ -373,13 +373,13 @@ class Dedup(Inspected):
     ) -> LockCall:
         """Return a mutual exclusion: `async with dedup.lock(key, wait=5.0) as lock:`. Nothing is remembered.
 
-        Raises InProgressError on entry where it is still held after `wait` seconds, UnavailableError where the store
-        is away by then, ClaimLostError on leaving where another holder took over meanwhile. Hand `lock.fence` to
+        Raises InProgressError on entry if it is still held after `wait` seconds, UnavailableError if the store
+        is away by then, ClaimLostError on leaving if another holder took over meanwhile. Hand `lock.fence` to
         what you write to.
         """
         return lock_call(self._gate, ClaimOptions(lease=lease, wait=wait, renew=renew), key)
 
-    # In two: a checker gives the parameters of a lambda a type only where it is told how many there are.
+    # In two: a checker gives the parameters of a lambda a type only if it is told how many there are.
     @overload
     def once(
         self,
@@ -476,7 +476,7 @@ class Dedup(Inspected):
                 It may hold more than this, and gets slower then; it takes no memory beforehand.
             exact: a new id is taken for a duplicate once in 6 * 10**14 times (7 bytes of digest). False: 4 bytes,
                 once in 27 million times.
-            width: bytes of digest where these two do not suit: 16 is as much as a UUID, 3 needs exact=False.
+            width: bytes of digest if these two do not suit: 16 is as much as a UUID, 3 needs exact=False.
             write: "set" writes a bucket anew once 12 ids have come to it, "append" waits for 40: that sends a fifth
                 less to replicas and the append-only file, for a tenth more memory.
             dense: the ids are integers that nearly follow each other, as auto-increment ids or a partition's

@@ -42,11 +42,11 @@ class Lock:
 
     @property
     def degraded(self) -> bool:
-        """True where the fallback policy gave the lock: then it excludes only callers in this process."""
+        """True if the fallback policy gave the lock: then it excludes only callers in this process."""
         return self._claim.degraded
 
     async def renew(self, lease: Seconds | None = None) -> None:
-        """Start the lease anew from now. Raises ClaimLostError where another owner holds the lock."""
+        """Start the lease anew from now. Raises ClaimLostError if another owner holds the lock."""
         await self._claim.renew(lease)
 
 
@@ -102,8 +102,6 @@ class LockCall:
 def lock_call(gate: Gate, options: ClaimOptions, key: str) -> LockCall:
     """Return a lock to be entered. Arguments and errors as for `Dedup.lock`."""
     lease = gate.settings.lease if options.lease is None else options.lease
-    options = options._replace(
-        lease=lease, ttl=lease
-    )  # nothing is remembered for longer than the lock is held
+    options = options.but(lease=lease, ttl=lease)  # nothing is remembered for longer than the lock is held
     op = claim_op(gate, options, key, gate.locks.wire(key), None)
     return LockCall(ClaimCall(gate, op, options.seconds_to_wait, bool(options.renew), verb="lock"))

@@ -2,8 +2,8 @@
 
 `python scripts/write_sync.py` writes each class of `MIRRORS` from the line `MARK` to its end; with `--check` it only
 fails if a file is not as it would be written. What is above that line is by hand, and decides: a public name there is
-not written again, and a method `_first` there is what the written `first` calls. If `_first` has a docstring, it is
-the docstring of `first`, too.
+not written again, and a method `_first` there is what the written `first` calls: with its arguments by position if it
+takes a list of them, which is faster. If `_first` has a docstring, it is the docstring of `first`, too.
 """
 
 from __future__ import annotations
@@ -39,6 +39,19 @@ class Mirror:
     source: str
     left_out: str = ""
     behind: str = BOUND
+
+
+@dataclass(frozen=True, slots=True)
+class ByHand:
+    """A name that a class has above `MARK`.
+
+    Args:
+        words: its docstring, with quotes; "" for none.
+        takes_list: it is a method with `*arguments`.
+    """
+
+    words: str = ""
+    takes_list: bool = False
 
 
 MIRRORS = (
@@ -87,12 +100,13 @@ def class_in(text: str, name: str) -> ast.ClassDef:
     return next(each for each in ast.parse(text).body if isinstance(each, ast.ClassDef) and each.name == name)
 
 
-def names_by_hand(text: str, name: str) -> dict[str, str]:
-    """Return the methods of a class with their docstrings, "" for none, and the attributes that they set."""
+def names_by_hand(text: str, name: str) -> dict[str, ByHand]:
+    """Return the methods of a class, and the attributes that they set."""
     nodes = [*ast.walk(class_in(text, name))]
     attributes = (each for each in nodes if isinstance(each, ast.Attribute))
-    own = {each.attr: "" for each in attributes if isinstance(each.ctx, ast.Store)}
-    return own | {each.name: docstring(text, each) for each in nodes if isinstance(each, Function)}
+    own = {each.attr: ByHand() for each in attributes if isinstance(each.ctx, ast.Store)}
+    methods = (each for each in nodes if isinstance(each, Function))
+    return own | {each.name: ByHand(docstring(text, each), each.args.vararg is not None) for each in methods}
 
 
 def docstring(text: str, node: Function) -> str:
@@ -100,7 +114,7 @@ def docstring(text: str, node: Function) -> str:
     return ast.get_source_segment(text, node.body[0]) or "" if ast.get_docstring(node) else ""
 
 
-def members_of(mirror: Mirror, own: dict[str, str]) -> Iterator[str]:
+def members_of(mirror: Mirror, own: dict[str, ByHand]) -> Iterator[str]:
     """Yield each member of the asynchronous class, as the synchronous one has it."""
     text = (PACKAGE / mirror.source).read_text(encoding="utf-8")
     body = class_in(text, mirror.name).body
@@ -114,7 +128,7 @@ def members_of(mirror: Mirror, own: dict[str, str]) -> Iterator[str]:
             yield method(mirror, text, member, own)
 
 
-def is_repeated(name: str, mirror: Mirror, own: dict[str, str]) -> bool:
+def is_repeated(name: str, mirror: Mirror, own: dict[str, ByHand]) -> bool:
     """True for a public name that is not by hand, and for a special one whose work is."""
     if name in own or name in mirror.left_out.split():
         return False
@@ -126,7 +140,7 @@ def private(name: str) -> str:
     return f"_{name.strip('_')}"
 
 
-def method(mirror: Mirror, text: str, node: Function, own: dict[str, str]) -> str:
+def method(mirror: Mirror, text: str, node: Function, own: dict[str, ByHand]) -> str:
     """Return a method: its signature with the comment above it, its docstring, and the call."""
     lines = text.splitlines(keepends=True)
     first = min([node.lineno, *(each.lineno for each in node.decorator_list)]) - 1
@@ -135,7 +149,7 @@ def method(mirror: Mirror, text: str, node: Function, own: dict[str, str]) -> st
     if "overload" in map(ast.unparse, node.decorator_list):
         return replaced("".join(lines[first : node.end_lineno]), TYPES)
     signature = replaced("".join(lines[first : node.body[0].lineno - 1]), TYPES)
-    words = own.get(private(node.name)) or replaced(docstring(text, node), PHRASES)
+    words = own.get(private(node.name), ByHand()).words or replaced(docstring(text, node), PHRASES)
     return block(signature.rstrip(), words, call(mirror, node, own))
 
 
@@ -144,12 +158,12 @@ def block(signature: str, words: str, statement: str) -> str:
     return "\n        ".join(filter(None, [signature, words, statement]))
 
 
-def call(mirror: Mirror, node: Function, own: dict[str, str]) -> str:
+def call(mirror: Mirror, node: Function, own: dict[str, ByHand]) -> str:
     """Return the statement that answers for a method."""
     returned = ast.unparse(node.returns) if node.returns else "None"
     word = "" if returned == "None" else "return "
-    if private(node.name) in own:
-        return f"{word}self.{private(node.name)}({passed(node)})"
+    if by_hand := own.get(private(node.name)):
+        return f"{word}self.{private(node.name)}({passed(node, by_position=by_hand.takes_list)})"
     if "property" in map(ast.unparse, node.decorator_list):
         return f"return {mirror.behind}.{node.name}"
     asked = f"{node.name}({passed(node)})"
@@ -160,12 +174,12 @@ def call(mirror: Mirror, node: Function, own: dict[str, str]) -> str:
     return f"{word}{mirror.behind}.{asked}"
 
 
-def passed(node: Function) -> str:
+def passed(node: Function, *, by_position: bool = False) -> str:
     """Return the arguments with which a method passes on what it got."""
     given = node.args
     each = [arg.arg for arg in given.args[1:]]
     each += [f"*{given.vararg.arg}"] if given.vararg else []
-    each += [f"{arg.arg}={arg.arg}" for arg in given.kwonlyargs]
+    each += [arg.arg if by_position else f"{arg.arg}={arg.arg}" for arg in given.kwonlyargs]
     each += [f"**{given.kwarg.arg}"] if given.kwarg else []
     return ", ".join(each)
 

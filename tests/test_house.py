@@ -162,7 +162,7 @@ TOO_LONG: dict[str, int] = {}
 MOST_IN_TESTS = 100
 
 # Documented by the standard library, in spite of their names.
-PUBLIC = {"_asdict", "_exit", "_fields", "_make", "_replace", "_value_"}
+PUBLIC = {"_asdict", "_exit", "_fields", "_make", "_replace"}
 
 # Class names that are defined more than once by design.
 NAMESAKES = {

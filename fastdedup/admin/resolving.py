@@ -1,4 +1,4 @@
-"""Work that was abandoned: whoever takes a key over asks whether the work was done, before it does it again."""
+"""Work that was abandoned: a claim that takes its key over asks whether it was done, before it is done again."""
 
 from __future__ import annotations
 

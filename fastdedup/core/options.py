@@ -7,13 +7,12 @@ from typing import Any, Final, NamedTuple
 from ..checks import check_seconds
 
 
-class ClaimOptions(
-    NamedTuple
-):  # not a frozen dataclass: making one of these takes five times the instructions
+# No frozen dataclass: making one of these takes five times the instructions.
+class ClaimOptions(NamedTuple):
     """How to make claims. The key and its fingerprint are not in it, so a face with settings makes it once.
 
-    The fields are the arguments of `Dedup.claim`. Their values are checked when a claim is made, and not before:
-    `once()` tells of a wrong one when the function is called.
+    The fields are the arguments of `Dedup.claim`, in their order. Their values are checked when a claim is made, and
+    not before: `once()` tells of a wrong one when the function is called.
     """
 
     # Any: what a caller passed is not checked yet, and a compiled module trusts no other type.
@@ -27,10 +26,14 @@ class ClaimOptions(
     resolve: Any = None
     """The function that is asked about abandoned work."""
 
+    def but(self, **changes: Any) -> ClaimOptions:
+        """Return the same options with some changed."""
+        return self._replace(**changes)
+
     @property
     def at_once(self) -> ClaimOptions:
         """The same options for a claim that does not wait."""
-        return self._replace(wait=0.0)
+        return self.but(wait=0.0)
 
     @property
     def seconds_to_wait(self) -> float:

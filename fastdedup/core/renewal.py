@@ -173,7 +173,7 @@ async def keep_renewed(
     """Renew at each third of the lease. The claim is lost when the store says so, or when the lease passed.
 
     An error that is not fastdedup's comes from the user's policy in an outage: it is no answer either.
-    Where nothing was asked before the lease passed, this process stood still, and that is no outage: another owner
+    If nothing was asked before the lease passed, this process stood still, and that is no outage: another owner
     may have the key.
     """
     pause, unanswered = 0.0, False
@@ -184,7 +184,7 @@ async def keep_renewed(
         life = held()
         if life is None:
             return None
-        if started >= ends:  # a renewal that is sent now would hold the key for nobody
+        if started >= ends:  # a renewal that is sent now would hold the key, and no caller would use it
             return None if life.is_over else life.lose(outage=unanswered)
         try:
             async with asyncio.timeout_at(ends):

@@ -135,7 +135,7 @@ def verdict(code: int, record: bytes, now_ms: int) -> Verdict | Code:
 
 def former_trace(verdict: Verdict) -> bytes:
     """Return the ids of the trace and the span of the run before: of the first one, of the one under way, or of the
-    attempt that was taken over. Empty where its record does not say it.
+    attempt that was taken over. Empty if its record does not say it.
     """
     if verdict.former:
         return trace_of(read_holding(verdict.former).owner)

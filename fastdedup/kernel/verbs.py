@@ -166,10 +166,10 @@ class Verb(StrEnum):
 
     def __new__(cls, name: str, *facts: Any) -> Self:
         """Return the member of a row, which an enum passes on field by field; `Verb(name)` finds it."""
-        verb = str.__new__(cls, name)
-        verb._value_ = name
-        verb.row = VerbRow(name, *facts)
-        return verb
+        self = str.__new__(cls, name)
+        self._value_ = name
+        self.row = VerbRow(name, *facts)
+        return self
 
     __hash__ = str.__hash__  # an enum's own is written in Python, and each batch is looked up by its verb
 

@@ -99,7 +99,7 @@ class ServedLedger:
 
     def claim(self, options: ClaimOptions, key: str, mark: bytes | None) -> RememberedCall:
         """Return a claim to be awaited; arguments and errors as for `claim_call`."""
-        options = options._replace(remember=self._ledger)
+        options = options.but(remember=self._ledger)
         return cast(RememberedCall, claim_call(self.dedup.gate, options, key, mark))
 
     async def answered(self, call: RememberedCall) -> Claim:

@@ -101,7 +101,7 @@ class ThreadCalls(Ends[ThreadEnd]):
     def __init__(self, on_wait: OnWait) -> None:
         super().__init__(ThreadEnd)
         self._on_wait = on_wait
-        # Mutable: whose calls these are, as each process has another number of forks behind it.
+        # Mutable: whose calls these are, because each process has another number of forks behind it.
         self._forks = forking.forks
 
     def run(self, name: Name, call: Callable[[], Answer], wait: float) -> Answer:

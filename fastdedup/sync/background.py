@@ -32,7 +32,7 @@ class BackgroundDedup:
 
     @property
     def here(self) -> bool:
-        """False in a process that was forked later, and where the thread has died."""
+        """False in a process that was forked later, and if the thread has died."""
         return self._thread.alive
 
     def run(
@@ -43,7 +43,7 @@ class BackgroundDedup:
         *,
         settles: bool = False,
     ) -> T:
-        """Open it where it is not open, then do what `LoopThread.run` does.
+        """Open it if it is not open, then do what `LoopThread.run` does.
 
         Raises:
             ConfigError: the store can never be used as it is set up.
@@ -115,7 +115,7 @@ class BackgroundDedup:
 
     async def _opened_anew(self) -> Dedup:
         connection = self.dedup.gate.connection
-        if connection.is_open or connection.is_closing:  # whoever closes it was interrupted
+        if connection.is_open or connection.is_closing:  # the caller that closes it was interrupted
             await self.dedup.aclose()
         return await self.dedup.open()
 
@@ -135,7 +135,7 @@ class PerProcess:
 
     Args:
         make: returns a new asyncio `Dedup` with the same settings.
-        reusable: False where `make` works in one process only, as the store is an object.
+        reusable: False if `make` works in one process only, because the store is an object.
         seconds: the longest that opening, an operation or closing takes.
     """
 

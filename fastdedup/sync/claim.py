@@ -24,7 +24,7 @@ class Claim:
     `with dedup.claim(key) as claim:` settles on the way out: `complete(None)` if the body did not,
     `release()` on an exception. Any thread of the process may settle it.
 
-    With `renew=True` the lease is renewed in the background, until the claim is settled or collected. Where the lease
+    With `renew=True` the lease is renewed in the background, until the claim is settled or collected. If the lease
     is lost all the same, nothing can stop the body: `lost` turns True, and leaving it, or `complete`, raises
     ClaimLostError. Ask `lost` before a step that cannot be undone, and pass `fence` to what you write to.
     """
@@ -76,14 +76,14 @@ class Claim:
     def settle_by(self, settle: Callable[[AsyncClaim], Awaitable[T]], seconds: float) -> T:
         """Return what `settle`, called in the background thread with `asynchronous`, returns within `seconds`.
 
-        Where the caller is interrupted, it is begun all the same, and then cancelled.
+        If the caller is interrupted, it is begun all the same, and then cancelled.
         """
         return self._run(lambda: settle(self._claim), seconds, settles=True)
 
     def settled_by(self, settle: Callable[[AsyncClaim], Coroutine[Any, Any, AsyncClaim]]) -> AsyncClaim:
         """Return the claim that `settle`, called in the background thread with `asynchronous`, returns.
 
-        Where the caller is interrupted, it goes on, and a claim that it leaves acquired is given back.
+        If the caller is interrupted, it goes on, and a claim that it leaves acquired is given back.
         """
 
         async def settled(claim: AsyncClaim) -> AsyncClaim:
@@ -129,7 +129,7 @@ class Claim:
         try:
             work, self._work = self._work, None
             downstream.leave(work)
-        finally:  # also where an interrupt comes here
+        finally:  # also if an interrupt comes here
             self.leave(error)
 
     def leave(self, error: BaseException | None, *, release: bool = False) -> None:
@@ -172,7 +172,7 @@ class Claim:
             raise
 
     def _surely(self, make: Callable[[], Awaitable[T]], seconds: float) -> T:
-        """Run what settles, which begins once however often it is called; also where an interrupt comes first."""
+        """Run what settles, which begins once however often it is called; also if an interrupt comes first."""
         try:
             return self._run(make, seconds, settles=True)
         except DedupError:
@@ -182,14 +182,14 @@ class Claim:
             raise
 
     async def _told(self, said: Callable[[], Awaitable[None]]) -> None:
-        """Say what the caller was interrupted at; the log tells where that was in vain."""
+        """Say what the caller was interrupted at; the log tells if that was in vain."""
         try:
             await said()
         except (ClaimLostError, UnavailableError) as error:
             self._claim.settlement.warn_of_loss(error)
 
     def _kept(self, settling: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run it in the background thread, where this is called, to its end."""
+        """Run it in the background thread, if this is called, to its end."""
         return self._background.dedup.gate.connection.keep(settling)
 
     def _run(
@@ -227,12 +227,12 @@ class Claim:
 
     @property
     def owner(self) -> str:
-        """This claimant's own name, never another's. Whoever knows it can settle the claim."""
+        """This claimant's own name, never another's. Each caller that knows it can settle the claim."""
         return self._claim.owner
 
     @property
     def fence(self) -> int:
-        """The present owner's fence, which rises from owner to owner of a key; 0 where it is not known.
+        """The present owner's fence, which rises from owner to owner of a key; 0 if it is not known.
 
         Hand it to what you write to, which can then refuse an owner that was overtaken. It is the server's time
         in microseconds, and never below the latest time that this client has seen from the store. What stays
@@ -248,17 +248,17 @@ class Claim:
 
     @property
     def result(self) -> Any:
-        """The first result where the outcome is SUCCEEDED; a fresh copy each time."""
+        """The first result if the outcome is SUCCEEDED; a fresh copy each time."""
         return self._claim.result
 
     @property
     def remembered(self) -> bool:
-        """True where only a ledger knows of the success (`remember=`): then `result` is None, as it is not kept."""
+        """True if only a ledger knows of the success (`remember=`): then `result` is None, because it is not kept."""
         return self._claim.remembered
 
     @property
     def error(self) -> Any:
-        """The recorded error where the outcome is FAILED; a fresh copy each time."""
+        """The recorded error if the outcome is FAILED; a fresh copy each time."""
         return self._claim.error
 
     @property
@@ -273,12 +273,12 @@ class Claim:
 
     @property
     def degraded(self) -> bool:
-        """True where the fallback policy answered instead of the store."""
+        """True if the fallback policy answered instead of the store."""
         return self._claim.degraded
 
     @property
     def confirmed(self) -> bool:
-        """False where it was acquired and too few replicas had that in time (`replicas=`)."""
+        """False if it was acquired and too few replicas had that in time (`replicas=`)."""
         return self._claim.confirmed
 
     @property
@@ -314,7 +314,7 @@ class Claim:
     ) -> None:
         """Record success: every duplicate gets `result` for `ttl` seconds (the namespace's by default).
 
-        Where a ledger remembers the success (`remember=`), it does so for its window, and `ttl` says only for how
+        If a ledger remembers the success (`remember=`), it does so for its window, and `ttl` says only for how
         long `result` is kept: a minute by default.
 
         It is tried for `within` seconds while the store is unavailable; by default until the lease ends.
@@ -323,7 +323,7 @@ class Claim:
             ResultError: the codec cannot encode the result.
             ResultTooLargeError: it is larger than `max_result`; the claim stays live.
             ClaimLostError: another owner has the key, or it was forgotten.
-            UnavailableError: it could not be recorded; `unrecorded` is True. Also where the store is back without
+            UnavailableError: it could not be recorded; `unrecorded` is True. Also if the store is back without
                 its data.
         """
         self._complete(result, ttl, within=within)

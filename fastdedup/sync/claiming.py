@@ -46,7 +46,7 @@ def claim_list_now(
 def _in_background(options: ClaimOptions) -> ClaimOptions:
     """Return what the background thread is asked for. The function of `resolve` runs in the caller's thread."""
     if options.remember is not None:
-        options = options._replace(remember=ledger_behind(options.remember))
+        options = options.but(remember=ledger_behind(options.remember))
     if options.resolve is not None:
-        options = options._replace(resolve=None, renew=True)  # while the function runs
+        options = options.but(resolve=None, renew=True)  # while the function runs
     return options

@@ -89,7 +89,7 @@ class Dedup(Inspected):
     def close(self) -> None:
         """Answer what was accepted, then close, with all that `scoped` has made. Closing twice is fine.
 
-        Whoever uses it afterwards gets a UsageError, until `open` or `with` opens it again.
+        A later use of it raises a UsageError, until `open` or `with` opens it again.
         """
         self.per_process.close()
 
@@ -127,7 +127,7 @@ class Dedup(Inspected):
         derive = self.bound.make
         return Bound(self.per_process, lambda dedup: make(derive(dedup)))
 
-    def _claim(self, key: str, *, fingerprint: Any, **options: Any) -> Claim:
+    def _claim(self, key: str, fingerprint: Any, *options: Any) -> Claim:
         """Ask to be the first for `key`, and block for the answer. Main path of the module.
 
         `claim = dedup.claim(key)`: settle it yourself. `with dedup.claim(key) as claim:` settles on the way
@@ -135,18 +135,18 @@ class Dedup(Inspected):
         for `fastdedup.Dedup.claim`; for `renew` see `Claim`. `resolve` is a function that is not async, and is called
         in the caller's thread.
         """
-        return claim_now(self.bound, ClaimOptions(**options), key, fingerprint)
+        return claim_now(self.bound, ClaimOptions(*options), key, fingerprint)
 
     def _claim_many(
-        self, keys: Sequence[str], *, fingerprints: Sequence[Any] | None, **options: Any
+        self, keys: Sequence[str], fingerprints: Sequence[Any] | None, *options: Any
     ) -> list[Claim]:
-        return claim_list_now(self.bound, ClaimOptions(**options), keys, fingerprints)
+        return claim_list_now(self.bound, ClaimOptions(*options), keys, fingerprints)
 
     def _lock(self, key: str, **options: Any) -> LockCall:
         """Return a mutual exclusion, which remembers nothing: `with dedup.lock(key, wait=5.0) as lock:`.
 
-        Entering raises InProgressError where the lock is still held after `wait` seconds; leaving raises
-        ClaimLostError where another holder took over. Pass `lock.fence` to what you write to.
+        Entering raises InProgressError if the lock is still held after `wait` seconds; leaving raises
+        ClaimLostError if another holder took over. Pass `lock.fence` to what you write to.
         """
         return LockCall(lambda: answered(self.bound, lambda dedup: dedup.lock(key, **options).call))
 
@@ -262,17 +262,7 @@ class Dedup(Inspected):
         for `fastdedup.Dedup.claim`; for `renew` see `Claim`. `resolve` is a function that is not async, and is called
         in the caller's thread.
         """
-        return self._claim(
-            key,
-            fingerprint=fingerprint,
-            owner=owner,
-            lease=lease,
-            ttl=ttl,
-            wait=wait,
-            renew=renew,
-            remember=remember,
-            resolve=resolve,
-        )
+        return self._claim(key, fingerprint, owner, lease, ttl, wait, renew, remember, resolve)
 
     def claim_many(
         self,
@@ -289,31 +279,22 @@ class Dedup(Inspected):
         """Claim many keys at once, each on its own; the answers stand in the order of the keys.
 
         It costs half of what the same claims cost one by one. A key that stands in the list twice is acquired
-        once. Where one cannot be answered its error is raised, and those that were acquired are released.
+        once. If one cannot be answered its error is raised, and those that were acquired are released.
         Arguments and errors as for `claim`; `fingerprints` gives one for each key.
         """
-        return self._claim_many(
-            keys,
-            fingerprints=fingerprints,
-            owner=owner,
-            lease=lease,
-            ttl=ttl,
-            wait=wait,
-            renew=renew,
-            remember=remember,
-        )
+        return self._claim_many(keys, fingerprints, owner, lease, ttl, wait, renew, remember)
 
     def lock(
         self, key: str, *, lease: Seconds | None = None, wait: Seconds = 0.0, renew: bool = False
     ) -> LockCall:
         """Return a mutual exclusion, which remembers nothing: `with dedup.lock(key, wait=5.0) as lock:`.
 
-        Entering raises InProgressError where the lock is still held after `wait` seconds; leaving raises
-        ClaimLostError where another holder took over. Pass `lock.fence` to what you write to.
+        Entering raises InProgressError if the lock is still held after `wait` seconds; leaving raises
+        ClaimLostError if another holder took over. Pass `lock.fence` to what you write to.
         """
         return self._lock(key, lease=lease, wait=wait, renew=renew)
 
-    # In two: a checker gives the parameters of a lambda a type only where it is told how many there are.
+    # In two: a checker gives the parameters of a lambda a type only if it is told how many there are.
     @overload
     def once(
         self,
@@ -402,7 +383,7 @@ class Dedup(Inspected):
                 It may hold more than this, and gets slower then; it takes no memory beforehand.
             exact: a new id is taken for a duplicate once in 6 * 10**14 times (7 bytes of digest). False: 4 bytes,
                 once in 27 million times.
-            width: bytes of digest where these two do not suit: 16 is as much as a UUID, 3 needs exact=False.
+            width: bytes of digest if these two do not suit: 16 is as much as a UUID, 3 needs exact=False.
             write: "set" writes a bucket anew once 12 ids have come to it, "append" waits for 40: that sends a fifth
                 less to replicas and the append-only file, for a tenth more memory.
             dense: the ids are integers that nearly follow each other, as auto-increment ids or a partition's

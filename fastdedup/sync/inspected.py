@@ -34,7 +34,7 @@ class Inspected:
     def forget(
         self, key: str, kind: RecordKind = "claim", *, digest: bool = False, reason: str | None = None
     ) -> bool:
-        """Remove the record of `key`, whoever owns it; False where there was none. The key is new again.
+        """Remove the record of `key`, of any owner; False if there was none. The key is new again.
 
         A token that is forgotten is unknown for ever.
 

@@ -26,7 +26,7 @@ class Ledger:
         return f"<sync.{repr(self.bound.latest)[1:]}"
 
     def is_of(self, per_process: PerProcess) -> bool:
-        """True where its ids are in the store of the gate that has this."""
+        """True if its ids are in the store of the gate that has this."""
         return self.bound.per_process is per_process
 
     def _open(self) -> Self:
@@ -45,7 +45,7 @@ class Ledger:
     def _remember(
         self, data: list[bytes], owner: str | None, call: Callable[[AsyncLedger, str], Awaitable[T]]
     ) -> T:
-        """Return the answer. It can be taken back by the call's name where nobody hears it."""
+        """Return the answer. It can be taken back by the call's name if no caller hears it."""
         background, ledger = self.bound.get()
         seconds = self.bound.per_process.seconds
         if owner is not None:

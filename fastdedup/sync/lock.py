@@ -47,11 +47,11 @@ class Lock:
 
     @property
     def degraded(self) -> bool:
-        """True where the fallback policy gave the lock: then it excludes only callers in this process."""
+        """True if the fallback policy gave the lock: then it excludes only callers in this process."""
         return self._claim.degraded
 
     def renew(self, lease: Seconds | None = None) -> None:
-        """Start the lease anew from now. Raises ClaimLostError where another owner holds the lock."""
+        """Start the lease anew from now. Raises ClaimLostError if another owner holds the lock."""
         self._claim.renew(lease)
 
 

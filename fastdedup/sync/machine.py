@@ -34,10 +34,10 @@ class StateMachine:
     def transition(self, id: str, *, to: str, version: int | None = None) -> Transition:
         """Move an instance to a state, in one atomic step. A new instance starts in `initial`, version 0.
 
-        One call moves an instance at most once, also where its reply is lost and it is sent again. What it did
+        One call moves an instance at most once, also if its reply is lost and it is sent again. What it did
         may then be hidden behind the changes of other calls; with `version=` that call can be repeated without
-        harm, as it moves from that version only. Without it, one case is left: a proxy between here and Redis that
-        delivers the first sending after the second, when other calls have moved the instance on.
+        harm, because it moves from that version only. Without it, one case is left: a proxy between here and Redis
+        that delivers the first sending after the second, when other calls have moved the instance on.
 
         Args:
             id: names the instance.
@@ -52,17 +52,17 @@ class StateMachine:
         Raises:
             ConfigError: the machine has no such state, or the version is not a whole number.
             UnavailableError: neither the store nor the policy answered.
-            UnknownTransitionError: the reply was lost, and other calls moved the machine since, so that nobody
-                can tell whether this call moved it, too.
+            UnknownTransitionError: the reply was lost, and other calls moved the machine since, so that it
+                cannot be told whether this call moved it, too.
         """
         return self.bound.run(lambda it: it.transition(id, to=to, version=version))
 
     def get(self, id: str) -> tuple[str, int]:
-        """Return the state and version of an instance: (`initial`, 0) where the store has no record of it."""
+        """Return the state and version of an instance: (`initial`, 0) if the store has no record of it."""
         return self.bound.run(lambda it: it.get(id))
 
     def forget(self, id: str, *, reason: str | None = None) -> bool:
-        """Remove the record of an instance, which is then `initial` again; False where there was none.
+        """Remove the record of an instance, which is then `initial` again; False if there was none.
 
         It leaves a `KeyForgotten` event with who and why; `reason`: up to 256 characters.
         """

@@ -35,7 +35,7 @@ def check_done(function: Callable[..., Any], result: object) -> None:
     """Check that a function has done its work.
 
     Raises:
-        UsageError: it has returned a coroutine or a generator, which nobody has run.
+        UsageError: it has returned a coroutine or a generator, which no code has run.
     """
     if inspect.iscoroutine(result) or inspect.isgenerator(result):
         result.close()
@@ -86,7 +86,7 @@ def once(
                     first.fail(error)
                     raise
                 check_done(function, result)
-                first.complete(result)  # where that cannot be stored, leaving records it as a failure
+                first.complete(result)  # if that cannot be stored, leaving records it as a failure
                 return result
 
         return wrapper

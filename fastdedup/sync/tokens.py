@@ -28,8 +28,8 @@ class Tokens:
         use = tokens.use(token, subject, owner)
         return background.make(use, self.bound.per_process.seconds, _itself, _take_back).outcome
 
-    def _redeem(self, token: str, subject: Any, **options: Any) -> Claim:
-        return self.redeem_with(ClaimOptions(**options), token, subject)
+    def _redeem(self, token: str, subject: Any, *options: Any) -> Claim:
+        return self.redeem_with(ClaimOptions(*options), token, subject)
 
     def redeem_with(self, options: ClaimOptions, token: str, subject: Any = None) -> Claim:
         """Do what `redeem` does, for an integration that makes its options once."""
@@ -93,7 +93,7 @@ class Tokens:
         As `consume` does, it waits while the token is used without a result, and another process may still take that
         use back.
         """
-        return self._redeem(token, subject, owner=owner, lease=lease, ttl=ttl, wait=wait, renew=renew)
+        return self._redeem(token, subject, owner, lease, ttl, wait, renew)
 
 
 def _itself(claim: AsyncClaim) -> AsyncClaim:

@@ -272,7 +272,7 @@ def dedups_of(namespaces: Namespaces, ops: Sequence[Op], verb: Verb) -> list[Ded
     Args:
         namespaces: the sidecar's.
         ops: operations of one verb.
-        verb: their verb. Where it creates nothing, a namespace does not take a place (`Namespaces.passing`).
+        verb: their verb. If it creates nothing, a namespace does not take a place (`Namespaces.passing`).
 
     Raises:
         ConfigError: a key is none of fastdedup's or not of the verb's kind, or its namespace is refused.
