@@ -27,6 +27,7 @@ from .fallback.base import FallbackPolicy
 from .fallback.reject import Reject
 from .kernel.keyspace import READABLE_BYTES
 from .ledger.client import Ledger
+from .ledger.settings import check_settings
 from .lock import LockCall, lock_call
 from .machine import StateMachine, Transitions
 from .model import Batching, BreakerState
@@ -486,8 +487,7 @@ class Dedup(Inspected):
         Raises:
             ConfigError: a setting is not valid; the message names it.
         """
-        return Ledger(
-            self._gate,
+        settings = check_settings(
             name,
             window=window,
             capacity=capacity,
@@ -497,3 +497,4 @@ class Dedup(Inspected):
             dense=dense,
             allow_eviction=allow_eviction,
         )
+        return Ledger(self._gate, settings)

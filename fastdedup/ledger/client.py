@@ -8,7 +8,6 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import Any, Final, Self
 
-from ..checks import Seconds
 from ..core.audit import check_reason, tell_forgotten
 from ..core.connection import Connection
 from ..core.counters import outcome_of
@@ -26,7 +25,7 @@ from .filling import Filling
 from .first_call import FirstCall
 from .ids import id_bytes, listed_bytes, nonce_of, number_bytes, patience_of, record_wire
 from .operations import FirstOp, ForgetIdOp, IdPlace, LedgerTerms, SeenOp
-from .settings import Write, check_capacity, check_settings
+from .settings import LedgerSettings, check_capacity
 from .views import FormerView, LedgerView
 
 _OK: Final = Code.OK  # naming an enum's member through its class costs 50 ns on Python 3.11
@@ -52,31 +51,9 @@ class Ledger:
     name: str
     """The ledger's name."""
 
-    def __init__(
-        self,
-        gate: Gate,
-        name: str,
-        *,
-        window: Seconds,
-        capacity: int,
-        exact: bool = True,
-        width: int | None = None,
-        write: Write = "set",
-        dense: bool = False,
-        allow_eviction: bool = False,
-    ) -> None:
-        settings = check_settings(
-            name,
-            window=window,
-            capacity=capacity,
-            exact=exact,
-            width=width,
-            write=write,
-            dense=dense,
-            allow_eviction=allow_eviction,
-        )
+    def __init__(self, gate: Gate, settings: LedgerSettings) -> None:
         gate.connections.common.expect(gate.settings.namespace, "first")
-        self.name = name
+        self.name = settings.name
         self.settings = settings
         """What the caller gave, checked."""
         self.form = CurrentForm(gate, settings)
