@@ -1,8 +1,9 @@
 # The two main commands: `make demo` and `make test`. Each sets up everything that it needs; the next run is quick.
 
 PYTHON  ?= python3
-# Two more than there are cores: tests wait for servers and deadlines a quarter of their time.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 2)
+CORES   := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+# Three more than there are cores: tests wait for servers and deadlines a quarter of their time.
+WORKERS ?= $(shell expr $(CORES) + 3)
 
 BIN   := .venv/bin
 VENV  := .venv/.stamp-venv
@@ -22,7 +23,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-c
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-web test rewritten test-clients test-compiled test-servers lowest newest wheels matrix lint types format bench bench-check compiled chaos model mutants docs release-check fresh clean
+.PHONY: help demo demo-web quick test rewritten test-clients test-compiled test-servers lowest newest wheels matrix lint types format bench bench-check compiled chaos model mutants docs release-check fresh clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -37,11 +38,17 @@ demo: $(CLI) $(if $(ALL),$(ACTS)) ## hold a flash sale without the gate, then wi
 demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS='--port 8000 --workers 2'
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/python -m examples.shop $(ARGS)
 
+# The loop while you write: no program but redis-server is needed. tests/marks.py says which tests have a mark.
+quick: lint types redis-server ## lint, type check, and the tests of units, model and contract on memory and one Redis
+	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" MODEL_DEPTH=quick $(BIN)/pytest -n $(CORES) --dist worksteal -q \
+	  -m "not servers and not browser and not compiled and not slow" tests/unit tests/model tests/contract $(PYTEST_ARGS)
+
 # The servers, the browser and the compiler come first: without them the tests cannot pass. They are got, and the package is
 # compiled, while pip installs, which takes one core. pytest comes last: its last line is the verdict. worksteal keeps neighbours
 # together, so each worker starts fewer of the servers that a file shares. With PYTEST_ARGS only some tests run; then the coverage
 # is below the required one.
 test: ## lint, type check and test, with at least 95 % branch coverage
+	@.ci/announce.sh
 	@$(MAKE) --no-print-directory --jobs 3 servers lint $(TESTED)/.stamp $(READ) $(if $(PYTEST_ARGS),,rewritten)
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" NGINX="$$(.ci/nginx.sh)" \
 	  POSTGRESQL="$$(.ci/postgresql.sh)" MARIADB="$$(.ci/mariadb.sh)" RABBITMQ="$$(.ci/rabbitmq.sh)" COMPILED_FOLDER=$(TESTED) \
@@ -111,21 +118,24 @@ wheels: $(VENV) ## build compiled wheels for the Pythons 3.11 to 3.14 found here
 matrix: $(DEV) redis-server compiler ## run the contract, outage and ledger tests on Redis 6.2 to 8.2 and Valkey 8, under Python 3.11 to 3.13
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" BIN=$(BIN) WORKERS=$(WORKERS) .ci/matrix.sh $(CELLS)
 
-lint: $(DEV) ## ruff: rules and format; and that fastdedup/sync/ repeats the asynchronous API
+lint: $(DEV) ## ruff: rules and format; that fastdedup/sync/ repeats the asynchronous API; the picture of the house; and plain words in docstrings, texts and pages
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python scripts/write_sync.py --check
+	@$(BIN)/python -m scripts.draw_house --check
+	@$(BIN)/python scripts/check_english.py
 
 types: $(DEV) ## mypy in strict mode
 	@$(BIN)/mypy
 
-format: $(DEV) ## let ruff fix and format the code, and write what fastdedup/sync/ repeats
+format: $(DEV) ## let ruff fix and format the code, write what fastdedup/sync/ repeats, and draw the house
 	@$(BIN)/python scripts/write_sync.py
+	@$(BIN)/python -m scripts.draw_house
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
 # Run no other program meanwhile, or the figures mean little. ARGS='--quick' is a short trial; see bench/README.md.
-bench: $(BUILT)/.stamp redis-server ## measure fastdedup and its peers, in under 10 minutes; writes bench/results
+bench: $(BUILT)/.stamp redis-server ## measure fastdedup and its peers, in half an hour; writes bench/results
 	@$(MEASURE) $(ARGS)
 
 bench-check: $(BUILT)/.stamp redis-server ## measure, print each target with pass or short, fail if a target is short
@@ -170,10 +180,11 @@ docs: $(DOCS) ## write the documentation to build/site; a broken link fails it
 	@echo "The documentation is in build/site: open build/site/index.html, or, to search in it: $(BIN)/python -m http.server -d build/site"
 
 # FASTDEDUP_REPOSITORY=https://host/owner/name gives the README of the package its links; GitHub's runners need no such word.
-release-check: $(RELEASE) ## build sdist and wheel into dist/, check both and their README for a package index
+release-check: $(RELEASE) ## build sdist and wheel into dist/, check both, their README and the age of the figures
 	@rm -rf dist
 	@$(BIN)/python -m build --outdir dist . >/dev/null
 	@$(BIN)/twine check --strict dist/*
+	@$(BIN)/python scripts/check_figures.py
 
 # A developer's machine has what a fresh one lacks. An hour and more without TARGETS='bench docs', which names some.
 fresh: ## run each target of this list in a clone and an environment of its own, measurements shortened

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Prints the path of a Chromium or Chrome for the browser tests, and installs one where none is found.
 # CHROMIUM=/path/to/chromium names one explicitly.
+# With ONLY_FIND=1 none is got.
 set -euo pipefail
 
 say() { echo "chromium: $*" >&2; }
@@ -54,6 +55,7 @@ if [ -n "${CHROMIUM:-}" ]; then
 fi
 
 find_browser && exit
+[ -z "${ONLY_FIND:-}" ] || exit 1
 install_browser >&2 || say "it could not be installed from here"
 hash -r
 find_browser && exit

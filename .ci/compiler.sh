@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Prints the path of a C compiler that finds Python's headers, and installs what is missing: the tests compile the
 # package, and a clock for redis-servers. PYTHON=python3.12 names the Python, CC=/path/to/cc the compiler.
+# With ONLY_FIND=1 nothing is installed.
 set -euo pipefail
 
 python=${PYTHON:-python3}
@@ -30,6 +31,10 @@ install_compiler() {
   fi
 }
 
+if [ -n "${ONLY_FIND:-}" ]; then
+  fits
+  exit
+fi
 if ! fits && [ -z "${CC:-}" ]; then
   install_compiler >&2 || say "it could not be installed from here"
   hash -r

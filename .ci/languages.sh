@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the tools of the languages named in its arguments (php, ruby, go, java), where they are missing: the tests of
 # docs/languages.md run a client in each. Node is not among them: the dev extra brings it.
+# With ONLY_FIND=1 nothing is installed.
 set -euo pipefail
 
 say() { echo "languages: $*" >&2; }
@@ -49,6 +50,7 @@ install_all() {
 missing=()
 for language in "$@"; do has "$language" || missing+=("$language"); done
 [ ${#missing[@]} -gt 0 ] || exit 0
+[ -z "${ONLY_FIND:-}" ] || exit 1
 install_all "${missing[@]}" >&2 || say "they could not be installed from here"
 hash -r
 for language in "${missing[@]}"; do

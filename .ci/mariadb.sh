@@ -2,6 +2,7 @@
 # Prints the path of mariadbd, MariaDB's server, which the tests start, and gets it where none is found.
 # Debian's is only unpacked, into build/mariadb: installing it would start a server on this machine.
 # MARIADB=/path/to/mariadbd names one explicitly; mariadb-install-db must stand in the bin folder beside it.
+# With ONLY_FIND=1 none is got.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -58,6 +59,7 @@ if [ -n "${MARIADB:-}" ]; then
 fi
 
 find_server && exit
+[ -z "${ONLY_FIND:-}" ] || exit 1
 get_server >&2 || say "it could not be had from here"
 hash -r
 find_server && exit

@@ -2,6 +2,7 @@
 # Prints the path of an nginx with auth_request, which the tests of the gate start, and gets one where none is found.
 # Debian's is only unpacked, into build/nginx: installing it would start a web server on this machine.
 # NGINX=/path/to/nginx names one explicitly.
+# With ONLY_FIND=1 none is got.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -47,6 +48,7 @@ if [ -n "${NGINX:-}" ]; then
 fi
 
 find_nginx && exit
+[ -z "${ONLY_FIND:-}" ] || exit 1
 get_nginx >&2 || say "it could not be had from here"
 hash -r
 find_nginx && exit

@@ -2,6 +2,7 @@
 # Prints the folder of PostgreSQL's server programs, which the tests start, and gets them where none are found.
 # Debian's are only unpacked, into build/postgresql: installing them would start a server on this machine.
 # POSTGRESQL=/path/to/folder names one explicitly.
+# With ONLY_FIND=1 none is got.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -57,6 +58,7 @@ if [ -n "${POSTGRESQL:-}" ]; then
 fi
 
 find_folder && exit
+[ -z "${ONLY_FIND:-}" ] || exit 1
 get_programs >&2 || say "they could not be had from here"
 hash -r
 find_folder && exit

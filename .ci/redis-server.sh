@@ -2,6 +2,7 @@
 # Prints the path of a redis-server that is recent enough for the tests, and installs one where none is found.
 # The tests start servers of their own from it; a service that is already running is left alone.
 # REDIS_SERVER=/path/to/redis-server names one explicitly.
+# With ONLY_FIND=1 none is got.
 set -euo pipefail
 
 minimum=6.2
@@ -64,6 +65,7 @@ if [ -n "${REDIS_SERVER:-}" ]; then
 fi
 
 find_server && exit
+[ -z "${ONLY_FIND:-}" ] || exit 1
 install_server >&2 || say "it could not be installed from here"
 hash -r
 find_server && exit

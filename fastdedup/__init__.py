@@ -1,6 +1,7 @@
 """fastdedup: are you the first? Answered atomically, replayed to duplicates, honest when Redis is down."""
 
 from .admin.takeover import Resolution, Takeover
+from .arguments import by
 from .claim import Claim
 from .codec import Codec
 from .errors import (
@@ -15,6 +16,7 @@ from .errors import (
     MismatchError,
     ResultError,
     ResultTooLargeError,
+    ResultWarning,
     ShortfallError,
     UnavailableError,
     UnknownTransitionError,
@@ -69,6 +71,7 @@ __all__ = [
     "TransitionOutcome",
     # Keys and results
     "business_key",
+    "by",
     "fingerprint",
     "Fingerprint",
     "Codec",
@@ -85,6 +88,7 @@ __all__ = [
     "InvalidKeyError",
     "ResultError",
     "ResultTooLargeError",
+    "ResultWarning",
     "ForeignRecordError",
     "ConfigError",
     "UsageError",

@@ -15,7 +15,7 @@ def main() -> None:
         if (error.name or "").partition(".")[0] not in {"click", "rich"}:
             raise  # a broken installation: installing the extra would not help
         if sys.argv[1:] == ["--version"]:
-            print(f"fastdedup {fastdedup.__version__}, {build()}")  # as the command line prints it
+            print(f"fastdedup {fastdedup.__version__}, {build()}")  # the same line as `--version` prints
             return
         print(
             f"fastdedup: the command line needs {error.name}: pip install 'fastdedup[cli]'", file=sys.stderr
@@ -24,7 +24,7 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(
             errors="backslashreplace"
-        )  # a key may have what this terminal or pipe cannot take
+        )  # a key may have characters that this terminal or pipe cannot show
     cli(prog_name="fastdedup")
 
 

@@ -1,4 +1,4 @@
-"""How long to pause before the next attempt: longer each time, and partly by chance, so that a thousand processes do
+"""Pauses before the next attempt. Each is longer than the last, and partly random, so that a thousand processes do
 not repeat in step.
 """
 
@@ -8,17 +8,17 @@ import random
 from collections.abc import Callable
 
 _MOST_GROWTHS = 60
-"""Pauses after which the pause grows no longer: a float has an end."""
+"""The number of pauses after which the pause stops growing, because a float has a largest value."""
 
 
 class Backoff:
     """Pauses that grow. It has no state: its user counts the attempts.
 
     Args:
-        first: seconds of the first pause, at most.
-        longest: seconds of each pause, at most.
-        growth: how many times as long as the last pause the next one is.
-        steady: the part of a pause that is certain; the rest is drawn. With 1.0 a pause is as long as it can be.
+        first: the most seconds of the first pause.
+        longest: the most seconds of any pause.
+        growth: the next pause is so many times as long as the last one.
+        steady: the fixed part of a pause; the rest is random. With 1.0 a pause always has its full length.
     """
 
     __slots__ = ("_first", "_growth", "_longest", "_steady")
@@ -30,11 +30,11 @@ class Backoff:
         self._steady = steady
 
     def longest(self, pauses: int) -> float:
-        """Return the seconds of the next pause, at most. `pauses`: those that were made before."""
+        """Return the most seconds of the next pause. `pauses`: the number of pauses before it."""
         return min(self._first * self._growth ** min(pauses, _MOST_GROWTHS), self._longest)
 
     def draw(self, longest: float, chance: Callable[[], float] = random.random) -> float:
-        """Return the seconds of a pause that is so long at most. `chance` draws a number from 0 up to 1."""
+        """Return the seconds of a pause of at most `longest`. `chance` returns a random number from 0 up to 1."""
         return longest * (self._steady + (1.0 - self._steady) * chance())
 
     def pause(self, pauses: int, chance: Callable[[], float] = random.random) -> float:

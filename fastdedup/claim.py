@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeVar, overload
 
 from . import codec
 from .checks import Seconds
@@ -14,11 +14,13 @@ from .errors import InProgressError, InvalidKeyError, MismatchError, UsageError,
 from .kernel.operations import ClaimOp, Verdict
 from .kernel.owners import owner_text
 from .model import Outcome
+from .results.declared import read_as
 
+T = TypeVar("T")
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _SUCCEEDED: Final = Outcome.SUCCEEDED
 _SHAREABLE: Final = (str, int, float, bool)
-"""Decoded once for all who ask; what could be changed by one caller is decoded for each."""
+"""These results are decoded once for all callers. A result that a caller could change is decoded for each caller."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -26,7 +28,7 @@ class Claim:
     """The answer to a claim, and while `acquired`, the right to settle it.
 
     Settle it once, with `complete`, `fail` or `release`. Each of these raises ClaimLostError if
-    another owner has the key by now (nothing was changed), UnavailableError if the store did not
+    another owner has the key (nothing was changed), UnavailableError if the store did not
     answer (call it again: repeating is safe), UsageError on a claim that is not acquired, is
     settled already, or belongs to another event loop. `complete` and `fail` are tried again until the
     lease ends before they give up: the effect has happened, and its result must not be lost to a
@@ -43,7 +45,7 @@ class Claim:
         self._gate = gate
         self._call = call
         self._verdict = verdict
-        self._settlement = settlement  # made when it is needed: a duplicate needs none
+        self._settlement = settlement  # made on demand, because a duplicate needs none
 
     def __bool__(self) -> bool:
         raise TypeError("a claim has no truth value: a duplicate's is a claim too; ask claim.acquired")
@@ -53,12 +55,12 @@ class Claim:
 
     @property
     def outcome(self) -> Outcome:
-        """What the claimant found."""
+        """The answer to the claimant."""
         return self._verdict.outcome
 
     @property
     def acquired(self) -> bool:
-        """True for the claimant that shall do the work."""
+        """True for the claimant that must do the work."""
         return self._verdict.outcome is _ACQUIRED
 
     @property
@@ -75,10 +77,10 @@ class Claim:
     def fence(self) -> int:
         """The present owner's fence, which rises from owner to owner of a key; 0 if it is not known.
 
-        Hand it to what you write to, which can then refuse an owner that was overtaken. It is the server's time
-        in microseconds, and never below the latest time that this client has seen from the store. What stays
-        open: a key that has expired or was forgotten leaves no memory, so after the server's clock was set
-        back, a client that never saw the later time may be given a lower fence for that key.
+        Send it to the system that you write to, which can then refuse an overtaken owner. It is the server's time
+        in microseconds, and never below the latest time that this client has seen from the store. One
+        case is left: a key that has expired or was forgotten leaves no memory. So after the server's clock was
+        set back, a client that never saw the later time may get a lower fence for that key.
         """
         return self._verdict.fence
 
@@ -141,27 +143,43 @@ class Claim:
     def downstream(self, name: str) -> str:
         """Return the idempotency key for a call that the work makes, such as `claim.downstream("stripe")`.
 
-        It is the same for every attempt and owner of this key, also after its record has expired or was forgotten,
-        and another one for each name: give each call its own. A UUID as text.
+        It is the same for every attempt and owner of this key, also after its record has expired or was forgotten.
+        It differs for each name, so give each call its own name. It is the text of a UUID.
 
         Raises:
-            InvalidKeyError: the name is empty, longer than 1,024 characters, or no text.
+            InvalidKeyError: the name is empty, longer than 1,024 characters, or not text.
         """
         return downstream_key(self.settlement.store_key, name)
 
-    def replay(self) -> Any:
-        """Return the result of a success, for a duplicate that wants what the first call returned.
+    @overload
+    def replay(self) -> Any: ...
+
+    @overload
+    def replay(self, declared: type[T]) -> T: ...
+
+    @overload
+    def replay(self, declared: Any) -> Any: ...
+
+    def replay(self, declared: Any = None) -> Any:
+        """Return the result of a success, for a duplicate that needs the first call's result.
+
+        `declared`: the type that it was completed with, such as `Receipt` or `list[Receipt]`. Without it, the result
+        is what JSON brings back: a dict for a dataclass, text for a datetime.
 
         Raises:
-            FailedError: the first run ended in a failure that was recorded; `error` is what it recorded.
+            FailedError: the first run ended in a failure that was recorded; `error` is the recorded error.
             InProgressError: another owner is at work; `retry_after` says how long at most.
             MismatchError: the key is known with another fingerprint, or the token with another subject.
             InvalidKeyError: the token was never issued, or has expired.
             UsageError: this claim is acquired: there is nothing to replay, do the work.
+            ResultError: the result is not of the declared type, or cannot be read.
+            ConfigError: the declared type cannot come back, or needs `fastdedup[types]`.
         """
         match self.outcome:
             case Outcome.SUCCEEDED:
-                return self.result
+                if declared is None:
+                    return self.result
+                return read_as(declared, self._verdict.payload, self.key, self._gate.settings.codec)
             case Outcome.FAILED:
                 raise first_run_failed(self.key, self.error)
             case Outcome.IN_PROGRESS:
@@ -181,17 +199,20 @@ class Claim:
     ) -> None:
         """Record success: every duplicate gets `result` for `ttl` seconds (the namespace's by default).
 
-        If a ledger remembers the success (`remember=`), it does so for its window, and `ttl` says only for how
-        long `result` is kept: a minute by default.
+        JSON holds it, also a dataclass, a Pydantic model, a datetime, a Decimal or a set: `replay(Receipt)` gives
+        that back.
+
+        If a ledger remembers the success (`remember=`), it does so for its window, and `ttl` is only the time
+        for which `result` is kept: a minute by default.
 
         It is tried for `within` seconds while the store is unavailable; by default until the lease ends.
 
         Raises:
             ResultError: the codec cannot encode the result.
-            ResultTooLargeError: it is larger than `max_result`; the claim stays live.
+            ResultTooLargeError: the result is larger than `max_result`; the claim stays live.
             ClaimLostError: another owner has the key, or it was forgotten.
-            UnavailableError: it could not be recorded; `unrecorded` is True. Also if the store is back without
-                its data.
+            UnavailableError: the result could not be recorded; `unrecorded` is True. Also if the store is back
+                without its data.
         """
         await self.settlement.complete(result, ttl, within=within)
 
@@ -200,9 +221,9 @@ class Claim:
     ) -> None:
         """Record a failure for good: every duplicate gets `error` for `ttl` seconds (`failure_ttl` by default).
 
-        For a failure that a retry may mend, `release` instead. An exception is recorded as its type's name and its
+        For a failure that a retry may fix, use `release` instead. An exception is recorded as its type's name and its
         text, which is cut to fit into `max_result`. Any other error must be JSON-able: it does not pass through
-        `codec=`. Raises as `complete`.
+        `codec=`. Errors: see `complete`.
         """
         await self.settlement.fail(error, ttl, within=within)
 
@@ -214,7 +235,7 @@ class Claim:
         await self.settlement.release()
 
     async def renew(self, lease: Seconds | None = None) -> None:
-        """Start the lease anew from now: `lease` seconds, as long as the first by default."""
+        """Start the lease anew from now, for `lease` seconds; by default for as long as the first lease."""
         await self.settlement.renew(lease)
 
     @property

@@ -1,4 +1,4 @@
-"""What `Dedup.claim` and `claim_many` do. Decorators, consumers and middlewares call it with options made once."""
+"""The work of `Dedup.claim` and `claim_many`. Decorators, consumers and middlewares call it with prepared options."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from .ledger.remembered import claim_each, remembered_claim, remembered_claims
 
 
 def claim_call(gate: Gate, options: ClaimOptions, key: str, fingerprint: Any = None) -> ClaimCall:
-    """Return a claim to be awaited. Arguments and errors as for `Dedup.claim`."""
+    """Return a claim to await. Arguments and errors: see `Dedup.claim`."""
     then = None
     if options.resolve is not None:
         then = Resolving(check_resolve(options.resolve), renews=options.renew)
-        options = options.but(renew=True)  # while the check runs
     if options.remember is None:
         return key_call(gate, options, key, fingerprint, then)
     mark = None if fingerprint is None else digest(fingerprint)
     seconds = options.seconds_to_wait
-    return remembered_claim(gate, options, key, mark, seconds, bool(options.renew)).call(then)
+    return remembered_claim(gate, options, key, mark, seconds, options.renew).call(then)
 
 
 async def claim_list(
     gate: Gate, options: ClaimOptions, keys: Sequence[str], fingerprints: Sequence[Any] | None = None
 ) -> list[Claim]:
-    """Claim many keys at once. Arguments and errors as for `Dedup.claim_many`."""
+    """Claim many keys at once. Arguments and errors: see `Dedup.claim_many`."""
     if isinstance(keys, str | bytes):
         raise InvalidKeyError(
             "claim_many() takes a list of keys, not one text: its characters would be the keys"

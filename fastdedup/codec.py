@@ -1,16 +1,17 @@
-"""How results become bytes: JSON by orjson, or a codec of the user's own."""
+"""Turns results into bytes: with orjson into JSON, or with a codec of the user."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import orjson
 
-from .errors import DedupError, ResultError, ResultTooLargeError, error_text
+from .errors import ConfigError, DedupError, ResultError, ResultTooLargeError, error_text
 
 
 @runtime_checkable
@@ -33,7 +34,7 @@ _TEXT_LIMIT = 8
 
 
 class JSONCodec:
-    """Uses orjson: JSON values, and dataclasses, datetimes, UUIDs and enums, which come back as JSON."""
+    """Uses orjson: for JSON values, and for dataclasses, datetimes, UUIDs and enums, which come back as JSON."""
 
     def dumps(self, value: Any) -> bytes:
         """Encode. orjson would turn NaN into null, and a duplicate would get another result than the first."""
@@ -47,7 +48,7 @@ class JSONCodec:
 
 
 def has_nan(value: Any) -> bool:
-    """True where a value that orjson has encoded holds a NaN or an infinity."""
+    """True if a value that orjson has encoded holds a NaN or an infinity."""
     if isinstance(value, float):
         return not math.isfinite(value)
     if isinstance(value, Enum):
@@ -57,32 +58,73 @@ def has_nan(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(has_nan(item) for item in value)
     if isinstance(value, orjson.Fragment):
-        return False  # JSON that its author wrote: nothing in it was replaced
+        return False  # JSON that the user wrote: nothing in it was replaced
     if is_dataclass(value):
         return any(has_nan(item) for item in _attributes(value))
     return False
 
 
 def _attributes(value: Any) -> Iterator[Any]:
-    """Yield the attributes of a dataclass that orjson writes: also other than fields, but none with a "_" first."""
+    """Yield the attributes of a dataclass that orjson writes: fields and others, but no name that begins with "_"."""
     names = vars(value) if hasattr(value, "__dict__") else [field.name for field in fields(value)]
     return (getattr(value, name) for name in names if not name.startswith("_"))
 
 
-def encode(codec: Codec, value: Any, limit: int) -> bytes:
-    """Return the payload for a result.
+# A tuple, because it is made for each result: an `__init__` would cost a call.
+class Encoded(tuple[bytes]):
+    """A result that is encoded already: its payload alone."""
+
+    __slots__ = ()
+
+
+WIDE: Final = b"\n"
+"""Ends the JSON of a result that a type reads, or Python's own reader, which keeps integers over 64 bits."""
+WIDE_PLAIN: Final = b" " + WIDE
+"""Ends it if no type is needed to read it."""
+_END_OF_WIDE: Final = WIDE[0]
+
+
+def wide_json(value: Any) -> bytes:
+    """Return JSON for a value that orjson does not know: a Pydantic model, a Decimal, a set, bytes and others.
 
     Raises:
-        ResultError: the codec cannot encode the value, or makes no bytes of it, which stand for None.
+        ConfigError: pydantic is not installed.
+        any other error: JSON cannot hold it.
+    """
+    try:
+        from pydantic_core import to_json
+    except ImportError:
+        raise extra_is_missing(f"a result of type {type(value).__name__}") from None
+    return to_json(value, round_trip=True, bytes_mode="base64", inf_nan_mode="strings") + WIDE
+
+
+def extra_is_missing(what: str) -> ConfigError:
+    """Return the error for a type that needs pydantic."""
+    return ConfigError(
+        f"{what} needs pydantic: pip install 'fastdedup[types]', or return JSON values, or give codec="
+    )
+
+
+def encode(codec: Codec, value: Any, limit: int, *, takes_types: bool = False) -> bytes:
+    """Return the payload for a result.
+
+    `takes_types`: its reader will name the type. Then JSON also takes what orjson does not: see `wide_json`.
+
+    Raises:
+        ResultError: the codec cannot encode the value, or returns no bytes, which mean None.
         ResultTooLargeError: the payload has more than `limit` bytes.
     """
     if value is None:
         return b""
+    if type(value) is Encoded:
+        (encoded,) = value
+        check_size(encoded, limit)
+        return encoded
     try:
-        payload = codec.dumps(value)
+        payload = _json_of(value) if takes_types and type(codec) is JSONCodec else codec.dumps(value)
     except DedupError:
         raise
-    except Exception as error:  # whatever a codec raises, callers handle one error
+    except Exception as error:  # any error of a codec becomes one error for callers
         raise ResultError(
             f"cannot store a result of type {type(value).__name__}: {error_text(error)}; "
             "return JSON-able data, or give Dedup a codec= that knows the type"
@@ -98,8 +140,19 @@ def encode(codec: Codec, value: Any, limit: int) -> bytes:
     return payload
 
 
+def _json_of(value: Any) -> bytes:
+    """Return the JSON of any value that JSON can hold."""
+    try:
+        return _ERRORS.dumps(value)
+    except TypeError as error:
+        try:
+            return wide_json(value)
+        except ConfigError as missing:
+            raise TypeError(f"{error_text(error)}; {missing}") from error
+
+
 def check_size(payload: bytes, limit: int) -> None:
-    """Raise ResultTooLargeError where a payload has more than `limit` bytes."""
+    """Raise ResultTooLargeError if a payload has more than `limit` bytes."""
     if len(payload) > limit:
         raise ResultTooLargeError(
             f"the result takes {len(payload)} bytes, the limit is {limit}; "
@@ -117,6 +170,8 @@ def decode(codec: Codec, payload: bytes, key: str) -> Any:
     if not payload:
         return None
     try:
+        if payload[-1] == _END_OF_WIDE and type(codec) is JSONCodec:
+            return json.loads(payload)
         return codec.loads(payload)
     except DedupError:
         raise
@@ -134,14 +189,14 @@ def decode(codec: Codec, payload: bytes, key: str) -> Any:
 
 
 def stores_errors(codec: Codec) -> bool:
-    """True for a codec of this library that stores errors as it stores results: web responses, a sidecar's bytes."""
+    """True for a codec of this library that stores errors like results: web responses, a sidecar's bytes."""
     return bool(getattr(codec, "stores_errors", False))
 
 
 def described(error: Any) -> Any:
-    """Return the type's name and the text of an exception, as JSON can hold them; any other error as it is.
+    """Return the type's name and the text of an exception, in a form for JSON; any other error unchanged.
 
-    The text comes from the user's code: if that raises, the error is recorded all the same.
+    The text comes from the user's code: if that code raises, the error is still recorded.
     """
     if not isinstance(error, BaseException):
         return error
@@ -150,7 +205,7 @@ def described(error: Any) -> Any:
 
 
 def is_unstorable(error: Any) -> bool:
-    """True for an error that stands in place of a result that cannot be stored: the work is done."""
+    """True for an error that replaces a result that cannot be stored: the work is done."""
     return isinstance(error, dict) and error.get("message") == UNSTORABLE
 
 
@@ -159,13 +214,13 @@ def _plain(text: str) -> str:
 
 
 def encode_error(codec: Codec, error: Any, limit: int) -> bytes:
-    """Return the payload for an error: JSON, whatever the codec of the results is.
+    """Return the payload for an error: JSON, for every codec of the results.
 
     The text of an exception is cut to fit.
 
     Raises:
-        ResultError: the error is no exception, and JSON cannot hold it.
-        ResultTooLargeError: the error is no exception, and its payload has more than `limit` bytes.
+        ResultError: the error is not an exception, and JSON cannot hold it.
+        ResultTooLargeError: the error is not an exception, and its payload has more than `limit` bytes.
     """
     if stores_errors(codec):
         return encode(codec, described(error), limit)
@@ -183,9 +238,9 @@ def encode_error(codec: Codec, error: Any, limit: int) -> bytes:
 
 
 def decode_error(codec: Codec, payload: bytes, key: str) -> Any:
-    """Return the error of a payload; raises as `decode`.
+    """Return the error of a payload. Errors: see `decode`.
 
-    Version 0.1.0 has stored errors by the codec of the results. What is not JSON is one of these.
+    Version 0.1.0 stored errors with the codec of the results. A payload that is not JSON is such an error.
     """
     if payload and not stores_errors(codec):
         try:

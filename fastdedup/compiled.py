@@ -9,12 +9,12 @@ if TYPE_CHECKING:
 else:
     # At run time the decorator has no effect, so mypy_extensions need not be installed.
     def mypyc_attr(**_: Any) -> Any:
-        """Mark a class for mypyc: `allow_interpreted_subclasses` where pure Python classes may derive from it."""
+        """Mark a class for mypyc: `allow_interpreted_subclasses` if pure Python classes may derive from it."""
         return lambda cls: cls
 
 
 def is_compiled() -> bool:
-    """True where the modules of the main path are compiled."""
+    """True if the modules of the main path are compiled."""
     from .kernel import engine
 
     return not engine.__file__.endswith(".py")

@@ -1,4 +1,4 @@
-"""What an event says of itself: the figure that it feeds, and its line in the log. Its class holds both.
+"""The declarations of an event: the figure that it feeds, and its line in the log. Its class holds both.
 
 `core/figures.py` is the table of all figures of a gate, and `core/incidents.py` writes the lines.
 """
@@ -31,25 +31,25 @@ Labels = tuple[str, ...]
 
 
 FigureKind = Literal["counter", "gauge", "histogram"]
-"""A counter rises only. A histogram's values are cells, which count what was measured by its size."""
+"""A counter only rises. A histogram's values are cells, which count the measurements by their size."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Figure:
-    """A row of the table of figures, of which Prometheus, OpenTelemetry and a sidecar's `/metrics` show the same.
+    """A row of the table of figures. Prometheus, OpenTelemetry and a sidecar's `/metrics` show the same rows.
 
     Attributes:
-        name: of words with `_` between, as Prometheus shows it after "fastdedup_"; empty if it does not.
-        text: says what it is.
+        name: words with `_` between, which Prometheus shows after "fastdedup_"; empty if it does not show the figure.
+        text: the description.
         labels: the names of the labels. A key is never a label.
-        kind: how its values move.
-        unit: of its values, as OpenTelemetry writes it.
+        kind: the way in which its values change.
+        unit: the unit of its values, in OpenTelemetry's form.
         meter: its name in OpenTelemetry after "fastdedup."; empty if that does not show it. The same by default.
-        meter_text: says there what it is; the same by default.
+        meter_text: its description there; the same by default.
         meter_labels: the names of its attributes there; the same by default.
-        values: by label, the values that stand at 0 before they are counted.
+        values: by label, the values that are shown as 0 before they are counted.
         bounds: the upper bounds of a histogram's cells.
-        source: finds its values in the object that is watched; None if it is fed, by events or by `GateCounters`.
+        source: finds its values in the watched object; None if events or `GateCounters` feed it.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Figure:
     source: Callable[[Any], Any] | None = None
 
     def read(self, watched: object) -> Mapping[Labels, Any]:
-        """Return its values in the object that is watched, by those of its labels."""
+        """Return its values in the watched object, by the values of its labels."""
         assert self.source is not None
         found = self.source(watched)
         return found if isinstance(found, Mapping) else {(): found}
@@ -73,13 +73,14 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """The line that a gate writes of an event.
+    """The log line that a gate writes for an event.
 
     Attributes:
-        text: of the line, after the gate's name; it may name each field of the event, and none that tells an owner.
+        text: the line's text after the gate's name; it may name any field of the event, except one with an owner.
         logger: the name of the logger after "fastdedup.".
-        at_once: how many such lines come before they are counted only; `AT_ONCE` of `core/incidents.py` by default.
-        words: by field, what stands for its value in the text.
+        at_once: the number of lines that are written before further ones are only counted; `AT_ONCE` of
+            `core/incidents.py` by default.
+        words: by field, the words in the text that replace its value.
     """
 
     text: str

@@ -1,9 +1,9 @@
 """The idempotency keys of the calls that the work under a claim makes: the next hop must be idempotent too.
 
 A key is a digest of the claim's store key and a name. So it is the same for every attempt and owner, in every
-process, after a failover, and also after the record has expired or was forgotten: whoever does the work again then
-asks the next hop under the same key, and gets the first answer in place of a second effect. To have a second effect,
-claim another key.
+process, after a failover, and also after the record has expired or was forgotten. If the work runs again, it asks the
+next hop under the same key, and gets the first answer in place of a second effect. To have a second effect, claim
+another key.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .checks import shown
 from .errors import InvalidKeyError
 
 _ROOT: Final = uuid.UUID("6f1b0c52-5c0e-5d3a-9d3f-0f6a6a3a6f0e")
-"""The namespace of these UUIDs; another one would give every call another key."""
+"""The namespace of these UUIDs. It must not change: every call would get another key."""
 _MAX_NAME: Final = 1024
 _LONG_NAME: Final = 900
 
 
 def downstream_key(wire: bytes, name: str) -> str:
-    """Return the key of the call `name` behind the claim with this store key: a UUID of version 5, as text.
+    """Return the key of the call `name` behind the claim with this store key: the text of a UUID of version 5.
 
     Raises:
-        InvalidKeyError: the name is empty, too long, or no text.
+        InvalidKeyError: the name is empty, too long, or not text.
     """
     if not isinstance(name, str):
         raise InvalidKeyError(f"the name of a call must be text, got {shown(name)}")
@@ -45,15 +45,15 @@ def downstream_key(wire: bytes, name: str) -> str:
 
 
 class ClaimedWork:
-    """The work under a claim, for the clients of HTTP that it uses.
+    """The work under a claim, for the HTTP clients that it uses.
 
     Attributes:
-        wire: the claim's store key; empty for what is no claim's work.
-        around: the work that this one is a part of, where claims are nested; None once it was left.
-        entered: takes it back from the context that it was entered in.
-        is_left: True where it was left in another context, so that the one that it was entered in still has it.
-        forks: how often this process was forked from another one, as the work began.
-        holder: what lives as long as this work of synchronous code, and the thread of that; None elsewhere.
+        wire: the claim's store key; empty for work that belongs to no claim.
+        around: the work around this one, if claims are nested; None once this work was left.
+        entered: the token that removes it from the context that it was entered in.
+        is_left: True if it was left in another context, so that the first context still has it.
+        forks: how often this process had been forked when the work began.
+        holder: an object that lives as long as this work of synchronous code, and its thread; None elsewhere.
     """
 
     __slots__ = ("_asked", "around", "entered", "forks", "holder", "is_left", "wire")
@@ -71,37 +71,37 @@ class ClaimedWork:
         self.is_left = False
         self.forks = forking.forks
         self.holder = holder
-        # Mutable: counts how often each method and address was asked for.
+        # Mutable: counts how often each method and address was requested.
         self._asked: dict[str, Iterator[int]] = {}
 
     @property
     def is_over(self) -> bool:
-        """True where what runs in this context is no part of it any more."""
-        # Processes that it forks are no part of it: siblings would count alike, and send one key twice.
+        """True if the code that runs in this context is no longer a part of this work."""
+        # Forked processes are not a part of it: siblings would count alike, and send one key twice.
         if self.is_left or self.forks != forking.forks:
             return True
         if self.holder is None:
             return False
-        # An interrupt as it was entered or left may have kept it in its thread: there it ends with its holder. Other
-        # threads that it has started, with a copy of the context, go on as a part of it.
+        # If an interrupt came while it was entered or left, its thread may still have it: there it ends with its
+        # holder. Other threads that it has started, with a copy of the context, are still a part of it.
         alive, thread = self.holder
         return alive() is None and thread == threading.get_ident()
 
     def key_for(self, method: str, url: str) -> str:
-        """Return the key of a request: of its method, its address without the query, and its place among these.
+        """Return a request's key: from its method, its address without the query, and its place among such requests.
 
-        So the work must send its requests to one address in the same order each time. Where it does not, two of them
-        change keys, and a server that keeps fingerprints refuses both.
+        So the work must send its requests to one address in the same order each time. If it does not, two requests
+        swap their keys, and a server that keeps fingerprints refuses both.
         """
         parts = urlsplit(url)
         name = f"{method.upper()} {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        # In one step each: several threads may send the work's requests.
+        # Each in one step, because several threads may send the work's requests.
         place = next(self._asked.setdefault(name, count(1)))
         return downstream_key(self.wire, f"{_shortened(name)} {place}")
 
 
 def _shortened(name: str) -> str:
-    """Return a name that leaves room for a number; a long one with a digest of the whole."""
+    """Return a name that leaves room for a number; a long name is cut, and ends with a digest of the whole name."""
     if len(name) <= _LONG_NAME:
         return name
     digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -126,14 +126,14 @@ def unfinished(work: ClaimedWork | None) -> ClaimedWork | None:
 
 
 def enter(wire: bytes, holder: object = None) -> ClaimedWork:
-    """Make a claim's work the present one; pass the answer to `leave`.
+    """Make a claim's work the present one; pass the returned work to `leave`.
 
-    Also where no client is imported yet: the work may import it, and its first request must have the same key as that
-    of a later attempt, in a process that has it.
+    This is also needed if no client is imported yet: the work may import it, and its first request must have the same
+    key in a later attempt, in a process that has imported the client before.
 
     Args:
         wire: the claim's store key.
-        holder: what lives as long as the work, where an interrupt may keep a thread from `leave`.
+        holder: an object that lives as long as the work, if an interrupt may stop a thread before `leave`.
     """
     around = unfinished(PRESENT.get())
     work = ClaimedWork(wire, around, None if holder is None else (ref(holder), threading.get_ident()))
@@ -142,10 +142,10 @@ def enter(wire: bytes, holder: object = None) -> ClaimedWork:
 
 
 def leave(work: ClaimedWork | None) -> None:
-    """End what `enter` began: what was around it is the present work again.
+    """End the work that `enter` began: the work around it is the present one again.
 
-    Claims that are held in generators may end in another order than they began. Tasks that the work has started, and
-    that go on, stay a part of it: an attempt that starts them again sends the same keys.
+    Claims that are held in generators may end in another order than they began. Tasks that the work has started stay
+    a part of it if they go on: an attempt that starts them again sends the same keys.
     """
     if work is None:
         return
@@ -154,7 +154,7 @@ def leave(work: ClaimedWork | None) -> None:
         PRESENT.reset(work.entered)
     except ValueError:
         work.is_left = True
-        del work.entered  # it has the work before, and that one its own
+        del work.entered  # the token refers to the work before, which refers to the one before it
         return
     del work.entered
     if inner is work:
@@ -163,11 +163,11 @@ def leave(work: ClaimedWork | None) -> None:
         _unlink(work, inner)
     if inner is not PRESENT.get():
         PRESENT.set(inner)
-    work.around = None  # tasks that go on may have it, and claim on
+    work.around = None  # tasks that go on may have this work, and make further claims
 
 
 def _unlink(work: ClaimedWork, inner: ClaimedWork | None) -> None:
-    """Take a work out of those around an inner one."""
+    """Remove a work from the chain around an inner one."""
     while inner is not None and inner.around is not work:
         inner = inner.around
     if inner is not None:
@@ -176,10 +176,10 @@ def _unlink(work: ClaimedWork, inner: ClaimedWork | None) -> None:
 
 @contextmanager
 def claimed_work(wire: bytes | None, holder: object = None) -> Iterator[None]:
-    """Make a claim's work the present one in a `with` block; None leaves the present one as it is.
+    """Make a claim's work the present one in a `with` block; None does not change the present one.
 
-    `holder` is that of `enter`. Each block counts its requests anew. So enter it around each run of the work: in a
-    block around two runs, the second one would send other keys, and the next hop would act twice.
+    `holder`: see `enter`. Each block counts its requests anew. So use a block for each run of the work: in one block
+    around two runs, the second run would send other keys, and the next hop would act twice.
     """
     work = None
     try:
@@ -191,10 +191,10 @@ def claimed_work(wire: bytes | None, holder: object = None) -> Iterator[None]:
 
 @contextmanager
 def beside_work() -> Iterator[None]:
-    """Make no work the present one in a `with` block: requests are counted as none of the work's, and get new keys.
+    """Have no present work in a `with` block: requests do not count as the work's, and get new keys.
 
-    A check of `resolve=` runs so. It runs at some attempts only: were its requests counted, one to the address that
-    the work asks as well (GraphQL, JSON-RPC) would get the key of an earlier attempt's charge.
+    A check of `resolve=` runs in such a block. It runs only in some attempts. If its requests counted, a request to
+    an address that the work uses too (GraphQL, JSON-RPC) would get the key of an earlier attempt's charge.
     """
     with claimed_work(b""):
         yield

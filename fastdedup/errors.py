@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 
 class DedupError(Exception):
@@ -25,6 +26,17 @@ class ResultError(DedupError, TypeError):
     """The codec cannot store a result or error value, or cannot read the stored bytes."""
 
 
+class ResultWarning(ResultError, UserWarning):
+    """The work of `once` is done, and its caller gets the result, but duplicates cannot: they get FailedError.
+
+    It is a warning. If warnings are errors, like in many tests, it is raised, and `result` is the result.
+    """
+
+    def __init__(self, message: str, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+
 class ResultTooLargeError(DedupError, ValueError):
     """The encoded result exceeds `max_result` bytes. The claim stays live: complete it with less."""
 
@@ -43,10 +55,10 @@ class UnavailableError(DedupError):
 
     Attributes:
         retry_after: seconds after which another try makes sense (HTTP `Retry-After`).
-        owner: the owner's text where a claim has failed, else None. If the claim had taken effect, claiming again
+        owner: the owner's text if a claim has failed, else None. If the claim had taken effect, claiming again
             with `owner=error.owner` gets it back.
-        unrecorded: True where a claim's `complete` or `fail` gave up: the work is done, and its outcome is not
-            recorded, as far as is known. A retry that finds the key free does the work again.
+        unrecorded: True if a claim's `complete` or `fail` gave up: the work is done, and its outcome is probably not
+            recorded. A retry that finds the key free does the work again.
     """
 
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
@@ -59,16 +71,16 @@ class UnavailableError(DedupError):
 class ShortfallError(UnavailableError):
     """The operation was done, and too few replicas confirmed it in time (`replicas=`, `on_shortfall="raise"`).
 
-    A claim is released again. A token's use and an id of a ledger are taken back, unless the caller named the
-    owner. Any other operation stands on the primary, and repeating it asks the replicas again. The fallback policy
+    A claim is released again. A token's use and an id of a ledger are undone, unless the caller named the owner. Any
+    other operation has taken effect on the primary, and repeating it asks the replicas again. The fallback policy
     is not asked, because the store answers.
     """
 
 
 class UnknownTransitionError(UnavailableError):
-    """Whether this call moved the machine is unknown: the reply was lost, and other calls moved it since.
+    """It is unknown whether this call moved the machine: the reply was lost, and other calls moved it since.
 
-    This call does not move it any more. Read `state` and `version`, and decide again; a transition with
+    This call will not move it later. Read `state` and `version`, and decide again; a transition with
     `version=` moves from that version only, however often it is called.
 
     Attributes:
@@ -85,20 +97,20 @@ class UnknownTransitionError(UnavailableError):
 class LedgerFullError(UnavailableError):
     """A bucket of the ledger has no room: it holds 18 times as many ids as planned. Nothing was remembered.
 
-    Found the ledger with a greater capacity, or with a shorter window.
+    Create the ledger with a larger capacity, or with a shorter window.
     """
 
 
 class ClaimLostError(DedupError):
     """This owner no longer holds the key, and nothing was changed. Another owner may be at work.
 
-    It has taken the key over after the lease ended; or the record was settled elsewhere, was forgotten, or has
-    expired. A lease that ended does not lose the key by itself: until somebody else claims it, its owner may
+    Another owner has taken the key over after the lease ended; or the record was settled elsewhere, was forgotten,
+    or has expired. The end of the lease alone does not lose the key: until another owner claims it, its owner may
     settle and renew it. Only `renew=True` gives up when the lease ends without a renewal.
 
     Attributes:
-        outage: True where the store did not answer to the renewals until the lease had ended, or where it is not
-            known whether a claim was settled: no other owner is known.
+        outage: True if the store did not answer the renewals until the lease had ended, or if it is unknown whether
+            a claim was settled: no other owner is known.
     """
 
     def __init__(self, message: str, *, outage: bool = False) -> None:
@@ -110,7 +122,7 @@ class InProgressError(DedupError):
     """Another owner is at work on this key (HTTP 409).
 
     Attributes:
-        retry_after: seconds until the owner's lease ends, at most.
+        retry_after: the most seconds until the owner's lease ends.
     """
 
     # Every argument but the message has a default: pickle, and queues such as Celery, make an error of its message.
@@ -136,10 +148,11 @@ class FailedError(DedupError):
 
 
 class RetryTransaction(DedupError):
-    """The database has ended this transaction for another one's sake: run the whole transaction again.
+    """The database has ended this transaction for the sake of another: run the whole transaction again.
 
-    A serialization failure, a deadlock, or a lock that was not given in time: SQLSTATE 40001 and 40P01, MySQL's
-    errors 1213, 1020 and 1205, SQLITE_BUSY. Nothing of the transaction has happened. `Inbox.once` runs it again.
+    The reason is a serialization failure, a deadlock, or a lock that was not given in time: SQLSTATE 40001 and
+    40P01, MySQL's errors 1213, 1020 and 1205, SQLITE_BUSY. Nothing of the transaction has happened. `Inbox.once` runs
+    it again.
     """
 
 
@@ -147,7 +160,7 @@ def error_text(error: BaseException, form: Callable[[BaseException], str] = str)
     """Return an error's text; if its own code raises instead of giving one, a text that says so."""
     try:
         return form(error)
-    except Exception as fault:  # noqa: BLE001 -- code of the user's, whose fault must stop nothing of ours
+    except Exception as fault:  # noqa: BLE001 -- the user's code, whose fault must not stop fastdedup
         return f"{type(error).__name__} without a text: its own code raised {type(fault).__name__}"
 
 

@@ -1,7 +1,8 @@
-"""Events beside the answers, for logs and metrics: frozen facts that are handed to `Dedup(on_event=…)`.
+"""Events beside the answers, for logs and metrics: frozen facts that are passed to `Dedup(on_event=…)`.
 
-To add an event: write its class, add that to `Event`, and report it. `figure` is what it feeds, by `amount` (1 by
-default, or the name of a field), with those fields as labels that the figure names. `line` is its line in the log.
+To add an event: write its class, add the class to `Event`, and report it. `figure` is the figure that the event feeds
+with `amount` (1 by default, or the name of a field); the figure names the fields that are its labels. `line` is its
+line in the log.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class Degraded:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """A claim's owner holds its key no longer: a renewal, or what was to settle the claim, has found so.
+    """A claim's owner no longer holds its key: a renewal or a settlement has found that out.
 
-    It comes once a claim. Another owner may have the key by now, and the work may have been done twice.
+    It comes once for each claim. Another owner may have the key by now, and the work may have been done twice.
     """
 
     namespace: str
@@ -79,9 +80,9 @@ class BreakerOpened:
 
 @dataclass(frozen=True, slots=True)
 class BreakerClosed:
-    """The store answers again, or the node is gone, as after a failover. It follows each `BreakerOpened`.
+    """The store answers again, or the node is gone, for example after a failover. It follows each `BreakerOpened`.
 
-    Closing the gate while its breaker is open is no such event.
+    If the gate is closed while its breaker is open, this event does not come.
     """
 
     store: str
@@ -115,8 +116,8 @@ class PrimarySwitched:
     """Sentinel made another server the primary, and the former primary still answers: a planned failover, or a split.
 
     The new primary lacks the writes that it had not copied, although the former one acknowledged them. Replicas may
-    have confirmed some of them: only `replicas=` with the number of all replicas shows each such write, as a
-    `Shortfall`. If the former primary does not answer, this event does not come: others tell of the outage.
+    have confirmed some of them: only `replicas=` with the number of all replicas shows each such write, in a
+    `Shortfall`. If the former primary does not answer, this event does not come: other events report the outage.
     """
 
     store: str
@@ -137,8 +138,8 @@ class PrimarySwitched:
 class ClockSkew:
     """A server's clock differs from the other servers' by more than a tenth of the lease.
 
-    On a Cluster all clocks are compared. Elsewhere the clock of the server at a new connection is compared with what
-    the server before it showed, so a failover to a server whose clock is off is noticed.
+    On a Cluster all clocks are compared. Elsewhere the clock of the server at a new connection is compared with the
+    clock of the server before it, so a failover to a server whose clock is off is noticed.
 
     Leases end by the clock of the server that holds the key. So a server that is ahead ends them early when it gets
     keys of another server, by a failover or as slots move, and a server that is behind ends them late.
@@ -162,7 +163,7 @@ class ClockSkew:
 class Shortfall:
     """Too few replicas confirmed a write in time: if the primary is lost now, the write may be lost.
 
-    `verb` as in `Degraded`.
+    `verb`: see `Degraded`.
     """
 
     namespace: str
@@ -188,9 +189,9 @@ class Conflict:
     ours: str = field(repr=False)
     """The owner that the fallback policy let through; for an id, the nonce of its call in hexadecimal."""
     theirs: str = field(repr=False)
-    """The owner that the store knows; empty for an id, of which the store knows none."""
+    """The owner that the store knows; empty for an id, because the store knows no owner of it."""
     kept: str
-    """The record that stands, "ours" or "theirs": ours if only ours is a success, else theirs."""
+    """The record that remains, "ours" or "theirs": ours if only ours is a success, else theirs."""
 
     figure = Figure(
         "reconcile_conflicts",
@@ -227,10 +228,10 @@ class Unreplayed:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The store, or one node of it, is back, and the answers that were given in the outage have been put there."""
+    """The store, or one node of it, is back, and the answers of the outage have been written there."""
 
     adopted: int
-    """How many keys were put there."""
+    """How many keys were written."""
     conflicts: int
     """How many of these keys had another owner in the store: for each there is a `Conflict` event."""
 
@@ -248,10 +249,10 @@ class UndoOverflow:
 
     figure = Figure(
         "undo_overflows",
-        "Given-up claims that nobody takes back.",
+        "Given-up claims that are left to the end of their leases.",
         unit="{key}",
         meter="undo.overflows",
-        meter_text="Given-up claims nobody takes back.",
+        meter_text="Given-up claims that are left to their leases.",
     )
     line = LogLine(
         "too many claims were given up at once: %(key)r in namespace %(namespace)r may stay held until its lease "
@@ -264,7 +265,7 @@ class UndoOverflow:
 class BatchedBySlot:
     """A node of a Cluster refuses scripts that touch undeclared keys: each slot of a batch costs it one call.
 
-    Told once for each node. See `Batching`.
+    It comes once for each node. See `Batching`.
     """
 
     store: str
@@ -299,7 +300,7 @@ class RecordsListed:
 
     namespace: str
     prefix: str
-    """How the listed keys begin; empty for all."""
+    """The beginning of the listed keys; empty for all."""
     found: int
     """How many records were shown."""
     by: str
@@ -328,7 +329,7 @@ class GateBypassed:
 
 @dataclass(frozen=True, slots=True)
 class LedgerFilling:
-    """A ledger holds four fifths of the ids that it is planned for, or more. Told once an hour at most.
+    """A ledger holds four fifths of the ids that it is planned for, or more. It comes at most once an hour.
 
     A full ledger goes on: it takes more time for each id, and its chance of a false duplicate rises.
     """
@@ -337,7 +338,7 @@ class LedgerFilling:
     ledger: str
     """The ledger's name."""
     fill: float
-    """Ids by capacity."""
+    """Ids divided by capacity."""
 
     line = LogLine(
         "the ledger %(ledger)r in namespace %(namespace)r is nearly full: it holds %(fill).2f of its capacity"
@@ -346,9 +347,9 @@ class LedgerFilling:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerPaused:
-    """A consumer of messages waits for a store, or for its broker: it holds what it has, and spends no attempt.
+    """A consumer of messages waits for a store, or for its broker: it holds its messages, and spends no attempt.
 
-    NATS and Redis Streams tell of their brokers; the clients of RabbitMQ and Kafka connect again by themselves.
+    NATS and Redis Streams report their brokers; the clients of RabbitMQ and Kafka connect again by themselves.
     """
 
     consumer: str
@@ -367,7 +368,7 @@ class ConsumerPaused:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerResumed:
-    """What a paused consumer waited for answers again. It follows each `ConsumerPaused`."""
+    """The store or broker that a paused consumer waited for answers again. It follows each `ConsumerPaused`."""
 
     consumer: str
     """The consumer's name."""
@@ -382,7 +383,7 @@ class ConsumerResumed:
 class ConsumerEnded:
     """`run` of a consumer of messages raises an error: it takes no more messages until it is run again.
 
-    After `stop()`, and if the task of `run` was cancelled, no such event comes.
+    This event does not come after `stop()`, or if the task of `run` was cancelled.
     """
 
     consumer: str
@@ -393,7 +394,7 @@ class ConsumerEnded:
 
 @dataclass(frozen=True, slots=True)
 class DeadLettered:
-    """A message was laid down as a dead letter: no attempt at it succeeded, or it could not be attempted."""
+    """A message was published as a dead letter: no attempt at it succeeded, or it could not be attempted."""
 
     consumer: str
     """The consumer's name."""
@@ -408,7 +409,7 @@ class DeadLettered:
 
     figure = Figure(
         "dead_letters",
-        "Messages laid where dead letters lie.",
+        "Messages published as dead letters.",
         ("consumer", "reason"),
         unit="{message}",
         values={"reason": ("failed", "exhausted", "mismatch", "no_key")},

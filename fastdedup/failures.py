@@ -11,7 +11,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def log_failure(event: object, error: BaseException) -> None:
-    """Log that the user's callback has raised an error on an event; `events.emit` says what the line shows."""
+    """Log that the user's callback has raised an error on an event; `events.emit` describes the line."""
     log.error(
         "the on_event callback failed on %s in namespace %r: %s at %s",
         type(event).__name__,
@@ -27,9 +27,9 @@ def log_batch_failure(error: BaseException) -> None:
 
 
 def place_of(error: BaseException) -> str:
-    """Return where an error was raised: its last three calls, for a log line.
+    """Return the place that raised an error: its last three calls, for a log line.
 
-    Calls by which this package came to its user's code are left out.
+    The calls in which this package called the user's code are left out.
     """
     called = error.__traceback__
     while called is not None and _is_ours(called):

@@ -1,4 +1,4 @@
-"""Forks: what a forked child must do before any other code runs there, and how often this process was forked.
+"""Forks: the actions of a forked child before any other code runs there, and the count of this process's forks.
 
 No other module registers with `os.register_at_fork`, or compares process ids to find out.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from weakref import WeakSet
 
 forks = 0
-"""How often this process and those before it were forked. Read it as `forking.forks`, because it changes."""
+"""How often this process and those before it were forked. Always read `forking.forks`, because it changes."""
 
 
 def in_each_child(action: Callable[[], object]) -> None:
@@ -22,7 +22,7 @@ def in_each_child(action: Callable[[], object]) -> None:
 class InChild:
     """Calls `leave` in every forked child, for as long as this object is kept alive.
 
-    It disconnects an object from what the child must not share with its parent.
+    `leave` disconnects an object from the things that the child must not share with its parent.
     """
 
     __slots__ = ("__weakref__", "_leave")
@@ -41,7 +41,7 @@ _left_behind: list[object] = []
 
 
 def leave_behind(thing: object) -> None:
-    """Keep what another process, or a dead thread, has left from the collector.
+    """Keep an object of another process, or of a dead thread, from the garbage collector.
 
     Closing a socket here, or a loop that watches one, could disturb the process that owns it.
     """

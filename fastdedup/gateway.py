@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, overload
 
 from .admin.inspected import Inspected
 from .admin.resolving import Check
+from .arguments import CallRules
 from .checks import Seconds, check_seconds
 from .claim import Claim
 from .claiming import claim_call, claim_list
@@ -56,32 +56,31 @@ class Dedup(Inspected):
             counted, from the end of its lease on. So `lease` may be longer than `ttl`.
         failure_ttl: seconds that a failure is remembered.
         token_ttl: seconds in which a token can be redeemed.
-        timeout: seconds, the deadline of one operation. A token's use or a ledger's id that got no answer is taken
-            back before its error is raised, within one further `timeout`.
-        replicas: replicas that shall confirm each write (WAIT), within two fifths of `timeout`. It narrows
+        timeout: seconds, the deadline of one operation. A token's use or a ledger's id that got no answer is undone
+            before its error is raised, within one further `timeout`.
+        replicas: replicas that must confirm each write (WAIT), within two fifths of `timeout`. It narrows
             the window in which a failover forgets a write that was acknowledged, and shows when it
             stands open; it does not close it (see README). Give the number of all replicas to be shown each
             such write: a failover may choose one that has not confirmed it. A primary that restarts without its data
             loses what its replicas had confirmed as well, because they copy it: event `PrimaryRestarted`.
-        on_shortfall: if fewer confirm, "report" answers with `confirmed=False` and a `Shortfall` event,
-            "raise" raises ShortfallError.
         on_unavailable: the policy while the store cannot answer: `Reject()` or `LocalLRU()`.
-        codec: how results become bytes; JSON by default.
-        max_result: bytes of an encoded result at most.
-        max_pending: operations waiting or under way at most; one more raises UnavailableError.
-        readable_keys: bytes of UTF-8 up to which a key is stored as it is; a longer one becomes a 16-byte
+        on_shortfall: few gates need this and the rest. If fewer replicas confirm, "report" answers with
+            `confirmed=False` and a `Shortfall` event, "raise" raises ShortfallError.
+        codec: turns results into bytes; JSON by default.
+        max_result: the most bytes of an encoded result.
+        max_pending: the most operations waiting or under way; one more raises UnavailableError.
+        readable_keys: bytes of UTF-8 up to which a key is stored unchanged; a longer one becomes a 16-byte
             digest. 0 digests all, 1024 none.
-        known_duplicates: seconds for which a success that the store has told may be told again from this
-            process's memory; 0 turns that off. When another process forgets the key, it is seen that late.
+        known_duplicates: seconds for which this process caches a known success; 0 turns that off. If another
+            process forgets the key, this process notices it only after that time.
         on_event: called with each event of `fastdedup.events`.
-        credentials: asked for the login of each new connection to Redis, so that a password can be changed while
+        credentials: gives the login of each new connection to Redis, so that a password can be changed while
             the gate is open: a function, also an async function, that returns `(user name, password)`, or a
-            `redis.credentials.CredentialProvider`. It must not block. Open connections stay as they are. The
+            `redis.credentials.CredentialProvider`. It must not block. Open connections keep their login. The
             URL then has no password; its user counts if the user name is None.
-        holder: let each record of a claim or lock say who holds it, for `inspect` and `list`: host and process, and
+        holder: let each record of a claim or lock name its holder, for `inspect` and `list`: host and process, and
             if it is text also this label of 1 to 20 of A-Z a-z 0-9 _ . : -. Such a record takes some 20 to 50
-            bytes more.
-            A claim with `owner=` says its owner instead.
+            bytes more. A claim with `owner=` has its owner instead.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.
@@ -89,7 +88,7 @@ class Dedup(Inspected):
 
     def __init__(
         self,
-        url: str | Store = "memory://",
+        url: str | Store,
         *,
         namespace: str = "fastdedup",
         lease: Seconds = 30.0,
@@ -98,8 +97,8 @@ class Dedup(Inspected):
         token_ttl: Seconds = 300.0,
         timeout: Seconds = 0.25,
         replicas: int = 0,
-        on_shortfall: Literal["report", "raise"] = "report",
         on_unavailable: FallbackPolicy | None = None,
+        on_shortfall: Literal["report", "raise"] = "report",
         codec: Codec | None = None,
         max_result: int = 256 * 1024,
         max_pending: int = 65_536,
@@ -140,21 +139,21 @@ class Dedup(Inspected):
     # Life
 
     async def open(self) -> Self:
-        """Open in the running event loop. A store that is merely down is the policy's matter, not an error.
+        """Open in the running event loop. If a store is only down, the policy answers: that is not an error.
 
         After `aclose` it can be opened again, also in another event loop: `memory://` then begins empty.
         If its event loop ended without `aclose`, it is opened again in the present one: `memory://` then
         keeps its records.
 
         Raises:
-            ConfigError: the store can never be used as it is set up: too old, a wrong password.
-            UsageError: it is open already in a loop that still runs, or it is being closed.
+            ConfigError: the store cannot be used with its present set-up: it is too old, the password is wrong.
+            UsageError: the gate is already open in a loop that still runs, or it is being closed.
         """
         await self._gate.connections.open()
         return self
 
     async def aclose(self) -> None:
-        """Answer what was accepted, then close, with all scopes. Closing twice is fine.
+        """Answer the accepted operations, then close, with all scopes. Closing twice is fine.
 
         Claims that were granted before are still settled, renewed and freed afterwards, until the event loop ends: a
         connection is opened for that, and closed at once. Only a gate on a URL can do that, and not on `memory://`.
@@ -182,7 +181,7 @@ class Dedup(Inspected):
 
     @property
     def gate(self) -> Gate:
-        """What integrations call: operations, keys, the connections. See `fastdedup.core.gate.Gate`."""
+        """The part for integrations: operations, keys, the connections. See `fastdedup.core.gate.Gate`."""
         return self._gate
 
     @property
@@ -193,13 +192,13 @@ class Dedup(Inspected):
     @property
     def tokens(self) -> Tokens:
         """One-time tokens: `issue`, `consume`, `redeem`. See `fastdedup.tokens.Tokens`."""
-        return self._tokens
+        return Tokens(self._gate)
 
     @property
     def is_open(self) -> bool:
         """True between `open` and `aclose`, for code that shares a gate and may be the first to use it.
 
-        If the event loop that opened it has ended, it is open no more, and can be opened in another one.
+        If the event loop that opened it has ended, it is no longer open, and can be opened in another one.
         """
         return self._gate.connections.is_open
 
@@ -216,7 +215,7 @@ class Dedup(Inspected):
         return 0 if engine is None else engine.in_flight
 
     def on_batch(self, callback: OnBatch) -> None:
-        """Call `callback` with the size of each batch that has ended; say so before opening. For metrics.
+        """Call `callback` with the size of each batch that has ended, for metrics. Call this before opening.
 
         An error of the callback is logged, and stops no batch.
         """
@@ -224,7 +223,7 @@ class Dedup(Inspected):
 
     @property
     def breaker(self) -> BreakerState:
-        """OPEN while the store does not answer and is not asked; PARTLY_OPEN if some nodes of a Cluster do not."""
+        """OPEN while the store does not answer and gets no operations; PARTLY_OPEN for some nodes of a Cluster."""
         return self._gate.connections.breaker
 
     @property
@@ -246,41 +245,30 @@ class Dedup(Inspected):
     ) -> Dedup:
         """Return a gate for the namespace `<this namespace>:<name>` over the same connection.
 
-        Settings not given are this one's; without a name the namespace is, too. It opens and closes with
-        this one.
+        Settings that are not given are those of this gate; without a name, so is the namespace. It opens and
+        closes with this gate.
         """
-        given = {
-            "lease": lease,
-            "ttl": ttl,
-            "failure_ttl": failure_ttl,
-            "token_ttl": token_ttl,
-            "on_unavailable": on_unavailable,
-            "codec": codec,
-            "max_result": max_result,
-        }
-        changes: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
         settings = self._gate.settings
-        namespace = settings.namespace if name is None else f"{settings.namespace}:{name}"
-        return self.with_settings(replace(settings, namespace=namespace, **changes))
+        changed = settings.but(
+            namespace=None if name is None else f"{settings.namespace}:{name}",
+            lease=lease,
+            ttl=ttl,
+            failure_ttl=failure_ttl,
+            token_ttl=token_ttl,
+            on_unavailable=on_unavailable,
+            codec=codec,
+            max_result=max_result,
+        )
+        return self.with_settings(changed)
 
     def with_settings(self, settings: Settings, *, passing: bool = False) -> Self:
         """Return a gate with all these settings over the same connection, for code that keeps many namespaces.
 
         Args:
             settings: checked already; `replace(dedup.settings, namespace=…)` changes some of this gate's.
-            passing: the gate serves an operation or two and leaves nothing behind when it goes.
+            passing: the gate serves only a few operations, and leaves nothing behind at its end.
         """
         return self._over(self._gate.with_settings(settings, passing=passing))
-
-    @classmethod
-    def _over(cls, gate: Gate) -> Self:
-        dedup = cls.__new__(cls)
-        cls._hold(dedup, gate)
-        return dedup
-
-    def _hold(self, gate: Gate) -> None:
-        self._gate = gate
-        self._tokens = Tokens(gate)
 
     # Claims
 
@@ -292,8 +280,8 @@ class Dedup(Inspected):
         owner: str | None = None,
         lease: Seconds | None = None,
         ttl: Seconds | None = None,
-        wait: Seconds = 0.0,
-        renew: bool = False,
+        wait: Seconds | None = None,
+        renew: bool | None = None,
         remember: Ledger | None = None,
         resolve: Check | None = None,
     ) -> ClaimCall:
@@ -304,33 +292,32 @@ class Dedup(Inspected):
 
         Args:
             key: 1 to 1024 bytes of UTF-8 text.
-            fingerprint: what is asked under this key: a value to digest, or what `fingerprint()` returned.
+            fingerprint: the request under this key: a value to digest, or a result of `fingerprint()`.
                 Another one under the same key is a MISMATCH.
             owner: your own name for this claimant, kept over retries and restarts; drawn at random by default.
-                A claim that was given up without an answer is taken back by itself, but not one with a name of
-                your own: the same name gets it back.
-            lease: seconds until another may take over.
+                If a claim gets no reply, the gate releases it when the store answers again, but not a claim with your
+                own name: claim again with the same name to get it.
+            lease: seconds until another owner may take over.
             ttl: seconds that a success is remembered.
-            wait: seconds to wait for a present owner to settle, so that the answer is its result. If neither the
-                store nor the policy answers, the claim looks again within this time before it raises
-                UnavailableError.
-            renew: keep the lease alive until settled; should it be lost, the `async with` body is
-                cancelled and ClaimLostError raised.
+            wait: seconds to wait for a present owner to settle, and then get its result. If neither the store nor
+                the policy answers, the claim looks again within this time before it raises UnavailableError.
+            renew: keep the lease alive until settled; by default as long as the body of `async with` runs. If the
+                lease is lost, that body is cancelled and ClaimLostError is raised.
             remember: the ledger that remembers a success for its window, in a tenth of a record's memory. The result
                 is kept for a minute; a later duplicate is SUCCEEDED without it, and `claim.remembered` is True.
-                Until it is settled, the claim is like any other. In an outage `LocalLRU` knows of the ledger what the
-                store has told it lately, and asks the ledger when the store is back.
+                Until it is settled, the claim is like any other. In an outage `LocalLRU` knows the ids that the
+                store has lately reported, and asks the ledger when the store is back.
             resolve: an async function that is asked before the work runs, if the key was held before (`attempt`
-                above 1) or this `owner=` gets its own claim back: somebody may have done the work and died. It gets a
-                `Takeover` and returns `Resolution.done(result)` (the claim is SUCCEEDED, here and for everybody),
-                `.not_done()` (acquired: do the work) or `.unknown()` (FAILED). The lease is renewed meanwhile. What
-                it raises is raised here, and the key is released.
+                above 1) or this `owner=` gets its own claim back: another owner may have done the work and died. It
+                gets a `Takeover` and returns `Resolution.done(result)` (the claim is SUCCEEDED, for all callers),
+                `.not_done()` (acquired: do the work) or `.unknown()` (FAILED). The lease is renewed meanwhile. If it
+                raises an error, the claim raises it too, and the key is released.
 
         Raises:
             InvalidKeyError: the key or owner cannot be used.
             ConfigError: a time is not valid, or the fingerprint's value cannot be digested.
-            UnavailableError: (on await) the store did not answer and the policy does not either; claim again
-                with `owner=error.owner` to get this very claim back, if it had taken effect.
+            UnavailableError: (on await) neither the store nor the policy answered; claim again
+                with `owner=error.owner` to get this same claim back, if it had taken effect.
             ForeignRecordError: (on await) the key holds a value that fastdedup did not write.
             UsageError: (on await) not open, closed, or another event loop.
         """
@@ -340,9 +327,8 @@ class Dedup(Inspected):
             and ttl is None
             and remember is None
             and resolve is None
-            and not renew
-            and type(wait) is float
-            and wait == 0.0
+            and renew is None
+            and wait is None
         ):
             return key_call(self._gate, PLAIN, key, fingerprint)
         options = ClaimOptions(owner, lease, ttl, wait, renew, remember, resolve)
@@ -356,40 +342,47 @@ class Dedup(Inspected):
         owner: str | None = None,
         lease: Seconds | None = None,
         ttl: Seconds | None = None,
-        wait: Seconds = 0.0,
-        renew: bool = False,
+        wait: Seconds | None = None,
+        renew: bool | None = None,
         remember: Ledger | None = None,
     ) -> list[Claim]:
-        """Claim many keys at once, each on its own; the answers stand in the order of the keys.
+        """Claim many keys at once, each on its own; the answers have the order of the keys.
 
-        It costs half of what the same claims cost one by one. A key that stands in the list twice is acquired
-        once. If one cannot be answered its error is raised, and those that were acquired are released.
-        Arguments and errors as for `claim`; `fingerprints` gives one for each key.
+        This costs half as much as the same claims one by one. A key that is in the list twice is acquired
+        once. If a claim gets no answer, its error is raised, and the acquired claims are released.
+        Arguments and errors: see `claim`; `fingerprints` has one for each key.
         """
         options = ClaimOptions(owner, lease, ttl, wait, renew, remember)
         return await claim_list(self._gate, options, keys, fingerprints)
 
     def lock(
-        self, key: str, *, lease: Seconds | None = None, wait: Seconds = 0.0, renew: bool = False
+        self,
+        key: str,
+        *,
+        lease: Seconds | None = None,
+        wait: Seconds | None = None,
+        renew: bool | None = None,
     ) -> LockCall:
         """Return a mutual exclusion: `async with dedup.lock(key, wait=5.0) as lock:`. Nothing is remembered.
 
+        Without `lease` it is renewed while the block runs, and its loss cancels the block. With `lease` it ends then.
         Raises InProgressError on entry if it is still held after `wait` seconds, UnavailableError if the store
-        is away by then, ClaimLostError on leaving if another holder took over meanwhile. Hand `lock.fence` to
-        what you write to.
+        does not answer by then, ClaimLostError on leaving if another holder took over meanwhile. Send
+        `lock.fence` with your writes.
         """
         return lock_call(self._gate, ClaimOptions(lease=lease, wait=wait, renew=renew), key)
 
-    # In two: a checker gives the parameters of a lambda a type only if it is told how many there are.
+    # In two: a checker gives the parameters of a lambda a type only if it knows their number.
     @overload
     def once(
         self,
         key: FewArguments[str],
         *,
+        name: str | None = None,
         fingerprint: FewArguments[Any] | None = None,
         lease: Seconds | None = None,
         ttl: Seconds | None = None,
-        wait: Seconds = 0.0,
+        wait: Seconds | None = None,
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
         remember: Ledger | None = None,
@@ -401,10 +394,11 @@ class Dedup(Inspected):
         self,
         key: Callable[..., str],
         *,
+        name: str | None = None,
         fingerprint: Callable[..., Any] | None = None,
         lease: Seconds | None = None,
         ttl: Seconds | None = None,
-        wait: Seconds = 0.0,
+        wait: Seconds | None = None,
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
         remember: Ledger | None = None,
@@ -415,40 +409,46 @@ class Dedup(Inspected):
         self,
         key: Callable[..., str],
         *,
+        name: str | None = None,
         fingerprint: Callable[..., Any] | None = None,
         lease: Seconds | None = None,
         ttl: Seconds | None = None,
-        wait: Seconds = 0.0,
+        wait: Seconds | None = None,
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
         remember: Ledger | None = None,
         resolve: Check | None = None,
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
-        """Decorate an async function to run once per key; later calls return the first result.
+        """Decorate an async function to run once per key; later calls return the first result, of the declared type.
 
         An exception releases the key, so that the next call runs the function again.
 
         Args:
-            key: returns the key; called with the arguments of the function. Not async.
-            fingerprint: returns what is asked under this key, as `key` does; None: nothing is compared.
-            lease: as for `claim`.
-            ttl: as for `claim`.
-            wait: as for `claim`.
-            renew: as for `claim`; here it is on by default.
+            key: returns the key; called with those arguments of the function that it names. Not async.
+                `by("order.id")` makes one.
+            name: stands before each key, so that two functions with equal keys stay apart. It is not the function's
+                own name, because a rename would forget what was done.
+            fingerprint: returns the request under this key; called like `key`. None: no comparison.
+            lease: see `claim`.
+            ttl: see `claim`.
+            wait: see `claim`.
+            renew: see `claim`.
             fail_on: types of exceptions that are recorded: later calls raise FailedError.
-            remember: as for `claim`; a call that comes a minute after the first one or later returns None.
-            resolve: as for `claim`: asked about work that was abandoned.
+            remember: see `claim`; a call that comes a minute after the first one or later returns None.
+            resolve: see `claim`: asked about abandoned work.
 
         Raises, when it is called:
             InProgressError: another call is at work, and `wait` is over.
-            FailedError: the first call failed for good; `error` is what it recorded.
+            FailedError: the first call failed for good, or its result cannot come back; `error` says why.
             MismatchError: the key is known with another fingerprint.
-            ResultError, ResultTooLargeError: the result cannot be stored. A failure is recorded, as the work is done.
-            UnavailableError: as for `claim`; with `unrecorded` the work is done.
-            ConfigError: as it decorates: the function is not async, or `key` or `fingerprint` is.
+            ResultError, ResultTooLargeError: the result cannot be stored. A failure is recorded, because the work is
+                done.
+            UnavailableError: see `claim`; with `unrecorded` the work is done.
+            ConfigError: when it decorates: the function is not async, or `key` is, or takes an argument that the
+                function does not have; or its type cannot come back.
         """
         options = ClaimOptions(None, lease, ttl, wait, renew, remember, resolve)
-        return once(self._gate, options, key, fingerprint, fail_on)
+        return once(self._gate, options, CallRules(key, fingerprint, name), fail_on)
 
     def machine(
         self, name: str, *, initial: str, transitions: Transitions, ttl: Seconds = 30 * 86_400.0
@@ -473,14 +473,14 @@ class Dedup(Inspected):
         Args:
             name: 1 to 64 characters; every process that uses the ledger passes the same settings with it.
             window: seconds, or a timedelta, for which an id is remembered.
-            capacity: ids in one window, best 4/3 of those that you expect: four fifths full, it tells LedgerFilling.
-                It may hold more than this, and gets slower then; it takes no memory beforehand.
+            capacity: ids in one window, best 4/3 of those that you expect: at four fifths, LedgerFilling is reported.
+                It may hold more ids, but gets slower then; it takes no memory beforehand.
             exact: a new id is taken for a duplicate once in 6 * 10**14 times (7 bytes of digest). False: 4 bytes,
                 once in 27 million times.
             width: bytes of digest if these two do not suit: 16 is as much as a UUID, 3 needs exact=False.
-            write: "set" writes a bucket anew once 12 ids have come to it, "append" waits for 40: that sends a fifth
+            write: "set" rewrites a bucket after 12 new ids, "append" after 40: that sends a fifth
                 less to replicas and the append-only file, for a tenth more memory.
-            dense: the ids are integers that nearly follow each other, as auto-increment ids or a partition's
+            dense: the ids are integers that nearly follow each other, such as auto-increment ids or a partition's
                 offsets: some 0.3 bytes each.
             allow_eviction: do not refuse a store that evicts keys when its memory is full.
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import re
 import time
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from hashlib import blake2b
 from typing import Any
+from uuid import UUID
 
 import orjson
 
@@ -37,7 +40,7 @@ def _described(namespace: Any) -> str:
 
 
 class Fingerprint(bytes):
-    """A finished digest of 16 bytes, as `fingerprint()` returns it.
+    """A finished digest of 16 bytes, made by `fingerprint()`.
 
     Its type distinguishes it from bytes that a client sent. Such bytes are digested, so no client can choose the
     fingerprint of another request.
@@ -142,16 +145,23 @@ def _canonical(value: Any) -> bytes:
     return encoded
 
 
-def business_key(*parts: str | int, window: Seconds | None = None, at: float | None = None) -> str:
+KeyPart = str | int | UUID | date | Decimal
+"""A part of a business key; a datetime is a date."""
+_LONGEST_ZEROS = 64
+"""The most zeros that a Decimal's exponent may stand for."""
+
+
+def business_key(*parts: KeyPart, window: Seconds | None = None, at: float | None = None) -> str:
     """Join the parts of a business identity into one key, the same within one slot of time.
 
     `business_key("user:7", "sku:9", window=300)` gives one key for all clicks that fall into the
     same 300-second slot. Slots start at multiples of `window` seconds since 1970 UTC, for everyone:
-    two clicks a second apart on the two sides of a slot's edge get two keys. Where that matters,
+    two clicks a second apart on the two sides of a slot's edge get two keys. If that matters,
     take a `window` well above the time in which retries come, or a key that the client sends.
 
     Args:
-        parts: text or whole numbers; at least one, and no empty text. "a", "b" and "a|b" give different keys.
+        parts: text, whole numbers, UUIDs, dates, datetimes with a time zone, or Decimals; at least one, and no empty
+            text. "a", "b" and "a|b" give different keys; equal numbers give equal keys, and so do equal moments.
         window: seconds above 0, or a timedelta; None for a key without a time slot.
         at: seconds since 1970, to place the slot by an event's own time; now by default.
 
@@ -160,7 +170,7 @@ def business_key(*parts: str | int, window: Seconds | None = None, at: float | N
     """
     if not parts:
         raise InvalidKeyError("business_key() needs at least one part")
-    key = "|".join([_part(part) for part in parts])
+    key = "|".join([key_part(part) for part in parts])
     if window is None:
         return key
     size = seconds_of(window)
@@ -175,10 +185,53 @@ def business_key(*parts: str | int, window: Seconds | None = None, at: float | N
     return f"{key}||{math.floor(moment / size)}x{float(size)!r}"
 
 
-def _part(part: str | int) -> str:
+def key_part(part: Any) -> str:
+    """Return one part of a business key, with the sign between parts escaped.
+
+    Raises:
+        InvalidKeyError: it is empty, of another type, a datetime without a time zone, or not a finite Decimal.
+    """
     if type(part) is str and part and "|" not in part and "\\" not in part:
         return part
-    if isinstance(part, bool) or not isinstance(part, str | int) or part == "":
+    match part:
+        case bool() | "":
+            text = ""
+        case str() | int() | UUID():
+            text = str(part)
+        case Decimal():
+            text = _decimal_text(part)
+        case datetime():
+            text = _moment_text(part)
+        case date():
+            text = part.isoformat()
+        case _:
+            text = ""
+    if not text:
         got = "an empty text" if part == "" else type(part).__name__
-        raise InvalidKeyError(f"a part of a business key must be text or a whole number, got {got}")
-    return str(part).replace("\\", "\\\\").replace("|", "\\|")
+        raise InvalidKeyError(
+            f"a part of a business key must be text, a whole number, a UUID, a date or a Decimal, got {got}"
+        )
+    return text.replace("\\", "\\\\").replace("|", "\\|")
+
+
+def _decimal_text(number: Decimal) -> str:
+    """Return the same text for equal numbers: "1.1" for 1.10, "100" for 1E+2."""
+    exponent = number.as_tuple().exponent
+    if not isinstance(exponent, int) or abs(exponent) > _LONGEST_ZEROS:
+        raise InvalidKeyError(
+            f"a Decimal in a business key must be finite, with an exponent from -{_LONGEST_ZEROS} to {_LONGEST_ZEROS}"
+        )
+    text = f"{number:f}"
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def _moment_text(moment: datetime) -> str:
+    """Return the same text for equal moments, in whatever time zone they are said."""
+    if moment.utcoffset() is None:
+        raise InvalidKeyError(
+            "a datetime in a business key needs a time zone, because its text would depend on the machine: "
+            "datetime.now(UTC), or .date() for the day"
+        )
+    return moment.astimezone(UTC).isoformat()

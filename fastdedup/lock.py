@@ -51,7 +51,7 @@ class Lock:
 
 
 def not_entered(name: str, statement: str) -> AttributeError:
-    """Return the error for an attribute of a lock that was not entered. `statement`: what enters it."""
+    """Return the error for an attribute of a lock that was not entered. `statement`: the one that enters it."""
     return AttributeError(
         f"this lock is not held yet, so it has no {name!r}: write `{statement} dedup.lock(key) as lock:`; "
         "the lock is held in that block"
@@ -72,7 +72,7 @@ class LockCall:
         """The call that claims the lock's key."""
         return self._call
 
-    if not TYPE_CHECKING:  # a checker shall report the attribute, too
+    if not TYPE_CHECKING:  # a checker must report the attribute too
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raise AttributeError: only the lock that `async with` gives has attributes."""
@@ -100,8 +100,9 @@ class LockCall:
 
 
 def lock_call(gate: Gate, options: ClaimOptions, key: str) -> LockCall:
-    """Return a lock to be entered. Arguments and errors as for `Dedup.lock`."""
+    """Return a lock to enter. Arguments and errors: see `Dedup.lock`."""
+    renew = options.lease is None if options.renew is None else bool(options.renew)
     lease = gate.settings.lease if options.lease is None else options.lease
     options = options.but(lease=lease, ttl=lease)  # nothing is remembered for longer than the lock is held
     op = claim_op(gate, options, key, gate.locks.wire(key), None)
-    return LockCall(ClaimCall(gate, op, options.seconds_to_wait, bool(options.renew), verb="lock"))
+    return LockCall(ClaimCall(gate, op, options.seconds_to_wait, renew, verb="lock"))

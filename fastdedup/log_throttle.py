@@ -1,4 +1,4 @@
-"""How many lines a trouble that repeats may have: the log tells of it, and is not filled by it."""
+"""Limits the log lines of a trouble that repeats: the log shows it, but is not filled with it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class LogThrottle:
     """Lets the first lines of a window pass, and counts the others. A window begins with its first line.
 
     Args:
-        lines: those that pass in one window.
-        window: seconds of a window. With `inf` the first one never ends: then a timer of the user's looks at
-            `take_left_out`, and drops the throttle once that is 0.
+        lines: the number of lines that pass in one window.
+        window: seconds of a window. With `inf` the first one never ends: then the owner's timer calls
+            `take_left_out`, and drops the throttle once that returns 0.
     """
 
     __slots__ = ("_began", "_left_out", "_lines", "_passed", "_window")
@@ -29,7 +29,7 @@ class LogThrottle:
         """True if a line may be written now; else it is counted. `now`: by another clock than `time.monotonic`."""
         if now is None:
             now = monotonic()
-        if not 0.0 <= now - self._began < self._window:  # before it began: the clock was set back
+        if not 0.0 <= now - self._began < self._window:  # a negative time means that the clock was set back
             self._began, self._passed = now, 0
         if self._passed >= self._lines:
             self._left_out += 1
@@ -38,6 +38,6 @@ class LogThrottle:
         return True
 
     def take_left_out(self) -> int:
-        """Return how many lines were left out since this was last asked."""
+        """Return how many lines were left out since the last call."""
         count, self._left_out = self._left_out, 0
         return count

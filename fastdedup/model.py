@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 RecordKind = Literal["claim", "lock", "token", "machine"]
-"""What a record is of. A web key's is a claim's."""
+"""The kind of a record. The record of a web key is a claim's."""
 
 
 class Outcome(StrEnum):
@@ -51,7 +51,7 @@ class BreakerState(StrEnum):
 
 
 class Batching(StrEnum):
-    """How a batch of operations goes to the store."""
+    """The way in which a batch of operations goes to the store."""
 
     WHOLE = "whole"
     """In one call; to a Cluster in one call for each node."""
@@ -61,7 +61,8 @@ class Batching(StrEnum):
     """To a Cluster in a call for each slot, because its servers, or a proxy before them, refuse a script that touches
     keys which its call does not declare. A claim then costs the servers twice as much.
 
-    Known for it: Dragonfly without the flag `allow-undeclared-keys`, Kvrocks with `lua-strict-key-accessing`, and the
+    Servers that do this: Dragonfly without the flag `allow-undeclared-keys`, Kvrocks with `lua-strict-key-accessing`,
+        and the
     cluster instances of Tair. Redis 6.2 to 8 and Valkey take batches whole."""
 
 
@@ -80,10 +81,10 @@ class TransitionOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The store's record of a key, as `Dedup.get` and `Dedup.records` return it.
+    """The store's record of a key, which `Dedup.get` and `Dedup.records` return.
 
     Attributes:
-        key: the key; "#" and a digest where that is all that the store knows, as of tokens and of long keys.
+        key: the key; "#" and a digest if the store knows no more, for tokens and long keys.
         state: the record's state.
         owner: the owner's text, which repr() leaves out. Never show it to a claimant, because anyone who knows it
             can settle the claim.
@@ -91,14 +92,14 @@ class Record:
         attempt: how often the key was acquired; 0 for a token that was not redeemed yet.
         lease: seconds until the lease ends (0 or less: it has ended); None unless the state is PROCESSING.
         ttl: seconds until the record expires.
-        fingerprint: a `Fingerprint`, 16 bytes, or None; a claim takes it as the fingerprint that it was made with.
+        fingerprint: a `Fingerprint`, 16 bytes, or None; pass it to a claim as the fingerprint.
         result: the recorded result of a success; of a machine the name of its state.
         error: the recorded error of a failure.
         kind: "claim", "lock", "token" or "machine".
-        age: seconds since the key was acquired, by the store's clock; None where that is not known.
+        age: seconds since the key was acquired, by the store's clock; None if that is not known.
         version: the number of a machine's changes; None for any other record.
-        holder: who holds it, or held it last, as `Dedup(holder=…)` wrote it; None where the record does not say it.
-        trace: the id of the trace in which it was claimed, 32 hexadecimal digits; None where it does not say it.
+        holder: the present or last holder, written by `Dedup(holder=…)`; None if the record does not have it.
+        trace: the id of the trace in which it was claimed, 32 hexadecimal digits; None if the record has none.
     """
 
     key: str
@@ -120,11 +121,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Some of a namespace's records, as `Dedup.records` found them within its budget.
+    """Some of a namespace's records, which `Dedup.records` found within its budget.
 
     Attributes:
         records: the records, without their results.
-        cursor: pass it to the next call to go on; None where all keys were looked at.
+        cursor: pass it to the next call to go on; None if all keys were looked at.
         looked_at: about how many keys the store has looked at, those of others included, in whole steps of SCAN: 512
             for a store of four keys.
     """
@@ -140,11 +141,11 @@ class Transition:
 
     Attributes:
         outcome: CHANGED, ALREADY, ILLEGAL or STALE.
-        state: the machine's present state, also where this call did not change it.
+        state: the machine's present state, also if this call did not change it.
         version: the number of the machine's changes.
-        degraded: True where the fallback policy answered instead of the store.
-        confirmed: False if too few replicas confirmed in time (`replicas=`) that they have the change: this call's,
-            or for ALREADY the former one.
+        degraded: True if the fallback policy answered instead of the store.
+        confirmed: False if too few replicas confirmed the change in time (`replicas=`): this call's change, or for
+            ALREADY the former one.
     """
 
     outcome: TransitionOutcome
@@ -155,25 +156,26 @@ class Transition:
 
     @property
     def changed(self) -> bool:
-        """True where this call moved the machine."""
+        """True if this call moved the machine."""
         return self.outcome is TransitionOutcome.CHANGED
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerStats:
-    """What a ledger holds, as `Ledger.stats` found it.
+    """The content of a ledger, which `Ledger.stats` returns.
 
     Attributes:
         name: the ledger's name.
-        ids: how many ids it remembers now. Estimated from some buckets where it has more than 1,000 of these.
+        ids: how many ids it remembers now. Estimated from some buckets if it has more than 1,000.
         capacity: ids in one window that it is planned for.
-        fill: ids by capacity. Above 1 it goes on, with more time and a greater chance of a false duplicate an id.
+        fill: ids divided by capacity. Above 1 it still works, with more time and more risk of a false duplicate for
+            each id.
         window: seconds for which an id is remembered.
         slots: parts of the window; an id is remembered for up to one part more.
         width: bytes of an id's digest; 0 of a dense ledger.
-        bytes: memory of its buckets in the store, as the store says it. A dense ledger has up to 0.7 MB more.
-        bytes_an_id: memory by ids; 0.0 of an empty ledger.
-        false_duplicates: new ids that are expected to be taken for duplicates, in a window as full as this one.
+        bytes: memory of its buckets in the store, by the store's own figure. A dense ledger has up to 0.7 MB more.
+        bytes_an_id: memory divided by ids; 0.0 for an empty ledger.
+        false_duplicates: the expected number of new ids that count as duplicates, in a window as full as this one.
     """
 
     name: str
@@ -190,14 +192,14 @@ class LedgerStats:
 
 @dataclass(frozen=True, slots=True)
 class LedgerResize:
-    """How far the resizing of a ledger is, as `Ledger.resize` tells it.
+    """The progress of a ledger's resizing, which `Ledger.resize` returns.
 
     Attributes:
         name: the ledger's name.
         capacity: ids in one window that it is planned for from the switch on.
-        former_capacity: the capacity before; 0 where that is over and forgotten.
+        former_capacity: the capacity before; 0 if that is over and forgotten.
         switch_in: seconds until ids are remembered by the new capacity; 0.0 afterwards.
-        over_in: seconds until no id lives that was remembered by the former capacity; 0.0 afterwards.
+        over_in: seconds until the last id of the former capacity has expired; 0.0 afterwards.
     """
 
     name: str

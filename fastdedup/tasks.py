@@ -1,32 +1,50 @@
-"""Helpers for asyncio: the loop that runs here, and functions that end tasks."""
+"""Helpers for asyncio: the loop that runs here, and functions that wait for tasks and end them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import Any
+from typing import Any, cast
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
     """Return the event loop that runs in this thread, or None.
 
-    `asyncio.get_running_loop` raises in its place. What a caller or a library then finds as the error that is being
-    handled is that one: asgiref carries it into other threads and raises it there.
+    `asyncio.get_running_loop` raises instead. Callers and libraries would then see its error as the one that is being
+    handled: asgiref carries it into other threads and raises it there.
     """
     return asyncio._get_running_loop()
 
 
 async def stop(task: asyncio.Task[Any]) -> None:
-    """Cancel a task again and again until it ends: redis-py may mistake a cancellation for its own timeout."""
+    """Cancel a task again and again until it ends: redis-py may mistake a cancellation for its own timeout.
+
+    A task of an event loop that is closed never ends, and is left alone.
+    """
+    if task.get_loop().is_closed():
+        cast(Any, task)._log_destroy_pending = False
+        return
     while not task.done():
         task.cancel()
         await asyncio.wait([task], timeout=0.05)
 
 
-async def wait_then_stop(tasks: Collection[asyncio.Task[Any]], return_when: str) -> set[asyncio.Task[Any]]:
-    """Wait as `asyncio.wait` does and return what has ended; whatever else runs is cancelled and has ended as well.
+async def until_done(future: asyncio.Future[Any]) -> None:
+    """Wait for a future to end, even if the caller is cancelled meanwhile; the cancellation is raised at the end."""
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
-    In this module, which is not compiled: mypyc's code crashes where an `await` within `finally` is cancelled.
+
+async def wait_then_stop(tasks: Collection[asyncio.Task[Any]], return_when: str) -> set[asyncio.Task[Any]]:
+    """Wait like `asyncio.wait` and return the ended tasks; the others are cancelled, and have ended on return.
+
+    It is in this module, which is not compiled, because mypyc's code crashes if an `await` in `finally` is cancelled.
     """
     done: set[asyncio.Task[Any]] = set()
     try:

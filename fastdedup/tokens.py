@@ -26,7 +26,7 @@ _NOBODY = blake2b(b"", digest_size=16, person=b"no subject").digest()
 
 
 class Tokens:
-    """Issue, consume and redeem one-time tokens, as `dedup.tokens`. The store keeps only their hashes.
+    """`dedup.tokens`: issue, consume and redeem one-time tokens. The store keeps only their hashes.
 
     A token is a record that must be issued before it can be claimed, and its subject is its fingerprint. So a token
     has leases, takeover after a crash, and replay like any other claim.
@@ -61,33 +61,33 @@ class Tokens:
         return token
 
     async def consume(self, token: str, subject: Any = None, *, owner: str | None = None) -> Outcome:
-        """Use a token up in one step. Returns ACQUIRED once, and SUCCEEDED afterwards.
+        """Use a token in one step. Returns ACQUIRED once, and SUCCEEDED afterwards.
 
         Returns MISMATCH for another subject, and UNKNOWN for a token that was never issued or has expired.
         For an effect that may fail half-way use `redeem`: a consumed token is gone even if the effect then fails.
 
-        SUCCEEDED is never said of a use that is taken back: if another process used the token less than two timeouts
-        ago, this waits until that use is older or gone, four timeouts at most.
+        SUCCEEDED is never the answer for a use that is undone later: if another process used the token less than two
+        timeouts ago, this waits until that use is older or gone, for at most four timeouts.
 
         Args:
-            token: the text that `issue` returned, as the client sent it.
+            token: the text that `issue` returned and the client sent.
             subject: the subject that the token was issued for. A token that was issued for a subject is a MISMATCH
                 for any other subject, and for a caller that names no subject.
             owner: your own name for this use. The same name gets ACQUIRED again, for example after a lost reply.
 
         Raises:
-            UnavailableError: neither the store nor the policy answered. A use that got no answer is taken back
-                before the error is raised, within one further `timeout`; if the store does not answer by then, as
-                soon as it does. With `owner=` it is kept, so that the same owner can ask again.
-            ShortfallError: too few replicas confirmed the use (`replicas=`); it is taken back in the same way.
+            UnavailableError: neither the store nor the policy answered. A use that got no answer is undone
+                before the error is raised, within one further `timeout`; or later, when the store answers again.
+                With `owner=` it is kept, so that the same owner can ask again.
+            ShortfallError: too few replicas confirmed the use (`replicas=`); it is undone in the same way.
         """
         claim = await self.use(token, subject, owner)
         return claim.outcome
 
     def use(self, token: str, subject: Any, owner: str | None, *, ttl: Seconds | None = None) -> ClaimCall:
-        """Return the claim that uses a token up: `consume`, for an integration that needs the claim itself.
+        """Return the claim that uses a token: `consume`, for an integration that needs the claim itself.
 
-        Await the call: the claim's outcome is what `consume` returns. Arguments and errors as for `consume`; `ttl`:
+        Await the call: the claim's outcome is the result of `consume`. Arguments and errors: see `consume`; `ttl`:
         seconds for which the use is remembered.
         """
         op = token_op(self._gate, ClaimOptions(owner, ttl=ttl), token, subject, Mode.CONSUME)
@@ -105,8 +105,8 @@ class Tokens:
         owner: str | None = None,
         lease: Seconds | None = None,
         ttl: Seconds | None = None,
-        wait: Seconds = 0.0,
-        renew: bool = False,
+        wait: Seconds | None = None,
+        renew: bool | None = None,
     ) -> ClaimCall:
         """Claim a token: do the work, then call `complete(result)`; a second click gets that result.
 
@@ -114,15 +114,14 @@ class Tokens:
         redeemed and released, or whose redeemer crashed, can be redeemed again by its subject for another `ttl`
         seconds, also past its `token_ttl`: its form was sent in time.
 
-        As `consume` does, it waits while the token is used without a result, and another process may still take that
-        use back.
+        Like `consume`, it waits while the token is used without a result and another process may still undo that use.
         """
         return self.redeem_with(ClaimOptions(owner, lease, ttl, wait, renew), token, subject)
 
     def redeem_with(self, options: ClaimOptions, token: str, subject: Any = None) -> ClaimCall:
         """Do what `redeem` does, for an integration that makes its options once."""
         op = token_op(self._gate, options, token, subject, Mode.REDEEM)
-        return ClaimCall(self._gate, op, options.seconds_to_wait, bool(options.renew), verb="redeem")
+        return ClaimCall(self._gate, op, options.seconds_to_wait, options.renew, verb="redeem")
 
 
 def token_op(gate: Gate, options: ClaimOptions, token: str, subject: Any, mode: Mode) -> ClaimOp:
@@ -132,7 +131,7 @@ def token_op(gate: Gate, options: ClaimOptions, token: str, subject: Any, mode: 
     key = "token:" + blake2b(secret, digest_size=8).hexdigest()
     op = claim_op(gate, options, key, gate.tokens.wire_digest(secret), subject_mark(subject), mode)
     if mode is Mode.CONSUME and not op.named:
-        op.draw_again(draw_owner())  # a token that is consumed in one step has no holder to name
+        op.draw_again(draw_owner())  # a token that is consumed in one step has no holder
     return op
 
 
@@ -145,7 +144,7 @@ def subject_mark(subject: Any) -> bytes:
 
 
 def draw_token() -> str:
-    """Return the text of a new token. It begins with no dash, which a command line would take for an option's."""
+    """Return the text of a new token. It does not begin with a dash, which a command line would read as an option."""
     while True:
         token = secrets.token_urlsafe(_BYTES)
         if token[0] != "-":
@@ -153,7 +152,7 @@ def draw_token() -> str:
 
 
 def token_bytes(token: str) -> bytes:
-    """Return the bytes of a token that a client sent. A text that is not a token is then simply UNKNOWN.
+    """Return the bytes of a token that a client sent. A text that is not a token is then UNKNOWN.
 
     Raises:
         InvalidKeyError: the token is not text.

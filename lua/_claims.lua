@@ -1,8 +1,8 @@
--- The functions of a claim for keys that are not fresh: stores/redis/scripts.py puts this text into claim.lua and
--- claim_remembered.lua. `terms.known`: a ledger knows that the key is done, so nobody acquires it where it is free.
+-- The functions of a claim for keys that are not fresh: stores/redis/scripts.py puts this text into claim.lua.
+-- `terms.known`: a ledger knows that the key is done, so nobody acquires it where it is free.
 
--- Makes the functions for keys that are not fresh, and returns `meet`. Called at the first such key, because these
--- functions cost as much as three fresh claims, and most calls do not need them.
+-- Makes the functions for keys that are not fresh, and returns `meet` and `claim_unless`. Called at the first such key,
+-- because these functions cost as much as three fresh claims, and most calls do not need them.
 local function conflicts()
   -- Here stands _record.lua.
 
@@ -130,5 +130,8 @@ local function conflicts()
     return contend(i, key, tail, terms)
   end
 
-  return meet
+  local claim_unless
+  -- Here stands _unless.lua.
+
+  return meet, claim_unless
 end

@@ -1,4 +1,4 @@
--- How a ledger remembers an id: stores/redis/scripts.py puts this text into first.lua and settle_remembered.lua.
+-- How a ledger remembers an id: stores/redis/scripts.py puts this text into first.lua and settle.lua.
 
 local entries = 0 -- how many entries the buckets of this call have
 
@@ -56,15 +56,15 @@ local function remember(key, entry, ledger)
   return put('SETRANGE', key, free - 1, ledger.stamp .. sub(entry, 1, -2) .. ledger.ticked)
 end
 
--- What the ids of a run share; its arguments begin at `a`.
+-- What the ids of a run share, which begins at `a` with slot_us.
 local function ledger_of(a)
-  local slot_us, width, young = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
+  local slot_us, width, young = tonumber(ARGV[a]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
   local slot, tick = slot_of(slot_us), floor(now_us / TICK_US) % 256
   local head, step = VERSION .. 'L' .. char(width, slot, young), width + 1 + NONCE
   local zeros, at_once = string.rep('\0', step), tags_at_once(width)
   return {
-    slot = slot, keep = ARGV[a + 2], width = width, young = young, named = tonumber(ARGV[a + 5]),
-    most = tonumber(ARGV[a + 6]), head = head, step = step, zeros = zeros, stamp = char(slot),
+    slot = slot, keep = ARGV[a + 1], width = width, young = young, named = tonumber(ARGV[a + 4]),
+    most = tonumber(ARGV[a + 5]), head = head, step = step, zeros = zeros, stamp = char(slot),
     fresh = head .. '\0\0' .. char(slot), rest = string.rep(zeros, young - 1),
     tags = HEAD + 1 + young * step, at_once = at_once, reach = tostring(HEAD + young * step + TAG * at_once - 1),
     offsets = {}, slot_us = slot_us, tick = tick, ticked = char(tick),

@@ -79,7 +79,7 @@ end
 local a, i = 3, 1
 while i <= count do
   local last = i + tonumber(ARGV[a]) - 1
-  local ledger, stale = ledger_of(a), now_ms > tonumber(ARGV[a + 7])
+  local ledger, stale = ledger_of(a + 1), now_ms > tonumber(ARGV[a + 7])
   a = a + 8
   local bits = ledger.width == DENSE_WIDTH and dense(ledger.slot)
   for k = i, last do

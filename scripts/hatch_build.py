@@ -101,12 +101,16 @@ def compiled(root: Path, folder: Path, modules: list[str], public: list[str]) ->
 
 
 def widened(source: str) -> str:
-    """Make every parameter `Any`: our own checks refuse wrong arguments, with better messages than mypyc's."""
+    """Make every parameter `Any`: our own checks refuse wrong arguments, with better messages than mypyc's.
+
+    Those of an `@overload` stay: it is for checkers alone.
+    """
     lines = source.splitlines(keepends=True)
     functions = [
         node
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and "overload" not in map(ast.unparse, node.decorator_list)
     ]
     marks = [
         each.annotation

@@ -209,6 +209,21 @@ class KafkaServer(Broker):
         return len(connection.recv(4)) == 4
 
 
+class SqsServer(Broker):
+    """moto's server, which answers as Amazon SQS does, from memory: after `kill` it comes back empty."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def _command(self) -> list[str]:
+        return [program("moto_server"), "-H", "127.0.0.1", "-p", str(self.port)]
+
+    def _greets(self, connection: socket.socket) -> bool:
+        connection.sendall(b"GET /moto-api/data.json HTTP/1.0\r\n\r\n")
+        return connection.recv(4096).startswith(b"HTTP/1.")
+
+
 FAST_GROUP = {"session_timeout_ms": 1000, "heartbeat_interval_ms": 100, "rebalance_timeout_ms": 1000}
 """Arguments of AIOKafkaConsumer with which a join of `KafkaServer` takes 1 s: with 0.5 s a group never settles."""
 

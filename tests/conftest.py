@@ -1,4 +1,4 @@
-"""Shared by all tests: a loop for async tests, servers, databases, brokers, stores, a leak checker, `wait_until`."""
+"""Shared by all tests: a loop for async tests, servers, databases, brokers, stores, a leak checker."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ import redis.utils
 import uvloop
 
 import fastdedup.sync
-from fastdedup import Claim
 from fastdedup.sql import rules
 
-from .brokers import KafkaServer, NatsServer, RabbitServer
+from . import waiting
+from .brokers import KafkaServer, NatsServer, RabbitServer, SqsServer
 from .databases import MariaServer, PostgresServer
+from .marks import MARKS, marks_of
 from .servers import RedisServer, unmeasured
 from .stores import STORES, Backend
 from .unmeasured import adds_nothing, has_unmeasured_programs
@@ -44,6 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(role(config))
+    for mark, meaning in MARKS.items():
+        config.addinivalue_line("markers", f"{mark}: {meaning}")
     be_patient()
     # redis-py reads its own version from the disk for each client: 2 ms, for tens of thousands of clients.
     redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
@@ -69,11 +72,13 @@ def patient(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the test that takes by far the longest; measure no coverage where that adds nothing."""
+    """Begin with the longest test; measure no coverage if that adds nothing; set the marks of `tests/marks.py`."""
     items.sort(key=lambda item: (item.path.name != "test_compiled.py", "mypy" not in item.name))
     for item in items:
         if adds_nothing(item):
             item.add_marker("no_cover")
+        for mark in marks_of(item):
+            item.add_marker(mark)
 
 
 def pytest_collection_finish() -> None:
@@ -165,6 +170,13 @@ def server() -> Iterator[RedisServer]:
         yield server
 
 
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """A redis-server of the test's own, to kill, freeze or fill."""
+    with RedisServer() as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """This worker's own PostgreSQL; `fresh()` makes a database in it. A test that kills a server starts its own."""
@@ -200,6 +212,13 @@ def kafka() -> Iterator[KafkaServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def sqs() -> Iterator[SqsServer]:
+    """This worker's own moto server, which answers as Amazon SQS does; `name()` names a queue in it."""
+    with SqsServer() as server:
+        yield server
+
+
 @pytest.fixture(scope="session", params=list(STORES))
 def running_store(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Every store of the matrix, one after the other: pytest runs the tests of one store together.
@@ -231,26 +250,10 @@ def check_ttls(raw: redis.Redis) -> None:
     assert not without, f"keys without a TTL: {without[:5]}"
 
 
-async def _wait_until(
-    predicate: Callable[[], Any], *, description: str | Callable[[], str], deadline: float = 10.0
-) -> Any:
-    loop = asyncio.get_running_loop()
-    ends = loop.time() + deadline
-    while loop.time() < ends:
-        value = predicate()
-        if inspect.isawaitable(value):
-            value = await value
-        if isinstance(value, Claim) or value:  # a claim has no truth value
-            return value
-        await asyncio.sleep(0.002)
-    said = description if isinstance(description, str) else description()
-    raise AssertionError(f"waited {deadline:g} s in vain: {said}")
-
-
 @pytest.fixture
 def wait_until() -> Callable[..., Any]:
-    """The only way in which tests wait: for a predicate to come true, plain or async."""
-    return _wait_until
+    """`waiting.wait_until`, for tests that do not import it."""
+    return waiting.wait_until
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from enum import Enum, auto
 from hashlib import sha1
 
-from fastdedup.stores.redis.verbs import load_scripts
+from fastdedup.stores.redis.verbs import all_scripts
 
 from .servers import RedisServer
 
@@ -22,8 +22,6 @@ class Fate(Enum):
     """The connection is cut before the request reaches Redis."""
     LOSE = auto()
     """Redis acts on it; then its reply is dropped, and the connection is cut."""
-    KEEP = auto()
-    """The connection is cut, and the request reaches Redis at `deliver`."""
 
 
 Plan = Callable[[str], Fate]
@@ -44,15 +42,13 @@ class Proxy:
         self.seen: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
         self._server = server
-        self._verbs = {script.sha: verb.value for verb, script in load_scripts().items()}
+        self._verbs = {script.sha: verb.value for script, verb in all_scripts().items()}
         # Mutable: whose reply is lost next; who decides on all others; the connections.
         self._losing: Counter[str] = Counter()
         self._plan: Plan | None = None
         self._pipes: set[Pipe] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._swallows = False
-        self.kept: list[bytes] = []
-        """Requests that are kept until `deliver`."""
         self._released = asyncio.Event()
         self._released.set()
 
@@ -65,16 +61,6 @@ class Proxy:
     def follow(self, plan: Plan) -> None:
         """Let `plan` decide on each request by its name, until `forward`."""
         self._plan = plan
-
-    async def deliver(self) -> None:
-        """Let the requests that were kept reach Redis now, which acts on them."""
-        kept, self.kept = self.kept, []
-        reader, writer = await asyncio.open_unix_connection(self._server.socket)
-        writer.write(b"".join(kept))
-        replies = frames(reader)
-        for _ in kept:
-            await anext(replies)
-        writer.close()
 
     def cut(self) -> None:
         """Cut every connection now."""
@@ -182,9 +168,7 @@ class Pipe:
                 continue
             name = self._proxy.name_of(request)
             fate = self._proxy.fate_of(name)
-            if fate is Fate.KEEP:
-                self._proxy.kept.append(request)
-            if fate in (Fate.CUT, Fate.KEEP):
+            if fate is Fate.CUT:
                 return
             self._proxy.seen[name] += 1
             self._unanswered.append((name, fate))

@@ -110,6 +110,7 @@ class RedisServer(Killable):
             unix_socket_path=str(self.socket),
             password=self._password or None,
             protocol=2,
+            socket_timeout=60.0,  # redis-py 8 gives up after 5 s, also on a command that blocks for longer
             retry=Retry(NoBackoff(), 0),
         )
 

@@ -46,13 +46,21 @@ class Sidecar(Killable):
         """Return once it accepts connections."""
         with (self.folder / "log").open("ab") as log:
             self._process = warm.start(self._command, environment=unmeasured(), out=log, err=log)
+        try:
+            self._wait_until_it_accepts()
+        except BaseException:
+            self.stop()  # or it would run on after the tests
+            raise
+        return self
+
+    def _wait_until_it_accepts(self) -> None:
         ends = time.monotonic() + DEADLINE
         while time.monotonic() < ends:
             assert self.alive, self.log
             with socket.socket(socket.AF_UNIX) as probe:
                 try:
                     probe.connect(str(self.socket))
-                    return self
+                    return
                 except (FileNotFoundError, ConnectionRefusedError):
                     time.sleep(0.005)
         raise TimeoutError("the sidecar did not come up")

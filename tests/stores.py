@@ -41,7 +41,7 @@ class Backend:
     ) -> None:
         self.name = name
         self._timeout = timeout
-        self._store = store
+        self.store = store
         # One for all gates of a test: unique within a process is what LocalLRU promises.
         self._make_policy = policy
         self._policy = policy()
@@ -49,7 +49,7 @@ class Backend:
 
     def make(self, **options: object) -> Dedup:
         settings = {"namespace": "t", "timeout": self._timeout, "on_unavailable": self._policy, **options}
-        return Dedup(self._store(), **settings)  # type: ignore[arg-type]
+        return Dedup(self.store(), **settings)  # type: ignore[arg-type]
 
     @property
     def only_the_store_knows(self) -> AbstractContextManager[object]:

@@ -6,10 +6,9 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aio_pika
 import nats as nats_client
@@ -21,6 +20,7 @@ from confluent_kafka import Consumer
 
 from .brokers import FAST_GROUP, Broker, KafkaServer, NatsServer, RabbitServer
 from .database_server import ROOT, runs
+from .waiting import wait_until
 
 KILLED_TESTS = """
 import time
@@ -30,7 +30,6 @@ server._launch()
 print(server.pid, server.folder, flush=True)
 time.sleep(60)
 """
-Waiter = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture(params=["rabbitmq", "nats", "kafka"])
@@ -40,7 +39,7 @@ def broker(request: pytest.FixtureRequest) -> Broker:
     return running
 
 
-async def test_rabbitmq_keeps_durable_messages_over_a_kill(wait_until: Waiter) -> None:
+async def test_rabbitmq_keeps_durable_messages_over_a_kill() -> None:
     message = aio_pika.Message(b"kept", delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
     with RabbitServer("{consumer_timeout, 5000}") as server:
         async with rabbit_channel(server) as channel:
@@ -100,7 +99,7 @@ async def test_kafka_keeps_what_a_group_committed(kafka: KafkaServer) -> None:
         assert (message.value, message.headers) == (b"second", (("kind", b"order"),))
 
 
-async def test_kafka_shares_partitions_among_a_group(kafka: KafkaServer, wait_until: Waiter) -> None:
+async def test_kafka_shares_partitions_among_a_group(kafka: KafkaServer) -> None:
     topic, group = kafka.name("topic"), kafka.name("group")
     await make_topic(kafka, topic, 2)
     async with member(kafka, topic, group) as first:
@@ -191,7 +190,7 @@ def test_a_broker_that_does_not_start_leaves_nothing(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("kind", ["RabbitServer", "NatsServer", "KafkaServer"])
-async def test_a_broker_ends_with_killed_tests(kind: str, wait_until: Waiter) -> None:
+async def test_a_broker_ends_with_killed_tests(kind: str) -> None:
     first, folder = left_by_killed_tests(kind)
     await wait_until(lambda: not members_of(first), description="the broker ended")
     await wait_until(lambda: not folder.exists(), description="its folder was removed")

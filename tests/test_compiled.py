@@ -65,7 +65,7 @@ def refusal(call):
         return f"{type(error).__name__}: {error}"
 
 async def main():
-    async with Mine() as dedup:
+    async with Mine("memory://") as dedup:
         claim = await asyncio.create_task(dedup.claim("a"))
         async with dedup.tell().claim("a"):
             pass
@@ -73,7 +73,7 @@ async def main():
 
 # What waits inside gets the exception by throw(): Python 3.12 warns of throw() with three arguments.
 async def give_up():
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         await dedup.claim("a")
         try:
             async with asyncio.timeout(0.01):
@@ -86,8 +86,8 @@ print(fastdedup.__file__)
 print(asyncio.run(main()))
 print(asyncio.run(give_up()))
 print(inspect.iscoroutinefunction(Dedup.open), "lease" in inspect.signature(Dedup.claim).parameters)
-print(refusal(lambda: Dedup().claim(b"a")))
-print(refusal(lambda: Dedup(lease="30")))
+print(refusal(lambda: Dedup("memory://").claim(b"a")))
+print(refusal(lambda: Dedup("memory://", lease="30")))
 """
 
 # Prints the docstring and the parameters of each public class and of its methods, as JSON.

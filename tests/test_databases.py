@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from .database_server import ROOT, DatabaseServer, runs
 from .databases import MariaServer, PostgresServer
+from .waiting import wait_until
 
 SERVERS = ("postgres", "mariadb")
 KILLED_TESTS = """
@@ -30,7 +30,6 @@ server = {kind}().start()
 print(server.pid, server.folder, flush=True)
 time.sleep(60)
 """
-Waiter = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture(params=SERVERS)
@@ -134,7 +133,7 @@ async def test_a_frozen_server_answers_once_thawed(server: DatabaseServer) -> No
 
 
 @pytest.mark.parametrize("kind", ["PostgresServer", "MariaServer"])
-async def test_a_server_ends_with_killed_tests(kind: str, wait_until: Waiter) -> None:
+async def test_a_server_ends_with_killed_tests(kind: str) -> None:
     server, folder = left_by_killed_tests(kind)
     await wait_until(lambda: not runs(server), description="the server ended")
     await wait_until(lambda: not folder.exists(), description="its folder was removed")

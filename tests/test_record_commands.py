@@ -18,12 +18,7 @@ from fastdedup import ConfigError, Dedup, ResultError
 from fastdedup.cli.main import cli
 from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header, by_host
 from fastdedup.sync import Dedup as SyncDedup
-from fastdedup.web.inspection import (
-    forget_request,
-    get_request,
-    place_of_request,
-    principal_of_header,
-)
+from fastdedup.web.inspection import forget_request, get_request, place_of_request, principal_of_header
 from fastdedup.web.rules import Rule
 
 EVIL = "\x1b[2Jorder\x9b1m\u202e7"

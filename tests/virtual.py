@@ -1,4 +1,4 @@
-"""Virtual time: an event loop whose clock jumps to the next timer, and processes that share one store on it.
+"""Virtual time: an event loop whose clock jumps to the next timer, and a way to a store on it.
 
 So an outage of minutes with all its pauses, deadlines and leases takes milliseconds, and runs the same each time.
 """
@@ -15,7 +15,6 @@ from fastdedup import UnavailableError
 from fastdedup.kernel.operations import Op, Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
-from fastdedup.testing.outage import FrozenBatches
 
 EPOCH = 1_700_000_000.0
 
@@ -54,11 +53,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class Link:
-    """One process's way to a store that several share: it may be cut, lose replies, freeze, or be slow.
+    """A process's way to a store: it may be cut, freeze, or be slow.
 
     Attributes:
         down: every batch is refused at once.
-        losing: so many batches take effect and their replies are lost.
         latency: seconds from sending to taking effect, and again to the reply.
     """
 
@@ -67,14 +65,8 @@ class Link:
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
         self.down = False
-        self.losing = 0
         self.latency = 0.001
-        # Mutable: what a frozen server has in its buffers; None while it is not frozen.
-        self._frozen: FrozenBatches | None = None
-
-    @property
-    def broken(self) -> bool:
-        return self.down or self.losing > 0 or self._frozen is not None
+        self._frozen = False
 
     async def open(self) -> None:
         """Nothing to do."""
@@ -86,25 +78,18 @@ class Link:
         await self._store.listen(on_freed)
 
     def freeze(self) -> None:
-        if self._frozen is None:
-            self._frozen = FrozenBatches()
-
-    async def thaw(self) -> None:
-        """What was sent meanwhile takes effect now, whether or not anybody waits for the answer."""
-        frozen, self._frozen = self._frozen, None
-        for batch in [] if frozen is None else frozen.thaw():
-            batch.answer(await self._store.execute(batch.verb, batch.ops))
+        """Take what is sent from now on, and answer nothing."""
+        self._frozen = True
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         await asyncio.sleep(self.latency)
-        if self._frozen is not None:
-            return await self._frozen.wait(verb, ops)
+        if self._frozen:
+            await asyncio.Event().wait()
         if self.down:
             raise UnavailableError("the link is down")
         replies = await self._store.execute(verb, ops)
-        lost, self.losing = self.losing > 0, max(self.losing - 1, 0)
         await asyncio.sleep(self.latency)
-        if lost or self.down:
+        if self.down:
             raise UnavailableError("the reply was lost")
         return replies
 

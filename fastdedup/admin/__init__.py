@@ -1,1 +1,1 @@
-"""What operators do by hand: a record shown, listed, forgotten; work settled that a crash left open."""
+"""The work of operators: to show, list and forget records; to settle work that a crash left open."""

@@ -1,4 +1,4 @@
-"""What an operator asks of records: show one, forget one, list those of a namespace. No part of a claim's life."""
+"""The operations of an operator on records: show one, forget one, list a namespace. Claims do not use them."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ KINDS: Final[dict[str, Kind]] = {
     "token": Kind.TOKEN,
     "machine": Kind.MACHINE,
 }
-"""The kinds of records; an id of a ledger has no record, and a web key's is a claim's."""
+"""The kinds of records. An id of a ledger has no record, and the record of a web key is a claim's."""
 LISTED: Final = ("claim", "lock", "token")
 """The kinds that a list can show: a machine's record has no owner and no age."""
 _MOST_CURSOR: Final = 8192
 _PAGE: Final = 512
-"""Keys that the store looks at in one step, about: 0.3 ms of a server that serves others meanwhile."""
+"""About the number of keys that the store looks at in one step: 0.3 ms, between other clients' commands."""
 
 
 def wire_of(gate: Gate, key: str, kind: RecordKind = "claim", *, digest: bool = False) -> bytes:
     """Return the store key of a record.
 
     Args:
-        gate: whose record it is.
+        gate: the record's gate.
         key: the claim's or lock's key; the token; the machine's name, "/" and the id.
-        kind: which of these it is.
-        digest: `key` is "#" and 32 hexadecimal digits, as a list shows a token or a long key.
+        kind: the kind of record.
+        digest: `key` is "#" and 32 hexadecimal digits, the form of a token or a long key in a list.
 
     Raises:
         InvalidKeyError: no such record can have this key.
@@ -47,7 +47,7 @@ def wire_of(gate: Gate, key: str, kind: RecordKind = "claim", *, digest: bool = 
 
 
 def wire_of_key(namespace: str, key: str, kind: RecordKind, *, digest: bool) -> bytes:
-    """Return the store key of a record in a namespace that no gate was made for. Errors as of `wire_of`."""
+    """Return the store key of a record in a namespace without a gate. Errors: see `wire_of`."""
     return _wire_of(Keyspace(namespace, _kind(kind)), key, kind, digest=digest)
 
 
@@ -60,14 +60,14 @@ def _wire_of(keyspace: Keyspace, key: str, kind: RecordKind, *, digest: bool) ->
 
 
 async def read(gate: Gate, key: str, kind: RecordKind, *, digest: bool) -> Record | None:
-    """Return a record, or None where there is none. Errors as of `Dedup.get`."""
+    """Return a record, or None if there is none. Errors: see `Dedup.get`."""
     wire = wire_of(gate, key, kind, digest=digest)
     reply = await gate.run(ReadOp(wire))
     return None if reply == Code.ABSENT else gate.record(_shown(wire, key, kind), reply, kind)
 
 
 def _shown(wire: bytes, key: str, kind: RecordKind) -> str:
-    """Return the key as it may be shown: a token is a secret, of which the digest is."""
+    """Return the key in the form that may be shown: for a token, which is a secret, its digest."""
     return "#" + wire[-16:].hex() if kind == "token" else key
 
 
@@ -80,16 +80,16 @@ async def forget(
     reason: str,
     heard: Callable[[str, bool | None], None],
 ) -> bool:
-    """Remove a record, and report the key and what became of it to `heard`. Errors as of `Dedup.forget`."""
+    """Remove a record, and report the key and the result to `heard`. Errors: see `Dedup.forget`."""
     wire = wire_of(gate, key, kind, digest=digest)
     name = _shown(wire, key, kind)
     found: bool | None = None
     try:
         found = await gate.run(ForgetOp(wire, reason)) == Code.OK
     finally:
-        # Also where the answer is lost: it may have taken effect.
+        # Also if the answer is lost, because the removal may have taken effect.
         if digest:
-            gate.recent.clear()  # which of these it is, the digest does not tell
+            gate.recent.clear()  # because the digest does not show which of these it is
         elif kind == "claim":
             gate.recent.pop(key, None)
         heard(name, found)
@@ -114,7 +114,7 @@ async def listing(
     check_count(limit, "limit")
     if cursor is not None and not (isinstance(cursor, str) and len(cursor) <= _MOST_CURSOR):
         raise ConfigError(f"cursor must be the text that an earlier list returned, got {shown(cursor)}")
-    gate.connection.running_engine()  # raises where it is not open
+    gate.connection.running_engine()  # raises if it is not open
     store: Any = gate.connection.store
     if not isinstance(store, ListedStore):
         raise ConfigError(f"this store cannot list its records: {type(store).__name__} has no page()")
@@ -126,7 +126,7 @@ async def listing(
         except UnavailableError:
             if not records:
                 raise
-            break  # the cursor says where to go on
+            break  # the cursor is the place to go on from
         after = page.cursor
         looked_at += page.seen
         records += [
@@ -140,7 +140,7 @@ async def listing(
 
 
 def state_of(name: Any) -> State:
-    """Return a state of its name.
+    """Return the state with a name.
 
     Raises:
         ConfigError: there is no such state.

@@ -1,4 +1,4 @@
-"""Work that was abandoned: a claim that takes its key over asks whether it was done, before it is done again."""
+"""Abandoned work: a claim that takes over its key asks whether the work was done, before it is done again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from .. import codec
@@ -26,12 +27,12 @@ def check_resolve(check: Any, *, asynchronous: bool = True) -> Any:
     """Return the function of `resolve=`.
 
     Raises:
-        ConfigError: it is no function, or of the other sort (async in synchronous code).
+        ConfigError: it is not a function, or of the wrong sort (async in synchronous code).
     """
     if not callable(check):
         raise ConfigError(f"resolve must be a function that takes a Takeover, got {named(check)}")
     is_async = inspect.iscoroutinefunction(check) or inspect.iscoroutinefunction(
-        getattr(check, "__call__", None)  # noqa: B004 -- an object with an async __call__ is async, too
+        getattr(check, "__call__", None)  # noqa: B004 -- an object with an async __call__ is async too
     )
     if is_async and not asynchronous:
         raise ConfigError("resolve is an async function: in synchronous code give one that is not")
@@ -39,9 +40,9 @@ def check_resolve(check: Any, *, asynchronous: bool = True) -> Any:
 
 
 def takeover_of(claim: Claim, attempt: int = 1) -> Takeover | None:
-    """Return what the check is told; None where nobody can have begun the work before.
+    """Return the argument of the check; None if no owner can have begun the work before.
 
-    `attempt`: how often the work was begun by what a message itself tells, this time included. The store may have
+    `attempt`: how often the work was begun by a message's own count, this time included. The store may have
     forgotten the key since.
     """
     verdict = claim.settlement.verdict
@@ -63,28 +64,28 @@ def takeover_of(claim: Claim, attempt: int = 1) -> Takeover | None:
 
 
 class Resolving:
-    """What follows a claim with `resolve=`: the check, if the key was held before.
+    """The step after a claim with `resolve=`: the check, if the key was held before.
 
     Args:
         check: the function of `resolve=`.
-        renews: whether the lease is renewed afterwards, too.
+        renews: whether the lease is renewed afterwards too.
     """
 
-    def __init__(self, check: Check, *, renews: bool) -> None:
+    def __init__(self, check: Check, *, renews: bool | None) -> None:
         self._check = check
         self._renews = bool(renews)
 
     async def __call__(self, claim: Claim) -> Claim:
-        """Return what the caller gets; see `resolve`."""
+        """Return the caller's claim; see `resolve`."""
         return await resolve(claim, self._check, renews=self._renews)
 
 
 async def resolve(claim: Claim, check: Check, *, renews: bool) -> Claim:
-    """Ask the check where the key was held before, and settle the claim as it says; return what the caller gets.
+    """If the key was held before, ask the check and settle the claim with its answer; return the caller's claim.
 
     Raises:
         ClaimLostError: the lease was lost while the check ran, which was then stopped.
-        Exception: what the check raises; the claim is released.
+        Exception: any error of the check; the claim is released.
     """
     takeover = takeover_of(claim)
     if takeover is None:
@@ -102,9 +103,9 @@ async def resolve(claim: Claim, check: Check, *, renews: bool) -> Claim:
 
 
 async def settled_as(claim: Claim, answer: Resolution, *, renews: bool) -> Claim:
-    """Settle a claim as the check has answered; return what the caller gets.
+    """Settle a claim with the check's answer; return the caller's claim.
 
-    Work that runs begins with a whole lease, which is known to be its own: the check has used up a part of the one
+    Work that runs begins with a whole lease that certainly is its own, because the check has used a part of the one
     before, or has outlasted it.
 
     Raises:
@@ -115,7 +116,7 @@ async def settled_as(claim: Claim, answer: Resolution, *, renews: bool) -> Claim
     try:
         found = await settled(claim, answer)
         if found is claim:
-            with suppress(UnavailableError):  # what is left of the lease must do
+            with suppress(UnavailableError):  # the rest of the lease must be enough
                 await claim.renew()
     except BaseException as error:
         await claim.settlement.leave(error)
@@ -134,8 +135,8 @@ async def answer_of(check: Check, takeover: Takeover) -> Resolution:
     """Ask the check.
 
     Raises:
-        ConfigError: it is not async, or its answer is no Resolution.
-        Exception: what the check raises.
+        ConfigError: the check is not async, or its answer is not a Resolution.
+        Exception: any error of the check.
     """
     with beside_work():
         answer = check(takeover)
@@ -150,7 +151,7 @@ def check_answer(answer: Any) -> Resolution:
     """Return a check's answer.
 
     Raises:
-        ConfigError: it is no Resolution; the claim is then released.
+        ConfigError: the answer is not a Resolution; the claim is then released.
     """
     if inspect.isawaitable(answer):
         answer.close() if inspect.iscoroutine(answer) else None
@@ -165,7 +166,7 @@ def check_answer(answer: Any) -> Resolution:
 
 
 async def settled(claim: Claim, answer: Resolution) -> Claim:
-    """Settle a claim as the check has answered. Returns the claim itself where the work is to run."""
+    """Settle a claim with the check's answer. Returns the claim itself if the work has to run."""
     if answer.kind is Resolved.NOT_DONE:
         return claim
     done = answer.kind is Resolved.DONE
@@ -174,10 +175,10 @@ async def settled(claim: Claim, answer: Resolution) -> Claim:
 
 
 def replayed(claim: Claim, value: Any, *, succeeded: bool) -> Claim:
-    """Return the answer that a duplicate of this claim gets from now on."""
+    """Return the answer for duplicates of this claim from now on."""
     gate, former = claim.settlement.gate, claim.settlement.verdict
     settings = gate.settings
-    encode = codec.encode if succeeded else codec.encode_error
+    encode = partial(codec.encode, takes_types=True) if succeeded else codec.encode_error
     found = Verdict(
         Outcome.SUCCEEDED if succeeded else Outcome.FAILED,
         fence=former.fence,

@@ -1,4 +1,4 @@
-"""A takeover, and what may be answered to it: what `resolve=` is asked, and says."""
+"""A takeover, which `resolve=` is asked about, and its answers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from ..downstream import downstream_key
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """A key that was held before, by an owner that may have done the work and died. What `resolve=` is asked about.
+    """A key that was held before, by an owner that may have done the work and died. `resolve=` is asked about it.
 
     Attributes:
         key: the key; a token's digest.
         attempt: how often the key was acquired, this time included; for a message how often its work was begun.
         fence: the present owner's fence.
-        last_owner: the owner before; None where that is not known, because the first reply to this claim was lost, or
-            the store has forgotten the key and only a message's own count tells of attempts before.
+        last_owner: the owner before; None if that is not known, because the first reply to this claim was lost, or
+            the store has forgotten the key and only a message's own count shows the attempts before.
         last_fence: the fence of the owner before, or None.
-        last_holder: who that was, as `Dedup(holder=…)` wrote it, or None.
-        wire: the claim's key in the store, from which `downstream` makes keys; without it, as in a test, from `key`.
+        last_holder: that owner's holder name, which `Dedup(holder=…)` wrote, or None.
+        wire: the claim's key in the store, from which `downstream` makes keys; without it, for example in a test,
+            from `key`.
     """
 
     key: str
@@ -34,12 +35,12 @@ class Takeover:
     wire: bytes = field(default=b"", repr=False, compare=False)
 
     def downstream(self, name: str) -> str:
-        """Return the idempotency key of a call that the work makes, as `claim.downstream(name)` does within the work.
+        """Return the idempotency key of a call that the work makes: the same as `claim.downstream(name)` in the work.
 
-        It is what an earlier attempt has sent, so a next hop that can be asked by key tells what became of that call.
+        An earlier attempt has sent this key. So if the next hop can look up a key, it knows the outcome of that call.
 
         Raises:
-            InvalidKeyError: the name is empty, longer than 1,024 characters, or no text.
+            InvalidKeyError: the name is empty, longer than 1,024 characters, or not text.
         """
         return downstream_key(self.wire or self.key.encode(), name)
 
@@ -57,7 +58,7 @@ class Resolution:
     """The answer to a takeover, made by `done`, `not_done` or `unknown`.
 
     Attributes:
-        kind: which of these.
+        kind: which answer it is.
         value: the result, or the error.
     """
 
@@ -66,7 +67,7 @@ class Resolution:
 
     @classmethod
     def done(cls, result: Any = None) -> Resolution:
-        """Return "the work was done, with this result": the claim succeeds with it, and everybody gets it."""
+        """Return "the work was done, with this result": the claim succeeds with it, and all callers get it."""
         return cls(Resolved.DONE, result)
 
     @classmethod
@@ -76,5 +77,5 @@ class Resolution:
 
     @classmethod
     def unknown(cls, error: Any = "unknown whether the work was done") -> Resolution:
-        """Return "nobody can know": the claim fails with this error for its `ttl`, and somebody must look into it."""
+        """Return "it is unknown": the claim fails with this error for its `ttl`; an operator must look into it."""
         return cls(Resolved.UNKNOWN, described(error))

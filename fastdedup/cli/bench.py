@@ -44,17 +44,17 @@ HEADINGS = {  # of the figures, with their formats
     "p99_ms": ("p99 ms", ".3f"),
 }
 _MOST_KEYS = 100_000  # of a turn
-_PROBE = 0.2  # the length of a warm-up, as a share of a turn
+_PROBE = 0.2  # the length of a warm-up, in turns
 _NARROW = 32  # connections of redis-py, if the server refuses one for each caller
 _TURN_LIMIT = 60.0  # seconds; a turn is meant to take about one second
 
 
 class ClaimedTwiceError(Exception):
-    """A fresh key was refused, so the figures of the run mean nothing."""
+    """A fresh key was refused, so the figures of the run have no meaning."""
 
 
 class Contestant(NamedTuple):
-    """One that is connected: how it claims a key, and how its answer says that the caller was the first."""
+    """A connected contestant: its function to claim a key, and the check that its answer means "first"."""
 
     ask: Callable[[str], Any]
     won: Callable[[Any], bool]
@@ -63,7 +63,7 @@ class Contestant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The size of a run; a turn lasts so many `seconds`."""
+    """The size of a run; a turn lasts `seconds`."""
 
     url: str = field(repr=False)
     rounds: int
@@ -81,12 +81,12 @@ class Scenario:
     callers: int
     main: str = "rate"
     settle: bool = False  # also store a result
-    latency: bool = False  # also a turn that records latencies: that costs time, so it has its own
+    latency: bool = False  # also a turn that records latencies: it is separate, because that costs time
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A contestant's figures, as in `HEADINGS`; without figures `note` says why."""
+    """A contestant's figures, in the order of `HEADINGS`; without figures `note` has the reason."""
 
     contestant: str
     figures: dict[str, float] = field(default_factory=dict)
@@ -131,7 +131,7 @@ async def redis_py(plan: Plan, scenario: Scenario) -> AsyncIterator[Contestant]:
 
 @asynccontextmanager
 async def ours(plan: Plan, scenario: Scenario) -> AsyncIterator[Contestant]:
-    """Our gate with its defaults, but with a long deadline, and with records that expire within minutes."""
+    """The gate with its defaults, except for a long deadline, and records that expire within minutes."""
     lease = LEASE_MS / 1000
     async with Dedup(plan.url, namespace=plan.namespace, lease=lease, ttl=60.0, timeout=5.0) as dedup:
 
@@ -155,14 +155,14 @@ CONTESTANTS: dict[str, Callable[[Plan, Scenario], AbstractAsyncContextManager[Co
 
 
 async def compare(plan: Plan, scenario: Scenario) -> tuple[Row, ...]:
-    """Let both play one scenario. A contestant that fails gets a row without figures, which says why."""
+    """Let both play one scenario. A contestant that fails gets a row without figures, but with the reason."""
     async with AsyncExitStack() as stack:
         players = [_Player(plan, scenario, name) for name in CONTESTANTS]
         for player in players:
             with player.surviving():
                 await player.warm_up(stack)
         for number in range(plan.rounds):
-            for player in players[:: -1 if number % 2 else 1]:  # each round is begun by the other one
+            for player in players[:: -1 if number % 2 else 1]:  # the two take turns to begin a round
                 with player.surviving():
                     await player.play()
         return tuple(player.row(players[0]) for player in players)
@@ -182,11 +182,11 @@ class _Player:
 
     @contextlib.contextmanager
     def surviving(self) -> Iterator[None]:
-        """Announce what the player does now, and note how it fails."""
+        """Announce the player's next step, and note the reason if it fails."""
         self.plan.on_turn(f"{self.scenario.title}: {self.name}")
         try:
             yield
-        except Exception as error:  # noqa: BLE001 # whatever it is, the row says it
+        except Exception as error:  # noqa: BLE001 # the row shows any error
             self.failure = self.failure or f"n/a: {reason(error)}"
 
     async def warm_up(self, stack: AsyncExitStack) -> None:
@@ -237,7 +237,7 @@ def caller_of(
     source: Iterator[tuple[int, str]],
     spent: array[int] | None,
 ) -> Callable[[], Coroutine[Any, Any, None]]:
-    """Return the loop that each caller runs: one of two, so that it does only what is necessary between claims."""
+    """Return the loop that each caller runs: one of two, so that it does no unnecessary work between claims."""
     now = time.perf_counter_ns
 
     async def plain() -> None:
@@ -267,7 +267,7 @@ def fresh_keys(namespace: str, count: int) -> list[str]:
 def collector(*, tuned: bool) -> Iterator[None]:
     """Collect all garbage before a turn; if `tuned`, freeze the rest and let the collector run seldom.
 
-    What the process itself froze stays frozen: only all at once could be thawed.
+    Objects that the process itself froze stay frozen, because all can only be unfrozen together.
     """
     before, frozen = gc.get_threshold(), gc.get_freeze_count()
     gc.collect()
@@ -283,9 +283,9 @@ def collector(*, tuned: bool) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """Return an exception as one line, without URLs and paths, because results are published.
+    """Return an exception in one line, without URLs and paths, because results are published.
 
-    Of an exception group it is the first exception.
+    For an exception group, return its first exception.
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -316,8 +316,8 @@ def bench(rounds: int, seconds: float, url: str, namespace: str, as_json: bool) 
     """Measure fastdedup and redis-py on your Redis. Compare the ratios: absolute figures differ between machines.
 
     Nothing is flushed or deleted. Every run has a new namespace, which begins with the given name; a turn leaves up
-    to 100,000 keys there, which expire within two minutes. A row that could not be measured says why, and the
-    command exits with 1.
+    to 100,000 keys there, which expire within two minutes. A row that could not be measured has the reason, and
+    the command exits with 1.
     """
     plan = Plan(url, rounds, seconds, namespace=f"{namespace}-{secrets.token_hex(3)}")
     played = run(_played(plan, quiet=as_json))

@@ -25,7 +25,7 @@ _TIMEOUT: Final = 10.0
 
 
 def at_broker(text: str, work: Work[T]) -> T:
-    """Connect, and return what `work` returns; it is given an open channel.
+    """Connect, and return the result of `work`, which gets an open channel.
 
     Raises:
         ClickException: the URL cannot be used, a package is missing, or the broker refuses.
@@ -94,9 +94,7 @@ def _in_one_line(url: URL) -> Iterator[None]:
         raise click.ClickException(
             f"{place} refuses the login of {url.user or 'guest'!r}: is its password right?"
         ) from None
-    except (
-        InvalidFrameError
-    ):  # what aiormq makes of a broker that hangs up instead of opening the virtual host
+    except InvalidFrameError:  # aiormq's errors if a broker hangs up instead of opening the virtual host
         raise click.ClickException(
             f"{place} cannot be used: is there a virtual host {url.path[1:] or '/'!r}, and may "
             f"{url.user or 'guest'!r} use it?"

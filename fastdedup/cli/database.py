@@ -25,7 +25,7 @@ _EXAMPLES = "postgresql+psycopg://user@host/shop, mysql+pymysql://user@host/shop
 
 
 def at_database(text: str, work: Callable[[Begin], T]) -> T:
-    """Connect, and return what `work` returns; it is given a function that begins a transaction.
+    """Connect, and return the result of `work`, which gets a function that begins a transaction.
 
     `work` is synchronous code. Over an async driver SQLAlchemy runs it in a greenlet.
 
@@ -59,7 +59,7 @@ def _begin(connection: Connection) -> Iterator[Connection]:
 
 
 def _parsed(text: str) -> URL:
-    """Return a URL that names a database of ours. No error repeats the text, which may hold a password."""
+    """Return the URL of a database that inboxes support. No error repeats the text, which may hold a password."""
     try:
         from sqlalchemy import make_url
     except ModuleNotFoundError as error:
@@ -79,7 +79,7 @@ def _parsed(text: str) -> URL:
 
 
 def _is_cut(url: URL) -> bool:
-    """True where an @ or / in the password ended it, so that the host's name has a part of it."""
+    """True if an @ or / in the password ended it, so that the host's name has a part of it."""
     return "@" in (url.host or "") or ("@" in (url.database or "") and url.get_backend_name() != "sqlite")
 
 
@@ -98,7 +98,7 @@ def _check(url: URL) -> None:
     ):
         raise ConfigError(
             f"there is no file {file}: name the database of your service"
-        )  # SQLite would make one
+        )  # SQLite would create the file
 
 
 def _engine(url: URL) -> Engine:
@@ -108,7 +108,7 @@ def _engine(url: URL) -> Engine:
         return create_engine(url, poolclass=pool.NullPool)
     except ModuleNotFoundError as error:
         raise click.ClickException(
-            f"the driver {error.name} is not installed: install it, or name one that you have, as in {_EXAMPLES}"
+            f"the driver {error.name} is not installed: install it, or name one that you have: {_EXAMPLES}"
         ) from None
 
 

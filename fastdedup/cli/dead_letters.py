@@ -29,7 +29,7 @@ _HEADINGS = ("key", "attempts", "reason", "consumer", "when", "bytes", "error")
 
 
 def broker_options(json: str) -> Callable[[Command], Command]:
-    """Add what both commands have: the queue, and the options of the connection. `json` as for `gate_options`."""
+    """Add the arguments of both commands: the queue, and the connection's options. `json`: see `gate_options`."""
     queue = click.argument("queue")
     url = click.option(
         "--url",
@@ -56,10 +56,10 @@ def dead_letters() -> None:
     "from), at (ISO 8601), size (bytes)"
 )
 def list_(queue: str, limit: int, url: str, as_json: bool) -> None:
-    """Show the dead letters that lie in QUEUE, and leave them there.
+    """Show the dead letters in QUEUE, and leave them there.
 
     RabbitMQ cannot show a message without handing it out: each is marked as redelivered afterwards, and another
-    program that takes dead letters meanwhile does not get those that are looked at.
+    program that takes dead letters meanwhile does not get the ones that are being shown.
     """
     found = at_broker(url, partial(_listed, queue=queue, limit=limit))
     if as_json:
@@ -97,7 +97,7 @@ def _lines(cells: Sequence[str]) -> tuple[str, str, str]:
 
 
 def _when(at: str | None) -> str | None:
-    """Return a time in full seconds and this machine's zone; as it stands where it is none."""
+    """Return a time in full seconds and this machine's zone; unchanged if it is not a time."""
     try:
         return None if at is None else f"{datetime.fromisoformat(at).astimezone():%Y-%m-%d %H:%M:%S}"
     except (ValueError, OverflowError):  # the latter: its year in this zone is 0 or 10000
@@ -119,11 +119,11 @@ def _when(at: str | None) -> str | None:
 def replay(
     queue: str, keys: tuple[str, ...], every: bool, limit: int | None, url: str, as_json: bool, **how: Any
 ) -> None:
-    """Send dead letters that lie in QUEUE back to the queue that each came from.
+    """Send the dead letters in QUEUE back to the queue that each came from.
 
     Its consumer works on them anew, with all attempts; one that fails again becomes a dead letter again. Stop the
-    command at any time: no message is lost, and what was sent back twice is worked on once. Exits with 1 where a key
-    was not found, or a message could not be sent back.
+    command at any time: no message is lost, and a message that was sent back twice is worked on once. Exits with 1 if
+    a key was not found, or a message could not be sent back.
     """
     if bool(keys) == every:
         raise click.UsageError("say which: --key KEY, also repeatedly, or --all")

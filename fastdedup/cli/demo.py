@@ -1,7 +1,7 @@
 """`fastdedup demo`: a flash sale without the gate, and with it. `cli.main` registers `COMMANDS`.
 
-Each buyer sends one order several times: some at once, as a double click does, the others again after the answer, as
-a client does that lost it. `Shop.order` is the effect that must happen once, `GatedShop.order` the gate before it.
+Each buyer sends one order several times: some at once, like a double click, the others again after the answer, like
+a client that lost it. `Shop.order` is the effect that must happen once, `GatedShop.order` the gate before it.
 `hold` is the main path. `examples/` in the repository has sales with forms, payments, messages and a sidecar.
 """
 
@@ -31,7 +31,7 @@ Order = Callable[[str], Coroutine[Any, Any, Answer]]  # of a buyer
 
 
 class Shop:
-    """A shop that looks whether an order was placed before it takes the money, as most shops do."""
+    """A shop that checks whether an order was placed before it takes the money, like most shops."""
 
     def __init__(self, stock: int) -> None:
         # Mutable: the units that are set aside, by buyer; the answers to orders; how often each unit was sold.
@@ -41,7 +41,7 @@ class Shop:
         self.sold: Counter[int] = Counter()
 
     async def order(self, buyer: str) -> Answer:
-        """Sell the buyer's unit. Between the look and the entry stands a payment: a second click passes there."""
+        """Sell the buyer's unit. There is a payment between the check and the entry: a second click gets through."""
         if buyer in self._placed:
             return self._placed[buyer]
         unit = self._set_aside.get(buyer) or next(self._free, None)

@@ -1,4 +1,4 @@
-"""What the commands at a store have in common: their options, and the event loop in which they run."""
+"""The common part of the commands at a store: their options, and the event loop in which they run."""
 
 from __future__ import annotations
 
@@ -70,19 +70,19 @@ def _shared_store(ctx: click.Context, param: click.Parameter, url: str | None) -
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns, in an event loop of its own."""
+    """Return the result of a coroutine, which runs in an event loop of its own."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(main)
 
 
 def ask(main: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns that asks a gate once. The command prints its error, so no log line does."""
+    """Return the result of a coroutine that asks a gate once. The command prints its error, so the log does not."""
     logging.getLogger("fastdedup").addHandler(logging.NullHandler())
     return run(main)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's loop factory where uvloop is installed (never on Windows), otherwise None."""
+    """Return uvloop's loop factory if uvloop is installed (never on Windows), otherwise None."""
     try:
         from uvloop import new_event_loop
     except ImportError:

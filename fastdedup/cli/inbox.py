@@ -1,44 +1,43 @@
 """The inbox's commands: `fastdedup inbox ddl`, `purge` and `stats`. `cli.main` registers `COMMANDS`.
 
-SQLAlchemy is imported by `database.py`, where a connection is made: `ddl` needs neither it nor a database.
+SQLAlchemy is imported by `database.py`, which makes the connection: `ddl` needs neither it nor a database.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
 import click
-import orjson
 from rich.box import ROUNDED
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..checks import MAX_SECONDS, check_seconds
+from ..flows import drive
+from ..sql.any_inbox import DAY
+from ..sql.bridge import BLOCKING
+from ..sql.bridge import SyncBegin as Begin
 from ..sql.dialects import DIALECTS, TableName, dialect_of
 from ..sql.dialects.base import Figures
-from ..sql.inbox import DAY
-from ..sql.purge import Ticker
+from ..sql.purge import Ticker, figures_of, purge_table
 from ..sql.rules import TABLE, TableRules
-from ..sync.sql import figures_of, purge_table
 from .database import at_database
-from .terminal import bar_console, json_option
+from .terminal import bar_console, json_option, print_json
 
 Command = Callable[..., Any]
-Begin = Callable[[], AbstractContextManager[Any]]
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _LINES = 31
-"""Lines of the histogram at most: a month of days."""
+"""The most lines of the histogram: a month of days."""
 _WIDTH = 40
 """Characters of the histogram's longest bar."""
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4, not before
-    """A length of time, as 7d: its unit is asked for, because rows that are purged too early do not come back."""
+    """A length of time, such as 7d: the unit is required, because rows that are purged too early do not come back."""
 
     name = "time"
 
@@ -67,7 +66,7 @@ def database_options(command: Command) -> Command:
         envvar="FASTDEDUP_DATABASE_URL",
         show_envvar=True,
         required=True,
-        help="The database, as SQLAlchemy names it: postgresql+psycopg://user@host/shop. With a password in it, use "
+        help="The database in SQLAlchemy's form: postgresql+psycopg://user@host/shop. With a password in it, use "
         "the variable: other users of this host can read the options of a command.",
     )
     return url(table_options(json_option("an object")(command)))
@@ -113,7 +112,7 @@ def purge(
     quiet = as_json or not console.is_terminal
     deleted = at_database(url, lambda begin: purged(rules, begin, batch, None if quiet else console))
     if as_json:
-        _print_json({"table": str(rules.table_name), "keep": rules.keep, "deleted": deleted})
+        print_json({"table": str(rules.table_name), "keep": rules.keep, "deleted": deleted})
     else:
         click.echo(
             f"Deleted {deleted:,} rows of {rules.table_name} that were older than {shown(rules.keep)}."
@@ -126,11 +125,11 @@ def purged(rules: TableRules, begin: Begin, batch: int | None, console: Console 
     with Progress(*columns, console=console or bar_console(quiet=True), disable=console is None) as progress:
         task = progress.add_task("Counting", total=None)
         if console is not None:
-            ages = figures_of(rules, begin, rules.keep).ages
+            ages = drive(figures_of(rules, BLOCKING, begin, rules.keep)).ages
             progress.update(task, total=sum(rows for age, rows in ages if age))
         progress.update(task, description="Purging")
         ticker = Ticker(rules, batch, lambda rows: progress.advance(task, rows))
-        purge_table(ticker, begin)
+        drive(purge_table(ticker, BLOCKING, begin))
         progress.update(task, total=ticker.total)  # others may have deleted some, or some have grown old
     return ticker.total
 
@@ -147,9 +146,9 @@ def purged(rules: TableRules, begin: Begin, batch: int | None, console: Console 
 def stats(url: str, stretch: timedelta, table: str, schema: str | None, as_json: bool) -> None:
     """Show a table's rows, its bytes on disk, its oldest row, and its rows by age. Reads the whole index."""
     rules = TableRules(TableName(table, schema), keep=MAX_SECONDS)
-    figures = at_database(url, lambda begin: figures_of(rules, begin, stretch))
+    figures = at_database(url, lambda begin: drive(figures_of(rules, BLOCKING, begin, stretch)))
     if as_json:
-        _print_json(_facts(rules.table_name, figures))
+        print_json(_facts(rules.table_name, figures))
         return
     console = Console()
     console.print(_figures_table(rules.table_name, figures))
@@ -185,7 +184,7 @@ def _figures_table(name: TableName, figures: Figures) -> Table:
 
 
 def histogram(figures: Figures, stretch: float) -> Iterator[str]:
-    """Yield a line for each stretch of ages, the youngest first; the last line has all that are older."""
+    """Yield a line for each range of ages, the youngest first; the last line has all older rows."""
     by_number = {round(age / stretch): rows for age, rows in figures.ages}
     last = min(max(by_number, default=-1), _LINES - 1)
     counts = [by_number.get(number, 0) for number in range(last)]
@@ -198,7 +197,7 @@ def histogram(figures: Figures, stretch: float) -> Iterator[str]:
 
 
 def shown(seconds: float) -> str:
-    """Return a time in the largest unit that it is whole in; where it is not whole seconds, to a tenth."""
+    """Return a time in the largest unit that gives a whole number; if it is not whole seconds, to a tenth."""
     units = [(unit, length) for unit, length in reversed(_UNITS.items()) if unit != "w"]
     for unit, length in units:
         if seconds >= length and seconds % length == 0:
@@ -207,10 +206,6 @@ def shown(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.1f}{unit}"
     return f"{seconds:.1g}s"
-
-
-def _print_json(facts: dict[str, Any]) -> None:
-    click.echo(orjson.dumps(facts).decode())
 
 
 COMMANDS = (inbox,)

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import click
-import orjson
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -21,10 +20,10 @@ from ..model import LedgerResize, LedgerStats
 from .gate import ask, gate_options
 from .inbox import Duration, shown
 from .tables import facts_table
-from .terminal import bar_console
+from .terminal import bar_console, print_json
 
 _LOOK_AGAIN = 1.0
-"""Seconds between two looks at how far a resizing is."""
+"""Seconds between two looks at the progress of a resizing."""
 _NARROW = 4
 """Bytes of the widest digest that needs exact=False."""
 
@@ -68,11 +67,11 @@ def create(
     namespace: str,
     as_json: bool,
 ) -> None:
-    """Found the ledger NAME, so that your service finds it. It takes no memory before it has ids.
+    """Create the ledger NAME, so that your service finds it. It takes no memory before it has ids.
 
-    Exits with 1 where it was founded with other settings, or where the store evicts keys. A service that names the
-    same settings founds it by itself; one that names others gets an error from now on. A ledger that nobody asks for
-    two windows and a day is forgotten.
+    Exits with 1 if it was created with other settings, or if the store evicts keys. A service that names the same
+    settings creates it by itself; a service that names others gets an error from now on. A ledger that is not used
+    for two windows and a day is forgotten.
     """
     settings: dict[str, Any] = {"window": window, "capacity": capacity, "allow_eviction": allow_eviction}
     settings |= {"dense": dense}
@@ -80,21 +79,21 @@ def create(
         settings |= {"width": int(width), "exact": int(width) > _NARROW}
     founded = ask(_created(Dedup(url, namespace=namespace), name, settings))
     if as_json:
-        _print_json({"name": name, "founded": founded})
+        print_json({"name": name, "founded": founded})
     elif founded:
         click.echo(f"Founded the ledger {name!r}: {capacity:,} ids in {shown(window.total_seconds())}.")
     else:
         click.echo(f"The ledger {name!r} was there before, with these settings.")
 
 
-@ledger.command(short_help="Show what the ledger NAME holds.")
+@ledger.command(short_help="Show the content of the ledger NAME.")
 @click.argument("name")
-@gate_options(namespace="fastdedup", json="an object, or null where there is none")
+@gate_options(namespace="fastdedup", json="an object, or null if there is none")
 def stats(name: str, url: str, namespace: str, as_json: bool) -> None:
-    """Show what the ledger NAME holds, from at most 1,000 of its buckets; exits with 1 if there is no such ledger."""
+    """Show the content of the ledger NAME, from at most 1,000 of its buckets; exits with 1 if it does not exist."""
     found = ask(_stats(Dedup(url, namespace=namespace), name))
     if as_json:
-        _print_json(None if found is None else asdict(found))
+        print_json(None if found is None else asdict(found))
     elif found is not None:
         Console().print(_figures_table(found))
     else:
@@ -119,20 +118,20 @@ def resize(name: str, capacity: int, until: str, url: str, namespace: str, as_js
 
     It is announced for 45 seconds; then ids are remembered by the new capacity, and for one window both are asked.
     Services with the former capacity go on; change it with their next release. All of them must be of a version
-    that knows resizing. Not for a ledger that claims use (remember=).
+    that knows resizing. Do not resize a ledger that claims use (remember=).
     """
     found = ask(_resized(Dedup(url, namespace=namespace), name, capacity, until, as_json))
     if found is None:
         click.echo(f"There is no ledger {name!r} in namespace {namespace!r}.", err=True)
         raise SystemExit(1)
     if as_json:
-        _print_json(asdict(found))
+        print_json(asdict(found))
     else:
         click.echo(_state_of(found))
 
 
 def _state_of(found: LedgerResize) -> str:
-    """Return how far it is, as a sentence."""
+    """Return a sentence about its progress."""
     if found.switch_in:
         return f"Ids are remembered by the capacity {found.capacity:,} in {found.switch_in:.0f} s."
     if found.over_in:
@@ -142,7 +141,7 @@ def _state_of(found: LedgerResize) -> str:
 
 
 async def _resized(dedup: Dedup, name: str, capacity: int, until: str, quiet: bool) -> LedgerResize | None:
-    """Resize it, and show the progress until it is as far as wanted."""
+    """Resize it, and show the progress until the wanted stage."""
     async with dedup:
         form = await read_form(dedup.gate, name)
         if form is None:
@@ -161,7 +160,7 @@ async def _resized(dedup: Dedup, name: str, capacity: int, until: str, quiet: bo
 
 
 async def _created(dedup: Dedup, name: str, settings: dict[str, Any]) -> bool:
-    """Found it; return False where it was there before."""
+    """Create it; return False if it existed before."""
     async with dedup:
         made = dedup.ledger(name, **settings)
         former = await read_form(dedup.gate, name)
@@ -176,7 +175,7 @@ async def _stats(dedup: Dedup, name: str) -> LedgerStats | None:
 
 
 def of_form(dedup: Dedup, name: str, form: LedgerForm) -> Ledger:
-    """Return the ledger that was founded so."""
+    """Return the ledger that was created with this form."""
     kind: dict[str, Any] = (
         {"dense": True} if form.dense else {"width": form.width, "exact": form.width > _NARROW}
     )
@@ -207,10 +206,6 @@ def _figures_table(found: LedgerStats) -> Table:
             "false duplicates expected in a window": f"{found.false_duplicates:.1g}",
         },
     )
-
-
-def _print_json(facts: Any) -> None:
-    click.echo(orjson.dumps(facts).decode())
 
 
 COMMANDS = (ledger,)

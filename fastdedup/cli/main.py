@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, Final
 
 import click
-import rich  # noqa: F401 -- where the extra is missing, each command says so
+import rich  # noqa: F401 -- if the extra is missing, each command says so
 
 from ..compiled import build
 from ..errors import DedupError
@@ -20,6 +20,7 @@ _MODULES: Final = {
     "bench": "bench",
     "check-config": "sidecar",
     "completion": "completion",
+    "conformance": "conformance",
     "dead-letters": "dead_letters",
     "demo": "demo",
     "deploy": "sidecar",
@@ -43,7 +44,7 @@ class _Group(click.Group):
         return sorted(_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, or None where there is none of this name."""
+        """Return a command, or None if there is none of this name."""
         if cmd_name not in _MODULES:
             return None
         module = import_module(f".{_MODULES[cmd_name]}", __package__)

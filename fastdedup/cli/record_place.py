@@ -1,4 +1,4 @@
-"""Which record an operator's command means: the argument and the options that name it, and what they say."""
+"""The record of an operator's command: the argument and the options that name it, and their meaning."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Command = Callable[..., Any]
 
 
 class RecordPlace:
-    """Which record is meant: a key of some kind, or an id of a ledger.
+    """The record that a command names: a key of some kind, or an id of a ledger.
 
     Args:
         key: the key, or the id.
         kind: the key's kind.
         digest: the key is a digest.
         ledger: the ledger's name, for an id.
-        request: where a web request's record is, or None.
-        hint: what to say where nothing is recorded.
+        request: the place of a web request's record, or None.
+        hint: the text to print if nothing is recorded.
     """
 
     def __init__(
@@ -51,12 +51,28 @@ class RecordPlace:
         return namespace if self._request is None else self._request.within(namespace)
 
     def listed_as(self, namespace: str) -> str | None:
-        """Return the digest as which `list` shows the record; None where it shows the key, or no such record."""
+        """Return the digest that `list` shows for the record; None if it shows the key, or no such record."""
         if self.ledger is not None or self.kind == "machine":
             return None
         wire = wire_of_key(namespace, self.key, self.kind, digest=self.digest)
         shown = names_of(wire)[1]
         return None if shown == self.key and not self.digest else shown
+
+
+socket_option = click.option(
+    "--socket",
+    type=click.Path(dir_okay=False, path_type=Path),
+    is_eager=True,  # read before --url, which is not needed with it
+    help="Ask the sidecar that listens here, instead of a store. Its namespace is the default one; "
+    "--http takes --namespace.",
+)
+"""The option of each command that asks a store or a sidecar."""
+reason_option = click.option(
+    "--reason",
+    help="Why, in up to 256 characters, for the log of the sidecar (--socket, --url sidecar:///…). A Redis of --url "
+    "keeps no log of this.",
+)
+"""The option of each command that leaves a trace at a sidecar: `forget` and `list`."""
 
 
 def place_options(command: Command) -> Command:
@@ -73,35 +89,29 @@ def place_options(command: Command) -> Command:
         click.option(
             "--digest",
             is_flag=True,
-            help="KEY is # and 32 hexadecimal digits, as `list` shows a token or a long key.",
+            help="KEY is # and 32 hexadecimal digits: the form in which `list` shows a token or a long key.",
         ),
         click.option(
             "--http",
             nargs=2,
             metavar="METHOD PATH",
-            help="A web key: the route's method and path, as POST /orders/{id}. With --key and not KEY, and with "
-            "--namespace, the application's own: needed with --socket, and by --url unless it is the default.",
+            help="A web key: the route's method and path, such as POST /orders/{id}. With --key and not KEY, and "
+            "with --namespace, the application's own: needed with --socket, and by --url unless it is the default.",
         ),
         click.option(
-            "--principal", help="Whose web key: what the principal function returns. [default: everyone]"
+            "--principal", help="The web key's owner: the principal function's result. [default: everyone]"
         ),
         click.option(
             "--principal-header",
             metavar="VALUE",
-            help="Whose web key, where by_header(…) or a proxy's gate tells callers apart: the header's value.",
+            help="The web key's owner, if by_header(…) or a proxy's gate distinguishes callers: the header's value.",
         ),
         click.option(
             "--tenant", help="For which tenant: what the function given as tenant= returns, such as the host."
         ),
         click.option("--key", "web_key", help="The request's Idempotency-Key, for --http."),
         click.option("--ledger", help="KEY is an id of this ledger."),
-        click.option(
-            "--socket",
-            type=click.Path(dir_okay=False, path_type=Path),
-            is_eager=True,  # read before --url, which is not needed with it
-            help="Ask the sidecar that listens here, instead of a store. Its namespace is the default one; "
-            "--http takes --namespace.",
-        ),
+        socket_option,
     ]
     for option in reversed(options):
         command = option(command)
@@ -145,13 +155,13 @@ def place_of(
         raise click.UsageError("--http with --socket takes --namespace: the one of the service's gate")
     hint = ""
     if not at_gate and "{" not in http[1]:
-        hint = " PATH is the route's as it is declared, such as /orders/{id}"
-        hint += "; Flask's names stand in braces, too, as in /pay/{int:no}." if "<" in http[1] else "."
+        hint = " PATH is the declared path of the route, such as /orders/{id}"
+        hint += "; Flask's names are in braces too: /pay/{int:no}." if "<" in http[1] else "."
     if principal_header is not None:
         value = principal_header.strip()
         principal = as_received(value) if at_gate else principal_of_header(value)
     elif principal is not None and not at_gate:
-        hint += " Where by_header(…) tells callers apart, give the header's value by --principal-header."
+        hint += " If by_header(…) tells callers apart, give the header's value by --principal-header."
     request = place_of_request(*http, principal, web_key, tenant)
     return RecordPlace(request.key, "claim", False, None, request=request, hint=hint)
 
@@ -164,7 +174,7 @@ def _is_default_of_sidecar() -> bool:
 
 
 def namespace_if_given(namespace: str) -> str | None:
-    """Return the namespace, or None where it was not given: then the sidecar uses its own default."""
+    """Return the namespace, or None if it was not given: then the sidecar uses its own default."""
     return None if is_default("namespace") else namespace
 
 

@@ -1,4 +1,4 @@
-"""The operators' commands: `fastdedup list` finds what is stuck, `inspect` shows a record, `forget` removes it."""
+"""The operators' commands: `fastdedup list` finds stuck records, `inspect` shows a record, `forget` removes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,15 @@ from ..web.inspection import AnyCodec, web_namespace, with_parts
 from .gate import ask, gate_options
 from .inbox import Duration
 from .ledger import of_form
-from .record_place import RecordPlace, is_default, namespace_if_given, place_of, place_options
+from .record_place import (
+    RecordPlace,
+    is_default,
+    namespace_if_given,
+    place_of,
+    place_options,
+    reason_option,
+    socket_option,
+)
 from .tables import print_rows
 from .terminal import as_json, print_json, printable
 
@@ -35,7 +43,7 @@ _HEADINGS = ("key", "kind", "state", "age", "lease", "attempt", "holder")
 
 @click.command()
 @place_options
-@gate_options(namespace="fastdedup", json="the record, or null where there is none")
+@gate_options(namespace="fastdedup", json="the record, or null if there is none")
 def inspect(socket: Path | None, url: str, namespace: str, as_json: bool, **named: Any) -> None:
     """Show the record of KEY; exits with 1 if there is no record."""
     place = place_of(**named)
@@ -57,11 +65,7 @@ def inspect(socket: Path | None, url: str, namespace: str, as_json: bool, **name
 
 @click.command(short_help="Delete the record of KEY: its next claim is the first.")
 @place_options
-@click.option(
-    "--reason",
-    help="Why, in up to 256 characters, for the log of the sidecar (--socket, --url sidecar:///…). A Redis of --url "
-    "keeps no log of this.",
-)
+@reason_option
 @gate_options(namespace="fastdedup")
 def forget(
     socket: Path | None, url: str, namespace: str, as_json: bool, reason: str | None, **named: Any
@@ -91,19 +95,25 @@ def forget(
         _say_nothing(place, namespace)
     if reason is not None and socket is None and not url.startswith("sidecar:"):
         click.echo(
-            "The reason is kept nowhere, as a Redis of --url has no log: for a trail, use --socket.", err=True
+            "The reason is not kept, because a Redis of --url has no log: for a trail, use --socket.",
+            err=True,
         )
     if not forgotten:
         raise SystemExit(1)
 
 
-@click.command("list", short_help="List records, to find what is stuck.")
+@click.command("list", short_help="List records, to find stuck ones.")
 @click.option(
     "--state",
     type=click.Choice([state.value for state in State if state is not State.MACHINE]),
-    help="Of this state only; processing: held, or left behind by an owner that died.",
+    help="Only this state; processing: held, or left behind by an owner that died.",
 )
-@click.option("--older", type=Duration(), default=timedelta(0), help="Acquired so long ago at least, as 60s.")
+@click.option(
+    "--older",
+    type=Duration(),
+    default=timedelta(0),
+    help="The least time since the acquisition, such as 60s.",
+)
 @click.option(
     "--http",
     is_flag=True,
@@ -112,9 +122,9 @@ def forget(
 @click.option(
     "--prefix",
     default="",
-    help="How the keys begin. It finds no key of more than 40 bytes, as most web keys are: those are digests.",
+    help="The beginning of the keys. It finds no key of more than 40 bytes: those are digests, like most web keys.",
 )
-@click.option("--kind", type=click.Choice(LISTED), help="Of this kind only.")
+@click.option("--kind", type=click.Choice(LISTED), help="Only this kind.")
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
@@ -129,19 +139,9 @@ def forget(
     show_default="5s",
     help="Stop after this time.",
 )
-@click.option("--cursor", help="Where an earlier list stopped.")
-@click.option(
-    "--reason",
-    help="Why, in up to 256 characters, for the log of the sidecar (--socket, --url sidecar:///…). A Redis of --url "
-    "keeps no log of this.",
-)
-@click.option(
-    "--socket",
-    type=click.Path(dir_okay=False, path_type=Path),
-    is_eager=True,
-    help="Ask the sidecar that listens here, instead of a store. Its namespace is the default one; "
-    "--http takes --namespace.",
-)
+@click.option("--cursor", help="The cursor that an earlier list ended with.")
+@reason_option
+@socket_option
 @gate_options(namespace="fastdedup", json="an object with an array of records")
 def list_records(
     socket: Path | None,
@@ -153,9 +153,9 @@ def list_records(
     within: timedelta,
     **wanted: Any,
 ) -> None:
-    """List records, to find what is stuck: claims, web keys, locks and tokens, without their results.
+    """List records, to find stuck ones: claims, web keys, locks and tokens, without their results.
 
-    The store is asked a few hundred keys at a time, and serves others between. Where the list stops before its end,
+    The store looks at a few hundred keys at a time, and serves others in between. If the list stops before its end,
     it says how to go on. A key that `list` shows as # and digits is named to `inspect` and `forget` by --digest; that
     of a web key with --namespace <namespace>:http.
     """
@@ -192,7 +192,7 @@ def list_records(
 
 
 async def _read(dedup: Dedup, place: RecordPlace) -> tuple[Record | None, bool | None]:
-    """Return the record, and of an id whether its ledger remembers it."""
+    """Return the record, and for an id whether its ledger remembers it."""
     async with dedup:
         if place.ledger is None:
             return await dedup.get(place.key, place.kind, digest=place.digest), None
@@ -264,7 +264,7 @@ def _say_nothing(place: RecordPlace, namespace: str) -> None:
 
 
 def _where_web_keys_are(namespace: str, remedy: str) -> str:
-    """Return a sentence for who looks for a web key in the application's own namespace; "" in that of web keys."""
+    """Return a hint for a search for a web key in the application's own namespace; "" in that of web keys."""
     web = web_namespace(namespace) if namespace else ""
     return "" if web == namespace else f" Web keys are in {web!r}: {remedy}."
 
@@ -275,7 +275,7 @@ def _shown_key(place: RecordPlace) -> str:
 
 
 def _record_table(record: Record, digest: str | None) -> Table:
-    """Return a table of a record; `digest`: as which `list` shows it."""
+    """Return a table of a record; `digest`: the one that `list` shows."""
     facts = record_facts(record)
     if digest not in (None, record.key):
         facts = {"key": record.key, "digest": digest} | facts
@@ -322,7 +322,7 @@ def _listed_facts(record: Record) -> tuple[str, ...]:
 
 
 def _in_words(seconds: float) -> str:
-    """Return a time of minutes or more as people say it, to a tenth, in brackets; "" for a shorter one."""
+    """Return a time of minutes or more in words, to a tenth, in brackets; "" for a shorter one."""
     for unit, length in (("d", 86_400.0), ("h", 3600.0), ("m", 60.0)):
         if seconds >= max(length, 120.0):
             return f" ({seconds / length:.1f}".removesuffix(".0") + f"{unit})"
@@ -330,7 +330,7 @@ def _in_words(seconds: float) -> str:
 
 
 def _since(record: Record) -> str:
-    """Return the time of day of the acquisition, by the store's clock; "" where it is not known."""
+    """Return the time of day of the acquisition, by the store's clock; "" if it is not known."""
     if not record.fence:
         return ""
     return f", since {datetime.fromtimestamp(record.fence // 1_000_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -341,7 +341,7 @@ def _lease(lease: float) -> str:
 
 
 def _holder(record: Record) -> str:
-    """Return who holds a record: the holder, or an owner's name that its caller chose."""
+    """Return the holder of a record, or an owner's name that its caller chose."""
     if record.holder is not None:
         return record.holder
     return "-" if not record.owner or is_drawn(owner_field(record.owner)) else record.owner

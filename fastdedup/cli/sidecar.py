@@ -25,7 +25,7 @@ Command = Callable[..., Any]
 
 @contextmanager
 def extra() -> Iterator[None]:
-    """Name the extra to install where an import inside fails."""
+    """Name the extra to install if an import inside fails."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -70,7 +70,7 @@ def _flags(*names: tuple[str, Any, str]) -> Callable[[Command], Command]:
 @_flags(
     ("--url", str, "The store; memory:// by default."),
     ("--password-file", _FILE, "A file with the store's password, read anew for each connection."),
-    ("--socket", _FILE, "Where to listen; it is made with mode 0660."),
+    ("--socket", _FILE, "The socket's path; it is made with mode 0660."),
     ("--namespace", str, "The namespace of requests without a namespace."),
     ("--lease", float, "Seconds that an owner has for its work."),
     ("--ttl", float, "Seconds that a success is remembered."),

@@ -1,4 +1,4 @@
-"""The tables that the commands show: figures, and rows of what a store or a broker has."""
+"""The tables that the commands show: figures, and rows from a store or a broker."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def print_rows(
     lines: Callable[[Sequence[str]], Iterable[str]],
     title: str | None = None,
 ) -> None:
-    """Print a table, or some lines for each row where the terminal is too narrow for the table.
+    """Print a table, or some lines for each row if the terminal is too narrow for the table.
 
-    No cell is broken, as people copy keys out of it, and without a terminal each row is one line, for grep. Control
-    characters are escaped.
+    No cell is broken, because people copy keys out of it, and without a terminal each row is one line, for grep.
+    Control characters are escaped.
 
     Args:
-        rows: the cells' texts, as many in each row as there are headings.
+        rows: the cells' texts, one for each heading in every row.
         headings: the columns' names.
         numbers: those of them that are aligned to the right.
-        lines: returns what to print for a row in a narrow terminal; every line but the first is indented.
-        title: stands above the table.
+        lines: returns the lines of a row in a narrow terminal; every line but the first is indented.
+        title: the text above the table.
     """
     rows = [[printable(cell) for cell in row] for row in rows]
     table = Table(title=title, box=ROUNDED)

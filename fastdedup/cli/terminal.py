@@ -1,6 +1,6 @@
-"""What the commands print: text of others made safe, and where progress bars are shown.
+"""The output of the commands: other people's text made safe, and the console of progress bars.
 
-A key may hold what clears the screen or hides the rest of a line.
+A key may hold characters that clear the screen or hide the rest of a line.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def printable(text: str) -> str:
 
 
 def as_json(facts: Any) -> str:
-    """Return JSON without control characters: the same values, and none of them reaches a terminal.
+    """Return JSON without control characters: the same values, and no control character reaches a terminal.
 
-    With repr, because a result of another codec need not be JSON, and inspecting it must not fail.
+    It uses repr for a result of another codec, which need not be JSON, because inspecting it must not fail.
     """
     text = orjson.dumps(facts, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
 def json_option(shape: str) -> Callable[[Command], Command]:
-    """Add the option `--json`; `shape`: what is printed with it."""
+    """Add the option `--json`; `shape`: describes the output with it."""
     return click.option("--json", "as_json", is_flag=True, help=f"Print JSON, for programs: {shape}.")
 
 

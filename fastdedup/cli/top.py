@@ -19,7 +19,7 @@ from ..sidecar.client import fetch
 
 Labels = frozenset[tuple[str, str]]
 WIDE = 90
-"""Columns of a terminal from which on the outcomes stand in the table."""
+"""The least columns of a terminal in which the outcomes are in the table."""
 
 
 class Sample:
@@ -39,11 +39,11 @@ class Sample:
 
     @property
     def started(self) -> float:
-        """When the sidecar started, in seconds since 1970: its counts begin there."""
+        """The start of the sidecar, in seconds since 1970: its counts begin there."""
         return self.one("process_start_time_seconds")
 
     def follows(self, before: Sample) -> bool:
-        """True where both are of one run of the sidecar: a restart begins all counts anew."""
+        """True if both are of one run of the sidecar: a restart begins all counts anew."""
         counted = "fastdedup_operations_total"
         return self.started == before.started and self.one(counted) >= before.one(counted)
 
@@ -63,7 +63,7 @@ class Sample:
         return dict(sums)
 
     def under(self, name: str, label: str, value: str, by: str) -> dict[str, float]:
-        """Return the figures of which `label` is `value`, summed by another label."""
+        """Return the figures whose `label` is `value`, summed by another label."""
         sums: dict[str, float] = defaultdict(float)
         for labels, number in self.of(name).items():
             if (label, value) in labels:
@@ -74,7 +74,7 @@ class Sample:
 def watch(socket: Path, *, once: bool, every: float, console: Console | None = None) -> None:
     """Show frames until Ctrl-C; with `once` a single frame, with the rates since the sidecar's start.
 
-    A sidecar that is restarted meanwhile is waited for.
+    If a sidecar is restarted meanwhile, this waits for it.
 
     Raises:
         UnavailableError: no sidecar answers at the socket when this begins.
@@ -184,7 +184,7 @@ def _outcomes(now: Sample, before: Sample | None, verb: str) -> str:
 
 
 def _outage(now: Sample, width: int) -> Iterator[Text]:
-    """Yield the figures of outages; nothing where there was no outage."""
+    """Yield the figures of outages; nothing if there was no outage."""
     figures = {
         "breaker opened": now.one("fastdedup_breaker_opened_total"),
         "degraded answers": now.label("fastdedup_degraded_total", "answered").get("yes", 0.0),

@@ -1,4 +1,4 @@
-"""Retries that are safe, for those who call an API: an Idempotency-Key for each request, kept over its retries.
+"""Safe retries for clients of an API: an Idempotency-Key for each request, kept over its retries.
 
 `fastdedup.client.httpx` has transports, `fastdedup.client.requests` an adapter; their rules are in `RetryRules`.
 """

@@ -3,13 +3,14 @@
     client = httpx.Client(transport=IdempotentTransport())
     client = httpx.AsyncClient(transport=AsyncIdempotentTransport(httpx.AsyncHTTPTransport(http2=True)))
 
-They stand below the client's redirects and logins: each request of these has its own attempts.
+They are below the client's redirects and logins: each request of these has its own attempts.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +20,8 @@ try:
 except ImportError as error:
     raise ImportError("fastdedup.client.httpx needs httpx: pip install 'fastdedup[httpx]'") from error
 
-from .rules import RetryRules
+from ..flows import drive, step
+from .rules import Attempts, RetryRules
 
 __all__ = ["AsyncIdempotentTransport", "IdempotentTransport", "RetryRules"]
 
@@ -28,15 +30,15 @@ LOST = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, h
 
 
 class IdempotentTransport(httpx.BaseTransport):
-    """Sends requests through another transport, with a key and, where it is safe, again.
+    """Sends requests through another transport, with a key and, if it is safe, again.
 
-    Give it to servers that know the header: one that ignores it carries out each attempt. The last response is
-    returned, whatever its status, or the last error raised. `request.headers` has the key; after a
+    Use it for servers that know the header: a server that ignores it executes each attempt. The last response is
+    returned, with any status, or the last error is raised. `request.headers` has the key; after a
     redirect only a key of your own.
 
     Args:
         wrapped: the transport that sends; `httpx.HTTPTransport()` by default. Settings of connections (`verify`,
-            `http2`, `limits`, `proxy`) belong to it, as httpx ignores the client's own beside `transport=`.
+            `http2`, `limits`, `proxy`) belong to it, because httpx ignores the client's own beside `transport=`.
         rules: see `RetryRules`.
         sleep: waits between attempts; `time.sleep` by default.
     """
@@ -60,26 +62,14 @@ class IdempotentTransport(httpx.BaseTransport):
         if unread(self._rules, request):
             request.read()
         attempts.repeatable = isinstance(request.stream, httpx.ByteStream)
-        while True:
-            try:
-                response = self._answer(request, attempts.repeatable)
-            except LOST as error:
-                retry = attempts.after_error(error)
-                if retry is None:
-                    raise
-            else:
-                retry = attempts.after_response(response.status_code, response.headers)
-                if retry is None:
-                    if attempts.made and response.has_redirect_location:
-                        request.headers.pop(self._rules.header, None)  # its copy goes to another address
-                    return response
-                response.close()
-            if self._rules.on_retry is not None:
-                self._rules.on_retry(retry)
-            self._sleep(retry.wait)
+        send = partial(self._answer, request, attempts.repeatable)
+        flow = attempts.final_response(step(send), step(httpx.Response.close), step(self._sleep), LOST)
+        response: httpx.Response = drive(flow)
+        drop_made_key(self._rules, attempts, request, response)
+        return response
 
     def _answer(self, request: httpx.Request, repeatable: bool) -> httpx.Response:
-        """Send a request once. A short response is read here, where losing it in its middle can still be mended."""
+        """Send a request once. A short response is read here, so that a loss in its middle can be repaired."""
         response = self._wrapped.handle_request(request)
         if repeatable and self._rules.fits(response.headers):
             stream = response.stream
@@ -135,23 +125,11 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         if unread(self._rules, request):
             await request.aread()
         attempts.repeatable = isinstance(request.stream, httpx.ByteStream)
-        while True:
-            try:
-                response = await self._answer(request, attempts.repeatable)
-            except LOST as error:
-                retry = attempts.after_error(error)
-                if retry is None:
-                    raise
-            else:
-                retry = attempts.after_response(response.status_code, response.headers)
-                if retry is None:
-                    if attempts.made and response.has_redirect_location:
-                        request.headers.pop(self._rules.header, None)  # its copy goes to another address
-                    return response
-                await response.aclose()
-            if self._rules.on_retry is not None:
-                self._rules.on_retry(retry)
-            await self._sleep(retry.wait)
+        send = partial(self._answer, request, attempts.repeatable)
+        flow = attempts.final_response(send, httpx.Response.aclose, self._sleep, LOST)
+        response: httpx.Response = await flow
+        drop_made_key(self._rules, attempts, request, response)
+        return response
 
     async def _answer(self, request: httpx.Request, repeatable: bool) -> httpx.Response:
         response = await self._wrapped.handle_async_request(request)
@@ -182,5 +160,13 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
 
 def unread(rules: RetryRules, request: httpx.Request) -> bool:
-    """Return whether a request's body is a file or a form that is short enough to be held."""
+    """Return whether a request's body is a file or a form that is short enough to keep in memory."""
     return not isinstance(request.stream, httpx.ByteStream) and rules.fits(request.headers)
+
+
+def drop_made_key(
+    rules: RetryRules, attempts: Attempts, request: httpx.Request, response: httpx.Response
+) -> None:
+    """Remove a generated key from a request whose copy goes to another address."""
+    if attempts.made and response.has_redirect_location:
+        request.headers.pop(rules.header, None)

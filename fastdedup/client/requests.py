@@ -3,14 +3,14 @@
     session = requests.Session()
     session.mount("https://api.shop.test/", IdempotentAdapter())
 
-It stands below the session's redirects and logins: each request of these has its own attempts.
+It is below the session's redirects and logins: each request of these has its own attempts.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 try:
     import requests
@@ -22,6 +22,7 @@ except ImportError as error:
         "fastdedup.client.requests needs requests: pip install 'fastdedup[requests]'"
     ) from error
 
+from ..flows import drive, step
 from .rules import RetryRules
 from .whole_lines import read_whole_lines
 
@@ -32,17 +33,17 @@ LOST = (exceptions.ConnectionError, exceptions.Timeout, exceptions.ChunkedEncodi
 
 
 class IdempotentAdapter(HTTPAdapter):
-    """Sends requests with a key and, where it is safe, again.
+    """Sends requests with a key and, if it is safe, again.
 
-    Give it to servers that know the header: one that ignores it carries out each attempt. The last response is
-    returned, whatever its status, or the last error raised. `request.headers` has the key; after a
+    Use it for servers that know the header: a server that ignores it executes each attempt. The last response is
+    returned, with any status, or the last error is raised. `request.headers` has the key; after a
     redirect only a key of your own.
 
     Args:
         rules: see `RetryRules`.
         sleep: waits between attempts; `time.sleep` by default.
-        options: of `requests.adapters.HTTPAdapter`, such as `pool_maxsize`. Its `max_retries` are attempts of its
-            own within each of ours; leave them at zero.
+        options: those of `requests.adapters.HTTPAdapter`, such as `pool_maxsize`. Its `max_retries` are attempts of
+            its own within each of ours; leave them at zero.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class IdempotentAdapter(HTTPAdapter):
         self._sleep = time.sleep if sleep is None else sleep
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:
-        """Make the connections; see `HTTPAdapter`. A response that was cut anywhere is a lost connection."""
+        """Make the connections; see `HTTPAdapter`. A response that was cut at any place is a lost connection."""
         super().init_poolmanager(*args, **options)
         read_whole_lines(self.poolmanager)
 
@@ -85,41 +86,39 @@ class IdempotentAdapter(HTTPAdapter):
         if attempts is None:
             return super().send(request, **options)
         attempts.repeatable = repeatable(request)
-        while True:
+        undecoded: exceptions.ContentDecodingError | None = None
+
+        def send_once() -> requests.Response:
+            nonlocal undecoded
+            undecoded = None
             try:
-                response = self._answer(request, options)
-            except LOST as error:
-                retry = attempts.after_error(error)
-                if retry is None:
-                    raise
+                return self._answer(request, options)
             except exceptions.ContentDecodingError as error:
-                broken = error.response
-                assert broken is not None  # `_answer` sets it
-                retry = attempts.after_response(broken.status_code, broken.headers)
-                if retry is None:
-                    raise
-            else:
-                retry = attempts.after_response(response.status_code, response.headers)
-                if retry is None:
-                    if attempts.made and response.is_redirect:
-                        request.headers.pop(self._rules.header, None)  # its copy goes to another address
-                    return response
-                response.close()
-            if self._rules.on_retry is not None:
-                self._rules.on_retry(retry)
-            self._sleep(retry.wait)
+                undecoded = error
+                return cast(requests.Response, error.response)  # `_answer` sets it
+
+        def sleep(seconds: float) -> None:
+            self._sleep(seconds)
             if is_file(request):
                 rewind_body(request)
 
+        flow = attempts.final_response(step(send_once), step(requests.Response.close), step(sleep), LOST)
+        response: requests.Response = drive(flow)
+        if undecoded is not None:
+            raise undecoded
+        if attempts.made and response.is_redirect:
+            request.headers.pop(self._rules.header, None)  # its copy goes to another address
+        return response
+
     def _answer(self, request: requests.PreparedRequest, options: Mapping[str, Any]) -> requests.Response:
-        """Send a request once. Unless it streams, the response is read here, where losing it can still be mended."""
+        """Send a request once. Unless it streams, the response is read here, so that its loss can be repaired."""
         response = super().send(request, **options)
         if not options["stream"]:
             try:
                 _ = response.content
             except exceptions.ContentDecodingError as error:
                 response.close()
-                error.response = response  # its status tells whether to ask again
+                error.response = response  # its status decides on a retry
                 raise
             except BaseException:
                 response.close()
@@ -133,7 +132,7 @@ def repeatable(request: requests.PreparedRequest) -> bool:
 
 
 def is_file(request: requests.PreparedRequest) -> bool:
-    """Return whether a request's body is a file whose position requests has kept, as it does for redirects."""
+    """Return whether a request's body is a file whose position requests has kept; it does so for redirects too."""
     body: Any = request.body
     if isinstance(body, bytes | bytearray | str) or not hasattr(body, "seek"):
         return False

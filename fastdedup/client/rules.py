@@ -7,7 +7,7 @@ import re
 import ssl
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -20,16 +20,16 @@ from ..downstream import ClaimedWork, present_work
 from ..errors import ConfigError, InvalidKeyError
 
 PASSING = frozenset({408, 409, 429, 502, 503, 504})
-"""The statuses that may be another one at the next attempt.
+"""The statuses that may change at the next attempt.
 
-408, 429 and most 503: the request was not carried out. 409: an earlier attempt is still at work. 502 and 504: a proxy
-has lost the server, and knows no more than a client who has lost it. 500 is left out: it is the answer of a handler
+408, 429 and most 503: the request was not executed. 409: an earlier attempt is still at work. 502 and 504: a proxy
+has lost the server, and knows no more than a client that has lost it. 500 is left out: it is the answer of a handler
 that failed, and may have done half of its work.
 """
 _REPLAYED = ("idempotency-replayed", "idempotent-replayed")
-"""The headers that mark a stored response: fastdedup's and Stripe's. Asking again brings the same response."""
+"""The headers that mark a stored response: fastdedup's and Stripe's. A retry gets the same response."""
 _VERDICT = "stripe-should-retry"
-"""Stripe's own word on whether to ask again, true or false. It goes before the status."""
+"""Stripe's own answer whether to retry, true or false. It has priority over the status."""
 _BARE = re.compile(r"[!#-+\--:<-\[\]-~]{1,255}")
 _QUOTABLE = re.compile(r"[ -~]{1,255}")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -54,7 +54,7 @@ class Retry:
     wait: float
     """Seconds until the next attempt."""
     status: int | None
-    """The status of the response; None where no response came."""
+    """The status of the response; None if no response came."""
     error: Exception | None
     """The error in place of a response."""
 
@@ -74,31 +74,31 @@ class RetryRules:
     """Makes a key of at most 255 printable ASCII characters, for one request.
 
     By default a UUID; inside a claim (`async with dedup.claim(…)`, `once`) it is then one of the claim, the same for
-    every attempt at its work. A function of your own is asked there too, and may use `claim.downstream`."""
+    every attempt at its work. A function of your own is called there too, and may use `claim.downstream`."""
     quoted: bool = False
     """True: the key is sent as "key", a String of RFC 8941, which a server may insist upon that follows the IETF's
-    draft to the letter. False: it is sent bare, as Stripe documents it. fastdedup's servers take both as the same."""
+    draft to the letter. False: it is sent bare, like Stripe's. fastdedup's servers take both as the same."""
     statuses: Collection[int] = PASSING
     """The statuses after which a request is sent again."""
     attempts: int = 6
-    """How often a request is sent at most."""
+    """The most times that a request is sent."""
     within: Seconds = 60.0
     """Seconds after the first attempt's start in which a further one may start. An attempt that runs is not cut
     short: its own timeouts, set at the client, end it."""
     backoff: Seconds = 0.2
     """The longest wait before the second attempt, in seconds. It doubles with each attempt, and the wait is drawn
-    between zero and it. Where the server says `Retry-After`, the drawn time comes on top."""
+    between zero and it. If the server sends `Retry-After`, the drawn time is added to it."""
     max_backoff: Seconds = 10.0
     """The most that `backoff` grows to, in seconds."""
     buffer: int = 1024 * 1024
     """The longest body that httpx's transports hold in memory, in bytes: of a request, so that a file or a form can
-    be sent again, and of a response, so that one cut off in its middle is asked for again."""
+    be sent again, and of a response, so that a request is sent again if its response was cut."""
     on_retry: Callable[[Retry], object] | None = None
     """Called before each wait, in the caller's thread or event loop."""
     jitter: Callable[[], float] = random.random
-    """Draws a number between 0 and 1; a test gives its own."""
+    """Returns a random number between 0 and 1; a test gives its own function."""
     clock: Callable[[], float] = time.monotonic
-    """Seconds on a clock that is never set; a test gives its own."""
+    """Returns seconds on a clock that is never set; a test gives its own function."""
 
     def __post_init__(self) -> None:
         self._set("methods", frozenset(method.upper() for method in _texts(self.methods, "methods")))
@@ -117,7 +117,7 @@ class RetryRules:
         check_count(self.buffer, "buffer", least=0)
 
     def begin(self, method: str, headers: MutableMapping[str, Any], url: str = "") -> Attempts | None:
-        """Give a request its key, and return its attempts; None where it has no key. Raises as `key_for`.
+        """Give a request its key, and return its attempts; None if it has no key. Errors: see `key_for`.
 
         Inside a claim a request gets a key of the claim, which a further attempt at the work sends again.
         """
@@ -133,19 +133,19 @@ class RetryRules:
         object.__setattr__(self, name, value)
 
     def _work(self) -> ClaimedWork | None:
-        """Return the work under a claim that this request is a part of, where its key is to come from there."""
+        """Return the work under a claim that this request is a part of, if its key must come from there."""
         return present_work() if self.make_key is new_key else None
 
     def key_for(self, method: str, own: str | bytes | None, url: str = "") -> str | None:
-        """Return the header's value for a request, or None where it gets no key.
+        """Return the header's value for a request, or None if it gets no key.
 
         Args:
             method: the request's method, in capitals.
             own: the value of the header that the caller has given it, if any. It is kept.
-            url: the request's address, of which the key is made inside a claim.
+            url: the request's address; inside a claim the key is made from it.
 
         Raises:
-            InvalidKeyError: the caller's header is empty, or `make_key` made no key.
+            InvalidKeyError: the caller's header is empty, or `make_key` returned no valid key.
         """
         if own is not None:
             return _text_of(own, self.header)
@@ -171,12 +171,12 @@ class RetryRules:
 
 
 class Attempts:
-    """The attempts of one request. After each, one of two methods says whether and when the next one comes.
+    """The attempts of one request. After each, one of two methods returns whether and when the next one comes.
 
     Args:
         rules: the settings.
         key: the value of the request's key header.
-        fresh: whether the key was made for these attempts, so that nobody else knows it.
+        fresh: whether the key was made for these attempts, so that no other client knows it.
         made: whether the key was made here, so that its header is not the caller's own.
 
     Attributes:
@@ -193,8 +193,39 @@ class Attempts:
         # Mutable: the attempts that are over.
         self._over = 0
 
+    async def final_response(
+        self,
+        send: Callable[[], Awaitable[Any]],
+        close: Callable[[Any], Awaitable[object]],
+        sleep: Callable[[float], Awaitable[object]],
+        lost: tuple[type[Exception], ...],
+    ) -> Any:
+        """Send a request until its response is final; return that response. A flow: see `fastdedup.flows`.
+
+        Args:
+            send: sends it once; returns a response with `status_code` and `headers`.
+            close: closes a response that is not the final one.
+            sleep: waits for the given seconds.
+            lost: the errors after which it is unknown whether the server has the request. The last one is raised.
+        """
+        while True:
+            try:
+                response = await send()
+            except lost as error:
+                retry = self.after_error(error)
+                if retry is None:
+                    raise
+            else:
+                retry = self.after_response(response.status_code, response.headers)
+                if retry is None:
+                    return response
+                await close(response)
+            if self._rules.on_retry is not None:
+                self._rules.on_retry(retry)
+            await sleep(retry.wait)
+
     def after_response(self, status: int, headers: Mapping[str, str]) -> Retry | None:
-        """Return the retry that follows a response, or None where the response is the caller's."""
+        """Return the retry that follows a response, or None if the caller gets the response."""
         self._over += 1
         told = told_seconds(headers)
         if not self._asks_again(status, headers, told):
@@ -203,7 +234,7 @@ class Attempts:
         return None if wait is None else Retry(self._key, self._over, wait, status, None)
 
     def after_error(self, error: Exception) -> Retry | None:
-        """Return the retry that follows a lost connection or a timeout, or None where the error is the caller's.
+        """Return the retry that follows a lost connection or a timeout, or None if the caller gets the error.
 
         In that case the error gets a note that says why.
         """
@@ -212,7 +243,9 @@ class Attempts:
         if wait is not None:
             return Retry(self._key, self._over, wait, None, error)
         if not self.repeatable:
-            error.add_note("fastdedup: not sent again, as its body cannot be read twice: send bytes or text")
+            error.add_note(
+                "fastdedup: not sent again, because its body cannot be read twice: send bytes or text"
+            )
         elif not lasting(error):
             error.add_note(
                 f"fastdedup: attempt {self._over} under this {self._rules.header} was the last; whether the request "
@@ -226,12 +259,12 @@ class Attempts:
         verdict = headers.get(_VERDICT, "").lower()
         if verdict in ("true", "false"):
             return verdict == "true"
-        # Nobody else knows a fresh key: a 409 at its first use is the handler's own.
+        # No other client knows a fresh key: a 409 at its first use is the handler's own.
         alone = self.fresh and self._over == 1
         return status in self._rules.statuses and not (status == 409 and told is None and alone)
 
     def _wait(self, told: float | None) -> float | None:
-        """Return the seconds to wait, or None where no attempt is left, or the server asks for more time than is."""
+        """Return the seconds to wait, or None if no attempt is left, or the server asks for too much time."""
         rules = self._rules
         assert isinstance(rules.within, float)
         left = self._began + rules.within - rules.clock()
@@ -249,10 +282,10 @@ class Attempts:
 
 
 def told_seconds(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that Retry-After asks for, or None where it is missing or malformed.
+    """Return the seconds that Retry-After asks for, or None if it is missing or malformed.
 
-    A date is compared with the server's own `Date`, as clocks differ; one in the past is zero seconds. A time beyond
-    all numbers and dates is infinite: it is no reason to ask again at once.
+    A date is compared with the server's own `Date`, because clocks differ; one in the past is zero seconds. A time
+    beyond all numbers and dates is infinite: it is not a reason to retry at once.
     """
     value = headers.get("retry-after", "").strip()
     if _DELAY.fullmatch(value):
@@ -267,7 +300,7 @@ def told_seconds(headers: Mapping[str, str]) -> float | None:
 
 def lasting(error: BaseException | None) -> bool:
     """Return whether an error would come again: a certificate that cannot be trusted."""
-    for _ in range(20):  # each library wraps it a few times
+    for _ in range(20):  # each library wraps the error a few times
         if error is None or isinstance(error, ssl.SSLCertVerificationError):
             break
         error = error.__cause__ or error.__context__

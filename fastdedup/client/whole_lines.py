@@ -1,6 +1,6 @@
-"""Connections of urllib3 that take a response whose head was cut for what it is: a lost connection.
+"""Connections of urllib3 that treat a response with a cut head as a lost connection.
 
-http.client takes the connection's end for the end of the headers, and urllib3 a cut chunk length for a length. In
+http.client reads the connection's end as the end of the headers, and urllib3 reads a cut chunk length as a length. In
 HTTP/1.1 each line ends with a line feed, also the last, empty line of a head: a line without one was cut.
 """
 
@@ -25,7 +25,7 @@ class _WholeLines(BufferedReader):
 class _Response(HTTPResponse):
     def __init__(self, sock: Any, *args: Any, **options: Any) -> None:
         super().__init__(sock, *args, **options)
-        reader: Any = self.fp  # nothing was read from it yet
+        reader: Any = self.fp  # nothing has been read from it yet
         self.fp = _WholeLines(reader.detach())
 
 

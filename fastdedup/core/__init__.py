@@ -1,1 +1,1 @@
-"""What every face calls: a namespace over one connection, claims and their lives, what was given up."""
+"""The core below every public API: a namespace over one connection, claims and their lives, orphans."""

@@ -1,8 +1,8 @@
-"""Work that goes on when its caller is cancelled, and what is left to do for claims when their gate is closed.
+"""Work that goes on when its caller is cancelled, and the rest of the work for claims when their gate is closed.
 
-A claim may outlive `aclose()`: a task works on beside `async with dedup:`, and `asyncio.run` cancels it only later.
-Its outcome is recorded and its key is freed all the same, over a connection that is opened for that, and closed
-behind the last of them.
+A claim may outlive `aclose()`: a task may run beside `async with dedup:`, and `asyncio.run` cancels it only later.
+Its outcome is still recorded and its key is still freed, over a connection that is opened for that, and closed after
+the last of these claims.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Opened(Protocol):
-    """A connection, as far as this concerns it."""
+    """The part of a connection that this module uses."""
 
     @property
     def is_open(self) -> bool:
@@ -33,14 +33,14 @@ class Opened(Protocol):
         """Open it."""
 
     async def aclose(self) -> None:
-        """Close it; twice is fine."""
+        """Close it; a second call does nothing."""
 
     def running_engine(self) -> Any:
         """Return the engine."""
 
 
 class Afterwards:
-    """The work of one connection that must end; `len` tells how many tasks there are.
+    """The work of one connection that must end; `len` is the number of its tasks.
 
     Args:
         make: returns a new connection to the gate's store.
@@ -53,8 +53,8 @@ class Afterwards:
         # Mutable: the tasks that have not ended; those among them that closing has waited for.
         self._tasks: set[asyncio.Task[Any]] = set()
         self._late: set[asyncio.Task[Any]] = set()
-        # Mutable: the connection, once it was needed; how many use it; whose turn it is to open or close it; what
-        # waits for the loop's end.
+        # Mutable: the connection, once it was needed; the number of its users; the lock to open or close it; the
+        # generator that waits for the loop's end.
         self._connection: Opened | None = None
         self._users = 0
         self._lock = asyncio.Lock()
@@ -68,7 +68,7 @@ class Afterwards:
     # Work that goes on when its caller is cancelled
 
     def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin some work."""
+        """Begin a task for some work."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -78,15 +78,15 @@ class Afterwards:
         self._tasks.discard(task)
         self._late.discard(task)
         if not task.cancelled():
-            task.exception()  # a caller that was cancelled does not fetch it; the lease ends by itself
+            task.exception()  # a cancelled caller does not fetch it; the lease ends by itself
 
     async def wait(self, timeout: float) -> None:
-        """Wait until the tasks have ended, for `timeout` seconds at most."""
+        """Wait until the tasks have ended, for at most `timeout` seconds."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
 
     def end_their_time(self) -> None:
-        """Count the tasks that still run as late from now on: they go no further than their next try."""
+        """Count the tasks that still run as late from now on: their next try is the last."""
         self._late.update(self._tasks)
 
     def is_late(self) -> bool:
@@ -96,12 +96,12 @@ class Afterwards:
     # After closing
 
     def watch_loop(self) -> None:
-        """The gate is closed: wait for the tasks when the event loop ends."""
+        """After the gate is closed: wait for the tasks when the event loop ends."""
         if self._loop_end is None:
             self._loop_end = at_loop_end(self._end)
 
     def submit(self, op: Op, taker: object = None) -> asyncio.Future[Reply]:
-        """Send an operation that settles or renews a claim, or reads its record, as an engine does."""
+        """Send an operation that settles or renews a claim, or reads its record, like an engine."""
         self.watch_loop()
         return self.keep(self._run(op))
 
@@ -114,12 +114,12 @@ class Afterwards:
         return reply
 
     async def replaced(self) -> None:
-        """The gate is open again, and does all this itself."""
+        """Stop, because the gate is open again and does all this itself."""
         self.is_over = True
         if self._loop_end is not None:
             await self._loop_end.aclose()
 
-    # Not by an asynchronous context manager: that is a generator, which the loop's end would end first.
+    # Not an asynchronous context manager, because that is a generator, which the loop's end would end first.
 
     async def _enter(self) -> Opened:
         self._users += 1
@@ -139,15 +139,15 @@ class Afterwards:
                 await self._connection.aclose()
 
     async def _end(self) -> None:
-        """The event loop ends: give the tasks a moment, then end them."""
+        """Give the tasks a moment at the event loop's end, then end them."""
         if self.is_over:
             return
         await self.wait(self._timeout)
         self.is_over = True
-        for _ in range(2):  # a task that is cancelled may leave one that tells of it
+        for _ in range(2):  # a cancelled task may leave another one that logs it
             for task in tuple(self._tasks):
                 task.cancel()
             await self.wait(self._timeout)
         if self._connection is not None:
-            with contextlib.suppress(Exception):  # nobody is there to be told
+            with contextlib.suppress(Exception):  # no caller is left to get the error
                 await self._connection.aclose()

@@ -19,7 +19,7 @@ def check_reason(reason: Any) -> str:
     """Return the reason for forgetting or listing; "" if none was given.
 
     Raises:
-        ConfigError: it is not text, or too long.
+        ConfigError: the reason is not text, or too long.
     """
     if reason is None:
         return ""

@@ -1,9 +1,10 @@
-"""Asking for a key: `ClaimCall` is what `dedup.claim()` returns; awaited, it becomes a `Claim`."""
+"""Asking for a key: `dedup.claim()` returns a `ClaimCall`; if it is awaited, it becomes a `Claim`."""
 
 from __future__ import annotations
 
 import asyncio
 import warnings
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from time import perf_counter
 from types import TracebackType
@@ -20,10 +21,8 @@ from ..model import Outcome
 from .counters import outcome_of
 from .gate import Gate
 from .options import PLAIN, ClaimOptions
-from .renewal import Renewal
 from .renewed import RenewedSettlement
 from .settlement import Settlement
-from .tracing import Tracing
 from .waiting import wait_for_verdict
 
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
@@ -32,37 +31,38 @@ _IN_PROGRESS: Final = Outcome.IN_PROGRESS
 _CLAIM: Final = Mode.CLAIM
 _OVER: Final = object()
 Then = Callable[["Claim"], Awaitable["Claim"]]
-"""Called with a claim that was made; what it returns is the caller's."""
+"""Called with a claim that was made; the caller gets its result."""
 
 
 class ClaimCall(Coroutine[Any, Any, "Claim"]):
-    """A claim not yet made: `await` it for a `Claim`, or `async with` it to have it settled.
+    """A claim that is not made yet: `await` it for a `Claim`, or `async with` it to have it settled.
 
-    Nothing is sent before. It is a coroutine to `asyncio.create_task`, `gather` and `TaskGroup`, without costing one;
-    like a coroutine it warns if it was never awaited.
+    Nothing is sent before. `asyncio.create_task`, `gather` and `TaskGroup` accept it as a coroutine, but it costs
+    less than one; like a coroutine it warns if it was never awaited.
 
     Args:
-        gate: of the claim.
-        op: what to ask for.
+        gate: the claim's gate.
+        op: the operation to send.
         wait: seconds to wait for another owner, checked.
-        renew: keep the lease alive.
-        then: called with the claim, and awaited for what the caller gets.
-        verb: what users call it: claim, lock, redeem or consume.
+        renew: keep the lease alive; None: as long as a body runs under the claim.
+        then: called with the claim, and awaited for the caller's result.
+        verb: the users' name for it: claim, lock, redeem or consume.
 
     Attributes:
-        op: what to ask for.
+        op: the operation to send.
         wait: seconds to wait for another owner.
-        will_wait: True if its caller waits for an owner that it meets: that is no answer yet, and is not counted.
+        will_wait: True if its caller waits for an owner that it meets: that is not an answer yet, and is not counted.
         owns_renewal: True if its caller ends the renewal of the claim in any case, by settling, `Settlement.leave` or
-            `unguard`. Then the renewal may hold the claim's life itself, and not weakly, and no call of its methods
-            goes by name.
+            `unguard`. Then the renewal may hold the claim's life with a strong reference, and no call of its
+            methods goes by name.
+        renews: whether the lease is kept alive; None: as long as a body runs under the claim.
     """
 
     __slots__ = (
         "_entered",
         "_gate",
         "_generator",
-        "_renews",
+        "_has_span",
         "_since",
         "_span",
         "_task",
@@ -72,74 +72,53 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         "_work",
         "op",
         "owns_renewal",
+        "renews",
         "wait",
         "will_wait",
     )
-    __name__ = "ClaimCall"  # shown for a task that runs one
+    __name__ = "ClaimCall"  # the name of a task that runs one
 
     _task: object
     """The task that runs it."""
     _span: object
     """The span of the work under it, if it is traced."""
     _work: Any
-    """Within `async with`: what ends the work that clients of HTTP ask for."""
+    """Within `async with`: the object that ends the work for HTTP clients."""
     _since: float
-    """When it began, by time.perf_counter(); set if the gate counts."""
+    """The time of its beginning by time.perf_counter(); set if the gate counts."""
 
     def __init__(
         self,
         gate: Gate,
         op: ClaimOp,
         wait: float = 0.0,
-        renew: bool = False,
+        renew: bool | None = None,
         then: Then | None = None,
         verb: str = "claim",
     ) -> None:
-        self._used = False
+        self._used = self._has_span = False
         self._gate = gate
         self.op = op
         self.wait = wait
-        self._renews = renew
+        self.renews = renew
         self._then = then
         self._verb = verb
         self.will_wait = False
         self.owns_renewal = False
 
     def __await__(self) -> Generator[Any, Any, Claim]:
-        """The main path: `_made`, within a span if it is traced."""
-        if self._then is not None:
-            return self._followed(self._then).__await__()
+        """Make the claim: the main path.
+
+        A generator, not a coroutine, so that only the future is between task and reply.
+        """
         observers = self._gate.observers
-        tracing = observers.tracing
-        if tracing is not None and observers.wants_span():
-            return self._traced(tracing).__await__()
-        return self._made()
-
-    async def _followed(self, then: Then) -> Claim:
-        self._then = None
-        return await then(await self)
-
-    async def _traced(self, tracing: Tracing) -> Claim:
-        gate, op = self._gate, self.op
-        part = gate.connection.part_of(op.wire).decode()
-        span = tracing.claiming(gate.settings.namespace, self._verb, op.key, part)
-        if not self._used:
-            note_trace(gate, op, tracing.trace_of(span))
-        try:
-            claim = await Made(self._made())
-        except BaseException as error:
-            tracing.ended(span, error)
-            raise
-        tracing.claimed(span, claim)
-        return claim
-
-    def _made(self) -> Generator[Any, Any, Claim]:
-        """Make the claim. A generator, not a coroutine: nothing but the future stands between task and reply."""
+        if self._then is not None or (observers.tracing is not None and self.wants_span()):
+            return (yield from self.surrounded().__await__())
         if self._used:
             raise self.used_before()
         self._used = True
         gate, op = self._gate, self.op
-        counters = gate.observers.counters
+        counters = observers.counters
         if counters is not None:
             self._since = perf_counter()
         if self.wait > 0.0 or op.terms.consumes:
@@ -147,7 +126,7 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         try:
             reply = yield from gate.begin_claim(op)
         except UnavailableError as error:
-            return claim_of(gate, op, self._judged(error), self._renews, owned=self.owns_renewal)
+            return claim_of(gate, op, self._judged(error), self.renews, owned=self.owns_renewal)
         except asyncio.CancelledError:
             gate.abandon(op)
             raise
@@ -161,16 +140,46 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
             else:
                 took = perf_counter() - self._since
                 counters.observe(gate.settings.namespace, self._verb, reply.outcome, took)
-        if reply.outcome is _ACQUIRED and not self._renews:
+        if reply.outcome is _ACQUIRED and not self.renews:
             return Claim(gate, op, reply)
-        return claim_of(gate, op, reply, self._renews, owned=self.owns_renewal)
+        return claim_of(gate, op, reply, self.renews, owned=self.owns_renewal)
+
+    def wants_span(self) -> bool:
+        """True if it is to be made within a span that is not begun yet."""
+        return not self._has_span and self._gate.observers.wants_span()
+
+    async def surrounded(self) -> Claim:
+        """Make the claim within its span, if it is traced, and call what comes after it."""
+        then, self._then = self._then, None
+        if then is not None:
+            renews, self.renews = (
+                self.renews,
+                True,
+            )  # while `then` runs; it ends that, unless the caller asked for it
+            claim = await self
+            self.renews = renews
+            return await then(claim)
+        gate, op, tracing = self._gate, self.op, self._gate.observers.tracing
+        assert tracing is not None
+        self._has_span = True
+        part = gate.connection.part_of(op.wire).decode()
+        span = tracing.claiming(gate.settings.namespace, self._verb, op.key, part)
+        if not self._used:
+            note_trace(gate, op, tracing.trace_of(span))
+        try:
+            claim = await self
+        except BaseException as error:
+            tracing.ended(span, error)
+            raise
+        tracing.claimed(span, claim)
+        return claim
 
     def used_before(self) -> UsageError:
         """Return the error for a second `await`."""
         return UsageError(f"this claim of {self.op.key!r} was awaited before; call claim() for another one")
 
     def _judged(self, answer: Any) -> Verdict:
-        """Return the verdict on an answer that is none yet; count it."""
+        """Return the verdict on an answer that is not a verdict yet; count it."""
         gate, op = self._gate, self.op
         try:
             verdict = gate.claim_verdict(op, answer)
@@ -181,11 +190,11 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         return verdict
 
     async def _claim_slowly(self) -> Claim:
-        """Wait for another owner, or use a token up: see `Gate.use`."""
+        """Wait for another owner, or use a token: see `Gate.use`."""
         gate, op = self._gate, self.op
         waits = self.wait > 0.0
         verdict = await self._counted(wait_for_verdict(gate, op, self.wait) if waits else gate.use(op))
-        return claim_of(gate, op, verdict, self._renews, owned=self.owns_renewal)
+        return claim_of(gate, op, verdict, self.renews, owned=self.owns_renewal)
 
     async def _until_use_stays(self, verdict: Verdict) -> Verdict:
         """Return the verdict on a token that was found used: see `Gate.until_use_stays`."""
@@ -212,31 +221,31 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
             "then ask claim.acquired"
         )
 
-    # What only the claim has: touched on the call, it says what is missing
+    # Attributes of the claim: on the call, they raise an error that says what is missing
 
     @property
     def acquired(self) -> NoReturn:
-        """Not before it is awaited."""
+        """Raise AttributeError: the claim is not awaited yet."""
         self._not_made("acquired")
 
     @property
     def outcome(self) -> NoReturn:
-        """Not before it is awaited."""
+        """Raise AttributeError: the claim is not awaited yet."""
         self._not_made("outcome")
 
     @property
     def result(self) -> NoReturn:
-        """Not before it is awaited."""
+        """Raise AttributeError: the claim is not awaited yet."""
         self._not_made("result")
 
     @property
     def replay(self) -> NoReturn:
-        """Not before it is awaited."""
+        """Raise AttributeError: the claim is not awaited yet."""
         self._not_made("replay")
 
     @property
     def complete(self) -> NoReturn:
-        """Not before it is awaited."""
+        """Raise AttributeError: the claim is not awaited yet."""
         self._not_made("complete")
 
     def _not_made(self, name: str) -> NoReturn:
@@ -260,6 +269,8 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         if tracing is not None:
             self._span = tracing.working(claim)
         self._work = enter(claim.settlement.store_key)
+        if self.renews is None:  # at the end: if an error comes before, no `__aexit__` ends the renewal
+            claim.settlement.keep_renewed()
         return claim
 
     async def __aexit__(
@@ -286,13 +297,13 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         try:
             return generator.send(value)
         except BaseException:
-            self._task = _OVER  # a generator that has ended would answer None, which is no claim
+            self._task = _OVER  # a generator that has ended would return None, which is not a claim
             raise
 
     def throw(self, *error: Any) -> Any:
         """Raise inside; asyncio's tasks call this to cancel."""
         generator = self._started()
-        self._used = True  # also if that has not begun, and never will
+        self._used = True  # also if the claim has not begun, and never will
         try:
             return generator.throw(one_error(*error))
         except BaseException:
@@ -311,26 +322,14 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         return self._generator
 
     def close(self) -> None:
-        """Give up."""
+        """Stop the claim."""
         self._used = True
         if hasattr(self, "_generator"):
             self._generator.close()
 
 
-class Made:
-    """A claim that is being made, to be awaited."""
-
-    __slots__ = ("_generator",)
-
-    def __init__(self, generator: Generator[Any, Any, Claim]) -> None:
-        self._generator = generator
-
-    def __await__(self) -> Generator[Any, Any, Claim]:
-        return self._generator
-
-
 class KnownCall(ClaimCall):
-    """A claim whose answer is known, and shared by all who ask: see `core/recent.py`."""
+    """A claim whose answer is known, and shared by all callers: see `core/recent.py`."""
 
     __slots__ = ("_claim", "verdict")
 
@@ -346,15 +345,15 @@ class KnownCall(ClaimCall):
         return self._claim
 
     def send(self, value: Any) -> Any:
-        """Answer."""
+        """Raise StopIteration with the answer."""
         raise StopIteration(self._claim)
 
     def throw(self, *error: Any) -> Any:
-        """Raise what is thrown: nothing is under way that could be cancelled."""
+        """Raise the error: nothing is under way that could be cancelled."""
         raise one_error(*error)
 
     def close(self) -> None:
-        """Give up: there is nothing to give up."""
+        """Do nothing: nothing is under way."""
 
     async def __aenter__(self) -> Claim:
         return self._claim
@@ -365,19 +364,21 @@ class KnownCall(ClaimCall):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Settle nothing: it was settled before."""
+        """Settle nothing, because the claim was settled before."""
 
 
 def note_trace(gate: Gate, op: ClaimOp, trace: bytes) -> None:
-    """Let the record of a claim that is not sent yet say in which trace it was made, if there is one.
+    """Let the record of a claim that is not sent yet name its trace, if there is one.
 
-    A caller's own owner stays as it is, and so does a token's.
+    An owner that the caller chose is not changed, nor is a token's.
     """
     if trace and not op.named and op.terms.mode is _CLAIM:
         op.draw_again(gate.draw_traced(trace))
 
 
-def claim_of(gate: Gate, op: ClaimOp, verdict: Verdict, renew: bool = False, *, owned: bool = False) -> Claim:
+def claim_of(
+    gate: Gate, op: ClaimOp, verdict: Verdict, renew: bool | None = None, *, owned: bool = False
+) -> Claim:
     """Return the claim for a verdict; its lease is kept alive if that was asked for.
 
     `owned`: see `ClaimCall.owns_renewal`.
@@ -394,7 +395,7 @@ def claim_of(gate: Gate, op: ClaimOp, verdict: Verdict, renew: bool = False, *, 
 def count_claim(gate: Gate, verb: str, answer: Any, since: float, *, will_wait: bool = False) -> None:
     """Count the verdict on a claim, or the error in its place, if the gate counts.
 
-    `verb`: what users call it. `since`: when it began, by time.perf_counter(). `will_wait`: see `ClaimCall`.
+    `verb`: the users' name for it. `since`: when it began, by time.perf_counter(). `will_wait`: see `ClaimCall`.
     """
     counters, outcome = gate.observers.counters, outcome_of(answer)
     if counters is not None and not (will_wait and outcome is _IN_PROGRESS):
@@ -403,17 +404,13 @@ def count_claim(gate: Gate, verb: str, answer: Any, since: float, *, will_wait: 
 
 def renewed_claim(gate: Gate, op: ClaimOp, verdict: Verdict, *, owned: bool) -> Claim:
     """Return a claim whose lease is kept alive until it is settled."""
-    lease = op.terms.lease_ms / 1000
-    queue = gate.connection.renewals.of(lease)
-    # Counted from when it was sent: from then on the store's clock may have run. The policy's own from now.
-    began = op.at if not verdict.degraded and hasattr(op, "at") else queue.loop.time()
     settlement = Settlement(gate, op, verdict) if owned else RenewedSettlement(gate, op, verdict)
-    settlement.renewal = Renewal(settlement, lease, queue, began, owned=owned)
+    settlement.keep_renewed(None if owned else weakref.ref(settlement))
     return Claim(gate, op, verdict, settlement)
 
 
 def one_error(kind: Any, value: Any = None, traceback: Any = None) -> BaseException:
-    """Return what a coroutine's `throw` was given as one exception; Python 3.12 warns of its older forms."""
+    """Return the arguments of a coroutine's `throw` in one exception; Python 3.12 warns of its older forms."""
     if isinstance(kind, BaseException):
         error = kind
     elif isinstance(value, BaseException):
@@ -426,12 +423,12 @@ def one_error(kind: Any, value: Any = None, traceback: Any = None) -> BaseExcept
 def claim_op(
     gate: Gate, options: ClaimOptions, key: Any, wire: bytes, mark: bytes | None, mode: Mode = Mode.CLAIM
 ) -> ClaimOp:
-    """Return the operation of a claim: what its caller said is checked here.
+    """Return the operation of a claim; the caller's options are checked here.
 
     Args:
-        gate: of the claim.
+        gate: the claim's gate.
         options: how to claim it.
-        key: the key, as the claim shows it.
+        key: the key that the claim shows.
         wire: the key in the store.
         mark: its fingerprint, or None.
         mode: claim, redeem or consume.
@@ -440,37 +437,37 @@ def claim_op(
         InvalidKeyError: the owner cannot be used.
         ConfigError: a time is not valid.
     """
-    plain = options is PLAIN and mode is _CLAIM
-    named = None if plain else options.owner
-    if named is not None:
-        owner = owner_field(named)
-    else:
-        try:
-            owner = gate.next_drawn()
-        except IndexError:
-            owner = gate.draw_owner()
-    op = ClaimOp(wire, gate.claim_terms if plain else gate.terms_of(options, mode), owner, mark)
+    terms = gate.terms_of(options, mode)
+    owner = gate.draw_owner() if options.owner is None else owner_field(options.owner)
+    op = ClaimOp(wire, terms, owner, mark)
     op.key = key
-    op.named = named is not None
+    op.named = options.owner is not None
     return op
 
 
 def key_call(
     gate: Gate, options: ClaimOptions, key: Any, fingerprint: Any = None, then: Then | None = None
 ) -> ClaimCall:
-    """Return a claim to be awaited, which no ledger remembers. Arguments and errors as for `Dedup.claim`.
+    """Return a claim to await, which no ledger remembers. Arguments and errors: see `Dedup.claim`.
 
-    `then`: what follows it; `resolve` of the options is not looked at.
+    `then`: called after it; `resolve` of the options is ignored.
     """
     mark = fingerprint if fingerprint is None or type(fingerprint) is Fingerprint else digest(fingerprint)
-    seconds, renews = 0.0, False
-    if options is not PLAIN:
-        seconds, renews = options.seconds_to_wait, bool(options.renew)
-    if gate.recent:  # empty but in a storm
+    seconds = 0.0 if options is PLAIN else options.seconds_to_wait
+    if gate.recent:  # it is empty, except in a storm
         known: KnownCall | None = gate.known_success(options, key, mark)
         if known is not None:
             if (counters := gate.observers.counters) is not None:
                 counters.observe(gate.settings.namespace, "claim", "succeeded", 0.0)
             return known
-    op = claim_op(gate, options, key, gate.claims.wire(key), mark)
-    return ClaimCall(gate, op, seconds, renews, then)
+    wire = gate.claims.wire(key)
+    if options is PLAIN:
+        try:
+            owner = gate.next_drawn()
+        except IndexError:
+            owner = gate.draw_owner()
+        op = ClaimOp(wire, gate.claim_terms, owner, mark)
+        op.key = key
+        return ClaimCall(gate, op, seconds, None, then)
+    op = claim_op(gate, options, key, wire, mark)
+    return ClaimCall(gate, op, seconds, options.renew, then)

@@ -1,4 +1,4 @@
-"""What all connections of a gate have in common: it lasts while event loops come and go."""
+"""The part that all connections of a gate share: it lasts while event loops come and go."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ OnBatch = Callable[[int], None]
 
 
 class Common:
-    """The settings of a gate's connections, who hears of what they do, and what is known of its namespaces.
+    """The settings of a gate's connections, the observers of their work, and the known namespaces.
 
     Args:
-        settings: the gate's own: its namespace is its name in the log. Most scopes share its policy, whose journal is
-            shown under that name.
+        settings: the gate's own: its namespace is its name in the log. Most scopes share its policy, whose journal
+            has that name in figures.
         the others are those of `Dedup`.
 
     Raises:
@@ -66,21 +66,21 @@ class Common:
         )
         self.decorated = DecoratedFunctions()
         self.incidents: Incidents | None = Incidents(self.name)
-        """Writes the log lines; None if the maker of the gate logs its events itself, as the sidecar does."""
+        """Writes the log lines; None if the maker of the gate, such as the sidecar, logs its events itself."""
         if on_event is not None and not callable(on_event):
             raise ConfigError(f"on_event must be callable with one event, got {named(on_event)}")
         self.on_event: list[OnEvent] = [] if on_event is None else [on_event]
-        """Called with each event, before what counts: the user's callback."""
+        """The user's callback, called with each event before the counters."""
         self.on_batch: OnBatch | None = None
-        """Called with the size of each batch: the user's callback. Set before opening."""
+        """The user's callback, called with the size of each batch. Set before opening."""
         self.observers = Observers()
-        """Who counts and who traces."""
+        """The observers that count and trace."""
         self.may_count_later = False
-        """True if the gate may be counted while it is open, as in a test."""
+        """True if counting may begin while the gate is open; a test sets it."""
         # Mutable: the first namespaces with a ledger.
         self._with_ledgers: set[str] = set()
 
-    # Who hears of what happens
+    # Observers of what happens
 
     def unheard(self) -> Common:
         """Return the same settings, without a log, callbacks and counters."""
@@ -90,7 +90,7 @@ class Common:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Log, count and trace by itself until the `with` ends: what happens in a test is not the application's."""
+        """Log, count and trace separately until the `with` ends: a test's events are not the application's."""
         observers = self.observers
         log, age, late = self.incidents, self.recent.age, self.may_count_later
         watched = observers.counters, observers.tracing, observers.context, observers.span_key
@@ -105,7 +105,7 @@ class Common:
             self.incidents, self.recent.age, self.may_count_later = log, age, late
             observers.counters, observers.tracing, observers.context, observers.span_key = watched
             if is_counted and observers.counters is None:
-                self.count_anew()  # who has watched it in the test asks for figures again
+                self.count_anew()  # an observer of the test may ask for figures again
 
     def tell(self, kind: str, text: str, *args: object) -> None:
         """Log a line about a single key, if this gate logs by itself: five a minute of a kind, then a count."""
@@ -117,7 +117,7 @@ class Common:
         return self.incidents is None or self.incidents.may_tell(kind, lines)
 
     def report(self, event: Event) -> None:
-        """Log an event, and hand it to the user's callback. An error of that is logged, and changes no answer."""
+        """Log an event, and pass it to the user's callback. An error of the callback is logged only."""
         if self.incidents is not None:
             self.incidents(event)
         facts = self.observers.facts
@@ -130,12 +130,12 @@ class Common:
 
     @property
     def batch_observer(self) -> BatchObserver | None:
-        """What hears of each batch of an engine: this object, if batches are counted or listened to."""
+        """The observer of an engine's batches: this object, if batches are counted or the user has a callback."""
         wanted = self.may_count_later or self.on_batch is not None or self.observers.facts is not None
         return self if wanted else None
 
     def batch_ended(self, verb: str, size: int, seconds: float) -> None:
-        """Count a batch, and tell the user's callback of it; see `BatchObserver`."""
+        """Count a batch, and call the user's callback for it; see `BatchObserver`."""
         if (facts := self.observers.facts) is not None:
             facts.batch_ended(verb, size, seconds)
         if self.on_batch is not None:
@@ -148,7 +148,7 @@ class Common:
     # Figures
 
     def count_anew(self) -> GateCounters:
-        """Return new counters, which count from now on. Each time goes where it went before."""
+        """Return new counters, which count from now on. Measured times go to the same receiver as before."""
         former, counters = self.observers.counters, GateCounters()
         if former is not None:
             counters.durations = former.durations
@@ -160,9 +160,9 @@ class Common:
         return counters
 
     def expect(self, namespace: str, *verbs: str) -> None:
-        """Take note that a namespace may be used, for its figures; with the verb "first", that it has a ledger.
+        """Note for the figures that a namespace may be used; with the verb "first", that it has a ledger.
 
-        Of the namespace itself `recent` knows, as long as it lives.
+        `recent` knows the namespace itself, as long as it lives.
         """
         if verbs and len(self._with_ledgers) < MAX_NAMESPACES:
             self._with_ledgers.add(namespace)

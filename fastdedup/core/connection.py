@@ -1,4 +1,4 @@
-"""A gate's connection in one event loop: the store, the engine that feeds it, and those who wait for keys."""
+"""A gate's connection in one event loop: the store, the engine that feeds it, and the waiters for keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from ..kernel.queue import MIN_BATCH
 from ..kernel.records import RECORD_HEAD
 from ..kernel.shards import ShardedEngine
 from ..kernel.store import BatchStore
-from ..ledger.orphan_ids import OrphanIds
 from ..model import Batching, BreakerState
 from ..stores.base import (
     BoundedStore,
@@ -46,18 +45,18 @@ from .wakeups import Wakeups
 
 T = TypeVar("T")
 Sender = Engine | ShardedEngine | Afterwards
-"""What sends an operation: the engine, or what is left of the gate once it is closed."""
+"""Sends an operation: the engine's method, or after closing the one of `Afterwards`."""
 
 LONGEST_PAUSE = 0.4
-"""Seconds between two tries to settle while the store is unavailable, at most."""
+"""The most seconds between two tries to settle while the store is unavailable."""
 _LEASE_TO_SKEW = 10
-"""A lease divided by this is how far apart the clocks of two servers may be."""
+"""The clocks of two servers may differ by a lease divided by this."""
 _NO_PART = b"no part"
-"""Stands for the part of a key that no part of the store is known to hold."""
+"""The part's name of a key if its part of the store is unknown."""
 
 
 def name_of(store: BatchStore) -> str:
-    """Return the name of a store, or of a part of one, as events show it."""
+    """Return the name of a store, or of a part of one, for events."""
     return str(getattr(store, "name", type(store).__name__))
 
 
@@ -65,10 +64,10 @@ class Connection:
     """One store, open in one event loop: it is opened once and closed once. The next loop gets another connection.
 
     Args:
-        common: what it has in common with the other connections of its gate.
+        common: the part that all connections of its gate share.
         stores: gives it its store.
-        wakeups: those who wait for keys, if the former connection had the same store and told it of them.
-        on_engine: called with the engine once it may be used, and with None once it may not.
+        wakeups: the waiters for keys, if the former connection had the same store and registered them there.
+        on_engine: called with the engine when it can be used, and with None when it no longer can.
         ends_with_loop: close it when its event loop ends, if it is still open.
     """
 
@@ -87,7 +86,7 @@ class Connection:
         self._ends_with_loop = ends_with_loop
         self.timeout = common.timeout
         self.report = common.report
-        """Log an event, and hand it to the user's callback."""
+        """Log an event, and pass it to the user's callback."""
         self.store = store = stores.next()
         self._clocked = store if isinstance(store, ClockedStore) else None
         self._sharded = store if isinstance(store, ShardedStore) else None
@@ -96,19 +95,17 @@ class Connection:
         self.keep_records()
         self.wakeups = Wakeups(common) if wakeups is None else wakeups
         self.outage_waiters = OutageWaiters()
-        """Callers whom a part of the store has refused, and who wait for its return: by `part_of` their keys."""
+        """Callers that a part of the store has refused, and that wait for its return; by `part_of` of their keys."""
         self.orphans = Orphans(self._submit, self.report, self._asks)
-        """What was given up, and is to be freed."""
-        self.orphan_ids = OrphanIds(self.orphans)
-        """Those of the orphans that are ids of ledgers."""
+        """The orphans: claims and ids to be freed."""
         self.journals = Journals(self._make_reconciler)
-        """What policies have answered, and is to be brought into the store."""
+        """Answers of policies that must be written into the store."""
         self.renewals = Renewals()
-        # Mutable: the engine, None before open() and after aclose(); the same also while closing, as what was
-        # answered too late for its caller is released by it.
+        # Mutable: the engine, None before open() and after aclose(); the same also while closing, because it
+        # releases claims that were answered too late for their callers.
         self.engine: Engine | ShardedEngine | None = None
         self._last_engine: Engine | ShardedEngine | None = None
-        # Mutable: True in a forked child. Not os.getpid(), a system call for each look.
+        # Mutable: True in a forked child. Not os.getpid(), which is a system call for each check.
         self._forked = False
         self._in_child = InChild(self._note_fork)
         self._loop_end: LoopEnd | None = None
@@ -149,18 +146,18 @@ class Connection:
     def _note_fork(self) -> None:
         self._forked = True
         if self._last_engine is not None:
-            leave_behind(self)  # what it holds is the parent's, too
+            leave_behind(self)  # its objects belong to the parent too
 
     async def open(self, former: Connection | None = None) -> None:
         """Open the store in the running event loop.
 
         Args:
-            former: the gate's connection before, which is closed, or whose loop has ended. What it has left to do is
+            former: the gate's connection before, which is closed, or whose loop has ended. Its unfinished work is
                 done here.
 
         Raises:
             UsageError: it was opened before.
-            ConfigError: the store can never be used as it is set up.
+            ConfigError: the store cannot be used with its present set-up.
         """
         if not self.is_new:
             raise UsageError("this Dedup is open already; open it once, at start-up, and share it")
@@ -182,13 +179,12 @@ class Connection:
             if incidents is not None and isinstance(error, ConfigError):
                 incidents.mistaken(str(error))
             self._use(None)
-            await self._close_own_store()  # it may be connecting still
+            await self._close_own_store()  # it may still be connecting
             raise
         if incidents is not None and isinstance(store, OpeningStore) and store.unreached:
             incidents.unreached(store.unreached)
         if former is not None:
             self.orphans.take_over(former.orphans)
-            self.orphan_ids.find_again()
             for policy, namespace in former.journals.policies():
                 self.reconcile(policy, namespace)
             await former.leave()
@@ -198,8 +194,8 @@ class Connection:
         self._on_engine(engine)
 
     async def leave(self) -> None:
-        """Another connection goes on: close what the end of the loop has left open, and do nothing afterwards."""
-        await self._close_own_store()  # it is open still if its loop ended without a word
+        """Close everything that the end of the loop has left open, because another connection takes over."""
+        await self._close_own_store()  # it is still open if its loop ended without notice
         await self._afterwards.replaced()
 
     async def _close_own_store(self) -> None:
@@ -208,7 +204,7 @@ class Connection:
                 await self.store.aclose()
 
     async def aclose(self) -> None:
-        """Answer what was accepted, then close. Closing twice is fine, and so is closing when its loop has ended.
+        """Answer the accepted operations, then close. Closing twice is fine, also after its loop has ended.
 
         Claims that this gate has granted are still settled, renewed and freed afterwards; see `Afterwards`.
         """
@@ -243,7 +239,7 @@ class Connection:
             await self._loop_end.aclose()
 
     async def _finish_work(self) -> None:
-        # What must end even when its caller is gone still needs the engine.
+        # Tasks that must end even if their callers are gone still need the engine.
         await self._afterwards.wait(self.timeout)
         await self.orphans.finish(self.timeout)
         await self.journals.finish(self.timeout)
@@ -253,19 +249,19 @@ class Connection:
         self._use(None)
         if engine is not None:
             await engine.drain()
-        # Without an engine their next try fails, and is told.
+        # Without an engine their next try fails, and that is logged.
         self._afterwards.end_their_time()
         await self._afterwards.wait(LONGEST_PAUSE)
 
     async def _end_with_loop(self) -> None:
-        """The event loop ends, and this is not closed: close the connections while they can be.
+        """Close the connections at the event loop's end, if the gate is not closed.
 
-        The next loop's connection goes on. What `memory://` holds, what is to be taken back and the journals stay.
+        The next loop's connection takes over. The records of `memory://`, the orphans and the journals stay.
         """
         if self._closing is not None and not self._closing.cancelled():
             return
         self.has_loop_ended = True
-        with contextlib.suppress(Exception):  # no caller is there to be told
+        with contextlib.suppress(Exception):  # no caller is left to get the error
             await self._finish_work()
             await self._stop()
         self.renewals.close()
@@ -274,7 +270,7 @@ class Connection:
                 await self.store.aclose()
 
     async def _close_without_loop(self) -> None:
-        """Close it when its event loop has ended: what is to be awaited there is gone."""
+        """Close it after its event loop has ended, so nothing can be awaited there."""
         self.journals.give_up()
         self._use(None)
         self._closed, self._closing = True, None
@@ -302,17 +298,17 @@ class Connection:
 
     @property
     def breaker(self) -> BreakerState:
-        """Whether the store is asked. CLOSED before opening: nothing is known to its disadvantage."""
+        """Whether operations are sent to the store. CLOSED before opening, because no failure is known."""
         return BreakerState.CLOSED if self.engine is None else self.engine.breaker
 
     @property
     def batching(self) -> Batching:
-        """How batches go to the store."""
+        """The way in which batches go to the store."""
         return self.store.batching if isinstance(self.store, SlottedStore) else Batching.WHOLE
 
     @property
     def store_time_us(self) -> int:
-        """The store's time, in microseconds since 1970; 0 if it has told none."""
+        """The store's time, in microseconds since 1970; 0 if it has given none."""
         return 0 if self._clocked is None else self._clocked.time_us
 
     def part_of(self, wire: bytes) -> bytes:
@@ -338,10 +334,10 @@ class Connection:
         return engine
 
     def sender(self, *, granted: bool) -> Sender:
-        """Return what sends an operation; `granted`: on a claim of this gate, so it is sent after closing as well.
+        """Return the function that sends an operation; `granted`: for a claim of this gate, also after closing.
 
         Raises:
-            UsageError: as for `running_engine`; after closing, nothing outlives the store, or its loop has ended.
+            UsageError: see `running_engine`; or after closing the store is gone, or its loop has ended.
         """
         if not granted or self.engine is not None:
             return self.running_engine()
@@ -389,20 +385,20 @@ class Connection:
         done = partial(self.wakeups.freed, None)
         return Reconciler(policy, self._submit, self.part_of, self.report, done, self.orphans.held_keys)
 
-    # What is left to do
+    # Unfinished work
 
     def retry_now(self, node: str) -> None:
-        """Try at once, without waiting for a pause to end: free the orphans, bring a node's records into the store.
+        """Try at once, without the rest of a pause: free the orphans, write a node's records into the store.
 
-        `node`: the name of the store, or of a part of it, as `name_of` returns it.
+        `node`: the name of the store, or of a part of it, from `name_of`.
         """
         self.orphans.retry_now()
         self.journals.store_is_back(node.encode())
 
     def reconcile(self, policy: JournalledPolicy, namespace: str = "") -> bool:
-        """A policy has answered: what it made is brought into the store as soon as that takes it.
+        """Write the records of a policy that has answered into the store, as soon as the store takes them.
 
-        Return False if the gate is closed: then only its next opening brings it there.
+        Return False if the gate is closed: then only its next opening writes them.
         """
         reconciler = self.journals.add(
             policy, self._common.name if policy is self._common.policy else namespace
@@ -426,11 +422,11 @@ class Connection:
     # Waiting for keys
 
     async def listens(self) -> bool:
-        """Hear of freed keys from now on. False: the store tells of none at present."""
+        """Listen for freed keys from now on; return False if the store cannot report them at present."""
         return await self.wakeups.listen(self.store)
 
     async def overhear(self, on_freed: Callable[[bytes | None], None]) -> Callable[[], None]:
-        """Call `on_freed` for all that wakes a waiter; see `Wakeups.overhear`."""
+        """Call `on_freed` for each message that wakes a waiter; see `Wakeups.overhear`."""
         return await self.wakeups.overhear(self.store, on_freed)
 
     # After closing
@@ -446,7 +442,7 @@ class Connection:
 
     @property
     def unfinished(self) -> int:
-        """How many tasks go on although their callers may be gone; `aclose` waits for them. See `keep`."""
+        """The number of tasks that go on although their callers may be gone; `aclose` waits for them. See `keep`."""
         return len(self._afterwards)
 
     def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -20,21 +20,21 @@ class Connections:
     """The connections of a `Dedup` with all its scopes, one after another.
 
     Args:
-        common: what they have in common.
+        common: the part that they share.
         stores: their stores.
     """
 
     def __init__(self, common: Common, stores: StoreSource) -> None:
         self.common = common
         self.stores = stores
-        # The same for all, because a store that they share tells the first one of freed keys.
+        # The same for all, because a store that they share reports freed keys to the first one.
         self._wakeups = Wakeups(common)
-        # Mutable: the one that is open, or was last.
+        # Mutable: the connection that is open, or was open last.
         self._present = self.make()
         self.engine: Engine | ShardedEngine | None = None
         """The engine of the one connection that is open; None if none is. Each claim reads it."""
         self.stand_in: Connections | None = None
-        """What makes the connections in place of this, in a test. Nothing may be open when that changes."""
+        """In a test: makes the connections in place of this object. Change it only while nothing is open."""
 
     def make(self) -> Connection:
         """Return a new connection."""
@@ -46,11 +46,11 @@ class Connections:
             self.common.recent.clear()
 
     def here(self) -> Connection:
-        """Return the connection that serves the event loop that runs; it need not be open."""
+        """Return the connection of the running event loop; it need not be open."""
         return self._present if self.stand_in is None else self.stand_in.here()
 
     def all(self) -> Sequence[Connection]:
-        """Return the connections that there are; in any thread."""
+        """Return the existing connections; in any thread."""
         return (self._present,) if self.stand_in is None else self.stand_in.all()
 
     # Life
@@ -62,15 +62,15 @@ class Connections:
 
     @property
     def may_be_counted(self) -> bool:
-        """False while the application has it open: an engine would not know."""
+        """False while the application has it open, because a running engine would not know of the counters."""
         return self.engine is None if self.stand_in is None else self.stand_in.may_be_counted
 
     async def open(self) -> None:
         """Open a connection in the running event loop; again after closing, or if the former loop has ended.
 
         Raises:
-            UsageError: it is open already, in a loop that still runs, or it is being closed.
-            ConfigError: the store can never be used as it is set up.
+            UsageError: it is already open in a loop that still runs, or it is being closed.
+            ConfigError: the store cannot be used with its present set-up.
         """
         if self.stand_in is not None:
             await self.stand_in.open()
@@ -88,7 +88,7 @@ class Connections:
             await self._present.open(former)
         finally:
             if not self._present.is_open:
-                self._present = former  # what that has left is for the next one
+                self._present = former  # its unfinished work is for the next one
 
     async def aclose(self) -> None:
         """Close the connection of the running event loop; see `Connection.aclose`."""
@@ -108,7 +108,7 @@ class Connections:
 
     @property
     def breaker(self) -> BreakerState:
-        """Whether the store is asked, in the loop that runs; outside of any loop, in all loops."""
+        """The breaker's state in the running loop; outside of any loop, the state over all loops."""
         states = [each.breaker for each in (self.all() if running_loop() is None else (self.here(),))]
         return next((state for state in states if state is not BreakerState.CLOSED), BreakerState.CLOSED)
 
@@ -118,7 +118,7 @@ class Connections:
         return {name: lines for each in self.all() for name, lines in each.journals.lines().items()}
 
     def orphan_counts(self) -> tuple[int, int]:
-        """Return how many claims and ids that were given up were taken back, and how many are still to be."""
+        """Return how many orphans (claims and ids) were freed, and how many are not freed yet."""
         all_orphans = [connection.orphans for connection in self.all()]
         return sum(orphans.freed for orphans in all_orphans), sum(len(orphans) for orphans in all_orphans)
 
@@ -126,7 +126,7 @@ class Connections:
         """Return the counters of this gate, which count from now on.
 
         Raises:
-            UsageError: the gate is open: its engine would not know.
+            UsageError: the gate is open, and its engine would not know of the counters.
         """
         counters = self.common.observers.counters
         if counters is None and not self.may_be_counted:

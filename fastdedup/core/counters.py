@@ -1,6 +1,6 @@
 """The counters of one gate or one sidecar, in plain lists and dicts, which feed the table of `core/figures.py`.
 
-What only a sidecar has is counted in `sidecar/counters.py`.
+Events that only a sidecar has are counted in `sidecar/counters.py`.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ _FAULTS: Final[dict[type[BaseException], str]] = {
     ClaimLostError: "claim_lost",
 }
 _EXPECTED: Final = ("claim", "complete", "lock", "redeem", "consume")
-"""Verbs by which users meet an outage first."""
+"""The verbs in which users notice an outage first."""
 _ANSWERS: Final = {
     "claim": ("acquired", "succeeded", "failed", "in_progress", "mismatch"),
     "complete": ("ok", "claim_lost"),
 }
-"""What comes of most operations: these are counted from 0 as well, as `unavailable` is of every verb."""
+"""The usual outcomes: these are shown from 0 on, like `unavailable` for every verb."""
 _CLAIMS: Final = frozenset({"lock", "redeem", "consume"})
-"""Verbs of which the policy is asked as of claims."""
+"""Verbs that count as claims at the policy."""
 OTHERS: Final = "(others)"
-"""The label of further namespaces, and in a sidecar of those that clients have only looked at: made-up ones must not
+"""The label of further namespaces, and in a sidecar of those that clients have only read: invented names must not
 make the metrics grow."""
 MAX_NAMESPACES: Final = 1000
 _MOST_EXPECTED: Final = 50
-"""The namespaces whose figures may stand at 0 before they are used."""
+"""The most namespaces whose figures are shown as 0 before they are used."""
 _WORDS: Final[dict[Any, str]] = {True: "yes", False: "no"}
-"""What stands for a truth value in a label."""
+"""The text of a truth value in a label."""
 _TRIES: Final = 10
-"""Times that a thread copies the counts while another one changes them."""
+"""How often a thread tries to copy the counts while another thread changes them."""
 Cells = list[float]
-"""How many were measured up to each bound, how many above the last, and the sum of what was measured."""
+"""The number of measurements up to each bound, the number above the last one, and the sum of all."""
 
 
 def empty_cells(bounds: tuple[float, ...] = BOUNDS) -> Cells:
@@ -63,21 +63,21 @@ def _by_outcome() -> defaultdict[str, Cells]:
 
 
 class Durations(Protocol):
-    """Hears of each time that is measured, for those who want more than the cells."""
+    """Called with each measured time, for users that need more than the cells."""
 
     def took(self, figure: Figure, labels: Labels, seconds: float) -> None:
-        """A time of this figure was measured. `labels`: the values of its labels, as OpenTelemetry has them."""
+        """Take a measured time of this figure. `labels`: the values of its labels in OpenTelemetry."""
 
 
 class GateCounters:
-    """Counts what one gate does: its answers, its batches, and its events.
+    """Counts the work of one gate: its answers, its batches, and its events.
 
-    A scope is what has `settings.namespace`: a `Gate`, or a `Dedup` in the sidecar.
+    A scope is an object with `settings.namespace`: a `Gate`, or a `Dedup` in the sidecar.
     """
 
     def __init__(self) -> None:
         self.durations: Durations | None = None
-        """Set before the gate is opened, to be told of each time: that costs more than to count it."""
+        """The receiver of each measured time, which costs more than to count it. Set before the gate is opened."""
         # Mutable: operations by namespace and verb.
         self.operations: defaultdict[tuple[str, str], defaultdict[str, Cells]] = defaultdict(_by_outcome)
         # Mutable: the latest claims, which share one verdict: the verdict, its scope, the seconds, the count.
@@ -85,12 +85,12 @@ class GateCounters:
         self._scope: Any = None
         self._took = 0.0
         self._same = 0
-        # Mutable: the cells that the latest claims were moved into, and whose they are; odd while they are moved.
+        # Mutable: the cells that the latest claims go into, and their labels; a number that is odd during a move.
         self._cells: Cells | None = None
         self._cells_scope: object = None
         self._cells_outcome: object = None
         self._moves = 0
-        # Mutable: the cells of batches by the store's verb, and by their size; what else is fed, by its figure.
+        # Mutable: the cells of batches by the store's verb, and by their size; the other values, by their figure.
         self.store_calls: defaultdict[str, Cells] = defaultdict(empty_cells)
         self.batches = empty_cells(SIZES)
         self.counted: defaultdict[Figure, Counter[Labels]] = defaultdict(Counter)
@@ -103,12 +103,12 @@ class GateCounters:
         return self.operations[self.label(namespace), verb]
 
     def expect(self, namespace: str, *verbs: str) -> None:
-        """Let the figures of a namespace's troubles stand at 0 before its first operation.
+        """Show the figures of a namespace's troubles as 0 before its first operation.
 
-        The rate of a series that is born with its first event does not show that event.
+        If a series begins with its first event, its rate does not show that event.
         """
         if namespace not in self._names and len(self._names) >= _MOST_EXPECTED:
-            return  # a program may make more scopes than it uses: the labels are for those that it uses
+            return  # a program may make more scopes than it uses; only the used ones get labels
         for verb in verbs or _EXPECTED:
             self.outcomes(namespace, verb)
 
@@ -117,7 +117,7 @@ class GateCounters:
         return namespace if self.is_known(namespace) else OTHERS
 
     def _is_one_of_the_first(self, namespace: str) -> bool:
-        """True for the first namespaces that a program uses; one that makes them up keeps its metrics bounded."""
+        """True for the first namespaces that a program uses, so that invented names cannot fill its metrics."""
         if namespace in self._names:
             return True
         if len(self._names) < MAX_NAMESPACES:
@@ -126,7 +126,7 @@ class GateCounters:
         return False
 
     def observe(self, namespace: str, verb: str, outcome: str, seconds: float) -> None:
-        """Count an answer to a client, of either wire."""
+        """Count an answer to a client of either wire."""
         cells = self.outcomes(namespace, verb)[outcome]
         cells[bisect_left(BOUNDS, seconds)] += 1
         cells[-1] += seconds
@@ -138,7 +138,7 @@ class GateCounters:
         self.observe(scope.settings.namespace, "claim", outcome, perf_counter() - since)
 
     def judged(self, scope: object, verdict: Verdict, since: float) -> None:
-        """Count a verdict, as `claimed` does; this is the hot path.
+        """Count a verdict like `claimed`; this is the hot path.
 
         Fresh claims of one batch share a verdict and are answered together, so they are counted together: all get
         the seconds of the first, which waited longest. That saves 26 % of the instructions of a claim in a batch.
@@ -181,11 +181,11 @@ class GateCounters:
             found = self._copied()
             if moves == self._moves and moves % 2 == 0:
                 break
-            sleep(0)  # another thread was just moving claims, which would be counted twice or not at all
+            sleep(0)  # another thread is moving claims, which would be counted twice or not at all
         return found
 
     def zeros(self) -> dict[tuple[str, ...], int]:
-        """Return 0 for the namespaces, verbs and outcomes that may come of the operations that were seen."""
+        """Return 0 for each namespace, verb and outcome that is possible after the operations so far."""
         return {
             (namespace, verb, outcome): 0
             for namespace, verb in self.seen()
@@ -193,7 +193,7 @@ class GateCounters:
         }
 
     def seen(self) -> set[tuple[str, str]]:
-        """Return the namespaces and verbs of all operations so far, and those that are expected."""
+        """Return the namespaces and verbs of all operations so far, and the expected ones."""
         return {*self.operations.copy()}  # another thread may read while a first operation is counted
 
     def _copied(self) -> list[tuple[str, str, str, Cells]]:
@@ -236,7 +236,7 @@ class GateCounters:
         ids[namespace, ledger, "duplicate"] += len(answers) - firsts
 
     def on_event(self, event: Event) -> None:
-        """Count an event as its class says; a callback for `Dedup(on_event=...)`."""
+        """Count an event by the declarations of its class; a callback for `Dedup(on_event=...)`."""
         feed = FEEDS.get(type(event))
         if feed is None:
             return
@@ -265,19 +265,19 @@ class GateCounters:
 
 
 def verb_at_policy(verb: str) -> str:
-    """Return by which verb an operation's events name it, given its own."""
+    """Return the verb in an operation's events, for its own verb."""
     return "claim" if verb in _CLAIMS else verb
 
 
 def verb_of(op: Op) -> str:
-    """Return the name that users know an operation by."""
+    """Return the users' name of an operation."""
     if isinstance(op, SettleOp) and not op.succeeded:
         return "fail"
     return op.verb.row.users or op.verb.value
 
 
 def outcome_of(answer: Reply | BaseException) -> str:
-    """Return an answer's outcome as one word."""
+    """Return one word for an answer's outcome."""
     if type(answer) is Verdict:
         return answer.outcome
     code = answer.code if type(answer) is TransitionReply else answer
@@ -291,5 +291,5 @@ def outcome_of(answer: Reply | BaseException) -> str:
 
 
 def outcome_of_fault(fault: BaseException) -> str:
-    """Return an exception's outcome as one word."""
+    """Return one word for an exception's outcome."""
     return _FAULTS.get(type(fault), "error")

@@ -1,7 +1,7 @@
 """The one way of an operation from its caller to its verdict: the engine, else the policy; never around the check.
 
-`begin` sends an operation, `verdict` judges what came back: a store that did not answer is replaced by the policy,
-too few replicas are reported, a value that fastdedup did not write is an error. Code that executes an operation (a
+`begin` sends an operation, and `verdict` judges the answer: the policy replaces a store that did not answer, too few
+replicas are reported, a value that fastdedup did not write is an error. Code that executes an operation (a
 claim, a settling, a token, a lock, a machine, the sidecar) calls these two, or `run`, which is both.
 """
 
@@ -54,14 +54,14 @@ class HeldLocally(UnavailableError):
 
 
 class StaleLedger(UnavailableError):
-    """What is known of a ledger is too old; nothing was done. The caller reads the ledger's form and retries."""
+    """The known form of a ledger is too old; nothing was done. The caller reads the ledger's form and retries."""
 
     def __init__(self) -> None:
         super().__init__("what this process knows of the ledger is too old")
 
 
 class Executor:
-    """Executes the operations of one namespace: by the store, or if that does not answer, by the policy.
+    """Executes the operations of one namespace in the store, or if the store does not answer, in the policy.
 
     Args:
         connections: the gate's.
@@ -78,7 +78,7 @@ class Executor:
                 f"on_unavailable must be a policy such as Reject() or LocalLRU(), got {named(policy)}"
             )
         self.connections = connections
-        """All scopes of a gate have the same."""
+        """The connections, which all scopes of a gate share."""
         self.observers: Observers = connections.common.observers
         self.settings = settings
         self._name = settings.namespace
@@ -91,20 +91,20 @@ class Executor:
 
     @property
     def connection(self) -> Connection:
-        """The connection of the event loop that runs. It need not be open."""
+        """The connection of the running event loop. It need not be open."""
         return self.connections.here()
 
     # To the store
 
     def begin_claim(self, op: ClaimOp, taker: Any = None) -> asyncio.Future[Reply]:
-        """Send a claim; pass what comes of it to `verdict`. Main path of every claim.
+        """Send a claim; pass its result to `verdict`. Main path of every claim.
 
         Args:
             op: the claim.
             taker: takes the reply in place of a future, with a future's done, set_result and set_exception.
 
         Raises:
-            UnavailableError: the store is not asked; pass it to `verdict` as well.
+            UnavailableError: nothing was sent to the store; pass this error to `verdict` too.
             UsageError: not open, closed, or another event loop.
         """
         engine = self.connections.engine or self.connection.running_engine()
@@ -118,10 +118,10 @@ class Executor:
     def begin(
         self, op: Op, taker: Any = None, *, degraded: bool = False, granted: bool = False
     ) -> asyncio.Future[Reply]:
-        """Send any operation, which stands for itself; arguments and errors as for `begin_claim`.
+        """Send any operation on its own; arguments and errors: see `begin_claim`.
 
-        `degraded`: it belongs to a record that the policy made. If no journal brings that into the store,
-        the policy alone knows it. `granted`: it concerns a claim of this gate, so it is sent after closing as well.
+        `degraded`: it belongs to a record that the policy made. If no journal writes that into the store, only
+        the policy knows it. `granted`: it concerns a claim of this gate, so it is also sent after closing.
         """
         engine = self.connections.engine
         if engine is not None and running_loop() is engine.loop:
@@ -137,7 +137,7 @@ class Executor:
         return sender.submit(op, taker)
 
     async def run(self, op: Op, *, degraded: bool = False) -> Reply:
-        """Execute one operation that is not a claim: `begin`, then `verdict`. Errors as theirs."""
+        """Execute one operation that is not a claim: `begin`, then `verdict`, with the errors of both."""
         since = self.now
         try:
             answer = await self.begin(op, degraded=degraded)
@@ -153,13 +153,13 @@ class Executor:
     def counted(
         self, op: Op, answer: Reply | BaseException, since: float, *, is_tried_again: bool = False
     ) -> Reply:
-        """As `verdict`, and count it if anything counts.
+        """Return the verdict (see `verdict`), and count it if anything counts.
 
         Args:
             op: the operation.
-            answer: what came back.
+            answer: its reply or error.
             since: `now` when the operation began.
-            is_tried_again: if it is refused its caller asks again, and calls `refused` when it gives up.
+            is_tried_again: True if its caller retries after a refusal, and calls `refused` when it gives up.
         """
         counters = self.observers.counters
         if counters is None:
@@ -174,7 +174,7 @@ class Executor:
         return reply
 
     def refused(self, op: Op, error: UnavailableError, since: float) -> None:
-        """Count an operation that was given up, however often it was tried; `since`: `now` when it began."""
+        """Count an operation that was given up, once for all its tries; `since`: `now` when it began."""
         if self.observers.counters is not None:
             self.observers.counters.ended(self, op, error, since)
 
@@ -190,9 +190,9 @@ class Executor:
         return self.claim_verdict(op, answer)
 
     async def use(self, op: ClaimOp) -> Verdict:
-        """Use a token up: as `claim`, then `until_use_stays`.
+        """Use a token: `claim`, then `until_use_stays`.
 
-        A use that got no answer is taken back before its error is raised.
+        A use that got no answer is undone before its error is raised.
         """
         verdict = await self.until_use_stays(op, await self._used(op))
         if verdict.outcome == "acquired":
@@ -200,10 +200,10 @@ class Executor:
         return verdict
 
     async def until_use_stays(self, op: ClaimOp, verdict: Verdict) -> Verdict:
-        """Ask again while a verdict tells of a token's use that may still be taken back; return the last verdict.
+        """Ask again while a verdict shows a token's use that may still be undone; return the last verdict.
 
-        A use of another process may be taken back until it is older than two timeouts. A use that this process itself
-        was told of stays.
+        A use of another process may be undone until it is older than two timeouts. A use that the store has confirmed
+        to this process stays.
         """
         look = self._used if op.terms.consumes else self.claim
         for _ in range(LOOKS):
@@ -214,7 +214,7 @@ class Executor:
             again = op.copy()
             verdict = await look(again)
             if verdict.outcome == "acquired":
-                self.connection.orphans.leave_to_owner(again)  # an earlier look may be watched
+                self.connection.orphans.leave_to_owner(again)  # an earlier look may be an orphan
                 if hasattr(again, "at"):
                     op.at = again.at
                 if hasattr(again, "resent"):
@@ -233,11 +233,11 @@ class Executor:
             del fault  # it refers to this frame
 
     def _unsettled_seconds(self, op: ClaimOp, verdict: Verdict) -> float:
-        """Return for how long the use that a verdict tells of may still be taken back; 0 if it stays."""
+        """Return the seconds for which the use in a verdict may still be undone; 0 if it stays."""
         connection = self.connection
         if verdict.outcome != "succeeded" or verdict.payload or verdict.degraded or op.wire in GRANTED:
             return 0.0
-        # A use has its time as its fence, unless that was ahead of the store's clock: then it counts as new.
+        # A use's fence is its time. If the fence is ahead of the store's clock, the use counts as new.
         age = max(connection.store_time_us - verdict.fence, 0) / 1_000_000
         return 2 * connection.timeout - age if connection.store_time_us else 0.0
 
@@ -246,21 +246,20 @@ class Executor:
         self.connection.free_orphan(op)
 
     def release_later(self, wire: bytes, owner: bytes, fence: int = 0) -> None:
-        """Free a claim whose holder does not get to know of it, as soon as the store takes that."""
+        """Free a claim whose holder will not learn of it, as soon as the store takes the release."""
         if self.connection.engine is not None:
             self.connection.keep(self.run(ReleaseOp(wire, owner, fence)))
 
-    def take_back(self, op: IdOp) -> None:
-        """Forget an id as soon as the store answers: the call that has remembered it ends in an error."""
-        self.connection.orphan_ids.add(op)
+    def took_back(self, op: IdOp) -> None:
+        """Let the policy forget an id that is an orphan now: the call that has remembered it ends in an error."""
         if self._ids is not None:
             self._ids.took_back(op)
 
     async def until_taken_back(self, ops: Sequence[ClaimOp | IdOp]) -> None:
-        """Wait until what these calls have left is taken back, for one more `timeout` at most.
+        """Wait until the remains of these calls are undone, for at most one more `timeout`.
 
-        A token's use and an id have no lease. So their caller gets its error only then: a message that it returns
-        because of the error must not be told that it is a duplicate of the very call that has failed.
+        A token's use and an id have no lease. So their caller gets its error only after that: otherwise a message
+        that it returns because of the error would be a duplicate of the call that has failed.
         """
         orphans = self.connection.orphans
         if orphans:
@@ -268,7 +267,7 @@ class Executor:
             await orphans.until_asked(sent, self.connection.timeout)
 
     def _holds(self, op: Op) -> bool:
-        """True if the policy keeps what an operation is about: a key, or one id of a ledger's bucket."""
+        """True if the policy keeps the operation's key, or its id of a ledger's bucket."""
         if self._ids is not None:
             of_id = cast(IdOp | None, op.of_id())
             if of_id is op:
@@ -278,21 +277,21 @@ class Executor:
         return self._policy.holds(op.wire)
 
     def _prepare(self, op: Op) -> None:
-        """Ask the policy whether it keeps this key, and let it hear of the store's reply."""
+        """Ask the policy whether it keeps this key, and let it see the store's reply."""
         if self._holds(op):
             raise HeldLocally
         if self._journal is not None:
             op.let_witness(self._heard)
 
     def _heard(self, op: Op, reply: Reply) -> Reply:
-        """Tell the policy what the store has answered; if it took the key meanwhile, its own answer stands.
+        """Give the store's reply to the policy; if the policy took the key meanwhile, its own answer counts.
 
-        That holds for a claim or a transition for which a caller still waits. To settle, free or renew a claim twice
-        is answered as the first time.
+        That is so for a claim or a transition whose caller still waits. If a claim is settled, freed or renewed
+        twice, the second answer is the same as the first.
         """
         try:
             return self._witnessed(op, reply)
-        except Exception as fault:  # noqa: BLE001 -- its caller gets it; the engine has others to tell
+        except Exception as fault:  # noqa: BLE001 -- its caller gets it; the engine has other answers to deliver
             if (
                 isinstance(op, ClaimOp)
                 and type(reply) is Verdict
@@ -316,13 +315,13 @@ class Executor:
     # To the verdict
 
     def verdict(self, op: Op, answer: Reply | BaseException) -> Reply:
-        """Return the verdict on an operation, from the store's reply or from the error that came in its place.
+        """Return the verdict on an operation, from the store's reply or from the error in its place.
 
         Raises:
             UnavailableError: neither the store nor the policy answers; `owner` names a claim's own.
-            ShortfallError: it was done, too few replicas confirmed it, and that shall be an error.
-            ForeignRecordError: the key holds what fastdedup did not write.
-            Exception: any other error that `answer` is.
+            ShortfallError: it was done, but too few replicas confirmed it, and the settings make that an error.
+            ForeignRecordError: the key holds a value that fastdedup did not write.
+            Exception: `answer`, if it is any other error.
         """
         reply = self.answer(op, answer)
         if type(reply) is Verdict:
@@ -343,7 +342,7 @@ class Executor:
         return reply
 
     def claim_verdict(self, op: ClaimOp, answer: Reply | BaseException) -> Verdict:
-        """As `verdict`, of a claim."""
+        """Return the verdict on a claim; see `verdict`."""
         reply = self.verdict(op, answer)
         if type(reply) is not Verdict:
             if reply is Code.STALE:
@@ -354,7 +353,8 @@ class Executor:
     def answer(self, op: Op, answer: Reply | BaseException) -> Reply:
         """Return the store's reply, or the policy's if the store gave none: `verdict` before it is judged.
 
-        For the sidecar, whose client judges it there. Raises as `verdict`, but for what that makes of a reply.
+        This is for the sidecar, whose client judges the reply. It raises the errors of `verdict`, except those that
+        `verdict` makes from a reply.
         """
         if isinstance(answer, UnavailableError):
             return self._ask_policy(op, answer)
@@ -369,12 +369,12 @@ class Executor:
             self._timed.hear_time(time_us)
         try:
             if op.verb in _OF_OWNERS and connection.engine is None and not self._holds(op):
-                raise error  # a closed gate brings no answer of the policy into the store
+                raise error  # a closed gate writes no answer of the policy into the store
             reply = self._policy.answer(op, error)
         except UnavailableError as refusal:
             self._report_degraded(op, error, answered=False)
             if type(error) is HeldLocally and not isinstance(op, ClaimOp) and not self._holds(op):
-                return Code.LOST  # the store never knew of this record, and now the policy has lost it too
+                return Code.LOST  # the store never had this record, and now the policy has lost it too
             if isinstance(op, ClaimOp):
                 refusal.owner = owner_text(op.owner)
             raise
@@ -396,14 +396,14 @@ class Executor:
         self.connection.report(Degraded(self._name, verb_of(op), answered, str(error)))
 
     def _fell_short(self, op: Op, acquired: Verdict | None = None) -> None:
-        """Say that too few replicas confirmed; or raise, and take an acquisition back, of which no caller knows."""
+        """Report that too few replicas confirmed; or raise, and undo an acquisition that no caller knows of."""
         wanted, key = self.connections.common.replicas, self._key_of(op)
         self.connection.report(Shortfall(self._name, verb_of(op), key, wanted))
         if not self.connections.common.raises_shortfall:
             return
         if acquired is not None and acquired.fresh and isinstance(op, ClaimOp):
             if op.terms.consumes:
-                # Not if the caller named the owner, who can ask again.
+                # Not if the caller named the owner, because that owner can ask again.
                 self.connection.orphans.add(op, acquired.fence)
             else:
                 self.release_later(op.wire, op.owner)

@@ -2,8 +2,8 @@
 
 To add a figure that an event feeds, declare it in the event's class. To add any other, write a row here; its `source`
 is a method of `Sums`, or `GateCounters` feeds it. Labels are bounded: namespaces, ledgers, inboxes and consumers are
-those of the program, all others are fastdedup's own words. The rows of consumers and inboxes are in
-`integrations/watched.py`, those that only a sidecar has in `sidecar/service/metrics.py`.
+the program's, all others are fastdedup's own words. The rows of consumers and inboxes are in
+`integrations/metrics/watched.py`, those of a sidecar alone in `sidecar/service/metrics.py`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ STORE_CALL_SECONDS: Final = Figure(
 FEEDS: Final[dict[type, tuple[Figure, Any]]] = {
     kind: (kind.figure, getattr(kind, "amount", 1)) for kind in get_args(Event) if hasattr(kind, "figure")
 }
-"""By kind of event, the figure that it feeds, and by how much: a number, or the name of a field."""
+"""For each kind of event, the figure that it feeds, and the amount: a number, or the name of a field."""
 
 FIGURES: Final = (
     OPERATIONS,

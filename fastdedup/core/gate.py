@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from .. import codec
 from ..checks import milliseconds
-from ..errors import ClaimLostError, foreign
+from ..errors import ClaimLostError, UnavailableError, foreign
 from ..events import LeaseLost
 from ..kernel.codes import Code
 from ..kernel.granted import note_use
@@ -47,7 +47,7 @@ _STATES: Final = {
 
 
 class Gate(Executor):
-    """What a `Dedup` holds, and all that it makes: claims, tokens, locks and machines. Integrations call it.
+    """The core of a `Dedup` and of all that it makes: claims, tokens, locks and machines. Integrations call it.
 
     Args:
         connections: the gate's.
@@ -64,7 +64,7 @@ class Gate(Executor):
         self.claims = self.keyspace(Kind.CLAIM)
         self.locks = self.keyspace(Kind.LOCK)
         self.tokens = self.keyspace(Kind.TOKEN)
-        # What draws the owners of claims and locks: with notes where records say who holds them. See `owners.py`.
+        # Generates the owners of claims and locks: with notes if records name their holders. See `owners.py`.
         self.draw_owner: Callable[[], bytes] = draw_owner
         self.next_drawn: Callable[[], bytes] = next_drawn
         self.draw_traced: Callable[[bytes], bytes] = draw_traced
@@ -77,16 +77,16 @@ class Gate(Executor):
         if not passing:
             connections.common.expect(settings.namespace)
         self.recent = self._shared.table
-        """Recent successes by key; empty but in a storm."""
+        """Recent successes by key; it is empty, except in a storm."""
 
     def keyspace(self, kind: Kind) -> Keyspace:
-        """Return how this namespace's keys of a kind look in the store."""
+        """Return the form of this namespace's keys of a kind in the store."""
         return Keyspace(self.settings.namespace, kind, readable=self.settings.readable_keys)
 
     def with_settings(self, settings: Settings, *, passing: bool = False) -> Gate:
         """Return a gate with other settings over the same connection.
 
-        One that is made in passing, for an operation or two, leaves nothing behind when it goes.
+        A `passing` gate, for only a few operations, leaves nothing behind at its end.
         """
         return Gate(self.connections, settings, passing=passing)
 
@@ -108,12 +108,12 @@ class Gate(Executor):
         return self.terms(mode, options.lease, options.ttl, remembered=options.remember is not None)
 
     def terms_ms(self, lease_ms: int | None, ttl_ms: int | None) -> Terms:
-        """As `terms`, of claims, in milliseconds."""
+        """Return the terms of claims like `terms`, from milliseconds."""
         if lease_ms is None and ttl_ms is None:
             return self.claim_terms
         default = self.claim_terms
         lease = default.lease_ms if lease_ms is None else lease_ms
-        ttl = default.keep_ms - default.lease_ms if ttl_ms is None else ttl_ms
+        ttl = default.ttl_ms if ttl_ms is None else ttl_ms
         return terms(Mode.CLAIM, lease, lease + ttl, False)
 
     def keep_ms(self, *, succeeded: bool) -> int:
@@ -123,11 +123,11 @@ class Gate(Executor):
     # For callers that keep no `Claim`
 
     async def change(self, op: SettleOp | ReleaseOp | RenewOp) -> None:
-        """Settle, free or renew on behalf of an owner who keeps no `Claim`.
+        """Settle, free or renew on behalf of an owner that keeps no `Claim`.
 
         Raises:
             ClaimLostError: it is not, or no longer, the owner's; nothing was changed.
-            ForeignRecordError: the key holds what fastdedup did not write.
+            ForeignRecordError: the key holds a value that fastdedup did not write.
             UnavailableError: neither the store nor the policy answered; repeating is safe.
         """
         key = names_of(op.wire)[1]
@@ -137,19 +137,44 @@ class Gate(Executor):
             note_use(op)
         self.recent.pop(key, None)
 
+    async def find_again(self, op: ClaimOp, code: Code | None, *, moves: bool) -> bool:
+        """Let a claim use the present form of its ledger, after STALE or a full bucket. True if the id has moved.
+
+        Args:
+            op: the claim.
+            code: the store's answer, if it was asked.
+            moves: move to the id's place in the ledger's present form. This is right for a claim that is not made
+                yet, and for one from a policy: if the policy had created the ledger itself, and the store has
+                another form, it moves its records there.
+
+        Raises:
+            UnavailableError: the store does not answer, or the id has moved and the claim may not.
+            LedgerFullError: the bucket has no room.
+        """
+        former = op.unless
+        if former is None:
+            return False
+        place = await former.find_again(code)
+        moved = place.name != former.name
+        if moved and not moves:
+            raise UnavailableError(f"the ledger of {op.key!r} was founded anew meanwhile; claim it again")
+        op.wire = place.bucket + op.wire[len(former.bucket) :]
+        op.unless = place
+        return moved
+
     def forgot(self, op: Op) -> None:
-        """Drop what is known of a key that was forgotten."""
+        """Drop the cached success of a key that was forgotten."""
         self.recent.pop(names_of(op.wire)[1], None)
 
     def record(
         self, key: str, stored: Reply, kind: RecordKind = "claim", now_us: int | None = None
     ) -> Record:
-        """Return what a key's record says.
+        """Return the record of a key.
 
-        `now_us`: the time by the store's clock; by default as far as the store has told it.
+        `now_us`: the time by the store's clock; by default the time that the store has given.
 
         Raises:
-            ForeignRecordError: it is no record of this kind.
+            ForeignRecordError: it is not a record of this kind.
             ResultError: the codec cannot read the result.
         """
         if isinstance(stored, Stored) and stored.state == "M" and kind == "machine":
@@ -172,8 +197,8 @@ class Gate(Executor):
             result=value if state is State.SUCCEEDED else None,
             error=value if state is State.FAILED else None,
             kind=kind,
-            # A fence is the store's time at the acquisition, or was raised above an earlier fence: by a microsecond
-            # for each that the same one has had, so milliseconds are as exact as this can be.
+            # A fence is the store's time at the acquisition, or was raised above an earlier fence, by a microsecond
+            # for each one before. So milliseconds are as exact as this can be.
             age=max(round((now - stored.fence) / 1000) / 1000, 0.0) if now else None,
             holder=notes_of(owner).get("holder"),
             trace=trace_of(stored.owner)[:16].hex() or None,
@@ -182,9 +207,9 @@ class Gate(Executor):
     # For claims
 
     def known_success(self, options: ClaimOptions, key: Any, mark: bytes | None) -> Any:
-        """Return what `learn` was given for this key a moment ago, if it answers this claim; else None.
+        """Return the answer that `learn` got for this key a moment ago, if it answers this claim; else None.
 
-        The store alone can judge a claim with another fingerprint, because it knows the record's own.
+        Only the store can judge a claim with another fingerprint, because it knows the record's own.
         """
         if options is not PLAIN and (
             options.owner is not None or options.lease is not None or options.ttl is not None
@@ -201,15 +226,15 @@ class Gate(Executor):
         return known.answer
 
     def recent_for(self, op: ClaimOp, verdict: Verdict) -> float:
-        """Return for how many seconds a success may be told again; a token's is not a key's, and gets none."""
+        """Return the seconds for which a success may be cached; 0 for a token's, which is not a key's."""
         if not op.terms.shared or verdict.degraded:
             return 0.0
-        # Counted from when it was asked: surely not past the record's expiry.
+        # Counted from the question, so certainly not past the record's expiry.
         left = verdict.left_ms / 1000 - (asyncio.get_running_loop().time() - op.at)
         return self.connections.common.recent.age_for(self.recent, op.key, len(verdict.payload), left)
 
     def learn(self, op: ClaimOp, answer: object, verdict: Verdict, age: float) -> None:
-        """Tell `answer` to the duplicates to come, for `age` seconds as `recent_for` said."""
+        """Give `answer` to later duplicates, for the `age` seconds that `recent_for` has returned."""
         self.connections.common.recent.learn(
             self.recent, op.key, answer, op.fingerprint, len(verdict.payload), age
         )
@@ -220,7 +245,7 @@ class Gate(Executor):
 
 
 def machine_record(key: str, stored: Stored) -> Record:
-    """Return what the record of a state machine says."""
+    """Return the record of a state machine."""
     return Record(
         key=key,
         state=State.MACHINE,

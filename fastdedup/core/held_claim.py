@@ -1,4 +1,4 @@
-"""A held claim: what its owner knows of it, and how the store answers each operation that the owner sends."""
+"""A held claim: the owner's knowledge of it, and the store's answers to the operations that the owner sends."""
 
 from __future__ import annotations
 
@@ -20,50 +20,51 @@ from ..errors import (
 )
 from ..kernel.codes import Code
 from ..kernel.granted import note_use
-from ..kernel.operations import ClaimOp, Op, ReadOp, ReleaseOp, RenewOp, SettleOp, Verdict
+from ..kernel.operations import ClaimOp, Op, ReadOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
 from ..kernel.owners import owner_text
 from ..kernel.records import Stored
-from ..kernel.verbs import Verb
 from ..model import Outcome
 from .gate import Gate
 
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _RECORDED: Final = {"S": "completed", "F": "failed", "R": "released"}
-"""How a record in that state was settled."""
+"""The way in which a record in that state was settled."""
+_TRIES: Final = 5
+"""Sendings of one operation, if its place in the ledger is another one each time."""
 LOST: Final = "lost"
 ABANDONED: Final = "abandoned"
 
 
 class Life(StrEnum):
-    """Where a claim is between its answer and its end."""
+    """The stage of a claim between its answer and its end."""
 
     LIVE = "live"
     """Its work may run."""
     RECORDING = "recording"
-    """The store is being asked to record how it ends, or has not answered that yet."""
+    """A request to record its outcome is under way, or the store has not answered it yet."""
     SETTLED = "settled"
     """It was completed, failed or released."""
     LOST = "lost"
     """Another owner has the key, or the lease has ended."""
     ABANDONED = "abandoned"
-    """Handed over to its lease: it is not settled any more."""
+    """It was left to its lease, and will not be settled."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HeldClaim:
-    """A claim as its owner sees it.
+    """A claim in its owner's view.
 
     Args:
-        gate: of the claim.
+        gate: the claim's gate.
         op: the claim's operation.
         verdict: its answer.
 
     Attributes:
-        settled: how it was settled or is being settled: "completed", "failed" or "released"; or "lost", "abandoned";
-            None while it is none of these.
-        settling: whether an outcome was given: the effect has happened, so leaving never frees the key.
+        settled: how it was settled or is being settled: "completed", "failed" or "released"; or "lost" or
+            "abandoned"; None before.
+        settling: whether an outcome was given: the effect has happened, so the end of the block never frees the key.
         lost: whether the lease is known to be lost.
-        under_way: whether the store is being asked to settle it.
+        under_way: whether a request to settle it is under way.
     """
 
     __slots__ = (
@@ -82,22 +83,22 @@ class HeldClaim:
         "under_way",
         "verdict",
     )
-    # What most claims never need is not set for all of them.
+    # Attributes that most claims never need are not set for all of them.
 
     _ends: float
-    """When the lease ends, in the loop's time, once that was asked for, or the lease was renewed."""
+    """The end of the lease, in the loop's time; set when it is first read, or when the lease is renewed."""
     _outage: bool
-    """Set if the lease is lost: True if the store has not said so, but did not answer until it ended."""
+    """Set if the lease is lost: True if the store did not report that, but did not answer until the lease ended."""
     recording: asyncio.Task[None] | None
-    """Goes on recording an outcome whose caller was cancelled; set once one was."""
+    """The task that records an outcome after its caller was cancelled; set once a caller was."""
     _told_lost: bool
     """Set once the gate's listeners know that the lease is lost."""
     _unstorable: str
-    """The type of the error by which the last result cannot be stored, "" if it can; set once one was given."""
+    """The type of the error that keeps the last result from being stored, or ""; set once a result was given."""
     _unstorable_ms: int
-    """For how many milliseconds that result would have been remembered."""
+    """The milliseconds for which that result would have been remembered."""
     _unsure: tuple[str, ...]
-    """How it was settled without a reply: each of these may have taken effect."""
+    """The settlements that got no reply: each of these may have taken effect."""
 
     def __init__(self, gate: Gate, op: ClaimOp, verdict: Verdict) -> None:
         self.gate = gate
@@ -110,7 +111,7 @@ class HeldClaim:
 
     @property
     def state(self) -> Life:
-        """Where the claim is between its answer and its end."""
+        """The claim's stage between its answer and its end."""
         if self.settled == ABANDONED:
             return Life.ABANDONED
         if self.settled == LOST or (self.lost and self.settled is None):
@@ -121,7 +122,7 @@ class HeldClaim:
 
     @property
     def is_over(self) -> bool:
-        """True if its lease matters no more: it is settled or abandoned, or an outcome was given."""
+        """True if its lease no longer matters: it is settled or abandoned, or an outcome was given."""
         return self.settling or self.settled is not None
 
     @property
@@ -141,7 +142,7 @@ class HeldClaim:
 
     @property
     def store_key(self) -> bytes:
-        """The key in the store, which for a claim with `remember=` is that of the same claim without a ledger."""
+        """The key in the store; for a claim with `remember=`, the key of the same claim without a ledger."""
         op = self.op
         if op.terms.remembered:
             return self.gate.claims.wire(op.key)
@@ -149,7 +150,7 @@ class HeldClaim:
 
     @property
     def held_key(self) -> tuple[bytes, bytes]:
-        """The key in the store and the owner field: what settling takes, if no claim is kept."""
+        """The key in the store and the owner field: enough to settle without the claim."""
         return self.op.wire, self.op.owner
 
     @property
@@ -171,8 +172,25 @@ class HeldClaim:
             self._ends = asked + self.verdict.left_ms / 1000
         return self._ends - now
 
+    @property
+    def renewed_until(self) -> float:
+        """The end of the lease in the loop's time, if it was renewed; else 0.0, or the end of the first one."""
+        return getattr(self, "_ends", 0.0)
+
+    def lease_began(self, now: float, lease: float) -> float:
+        """Return when the lease of these seconds began, in the loop's time, for a renewal that begins now.
+
+        Counted from the sending, because the store's clock may have run since; a policy's lease from now.
+        """
+        if hasattr(self, "_ends"):  # it was renewed before
+            began = min(self._ends - lease, now)
+        else:
+            began = now if self.verdict.degraded else getattr(self.op, "at", now)
+        # If it has ended, only the store knows whether another owner has the key: it is asked at once.
+        return began if began + lease > now else now - lease / 3 * 2
+
     def warn(self, kind: str, text: str, *args: object) -> None:
-        """Log a line of what became of this claim; its key is the first argument. See `Connection.tell`."""
+        """Log a line about this claim; its key is the first argument. See `Connection.tell`."""
         self.gate.connections.common.tell(kind, text, self.key, *args)
 
     # The lease
@@ -182,18 +200,18 @@ class HeldClaim:
         self._check_live()
         terms = self.op.terms
         lease_ms = terms.lease_ms if lease is None else milliseconds(lease, "lease")
-        keep_ms = terms.keep_ms - terms.lease_ms + lease_ms
+        keep_ms = terms.ttl_ms + lease_ms
         ends = asyncio.get_running_loop().time() + lease_ms / 1000
         try:
             await self._act(RenewOp(self.op.wire, self.op.owner, self.fence, lease_ms, keep_ms))
         except ClaimLostError:
-            if not self.settling and self.settled is None:  # settled meanwhile, it is not lost
+            if not self.settling and self.settled is None:  # if it was settled meanwhile, it is not lost
                 self._tell_lost()
             raise
         self._ends = ends
 
     async def _end_lease(self, after: float) -> None:
-        """Let the lease end in so many seconds, so that the key is free then."""
+        """Let the lease end in `after` seconds, so that the key is free then."""
         free_at = asyncio.get_running_loop().time() + after
         try:
             await self.renew(after)
@@ -206,11 +224,11 @@ class HeldClaim:
             raise
 
     def _free_at(self, error: UnavailableError, free_at: float) -> None:
-        """Release by the policy, if that answers in the store's place; else see that the key is free in time.
+        """Release in the policy, if it answers in the store's place; else arrange that the key is free in time.
 
         Args:
-            error: why the store did not answer.
-            free_at: when the key shall be free, in the loop's time.
+            error: the reason why the store did not answer.
+            free_at: when the key must be free, in the loop's time.
         """
         try:
             self.gate.counted(ReleaseOp(self.op.wire, self.op.owner, self.fence), error, self.gate.now)
@@ -218,9 +236,9 @@ class HeldClaim:
             self.gate.connection.orphans.add(self.op, self.fence, free_at)
 
     def note_lost(self, *, outage: bool) -> None:
-        """Take note that the lease is lost, without telling it or stopping the work.
+        """Note that the lease is lost, without a report and without stopping the work.
 
-        `outage`: the store has not said so, but did not answer until the lease ended.
+        `outage`: the store did not report that, but did not answer until the lease ended.
         """
         self.lost, self._outage = True, outage
 
@@ -231,7 +249,7 @@ class HeldClaim:
             self.gate.lease_lost(self.key, self.owner, self.fence, outage=self.lost_in_outage)
 
     def lost_error(self) -> ClaimLostError:
-        """Return the error that says that the lease is lost."""
+        """Return the error of a lost lease."""
         if self.lost_in_outage:
             return ClaimLostError(
                 f"the lease of {self.key!r} ended while the store did not answer (fence {self.fence})",
@@ -242,10 +260,10 @@ class HeldClaim:
             "or it was settled or forgotten elsewhere; nothing was changed"
         )
 
-    # What may be said of its end
+    # Checks before its end
 
     def _check_live(self, how: str = "") -> None:
-        """Raise an error if the claim cannot be settled as `how` says, or be renewed."""
+        """Raise an error if the claim cannot be settled in the way `how`, or be renewed."""
         if self.verdict.outcome is not _ACQUIRED:
             raise UsageError(f"this claim is {self.verdict.outcome}, not acquired: only its owner settles it")
         if self.settled == LOST:
@@ -254,14 +272,14 @@ class HeldClaim:
             raise UsageError(f"this claim was {self.settled} already; settle it once")
 
     def _may_say_anew(self, how: str) -> bool:
-        """True if the caller was cancelled while it settled the claim: what is recorded by now can be repeated."""
+        """True if the caller was cancelled while it settled the claim: then it may repeat a recorded outcome."""
         if self.settled == "released":
             return how == "released" and self._may_be(how)
         recording = getattr(self, "recording", None)
         return bool(how) and recording is not None and (not recording.done() or how == self.settled)
 
     def _may_be(self, how: str) -> bool:
-        """True if it was settled so, and the store did not reply."""
+        """True if it was settled in this way, and the store did not reply."""
         return how in getattr(self, "_unsure", ())
 
     def _note_unsure(self, how: str) -> None:
@@ -269,11 +287,22 @@ class HeldClaim:
             self._unsure = (*getattr(self, "_unsure", ()), how)
 
     def _outcome_op(
-        self, how: str, value: Any, ttl: Seconds | None, *, done_ms: int | None = None
+        self,
+        how: str,
+        value: Any,
+        ttl: Seconds | None,
+        *,
+        done_ms: int | None = None,
+        takes_types: bool = False,
     ) -> SettleOp:
         """Return the operation that records an outcome.
 
-        `done_ms`: for a failure whose work was done, or may have been: milliseconds for which it is remembered.
+        Args:
+            how: "completed" or "failed".
+            value: the result, or the error.
+            ttl: seconds for which it is remembered, if the caller chose them.
+            done_ms: for a failure whose work was done, or may have been: milliseconds for which it is remembered.
+            takes_types: see `codec.encode`.
         """
         self._check_live(how)
         self.settling = True
@@ -290,7 +319,7 @@ class HeldClaim:
         self._unstorable = ""
         try:
             if succeeded:
-                payload = codec.encode(settings.codec, value, settings.max_result)
+                payload = codec.encode(settings.codec, value, settings.max_result, takes_types=takes_types)
             else:
                 payload = codec.encode_error(settings.codec, value, settings.max_result)
         except (ResultError, ResultTooLargeError) as error:
@@ -302,37 +331,37 @@ class HeldClaim:
         return SettleOp(op.wire, op.owner, fence, succeeded=False, keep_ms=keep_ms, payload=payload)
 
     def _note_unstorable(self, error: DedupError, keep_ms: int, *, succeeded: bool) -> None:
-        self._unstorable = type(error).__name__  # not the error, whose traceback leads back to this claim
+        self._unstorable = type(error).__name__  # not the error: its traceback refers to this claim
         in_ledger = succeeded and self.op.terms.remembered
         self._unstorable_ms = max(keep_ms, self.op.success_ms) if in_ledger else keep_ms
 
-    # An operation of the owner, and what its reply means
+    # An operation of the owner, and the meaning of its reply
 
     async def _act(self, op: Op) -> None:
-        if self.verdict.degraded and isinstance(op, SettleOp) and op.verb is Verb.SETTLE_REMEMBERED:
+        gate, settles = self.gate, isinstance(op, SettleOp)
+        if self.verdict.degraded and isinstance(op, SettleOp) and op.also is not None:
             # The store may have come back without its data, and its ledger may have other digests in the same bucket.
-            if await self.op.find_again(None, moves=True):
+            if await gate.find_again(self.op, None, moves=True):
                 op = self.op.completion(self.fence, op.keep_ms, op.payload)
-            op.rely_on(self.op)
-        gate = self.gate
-        since, settles = gate.now, isinstance(op, SettleOp)
-        try:  # as in `Gate.run`, which would be a coroutine more
-            answer = await gate.begin(op, degraded=self.verdict.degraded, granted=True)
-        except UnavailableError as error:
-            code = gate.counted(op, error, since, is_tried_again=settles)
+            op.also = self.op.unless
+        for _ in range(_TRIES):
+            since = gate.now
+            try:  # like `Gate.run`, which would cost another coroutine
+                answer = await gate.begin(op, degraded=self.verdict.degraded, granted=True)
+            except UnavailableError as error:
+                code = gate.counted(op, error, since, is_tried_again=settles)
+            else:
+                code = gate.counted(op, answer, since, is_tried_again=settles)
+            if code == Code.OK:
+                if self.op.terms.redeems and isinstance(op, SettleOp):
+                    note_use(op)
+                return
+            following = None if self.op.unless is None else await self._at_present_place(op, code)
+            if following is None:
+                break
+            op = following
         else:
-            code = gate.counted(op, answer, since, is_tried_again=settles)
-        if code == Code.OK:
-            if self.op.terms.redeems and isinstance(op, SettleOp):
-                note_use(op)
-            return None
-        if isinstance(op, SettleOp) and op.verb is Verb.SETTLE_REMEMBERED and code != Code.LOST:
-            await self.op.find_again(cast(Code, code), moves=self.verdict.degraded)
-            return await self._act(self.op.completion(self.fence, op.keep_ms, op.payload))
-        if code == Code.LOST and self.verdict.degraded and self.op.terms.remembered:
-            elsewhere = await self._elsewhere(op)
-            if elsewhere is not None:
-                return await self._act(elsewhere)
+            raise UnavailableError(f"the form of the ledger of {self.key!r} changes all the time; try again")
         if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and self._may_be_otherwise(op):
             recorded = await self._recorded()
             if recorded:
@@ -344,7 +373,7 @@ class HeldClaim:
                 # record has expired since, or the store has lost it.
                 if isinstance(op, SettleOp) and op.keep_ms >= self.op.terms.lease_ms:
                     raise self._unrecorded()
-                return None
+                return
             self.lost = self._outage = True
             raise ClaimLostError(
                 f"whether {self.key!r} was settled is not known: the reply was lost, and by now its lease has "
@@ -355,7 +384,7 @@ class HeldClaim:
         raise self.lost_error()
 
     async def _recorded(self) -> str:
-        """Return how the store has this claim settled; "" if its record is another owner's, or there is none."""
+        """Return how this claim is settled in the store; "" if its record is another owner's, or does not exist."""
         op, gate = ReadOp(self.op.wire), self.gate
         try:
             answer = await gate.begin(op, degraded=self.verdict.degraded, granted=True)
@@ -368,15 +397,24 @@ class HeldClaim:
         return _RECORDED.get(found.state, "")
 
     def _may_be_otherwise(self, op: ReleaseOp | SettleOp) -> bool:
-        """True if it was settled before in another way, and the store did not reply."""
+        """True if it was settled in another way before, and the store did not reply."""
         how = "released" if isinstance(op, ReleaseOp) else "completed" if op.succeeded else "failed"
         return any(each != how for each in getattr(self, "_unsure", ()))
 
-    async def _elsewhere(self, op: Op) -> Op | None:
-        """Return the operation for the place to which the policy has taken the claim; None if that is the same."""
-        if not await self.op.find_again(Code.STALE, moves=True):
+    async def _at_present_place(self, op: Op, code: Reply) -> Op | None:
+        """Return the operation for the id's place in the ledger's present form; None if its answer stands.
+
+        A place may be stale or full. And the policy may have moved the claim, which is lost at the former place.
+        """
+        degraded, notes = self.verdict.degraded, isinstance(op, SettleOp) and op.also is not None
+        if code == Code.LOST:
+            if not degraded or not await self.gate.find_again(self.op, Code.STALE, moves=True):
+                return None
+        elif notes:
+            await self.gate.find_again(self.op, cast(Code, code), moves=degraded)
+        else:
             return None
-        if isinstance(op, SettleOp) and op.verb is Verb.SETTLE_REMEMBERED:
+        if isinstance(op, SettleOp) and op.also is not None:
             return self.op.completion(self.fence, op.keep_ms, op.payload)
         op.wire = self.op.wire
         return op

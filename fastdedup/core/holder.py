@@ -1,4 +1,4 @@
-"""The name by which a record says who holds it: a label of the user's choice, the host, and the process."""
+"""The name of a record's holder: a label of the user's choice, the host, and the process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..errors import ConfigError
 
 _LABEL = re.compile(r"[A-Za-z0-9_.:-]{1,20}")
 _LONGEST = 48
-"""Bytes of a holder's name, as `kernel/owners.py` has room for it."""
+"""The most bytes of a holder's name: the room that `kernel/owners.py` has for it."""
 
 
 def check_holder(holder: Any) -> str | None:
-    """Return the label of `holder=`, "" for none, or None if records say nothing.
+    """Return the label of `holder=`: "" for no label, or None if records name no holder.
 
     Raises:
-        ConfigError: it is neither a bool nor a label.
+        ConfigError: `holder=` is neither a bool nor a label.
     """
     if isinstance(holder, bool):
         return "" if holder else None
@@ -41,7 +41,7 @@ class HolderName:
         self._name = ""
 
     def __call__(self) -> tuple[str]:
-        """Return the name, as the only note."""
+        """Return the name in a tuple: it is the only note."""
         pid = os.getpid()
         if pid != self._pid:
             self._name, self._pid = holder_name(self._label, socket.gethostname(), pid), pid

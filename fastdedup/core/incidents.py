@@ -1,7 +1,7 @@
 """The log lines of a gate: one line for each incident, never one line for each request.
 
 An outage begins with one line and ends with one line, which says how many operations the policy answered and refused
-meanwhile. A store that comes and goes, as a full one does, has `AT_ONCE` such pairs in a minute. Events about single
+meanwhile. A store that comes and goes, such as a full one, has `AT_ONCE` such pairs in a minute. Events about single
 keys get `AT_ONCE` lines in a minute; then they are counted, and one line a minute says how many there were. No line
 shows an owner, a token, a result or a password. Each event's class has its line.
 """
@@ -24,7 +24,7 @@ log = logging.getLogger("fastdedup.store")
 claims_log = logging.getLogger("fastdedup.claims")
 
 AT_ONCE = 5
-"""Lines that a kind of event may have before it is counted only."""
+"""Lines that a kind of event may have before further events are only counted."""
 WINDOW = 60.0
 """Seconds between two lines that say how many events of a kind were counted."""
 
@@ -35,9 +35,9 @@ class StoreAway:
     """A time in which the store does not answer, from its first unanswered operation.
 
     Attributes:
-        reason: of its first unanswered operation.
-        told: True once a line says that it began.
-        open: the parts of the store whose breakers are open, and whether a line says so of each.
+        reason: the reason of its first unanswered operation.
+        told: True once a log line has its beginning.
+        open: the parts of the store whose breakers are open, and whether a log line says that of each.
         answered: operations that the policy answered.
         refused: operations that the policy refused.
         fresh: True if an operation went unanswered since the last look.
@@ -63,7 +63,7 @@ class Incidents:
     def __init__(self, gate: str, window: float = WINDOW) -> None:
         self._gate = gate
         self._window = window
-        # Mutable: the outage, and one before it that no line tells of; the lines of each kind; the end of the window.
+        # Mutable: the outage, and one before it that has no line yet; the lines of each kind; the end of the window.
         self._outage: StoreAway | None = None
         self._untold: StoreAway | None = None
         self._kinds: dict[str, LogThrottle] = {}
@@ -85,12 +85,12 @@ class Incidents:
             self._single(event, line)
 
     def unreached(self, reason: str) -> None:
-        """Take note that the store did not answer when the gate was opened."""
+        """Note that the store did not answer when the gate was opened."""
         if self._outage is None:
             self._begin(reason)
 
     def mistaken(self, reason: str) -> None:
-        """Take note that the gate cannot be opened as it is set up."""
+        """Note that the gate cannot be opened with its present set-up."""
         if self.may_tell(f"cannot be opened: {reason}", 1):
             log.error("gate %r cannot be opened: %s", self._gate, reason)
 
@@ -108,7 +108,7 @@ class Incidents:
         return throttle.passes(0.0)
 
     def close(self) -> None:
-        """Log what was only counted so far: the gate is closed."""
+        """Log the events that were only counted so far, because the gate is closed."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -144,7 +144,7 @@ class Incidents:
         outage = self._outage
         if outage is None:
             if event.reason == KEPT_LOCALLY:
-                return  # the store is back, and gets what the policy keeps in a moment
+                return  # the store is back, and will get the policy's records in a moment
             outage = self._begin(event.reason)
         outage.fresh = True
         if event.answered:
@@ -193,7 +193,7 @@ class Incidents:
             to = logging.getLogger(f"fastdedup.{line.logger}")
             to.warning(f"gate %(gate)r: {line.text}", {"gate": self._gate, **_fields(event, line)})
 
-    # What is counted
+    # Counted events
 
     def _look_later(self) -> None:
         """Look at the counts at the end of the window, if an event loop runs."""
@@ -204,7 +204,7 @@ class Incidents:
         self._alarm = loop.call_later(self._window, self._look)
 
     def _look(self) -> None:
-        """End what has been quiet for a window; of all else, say how often it came."""
+        """End the kinds that were quiet for a window; log the counts of all others."""
         self._alarm = None
         self._tell_counts()
         self._end_quiet_outage()
@@ -213,7 +213,7 @@ class Incidents:
 
     def _tell_counts(self) -> None:
         for kind, throttle in list(self._kinds.items()):
-            if count := throttle.take_left_out():  # it goes on: the next line comes with the next window
+            if count := throttle.take_left_out():  # it continues: the next line comes with the next window
                 log.warning("gate %r: %d more of this within %g s: %s", self._gate, count, self._window, kind)
             else:
                 del self._kinds[kind]
@@ -224,7 +224,7 @@ class Incidents:
         if outage is None:
             return
         if outage.open:
-            if not outage.told:  # it lasts, and the lines so far have not said so
+            if not outage.told:  # it continues, and no line has said so yet
                 self._tell_begin(outage)
             return
         if outage.fresh:
@@ -234,7 +234,7 @@ class Incidents:
         self._tell_unsteady(outage)
 
     def _tell_unsteady(self, outage: StoreAway) -> None:
-        """Say of an outage in which no breaker opened that it was one, unless a single operation met it."""
+        """Log an outage in which no breaker opened, unless only one operation met it."""
         if not outage.told:
             self._untold = outage
         elif outage.answered + outage.refused > 1:
@@ -247,7 +247,7 @@ def _sums(outage: StoreAway) -> str:
 
 
 def _fields(event: Event, line: LogLine) -> dict[str, Any]:
-    """Return what a line may show of an event: no owner, because that could settle its claim."""
+    """Return the fields of an event for a log line: not the owner, because that could settle the claim."""
     shown = {
         name: getattr(event, name) for name in event.__slots__ if name not in ("owner", "ours", "theirs")
     }

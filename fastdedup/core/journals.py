@@ -1,4 +1,4 @@
-"""The journals of policies that have answered over a connection: each is brought into the store when that is back."""
+"""The journals of policies that have answered over a connection. When the store is back, they are written to it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from ..fallback.reconcile import Reconciler
 
 
 class Journals:
-    """Those of one connection.
+    """The journals of one connection.
 
     Args:
-        make: returns what brings a policy's journal into the store.
+        make: returns the reconciler that writes a policy's journal into the store.
     """
 
     def __init__(self, make: Callable[[JournalledPolicy], Reconciler]) -> None:
         self._make = make
-        # Mutable: by the policy, the namespace that its journal is shown under, and its reconciler.
+        # Mutable: for each policy, the namespace of its journal in figures, and its reconciler.
         self._found: dict[int, tuple[str, Reconciler]] = {}
 
     def add(self, policy: JournalledPolicy, namespace: str) -> Reconciler:
-        """A policy has answered; return what brings its journal into the store, which is to be woken."""
+        """Add a policy that has answered; return the reconciler of its journal, which the caller must wake."""
         found = self._found.get(id(policy))
         name, reconciler = ("", self._make(policy)) if found is None else found
         self._found[id(policy)] = name or namespace, reconciler
         return reconciler
 
     def policies(self) -> list[tuple[JournalledPolicy, str]]:
-        """Return each policy that has answered, with the namespace that its journal is shown under. In any thread."""
+        """Return each policy that has answered, with the namespace of its journal in figures. In any thread."""
         return [(reconciler.policy, name) for name, reconciler in tuple(self._found.values())]
 
     def lines(self) -> dict[str, int]:
@@ -36,12 +36,12 @@ class Journals:
         return {name: policy.lines for policy, name in self.policies()}
 
     def store_is_back(self, node: bytes) -> None:
-        """Try the records of a part of the store at once, without waiting for a pause to end."""
+        """Try the records of a part of the store at once, without the rest of a pause."""
         for _, reconciler in self._found.values():
             reconciler.store_is_back(node)
 
     async def finish(self, timeout: float) -> None:
-        """Try once more, for `timeout` seconds each."""
+        """Try each journal once more, for `timeout` seconds."""
         finished: set[Reconciler] = set()
         while left := [each for _, each in self._found.values() if each not in finished]:
             # A request that is still under way may let the policy of another scope give its first answer meanwhile.

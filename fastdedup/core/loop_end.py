@@ -1,4 +1,4 @@
-"""Says when an event loop ends, while it can still close connections.
+"""Calls a function at an event loop's end, while the loop can still close connections.
 
 `asyncio.run`, `asyncio.Runner` and all that is built on them (uvicorn, test clients, pytest's plugins) end a loop's
 asynchronous generators before they close the loop. So a generator that waits learns of it in time.
@@ -16,11 +16,11 @@ LoopEnd = AsyncGenerator[None, None]
 def at_loop_end(on_end: Callable[[], Awaitable[None]]) -> LoopEnd:
     """Await a function when the running event loop ends. It must not raise.
 
-    Keep what this returns: if nothing refers to it any more while the loop runs, the function is awaited then. Its
-    `aclose()` awaits the function as well, which has to see for itself that nothing is to be done.
+    Keep the returned object: if it is garbage while the loop runs, the function is awaited then. Its `aclose()`
+    awaits the function too, so the function has to check whether there is anything to do.
     """
     waits = _until_the_end(on_end)
-    with contextlib.suppress(StopIteration):  # it yields at once, so nothing is to be awaited
+    with contextlib.suppress(StopIteration):  # it yields at once, so there is nothing to await
         waits.__anext__().send(None)
     return waits
 

@@ -36,19 +36,20 @@ class ListedClaim(ClaimOp):
     def __init__(self, claims: ClaimList, key: Any, fingerprint: bytes | None) -> None:
         gate = claims.gate
         owner = gate.draw_owner() if claims.owner is None else claims.owner
-        # Written out, and not by `ClaimOp.__init__`: a list has many of them.
+        # Written out instead of `ClaimOp.__init__`, because a list has many of them.
         self.wire = gate.claims.wire(key)
         self.terms = claims.terms
         self.owner = owner
         self.fingerprint = fingerprint
+        self.unless = None
         self.tail = owner if fingerprint is None else tail_of(owner, fingerprint)
-        self.followers = NOBODY  # so that the engine hands the reply to `take`
+        self.followers = NOBODY  # so that the engine calls `take` with the reply
         self.witness = None
         self.named = claims.owner is not None
         self.key = key
         self._list = claims
         self.answer: Any = None
-        """The store's reply, or the error in its place; later the verdict. Set before: it was told recently."""
+        """The store's reply, or the error in its place; later the verdict. A cached answer is set at once."""
 
     def take(self, reply: Reply) -> None:
         """Keep the store's reply."""
@@ -65,8 +66,8 @@ class ClaimList(Together):
     """Claims of different keys, made by one call and answered together.
 
     Args:
-        gate: of the claims.
-        options: how to make them; `claim_list` in `claiming.py` has seen to a ledger.
+        gate: the claims' gate.
+        options: how to make them; `claim_list` in `claiming.py` handles a ledger.
     """
 
     def __init__(self, gate: Gate, options: ClaimOptions) -> None:
@@ -74,7 +75,7 @@ class ClaimList(Together):
         self.gate = gate
         self.terms = gate.terms_of(options)
         self.owner = None if options.owner is None else owner_field(options.owner)
-        """The owner field that the caller chose; None if each claim draws one."""
+        """The owner field that the caller chose; None if each claim generates one."""
         self._options = options
         self._renews = bool(options.renew)
         self._wait = options.seconds_to_wait
@@ -111,8 +112,8 @@ class ClaimList(Together):
         if counters is not None and isinstance(fault, Exception):
             took = perf_counter() - since
             counters.observe(self.gate.settings.namespace, "claim", outcome_of(fault), took)
-        # Not awaited within the except clause: compiled by mypyc, that crashes if it is cancelled.
-        self._done.cancel()  # no caller waits for what is still under way then
+        # Not awaited in the except clause, because mypyc's code crashes if it is cancelled there.
+        self._done.cancel()  # no caller waits for the claims that are still under way
         await asyncio.shield(self.gate.connection.keep(self._give_back(claims)))
         try:
             raise fault
@@ -127,7 +128,7 @@ class ClaimList(Together):
         answer = claim.answer
         if type(answer) is Verdict and not answer.underreplicated:
             return
-        claim.answer = None  # until there is a verdict nothing of it is to be given back
+        claim.answer = None  # without a verdict there is nothing to free
         try:
             claim.answer = self.gate.claim_verdict(claim, answer)
         except UnavailableError as refusal:
@@ -136,7 +137,7 @@ class ClaimList(Together):
             claim.answer = refusal
 
     async def _wait_for_others(self, claims: Sequence[ListedClaim], gives_up: float) -> None:
-        """Wait for owners elsewhere, and for a store that refused: for each key once, never for a claim of ours."""
+        """Wait for other owners, and for a store that refused: once for each key, never for a claim of this list."""
         ours = {claim.wire for claim in claims if not is_open(claim) and claim.answer.outcome is _ACQUIRED}
         waiting: dict[bytes, ListedClaim] = {}
         behind: list[ListedClaim] = []
@@ -159,10 +160,10 @@ class ClaimList(Together):
             task.result()
 
     async def _give_back(self, claims: Sequence[ListedClaim]) -> None:
-        """Free what was acquired on behalf of a caller who does not get to know of it.
+        """Free the acquired claims of a caller that will not learn of them.
 
-        A claim that the same named owner held before is that earlier call's to settle. An owner drawn for this
-        call held nothing before: told so, it lost the first reply.
+        If the same named owner held a claim before, the earlier call must settle it. An owner that was generated for
+        this call held nothing before: if the store says that it did, the first reply was lost.
         """
         acquired = [
             claim

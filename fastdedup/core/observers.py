@@ -1,4 +1,4 @@
-"""Who counts and who traces what a gate does. Each claim reads this, so it is compiled."""
+"""The observers that count and trace a gate. Each claim reads them, so this module is compiled."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ class Observers:
     """The observers of one gate with all its scopes.
 
     Attributes:
-        counters: count all that the gate does. None if nothing is counted, or the answers are counted elsewhere.
-        beside: count all but the answers: those of a sidecar, which counts its answers by its replies.
+        counters: count everything that the gate does. None if nothing is counted, or the answers are counted
+            elsewhere.
+        beside: count everything except the answers: those of a sidecar, which counts its own replies instead.
         tracing: makes spans; None if the gate is not traced.
         context: returns a dict without `span_key` if no span is current, and then a claim needs none; None if
             `tracing` must be asked each time.
@@ -36,7 +37,7 @@ class Observers:
 
     @property
     def facts(self) -> GateCounters | None:
-        """The counters of what is not an answer: waits for other owners, ids of ledgers."""
+        """The counters of facts that are not answers: waits for other owners, ids of ledgers."""
         return self.counters or self.beside
 
     def wants_span(self) -> bool:

@@ -1,26 +1,26 @@
-"""What a caller says about a claim beside its key. Each face makes one `ClaimOptions`, and hands it down."""
+"""The caller's options of a claim, beside its key. Each public API makes one `ClaimOptions`, and passes it on."""
 
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from ..checks import check_seconds
+from ..checks import check_wait
 
 
-# No frozen dataclass: making one of these takes five times the instructions.
+# Not a frozen dataclass, because making one takes five times as many instructions.
 class ClaimOptions(NamedTuple):
-    """How to make claims. The key and its fingerprint are not in it, so a face with settings makes it once.
+    """How to make claims. The key and its fingerprint are not in it, so an API with settings makes it once.
 
     The fields are the arguments of `Dedup.claim`, in their order. Their values are checked when a claim is made, and
-    not before: `once()` tells of a wrong one when the function is called.
+    not before: `once()` reports a wrong value when the function is called.
     """
 
-    # Any: what a caller passed is not checked yet, and a compiled module trusts no other type.
+    # Any: the caller's values are not checked yet, and a compiled module checks every other type.
     owner: Any = None
     lease: Any = None
     ttl: Any = None
-    wait: Any = 0.0
-    renew: Any = False
+    wait: Any = None
+    renew: Any = None
     remember: Any = None
     """The ledger that remembers a success."""
     resolve: Any = None
@@ -33,18 +33,17 @@ class ClaimOptions(NamedTuple):
     @property
     def at_once(self) -> ClaimOptions:
         """The same options for a claim that does not wait."""
-        return self.but(wait=0.0)
+        return self.but(wait=None)
 
     @property
     def seconds_to_wait(self) -> float:
         """The `wait` in seconds.
 
         Raises:
-            ConfigError: it is not a length of time.
+            ConfigError: `wait` is not a length of time.
         """
-        wait = self.wait
-        return 0.0 if type(wait) is float and wait == 0.0 else check_seconds(wait, "wait", least=0.0)
+        return check_wait(self.wait)
 
 
 PLAIN: Final = ClaimOptions()
-"""The options of a claim whose caller gives its key, and perhaps a fingerprint, and nothing else."""
+"""The options of a claim whose caller gives only its key, and perhaps a fingerprint."""

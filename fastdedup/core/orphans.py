@@ -1,17 +1,17 @@
-"""Frees orphans: claims of which no caller knows. Nothing else frees what was given up.
+"""Frees orphans: claims that no caller knows of. No other code frees them.
 
-A claim that timed out, or whose caller was cancelled while the store was silent, may have taken effect all the
-same. The engine adds it here. As soon as the store answers, its record is read and, if this owner holds it, released
-with that very fence, so that a repetition never hits the next owner. A token that such a claim consumed is issued
-again. An owner that the caller chose is left alone: the same name gets its own claim back. A key that is to be free
-later gets a lease that ends then.
+A claim that timed out, or whose caller was cancelled while the store did not answer, may still have taken effect. The
+engine adds it here. As soon as the store answers, its record is read and, if this owner holds it, released with the
+same fence, so that a repeated release never affects the next owner. A token that such a claim consumed is issued
+again. A claim with an owner that the caller chose is not freed: the same name gets its own claim back. A key that
+must be free later gets a lease that ends then.
 
 If nothing is found, the key is looked at again, after pauses that double: a server that was frozen may find the old
 command in its socket only after it has answered the new one, and a proxy may pass it on much later. The same is done
-after an orphan was freed, because what was sent twice may also arrive twice; and after the release of a claim that
-was sent more than once: see `Orphans.watch`.
+after an orphan was freed, because a claim that was sent twice may also arrive twice; and after the release of a claim
+that was sent more than once: see `Orphans.watch`.
 
-The ids of a ledger that were given up are orphans as well; see `ledger/orphan_ids.py`.
+Abandoned ids of a ledger are orphans too; see `ledger/orphan_ids.py`.
 """
 
 from __future__ import annotations
@@ -37,18 +37,20 @@ from ..kernel.records import Stored
 from ..tasks import stop
 
 MAX_ORPHANS = 10_000
-"""Orphans kept at most. The oldest is dropped first, with an event: its key stays held until the lease ends."""
+"""The most orphans kept. The oldest is dropped first, with an event: its key is held until its lease ends."""
 _BATCH = 256
 _PAUSE = 0.02
-"""Seconds between two tries of a gate that closes."""
+"""Seconds between two tries while the gate closes."""
 _SECOND_LOOK = 0.3
-"""Seconds after which a key is looked at again under which nothing was found; each further pause is twice as long."""
+"""Seconds until a key is looked at again if nothing was found; each further pause is twice as long."""
 _ANSWERED = Backoff(_SECOND_LOOK, 0.4)
-"""The pauses before the store is asked of keys that it has answered for once."""
+"""The pauses between looks at a key after the store has answered for it once."""
 _PENDING_LOOKS = 2
 """Looks that find nothing, after which an entry counts as over and is only watched."""
 _LOOKS = 8
-"""Looks that find nothing, after which a key is watched no longer: within 38 seconds."""
+"""Looks that find nothing, after which a key is no longer watched: within 38 seconds."""
+_SLACK = 1024
+"""Places beyond twice the orphans that are kept, before those without an orphan are dropped."""
 
 Submit = Callable[[Op], asyncio.Future[Reply]]
 Asks = Callable[[bytes], bool]
@@ -61,11 +63,11 @@ class Orphan:
 
     Attributes:
         consumed: it consumed a token.
-        fence: the fence of its holding; 0 if no answer has told it.
-        free_at: when its key shall be free, in the loop's time; 0 for at once.
+        fence: the fence of its holding; 0 if no answer had it.
+        free_at: when its key must be free, in the loop's time; 0 for at once.
         kept_ms: how long its record outlives its lease.
-        again_at: when to look again, in the loop's time, once nothing was found; 0 before.
-        looks: how often nothing was found.
+        again_at: when to look again, in the loop's time, after a look that found nothing; 0 before.
+        looks: the number of looks that found nothing.
     """
 
     __slots__ = ("again_at", "consumed", "fence", "free_at", "kept_ms", "looks")
@@ -81,6 +83,11 @@ class Orphan:
         self.looks = 0
 
     @property
+    def place(self) -> bytes:
+        """The place at which another call looks for it; empty if none does, because it asks by key and owner."""
+        return b""
+
+    @property
     def is_pending(self) -> bool:
         """False once it is only watched, because it is likely that nothing is left."""
         return self.looks < _PENDING_LOOKS
@@ -91,31 +98,31 @@ class Orphan:
         self.looks += 1
 
     def watch(self) -> None:
-        """Look for what a late copy of it leaves from now on, and count it as over."""
+        """Count it as over, and only watch for the effect of a late copy from now on."""
         self.free_at = 0.0
         self.looks = max(self.looks, _PENDING_LOOKS)
         self.again_at = asyncio.get_running_loop().time() + _SECOND_LOOK
 
     def renewed(self) -> Orphan:
-        """Return it as it is for another event loop: nothing was looked for there."""
+        """Return a copy for another event loop, without the looks of this one."""
         return Orphan(self.consumed, self.fence, self.free_at, self.kept_ms)
 
     def may_come_late(self, owner: bytes) -> bool:
-        """True if a late copy of it may be freed as well, once it is freed.
+        """True if a late copy of it may be freed too, after it was freed.
 
-        Not that of an owner with a name, who may claim it again, nor of a holding that is known by its fence: its
-        owner may have been handed on, and hold the key anew.
+        False for a named owner, which may claim the key again, and for a holding whose fence is known: its owner may
+        have been passed on, and hold the key again.
         """
         return not self.fence and is_drawn(owner)
 
     def look(self, wire: bytes) -> Op:
-        """Return the operation that finds out what it has left. Code.OK in reply says that it is freed already."""
+        """Return the operation that looks for its record. The reply Code.OK means that it is freed already."""
         return ReadOp(wire)
 
     def release(self, held_key: HeldKey, found: object) -> ReleaseOp | None:
         """Return the operation that frees the key now; None if it is not held.
 
-        `found`: what `look` was answered.
+        `found`: the reply to `look`.
         """
         wire, owner = held_key
         if not isinstance(found, Stored) or found.owner != owner or self.fence not in (0, found.fence):
@@ -136,14 +143,14 @@ class Orphan:
 
 
 class Orphans:
-    """The claims and ids that were given up after they were sent. It keeps a task only while there are any.
+    """The claims and ids that were given up after they were sent. While there are any, it has a task.
 
     Args:
-        submit: hands an operation to the engine; may raise as that does.
+        submit: passes an operation to the engine; it may raise the engine's errors.
         report: called with each event.
         asks: returns whether the engine would send an operation of that store key. If it would not, because a
             breaker is open, the key waits for its turn and costs nothing: 250 refusals block the loop for 2.5 ms.
-        most: how many are kept.
+        most: how many orphans are kept.
     """
 
     def __init__(
@@ -158,14 +165,16 @@ class Orphans:
         self._report = report
         self._asks = asks
         self.most = most
-        """How many are kept; the oldest beyond it are left to the end of their leases."""
+        """How many orphans are kept; beyond that the oldest are left to the end of their leases."""
         self.of_waiters: dict[HeldKey, Orphan | None] = {}
         """The orphans of owners that still wait, which `while_it_waits` leaves alone; None if an owner has none."""
         self.under_way: frozenset[HeldKey] = frozenset()
-        """What the store is asked about now."""
+        """The orphans that the store is asked about now."""
         # Mutable: the orphans, the oldest first; whether some are only watched; when the present round ends; the
         # pause before the next try, the timer that ends it, and the try itself.
         self._orphans: OrderedDict[HeldKey, Orphan] = OrderedDict()
+        # Mutable: the orphans of each place; some of them are over.
+        self._places: dict[bytes, list[HeldKey]] = {}
         self._watches = False
         self._round_ended: asyncio.Future[None] | None = None
         self._backoff = UNANSWERED
@@ -194,18 +203,18 @@ class Orphans:
         return self._closed
 
     def add(self, op: ClaimOp, fence: int = 0, free_at: float = 0.0, *, asked: bool = False) -> None:
-        """Free a claim that was sent and whose reply did not come, or whose release did not take effect.
+        """Free a claim that was sent without a reply, or whose release did not take effect.
 
         Args:
             op: the claim.
-            fence: of its holding, if it is known: a later one of the same owner is another claim's.
-            free_at: when its key shall be free, in the loop's time; 0 for at once.
+            fence: its holding's fence, if it is known: a later one of the same owner is another claim's.
+            free_at: when its key must be free, in the loop's time; 0 for at once.
             asked: its owner has asked for its release, so it does not matter whether the caller chose the name.
         """
-        if not asked and (op.named or not is_drawn(op.owner)):  # a name of the caller's own gets it back
+        if not asked and (op.named or not is_drawn(op.owner)):  # with its own name the caller gets it back
             return
         terms, held_key = op.terms, (op.wire, op.owner)
-        orphan = Orphan(terms.consumes, fence, free_at, terms.keep_ms - terms.lease_ms)
+        orphan = Orphan(terms.consumes, fence, free_at, terms.ttl_ms)
         if held_key not in self.of_waiters:
             self.put(held_key, orphan)
         elif not self._closed:
@@ -214,8 +223,8 @@ class Orphans:
     def watch(self, op: ClaimOp) -> None:
         """Look again and again, for 38 seconds, whether a late copy of a claim takes a key.
 
-        For a claim that was sent more than once, and that was released or told of another owner: an earlier sending
-        may still lie in a proxy or a socket.
+        This is for a claim that was sent more than once, and that was released or met another owner: an earlier
+        sending may still be in a proxy or a socket.
         """
         if self._closed or op.named or not is_drawn(op.owner):
             return
@@ -231,8 +240,8 @@ class Orphans:
 
         Args:
             op: the claim.
-            fence: of its holding.
-            send: sends the release, before what waits behind the claim.
+            fence: its holding's fence.
+            send: sends the release before the operations that wait behind the claim.
         """
         release = ReleaseOp(op.wire, op.owner, fence, consumed=op.terms.consumes)
         send(release).add_done_callback(partial(self._note_released, op))
@@ -247,22 +256,37 @@ class Orphans:
             return
         self._watches = self._watches or not orphan.is_pending
         self._orphans[held_key] = orphan
+        self._note_place(held_key, orphan)
         if len(self._orphans) > self.most and self._watches:
-            # These first: nothing is likely to be left of them.
+            # Drop these first, because they are probably over.
             self._watches = False
             for each in [each for each, kept in self._orphans.items() if not kept.is_pending]:
                 del self._orphans[each]
         if len(self._orphans) > self.most:
             (wire, _), _ = self._orphans.popitem(last=False)
             self._report(UndoOverflow(*names_of(wire)))
+        if len(self._places) > 2 * len(self._orphans) + _SLACK:
+            for place in [*self._places]:
+                self.at(place)
         self._try_later()
+
+    def _note_place(self, held_key: HeldKey, orphan: Orphan) -> None:
+        if orphan.place:
+            self._places.setdefault(orphan.place, []).append(held_key)
+
+    def at(self, place: bytes) -> list[tuple[HeldKey, Orphan]]:
+        """Return the orphans at a place; those that are over are dropped from it."""
+        kept = [(each, self._orphans[each]) for each in self._places.pop(place, ()) if each in self._orphans]
+        if kept:
+            self._places[place] = [held_key for held_key, _ in kept]
+        return kept
 
     def get(self, held_key: HeldKey) -> Orphan | None:
         """Return an orphan; None if there is none."""
         return self._orphans.get(held_key)
 
     def pop(self, held_key: HeldKey) -> Orphan | None:
-        """Leave an orphan alone, and return it; None if there is none."""
+        """Remove an orphan, and return it; None if there is none."""
         return self._orphans.pop(held_key, None)
 
     def listed(self) -> list[tuple[HeldKey, Orphan]]:
@@ -274,7 +298,7 @@ class Orphans:
         return list(self._orphans)
 
     def leave_to_owner(self, op: ClaimOp) -> bool:
-        """Leave a claim alone: its owner knows of it after all, or asks for it again. True if it was an orphan."""
+        """Remove a claim, because its owner knows of it, or asks for it again. True if it was an orphan."""
         held_key = (op.wire, op.owner)
         orphan = self._orphans.pop(held_key, None) if self._orphans else None
         if held_key in self.of_waiters:
@@ -284,9 +308,9 @@ class Orphans:
 
     @contextmanager
     def while_it_waits(self, op: ClaimOp) -> Iterator[None]:
-        """Leave an owner's claims of a key alone while it waits: the next look may get back what a lost one took.
+        """Do not free an owner's claims of a key while it waits: its next look may get back the key of a lost one.
 
-        What is still an orphan at the end is freed.
+        Claims that are still orphans at the end are freed.
         """
         held_key = (op.wire, op.owner)
         if held_key in self.of_waiters:
@@ -304,11 +328,12 @@ class Orphans:
         """Free also the orphans of another event loop, which has ended."""
         for held_key, orphan in former.listed():
             self._orphans.setdefault(held_key, orphan.renewed())
+            self._note_place(held_key, orphan)
         if self._orphans:
             self._try_later()
 
     async def until_asked(self, held_keys: Sequence[HeldKey], timeout: float) -> None:
-        """Wait until the store has answered what each of these has left, for `timeout` seconds at most."""
+        """Wait until the store has answered for each of these, for at most `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 while any(map(self._is_unasked, held_keys)):
@@ -327,7 +352,7 @@ class Orphans:
         await asyncio.shield(self._round_ended)
 
     def retry_now(self) -> None:
-        """Try without waiting for the pause to end: the store is back."""
+        """Try without the rest of the pause, because the store is back."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._try_now()
@@ -348,9 +373,10 @@ class Orphans:
             pass
 
     def _leave_to_parent(self) -> None:
-        """Forget everything in a forked child, and take nothing more: what the parent gave up, the parent frees."""
+        """Forget everything in a forked child, and take nothing more: the parent frees its own orphans."""
         self._closed = True
         self._orphans.clear()
+        self._places.clear()
         self.of_waiters.clear()
 
     def _try_later(self) -> None:
@@ -375,13 +401,13 @@ class Orphans:
             self._try_later()
 
     def _due(self) -> list[tuple[HeldKey, Orphan]]:
-        """Return the oldest that are to be looked at now; the last time, all of them."""
+        """Return the oldest orphans that need a look now; the last time, all of them."""
         now = asyncio.get_running_loop().time()
         due = (item for item in self._orphans.items() if self._closed or item[1].again_at <= now)
         return list(islice((item for item in due if self._asks(item[0][0])), _BATCH))
 
     async def _round(self) -> bool:
-        """Look at the oldest; False if the store did not answer for all of them."""
+        """Look at the oldest orphans; False if the store did not answer for all of them."""
         looked_at = self._due()
         if not looked_at:
             return False
@@ -394,7 +420,7 @@ class Orphans:
                 self._round_ended.set_result(None)
 
     async def _look(self, looked_at: list[tuple[HeldKey, Orphan]]) -> bool:
-        """Find out what these have left, and free it."""
+        """Look for the records of these orphans, and free them."""
         found = await self.ask([orphan.look(wire) for (wire, _), orphan in looked_at])
         held: list[tuple[HeldKey, Op]] = []
         for (held_key, orphan), reply in zip(looked_at, found, strict=True):
@@ -404,7 +430,7 @@ class Orphans:
             if freeing is not None:
                 held.append((held_key, freeing))
             elif is_unanswered(reply):
-                # To the end: if a store is made of nodes, the others' turn must come.
+                # To the end, because in a store of nodes the other nodes need their turn.
                 self._orphans.move_to_end(held_key)
             elif reply is Code.OK:
                 self.freed += 1
@@ -424,7 +450,7 @@ class Orphans:
         )
 
     def note_freed(self, held_key: HeldKey, orphan: Orphan) -> None:
-        """An orphan is freed: only watch its key from now on, if a late copy of it may be freed as well."""
+        """Note that an orphan is freed: only watch its key from now on, if a late copy of it may be freed too."""
         self._orphans.pop(held_key, None)
         if not self._closed and orphan.may_come_late(held_key[1]):
             orphan.watch()
@@ -439,7 +465,7 @@ class Orphans:
             self._watches = self._watches or not orphan.is_pending
 
     async def ask(self, ops: Sequence[Op]) -> list[object]:
-        """Return a reply for each; an operation that the store did not answer has UnavailableError."""
+        """Return a reply for each operation; UnavailableError if the store did not answer it."""
         futures = [self._asked(op) for op in ops]
         return await asyncio.gather(*futures, return_exceptions=True)
 

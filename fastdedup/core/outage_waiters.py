@@ -1,4 +1,4 @@
-"""Waiting for a part of the store to answer again: by news of its return, and for a given time at most."""
+"""Waiting until a part of the store answers again, or until a given time is over."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 
 
 class OutageWaiters:
-    """The callers whom a part of the store has refused, and who wait for its return.
+    """The callers that a part of the store has refused, and that wait for its return.
 
-    Each has a future of its own: to stop waiting for a future that ten thousand share takes half a millisecond.
+    Each has a future of its own: if ten thousand shared one, it would take half a millisecond to stop waiting for it.
     """
 
     def __init__(self) -> None:
@@ -16,11 +16,11 @@ class OutageWaiters:
         """A future for each caller that waits, by the name of the part of the store."""
 
     def count(self, part: bytes) -> int:
-        """Return how many wait for this part."""
+        """Return how many callers wait for this part."""
         return len(self.waiting.get(part, ()))
 
     async def wait(self, part: bytes, seconds: float) -> None:
-        """Wait until the part is back, for `seconds` at most."""
+        """Wait until the part is back, for at most `seconds`."""
         loop = asyncio.get_running_loop()
         is_back: asyncio.Future[None] = loop.create_future()
         waiting = self.waiting.setdefault(part, set())
@@ -35,12 +35,12 @@ class OutageWaiters:
                 del self.waiting[part]
 
     def is_back(self, part: bytes) -> None:
-        """Wake all who wait for this part."""
+        """Wake all callers that wait for this part."""
         for future in self.waiting.pop(part, ()):
             wake(future)
 
     def are_back(self) -> None:
-        """Wake everybody: the gate is closed."""
+        """Wake all callers, because the gate is closed."""
         for part in list(self.waiting):
             self.is_back(part)
 

@@ -1,8 +1,8 @@
-"""Recent successes: a success that the store has just told is told again from memory, for a moment.
+"""Recent successes: a success that the store has just reported is cached for a moment.
 
-In a storm nearly every claim is for a key that is settled already. What this trades: when *another*
-process forgets a key, this one may go on answering its old result for `age` seconds. Everything
-else holds: an answer is never kept past the record's own expiry, only a success is kept, and
+In a storm nearly every claim is for a key that is settled already. The price: if *another*
+process forgets a key, this one may still answer its old result for `age` seconds. All other
+promises hold: an answer is never kept past the record's own expiry, only a success is kept, and
 `forget` in this process takes effect at once.
 """
 
@@ -24,12 +24,12 @@ MAX_BYTES = 16 * 1024 * 1024
 
 
 class RecentSuccess:
-    """A success that was told, and the finished answer that all who ask for it share.
+    """A cached success, and its finished answer, which all callers share.
 
     Attributes:
-        answer: what `Dedup.claim` returns for it.
-        mark: the fingerprint that it was asked with.
-        until: when it must be asked anew, by time.monotonic().
+        answer: the result of `Dedup.claim` for it.
+        mark: the fingerprint of the claim that found it.
+        until: when the store must be asked again, by time.monotonic().
         size: bytes of its result.
     """
 
@@ -47,11 +47,11 @@ Table = dict[str, RecentSuccess]
 """The recent successes of one namespace, by the key's text: a hit costs neither a hash nor an object."""
 
 
-@mypyc_attr(native_class=False)  # a native object cannot be referred to weakly
+@mypyc_attr(native_class=False)  # a native object cannot have a weak reference
 class SharedTable:
-    """The table that the gates of one namespace share, and that goes with the last of them.
+    """The table that the gates of one namespace share; it is dropped with the last of them.
 
-    A program may make a scope for each of its tenants, of which it has many.
+    A program may make a scope for each of its many tenants.
     """
 
     def __init__(self) -> None:
@@ -60,14 +60,14 @@ class SharedTable:
 
 @mypyc_attr(native_class=False)
 class RecentSuccesses:
-    """Successes learned in the last `age` seconds; bounded, those that expire next go first.
+    """Successes learned in the last `age` seconds; bounded: those that expire next are dropped first.
 
     An age of 0 learns nothing.
     """
 
     def __init__(self, age: float) -> None:
         self.age = age
-        """Seconds for which a success is told again; 0 turns that off."""
+        """Seconds for which a success is cached; 0 turns that off."""
         # Mutable: one table a namespace; what was learned, a heap by expiry; how many bytes; the next sweep.
         self._tables: WeakValueDictionary[str, SharedTable] = WeakValueDictionary()
         self._lock = Lock()
@@ -81,7 +81,7 @@ class RecentSuccesses:
         return len(self._learned)
 
     def shared(self, namespace: str) -> SharedTable:
-        """Return the table of a namespace, whichever gate learns what stands in it. Keep it as long as the gate."""
+        """Return the table that all gates of a namespace share. Keep it as long as the gate."""
         with self._lock:  # threads may make scopes of one gate
             return self._tables.setdefault(namespace, SharedTable())
 
@@ -96,7 +96,7 @@ class RecentSuccesses:
             shared.table.clear()
 
     def age_for(self, table: Table, key: str, size: int, left: float) -> float:
-        """Return for how many seconds to keep a success; 0 if it is not kept, or known already.
+        """Return the seconds for which to keep a success; 0 if it is not kept, or known already.
 
         `size`: bytes of its result; `left`: seconds that its record has left in the store.
         """
@@ -109,7 +109,7 @@ class RecentSuccesses:
     def learn(
         self, table: Table, key: str, answer: object, mark: bytes | None, size: int, age: float
     ) -> None:
-        """Keep a success of `size` bytes for `age` seconds, as `age_for` said."""
+        """Keep a success of `size` bytes for the `age` seconds that `age_for` has returned."""
         now = monotonic()
         self._drop_expired(now)
         success = RecentSuccess(key, answer, mark, size, now + age)
@@ -122,7 +122,7 @@ class RecentSuccesses:
             self._sweep = asyncio.get_running_loop().call_later(self.age, self._sweep_now)
 
     def clear(self) -> None:
-        """Forget everything: the gate is closed."""
+        """Forget everything, because the gate is closed."""
         while self._learned:
             self._drop_first()
         if self._sweep is not None:
@@ -130,7 +130,7 @@ class RecentSuccesses:
             self._sweep = None
 
     def _sweep_now(self) -> None:
-        """Drop what has expired, also if no caller asks for it."""
+        """Drop the successes that have expired, even if no caller asks for them."""
         self._sweep = None
         self._drop_expired(monotonic())
         if self._learned:
@@ -148,7 +148,7 @@ class RecentSuccesses:
 
 
 _ALL: set[ref[RecentSuccesses]] = set()
-"""Not a WeakSet: that is read step by step, while another thread may make a gate."""
+"""A set of weak references. A WeakSet would be read step by step while another thread may make a gate."""
 
 
 def entries_held() -> int:

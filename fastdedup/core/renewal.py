@@ -6,28 +6,32 @@ import asyncio
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from ..errors import DedupError, UnavailableError
 
 _AT_ONCE: Final = 256
 """Renewals that start in one turn of the event loop."""
 _LEASES: Final = 64
-"""Different leases whose renewals are kept, before those without any are dropped."""
+"""The number of different leases whose queues are kept, before empty queues are dropped."""
 
 
 class Renewable(Protocol):
-    """The life of a claim, as far as its renewal concerns it."""
+    """The part of a claim's life that its renewal uses."""
 
     @property
     def is_over(self) -> bool:
         """True if it is settled, or about to be."""
 
+    @property
+    def renewed_until(self) -> float:
+        """The end of its lease in the loop's time, if it was renewed, also by hand; else 0.0."""
+
     async def renew(self) -> None:
         """Start the lease anew."""
 
     def lose(self, *, outage: bool) -> None:
-        """Take note that the lease could not be renewed; `outage`: the store did not answer until it ended."""
+        """Note that the lease could not be renewed; `outage`: the store did not answer until it ended."""
 
 
 class Waiting(Protocol):
@@ -36,45 +40,54 @@ class Waiting(Protocol):
     began: float
 
     def start(self) -> None:
-        """The first third is over."""
+        """Called when the first third is over."""
 
 
 class Renewal:
-    """Renews at a third of the lease; lost when told so, or when the lease passed unrenewed.
+    """Renews at a third of the lease. The claim is lost if the store says so, or if the lease passed unrenewed.
 
-    Holds the life of the claim weakly: a claim that the program forgot is not renewed for ever. If it is `owned`, it
-    is held itself, until `stop`, which the claim's caller calls in any case.
+    It ends with its `holder`, of which it has only a weak reference: a claim that the program forgot is not renewed
+    for ever. The holder may be the life of the claim. Without one it goes on until `stop`, which the claim's caller
+    calls in any case.
     """
 
-    __slots__ = ("_lease", "_life", "_loop", "_owned", "_queue", "began", "task")
+    __slots__ = ("_holder", "_lease", "_life", "_loop", "_queue", "began", "task")
 
     def __init__(
-        self, life: Renewable, lease: float, queue: RenewalQueue, began: float, *, owned: bool = False
+        self,
+        life: Renewable,
+        lease: float,
+        queue: RenewalQueue,
+        began: float,
+        holder: weakref.ref[Any] | None = None,
     ) -> None:
-        self._owned: Renewable | None = life if owned else None
-        self._life: weakref.ref[Renewable] | None = None if owned else weakref.ref(life)
+        self._holder = holder
+        self._life = None if holder is not None and holder() is life else life
         self._lease = lease
         self._loop = queue.loop
         self._queue = queue
         self.began = began
         """When the lease began, in the loop's time: when the claim was sent, not when its answer was read."""
         self.task: asyncio.Task[None] | None = None
-        """What renews; None before the first third is over. Most claims are settled before, and never need one."""
+        """The task that renews; None before the first third is over. Most claims are settled before that."""
         queue.add(self)
 
     def stop(self) -> None:
-        """Renew no more."""
-        self._owned = self._life = None  # a test that moves its clock asks for the claim
+        """Stop renewing."""
+        self._holder = self._life = None  # a test that moves its clock looks at the claim
         self._queue.remove(self)
         if self.task is not None:
             self.task.cancel()
 
     def held(self) -> Renewable | None:
-        """Return the claim's life, or None if it is not to be renewed any more."""
-        return self._owned if self._life is None else self._life()
+        """Return the claim's life, or None if it must not be renewed any more."""
+        if self._holder is None:
+            return self._life
+        holder = self._holder()
+        return holder if holder is None or self._life is None else self._life
 
     def start(self) -> None:
-        """The first third is over: renew from now on."""
+        """Renew from now on, because the first third is over."""
         if self.held() is not None:
             work = keep_renewed(self.held, self._loop, self.began, self._lease)
             self.task = self._loop.create_task(work, name="fastdedup-renewal")
@@ -86,32 +99,43 @@ class RenewalQueue:
     def __init__(self, loop: asyncio.AbstractEventLoop, lease: float) -> None:
         self.loop = loop
         self._third = lease / 3
-        # Mutable: those that wait for their first third to be over: in order, and left at once. Not a plain dict,
-        # whose first key is found behind all that were removed before it.
+        # Mutable: when the last lease in the queue began.
+        self._latest = 0.0
+        # Mutable: the renewals that wait for the end of their first third: in order, and quick to remove. Not a plain
+        # dict, which looks for its first key behind all keys that were removed before it.
         self._waiting: OrderedDict[Waiting, None] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def waits(self) -> bool:
-        """True while any is to be started."""
+        """True while a renewal waits for its start."""
         return bool(self._waiting)
 
     def waiting(self) -> list[Waiting]:
-        """Return those that are to be started, in the order in which they start."""
+        """Return the renewals that wait for their start, in the order of their starts."""
         return list(self._waiting)
 
     def add(self, renewal: Waiting) -> None:
-        """Start it a third of the lease after it began."""
+        """Start a renewal when a third of its lease is over.
+
+        A lease that began long before the others, such as that of a claim whose block began late, does not wait
+        behind them.
+        """
+        if renewal.began >= self._latest:
+            self._latest = renewal.began
+        elif renewal.began < self._latest - self._third / 2:
+            renewal.start()
+            return
         self._waiting[renewal] = None
         if self._timer is None:
             self._timer = self.loop.call_at(renewal.began + self._third, self._start_due)
 
     def remove(self, renewal: Waiting) -> None:
-        """It is not needed any more."""
+        """Remove a renewal that is no longer needed."""
         self._waiting.pop(renewal, None)
 
     def close(self) -> None:
-        """Start none any more."""
+        """Start no more renewals."""
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -128,18 +152,18 @@ class RenewalQueue:
                 return
             del self._waiting[renewal]
             renewal.start()
-        self._timer = self.loop.call_at(now, self._start_due)  # others have their turn between
+        self._timer = self.loop.call_at(now, self._start_due)  # other callbacks run in between
 
 
 class Renewals:
-    """The renewals of one connection: a queue for each lease. `len` tells how many queues are kept."""
+    """The renewals of one connection: a queue for each lease. `len` is the number of queues."""
 
     def __init__(self) -> None:
-        # Mutable: the queues by their lease in seconds; when those without any renewal are dropped.
+        # Mutable: the queues by their lease in seconds; the number of queues at which empty ones are dropped.
         self._queues: dict[float, RenewalQueue] = {}
         self._tidy_at = _LEASES
         self.on_asked: Callable[[], None] | None = None
-        """Called when a queue is asked for: a claim is about to be renewed. For tests."""
+        """For tests: called when a queue is requested, because a claim is about to be renewed."""
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -151,18 +175,18 @@ class Renewals:
         queue = self._queues.get(lease)
         if queue is None:
             if len(self._queues) >= self._tidy_at:
-                # Most programs have one lease or two; some make one up for each claim.
+                # Most programs have one lease or two; some have a new one for each claim.
                 self._queues = {each: queue for each, queue in self._queues.items() if queue.waits}
                 self._tidy_at = max(_LEASES, 2 * len(self._queues))
             queue = self._queues[lease] = RenewalQueue(asyncio.get_running_loop(), lease)
         return queue
 
     def waiting(self) -> list[Waiting]:
-        """Return the renewals that wait for the first third of their lease to be over."""
+        """Return the renewals that wait for the end of the first third of their lease."""
         return [renewal for queue in self._queues.values() for renewal in queue.waiting()]
 
     def close(self) -> None:
-        """Start none any more."""
+        """Start no more renewals."""
         for queue in self._queues.values():
             queue.close()
 
@@ -172,30 +196,35 @@ async def keep_renewed(
 ) -> None:
     """Renew at each third of the lease. The claim is lost when the store says so, or when the lease passed.
 
-    An error that is not fastdedup's comes from the user's policy in an outage: it is no answer either.
-    If nothing was asked before the lease passed, this process stood still, and that is no outage: another owner
-    may have the key.
+    An error that is not fastdedup's comes from the user's policy in an outage: it is not an answer either. If nothing
+    was sent before the lease passed, this process stood still, and that is not an outage: another owner may have the
+    key. A lease that the caller has renewed for longer is left alone until it has only a renewal's time left.
     """
-    pause, unanswered = 0.0, False
+    pause, unanswered = began + lease / 3 - loop.time(), False
     ends = began + lease
     while True:
-        await asyncio.sleep(min(pause, max(ends - loop.time(), 0.0)))
+        await asyncio.sleep(max(min(pause, ends - loop.time()), 0.0))
         started = loop.time()
         life = held()
         if life is None:
             return None
-        if started >= ends:  # a renewal that is sent now would hold the key, and no caller would use it
+        ends = max(ends, life.renewed_until)
+        if ends - started > lease:
+            pause = ends - started - lease / 3 * 2
+            del life
+            continue
+        if started >= ends:  # a renewal that is sent now would hold a key that no caller uses
             return None if life.is_over else life.lose(outage=unanswered)
         try:
             async with asyncio.timeout_at(ends):
                 await life.renew()
             pause, unanswered, ends = lease / 3, False, started + lease
-        except Exception as error:  # noqa: BLE001 -- a policy of the user's may raise any
+        except Exception as error:  # noqa: BLE001 -- the user's policy may raise any error
             if isinstance(error, DedupError) and not isinstance(error, UnavailableError):
-                # Lost, or the store holds something else by now.
+                # Lost, or the store has another record now.
                 return None if life.is_over else life.lose(outage=False)
             unanswered = True
             if loop.time() >= ends:
                 return None if life.is_over else life.lose(outage=True)
             pause = lease / 10
-        del life  # only weakly held while asleep
+        del life  # only a weak reference during the sleep

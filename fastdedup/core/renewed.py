@@ -1,4 +1,4 @@
-"""A claim whose lease is kept alive. Not compiled: mypyc's classes cannot be referred to weakly."""
+"""A claim whose lease is kept alive. Not compiled, because mypyc's classes cannot have weak references."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from .settlement import Settlement
 
 
 class RenewedSettlement(Settlement):
-    """The life of a claim that can be referred to weakly: a claim that is not renewed is spared what that takes."""
+    """The life of a claim with weak references; a claim that is not renewed saves their memory."""
 
     __slots__ = ("__weakref__",)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..checks import check_count, check_seconds, named
 from ..codec import Codec
@@ -26,7 +27,7 @@ class Settings:
     codec: Codec
     readable_keys: int
     holder: str | None = None
-    """The label with which records say who holds them, "" for no label; None if they do not say it."""
+    """The label in the holder's name of records, "" for no label; None if records name no holder."""
 
     def __post_init__(self) -> None:
         check_namespace(self.namespace)
@@ -37,3 +38,7 @@ class Settings:
         check_count(self.max_result, "max_result")
         if check_count(self.readable_keys, "readable_keys", least=0) > MAX_KEY_BYTES:
             raise ConfigError(f"readable_keys={self.readable_keys}: a key has at most {MAX_KEY_BYTES} bytes")
+
+    def but(self, **changes: Any) -> Settings:
+        """Return the same settings with some changed. None changes nothing."""
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any, Final, Protocol
@@ -19,21 +20,23 @@ from ..errors import (
     ResultTooLargeError,
     ShortfallError,
     UnavailableError,
+    UsageError,
 )
 from ..kernel.operations import ClaimOp, ReleaseOp, SettleOp, Verdict
 from ..model import Outcome
 from .connection import LONGEST_PAUSE
 from .gate import Gate
 from .held_claim import ABANDONED, LOST, HeldClaim
-from .tracing import Tracing
+from .renewal import Renewal
+from .tracing import traced
 
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _TRIES: Final = Backoff(0.02, LONGEST_PAUSE, growth=2.0)
 """The pauses between two tries to settle while the store is unavailable."""
 _SHORTEST_LEASE: Final = 0.001
-"""Seconds: stores count milliseconds."""
+"""In seconds, because stores count milliseconds."""
 Loss = tuple[str, str]
-"""What is logged if no caller is left to get an error: the kind of line, and its text for the key and the error."""
+"""The log line for an error that no caller is left to get: its kind, and its text for the key and the error."""
 _LOSS: Final[Loss] = (
     "results that were not recorded",
     "%s: its caller was cancelled, and its result could not be recorded: %s",
@@ -41,17 +44,17 @@ _LOSS: Final[Loss] = (
 
 
 class Body(Protocol):
-    """The work under a claim, as far as a lost lease concerns it: an asyncio.Task is one."""
+    """The part of the work that a lost lease uses: an asyncio.Task has it."""
 
     def cancel(self) -> bool:
         """Stop it. Return False if it cannot be stopped: then it goes on, and its end settles the claim."""
 
     def uncancel(self) -> int:
-        """Take that back; returns how many others have cancelled it."""
+        """Undo that; return how many other cancellations are left."""
 
 
 class Stoppable(Protocol):
-    """What keeps a lease alive, as far as a claim concerns it."""
+    """The part of a renewal that a claim uses."""
 
     def stop(self) -> None:
         """Renew no more."""
@@ -63,55 +66,61 @@ class Settlement(HeldClaim):
 
         LIVE → RECORDING → SETTLED     an outcome is being recorded, then it is recorded, or the key is free
            ↘            ↘ LOST         another owner has the key, or its lease has ended
-             ABANDONED                 handed over: its lease ends by itself
+             ABANDONED                 left alone: its lease ends by itself
 
-    `state` says where it is. Of LIVE and RECORDING these lead on:
+    `state` is its stage. These lead on from LIVE and RECORDING:
 
-    - `complete`, `fail` and `release` are a user's, and raise what `Claim.complete` raises.
-    - `record` is for work that must not run again, whatever becomes of its result; it can go on alone.
+    - `complete`, `fail` and `release` are for users, and raise the errors of `Claim.complete`.
+    - `record` is for work that must not run again, even if its result cannot be stored; it can go on alone.
     - `mirror` is for a result that is kept elsewhere too, such as in an inbox's row.
     - `free` is for work that was not done; it can leave the key held for a while.
-    - `abandon` hands the claim over to its lease.
-    - `guard`, then `leave` or `unguard`, stop a body whose lease is lost. `leave` settles what its body did not.
+    - `abandon` leaves the claim to its lease.
+    - `guard`, then `leave` or `unguard`, stop a body whose lease is lost. `leave` settles the claim if its body did
+    not.
 
-    All of them may be cancelled: what was begun goes on without the caller. The arguments are those of `HeldClaim`.
+    All of them may be cancelled: the settlement that was begun goes on without the caller. The arguments are those of
+        `HeldClaim`.
 
     Attributes:
         fault: an error that the work has raised and its caller has caught, for the span.
-        renewal: what keeps the lease alive.
+        renewal: the object that keeps the lease alive.
         stopped_body: whether the guarded work was stopped because the lease was lost.
     """
 
     __slots__ = (
         "_body",
+        "_by_row",
         "fault",
         "renewal",
         "stopped_body",
         "trace",
     )
-    # What most claims never need is not set for all of them: `guard` adds whose body it guards.
+    # Attributes that most claims never need are not set for all of them: `guard` adds the body.
 
     trace: object
-    """The context of the claim's span; set by what traces."""
+    """The context of the claim's span; set by the tracer."""
 
     def __init__(self, gate: Gate, op: ClaimOp, verdict: Verdict) -> None:
         super().__init__(gate, op, verdict)
         self.renewal: Stoppable | None = None
         self.fault: BaseException | None = None
 
-    # What ends it. Descriptions and errors as of the methods of `Claim`
+    # The ends of a claim. For their descriptions and errors see the methods of `Claim`
 
     async def complete(
         self, result: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None
     ) -> None:
-        """Record success."""
+        """Record success; a duplicate names the type of the result to `Claim.replay`."""
+        self._check_by_hand()
         until = settle_until(within)
-        await self._finish("completed", self._outcome_op("completed", result, ttl), until)
+        op = self._outcome_op("completed", result, ttl, takes_types=True)
+        await self._finish("completed", op, until)
 
     async def fail(
         self, error: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None
     ) -> None:
         """Record a failure for good."""
+        self._check_by_hand()
         until = settle_until(within)
         await self._finish("failed", self._outcome_op("failed", error, ttl), until)
 
@@ -135,23 +144,23 @@ class Settlement(HeldClaim):
         within: Seconds | None = None,
         alone: Loss | None = None,
     ) -> bool:
-        """Record an outcome, or that it cannot be stored: the work was done, and must not run again.
+        """Record an outcome, or the fact that it cannot be stored: the work was done, and must not run again.
 
         Args:
             value: the result, or the error of work that failed.
             succeeded: complete the claim; else fail it.
             done: remember a failure as long as a success, because the work was done, or may have been.
-            instead: called with the error by which `value` cannot be stored; returns what is recorded in its place,
-                None if that is a failure that says no more.
-            within: seconds for which it is tried while the store is unavailable; by default until the lease ends.
+            instead: called with the error if `value` cannot be stored; returns the value to record in its place,
+                None for a failure without further data.
+            within: seconds of retries while the store is unavailable; by default until the lease ends.
             alone: go on without the caller, until the lease ends, if that time is over or the caller is cancelled.
-                This is logged if it is in vain.
+                If that fails, it is logged.
 
         Returns:
             False if it goes on alone.
 
         Raises:
-            DedupError: what `Claim.complete` raises, but not that the outcome cannot be stored.
+            DedupError: the errors of `Claim.complete`, except that the outcome cannot be stored.
         """
         until = settle_until(within)
         try:
@@ -168,8 +177,8 @@ class Settlement(HeldClaim):
     async def mirror(self, result: Any, *, within: Seconds) -> None:
         """Complete the claim with a result that is kept elsewhere too, such as in an inbox's row.
 
-        That answers duplicates, so nothing that fails here is an error. A result that cannot be stored frees the key.
-        One that is not recorded `within` these seconds leaves it to its lease.
+        The row answers duplicates, so a failure here is not an error. If the result cannot be stored, the key is
+        freed. If it is not recorded `within` these seconds, the key stays held until its lease ends.
         """
         until = settle_until(within)
         try:
@@ -180,7 +189,7 @@ class Settlement(HeldClaim):
         except DedupError:
             pass
         except asyncio.CancelledError:
-            # Again, by itself: completing a claim twice does no harm. A task for each would cost more than the claim.
+            # Again, in a task: it does no harm to complete a claim twice. A task for each claim would cost too much.
             self.gate.connection.keep(self.mirror(result, within=within))
             raise
         else:
@@ -188,21 +197,21 @@ class Settlement(HeldClaim):
         await self.free()
 
     async def free(self, *, after: Seconds = 0.0) -> DedupError | None:
-        """Free the key in any case: as soon as the store answers, and at the latest as its lease ends.
+        """Free the key in any case: as soon as the store answers, and at the latest when its lease ends.
 
-        The claim is not settled any more then. That of an owner that the caller named may end with its lease: the
-        same name gets it back.
+        Then the claim cannot be settled any more. If the caller named its owner, it may end with its lease: the same
+        name gets it back.
 
         Args:
-            after: seconds in which the key shall be free, by a lease that ends then: copies of a message that are
-                here already would else spend all its attempts without a delay. If the store does not answer, it is
-                not asked to release the key now, because that could take effect too soon.
+            after: seconds until the key is free, by a lease that ends then: otherwise copies of a message that are
+                here already would spend all its attempts without a delay. If the store does not answer, no release
+                is sent now, because that could take effect too soon.
 
         Returns:
-            What `Claim.release` would have raised.
+            The error that `Claim.release` would have raised.
 
         Raises:
-            ConfigError: `after` is no time.
+            ConfigError: `after` is not a time.
         """
         seconds = 0.0 if after == 0.0 else check_seconds(after, "after", least=0.0)
         try:
@@ -218,14 +227,25 @@ class Settlement(HeldClaim):
         return None
 
     def abandon(self) -> None:
-        """Settle it no more: its lease ends by itself, and leaving `async with` records nothing."""
+        """Never settle it: its lease ends by itself, and the end of `async with` records nothing."""
         if self.settled is None:
             self.settled = ABANDONED
         if self.renewal is not None:
             self.renewal.stop()
 
+    def keep_renewed(self, holder: weakref.ref[Any] | None = None) -> None:
+        """Renew the lease until the claim is settled. Does nothing if it is renewed, settled or lost already.
+
+        `holder`: the renewal ends if this object is collected; None if `leave` or `unguard` ends it in any case.
+        """
+        if self.renewal is not None or self.is_over or self.lost:
+            return
+        lease = self.op.terms.lease_ms / 1000
+        queue = self.gate.connection.renewals.of(lease)
+        self.renewal = Renewal(self, lease, queue, self.lease_began(queue.loop.time(), lease), holder)
+
     def renew_no_more(self) -> None:
-        """Let the lease end as it is, unless it is renewed by hand."""
+        """Stop the renewal: the lease ends, unless it is renewed by hand."""
         if self.renewal is not None:
             self.renewal.stop()
             self.renewal = None
@@ -253,7 +273,7 @@ class Settlement(HeldClaim):
             smaller = None if instead is None else instead(error)
         else:
             return
-        # Not awaited above: compiled by mypyc, that crashes if it is cancelled.
+        # Not awaited above, because mypyc's code crashes if it is cancelled there.
         if smaller is None:
             await self._record_unstorable(until, alone=alone, goes_on=goes_on)
         else:
@@ -262,9 +282,9 @@ class Settlement(HeldClaim):
     async def _record_unstorable(
         self, until: float | None = None, *, alone: bool = False, goes_on: bool = False
     ) -> None:
-        """Record that the last result cannot be stored; raises as `complete`. Arguments as of `_finish`."""
+        """Record that the last result cannot be stored. Errors: see `complete`; arguments: see `_finish`."""
         error, done_ms = {"type": self._unstorable, "message": codec.UNSTORABLE}, self._unstorable_ms
-        # Either is raised if `max_result` is that small, or if the codec takes no such thing.
+        # Either error comes if `max_result` is very small, or if the codec does not take this value.
         with contextlib.suppress(ResultError, ResultTooLargeError):
             op = self._outcome_op("failed", error, None, done_ms=done_ms)
             await self._finish("failed", op, until, alone=alone, goes_on=goes_on)
@@ -282,17 +302,17 @@ class Settlement(HeldClaim):
         alone: bool = False,
         goes_on: bool = False,
     ) -> None:
-        """Settle. An outcome is sent again and again until the lease ends, or `until`; see `settle_until`.
+        """Settle. An outcome is sent again and again until the lease ends, or until `until`; see `settle_until`.
 
         The lease ends by the claim's own clock, which started before the store's.
 
         Args:
-            how: how it is settled.
-            op: settles it.
+            how: the way in which it is settled.
+            op: the operation that settles it.
             until: when to give up.
             traces: make a span.
             alone: its caller was cancelled.
-            goes_on: its caller goes on by itself if it gives up or is cancelled, and so counts once what comes of it.
+            goes_on: its caller goes on by itself if it gives up or is cancelled, and so counts the outcome once.
         """
         tracing = self.gate.observers.tracing
         if tracing is not None and traces and (span := tracing.settling(self, how)) is not None:
@@ -300,7 +320,7 @@ class Settlement(HeldClaim):
                 tracing, span, self._finish(how, op, until, traces=False, alone=alone, goes_on=goes_on)
             )
         recording = getattr(self, "recording", None)
-        if recording is not None and not alone:  # its caller was cancelled, and says anew how it ends
+        if recording is not None and not alone:  # its caller was cancelled, and now settles it anew
             recording.cancel()
             self.recording = None
         self.settled, self.under_way = how, True
@@ -325,7 +345,7 @@ class Settlement(HeldClaim):
             self._tell_lost()
             raise
         except asyncio.CancelledError:
-            if not alone:  # it goes on by itself
+            if not alone:  # its caller goes on by itself
                 self._note_unsure(how)
                 if isinstance(op, SettleOp):
                     self.settled = None
@@ -350,7 +370,7 @@ class Settlement(HeldClaim):
                 self.renewal.stop()
 
     def _go_on(self, loss: Loss, record: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Go on recording an outcome that its caller does not wait for; log it if that fails."""
+        """Go on recording an outcome that no caller waits for; if that fails, log it."""
         self.recording = self.gate.connection.keep(self._record_alone(loss, record))
 
     async def _record_alone(self, loss: Loss, record: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -365,22 +385,32 @@ class Settlement(HeldClaim):
             raise
 
     def warn_of_loss(self, why: object) -> None:
-        """Log that an outcome was not recorded whose caller was cancelled."""
+        """Log that the outcome of a cancelled caller was not recorded."""
         self.warn(*_LOSS, why)
 
     def _time_to_settle(self, until: float | None) -> float:
         left = self.lease_left
         return left if until is None else min(left, until - monotonic())
 
+    def leave_to_row(self) -> None:
+        """Refuse `complete` and `fail`: the row of a transaction decides, and that may still be rolled back."""
+        self._by_row: bool = True
+
+    def _check_by_hand(self) -> None:
+        if getattr(self, "_by_row", False):
+            raise UsageError(
+                f"{self.key!r} commits with its response, so do not complete or fail it: return a response"
+            )
+
     # The `async with` body
 
     def guard(self, body: Body | None) -> None:
-        """Remember the work that is to be cancelled if the lease is lost; None for work that nothing can stop."""
+        """Remember the work to cancel if the lease is lost; None for work that cannot be stopped."""
         self._body: Body | None = body
         self.stopped_body = False
 
     def lose(self, *, outage: bool) -> None:
-        """Stop the body before another owner starts: the lease could not be renewed. Argument as for `note_lost`."""
+        """Stop the body before another owner starts, because the lease could not be renewed. See `note_lost`."""
         self.note_lost(outage=outage)
         self._tell_lost()
         body = getattr(self, "_body", None)
@@ -388,7 +418,7 @@ class Settlement(HeldClaim):
             self.stopped_body = body.cancel()
 
     def unguard(self) -> None:
-        """The body is over: cancel no task, and renew no more."""
+        """Note that the body is over: cancel no task, and stop the renewal."""
         self._body = None
         if self.renewal is not None:
             self.renewal.stop()
@@ -400,10 +430,10 @@ class Settlement(HeldClaim):
         if self.verdict.outcome is not _ACQUIRED:
             return
         if self.lost_in_outage and not self.settling and (release or error is not None):
-            # A renewal that still lies in a socket would hold the key for an owner that has stopped.
+            # A renewal that is still in a socket would hold the key for an owner that has stopped.
             self.gate.connection.free_soon(self.op, self.fence)
         if body is not None and self.stopped_body:
-            outside = body.uncancel() > 0  # cancelled from outside as well: that goes first
+            outside = body.uncancel() > 0  # a cancellation from outside too: that one has priority
             if not outside and (error is None or isinstance(error, asyncio.CancelledError)):
                 raise ClaimLostError(
                     f"the lease of {self.key!r} was lost while its body ran", outage=self.lost_in_outage
@@ -411,7 +441,7 @@ class Settlement(HeldClaim):
             return
         recording = getattr(self, "recording", None)
         if error is None and recording is not None:
-            # Not by a shield: a caller that settles it anew meanwhile cancels the recording, and not this task.
+            # Not with a shield: a caller that settles it anew meanwhile cancels the recording, and not this task.
             await asyncio.wait([recording])
             if not recording.cancelled():
                 recording.result()
@@ -419,19 +449,19 @@ class Settlement(HeldClaim):
         if self.settled is not None:
             return
         if error is not None and self.settling:
-            if self._unstorable:  # whatever the body has made of that error
+            if self._unstorable:  # even if the body has caught that error
                 with contextlib.suppress(DedupError):
                     await asyncio.shield(self.gate.connection.keep(self._record_unstorable()))
             return
         if self.lost:
             if error is None and self.lost_in_outage and not release:
-                # The body has ended all the same, in a thread. The store knows whether another owner has the key.
+                # The body has still ended, in a thread. The store knows whether another owner has the key.
                 await self.complete()
             elif error is None:
                 raise self.lost_error()
             return
         if error is None and not release and not self._may_be("released"):
-            if self.settling and self._unstorable:  # None is not what the body has returned
+            if self.settling and self._unstorable:  # because the body has not returned None
                 await self._record_unstorable()
                 return
             await self.complete()  # if this task is cancelled, recording goes on by itself
@@ -446,22 +476,12 @@ class Settlement(HeldClaim):
             await asyncio.shield(settling)
 
     async def _free(self) -> None:
-        """Release, if no caller is there to try again: as soon as the store answers, if it does not now."""
+        """Release without a caller that could retry: if the store does not answer now, as soon as it does."""
         try:
             await self.release()
         except UnavailableError:
             self.gate.connection.orphans.add(self.op, self.fence)
             raise
-
-
-async def traced(tracing: Tracing, span: Any, settling: Coroutine[Any, Any, None]) -> None:
-    """Settle within a span."""
-    try:
-        await settling
-    except BaseException as error:
-        tracing.ended(span, error)
-        raise
-    tracing.ended(span, None)
 
 
 def settle_until(within: Any) -> float | None:
@@ -472,6 +492,6 @@ def settle_until(within: Any) -> float | None:
     """
     if within is None:
         return None
-    if type(within) is float and 0.0 <= within <= 1.0:  # not by a call: so a web response is settled
+    if type(within) is float and 0.0 <= within <= 1.0:  # without a call, for the settling of web responses
         return monotonic() + within
     return monotonic() + check_seconds(within, "within", least=0.0)

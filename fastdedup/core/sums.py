@@ -1,4 +1,4 @@
-"""The figures of several gates, added up: what the rows of `core/figures.py` show."""
+"""The sums of several gates' figures, for the rows of `core/figures.py`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WatchedGate:
 
     Attributes:
         connections: the gate's, for its present state.
-        counters: count what it does.
+        counters: count its work.
         journals: returns the number of records that wait for the store, by namespace.
     """
 
@@ -37,7 +37,7 @@ class Sums:
 
     Args:
         gates: the gates.
-        consumers: the names of consumers whose troubles stand at 0 before there is one.
+        consumers: the names of consumers whose troubles are shown as 0 before there is one.
     """
 
     def __init__(self, gates: Sequence[WatchedGate], consumers: Iterable[str] = ()) -> None:
@@ -57,9 +57,9 @@ class Sums:
         return sums
 
     def _expected(self, figure: Figure) -> Iterable[Labels]:
-        """Return the labels of a figure that stand at 0 before it is fed, as far as these are known.
+        """Return the known labels of a figure that are shown as 0 before it has values.
 
-        The rate of a series that is born with its first event does not show that event.
+        If a series begins with its first event, its rate does not show that event.
         """
         known = {"consumer": self._consumers, **figure.values}
         places: Iterable[Mapping[str, str]] = [{}]
@@ -74,7 +74,7 @@ class Sums:
         """Return the namespaces and verbs of all operations so far, and the expected: see `GateCounters.expect`."""
         return set().union(*(counters.seen() for counters in self._all))
 
-    # What is not fed: see the rows' sources
+    # Figures that no event feeds: see the rows' sources
 
     def operations(self) -> Counter[Labels]:
         """Return the number of operations by namespace, verb and outcome."""
@@ -115,7 +115,7 @@ class Sums:
         return Counter(gate.connections.breaker for gate in self._gates)
 
     def undone(self) -> tuple[int, int]:
-        """Return how many claims and ids that were given up were taken back, and how many are still to be."""
+        """Return how many orphans (claims and ids) were freed, and how many are not freed yet."""
         counts = [gate.connections.orphan_counts() for gate in self._gates]
         return sum(done for done, _ in counts), sum(left for _, left in counts)
 

@@ -18,7 +18,7 @@ class Listed(Protocol):
 
 
 class Together:
-    """Waits for the answers to the operations of one call. Each of these calls `answered` once it has its own."""
+    """Waits for the answers to the operations of one call. Each operation calls `answered` when it has its answer."""
 
     def __init__(self) -> None:
         # Mutable: how many answers are missing, and the future of all, done when the last one has come.
@@ -26,13 +26,13 @@ class Together:
         self._done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def answered(self) -> None:
-        """One more operation has its answer."""
+        """Count one more operation that has its answer."""
         self._left -= 1
         if not self._left and not self._done.done():
             self._done.set_result(None)
 
     async def send(self, ops: Sequence[Listed], begin: Callable[[Any, Any], Any]) -> None:
-        """Send the operations by `begin`, and wait until each has an answer or an error in its place."""
+        """Send the operations with `begin`, and wait until each has an answer or an error in its place."""
         self._left = len(ops)
         for op in ops:
             try:
@@ -42,5 +42,5 @@ class Together:
         if self._left:
             await self._done
         else:
-            # The policy answered at once: a caller that asks in a loop lets others run.
+            # The policy answered at once. Yield, because a caller that claims in a loop must let others run.
             await asyncio.sleep(0)

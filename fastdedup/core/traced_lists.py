@@ -32,7 +32,7 @@ async def within_a_span(
 def _begin(gate: Gate, ops: Sequence[ClaimOp], tracing: Tracing) -> object:
     connection = gate.connection
     parts = {connection.part_of(op.wire) for op in ops}
-    part = parts.pop().decode() if len(parts) == 1 else ""  # else several nodes of a Cluster
+    part = parts.pop().decode() if len(parts) == 1 else ""  # else the keys are on several nodes of a Cluster
     span = tracing.claiming_many(gate.settings.namespace, len(ops), part)
     trace = tracing.trace_of(span)
     for op in ops:

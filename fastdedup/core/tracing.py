@@ -1,7 +1,8 @@
-"""What a gate asks of a tracer such as `integrations/opentelemetry.py`."""
+"""The interface of a tracer, such as `integrations/opentelemetry.py`, for a gate."""
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 
@@ -9,7 +10,7 @@ class Tracing(Protocol):
     """Makes the spans of claims, of the work under them, and of their settling. A span may be any object."""
 
     def is_wanted(self) -> bool:
-        """True if a claim that begins now gets a span. Called for each claim: it must be cheap."""
+        """True if a claim that begins now gets a span. Each claim calls it, so it must be cheap."""
         ...
 
     def claiming(self, namespace: str, verb: str, key: str, part: str) -> Any:
@@ -17,14 +18,14 @@ class Tracing(Protocol):
         ...
 
     def trace_of(self, span: Any) -> bytes:
-        """Return what the record of a claim in this span says of it: the ids of its trace and of the span, 24 bytes.
+        """Return the bytes of this span for a claim's record: the ids of its trace and of the span, 24 bytes.
 
-        Empty if the record says nothing of it, as outside of a sampled trace.
+        Empty if the record gets none, for example outside of a sampled trace.
         """
         ...
 
     def claiming_many(self, namespace: str, keys: int, part: str) -> Any:
-        """Return the span of a list of claims; arguments as for `claiming`."""
+        """Return the span of a list of claims; arguments: see `claiming`."""
         ...
 
     def claimed_many(self, span: Any, claims: Any) -> None:
@@ -50,3 +51,13 @@ class Tracing(Protocol):
     def ended(self, span: Any, error: BaseException | None) -> None:
         """End the span of a claim that got an error, or of a settling."""
         ...
+
+
+async def traced(tracing: Tracing, span: Any, settling: Coroutine[Any, Any, None]) -> None:
+    """Settle within a span."""
+    try:
+        await settling
+    except BaseException as error:
+        tracing.ended(span, error)
+        raise
+    tracing.ended(span, None)

@@ -1,7 +1,7 @@
-"""A claim that waits: for news of its key, for the end of its owner's lease, or for the end of its own time.
+"""A claim that waits: for a message about its key, for the end of its owner's lease, or for the end of its own time.
 
-A refused look does not end the wait: the store may be back within the claim's time, as after a failover.
-The claim looks again when the part of the store that holds its key is back, and every so often.
+A refused look does not end the wait: the store may be back within the claim's time, for example after a failover.
+The claim looks again when the part of the store that holds its key is back, and from time to time.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from .executor import StaleLedger
 from .gate import Gate
 
 _DEAF_PAUSE = 0.25
-"""Seconds between two looks of a waiter that cannot be told."""
+"""Seconds between two looks of a waiter that gets no messages."""
 _LOOPS_STEP = 0.001
 """Seconds of the smallest step of uvloop's time, which counts whole milliseconds."""
 _PAUSE_EACH = 0.001
-"""Seconds that each refused waiter adds to the pauses of all. So they look 1,300 times a second together, which takes
-a tenth of a core, and not 33,000 times if ten thousand wait. The first look that is answered wakes the others."""
+"""Seconds that each refused waiter adds to the pauses of all. So together they look 1,300 times a second, which takes
+a tenth of a core; else ten thousand waiters would look 33,000 times. The first answered look wakes the others."""
 
 
 def end_of(wait: float) -> float:
-    """Return when a wait of these seconds that begins now ends, in the loop's time: never early by a step."""
+    """Return the end, in the loop's time, of a wait of these seconds that begins now: never early by a step."""
     return asyncio.get_running_loop().time() + wait + _LOOPS_STEP
 
 
 async def wait_for_verdict(gate: Gate, call: ClaimOp, wait: float) -> Verdict:
-    """Claim, and while another owner is at work wait for news of it, for `wait` seconds at most.
+    """Claim; while another owner is at work, wait for a message about the key, for at most `wait` seconds.
 
-    `call` says what to claim; it is not sent itself, because each look is an operation of its own.
+    `call` is the claim to make; it is not sent itself, because each look is an operation of its own.
 
     Raises:
         UnavailableError: neither the store nor the policy has answered the last look.
@@ -47,14 +47,14 @@ async def wait_for_verdict(gate: Gate, call: ClaimOp, wait: float) -> Verdict:
     connection.running_engine()
     gives_up = end_of(wait)
     with connection.orphans.while_it_waits(call):
-        # Most need not wait; and if the store is silent, its silence is paid for once.
+        # Most claims need not wait; and if the store does not answer, that costs its timeout only once.
         return await wait_on(gate, call, gives_up, await look(gate, call, call.terms, gives_up))
 
 
 async def wait_on(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict | UnavailableError) -> Verdict:
-    """Go on after a first look, until `gives_up` in the loop's time. Errors as for `wait_for_verdict`.
+    """Go on after a first look, until `gives_up` in the loop's time. Errors: see `wait_for_verdict`.
 
-    `found`: another owner at work; or the error of a look that was refused, which is no wait for an owner.
+    `found`: another owner at work; or the error of a refused look, which does not count as a wait for an owner.
     """
     with gate.connection.orphans.while_it_waits(call):
         if isinstance(found, UnavailableError):
@@ -68,7 +68,7 @@ async def wait_on(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict | U
 async def wait_by_looks(
     gate: Gate, call: ClaimOp, gives_up: float, found: Verdict, longest: float
 ) -> Verdict:
-    """Do what `wait_on` does, in looks of `longest` seconds: so late at most it ends if the gate does not answer."""
+    """Wait like `wait_on`, in looks of `longest` seconds: if the gate does not answer, it ends after one."""
     loop = asyncio.get_running_loop()
     with _counted(gate):
         while found.outcome is Outcome.IN_PROGRESS and loop.time() < gives_up:
@@ -79,7 +79,7 @@ async def wait_by_looks(
 
 @contextmanager
 def _counted(gate: Gate) -> Iterator[None]:
-    """Count all that is waited in a `with` as one wait of a claim."""
+    """Count all waits in a `with` block as one wait of a claim."""
     since = perf_counter()
     try:
         yield
@@ -88,7 +88,7 @@ def _counted(gate: Gate) -> Iterator[None]:
 
 
 async def _wait(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict) -> Verdict:
-    """Wait for another owner at work; errors as for `wait_for_verdict`."""
+    """Wait for another owner at work; errors: see `wait_for_verdict`."""
     connection = gate.connection
     loop = asyncio.get_running_loop()
     known = call.terms
@@ -96,16 +96,16 @@ async def _wait(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict) -> V
     verdict = found
     while True:
         with connection.wakeups.watch(call.wire) as freed:
-            # Asked within the watch: if the subscription is lost later, that wakes this waiter.
+            # Inside the watch: if the subscription is lost later, that wakes this waiter.
             hears = not verdict.degraded and await connection.listens()
             verdict = await look(gate, call, patient, gives_up)
             left = gives_up - loop.time()
             if verdict.outcome is not Outcome.IN_PROGRESS or left <= 0:
                 return verdict
             if not verdict.fresh:
-                continue  # answered by the engine: ask the store itself, so that it has us on its list
+                continue  # the engine answered: ask the store itself, so that it has this waiter on its list
             alarm = min(left, verdict.left_ms / 1000 + 0.001)
-            # Of what a fallback holds no other process, nor another gate of this one, sends news.
+            # No other process, and no other gate of this one, sends messages about a fallback's records.
             told = hears and not verdict.degraded
             if not told and not verdict.degraded:
                 connection.wakeups.tell_deaf(_DEAF_PAUSE)
@@ -113,11 +113,11 @@ async def _wait(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict) -> V
 
 
 async def look(gate: Gate, call: ClaimOp, terms: Terms, gives_up: float) -> Verdict:
-    """Look how the key stands; if that is refused, go on as `look_again` does."""
+    """Look at the key; if that is refused, go on with `look_again`."""
     try:
         return await claim_once(gate, call, terms)
     except ShortfallError:
-        raise  # the store answers: this is no outage
+        raise  # the store answers, so it is not an outage
     except UnavailableError as error:
         refusal = error
     return await look_again(gate, call, terms, gives_up, refusal)
@@ -156,13 +156,13 @@ async def look_again(
 
 
 async def _pause(connection: Connection, part: bytes, pause: float, left: float) -> None:
-    """Pause for `left` seconds at most, or until the part of the store that refused is back."""
+    """Pause for at most `left` seconds, or until the part of the store that refused is back."""
     longest = max(pause, connection.outage_waiters.count(part) * _PAUSE_EACH)
     await connection.outage_waiters.wait(part, min(left, UNANSWERED.draw(longest)))
 
 
 async def claim_once(gate: Gate, call: ClaimOp, terms: Terms) -> Verdict:
-    """Look once how the key stands, on behalf of `call`."""
+    """Look at the key once, on behalf of `call`."""
     op = call.copy(terms)
     call.at = asyncio.get_running_loop().time()
     try:
@@ -170,7 +170,7 @@ async def claim_once(gate: Gate, call: ClaimOp, terms: Terms) -> Verdict:
     except StaleLedger:
         verdict = None
     if verdict is None:
-        await call.find_again(Code.STALE, moves=True)
+        await gate.find_again(call, Code.STALE, moves=True)
         op = call.copy(terms)
         verdict = await gate.claim(op)
     if terms.redeems and verdict.outcome is Outcome.SUCCEEDED:

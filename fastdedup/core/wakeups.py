@@ -1,4 +1,4 @@
-"""Waiting for a key to be freed or settled: by news, not by polling."""
+"""Waiting for a key to be freed or settled: by messages, not by polling."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .common import Common
 from .incidents import log
 
 SHORT = 2.0
-"""Seconds for which a lost subscription is not worth a line in the log: a failover takes as long."""
+"""Seconds for which a lost subscription gets no log line, because a failover takes as long."""
 
 
 class Wakeups:
-    """One future a key, shared by all who wait for it in this process.
+    """One future for each key, shared by all its waiters in this process.
 
     Args:
         common: the gate's, for its log; None if nothing is logged.
@@ -29,14 +29,14 @@ class Wakeups:
         self.waiting: dict[bytes, int] = {}
         """How many callers wait for each store key."""
         self.overheard_by: set[Callable[[bytes | None], None]] = set()
-        """Told of each key as well: who waits in other processes, behind the sidecar."""
-        # Mutable: why the store tells of no freed keys; since when, in the loop's time; whether a line said so.
+        """Callbacks for each key too: the waiters in other processes, behind the sidecar."""
+        # Mutable: why the store reports no freed keys; since when, in the loop's time; whether that is logged.
         self._deaf = ""
         self._since = 0.0
         self._said = False
 
     async def listen(self, store: Store) -> bool:
-        """Let the store tell of freed keys from now on. False: it tells of none at present."""
+        """Let the store report freed keys from now on; return False if it cannot at present."""
         try:
             await store.listen(self.freed)
         except UnavailableError as error:
@@ -48,7 +48,7 @@ class Wakeups:
         return True
 
     def tell_deaf(self, pause: float) -> None:
-        """Log, once for each loss, that waiters hear of no freed keys and look every `pause` seconds instead."""
+        """Log, once for each loss, that waiters get no messages and look every `pause` seconds instead."""
         self._tell_deaf(
             SHORT,
             "gate %r: the store answers but tells of no freed keys, so waiters look every %g s: %s",
@@ -63,13 +63,14 @@ class Wakeups:
             log.warning(text, self._common.name, *values, self._deaf)
 
     async def overhear(self, store: Store, on_freed: Callable[[bytes | None], None]) -> Callable[[], None]:
-        """Call `on_freed` for all that wakes a waiter, as `Store.listen` does; return what ends that.
+        """Call `on_freed` for each message that wakes a waiter, like `Store.listen`; return a function to end that.
 
         Raises:
-            UnavailableError: the store cannot be listened to just now. If that lasts, a line in the log says why.
+            UnavailableError: the store does not report freed keys at present. If that lasts, a line in the log says
+                why.
         """
         if not await self.listen(store):
-            # Before the clients have lines of their own, which refer to this one.
+            # First, because later lines of the clients refer to this one.
             self._tell_deaf(
                 SHORT / 2,
                 "gate %r: the store tells of no freed keys, so the clients' waiters look instead: %s",
@@ -80,7 +81,7 @@ class Wakeups:
 
     @contextmanager
     def watch(self, wire: bytes) -> Iterator[asyncio.Future[None]]:
-        """Yield a future that is done when the key is next freed. Enter *before* asking how it stands."""
+        """Yield a future that is done when the key is next freed. Enter this *before* a look at the key."""
         future = self._freed.get(wire)
         if future is None or future.done():
             future = self._freed[wire] = asyncio.get_running_loop().create_future()
@@ -94,19 +95,19 @@ class Wakeups:
                 self._freed.pop(wire, None)
 
     def close(self) -> None:
-        """Wake no waiter any more: the event loop of those who wait is gone. They still leave `watch` one by one."""
+        """Wake no more waiters, because their event loop is gone. They still leave `watch` one by one."""
         self._freed.clear()
         self.overheard_by.clear()
         self._deaf, self._said = "", False
 
     def freed(self, wire: bytes | None) -> None:
-        """Wake who waits for this key; None: everybody, as news may have been missed."""
+        """Wake the waiters for this key; None: all waiters, because messages may have been lost."""
         for future in list(self._freed.values()) if wire is None else (self._freed.get(wire),):
             if future is not None and not future.done():
                 future.set_result(None)
         for on_freed in tuple(self.overheard_by):
             try:
                 on_freed(wire)
-            except Exception as fault:  # noqa: BLE001 -- the others must hear of it as well
-                about = "fastdedup: an error was raised when a client was told of a freed key"
+            except Exception as fault:  # noqa: BLE001 -- the others must be called too
+                about = "fastdedup: a client's callback for a freed key has raised an error"
                 asyncio.get_running_loop().call_exception_handler({"message": about, "exception": fault})

@@ -1,10 +1,10 @@
 """Records on their way from a fallback into the store: compared, removed, and reported.
 
 An owner and a fence together name one acquisition of a key (`Holding`). An owner alone does not: two processes may
-use the same name. The store compares our record with the record that stands there, and with the base: the holding
-that the store last had, as far as this process knows. `lua/adopt.lua` and the memory store judge by this table:
+use the same name. The store compares our record with its own record, and with the base: the holding that
+the store last had, as far as this process knows. `lua/adopt.lua` and the memory store decide by this table:
 
-    what stands in the store                            what becomes of ours
+    the record in the store                             our record
     --------------------------------------------------  -----------------------------------------------
     nothing                                             OK, written
     a result: same owner, same fence                    OK, not written: the reply to our settling, or to
@@ -20,7 +20,7 @@ that the store last had, as far as this process knows. `lua/adopt.lua` and the m
                                                         our failure or live claim: THEIRS_STANDS
                                                         ours is idle: OK, not written
     idle, any other                                     our result: OK, written
-                                                        our claim: the higher fence stands, and ours is
+                                                        our claim: the higher fence wins, and ours is
                                                         THEIRS_STANDS if it is live and the lower one
     a machine: our last change, or the base's           OK, written
     a machine after any other change                    THEIRS_STANDS
@@ -30,7 +30,7 @@ At work is PROCESSING within its lease. Idle is free to claim: released, issued,
 THEIRS_STANDS and OURS_STANDS are conflicts, and are reported. The exception is a holding that gave way in this
 process: then the record is sent again with that holding as its base.
 
-A claim at work under a name that the caller chose, and a fence that this process was never told, counts as our own.
+A claim at work under a name that the caller chose, with a fence that this process does not know, counts as our own.
 It may be our claim whose reply was lost, and the same owner gets its own claim back.
 """
 
@@ -39,9 +39,10 @@ from __future__ import annotations
 from ..events import Conflict, Unreplayed
 from ..kernel.codes import Code
 from ..kernel.keyspace import names_of
-from ..kernel.operations import Adopted, AdoptOp, ForgetOp, ReadOp
+from ..kernel.operations import AdoptOp, ForgetOp, ReadOp
 from ..kernel.owners import owner_text
 from ..kernel.records import Holding, Stored
+from ..kernel.replies import Adopted
 from ..stores.entry import Entry
 from .base import JournalOp
 
@@ -61,7 +62,7 @@ class Former:
 def removal(wire: bytes, found: Stored | None) -> JournalOp:
     """Return the operation that removes a forgotten key's record, or looks at it first.
 
-    `found` is what the look has shown: by then the record may be another owner's.
+    `found` is the record that the look has found, which may be another owner's.
     """
     if found is None:
         return ReadOp(wire)
@@ -82,7 +83,7 @@ def removal(wire: bytes, found: Stored | None) -> JournalOp:
 
 
 def holding_of(record: Stored | Adopted) -> Holding:
-    """Return which acquisition a record is of."""
+    """Return the acquisition of a record."""
     return Holding(record.owner, record.fence)
 
 

@@ -8,8 +8,9 @@ from typing import Protocol, runtime_checkable
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
 from ..kernel.codes import Code
-from ..kernel.operations import Adopted, AdoptOp, ForgetOp, Op, ReadOp, Reply, StoredForm
+from ..kernel.operations import AdoptOp, ForgetOp, Op, ReadOp, Reply
 from ..kernel.records import Stored
+from ..kernel.replies import Adopted, StoredForm
 from ..ledger.operations import IdOp, LedgerOp
 
 JournalOp = AdoptOp | ReadOp | ForgetOp | LedgerOp | IdOp
@@ -22,13 +23,13 @@ class FallbackPolicy(Protocol):
     """Answers an operation in place of the store, or refuses it.
 
     A policy must never answer as if the check had been made: it either keeps records of its own,
-    or raises. It is called in the event loop and must not block. `fastdedup.kernel.operations` has the
+    or raises. The event loop calls it, so it must not block. `fastdedup.kernel.operations` has the
     operations that it gets (`ClaimOp`, `SettleOp`, …) and the replies that it may give: `Verdict` to a claim,
     `TransitionReply` to a transition, a `Code` to most others. A reply that has a field `degraded` must set it to
     True.
 
-    The store never hears what a policy answered, unless the policy is a `JournalledPolicy`, as `LocalLRU` is.
-    So the simplest policy of your own refuses what `LocalLRU` shall not answer. This one serves premium
+    The store never learns a policy's answers, unless the policy is a `JournalledPolicy`, such as `LocalLRU`.
+    So the simplest policy of your own refuses the operations that `LocalLRU` must not answer. This one serves premium
     customers only::
 
         class PremiumOnly(LocalLRU):
@@ -41,7 +42,7 @@ class FallbackPolicy(Protocol):
     """
 
     def answer(self, op: Op, error: UnavailableError) -> Reply:
-        """Return the reply to `op`, or raise UnavailableError. `error` says why the store did not."""
+        """Return the reply to `op`, or raise UnavailableError. `error` says why the store did not answer."""
         ...
 
     def holds(self, wire: bytes) -> bool:
@@ -51,17 +52,17 @@ class FallbackPolicy(Protocol):
 
 @runtime_checkable
 class JournalledPolicy(FallbackPolicy, Protocol):
-    """An optional ability of a policy: to bring its records into the store when the store is back.
+    """An optional ability of a policy: to write its records into the store when the store is back.
 
-    The gate tells the policy each reply of the store (`saw`). When the store is back, the gate takes operations
-    from the journal (`next_operations`), sends them, and tells the policy the outcome (`adopted` or `put_back`).
+    The gate gives the policy each reply of the store (`saw`). When the store is back, the gate takes operations
+    from the journal (`next_operations`), sends them, and gives the policy the outcome (`adopted` or `put_back`).
 
-    The journal's lines stand in lanes, one for each part of the store, such as the nodes of a Cluster: what one part
-    refuses does not hold up the lines of another part. A lane's name is what `lane_of` returns for a key in it.
+    The journal's lines are in lanes, one for each part of the store, such as the nodes of a Cluster: the refusals of
+    one part do not hold up the lines of another part. A lane's name is what `lane_of` returns for a key in it.
     """
 
     def saw(self, op: Op, reply: Reply) -> None:
-        """Take note of the store's reply to an operation. Must not raise."""
+        """Note the store's reply to an operation. It must not raise."""
         ...
 
     def lanes(self, lane_of: Callable[[bytes], bytes]) -> Sequence[bytes]:
@@ -79,11 +80,11 @@ class JournalledPolicy(FallbackPolicy, Protocol):
         ...
 
     def put_back(self, op: JournalOp, *, asked: bool, lane: bytes) -> Unreplayed | None:
-        """Keep an operation for later at the end of a lane: the store did not answer. `asked`: it was sent."""
+        """Keep an operation that the store did not answer, at the end of a lane. `asked`: it was sent."""
         ...
 
     def give_up(self) -> Sequence[Unreplayed]:
-        """Return an event for each record that the store never got: the gate is closing."""
+        """Return an event for each record that the store never got, because the gate is closing."""
         ...
 
     @property
@@ -94,10 +95,10 @@ class JournalledPolicy(FallbackPolicy, Protocol):
 
 @runtime_checkable
 class OrphanPolicy(Protocol):
-    """An optional ability of a journal: to know claims that were sent, and that no caller waits for any more."""
+    """An optional ability of a journal: to know claims that were sent, and that no caller waits for."""
 
     def note_orphan(self, wire: bytes, owner: bytes) -> None:
-        """Take note that the store may have given this owner the key, and that no caller uses it. Must not raise."""
+        """Note that the store may have given this owner the key, and that no caller uses it. It must not raise."""
         ...
 
 
@@ -106,11 +107,11 @@ class IdPolicy(Protocol):
     """An optional ability of a policy: to answer for the ids of ledgers."""
 
     def holds_id(self, op: IdOp) -> bool:
-        """As `FallbackPolicy.holds`, of the one id of a bucket that the operation names."""
+        """Do the same as `FallbackPolicy.holds`, for the operation's one id of a bucket."""
         ...
 
     def took_back(self, op: IdOp) -> None:
-        """Take note that a call ends in an error: what it remembered here is forgotten. Must not raise."""
+        """Forget the id that a call remembered here, because the call ends in an error. It must not raise."""
         ...
 
 
@@ -119,5 +120,5 @@ class TimedPolicy(Protocol):
     """An optional ability of a policy: to give fences by the store's clock instead of this process's own."""
 
     def hear_time(self, time_us: int) -> None:
-        """Take note that the store's clock shows `time_us` (microseconds since 1970) now. Must not raise."""
+        """Note that the store's clock shows `time_us` (microseconds since 1970) now. It must not raise."""
         ...

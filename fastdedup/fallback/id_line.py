@@ -1,7 +1,7 @@
-"""A line of the journal for one id of a ledger, the records that wait for it, and what is known of its ledger.
+"""A line of the journal for one id of a ledger, the records that wait for it, and the known facts of its ledger.
 
-A record waits for its id if a claim's success goes into a ledger (`remember=`): whether the ledger knows the id by
-now must be known before the record may come into the store.
+A record waits for its id if a claim's success goes into a ledger (`remember=`): before the record may go into the
+store, it must be known whether the ledger has the id.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ _ASK_AGAIN_MS = 20_000
 
 
 class LocalLedger:
-    """What is known of a ledger here.
+    """The known facts of a ledger.
 
     Attributes:
         wire: its store key.
         text: its form's text.
-        terms: those of what is sent to the store.
-        reread_at: when the form must be read again before something is sent, in ms since 1970; 0: before all.
+        terms: the terms of the operations for the store.
+        reread_at: the time in ms since 1970 after which the form must be read again before an operation is sent; 0:
+            before every one.
         ttl_ms: for how long the store keeps the form.
-        absent: the store has said that it has no form.
+        absent: the store has reported that it has no form.
     """
 
     __slots__ = ("absent", "addresses", "form", "reread_at", "terms", "text", "ttl_ms", "wire")
@@ -50,19 +51,19 @@ class LocalLedger:
         self.reread_at = 0
 
     def was_read(self, until_ms: int, now: int) -> None:
-        """Rely on the form for a while: the store has told it."""
+        """Rely on the form for a while, because the store has confirmed it."""
         self.absent = False
         self.terms.until_ms = until_ms
         self.reread_at = now + _ASK_AGAIN_MS
 
 
 class IdLine(JournalLine):
-    """What is to be done for one id when the store is back: remove it (`forgotten`), remember it, or look for it.
+    """The work for one id when the store is back: remove it (`forgotten`), remember it, or look for it.
 
     `wire` is the id's place: its bucket's key and its digest.
 
     Attributes:
-        id: the id itself, which finds its place by any form.
+        id: the id itself, which gives its place for any form.
         records: the keys of the records that wait for this line.
         shared: a call of this process that got "duplicate" here may have remembered the id in the store.
     """
@@ -94,7 +95,7 @@ class IdLine(JournalLine):
     # The records that wait for it
 
     def let_wait(self, wire: bytes) -> None:
-        """Let a record that has a line wait for this one."""
+        """Let a record that has a line wait for this line."""
         record = self._journal.get(wire)
         if record is not None:
             record.id_line = self
@@ -103,7 +104,7 @@ class IdLine(JournalLine):
 
     @property
     def has_records(self) -> bool:
-        """True while there is a record that waits."""
+        """True while a record waits."""
         return any(self._store.entry(wire) is not None for wire in self.records if self._waits(wire))
 
     def _waits(self, wire: bytes) -> bool:
@@ -111,7 +112,7 @@ class IdLine(JournalLine):
         return record is not None and record.id_line is self
 
     def drop_records(self) -> Conflict | None:
-        """Drop the records: another call's success stands in the ledger. Return an event if an owner has lost."""
+        """Drop the records, because another call's success is in the ledger. Return an event if an owner has lost."""
         event, now = None, self._store.now()
         for wire in filter(self._waits, self.records):
             entry, key = self._store.entry(wire), self._journal.lines[wire].key
@@ -124,14 +125,14 @@ class IdLine(JournalLine):
         return event
 
     def end_echoes(self) -> None:
-        """Let the records of successes end with their echo: their id was forgotten."""
+        """Let the records of successes end with their echo, because their id was forgotten."""
         for wire in self.records:
             entry = self._store.entry(wire)
             if entry is not None and entry.state == "S":
                 self._store.keep(wire, entry, entry.until)
 
     def move_to(self, bucket: bytes, digest: bytes) -> None:
-        """Lie elsewhere, with the records: the store's form puts the id there."""
+        """Move the line and its records to the place that the store's form gives the id."""
         records = tuple(bucket + wire[len(self.bucket) :] for wire in self.records)
         for wire, to in zip(self.records, records, strict=True):
             line = self._journal.get(wire)

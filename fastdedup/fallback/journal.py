@@ -1,9 +1,9 @@
-"""The journal: the keys whose records a fallback made or changed, and what the store is known to have there.
+"""The journal: the keys whose records a fallback made or changed, and the store's known records of these keys.
 
 The journal decides, and has no clock and no I/O. A line stands for one key, not for one operation: the store
-adopts the record as it is at that time, so a thousand changes of a key are one line.
+adopts the present record, so a thousand changes of a key are one line.
 
-The lines stand in lanes, one for each part of the store, such as the nodes of a Cluster: lines of one lane wait for
+The lines are in lanes, one for each part of the store, such as the nodes of a Cluster: lines of one lane wait for
 each other, lines of different lanes do not.
 """
 
@@ -15,7 +15,7 @@ from itertools import islice
 from ..kernel.records import Holding, Stored
 
 _FORMER = 16
-"""Holdings that a line remembers: the first ones: the store may have heard of these before the breaker opened."""
+"""The most holdings that a line remembers: the first ones, which the store may know from before the outage."""
 _SLACK = 1024
 _NOBODY: frozenset[bytes] = frozenset()
 NEW = b""
@@ -23,24 +23,24 @@ NEW = b""
 
 
 class JournalLine:
-    """What is to be done for one key when the store is back.
+    """The work for one key when the store is back.
 
     Attributes:
         wire: the store's key.
         key: the caller's key.
-        lane: the name of the lane that it stands in.
-        base: the holding that the store last had, as far as known.
-        former: holdings that gave way here. The store may have heard of them: the reply to their claim, or
+        lane: the name of its lane.
+        base: the last known holding of the store.
+        former: holdings that gave way here. The store may know of them: the reply to their claim, or
             to an earlier adoption, was lost.
-        unheard: owners whose claims were sent and got no reply, and who were told of another owner here. The store
-            may have given one of them the key. Not counted: while the line stands, no claim of the key is sent, so
-            these are at most the claims that were under way when it began.
+        unheard: owners whose claims were sent without a reply, and that met another owner here. The store may have
+            given one of them the key. Their number has no limit: while the line exists, no claim of the key is sent,
+            so these are at most the claims that were under way when it began.
         sent: the record's mark when it was last sent; None while the line waits.
         asked: the store was asked to adopt the record, and whether it did is unknown.
         forgotten: the key was forgotten here, and the store may have a record of it, which must be removed.
-        found: of a forgotten key, our record that the store has shown.
+        found: for a forgotten key, our record that the store has returned.
         id_line: the line of the id that must be settled before; None if there is no such line.
-        echo_ms: for how long the store shall keep the record of a success that a ledger remembers; 0 for any other.
+        echo_ms: for how long the store must keep the record of a success that a ledger remembers; 0 for any other.
     """
 
     __slots__ = (
@@ -78,16 +78,16 @@ class JournalLine:
             self.former = (*self.former, holding)
 
     def got_no_reply(self, owner: bytes) -> None:
-        """Remember an owner whose claim was sent, and who met another owner here."""
+        """Remember an owner whose claim was sent, and that met another owner here."""
         if isinstance(self.unheard, frozenset):
             self.unheard = set()
         self.unheard.add(owner)
 
     def knows(self, holding: Holding, *, settled: bool) -> bool:
-        """True for a holding of the store's that was one of this process's, and gave way here.
+        """True for a holding in the store that belonged to this process, and gave way here.
 
-        An owner who was given the key here may have a claim in the store under a fence that is not known here,
-        as its reply was lost. A result under another fence is another process's, of the same name.
+        An owner that got the key here may have a claim in the store under a fence that is not known here,
+        because its reply was lost. A result under another fence is another process's, of the same name.
         """
         if holding == self.base or holding in self.former:
             return True
@@ -95,7 +95,7 @@ class JournalLine:
         return not settled and (holding.owner in given_here or holding.owner in self.unheard)
 
     def struck(self) -> None:
-        """Give back what the line has taken: it was removed from the journal."""
+        """Give back the room of the line, because it was removed from the journal."""
 
     @property
     def may_be_stored(self) -> bool:
@@ -104,7 +104,7 @@ class JournalLine:
 
 
 class Lane:
-    """The keys of some lines: those that wait, in order, and those that were taken to be sent."""
+    """The keys of some lines: those that wait, in order, and those that were taken for sending."""
 
     __slots__ = ("taken", "waiting")
 
@@ -120,9 +120,9 @@ class Journal:
     """The lines of all keys; of each lane the oldest is taken first."""
 
     def __init__(self) -> None:
-        # Mutable: all lines; the lanes that have lines, by name; with how many lines to sweep again.
+        # Mutable: all lines; the lanes that have lines, by name; the number of lines at which to sweep again.
         self.lines: dict[bytes, JournalLine] = {}
-        """Lines by the store's key; to be read, not written."""
+        """Lines by the store's key; only read it."""
         self._lanes: dict[bytes, Lane] = {}
         self._sweep_at = 0
 
@@ -148,19 +148,19 @@ class Journal:
             self.put(JournalLine(wire, key, base))
 
     def put(self, line: JournalLine) -> None:
-        """Begin a line, of which there is none yet."""
+        """Begin a line for a key that has none yet."""
         self.lines[line.wire] = line
         self._lane(line.lane).waiting[line.wire] = None
 
     def move(self, line: JournalLine, wire: bytes) -> None:
-        """Let a line stand under another key, and wait in the lane that it belongs to."""
+        """Move a line to another key, and let it wait in the lane of that key."""
         self._leave(line)
         del self.lines[line.wire]
         line.wire, line.lane, line.sent = wire, NEW, None
         self.put(line)
 
     def strike(self, wire: bytes) -> None:
-        """Remove a line: the store has the record, or the record is gone."""
+        """Remove a line, because the store has the record, or the record is gone."""
         line = self.lines.pop(wire, None)
         if line is not None:
             self._leave(line)
@@ -170,14 +170,14 @@ class Journal:
         """Strike the lines of expired records if they are the majority: a long outage must not fill memory.
 
         Args:
-            records: how many records the fallback has.
-            stands: tells whether a key still has its record.
+            records: the number of records that the fallback has.
+            stands: returns whether a key still has its record.
         """
         if len(self.lines) <= 2 * records + _SLACK:
             self._sweep_at = 0
             return
         if len(self.lines) < self._sweep_at:
-            return  # most lines are of what was forgotten, which stay
+            return  # most lines are of forgotten keys, and these lines stay
         for wire, line in self.all():
             if not line.forgotten and not stands(wire):
                 self.strike(wire)
@@ -190,7 +190,7 @@ class Journal:
             self._wait(self.lines[wire], lane_of(wire))
 
     def take(self, most: int, lane: bytes = NEW) -> list[tuple[bytes, JournalLine]]:
-        """Return lines of a lane that are to be sent now; `strike` or `again` ends that for each of them."""
+        """Return lines of a lane to send now; `strike` or `again` ends that for each of them."""
         keys = self._lanes.get(lane)
         if keys is None:
             return []
@@ -205,8 +205,8 @@ class Journal:
 
         Args:
             wire: the line's key.
-            base: the holding that the store has now, if that is another one.
-            lane: the lane to wait in, if that is another one.
+            base: the holding that the store has now, if it has changed.
+            lane: the lane to wait in, if it has changed.
         """
         line = self.lines.get(wire)
         if line is not None:
@@ -222,7 +222,7 @@ class Journal:
         self._lane(lane).waiting[line.wire] = None
 
     def _leave(self, line: JournalLine) -> None:
-        """Take a line out of its lane; a lane without lines is dropped."""
+        """Remove a line from its lane; a lane without lines is dropped."""
         lane = self._lanes[line.lane]
         lane.waiting.pop(line.wire, None)
         lane.taken.discard(line.wire)

@@ -1,8 +1,8 @@
-"""The store's records as this process last saw them, kept beside the records that a fallback makes itself.
+"""The store's records that this process last saw, kept beside the records that a fallback makes itself.
 
 They serve in an outage: a claim that this process holds in the store is not given to another caller here, and can
-be settled; a success that the store told is told again. While the store answers, they are not read. A claim that
-is held stays until its lease ends. All other records may be dropped, the longest unused first.
+be settled; a success that the store reported is repeated. While the store answers, these records are not read. A
+held claim stays until its lease ends. All other records may be dropped, the longest unused first.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ..kernel.operations import (
 )
 from ..kernel.records import Stored
 from ..kernel.verbs import Verb
-from ..ledger.operations import RememberedClaimOp, RememberedSettleOp, SeenOp, without_ledger
+from ..ledger.operations import SeenOp, without_ledger
 from ..model import Outcome
 from ..stores.entry import Entry
 from ..stores.memory import MemoryStore
 
 NOBODY = b""
-"""Stands for an owner that this process does not know: no caller here can settle the record."""
+"""Replaces an owner that this process does not know: no caller here can settle the record."""
 
 _STATES = {
     Outcome.IN_PROGRESS: "P",
@@ -47,11 +47,11 @@ _SPARE_SLACK = 1024
 _LOOK_AGAIN_MS = 1000
 """Milliseconds between two looks for ended claims, if the end of the next one is unknown."""
 Change = Callable[["LastSeen", Any, Entry, int], None]
-"""Changes the record of an operation's key, at a time in ms since 1970, as the store did."""
+"""Changes the record of an operation's key like the store, at a time in ms since 1970."""
 
 
 class SeenEntry(Entry):
-    """The record of a claim whose success a ledger remembers. `seen`: looks whether the ledger knows its id."""
+    """The record of a claim whose success a ledger remembers. `seen`: asks whether the ledger knows its id."""
 
     __slots__ = ("seen",)
 
@@ -59,29 +59,29 @@ class SeenEntry(Entry):
 
 
 class LastSeen:
-    """Writes the records of a store, as they are seen, into a memory store.
+    """Writes the records that are seen in a store into a memory store.
 
     Args:
-        pinned: tells whether the record of a key was changed here, so that the store has another one.
+        pinned: returns whether the record of a key was changed here, so that the store has another one.
     """
 
     def __init__(self, store: MemoryStore, pinned: Callable[[bytes], bool]) -> None:
         self._store = store
         self._pinned = pinned
-        # Not a plain dict, whose first key is found behind all that were removed before it: 100 µs in a full policy.
+        # Not a plain dict, which looks for its first key behind all removed ones: 100 µs in a full policy.
         self.spare: OrderedDict[bytes, None] = OrderedDict()
         """The store keys of records that may be dropped, the longest unused first."""
-        # Mutable: when the next lease of the others ends.
+        # Mutable: the end of the next lease among the other records.
         self._next_end = 0
         self.blind_until = 0
-        """ms since 1970. Until then a claim made in the store may be live for which there was no room here."""
+        """ms since 1970. Until then the store may have a live claim for which there was no room here."""
 
     def saw(self, op: Op, reply: Reply) -> None:
-        """Take note of the store's reply to an operation."""
+        """Note the store's reply to an operation."""
         if isinstance(op, ClaimOp):
             if type(reply) is Verdict:
                 if op.terms.remembered and not reply.attempt:
-                    self.drop(op.wire)  # there is no record: a ledger alone knows of the success
+                    self.drop(op.wire)  # there is no record: only a ledger knows of the success
                 else:
                     self._saw_claim(op, reply)
         elif isinstance(op, TransitionOp):
@@ -99,11 +99,11 @@ class LastSeen:
             self.spare.move_to_end(wire)
 
     def pin(self, wire: bytes) -> None:
-        """Never drop this key: its record was changed here, and the store does not have it."""
+        """Never drop this key, because its record was changed here, and the store does not have the change."""
         self.spare.pop(wire, None)
 
     def keep(self, wire: bytes, entry: Entry | None) -> None:
-        """Treat a record that the store has adopted as one that was seen there."""
+        """Treat a record that the store has adopted like one that was seen there."""
         if entry is None or entry.state in "IR":
             self.drop(wire)
         elif entry.state not in "PW":
@@ -143,7 +143,7 @@ class LastSeen:
         return bool(self.spare)
 
     def _saw_claim(self, op: ClaimOp, verdict: Verdict) -> None:
-        # Every claim comes by here, so this calls no function that it can do without.
+        # Every claim takes this path, so this avoids every call that is not needed.
         wire, terms, now = op.wire, op.terms, self._store.now()
         until = expires = now + verdict.left_ms
         known = self._store.entry(wire)
@@ -151,8 +151,8 @@ class LastSeen:
         if verdict.outcome is _ACQUIRED:
             state, owner = "S" if terms.consumes else "P", op.owner
             if not token:
-                # After its lease a claim counts attempts; what becomes of a token the store alone can say.
-                expires += terms.keep_ms - terms.lease_ms
+                # After its lease a claim counts attempts; only the store knows the state of a token.
+                expires += terms.ttl_ms
         else:
             state, owner = _STATES.get(verdict.outcome, ""), NOBODY
             if not state:
@@ -163,7 +163,7 @@ class LastSeen:
         kind = SeenEntry if terms.remembered else Entry
         entry = kind(state, owner, verdict.fence, verdict.attempt, until, 0)
         if terms.remembered:
-            cast(SeenEntry, entry).seen = cast(RememberedClaimOp, op).seen()
+            cast(SeenEntry, entry).seen = cast(SeenOp, op.of_id())
         entry.fingerprint = op.fingerprint
         entry.payload = verdict.payload
         entry.token = token
@@ -191,9 +191,9 @@ class LastSeen:
 
     @classmethod
     def change_of(cls, verb: Verb) -> Change | None:
-        """Return what changes a record here as the store did by this verb; None if `saw` needs more than its code."""
+        """Return the function that changes a record here like the store; None if `saw` needs more than its code."""
         match verb:
-            case Verb.SETTLE | Verb.SETTLE_REMEMBERED:
+            case Verb.SETTLE:
                 return cls._settle
             case Verb.RELEASE:
                 return cls._release
@@ -201,10 +201,10 @@ class LastSeen:
                 return cls._renew
             case Verb.FORGET:
                 return cls._forget
-            case Verb.CLAIM | Verb.CLAIM_REMEMBERED | Verb.TRANSITION | Verb.READ:
+            case Verb.CLAIM | Verb.TRANSITION | Verb.READ:
                 return None
             case Verb.ISSUE | Verb.ADOPT:
-                return None  # a token is seen when it is used; `keep` is told of a record that was adopted
+                return None  # a token is seen when it is used; `keep` gets a record that was adopted
             case Verb.LEDGER | Verb.FIRST | Verb.SEEN | Verb.FORGET_ID | Verb.WEIGH:
                 return None  # there is no record
             case _:
@@ -218,7 +218,7 @@ class LastSeen:
             change(self, op, entry, now)
 
     def _forget(self, op: ForgetOp, entry: Entry, now: int) -> None:
-        # A claim's reply comes by a shorter way than a forgetting's: a live claim may be the later of the two.
+        # A claim's reply takes a shorter path than a removal's: a live claim may be the later of the two.
         if not (entry.state in "PW" and entry.owner != NOBODY and entry.until > now):
             self.drop(op.wire)
 
@@ -232,11 +232,11 @@ class LastSeen:
             self._store.keep(op.wire, entry, entry.until if entry.token else now + op.keep_ms)
 
     def _settle(self, op: SettleOp, entry: Entry, now: int) -> None:
-        """Settle the record here as the store did."""
+        """Settle the record here like the store."""
         if not is_of(entry, op):
             return
         try:
-            self._store.apply(without_ledger(op) if isinstance(op, RememberedSettleOp) else op)
+            self._store.apply(op if op.also is None else without_ledger(op))
         except UnavailableError:  # no room for its result
             self.drop(op.wire)
             return
@@ -247,7 +247,7 @@ class LastSeen:
         held = entry.state == "P" and entry.owner != NOBODY
         self.spare.pop(wire, None)
         if known is not None:
-            self._store.drop(wire)  # it is put anew: its payload may need more room than before
+            self._store.drop(wire)  # it is stored anew, because its payload may need more room than before
         try:
             self._store.put(wire, entry, expires)
         except UnavailableError:
@@ -261,7 +261,7 @@ class LastSeen:
             self._next_end = entry.until
 
     def _trim(self) -> None:
-        """Remove the keys of expired records: the memory store does not tell when it drops those."""
+        """Remove the keys of expired records, because the memory store does not report when it drops them."""
         if len(self.spare) > 2 * len(self._store) + _SPARE_SLACK:
             kept = (wire for wire in self.spare if self._store.entry(wire) is not None)
             self.spare = OrderedDict.fromkeys(kept)
@@ -276,12 +276,12 @@ def same(known: str, told: str) -> bool:
 
 
 def is_of(entry: Entry, op: SettleOp | ReleaseOp | RenewOp) -> bool:
-    """True if the operation was about this record, and not about an earlier one of its owner."""
+    """True if the operation was for this record, and not for an earlier one of its owner."""
     return entry.owner == op.owner and op.fence in (0, entry.fence)
 
 
 def is_news(record: Stored, known: Entry, now: int) -> bool:
-    """True if a record that was read is later than the known one: a claim's reply may overtake a reading's."""
+    """True if a record that was read is later than the known one: a claim's reply may overtake a read's."""
     if record.fence != known.fence or known.state not in "PW":
         return record.fence > known.fence
     renewed = record.state in "PW" and known.owner == NOBODY and now + record.left_ms > known.until

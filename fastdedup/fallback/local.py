@@ -1,4 +1,4 @@
-"""LocalLRU: answer from a bounded store in this process, mark every answer, and keep a journal for the real store."""
+"""LocalLRU: answers from a bounded store in this process, marks every answer, and keeps a journal for the store."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from ..events import Conflict, Unreplayed
 from ..kernel.codes import Code
 from ..kernel.keyspace import names_of
 from ..kernel.operations import (
-    Adopted,
     AdoptOp,
     ClaimOp,
     ForgetOp,
     Op,
     Reply,
-    StoredForm,
     TransitionOp,
     TransitionReply,
     Verdict,
     was_accepted,
 )
 from ..kernel.records import Holding, Stored
+from ..kernel.replies import Adopted, StoredForm
 from ..kernel.terms import Mode
-from ..kernel.verbs import Effect, Keys, Verb
-from ..ledger.operations import IdOp, LedgerOp
+from ..kernel.verbs import Effect, Verb
+from ..ledger.operations import IdOp, LedgerOp, LedgerPlace
 from ..model import Outcome
 from ..stores.entry import Entry, stored
 from ..stores.memory import MemoryStore
@@ -36,37 +35,36 @@ from .base import JournalOp
 from .journal import NEW, Journal, JournalLine
 from .last_seen import LastSeen, SeenEntry
 from .local_ids import LedgerOps, LocalIds, is_of_id
-from .remembered_claims import RememberedClaims, RememberedOps
+from .remembered_claims import ClaimOrSettleOp, RememberedClaims
 
 _MAKING: Final = tuple(verb for verb in Verb if verb.row.grants or verb.row.effect is Effect.MAKES)
-_REMEMBERED: Final = tuple(verb for verb in Verb if verb.row.keys is Keys.BESIDE)
 _OF_LEDGER: Final = frozenset(verb for verb in Verb if verb.row.of_ledger)
 
 
 class LocalLRU:
-    """Answer from this process's memory while the store is unavailable; each answer has `degraded=True`.
+    """Answers from this process's memory while the store is unavailable; each answer has `degraded=True`.
 
     A key is unique within this process only: two processes that lose the store at once may both acquire it.
-    The policy takes into account what this process knows of the store's records. A claim that this process
-    holds in the store is still held, and can be completed, failed and released. A success that the store told is
-    told again. When the store is back, it gets the records that were made or changed meanwhile, with the same
+    The policy uses the store's records that this process has seen. A claim that this process
+    holds in the store is still held, and can be completed, failed and released. A success that the store reported is
+    repeated. When the store is back, it gets the records that were made or changed meanwhile, with the same
     owners and fences; until then new claims of those keys are answered from here. If the store has another
-    acquisition's record by then, a `Conflict` event names both owners, and the one whose record stands.
+    acquisition's record by then, a `Conflict` event names both owners, and says which record remains.
 
-    The policy refuses (UnavailableError) what only the store can know: renewing a claim made there, tokens issued
-    there, `get` and `forget` of its records. A key that is forgotten here is removed from the store when that is
-    back, unless another owner has the key by then. A machine goes on from the state that this process saw last,
-    or from its initial state. A full policy drops records that the store has, too. Then it refuses new keys, as
-    it does not forget an unexpired claim.
+    The policy refuses (UnavailableError) operations that need the store's knowledge: renewing a claim made there,
+    tokens issued there, `get` and `forget` of its records. A key that is forgotten here is removed from the store
+    when that is back, unless another owner has the key by then. A machine goes on from the state that this process
+    saw last, or from its initial state. A full policy drops records that the store has too. Then it refuses new keys,
+    because it does not forget an unexpired claim.
 
-    Of a ledger's ids, those are known that the store told lately. Others are new here, are remembered, and come into
-    the store when that is back, and each is kept there for a window from then. An id that the store has from another
-    call by then is a `Conflict`. An id that is forgotten here is removed from the store, also if another process put
-    it there. A ledger that this process never opened before is created here, and its ids find their places in the
-    store's.
+    The policy knows the ids of a ledger that the store has lately reported. Other ids are new here. They are
+    remembered, written into the store when it is back, and kept there for a window from then. If the store has such
+    an id from another call by then, that is a `Conflict`. An id that is forgotten here is removed from the store,
+    even if another process put it there. A ledger that this process never opened before is created here, and its ids
+    find their places in the store's.
 
     A claim whose success a ledger remembers is answered from its record here, or else from its id. When the store is
-    back, it is asked for the id first. If another call's success stands there by then, that is a `Conflict`, and
+    back, it is asked for the id first. If another call's success is there by then, that is a `Conflict`, and
     the claim is lost.
 
     Several namespaces may share one policy, and so may several gates in one event loop over the same Redis: then
@@ -75,8 +73,8 @@ class LocalLRU:
 
     Args:
         maxsize: the largest number of records and ids.
-        max_bytes: estimate of the memory they may take.
-        clock: seconds since 1970; for tests. The default clock goes on evenly when the system's time is set.
+        max_bytes: an estimate of the memory that they may take.
+        clock: returns seconds since 1970; for tests. The default clock does not change when the system's time is set.
     """
 
     def __init__(
@@ -93,16 +91,16 @@ class LocalLRU:
         self.begin_anew(clock)
 
     def begin_anew(self, clock: Callable[[], float] | None = None) -> None:
-        """Forget everything: know nothing yet, by this clock."""
+        """Forget everything, and use this clock."""
         self._journal = Journal()
         self.records = MemoryStore(
             maxsize=self._maxsize, max_bytes=self._max_bytes, clock=clock, make_room=self._drop_oldest
         )
-        """The records that it has made, or that the store has told it of. For tests and figures: only read them."""
+        """The records that it has made, or that the store has reported. For tests and figures: only read them."""
         self.last_seen = LastSeen(self.records, pinned=lambda wire: self._journal.get(wire) is not None)
-        """Which of `records` the store has, too, so that they may be dropped. Only read it."""
+        """The `records` that the store has too, so that they may be dropped. Only read it."""
         self.ids = LocalIds(self.records, self._journal)
-        """The ids of ledgers, as `records`. Only read it."""
+        """The ids of ledgers, like `records`. Only read it."""
         self._remembered = RememberedClaims(self.records, self._journal, self.ids)
 
     def __repr__(self) -> str:
@@ -110,7 +108,7 @@ class LocalLRU:
 
     @contextmanager
     def apart(self, clock: Callable[[], float]) -> Iterator[None]:
-        """Begin anew by a test's clock, and know afterwards what it knew before."""
+        """Begin anew with a test's clock, and restore the former knowledge afterwards."""
         kept = self._journal, self.records, self.last_seen, self.ids, self._remembered
         self.begin_anew(clock)
         try:
@@ -124,8 +122,9 @@ class LocalLRU:
         """Answer from memory, or raise `error` if only the store can know the answer."""
         if op.verb in _OF_LEDGER:
             return self._answer_ledger(cast(LedgerOps, op), error)
-        if op.verb in _REMEMBERED:
-            return self._remembered.answer(cast(RememberedOps, op), error, self._answer_record)
+        if (place := op.remembering) is not None:
+            found = cast(LedgerPlace, place)
+            return self._remembered.answer(cast(ClaimOrSettleOp, op), found, error, self._answer_record)
         return self._answer_record(op, error, self.records.apply)
 
     def _answer_record(self, op: Op, error: UnavailableError, apply: Callable[[Any], Reply]) -> Reply:
@@ -148,21 +147,21 @@ class LocalLRU:
         return reply
 
     def _drop_oldest(self) -> bool:
-        """Make room: an id is dropped before a record, which says more and is dearer to do again."""
+        """Make room: an id is dropped before a record, because a record says more and its loss costs more."""
         return self.ids.drop_oldest() or self.last_seen.drop_oldest()
 
     def holds_id(self, op: IdOp) -> bool:
-        """True for an id that was remembered or forgotten while degraded, until the store knows that."""
+        """True for an id that was remembered or forgotten in the outage, until the store knows that."""
         return self.ids.holds(op)
 
     def holds(self, wire: bytes) -> bool:
-        """True for a key that was changed while degraded, until the store has adopted that."""
+        """True for a key that was changed in the outage, until the store has adopted the change."""
         line = self._journal.lines.get(wire)
         if line is None:
             return False
         if self.records.holds(wire) or line.forgotten:
             return True
-        self._journal.strike(wire)  # expired here, as it would have expired there
+        self._journal.strike(wire)  # it expired here, and would have expired there too
         return False
 
     def _check(
@@ -188,7 +187,7 @@ class LocalLRU:
             raise error
 
     def _settles_what_it_holds(self, op: Op, entry: Entry, now: int) -> bool:
-        """True for settling a claim that the store gave, within its lease: then no other owner can hold the key."""
+        """True for a settlement of a claim from the store, within its lease: then no other owner can hold the key."""
         return op.verb.row.effect is Effect.FREES and entry.owner != b"" and entry.until > now
 
     def _bind(
@@ -197,7 +196,8 @@ class LocalLRU:
         """Keep a record within the limits of the store's record: its lease, and a token's time."""
         present = self.records.entry(op.wire)
         if present is entry and line is None and isinstance(op, ClaimOp) and entry.state in "PW":
-            # The owner gets its own claim back with the lease as it was: the store does not know of a longer one.
+            # The owner gets its own claim back with the former lease, because the store does not know of a longer
+            # one.
             entry.until = former.until
             if isinstance(reply, Verdict):
                 reply.left_ms = min(reply.left_ms, entry.until - now)
@@ -216,13 +216,13 @@ class LocalLRU:
             self.last_seen.pin(op.wire)
             self._journal.note(op.wire, getattr(op, "key", "") or names_of(op.wire)[1], former.holding)
             self._journal.sweep(len(self.records), self._stands)
-            if isinstance(entry, SeenEntry):  # a ledger may know its id by the time when the record may come
+            if isinstance(entry, SeenEntry):  # a ledger may know its id before the record may be sent
                 self.ids.let_wait(op.wire, entry.seen)
         if entry is not None and isinstance(op, ClaimOp) and entry.owner != op.owner and was_accepted(op):
             self._got_no_reply(op)
 
     def _got_no_reply(self, op: ClaimOp) -> None:
-        """Note a claimant who meets another owner here: the store may have given it the key all the same."""
+        """Note a claimant that meets another owner here: the store may still have given it the key."""
         line = self._journal.get(op.wire)
         if line is not None:
             line.got_no_reply(op.owner)
@@ -232,7 +232,7 @@ class LocalLRU:
         return self.ids.stands(line) if is_of_id(line) else self.records.entry(wire) is not None
 
     def _gone(self, wire: bytes, line: JournalLine | None) -> None:
-        """Note that a key was forgotten: if the store may have a record of it, that must be removed, too."""
+        """Note that a key was forgotten: if the store may have a record of it, that must be removed too."""
         if line is not None and (line.forgotten or line.may_be_stored):
             line.forgotten = True
         else:
@@ -245,16 +245,16 @@ class LocalLRU:
         self.records.hear_time(time_us)
 
     def saw(self, op: Op, reply: Reply) -> None:
-        """Remember what the store says of a key, unless a journal line says that this process knows better."""
+        """Remember the store's answer about a key, unless a journal line shows that this process knows better."""
         if op.verb in _OF_LEDGER:
             self.ids.saw(cast(LedgerOps, op), reply)
         elif op.wire not in self._journal.lines or self._was_under_way(op, reply):
             self.last_seen.saw(op, reply)
-            if op.verb in _REMEMBERED:
-                self._remembered.saw(cast(RememberedOps, op), reply)
+            if (place := op.remembering) is not None:
+                self._remembered.saw(cast(LedgerPlace, place), reply)
 
     def _was_under_way(self, op: Op, reply: Reply) -> bool:
-        """Judge the reply to an operation that was under way when the line began; True if the line is void."""
+        """Handle the reply to an operation that was under way when the line began; True if the line is void."""
         if isinstance(op, TransitionOp):
             return self._moved_under_way(op, reply)
         if type(reply) is not Verdict or reply.outcome is not Outcome.ACQUIRED:
@@ -273,9 +273,9 @@ class LocalLRU:
         return True
 
     def _moved_under_way(self, op: TransitionOp, reply: Reply) -> bool:
-        """Let the store's change give way: its caller gets the answer of the machine here."""
+        """Let the store's change give way, because its caller gets the answer of the machine here."""
         if isinstance(reply, TransitionReply) and reply.code is not Code.UNSURE:
-            op.resent = False  # the store has told what it did
+            op.resent = False  # the store has reported its effect
         if not isinstance(reply, TransitionReply) or reply.code is not Code.OK:
             return False
         if self.records.now() and self.records.entry(op.wire) is None:
@@ -285,7 +285,7 @@ class LocalLRU:
         return False
 
     def note_orphan(self, wire: bytes, owner: bytes) -> None:
-        """Let a claim give way whose caller was cancelled: if it holds the key in the store, no caller uses it."""
+        """Let the claim of a cancelled caller give way: if it holds the key in the store, no caller uses it."""
         self.ids.note_orphan(wire, owner)
         line, entry = self._journal.get(wire), self.records.entry(wire)
         if line is not None and (entry is None or entry.owner != owner):
@@ -315,7 +315,7 @@ class LocalLRU:
         while not forms and len(ops) < most and (lines := self._journal.take(most - len(ops), lane)):
             for wire, line in lines:
                 if line.id_line is not None and self.records.entry(wire) is not None:
-                    continue  # it stays taken until its id's line is settled, which lets it be sent again
+                    continue  # it stays taken until its id's line is settled, and is then sent
                 op = self._sent(wire, line, now)
                 if op is None:
                     self._journal.strike(wire)
@@ -357,7 +357,7 @@ class LocalLRU:
         code, theirs = adopted.code, holding_of(adopted)
         familiar = line is not None and line.knows(theirs, settled=adopted.settled)
         if familiar and theirs not in (op.base, holding_of(op.record)) and code is not Code.OURS_STANDS:
-            # A holding of this process that gave way here; it came into the store by a call whose reply was lost.
+            # A holding of this process that gave way here: a call whose reply was lost has written it into the store.
             self._journal.again(op.wire, base=theirs)
             return None
         self._judged(op, line, stands=code in (Code.OK, Code.OURS_STANDS, Code.UNCONFIRMED))
@@ -367,7 +367,7 @@ class LocalLRU:
 
     def _judged(self, op: AdoptOp, line: JournalLine | None, *, stands: bool) -> None:
         if line is None:
-            return  # the record expired, or the store's record replaced it: the one here was seen since
+            return  # the record expired, or the store's record, which was seen since, replaced it
         entry = self.records.entry(op.wire)
         if line.forgotten or (entry is not None and mark(entry) != line.sent):
             self._journal.again(op.wire, base=holding_of(op.record) if stands else None)

@@ -1,11 +1,11 @@
-"""The ids of ledgers for `LocalLRU`: those that the store told lately, and those that were remembered in an outage.
+"""The ids of ledgers for `LocalLRU`: ids that the store lately reported, and ids that were remembered in an outage.
 
-A journal line stands for one id. When the store is back, the ledger's form is read first. If it is the form that
+A journal line is for one id. When the store is back, the ledger's form is read first. If it is the form that
 served here, the id is remembered by a `FirstOp` with the nonce of the call that got True. If it is another
-one, because this process created the ledger itself or the store lost it, each id gets its place by the store's form
-before. A forgotten id is removed.
+one, because this process created the ledger itself or the store lost it, each id first gets its place in the store's
+form. A forgotten id is removed.
 
-The store does not tell how old an id is. So an id is known for a hundredth of the window
+The store does not report the age of an id. So an id is known for a hundredth of the window
 after the store has answered that it is a duplicate.
 """
 
@@ -19,7 +19,8 @@ from ..events import Conflict, Unreplayed
 from ..kernel.codes import Code
 from ..kernel.granted import GRANTED
 from ..kernel.keyspace import names_of
-from ..kernel.operations import Reply, StoredForm
+from ..kernel.operations import Reply
+from ..kernel.replies import StoredForm
 from ..ledger.forms import SLOTS, LedgerForm
 from ..ledger.ids import NONCE_BYTES, ledger_of, same_call, without_patience
 from ..ledger.operations import (
@@ -27,8 +28,7 @@ from ..ledger.operations import (
     ForgetIdOp,
     IdOp,
     LedgerOp,
-    RememberedClaimOp,
-    RememberedSettleOp,
+    LedgerPlace,
     SeenOp,
     WeighOp,
 )
@@ -39,22 +39,22 @@ from .journal import Journal, JournalLine
 
 LedgerOps = LedgerOp | IdOp | WeighOp
 _NEVER_MS = -(1 << 50)
-"""The server's time of a form that the policy tells: a store takes no operation that relies on it."""
+"""The server's time of a form from the policy: a store refuses operations that rely on it."""
 _RELY_MS = 30_000
-"""Milliseconds for which the store lets a form be relied on that was read."""
+"""Milliseconds for which a form that was read from the store is valid."""
 _MOST_LEDGERS = 1000
 _SLACK = 1024
 
 
 class LocalIds:
-    """Answers for ledgers from a memory store, and writes what it remembered into a journal."""
+    """Answers for ledgers from a memory store, and writes the remembered ids into a journal."""
 
     def __init__(self, store: MemoryStore, journal: Journal) -> None:
         self._store = store
         self._ids = store.ledgers
         self._journal = journal
         self.ledgers: dict[bytes, LocalLedger] = {}
-        """The ledgers by the store keys of their forms, the longest unasked first."""
+        """The ledgers by the store keys of their forms, the longest unused first."""
         # Mutable: the ids that may be dropped, the longest unused first.
         self._spare: OrderedDict[bytes, tuple[bytes, bytes]] = OrderedDict()
 
@@ -71,11 +71,11 @@ class LocalIds:
                 raise error
             return self._ids.answer(op, now)
         if not op.id or (isinstance(op, ForgetIdOp) and len(op.entry) > op.terms.width):
-            raise error  # made by another program's hand, or for the store alone
+            raise error  # made by another program, or only for the store
         if isinstance(op, SeenOp) and op.terms.from_ms:
-            return self._ids.answer(op, now)  # of the form that the ledger had before it was resized
+            return self._ids.answer(op, now)  # in the form of the ledger before its resizing
         if ledger is None or op.place != b"".join(ledger.addresses.find(op.id)):
-            return Code.STALE  # its caller asks for the form, and comes again
+            return Code.STALE  # its caller reads the form, and retries
         if isinstance(op, FirstOp):
             return self._first(op, ledger, now)
         if isinstance(op, ForgetIdOp):
@@ -94,7 +94,7 @@ class LocalIds:
         return False
 
     def stands(self, line: JournalLine) -> bool:
-        """True while there is something to send for a line."""
+        """True while a line has an operation to send."""
         return isinstance(line, IdLine) and (
             line.forgotten or self._held(line) is not None or line.has_records
         )
@@ -105,10 +105,10 @@ class LocalIds:
     def _form(self, op: LedgerOp, error: UnavailableError) -> Reply:
         ledger = self.ledgers.get(op.wire)
         if op.former:
-            raise error  # the store alone can replace a form
+            raise error  # only the store can replace a form
         if ledger is None:
             if not op.form and op.ttl_ms:
-                return Code.ABSENT  # a caller that would create it comes again with a form
+                return Code.ABSENT  # a caller that wants to create it retries with a form
             form = LedgerForm.read(op.form)
             if form is None:
                 raise error
@@ -137,7 +137,7 @@ class LocalIds:
         line, is_new = self._line(op, ledger)
         if is_new:
             ledger.terms.young = op.terms.young
-            ledger.reread_at = 0  # the store may have lost its data, and another process have created it anew
+            ledger.reread_at = 0  # the store may have lost its data, and another process recreated it
         try:
             self._ids.put(op.wire, digest, op.entry[len(digest) :], now, op.terms.window_ms)
         except UnavailableError:
@@ -167,23 +167,23 @@ class LocalIds:
 
     # For claims whose success a ledger remembers
 
-    def finds(self, op: RememberedClaimOp | RememberedSettleOp) -> bool:
-        """True if the id lies where the operation says, by the form that serves here."""
-        ledger = self.ledgers.get(ledger_of(op.bucket))
-        return ledger is not None and ledger.addresses.find(op.id) == (op.bucket, op.digest)
+    def finds(self, place: LedgerPlace) -> bool:
+        """True if the place of the id is right, by the form in use here."""
+        ledger = self.ledgers.get(ledger_of(place.bucket))
+        return ledger is not None and ledger.addresses.find(place.id) == (place.bucket, place.digest)
 
-    def is_done(self, op: RememberedClaimOp) -> bool:
+    def is_done(self, place: LedgerPlace) -> bool:
         """True if the id is remembered here."""
-        return self._ids.held(op.bucket, op.digest) is not None
+        return self._ids.held(place.bucket, place.digest) is not None
 
     def let_wait(self, record: bytes, op: SeenOp) -> None:
-        """Let a record that was changed here wait until the store has told whether the ledger knows the id."""
+        """Let a record that was changed here wait until the store has reported whether the ledger knows the id."""
         ledger = self.ledgers.get(ledger_of(op.wire))
         if ledger is None or op.place != b"".join(ledger.addresses.find(op.id)):
             return  # the store has lost its data since, and with it the record
         try:
             line, _ = self.will_look(op)
-        except UnavailableError:  # no room, and the change is made
+        except UnavailableError:  # there is no room, but the change is made already
             return
         line.let_wait(record)
 
@@ -211,19 +211,20 @@ class LocalIds:
             line.shared = line.shared or was_accepted
             line.let_wait(record)
 
-    def saw_claim(self, op: RememberedClaimOp | RememberedSettleOp, done: bool) -> None:
-        """Remember what the store says of a claim's id: whether it is done."""
-        if isinstance(op, RememberedSettleOp):
-            seen = SeenOp(op.bucket, op.digest, op.ledger_terms)
-            if seen.place not in self._journal.lines:
-                self._know(seen, op.entry[len(op.digest) :], self._store.now(), op.ledger_terms.window_ms)
-        else:
-            self.saw(op.seen(), Code.ALREADY if done else Code.ABSENT)
+    def saw_claim(self, place: LedgerPlace, *, done: bool) -> None:
+        """Remember the store's answer to a claim about its id: whether it is done."""
+        self.saw(place.seen(), Code.ALREADY if done else Code.ABSENT)
+
+    def saw_completion(self, place: LedgerPlace) -> None:
+        """Remember that the store has completed a claim."""
+        if place.name not in self._journal.lines:
+            nonce = place.entry[len(place.digest) :]
+            self._know(place.seen(), nonce, self._store.now(), place.terms.window_ms)
 
     # Beside the store
 
     def saw(self, op: LedgerOps, reply: Reply) -> None:
-        """Remember what the store says of an id, unless a line says that this process knows better."""
+        """Remember the store's answer about an id, unless a line exists, because then this process knows better."""
         if isinstance(op, LedgerOp):
             if isinstance(reply, StoredForm) and op.ttl_ms:
                 self._learn(op.wire, reply, op.ttl_ms)
@@ -244,7 +245,7 @@ class LocalIds:
             nonce = op.entry[len(digest) :]
             if held is not None and same_call(held[1], nonce):
                 self._used(op.place)  # asked again
-            elif not op.future.done():  # else its caller was cancelled, and it is taken back
+            elif not op.future.done():  # else its caller was cancelled, and the id is removed again
                 self._know(op, nonce, now, op.terms.window_ms)
         elif _is_known(op, reply):
             if held is None or held[1] == b"":
@@ -276,7 +277,7 @@ class LocalIds:
         self._ids.drop(bucket, digest)
 
     def drop_oldest(self) -> bool:
-        """Drop the longest unused id that the store has, too; False if there is none."""
+        """Drop the longest unused id that the store has too; False if there is none."""
         while self._spare:
             _, at = self._spare.popitem(last=False)
             if self._ids.held(*at) is not None:
@@ -285,7 +286,7 @@ class LocalIds:
         return False
 
     def took_back(self, op: IdOp) -> None:
-        """Forget what a call has remembered that ends in an error."""
+        """Forget the id of a call that ends in an error."""
         digest = op.place[len(op.wire) :]
         held = self._ids.held(op.wire, digest)
         if held is None or held[1] != op.entry[len(digest) :]:
@@ -296,7 +297,7 @@ class LocalIds:
             self._journal.strike(op.place)
 
     def note_orphan(self, wire: bytes, entry: bytes) -> None:
-        """Take note that the store may have remembered an id for a call that ended in an error."""
+        """Note that the store may have remembered an id for a call that ended in an error."""
         line = self._journal.lines.get(wire + entry[:-NONCE_BYTES])
         if isinstance(line, IdLine):
             line.shared = True
@@ -324,14 +325,14 @@ class LocalIds:
         return True
 
     def _move(self, ledger: LocalLedger, keep_ms: int) -> None:
-        """Let the ids of the journal lie where the store's form puts them."""
+        """Move the ids of the journal to their places in the store's form."""
         moves = []
         for place, line in self._journal.all():
             if not isinstance(line, IdLine) or line.ledger is not ledger:
                 continue
             bucket, digest = ledger.addresses.find(line.id)
             if bucket + digest in self._journal.lines:
-                self._journal.strike(place)  # by a narrow digest two ids are one
+                self._journal.strike(place)  # with a narrow digest two ids are one
                 continue
             moves.append((line.bucket, line.digest, bucket, digest))
             line.move_to(bucket, digest)
@@ -340,7 +341,7 @@ class LocalIds:
     # Into the store
 
     def next_operation(self, line: IdLine, now: int) -> JournalOp | None:
-        """Return what is to be sent for a line; None if that is over. A `LedgerOp` must be answered before."""
+        """Return the operation to send for a line; None if it is over. A `LedgerOp` must be answered first."""
         if not self.stands(line):
             return None
         ledger = line.ledger
@@ -364,7 +365,7 @@ class LocalIds:
             return self._lost_ledger(op.wire)
         line = self._journal.get(op.place)
         if not isinstance(line, IdLine):
-            return None  # over, taken back, or moved
+            return None  # the line is over, undone, or moved
         if reply is Code.STALE:
             line.ledger.reread_at = 0
             self._journal.again(op.place)
@@ -384,7 +385,7 @@ class LocalIds:
     def _looked(self, line: IdLine, reply: object) -> Conflict | None:
         """Take the store's answer to a look, for the records that wait for it."""
         if line.forgotten or self._held(line) is not None:
-            self._journal.again(line.wire)  # it was forgotten or remembered here meanwhile
+            self._journal.again(line.wire)  # the id was forgotten or remembered here meanwhile
             return None
         event = line.drop_records() if reply is Code.ALREADY else None
         self._journal.strike(line.wire)
@@ -406,12 +407,12 @@ class LocalIds:
     def _removed(self, line: IdLine) -> None:
         line.forgotten = False
         if self._held(line) is None:
-            self._journal.strike(line.wire)  # no look is needed: it was removed for all
+            self._journal.strike(line.wire)  # no look is needed, because the id was removed for all callers
         else:
             self._journal.again(line.wire)
 
     def put_back(self, op: IdOp, *, asked: bool, lane: bytes) -> Unreplayed | None:
-        """Keep an operation for later. A removal is not sent twice: it might remove what is remembered next."""
+        """Keep an operation for later. A removal is not sent twice: it might remove an id that came later."""
         line = self._journal.get(op.place)
         if not isinstance(line, IdLine):
             return None
@@ -424,7 +425,7 @@ class LocalIds:
 
     def give_up(self, line: IdLine) -> list[Unreplayed]:
         """Return an event for a line that the store never got."""
-        if not (line.forgotten or self._held(line)) or line.has_records:  # a record tells for itself
+        if not (line.forgotten or self._held(line)) or line.has_records:  # a record has its own event
             return []
         return [Unreplayed(names_of(line.ledger.wire)[0], line.key, "", "closed before the store was back")]
 
@@ -434,7 +435,7 @@ class LocalIds:
         return Unreplayed(names_of(line.ledger.wire)[0], line.key, "", why)
 
     def _lost_ledger(self, wire: bytes) -> Unreplayed:
-        """Drop all lines of a ledger whose form cannot be read: nothing can be remembered there."""
+        """Drop all lines of a ledger whose form cannot be read, because nothing can be remembered there."""
         lines = [
             line for _, line in self._journal.all() if isinstance(line, IdLine) and line.ledger.wire == wire
         ]
@@ -450,7 +451,7 @@ def is_of_id(line: JournalLine | None) -> TypeGuard[IdLine]:
 
 
 def _is_known(op: IdOp, reply: Reply) -> bool:
-    """True if the store remembers an id for another call, and that call will not be taken back."""
+    """True if the store remembers an id for another call, and that call will not be undone."""
     if reply is Code.PENDING:
         return op.place in GRANTED
     return reply is Code.ALREADY or (isinstance(op, SeenOp) and reply is Code.OK)

@@ -1,8 +1,8 @@
-"""Brings the records that a fallback made in an outage into the store when the store is back.
+"""Writes the records that a fallback made in an outage into the store when the store is back.
 
 The reconciler runs only while a policy's journal has lines: the first degraded answer wakes it, it tries until the
-store has every record, and ends. If two owners met, the store decides whose record stands (`lua/adopt.lua`),
-and the policy decides what becomes of the journal's line. The reconciler only asks.
+store has every record, and ends. If two owners met, the store decides which record remains
+(`lua/adopt.lua`), and the policy decides on the journal's line. The reconciler only sends.
 
 Each part of the store, such as a node of a Cluster, has a lane of the journal, and each lane has a task and a pause
 of its own. So a part that refuses or hangs holds up its own records alone.
@@ -18,8 +18,9 @@ from ..errors import DedupError, ForeignRecordError
 from ..events import Conflict, Event, Replayed, Unreplayed
 from ..failures import log
 from ..kernel.codes import Code
-from ..kernel.operations import Adopted, AdoptOp, Op, Reply, StoredForm
+from ..kernel.operations import AdoptOp, Op, Reply
 from ..kernel.records import Stored
+from ..kernel.replies import Adopted, StoredForm
 from ..ledger.operations import FirstOp
 from ..tasks import stop
 from .base import JournalledPolicy, JournalOp, OrphanPolicy
@@ -28,11 +29,11 @@ _BATCH = 256
 
 Submit = Callable[[Op], asyncio.Future[Reply]]
 LaneOf = Callable[[bytes], bytes]
-"""Names the part of the store that holds a key now; must not raise."""
+"""Returns the name of the part of the store that holds a key now; it must not raise."""
 
 
 class LaneTask:
-    """The task of one lane. `is_back`: set when the task shall try at once, without waiting for its pause to end."""
+    """The task of one lane. `is_back`: set when the task must try at once, without the rest of its pause."""
 
     __slots__ = ("is_back", "task")
 
@@ -45,11 +46,11 @@ class Reconciler:
     """Empties one policy's journal into one store.
 
     Args:
-        submit: hands an operation to the engine; raises what the engine raises.
+        submit: passes an operation to the engine; it raises the engine's errors.
         lane_of: see `LaneOf`.
         report: called with each event.
         done: called when a lane is empty.
-        orphans: returns the key and owner of each claim that was sent, and that no caller waits for any more.
+        orphans: returns the key and owner of each claim that was sent, and that no caller waits for.
     """
 
     def __init__(
@@ -84,13 +85,13 @@ class Reconciler:
                 self._running[lane] = LaneTask(task, is_back)
 
     def store_is_back(self, lane: bytes) -> None:
-        """Try a lane at once, without waiting for the end of its pause."""
+        """Try a lane at once, without the rest of its pause."""
         running = self._running.get(lane)
         if running is not None:
             running.is_back.set()
 
     def cancel(self) -> None:
-        """Stop trying at once, without waiting for the tasks to end. The journal keeps its lines."""
+        """Stop at once, without waiting for the tasks to end. The journal keeps its lines."""
         for running in self._running.values():
             running.task.cancel()
 
@@ -99,7 +100,7 @@ class Reconciler:
         tasks = [running.task for running in self._running.values()]
         self._running.clear()
         for task in tasks:
-            task.cancel()  # all of them first: a lane that goes on meanwhile would wake the others
+            task.cancel()  # first cancel all of them: a lane that goes on meanwhile would wake the others
         for task in tasks:
             await stop(task)
         try:
@@ -164,7 +165,7 @@ class Reconciler:
         return bool(answered) and len(ops) in (len(answered), _BATCH)
 
     def _send(self, ops: Sequence[JournalOp]) -> dict[JournalOp, asyncio.Future[Reply]]:
-        """Hand the engine each operation that it takes; it refuses those of a part that does not answer."""
+        """Pass the engine each operation that it takes; it refuses those of a part that does not answer."""
         asked: dict[JournalOp, asyncio.Future[Reply]] = {}
         for op in ops:
             try:
@@ -189,7 +190,7 @@ class Reconciler:
         self._conflicts += isinstance(event, Conflict)
 
     def _puzzled(self, answer: object) -> None:
-        """Log, once, that the store cannot adopt. This is no outage; the records are kept, and tried again."""
+        """Log, once, that the store cannot adopt. This is not an outage; the records are kept, and tried again."""
         if not self._is_puzzled:
             self._is_puzzled = True
             error = answer if isinstance(answer, BaseException) else None

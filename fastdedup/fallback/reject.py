@@ -1,4 +1,4 @@
-"""Reject: refuse every operation while the store is unavailable, and say when to try again."""
+"""Reject: refuses every operation while the store is unavailable, and says when to try again."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..kernel.operations import Op
 
 
 class Reject:
-    """Raise UnavailableError for every operation while the store is unavailable (HTTP 503).
+    """Raises UnavailableError for every operation while the store is unavailable (HTTP 503).
 
     Args:
-        retry_after: seconds to tell clients (HTTP `Retry-After`).
+        retry_after: the seconds for clients (HTTP `Retry-After`).
     """
 
     def __init__(self, *, retry_after: float = 1.0) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ..errors import UnavailableError
 from ..kernel.codes import Code
-from ..kernel.operations import Op, Reply, Verdict, was_accepted
+from ..kernel.operations import ClaimOp, Op, Reply, SettleOp, Verdict, was_accepted
 from ..kernel.records import Holding
 from ..ledger.ids import NONCE_BYTES, without_patience
-from ..ledger.operations import ECHO_MS, FirstOp, RememberedClaimOp, RememberedSettleOp, without_ledger
+from ..ledger.operations import ECHO_MS, FirstOp, LedgerPlace, without_ledger
 from ..model import Outcome
 from ..stores.entry import LIVE, SETTLED, is_free
 from ..stores.memory import MemoryStore
@@ -19,7 +19,7 @@ from .journal import Journal
 from .last_seen import is_of
 from .local_ids import LocalIds
 
-RememberedOps = RememberedClaimOp | RememberedSettleOp
+ClaimOrSettleOp = ClaimOp | SettleOp
 
 
 class AnswerRecord(Protocol):
@@ -44,21 +44,23 @@ class RememberedClaims:
         self._journal = journal
         self._ids = ids
 
-    def answer(self, op: RememberedOps, error: UnavailableError, answer_record: AnswerRecord) -> Reply:
-        """Answer from memory, or raise `error` if only the store can know the answer."""
-        if not op.id:
-            raise error  # another program made it, and did not name the id
+    def answer(
+        self, op: ClaimOrSettleOp, place: LedgerPlace, error: UnavailableError, answer_record: AnswerRecord
+    ) -> Reply:
+        """Answer from memory, or raise `error` if only the store can know the answer. `place`: of the id."""
+        if not place.id:
+            raise error  # another program made the record, without the id
         now = self._records.now()
-        if not self._ids.finds(op):
-            return Code.STALE  # its caller asks for the form, and comes again
-        if isinstance(op, RememberedSettleOp):
+        if not self._ids.finds(place):
+            return Code.STALE  # its caller reads the form, and retries
+        if isinstance(op, SettleOp):
             return answer_record(op, error, self._complete)
         entry = self._records.entry(op.wire)
-        if self._ids.is_done(op) and is_free(entry, op.fingerprint, now):
+        if self._ids.is_done(place) and is_free(entry, op.fingerprint, now):
             return Verdict(Outcome.SUCCEEDED, degraded=True)
         if entry is not None and entry.state in SETTLED:
             return answer_record(op, error, self._apply_alone)
-        line, is_new = self._ids.will_look(op.seen())  # before the claim, because there may be no room for it
+        line, is_new = self._ids.will_look(place.seen())  # before the claim: it needs room
         try:
             reply = answer_record(op, error, self._apply_alone)
             if type(reply) is Verdict and reply.outcome is Outcome.ACQUIRED:
@@ -68,35 +70,35 @@ class RememberedClaims:
             if is_new and not line.records:
                 self._journal.strike(line.wire)
 
-    def saw(self, op: RememberedOps, reply: Reply) -> None:
-        """Remember what the store's reply says of the claim's id."""
+    def saw(self, place: LedgerPlace, reply: Reply) -> None:
+        """Note from the store's reply whether the claim's id is done."""
         if type(reply) is Verdict:
             done = reply.outcome is Outcome.SUCCEEDED
-            # An owner that gets its own claim back says nothing of the id: a call of `first` may have remembered it.
+            # If an owner gets its own claim back, the id's state is unknown: a call of `first` may know it.
             if done or (reply.outcome is Outcome.ACQUIRED and reply.fresh):
-                self._ids.saw_claim(op, done)
+                self._ids.saw_claim(place, done=done)
         elif reply is Code.OK or reply is Code.UNCONFIRMED:
-            self._ids.saw_claim(op, done=True)
+            self._ids.saw_completion(place)
 
-    def _apply_alone(self, op: RememberedOps) -> Reply:
+    def _apply_alone(self, op: ClaimOrSettleOp) -> Reply:
         return self._records.apply(without_ledger(op))
 
-    def _complete(self, op: RememberedSettleOp) -> Reply:
-        """Settle a claim, and remember its id. The record stays for as long, so that a conflict is found later."""
-        entry = self._records.entry(op.wire)
+    def _complete(self, op: SettleOp) -> Reply:
+        """Settle a claim, and remember its id. The record stays as long as the id, so that conflicts are found."""
+        entry, place = self._records.entry(op.wire), cast(LedgerPlace, op.also)
         if entry is None or entry.state not in LIVE or not is_of(entry, op):
             return self._apply_alone(op)
-        # Not the nonce of the store's completions, by which two processes that did the work would count as one.
+        # Not the nonce of the store's completions, because two processes that did the work would then count as one.
         nonce = without_patience(blake2b(op.owner + b"%d" % entry.fence, digest_size=NONCE_BYTES).digest())
-        first = FirstOp(op.bucket, op.digest + nonce, op.ledger_terms, op.id)
+        first = FirstOp(place.bucket, place.digest + nonce, place.terms, place.id)
         self._ids.answer(first, UnavailableError("the id is not known"))
         try:
             code = self._apply_alone(op)
         except UnavailableError:  # no room for the result
             self._ids.took_back(first)
             raise
-        self._journal.note(op.wire, op.id.decode(), Holding(entry.owner, entry.fence))
-        self._records.keep(op.wire, entry, self._records.now() + op.ledger_terms.window_ms)
+        self._journal.note(op.wire, place.id.decode(), Holding(entry.owner, entry.fence))
+        self._records.keep(op.wire, entry, self._records.now() + place.terms.window_ms)
         self._journal.lines[op.wire].echo_ms = min(op.keep_ms, ECHO_MS)
         self._ids.share(first, op.wire, was_accepted=was_accepted(op))
         return code

@@ -1,1 +1,5 @@
-"""fastdedup in web frameworks, a file for each. The rules that they share, without I/O, are in `fastdedup.web`."""
+"""fastdedup in other libraries, a file or a package for each: the paths that programs import.
+
+What web frameworks share stands in `http`, what exports of figures share in `metrics`, what consumers of brokers
+share in `fastdedup.messages`. The rules of the web, without I/O, are in `fastdedup.web`.
+"""

@@ -9,12 +9,12 @@ from ..gateway import Dedup
 from ..web.fingerprints import json_fingerprint
 from ..web.policy import PublishedPolicy, docs_at
 from ..web.request import by_header, by_host, everyone
+from ..web.route_claims import RouteClaims
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, make_rules
-from .exchange import AsgiExchange
-from .guard import Guard
-from .guarded import GuardedApp, claim_of, request_of
-from .late_exits import warn_of_late_exits
-from .lifespan import ASGIApp, Receive, Scope, Send
+from .http.exchange import AsgiExchange
+from .http.guarded import GuardedApp, claim_of, request_of
+from .http.late_exits import warn_of_late_exits
+from .http.lifespan import ASGIApp, Receive, Scope, Send
 
 __all__ = [
     "UUID",
@@ -42,8 +42,8 @@ class IdempotencyMiddleware(GuardedApp):
         app: the application.
         dedup: a `Dedup`.
         routes: paths and `Route`s; every path by default.
-        docs: where the policy is published: a path such as `/idempotency`, which is then served here, or a URL
-            of your own. Every error links to it.
+        docs: the address of the policy: a path such as `/idempotency`, which is then served here, or a URL of your
+            own. Every error links to it.
         settings: the settings of all routes, see `Route` and `fastdedup.web.rules.Rule`; `principal` is required.
 
     Raises:
@@ -61,7 +61,7 @@ class IdempotencyMiddleware(GuardedApp):
     ) -> None:
         super().__init__(app, dedup)
         rules = make_rules(routes, dict(settings))
-        self._table = RouteTable(rules, lambda rule: Guard(dedup, rule))
+        self._table = RouteTable(rules, lambda rule: RouteClaims(dedup, rule))
         self._policy = PublishedPolicy(rules, dedup.settings, docs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,11 +75,11 @@ class IdempotencyMiddleware(GuardedApp):
         if path == self._policy.path and scope["method"] in ("GET", "HEAD"):
             accept = request_of(scope, b"").header("accept")
             return await AsgiExchange(receive, send, 0).answer(self._policy.page(accept))
-        guard = self._table.find(scope["method"], path)
-        if guard is None:
+        claims = self._table.find(scope["method"], path)
+        if claims is None:
             return await self.app(scope, receive, send)
         docs = docs_at(self._policy.docs, scope.get("root_path", ""))
-        return await self._guarded(guard, docs, scope, receive, send)
+        return await self._guarded(claims, docs, scope, receive, send)
 
     def _guards_route(self, route: Any) -> bool:
         return any(self._table.find(method, route.path) is not None for method in route.methods or ())

@@ -1,4 +1,4 @@
-"""`DedupTask`: the base of Celery tasks that do their work once for each key, however often they are sent.
+"""`DedupTask`: the base of Celery tasks that do their work once for each key, for any number of messages.
 
 Main path: `DedupTask.__call__` → `TaskGate.run` → `BlockingWay.begin` → the task's body → `Attempt.succeed`.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import inspect
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -19,12 +18,11 @@ except ImportError as error:
     raise ImportError("Celery is missing: pip install 'fastdedup[celery]'") from error
 
 from ..admin.takeover import Resolution, Takeover
+from ..arguments import ArgumentsRule
 from ..checks import Seconds
 from ..codec import UNSTORABLE
 from ..downstream import claimed_work
 from ..errors import ConfigError, FailedError, InProgressError, ResultError, error_text
-from ..log_throttle import LogThrottle
-from ..messages.arguments import ArgumentsRule
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
 from ..messages.decisions import Action, Decision
 from ..messages.headers import KEY
@@ -35,11 +33,9 @@ from ..sync.gateway import Dedup
 from ..sync.ledger import Ledger
 
 HELD: Final = "x-fastdedup-held"
-"""How often a message was delayed because of a twin at work, or of an outage: such a delay spends no attempt."""
+"""How often a message was delayed by a twin at work or by an outage: such a delay spends no attempt."""
 _REDELIVERY_SECONDS: Final = {"redis": 3_600.0, "rediss": 3_600.0, "sentinel": 3_600.0, "sqs": 1_800.0}
-"""Transports that deliver a message again unless it is acknowledged in so many seconds, by default."""
-_PAUSE: Final = 1.0
-"""Seconds until a broker that has refused a message is asked again."""
+"""Transports that deliver a message again without an ack, and the default seconds until they do."""
 log = logging.getLogger("fastdedup.messages")
 
 
@@ -49,33 +45,33 @@ class DedupTask(Task):
         @app.task(base=DedupTask, dedup=dedup, key=lambda order_id: f"order:{order_id}")
         def charge(order_id): ...
 
-    A message whose key is done returns the first result, as if its own body had; its `AsyncResult`, callbacks and
+    A message whose key is done returns the first result, and its body does not run; its `AsyncResult`, callbacks and
     chord go on with that result. A message whose key is at work elsewhere waits for `wait` seconds, then comes again
-    later. What ends in an exception frees the key: Celery's own settings say whether it is tried again.
+    later. An exception frees the key: Celery's own settings decide whether the task is tried again.
 
     Attributes:
         dedup: the `fastdedup.sync.Dedup`.
         key: a function of the task's arguments, called with those that it names; it returns the key. By default the
             key is the task's id, which Celery keeps in retries and redeliveries, but not when a client sends twice.
         attempts: how often the body is begun for a key, crashes included; then the key has failed. By default 5, or
-            `max_retries` + 1 where that is more.
+            `max_retries` + 1 if that is more.
         wait: seconds to wait in the worker's slot for a twin at work.
         fingerprint: a function of the task's arguments; another message with the same key and another fingerprint
             ends in a MismatchError.
         keep_result: keep the result for duplicates.
-        remember: the ledger in which the gate remembers what is done; without it each message's record stays. A
+        remember: the ledger in which the gate remembers finished messages; without it each message's record stays. A
             duplicate that comes more than a minute later then returns None.
-        resolve: a function that is not async, given a `Takeover` before the body runs again, as after a crash or a
-            retry: it says whether an earlier attempt has done the work; see `fastdedup.sync.Dedup.claim`. What was
-            done gives the task its result, and what nobody can know fails for good. An error of the function is an
-            attempt that failed: the message comes again later, and spends no retry of Celery's.
+        resolve: a function that is not async, called with a `Takeover` before the body runs again, for example after
+            a crash or a retry: it says whether an earlier attempt has done the work; see
+            `fastdedup.sync.Dedup.claim`. "done" gives the task its result, and "unknown" fails for good. An error of
+            the function is an attempt that failed: the message comes again later, and spends no retry of Celery's.
     """
 
     abstract = True
     dedup: Dedup | None = None
     key: Callable[..., str] | None = None
     attempts: int | None = None
-    wait: Seconds = WAIT
+    wait: Seconds | None = WAIT
     fingerprint: Callable[..., Any] | None = None
     keep_result: bool = True
     remember: Ledger | None = None
@@ -84,13 +80,13 @@ class DedupTask(Task):
 
     @classmethod
     def bind(cls, app: Any) -> Any:
-        """Check the settings, as the task becomes part of an app.
+        """Check the settings, when the task becomes part of an app.
 
         Raises:
             ConfigError: a setting is wrong; the message names the task.
         """
         bound = super().bind(app)
-        if cls.name.startswith("celery."):  # Celery's own, where this is the app's `task_cls`
+        if cls.name.startswith("celery."):  # Celery's own, if this is the app's `task_cls`
             return bound
         try:
             cls._gate = TaskGate(cls)
@@ -100,7 +96,7 @@ class DedupTask(Task):
 
     @property
     def claim(self) -> Claim | None:
-        """The claim of the body that runs now: pass `claim.fence` to what you write to, ask `claim.lost`."""
+        """The claim of the body that runs now: send `claim.fence` with your writes, check `claim.lost`."""
         attempt = _attempt_of(self.request)
         return None if attempt is None else attempt.claim
 
@@ -112,7 +108,7 @@ class DedupTask(Task):
         return gate.run(self, request, args, kwargs)
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
-        """Send the task, with its key in a header: a redelivery later finds the same key, whatever has changed.
+        """Send the task, with its key in a header: a later redelivery finds the same key after any change.
 
         Raises:
             InvalidKeyError: the arguments give no key.
@@ -125,7 +121,7 @@ class DedupTask(Task):
         return super().apply_async(args, kwargs, *more, **options)
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, *more: Any, **options: Any) -> Any:
-        """Send the task again, as Celery does; after the last attempt raise, as after `max_retries`."""
+        """Send the task again, like Celery; after the last attempt raise, like Celery after `max_retries`."""
         attempt = _attempt_of(self.request)
         if attempt is not None and attempt.is_last:
             raise exc or MaxRetriesExceededError(
@@ -135,7 +131,7 @@ class DedupTask(Task):
 
 
 class TaskGate:
-    """The gate of one task: its rules, checked, and what Celery shall hear of each decision.
+    """The gate of one task: its checked rules, and Celery's answer for each decision.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -143,7 +139,6 @@ class TaskGate:
 
     def __init__(self, task: type[DedupTask]) -> None:
         dedup = check_gate(task.dedup)
-        self._refusals = LogThrottle()
         signature = _signature_of(task)
         key, mark = _plain(task, "key"), _plain(task, "fingerprint")
         self.has_rule = key is not None
@@ -152,7 +147,7 @@ class TaskGate:
         rules = MessageRules(
             task.name,
             lambda call: self._found_key(*call),
-            wait=task.wait,
+            wait=WAIT if task.wait is None else task.wait,
             attempts=_attempts_of(task),
             fingerprint=None if mark is None else lambda call: self._mark(call[1], call[2]),  # type: ignore[misc]
             keep_result=task.keep_result,
@@ -170,7 +165,7 @@ class TaskGate:
         """Return the key for a call's arguments.
 
         Raises:
-            NoKeyError: they give none.
+            NoKeyError: the arguments give no key.
         """
         return self._way.rules.key_of((None, args, kwargs))
 
@@ -182,7 +177,7 @@ class TaskGate:
                 return _answer(task, found)
             self._deliver_later(task, request, found)
             found = self._begin(request, (request, args, kwargs))
-        request.headers = {**_headers_of(request), KEY: found.key}  # for a retry, whatever arguments it has
+        request.headers = {**_headers_of(request), KEY: found.key}  # for a retry with any arguments
         request.headers.pop(HELD, None)
         request._protected = 1  # so Celery sees a call of the task within its own body as a plain call
         request.fastdedup_attempt = found
@@ -200,7 +195,7 @@ class TaskGate:
     def _deliver_later(self, task: DedupTask, request: Any, decision: Decision) -> None:
         """Send the message again with a countdown, and end this delivery. Neither an attempt nor a retry is spent.
 
-        Returns, a moment later, only where the broker does not take it: the message may be acknowledged already.
+        Returns, a moment later, only if the broker does not take it: the message may be acknowledged already.
         """
         reason = decision.error or InProgressError(f"{decision.key!r} is at work elsewhere", retry_after=1.0)
         if request.is_eager:
@@ -213,14 +208,7 @@ class TaskGate:
             retries=request.retries,
             headers={**headers, KEY: decision.key, HELD: held + 1},
         )
-        try:
-            again.apply_async()
-        except Exception as error:  # noqa: BLE001 -- whatever the transport raises, the message must not be lost
-            if self._refusals.passes():
-                log.warning(
-                    "task %r: a message is held, as the broker does not take it: %r", task.name, error
-                )
-            time.sleep(_PAUSE)
+        if not self._way.deliver_later(again.apply_async, "task"):
             return
         log.info("task %r: a message comes again in %.1f s: %s", task.name, countdown, decision.reason)
         raise Retry(None, None, countdown, sig=again)
@@ -250,7 +238,7 @@ def _work(task: DedupTask, attempt: Attempt, args: Any, kwargs: Any) -> Any:
 
 
 def _answer(task: DedupTask, decision: Decision) -> Any:
-    """Return or raise for a duplicate what the first run did."""
+    """Return the first run's result to a duplicate, or raise its error."""
     error = decision.error
     if isinstance(error, FailedError):
         told = error.error
@@ -308,7 +296,7 @@ def _count(value: Any) -> int:
 
 
 def _plain(task: type[DedupTask], name: str) -> Any:
-    """Return an attribute of a class as it was given: a function, not a method."""
+    """Return an attribute of a class unchanged: a function, not a method."""
     found = inspect.getattr_static(task, name)
     return found.__func__ if isinstance(found, staticmethod) else found
 
@@ -323,7 +311,7 @@ def _signature_of(task: type[DedupTask]) -> inspect.Signature:
 
 
 def _attempts_of(task: type[DedupTask]) -> Any:
-    """Return how often the body may begin. Celery's own retries must fit in, where the task sets their number."""
+    """Return how often the body may begin. Celery's own retries must fit in, if the task sets their number."""
     retries: Any = task.max_retries
     is_set = any("max_retries" in vars(each) for each in task.__mro__ if each not in Task.__mro__)
     if task.attempts is None:

@@ -1,7 +1,7 @@
-"""`DedupMiddleware`: Dramatiq actors that do their work once for each key, however often they are sent or delivered.
+"""`DedupMiddleware`: Dramatiq actors that do their work once for each key, for any number of messages and deliveries.
 
 Main path: `before_process_message` → `BlockingWay.begin` → the actor → `after_process_message` → `Attempt.succeed`.
-Dramatiq logs what a hook raises and goes on to the actor, except for SkipMessage: so every way out here is that one.
+Dramatiq logs the error of a hook and goes on to the actor, except for SkipMessage: so every way out here is that one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import functools
 import inspect
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -20,11 +19,10 @@ try:
 except ImportError as error:
     raise ImportError("Dramatiq is missing: pip install 'fastdedup[dramatiq]'") from error
 
+from ..arguments import ArgumentsRule
 from ..checks import Seconds
 from ..downstream import enter, leave
 from ..errors import ConfigError
-from ..log_throttle import LogThrottle
-from ..messages.arguments import ArgumentsRule
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate, check_ledger
 from ..messages.decisions import Action, Decision
 from ..messages.memory import check_broker
@@ -35,7 +33,6 @@ from ..sync.ledger import Ledger
 ATTEMPTS: Final = 25
 """How often an actor is begun for a key, by default: more than Dramatiq's own 20 retries, which come first."""
 _HELD: Final = "fastdedup_held"
-_PAUSE: Final = 1.0
 log = logging.getLogger("fastdedup.messages")
 
 
@@ -57,23 +54,25 @@ class DedupMiddleware(Middleware):
         def charge(order_id): ...
 
     A message whose key is done gives the first result to Results and pipelines. A message whose key is at work
-    elsewhere comes again later, and spends no retry. An exception frees the key, and Retries does as it is told.
+    elsewhere comes again later, and spends no retry. An exception frees the key, and the middleware Retries decides
+    on a retry.
 
     Options of an actor:
         dedup_key: a function of its arguments, called with those that it names; or `message_id`.
         dedup_fingerprint: a function of its arguments; another message with the same key and another fingerprint
             is dead-lettered.
         dedup_attempts: how often it is begun for a key, crashes included; then the message is dead-lettered.
-        dedup_resolve: a function that is not async, given a `Takeover` before the actor runs again, as after a crash
-            or a retry: it says whether an earlier attempt has done the work; see `fastdedup.sync.Dedup.claim`. What
-            was done gives the message its result, and what nobody can know is dead-lettered. An error of the function
-            is an attempt that failed: the message comes again later, and spends no retry of Dramatiq's.
+        dedup_resolve: a function that is not async, called with a `Takeover` before the actor runs again, for example
+            after a crash or a retry: it says whether an earlier attempt has done the work; see
+            `fastdedup.sync.Dedup.claim`. "done" gives the message its result, and "unknown" dead-letters it. An error
+            of the function is an attempt that failed: the message comes again later, and spends no retry of
+            Dramatiq's.
 
     Args:
         dedup: the gate.
         wait: seconds to wait in a worker's thread for a twin at work.
         attempts: `dedup_attempts` of actors that set none.
-        remember: the ledger in which the gate remembers what is done; without it each message's record stays. A
+        remember: the ledger in which the gate remembers finished messages; without it each message's record stays. A
             duplicate that comes more than a minute later then has the result None.
 
     Raises:
@@ -84,17 +83,16 @@ class DedupMiddleware(Middleware):
         self,
         dedup: Dedup,
         *,
-        wait: Seconds = WAIT,
+        wait: Seconds | None = WAIT,
         attempts: int = ATTEMPTS,
         remember: Ledger | None = None,
     ) -> None:
         self._dedup = check_gate(dedup)
         self._remember = check_ledger(remember, self._dedup)
-        self._wait = wait
+        self._wait = WAIT if wait is None else wait
         self._attempts = attempts
-        self._refusals = LogThrottle()
         self._ways: dict[str, BlockingWay] = {}
-        # Mutable, in each worker's thread: the attempt at its message, or the result that stands for the actor's.
+        # Mutable, in each worker's thread: the attempt at its message, or the result in place of the actor's.
         self._here = threading.local()
 
     @property
@@ -103,7 +101,7 @@ class DedupMiddleware(Middleware):
         return {"dedup_key", "dedup_fingerprint", "dedup_attempts", "dedup_resolve"}
 
     def before_declare_actor(self, broker: Any, actor: Any) -> None:
-        """Check the options of an actor, and let a duplicate's result stand for its own.
+        """Check the options of an actor, and let a duplicate's result replace its own.
 
         Raises:
             ActorOptionError: an option is wrong; or the broker may deliver a message again after the gate has
@@ -126,7 +124,7 @@ class DedupMiddleware(Middleware):
         """Let the actor run if this message is the first.
 
         Raises:
-            SkipMessage: it is not, and there is no result to hand on.
+            SkipMessage: it is not the first, and there is no result to pass on.
         """
         self._forget()
         way = self._ways.get(message.actor_name)
@@ -147,7 +145,7 @@ class DedupMiddleware(Middleware):
     def after_process_message(
         self, broker: Any, message: Any, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        """Settle what `before_process_message` has begun."""
+        """Settle the attempt that `before_process_message` has begun."""
         attempt: Attempt | None = getattr(self._here, "attempt", None)
         self._forget()
         if attempt is None:
@@ -186,22 +184,16 @@ class DedupMiddleware(Middleware):
             return way.rules.without_key(error)
 
     def _deliver_later(self, broker: Any, way: BlockingWay, message: Any, decision: Decision) -> bool:
-        """Enqueue a message again; return False, a moment later, where the broker does not take it."""
+        """Enqueue a message again; return False, a moment later, if the broker does not take it."""
         held = message.options.get(_HELD, 0)
         delay = round(way.delay(decision, held) * 1000)
-        try:
-            broker.enqueue(message.copy(options={_HELD: held + 1}), delay=delay)
-        except Exception as error:  # noqa: BLE001 -- whatever the broker raises, the message must not be lost
-            if self._refusals.passes():
-                log.warning(
-                    "actor %r: a message is held, as the broker does not take it: %r",
-                    message.actor_name,
-                    error,
-                )
-            time.sleep(_PAUSE)
-            return False
-        log.info("actor %r: a message comes again in %d ms: %s", message.actor_name, delay, decision.reason)
-        return True
+        again = message.copy(options={_HELD: held + 1})
+        is_sent = way.deliver_later(lambda: broker.enqueue(again, delay=delay), "actor")
+        if is_sent:
+            log.info(
+                "actor %r: a message comes again in %d ms: %s", message.actor_name, delay, decision.reason
+            )
+        return is_sent
 
     def _replay_or_skip(self, message: Any, decision: Decision) -> None:
         if decision.action is Action.ACK and decision.error is None:

@@ -7,8 +7,8 @@
         def post(self, request): ...
 
 REST Framework authenticates inside of the view. The middleware and Django's own decorators run before that, find no
-user there, and answer a request with a key 400. `FASTDEDUP` and `FASTDEDUP_HTTP` hold as for
-`fastdedup.integrations.django`. Where the middleware is installed as well, leave these paths out of its `routes`.
+user, and answer a request with a key 400. The settings are `FASTDEDUP` and `FASTDEDUP_HTTP`, the same as for
+`fastdedup.integrations.django`. If the middleware is installed as well, leave these paths out of its `routes`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, RawPostDataException
 
 from ..errors import ConfigError
+from ..flows import drive
 from ..keys import fingerprint
 from ..web.forms import CONTENT_TYPES
 from ..web.request import Principal, by_header, by_host, everyone
 from ..web.rules import UUID, KeySettings
-from .django.bridge import drive
 from .django.capture import claim_of
 from .django.convert import body_of
 from .django.decorators import Operation
@@ -51,14 +51,14 @@ def idempotent(
     """Decorate a handler: a POST or PATCH request with an Idempotency-Key takes effect once.
 
     A handler is a method of an APIView or a ViewSet (`post`, `create`, an `@action`; write `@idempotent` below
-    `@action`), or a function below `@api_view`. Its response is stored as it was rendered, and replayed to the same
-    caller. An exception releases the key, also REST Framework's own, such as ValidationError: the corrected request
-    may have the same key. With ATOMIC_REQUESTS the transaction ends before the response is stored.
+    `@action`), or a function below `@api_view`. Its rendered response is stored, and replayed to the same caller. An
+    exception releases the key, also REST Framework's own, such as ValidationError: the corrected request may have the
+    same key. With ATOMIC_REQUESTS the transaction ends before the response is stored.
 
     Args:
         principal: names the caller whom a key belongs to, see `by_user`; by default `FASTDEDUP_HTTP["principal"]`.
-            The function finds Django's request with the `user` and `auth` that REST Framework has found, as
-            `request.source["django.request"]`.
+            In the function, `request.source["django.request"]` is Django's request, with the `user` and `auth` that
+            REST Framework has found.
         settings: see `fastdedup.web.rules.Rule`. The settings of `FASTDEDUP_HTTP` for all routes apply here, too.
 
     Raises:
@@ -72,7 +72,7 @@ def idempotent(
         @functools.wraps(handler)
         def handled(*args: Any, **kwargs: Any) -> Any:
             request = _request_of(args)
-            _ = request.user  # authenticates now, also where a view has made that lazy
+            _ = request.user  # authenticates now, also if a view has made that lazy
             view = functools.partial(handler, *args, **kwargs)
             return drive(
                 answered(
@@ -109,7 +109,7 @@ def _request_of(args: tuple[Any, ...]) -> Any:
 
 
 def _body_of(request: Any, http: HttpRequest, limit: int) -> bytes:
-    """Return the body; where REST Framework has parsed it already, for a permission say, the parsed data's digest."""
+    """Return the body; if REST Framework has parsed it already (say, for a permission), the parsed data's digest."""
     try:
         return body_of(http, limit, parsed=False)
     except RawPostDataException:

@@ -6,31 +6,36 @@ OpenAPI document. Main path: `Idempotency.__call__` → the dependency → `Asgi
 
 # No `from __future__ import annotations` here: FastAPI reads the annotations of dependencies made in a function.
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Annotated, Any, Final, Literal, Unpack
 
 from ..checks import not_a_gate
 from ..claim import Claim
 from ..errors import ConfigError, UnavailableError
 from ..gateway import Dedup
+from ..sql.any_inbox import AnyInbox
 from ..web import forms
-from ..web.answers import REFUSALS, answer, refusal, unavailable
+from ..web.admit import admit
+from ..web.answers import refusal, unavailable
 from ..web.fingerprints import json_fingerprint
 from ..web.forms import FIELD, HEADER, FormRefused, Refusal
-from ..web.header import NAME, parse
+from ..web.header import NAME
 from ..web.policy import docs_at, rule_facts
 from ..web.record_keys import SCOPE
 from ..web.request import EVERYONE, RequestTooLarge, Shared, by_host, name_of_caller
 from ..web.request import everyone as everybody
 from ..web.response import Response
+from ..web.route_claims import RouteClaims
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
-from .exchange import AsgiExchange, supported
-from .guard import Guard
-from .guarded import claim_of, request_of, values_of
-from .late_exits import dependencies_of, warn_of_late_exits
-from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
-from .openapi import MARK, describe
-from .threads import is_awaited
+from .http.committing import Committed, Named, RouteCommits, check_kinds
+from .http.exchange import AsgiExchange, supported
+from .http.guarded import claim_of, key_fields, request_of
+from .http.late_exits import dependencies_of, warn_of_late_exits
+from .http.lifespan import ASGIApp, Lifespan, Receive, Scope, Send
+from .http.openapi import MARK, describe
+from .http.response_stage import begin_committed
+from .http.threads import is_awaited
 from .unreached import watch_handlers
 
 try:
@@ -42,6 +47,8 @@ except ImportError as error:
 __all__ = [
     "UUID",
     "Claimed",
+    "Commits",
+    "Committed",
     "FormRefused",
     "Idempotency",
     "OneTimeToken",
@@ -63,7 +70,7 @@ Chooser = Callable[[Request], Dedup]
 """A function that chooses a `Dedup` for a request, for applications with several."""
 
 
-async def everyone() -> Literal[Shared.EVERYONE]:  # async, as FastAPI calls other functions in a thread
+async def everyone() -> Literal[Shared.EVERYONE]:  # async: FastAPI calls other functions in a thread
     """Let all callers share their keys or tokens: a principal, or a subject."""
     return EVERYONE
 
@@ -71,10 +78,10 @@ async def everyone() -> Literal[Shared.EVERYONE]:  # async, as FastAPI calls oth
 class Idempotency:
     """Gives an application's `Claimed` and `OneTimeToken` their `Dedup`. Make one for each application.
 
-    It opens `dedup` with the application and closes it, unless it was open before; also where handlers claim by
-    hand. An UnavailableError that leaves a handler is answered 503 with Retry-After, unless the application has a
-    handler for it, or the work is done and only not recorded (`unrecorded`). Add middleware that compresses after it:
-    the middleware that is added last is outermost, so the stored response suits every client.
+    It opens `dedup` with the application and closes it, unless it was open before; also if handlers claim by hand.
+    An UnavailableError that leaves a handler is answered 503 with Retry-After, unless the application has a handler
+    for it, or the work is done and only not recorded (`unrecorded`). Add middleware that compresses after it: the
+    middleware that is added last is outermost, so the stored response suits every client.
 
     Args:
         app: the application.
@@ -165,17 +172,17 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
     duplicate waits for the first response, `ttl` for how many a response is kept, and `fingerprint=json_fingerprint`
     lets a retry encode its JSON anew. `docs/http-rules.md` has all.
 
-    No answer is kept of a request that does not reach the handler: where FastAPI finds parameters or body invalid, or
-    a dependency raises, the key is free, and the corrected request runs (`keep_unreached=True` keeps such an answer).
-    The released key counts that attempt, as any released one does.
+    The answer to a request that does not reach the handler is not kept: if FastAPI finds parameters or body invalid,
+    or a dependency raises, the key is free, and the corrected request runs (`keep_unreached=True` keeps such an
+    answer). The released key counts that attempt, like every released key.
 
     A dependency with `yield` ends after the response is stored and sent. A commit that fails there comes too late,
     because the response has reported success: give such a dependency `Depends(..., scope="function")`.
 
     Args:
         principal: a dependency that names the caller whom keys belong to (text, a number or a UUID): best the
-            dependency that authenticates. Where it returns None or "", a request with a key is answered 400,
-            `principal-required`. `everyone` where all callers may share their keys.
+            dependency that authenticates. If it returns None or "", a request with a key is answered 400,
+            `principal-required`. Give `everyone` if all callers may share their keys.
             Make it `async def` even if it never awaits: FastAPI runs a sync function in a thread, for each request.
         dedup: another `Dedup` than the application's, or a function that chooses one for a request.
         settings: see `fastdedup.web.rules.Rule`.
@@ -194,40 +201,114 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
     ) -> Claim | None:
         idempotency, exchange = _free_slot(request)
         docs = idempotency.docs_at(request)
-        guard = rule_at(_chosen(dedup, idempotency, request), request)
-        try:
-            key = parse(values_of(request.scope["headers"], b"idempotency-key"))
-            guard.rule.check_key(key)
-            if key is None:
-                return None
-            body = await _body(request, exchange, guard.rule.max_request)
+        claims = rule_at(_chosen(dedup, idempotency, request), request)
+        rule = claims.rule
+
+        async def claim(key: str) -> Claim:
+            body = await _body(request, exchange, rule.max_request)
             await idempotency.lifespan.ready()
             named = name_of_caller(caller, "principal")
-            asked = request_of(request.scope, body)
-            claim = await guard.claim(*guard.rule.identify(asked, named, key))
-        except REFUSALS as error:
-            raise _Answered(refusal(error, guard.rule, docs)) from None
-        if not claim.acquired:
-            raise _Answered(answer(claim, guard.rule, docs))
-        watch_handlers(request.scope)
-        exchange.hold(request.scope, claim, guard.rule, docs)
-        return claim
+            return await claims.claim(*rule.identify(request_of(request.scope, body), named, key))
+
+        got = await admit(key_fields(request.scope), claim, rule, docs)
+        if isinstance(got, Response):
+            raise _Answered(got)
+        if got is not None:
+            watch_handlers(request.scope)
+            exchange.hold(request.scope, got, rule, docs)
+        return got
 
     setattr(claimed, _GUARDS, True)
     return Depends(claimed)
+
+
+def Commits(  # noqa: N802
+    inbox: AnyInbox[Any],
+    *,
+    principal: Callable[..., Any],
+    begin: Any = None,
+    dedup: Dedup | Chooser | None = None,
+    **settings: Unpack[KeySettings],
+) -> Any:
+    """Return a dependency: the handler's work, an inbox's row and the response commit in one transaction.
+
+        @app.post("/payments", status_code=201)
+        async def pay(
+            order: Order, request: Annotated[Committed, Commits(inbox, begin=Session.begin, principal=account)]
+        ) -> Receipt:
+            request.session.add(Payment(...))
+
+    The response is sent after the COMMIT, and a retry gets it from the row, whatever has become of the process or of
+    Redis. A response that the rule does not keep (5xx, some 4xx), an error, and a lost lease roll back; then a
+    retry is a first run. A stream, and a response over `max_response`, are refused before the COMMIT.
+    `docs/committing-endpoint.md` has the whole table.
+
+    Args:
+        inbox: the inbox, of `fastdedup.sql`. Its `keep` should be no shorter than clients retry.
+        principal: see `Claimed`.
+        begin: begins the transaction, like `Session.begin`; by default the inbox's. Another task may end it.
+        dedup: see `Claimed`: the gate before the inbox.
+        settings: see `Claimed`; `unstored` has no effect.
+
+    Raises:
+        ConfigError: a setting cannot be used, or there is no `begin`.
+    """
+    _check_callable("principal", principal)
+    inbox.beginning(begin)
+    rule_at = _rules(dict(settings))
+    mark = {"header": NAME, "facts": _facts(principal, dedup, dict(settings))}
+    routes: dict[RouteClaims, RouteCommits] = {}
+
+    async def commits(
+        request: Request,
+        caller: Annotated[Any, Depends(principal)],
+        idempotency_key: Annotated[str | None, Header(alias=NAME, json_schema_extra={MARK: mark})] = None,
+    ) -> AsyncIterator[Committed[Any]]:
+        idempotency, exchange = _free_slot(request)
+        claims = rule_at(_chosen(dedup, idempotency, request), request)
+        route = routes.get(claims)
+        if route is None:
+            endpoint = request.scope["endpoint"]
+            check_kinds(inbox, endpoint, awaited=is_awaited(endpoint))
+            route = routes[claims] = RouteCommits(claims, claims.dedup, inbox, begin)
+
+        async def identify(key: str) -> Named:
+            body = await _body(request, exchange, claims.rule.max_request)
+            await idempotency.lifespan.ready()
+            named = name_of_caller(caller, "principal")
+            return claims.rule.identify(request_of(request.scope, body), named, key)
+
+        watch_handlers(request.scope)  # the exit of another dependency may raise an error
+        got = await begin_committed(route, request.scope, exchange, idempotency.docs_at(request), identify)
+        if isinstance(got, Response):
+            raise _Answered(got)
+        work = exchange.stage.work
+        try:
+            yield got
+            await work.handled()
+        except BaseException as error:
+            answer = await work.raised(error)
+            if answer is None:
+                raise
+            raise _Answered(answer) from error
+
+    setattr(commits, _GUARDS, True)
+    return Depends(
+        commits, scope="function"
+    )  # it ends before the response is sent, so errors can be answered
 
 
 def OneTimeToken(  # noqa: N802
     *,
     subject: Callable[..., Any],
     field: str = FIELD,
-    wait: float = forms.WAIT,
+    wait: float | None = forms.WAIT,
     dedup: Dedup | Chooser | None = None,
     **settings: Unpack[ClaimSettings],
 ) -> Any:
     """Return a dependency: it redeems a form's one-time token; the handler runs once and gets the `Claim`.
 
-        token = await dedup.tokens.issue(subject=session_id)           # on rendering the form, as a hidden field
+        token = await dedup.tokens.issue(subject=session_id)           # for a hidden field, on rendering the form
         @app.post("/orders")
         async def order(claim: Annotated[Claim, OneTimeToken(subject=session_id)]): ...
 
@@ -245,7 +326,7 @@ def OneTimeToken(  # noqa: N802
         ConfigError: a setting cannot be used.
     """
     _check_callable("subject", subject)
-    rule_at = _rules({**settings, "wait": wait})
+    rule_at = _rules({**settings, "wait": forms.WAIT if wait is None else wait})
     mark = {"header": HEADER, "field": field}
 
     async def redeemed(
@@ -255,53 +336,47 @@ def OneTimeToken(  # noqa: N802
     ) -> Claim:
         idempotency, exchange = _free_slot(request)
         docs = idempotency.docs_at(request)
-        guard = rule_at(_chosen(dedup, idempotency, request), request)
+        claims = rule_at(_chosen(dedup, idempotency, request), request)
         try:
-            body = await _body(request, exchange, guard.rule.max_request)
-            token = one_time_token or (await request.form()).get(field)
-            if not isinstance(token, str) or not token:
-                raise FormRefused(Refusal.MISSING)
-            contents = guard.rule.mark(request_of(request.scope, body))  # first, as it may raise
-            await idempotency.lifespan.ready()
-            claim = await guard.redeem(token, forms.issued_subject(who))
-        except UnavailableError as error:
-            raise forms.unavailable(error) from None
-        except FormRefused as error:
-            if forms.was_sent_before(error):
-                _leave_session(request)
-            raise
+            body = await _body(request, exchange, claims.rule.max_request)
         except RequestTooLarge as error:
-            raise _Answered(refusal(error, guard.rule, docs)) from None
-        if claim.acquired:
-            watch_handlers(request.scope)
-            exchange.hold(request.scope, claim, guard.rule, docs, contents)
-            return claim
-        first = forms.first_response(claim, contents, docs, person=False)
-        _leave_session(request)
-        raise _Answered(first)
+            raise _Answered(refusal(error, claims.rule, docs)) from None
+        token = one_time_token or (await request.form()).get(field)
+        if not isinstance(token, str) or not token:
+            raise FormRefused(Refusal.MISSING)
+        contents = claims.rule.mark(request_of(request.scope, body))  # first, because it may raise
+        await idempotency.lifespan.ready()
+        redeeming = claims.redeem(token, forms.issued_subject(who))
+        leave_session = partial(_leave_session, request)
+        got = await forms.admit_form(redeeming, contents, docs, leave_session, person=False)
+        if isinstance(got, Response):
+            raise _Answered(got)
+        watch_handlers(request.scope)
+        exchange.hold(request.scope, got, claims.rule, docs, contents)
+        return got
 
     setattr(redeemed, _GUARDS, True)
     return Depends(redeemed)
 
 
-def _rules(settings: dict[str, Any]) -> Callable[[Dedup, Request], Guard]:
-    """Return a function that finds the guard of a route; guards are made once for each `Dedup` and route."""
-    guards: dict[tuple[Dedup, str], Guard] = {}
+def _rules(settings: dict[str, Any]) -> Callable[[Dedup, Request], RouteClaims]:
+    """Return a function that finds the claims of a route; they are made once for each `Dedup` and route."""
+    made: dict[tuple[Dedup, str], RouteClaims] = {}
     if "methods" in settings:
         raise ConfigError(
             "methods= is only for the middleware: leave it out, a dependency belongs to one operation"
         )
     make_rules(["/"], {"principal": everybody, **settings})  # so that mistakes show here
 
-    def rule_at(dedup: Dedup, request: Request) -> Guard:
+    def rule_at(dedup: Dedup, request: Request) -> RouteClaims:
         path = _route_path(request)
-        guard = guards.get((dedup, path))
-        if guard is None:
+        claims = made.get((dedup, path))
+        if claims is None:
             limit = _slot(request)[0].max_request
             rule = Rule(path, everybody, **{"max_request": limit, **settings})
             _check(rule, limit, request.scope["endpoint"])
-            guard = guards[dedup, path] = Guard(dedup, rule)
-        return guard
+            claims = made[dedup, path] = RouteClaims(dedup, rule)
+        return claims
 
     return rule_at
 
@@ -319,13 +394,13 @@ def _facts(principal: Any, dedup: Dedup | Chooser | None, settings: dict[str, An
 def _check_callable(what: str, dependency: Any) -> None:
     if not callable(dependency):
         raise ConfigError(
-            f"{what}= must be a dependency that names the caller, got {dependency!r}; use `everyone` where all "
+            f"{what}= must be a dependency that names the caller, got {dependency!r}; use `everyone` if all "
             "callers share"
         )
 
 
 def _route_path(request: Request) -> str:
-    """Return the path as it was declared, with the prefixes of all its routers."""
+    """Return the declared path, with the prefixes of all its routers."""
     # Newer versions of FastAPI keep routers nested, and a route then knows no more than its own router's part.
     whole = request.scope.get("fastapi", {}).get("effective_route_context")
     return str((request.scope["route"] if whole is None else whole).path)
@@ -347,7 +422,9 @@ def _check(rule: Rule, limit: int, endpoint: Any) -> None:
 def _slot(request: Request) -> tuple[Idempotency, AsgiExchange]:
     slot = request.scope.get(_SLOT)
     if slot is None:
-        raise ConfigError("Claimed() and OneTimeToken() need Idempotency(app, dedup) on their application")
+        raise ConfigError(
+            "Claimed(), Commits() and OneTimeToken() need Idempotency(app, dedup) on their application"
+        )
     if request.scope["app"] is not slot[0].app:
         raise ConfigError("a mounted application needs an Idempotency(...) of its own, with the same Dedup")
     return slot  # type: ignore[no-any-return]
@@ -355,9 +432,10 @@ def _slot(request: Request) -> tuple[Idempotency, AsgiExchange]:
 
 def _free_slot(request: Request) -> tuple[Idempotency, AsgiExchange]:
     idempotency, exchange = _slot(request)
-    if exchange.recorder is not None:
+    if exchange.recorder is not None or exchange.stage is not None:
         raise ConfigError(
-            "an operation can have only one Claimed() or OneTimeToken(), as one response cannot settle two claims"
+            "an operation can have only one Claimed(), Commits() or OneTimeToken(): one response cannot settle two "
+            "claims, nor commit two transactions"
         )
     if claim_of(request.scope) is not None:
         raise ConfigError(
@@ -398,7 +476,7 @@ async def _form_refused(request: Request, refused: Exception) -> FastAPIResponse
 
 
 async def _unavailable(request: Request, error: Exception) -> FastAPIResponse:
-    """Answer 503 where a handler's own claim finds no store. Work that is done and not recorded stays an error."""
+    """Answer 503 if a handler's own claim finds no store. Work that is done and not recorded stays an error."""
     assert isinstance(error, UnavailableError)
     if error.unrecorded:
         raise error

@@ -1,4 +1,4 @@
-"""Kafka with aiokafka: a consumer whose handler does its work once for each message, and commits what is done.
+"""Kafka with aiokafka: a consumer whose handler does its work once for each message, and commits the finished ones.
 
     kafka = AIOKafkaConsumer("orders", group_id="billing", enable_auto_commit=False)
     async with Consumer(kafka, dedup, key=header("message-id")) as consumer, kafka:
@@ -50,7 +50,7 @@ _NOWHERE: Final = TopicPartition("", -1)
 _POLL: Final = 1.0
 """Seconds between two polls while nothing comes, or there is no room."""
 _COMMIT_PAUSE: Final = 0.1
-"""Seconds between two commits: what a crash delivers again is a duplicate, and a commit is a round trip."""
+"""Seconds between two commits: those that come again after a crash are duplicates; a commit is a round trip."""
 _FAULTS: Final = 5
 """Errors of aiokafka in a row, one a second, until `run` raises the last one."""
 _TOPIC_DEADLINE: Final = 10.0
@@ -65,7 +65,7 @@ __all__ = ["Consumer", "DeadLetterError", "body", "header", "offset"]
 def offset(record: ConsumerRecord) -> str:
     """Return the message's topic, partition, offset and time.
 
-    A redelivery has the same ones. A message that its publisher sends again has not: then use `header`.
+    A redelivery has the same. A message that its publisher sends again has others: then use `header`.
     """
     return place_in_log(record.topic, record.partition, record.offset, record.timestamp)
 
@@ -75,7 +75,7 @@ def _place(record: ConsumerRecord) -> str:
 
 
 def header(name: str) -> Callable[[ConsumerRecord], str | None]:
-    """Return a rule: the key is a header's value, of several with this name the last one's."""
+    """Return a rule: the key is a header's value; the last one of several with this name."""
 
     def key(record: ConsumerRecord) -> str | None:
         return text_of(dict(record.headers).get(name))
@@ -86,30 +86,30 @@ def header(name: str) -> Callable[[ConsumerRecord], str | None]:
 def body(record: ConsumerRecord) -> str:
     """Return a digest of the message's value.
 
-    Two orders with equal values are one order then: choose it only where a value names its event, by a time or a
+    Two orders with equal values are one order then: choose it only if a value names its event, by a time or a
     number.
     """
     return body_digest(record.value or b"")
 
 
 class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
-    """Consumes what an AIOKafkaConsumer is subscribed to; the handler's work is done once for each message.
+    """Consumes the topics of an AIOKafkaConsumer; the handler's work is done once for each message.
 
     Use it as an async context manager around the AIOKafkaConsumer's own, and call `run` in it. Messages of one
-    partition with different keys are worked on side by side, those with one key in their order. A partition's offset
+    partition with different keys run side by side, those with one key in their order. A partition's offset
     is committed up to its first message that is not done. A message that was not done is tried again in its place,
     after `retry_delay` seconds, and is a dead letter after `attempts`.
 
     Args:
         kafka: an AIOKafkaConsumer with a group, enable_auto_commit=False and no deserializers.
-        dedup: the gate, open before the consumer runs; None where an inbox decides alone.
+        dedup: the gate, open before the consumer runs; None if an inbox decides alone.
         key: a function of the record: `header("message-id")`, `offset`, or your own.
         dead_letter: a topic for dead letters, published by `producer`. By default a dead letter is logged, and stays
-            where it is, in its topic.
+            in its topic.
         producer: an AIOKafkaProducer, started, without serializers.
         limit: messages of one partition in hand at once; those that wait behind an unfinished one count.
         settings: those that all consumers have, see `fastdedup.messages.settings.ConsumerSettings`: inbox, begin,
-            remember, resolve, name, wait, attempts, retry_delay, fingerprint, grace.
+            remember, resolve, name, wait, attempts, retry_delay, lease, fingerprint, grace.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.
@@ -135,7 +135,7 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         self._producer = producer
         self._limit = check_count(limit, "limit")
         self._patience = kafka._rebalance_timeout_ms / 1000
-        # Mutable: the partitions in hand; what says that there is something to commit; a poll and a commit under way.
+        # Mutable: the partitions in hand; an event: there is something to commit; a poll and a commit under way.
         self._partitions: dict[TopicPartition, Partition[ConsumerRecord]] = {}
         self._something_done = anyio.Event()
         self._polling = anyio.CancelScope()
@@ -184,7 +184,7 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
                 faults = 0
 
     async def _poll(self) -> Mapping[TopicPartition, list[ConsumerRecord]]:
-        """Return what there is room for; nothing after a moment, or once woken."""
+        """Return as many messages as there is room for; none after a moment, or after a wake-up."""
         found: Mapping[TopicPartition, list[ConsumerRecord]] = {}
         with self._wakeable():
             found = await self._ask()
@@ -192,10 +192,10 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         return found
 
     async def _ask(self) -> Mapping[TopicPartition, list[ConsumerRecord]]:
-        """Poll for at most a moment, as `max_poll_interval_ms` asks for polls. A rebalance makes it take longer."""
+        """Poll for at most a moment, because `max_poll_interval_ms` requires polls. A rebalance takes longer."""
         rooms = {place: self._room_of(place) for place in self._kafka.assignment()}
         rooms = {place: room for place, room in rooms.items() if room > 0}
-        for place, room in rooms.items():  # one by one: the first would else get the room of all
+        for place, room in rooms.items():  # one by one; else the first would get the room of all
             if found := await self._kafka.getmany(place, max_records=room):
                 return found  # type: ignore[no-any-return]
         if rooms:
@@ -218,21 +218,18 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
     def _take(self, place: TopicPartition, records: Collection[ConsumerRecord]) -> None:
         partition = self._partitions.setdefault(place, Partition(self._limit))
         for record in records:
-            self._start(partition.take(record, record.offset, record.key))
+            self._start(partition.take(record, record.offset))
 
     # Working
 
     async def _work_on(self, job: PartitionJob[ConsumerRecord]) -> None:
-        record, done = job.message, False
+        record, partition = job.message, job.partition
         try:
-            if job.before is not None:
-                await job.before.ended.wait()
-                job.before = None
-            headers = dict(record.headers)
-            await self._decide_in_place(job, failed=attempts_of(headers), again=is_again(headers))
-            done = True
+            async with partition.turns.of(record.key):
+                headers = dict(record.headers)
+                await self._decide_in_place(job, failed=attempts_of(headers), again=is_again(headers))
+                partition.end(job)
         finally:
-            job.partition.end(job, record.key, done=done)
             self._something_done.set()
             self._polling.cancel()
 
@@ -255,13 +252,13 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
                 ],
             )
 
-        # No limit of the topic's is known here: it is tried.
+        # The topic's limit is not known here, so try it.
         await lay_down(
             [*theirs, *ours.items()], publish, lambda error: isinstance(error, MessageSizeTooLargeError)
         )
 
     async def _see_dead_letters(self) -> None:
-        """Raise ConfigError unless the topic for dead letters is there, or the broker makes it."""
+        """Raise ConfigError unless the topic for dead letters exists, or the broker makes it."""
         if self._producer is None:
             return
         with anyio.move_on_after(_TOPIC_DEADLINE), suppress(KafkaError):
@@ -282,7 +279,7 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         await self._commit()
 
     async def _commit(self) -> None:
-        """Commit what is done of the partitions that are still this consumer's."""
+        """Commit the finished messages of the partitions that this consumer still has."""
         untold = {place: partition.untold() for place, partition in self._partitions.items()}
         offsets = {place: done_to for place, done_to in untold.items() if done_to is not None}
         if not offsets:
@@ -298,10 +295,10 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
                     self._partitions[place].tell(done_to)
 
     async def _leave(self, places: Collection[TopicPartition]) -> None:
-        """Give partitions up: let what was begun end for a while, commit what is done, forget the rest.
+        """Give partitions up: wait for begun work for a while, commit the finished messages, forget the rest.
 
-        A commit never outlives this call: aiokafka would send it under the group's next generation, and so over the
-        head of the partition's next consumer.
+        A commit never outlives this call: aiokafka would send it under the group's next generation, and so it would
+        override the partition's next consumer.
         """
         leaving = [self._partitions[place] for place in places if place in self._partitions]
         jobs = {job for partition in leaving for job in partition.jobs}
@@ -317,7 +314,7 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no types
-    """Tells a consumer, and then the user's own listener."""
+    """Calls a consumer, and then the user's own listener."""
 
     def __init__(self, leave: Callable[[Collection[TopicPartition]], Any], theirs: Any) -> None:
         self._leave = leave
@@ -336,7 +333,7 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has
 
 
 def _check_consumer(kafka: Any) -> str:
-    """Return the group of an AIOKafkaConsumer. It tells of its settings by its private attributes alone.
+    """Return the group of an AIOKafkaConsumer. Only its private attributes have its settings.
 
     Raises:
         ConfigError: it cannot be consumed from in this way.
@@ -371,6 +368,4 @@ def _check_dead_letter(dead_letter: Any, producer: Any) -> None:
             f"{type(dead_letter).__name__} and {type(producer).__name__}"
         )
     if producer._key_serializer is not None or producer._value_serializer is not None:
-        raise ConfigError(
-            "producer must have no serializers: a dead letter is published as it came, in bytes"
-        )
+        raise ConfigError("producer must have no serializers: a dead letter is published unchanged, in bytes")

@@ -1,4 +1,4 @@
-"""Litestar: `@idempotent` for one route handler, where the middleware would guard more than that."""
+"""Litestar: `@idempotent` for one route handler, if the middleware would guard too much."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..gateway import Dedup
 from ..web.fingerprints import json_fingerprint
 from ..web.request import Principal, by_header, by_host, everyone
 from ..web.rules import UUID, KeySettings
-from .endpoint import EndpointGate
-from .guarded import claim_of
-from .lifespan import ASGIApp, Receive, Scope, Send
+from .http.endpoint import EndpointGate
+from .http.guarded import claim_of
+from .http.lifespan import ASGIApp, Receive, Scope, Send
 
 try:
     from litestar.handlers import HTTPRouteHandler
@@ -34,8 +34,8 @@ def idempotent(
         async def order(data: Order) -> Order: ...
 
     Write it above Litestar's decorator: it adds a middleware to the handler, the innermost. A response is stored, and
-    replayed to duplicates, as in `IdempotencyMiddleware`. Guards run in the handler, so a replay comes before them.
-    Open `dedup` in the application's lifespan; otherwise it opens at its first use, and nobody closes it.
+    replayed to duplicates, just like in `IdempotencyMiddleware`. Guards run in the handler, so a replay comes before
+    them. Open `dedup` in the application's lifespan; otherwise it opens at its first use, and is never closed.
 
     Args:
         dedup: a `Dedup`.

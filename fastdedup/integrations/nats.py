@@ -37,11 +37,11 @@ from ..messages.settings import ConsumerSettings
 LIMIT: Final = 256
 """Messages in hand at once, by default."""
 MESSAGE_ID: Final = "Nats-Msg-Id"
-"""The header by which JetStream itself drops what is published twice within its duplicate window."""
+"""The header by which JetStream itself drops a message that is published twice in its duplicate window."""
 _OF_NATS: Final = "nats-"
 """Headers with this beginning tell the server what to do with a message that is published."""
 _FETCH: Final = 1.0
-"""Seconds that a fetch waits for messages: so long at most `stop` waits for it."""
+"""Seconds that a fetch waits for messages: `stop` waits for it at most as long."""
 _EMPTY_PAUSE: Final = 0.01
 _ACK_WAIT: Final = 30.0
 """Seconds that JetStream waits for an ack, by default."""
@@ -56,7 +56,7 @@ __all__ = ["Consumer", "DeadLetterError", "body", "header", "message_id", "seque
 
 
 def message_id(message: Msg) -> str | None:
-    """Return the header `Nats-Msg-Id`, as its publisher has set it."""
+    """Return the header `Nats-Msg-Id`, which the publisher has set."""
     return (message.headers or {}).get(MESSAGE_ID)
 
 
@@ -72,7 +72,7 @@ def header(name: str) -> Callable[[Msg], str | None]:
 def sequence(message: Msg) -> str:
     """Return the message's stream and its sequence there.
 
-    A redelivery has the same ones. A message that its publisher sends again has not: then use `message_id`.
+    A redelivery has the same. A message that its publisher sends again has others: then use `message_id`.
     """
     metadata = message.metadata
     return f"{metadata.stream}:{metadata.sequence.stream}"
@@ -81,7 +81,7 @@ def sequence(message: Msg) -> str:
 def body(message: Msg) -> str:
     """Return a digest of the message's data.
 
-    Two orders with equal data are one order then: choose it only where the data name their event, by a time or a
+    Two orders with equal data are one order then: choose it only if the data name their event, by a time or a
     number.
     """
     return body_digest(message.data)
@@ -91,18 +91,18 @@ class Consumer(PullingConsumer[Msg]):
     """Consumes a pull subscription; the handler's work is done once for each message.
 
     Use it as an async context manager, and call `run` in it. A message is acknowledged when it is done, delivered
-    again after `retry_delay` seconds where it was not, and becomes a dead letter after `attempts`. While it is in
-    hand, the server is told that it is in progress, so `ack_wait` does not run out.
+    again after `retry_delay` seconds if it was not, and becomes a dead letter after `attempts`. While it is in
+    hand, the server gets progress messages, so `ack_wait` does not run out.
 
     Args:
-        subscription: of `js.pull_subscribe`.
-        dedup: the gate, open before the consumer runs; None where an inbox decides alone.
+        subscription: the result of `js.pull_subscribe`.
+        dedup: the gate, open before the consumer runs; None if an inbox decides alone.
         key: a function of the message: `message_id`, `header("order-id")`, `sequence`, or your own.
-        dead_letter: a subject of another stream for dead letters. By default a dead letter is logged, and stays where
-            it is, in its stream.
+        dead_letter: a subject of another stream for dead letters. By default a dead letter is logged, and stays in
+            its stream.
         limit: messages in hand at once.
         settings: those that all consumers have, see `fastdedup.messages.settings.ConsumerSettings`: inbox, begin,
-            remember, resolve, name, wait, attempts, retry_delay, fingerprint, grace.
+            remember, resolve, name, wait, attempts, retry_delay, lease, fingerprint, grace.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.
@@ -164,17 +164,17 @@ class Consumer(PullingConsumer[Msg]):
             self._deliveries.broker_is_back()
             return found
         except TimeoutError:
-            await anyio.sleep(_EMPTY_PAUSE)  # the server may say at once that it has nothing
+            await anyio.sleep(_EMPTY_PAUSE)  # the server may answer at once that it has no message
         except (ServiceUnavailableError, NoRespondersError) as error:
             self._deliveries.broker_is_away(f"JetStream does not answer: {error}")
             await anyio.sleep(_FETCH)
             with suppress(TimeoutError, ServiceUnavailableError, NoRespondersError):
-                await self._subscription.consumer_info()  # raises NotFoundError where it was deleted
+                await self._subscription.consumer_info()  # raises NotFoundError if it was deleted
                 self._deliveries.broker_is_back()
         return ()
 
     async def _beside(self) -> None:
-        """Tell the server now and then of what is in hand."""
+        """Send progress messages to the server for the messages in hand."""
         while True:
             await anyio.sleep(self._heartbeat)
             for job in tuple(self._jobs):
@@ -220,18 +220,18 @@ class Consumer(PullingConsumer[Msg]):
 
         async def publish(headers: Headers) -> None:
             lines = {name: " ".join(str(value).split()) for name, value in headers}
-            # Not the publisher's: the server drops what it has, be it another consumer's dead letter or a later one.
+            # Not the publisher's id: the server would drop another consumer's dead letter with it, or a later one.
             lines[MESSAGE_ID] = f"dead:{self.name}:{sequence(message)}"
             check_size(self._jetstream._nc, message.data, lines)
             await self._jetstream.publish(dead_letter, message.data, headers=lines)
 
-        # The copy has another id, so only KEY still tells the message's own.
+        # The copy has another id, so only KEY still has the message's own.
         needed = (KEY,) if MESSAGE_ID in (message.headers or {}) else ()
         await lay_down({**theirs, **ours}.items(), publish, is_too_large, needed=needed)
 
 
 def check_size(connection: Any, data: bytes, headers: Mapping[str, str]) -> None:
-    """Raise MaxPayloadError where a server would close the connection for it: nats-py looks at the data alone."""
+    """Raise MaxPayloadError if a server would close the connection for it: nats-py only looks at the data."""
     lines = sum(len(name.encode()) + len(value.encode()) + _LINE for name, value in headers.items())
     size, limit = len(data) + lines + _HEADERS, connection.max_payload
     if size > limit:
@@ -239,18 +239,18 @@ def check_size(connection: Any, data: bytes, headers: Mapping[str, str]) -> None
 
 
 def is_too_large(error: Exception) -> bool:
-    """True where a message is larger than the server, JetStream or its stream takes."""
+    """True if a message is larger than the server, JetStream or its stream takes."""
     return isinstance(error, MaxPayloadError) or getattr(error, "err_code", None) in _TOO_LARGE
 
 
 def _check_config(name: str, config: ConsumerConfig) -> None:
-    """Raise ConfigError unless a consumer lets us decide what is done, and when it is given up."""
-    if config.ack_policy != AckPolicy.EXPLICIT:  # from the server it is text
+    """Raise ConfigError unless the server leaves the acks, and the number of attempts, to fastdedup."""
+    if config.ack_policy != AckPolicy.EXPLICIT:  # the server sends it as text
         raise ConfigError(
             f"the consumer {name!r} must be acknowledged message by message: make it with ack_policy=explicit"
         )
     if config.max_deliver not in (None, -1):
         raise ConfigError(
             f"the consumer {name!r} gives a message up after {config.max_deliver} deliveries (max_deliver), and "
-            "leaves no dead letter: make it without max_deliver, as attempts= counts"
+            "leaves no dead letter: make it without max_deliver, because attempts= counts"
         )

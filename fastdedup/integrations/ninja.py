@@ -4,9 +4,9 @@
     @idempotent(principal=by_auth, required=True)
     def order(request, body: Order): ...
 
-Ninja authenticates inside of the view. The middleware and Django's own decorators run before that, find no caller
-there, and answer a request with a key 400. `FASTDEDUP` and `FASTDEDUP_HTTP` hold as for
-`fastdedup.integrations.django`. Where the middleware is installed as well, leave these paths out of its `routes`.
+Ninja authenticates inside of the view. The middleware and Django's own decorators run before that, find no caller,
+and answer a request with a key 400. The settings are `FASTDEDUP` and `FASTDEDUP_HTTP`, the same as for
+`fastdedup.integrations.django`. If the middleware is installed as well, leave these paths out of its `routes`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,10 @@ except ImportError as error:
         "fastdedup.integrations.ninja needs Django Ninja: pip install 'fastdedup[django]' django-ninja"
     ) from error
 
-from asgiref.sync import iscoroutinefunction
-from django.http import HttpRequest
-
 from ..errors import ConfigError
 from ..web.request import Named, Principal, Request, by_header, by_host, everyone, name_of_caller
 from ..web.rules import UUID, KeySettings
-from .django.bridge import AWAITING, BLOCKING, drive
+from .django.bridge import over_bridge
 from .django.capture import claim_of
 from .django.convert import SOURCE
 from .django.decorators import Operation
@@ -44,10 +41,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def by_auth(request: Request) -> Named:
-    """Return what Ninja's authentication has found, `request.auth`, as the principal.
+    """Return the caller that Ninja's authentication has found, `request.auth`: the principal.
 
-    That is text, a number, a UUID, or a model's object with a primary key. An operation without authentication finds
-    no caller: there a request with a key is answered 400, `principal-required`.
+    It is text, a number, a UUID, or a model's object with a primary key. An operation without authentication finds no
+    caller: it answers a request with a key 400, `principal-required`.
 
     Raises:
         ConfigError: `authenticate()` returned a value that names no caller, such as True.
@@ -75,8 +72,8 @@ def idempotent(
 
     Args:
         principal: names the caller whom a key belongs to, see `by_auth` and, with `django_auth`, `by_user`; by
-            default `FASTDEDUP_HTTP["principal"]`. The function finds Django's request, with its `auth`, as
-            `request.source["django.request"]`.
+            default `FASTDEDUP_HTTP["principal"]`. In the function, `request.source["django.request"]` is Django's
+            request, with its `auth`.
         settings: see `fastdedup.web.rules.Rule`. The settings of `FASTDEDUP_HTTP` for all routes apply here, too.
 
     Raises:
@@ -96,44 +93,12 @@ def idempotent(
                 f"@idempotent must be below Ninja's decorator: {function.__name__}() is an operation already, "
                 "which would run without it"
             )
-        claims = _claims(operation, function)
+        claims = over_bridge(function, functools.partial(begun, operation))
         with suppress(NameError):  # a name that is known to type checkers only: Ninja says so itself
             # Ninja would look up annotations that are text among the names of this module.
             claims.__signature__ = inspect.signature(function, eval_str=True)  # type: ignore[attr-defined]
-        return decorate_view(functools.partial(_settles, operation))(claims)  # type: ignore[return-value]
+        # Around Ninja's function that makes a response of a result.
+        settles = decorate_view(lambda run: over_bridge(run, functools.partial(ended, operation)))
+        return settles(claims)  # type: ignore[return-value]
 
     return decorate
-
-
-def _claims(operation: Operation, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the operation, which claims its key first."""
-    if iscoroutinefunction(function):
-
-        @functools.wraps(function)
-        async def awaited(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            return await begun(AWAITING, operation, request, lambda: function(request, *args, **kwargs))
-
-        return awaited
-
-    @functools.wraps(function)
-    def called(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        return drive(begun(BLOCKING, operation, request, lambda: function(request, *args, **kwargs)))
-
-    return called
-
-
-def _settles(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Ninja's function that makes a response of a result; here it settles the claim by the response."""
-    if iscoroutinefunction(run):
-
-        @functools.wraps(run)
-        async def awaited(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            return await ended(AWAITING, operation, request, lambda: run(request, *args, **kwargs))
-
-        return awaited
-
-    @functools.wraps(run)
-    def called(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        return drive(ended(BLOCKING, operation, request, lambda: run(request, *args, **kwargs)))
-
-    return called

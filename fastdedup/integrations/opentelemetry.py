@@ -1,7 +1,7 @@
-"""Spans and metrics of gates for OpenTelemetry; `pip install 'fastdedup[opentelemetry]'`, which is its API alone.
+"""Spans and metrics of gates for OpenTelemetry; `pip install 'fastdedup[opentelemetry]'`, which is only its API.
 
     dedup = Dedup("redis://localhost:6379/0", namespace="shop")
-    instrument(dedup)                # by the global providers, before the gate is opened
+    instrument(dedup)                # with the global providers, before the gate is opened
 
 Within a trace that is sampled, a claim is a span `claim shop`, the body of its `async with` a span `work shop`, and
 settling it a span `complete shop`, `fail shop` or `release shop`. See `docs/watching.md`.
@@ -45,8 +45,8 @@ from ..kernel.answers import former_trace
 from ..kernel.owners import TRACE_BYTES
 from ..model import Outcome
 from ..sync.gateway import Dedup as SyncDedup
-from .otel_metrics import SCOPE, Histograms, observations_of, server_of
-from .watched import is_watchable, watched_gate
+from .metrics.otel import SCOPE, Histograms, observations_of, server_of
+from .metrics.watched import is_watchable, watched_gate
 
 _SETTLINGS = {"completed": "complete", "failed": "fail", "released": "release"}
 _RUNS = {
@@ -56,14 +56,14 @@ _RUNS = {
     Outcome.FAILED: "first_run",
     Outcome.MISMATCH: "other_request",
 }
-"""What a claim's link leads to, by the claim's outcome."""
+"""The target of a claim's link, by the claim's outcome."""
 _REPLAYS = (Outcome.SUCCEEDED, Outcome.FAILED)
 _MOST_LINKS = 32
-"""Links of one span: of a list of claims that many runs have answered."""
+"""The most links of one span: a list of claims may have answers of many runs."""
 
 
 class Working(NamedTuple):
-    """The span of the work under a claim, and what makes the former span the current one again."""
+    """The span of the work under a claim, and the token that makes the former span the current one again."""
 
     span: Span
     token: Any
@@ -73,10 +73,10 @@ class Spans:
     """Makes a gate's spans.
 
     Args:
-        provider: of tracers; the global one by default.
+        provider: the provider of tracers; the global one by default.
         keys: show keys in the spans.
         roots: make spans also if no span is current: for programs whose work begins with the claim.
-        links: let records say in which trace they were made, and link to the runs whose records are met.
+        links: let records name their trace, and link to the runs whose records are met.
     """
 
     def __init__(self, provider: TracerProvider | None, *, keys: bool, roots: bool, links: bool) -> None:
@@ -93,7 +93,7 @@ class Spans:
 
     @property
     def quick_look(self) -> tuple[Callable[[], Any] | None, str]:
-        """What `Observers` may read instead of asking `is_wanted`, and its key."""
+        """The function that `Observers` may call instead of `is_wanted`, and its key."""
         return (None if self._roots else self._read), self._key
 
     # Claims
@@ -157,7 +157,7 @@ class Spans:
     # Work
 
     def working(self, claim: Claim) -> Working | None:
-        """Return the span of the work, as the current one; None outside of a sampled trace."""
+        """Return the span of the work, which becomes the current one; None outside of a sampled trace."""
         if not hasattr(claim.settlement, "trace"):
             return None
         namespace = claim.settlement.gate.settings.namespace
@@ -187,7 +187,7 @@ class Spans:
         return self._sent(gate.settings.namespace, verb, settlement.key, part, links, where)
 
     def ended(self, span: Span, error: BaseException | None) -> None:
-        """End a span; of an error it shows the type, as the text may hold a key."""
+        """End a span; it shows only the type of an error, because the text may hold a key."""
         if error is not None:
             span.set_status(StatusCode.ERROR)
             span.set_attribute("error.type", type(error).__name__)
@@ -227,19 +227,19 @@ def instrument(
 
     Args:
         dedup: a gate that is not open yet.
-        messages: consumers of messages and inboxes, whose counts are shown as well.
+        messages: consumers of messages and inboxes, whose counts are shown too.
         tracer_provider: the global one by default.
         meter_provider: the global one by default.
-        keys: show keys in the spans, as the attribute `fastdedup.key`. A token's is a digest.
-        roots: make spans also if no span is current, each of a trace of its own.
+        keys: show keys in the spans, in the attribute `fastdedup.key`. A token's is a digest.
+        roots: make spans also if no span is current, each in a trace of its own.
         links: keep the ids of the trace and the span with the record of a claim that is made in a sampled trace, so
             that the span of a duplicate or of a takeover links to the run before. Such a record takes some 40 bytes
-            more, and says at most the last 13 bytes of a `holder=`. False: no record says it, and no span links.
+            more, and has at most the last 13 bytes of a `holder=`. False: records have no ids, and spans no links.
         histograms: record the time of each operation, wait and batch; that costs more than the claim itself.
 
     Raises:
         UsageError: the gate is open already.
-        ConfigError: it is no gate; one of `messages` is neither a consumer nor an inbox.
+        ConfigError: `dedup` is not a gate; one of `messages` is neither a consumer nor an inbox.
     """
     for each in messages:
         if not is_watchable(each):
@@ -273,7 +273,7 @@ def _attach(connections: Connections, spans: Spans) -> None:
 
 
 def links_of(settlement: Settlement) -> list[Link]:
-    """Return a link to the span of a claim, for the spans of what follows it."""
+    """Return a link to the span of a claim, for the spans of later steps."""
     found = getattr(settlement, "trace", None)
     return [Link(found)] if isinstance(found, SpanContext) else []
 
@@ -294,10 +294,10 @@ def context_of(trace_and_span: bytes) -> SpanContext:
 
 
 def current_context() -> tuple[Callable[[], Mapping[str, Any]], str]:
-    """Return what finds the current context, and the key of the span in it.
+    """Return the function that finds the current context, and the key of the span in it.
 
-    `trace.get_current_span()` makes four Python calls, which is a tenth of a claim. Where the context is Python's own
-    `ContextVar`, as by default, it is read at once.
+    `trace.get_current_span()` makes four Python calls, which is a tenth of a claim. If the context is Python's own
+    `ContextVar` (the default), it is read directly.
     """
     variable = getattr(getattr(contexts, "_RUNTIME_CONTEXT", None), "_current_context", None)
     key = getattr(trace.propagation, "_SPAN_KEY", None)

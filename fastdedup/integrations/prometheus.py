@@ -3,8 +3,8 @@
     dedup = Dedup("redis://localhost:6379/0", namespace="shop")
     watch(dedup)                     # on prometheus_client's own registry, before the gate is opened
 
-The figures have the names of the sidecar's: see `docs/watching.md`. They are read when Prometheus asks, so that they
-cost a claim a counter only.
+The figures have the names of the sidecar's: see `docs/watching.md`. They are read when Prometheus asks, so that a
+claim only costs a counter more.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from ..errors import ConfigError
 from ..gateway import Dedup
 from ..metrics import families
 from ..sync.gateway import Dedup as SyncDedup
-from .watched import WatchedMessages, is_watchable, watched_gate
+from .metrics.watched import WatchedMessages, is_watchable, watched_gate
 
 _lock = Lock()
 _collectors: WeakKeyDictionary[CollectorRegistry, FastdedupCollector] = WeakKeyDictionary()
 
 
 class FastdedupCollector(BaseCollector):
-    """Yields the figures of all that is watched on one registry; `watch` makes it."""
+    """Yields the figures of all watched objects on one registry; `watch` makes it."""
 
     def __init__(self) -> None:
-        # Mutable: what is watched. A gate of synchronous code is another one in each process.
+        # Mutable: the watched objects. A gate of synchronous code is another one in each process.
         self._gates: dict[int, Callable[[], Dedup]] = {}
         self._messages = WatchedMessages()
 
     def add(self, watched: Any) -> None:
-        """Show the figures of a gate, a consumer or an inbox as well; errors as for `watch`."""
+        """Show the figures of a gate, a consumer or an inbox too. Errors: see `watch`."""
         if isinstance(watched, Dedup):
             watched_gate(watched)
             self._gates[id(watched.gate.connections)] = lambda: watched
@@ -76,7 +76,7 @@ def watch(*watched: Any, registry: CollectorRegistry = REGISTRY) -> FastdedupCol
     Args:
         watched: gates of asyncio or of synchronous code, before they are opened; inboxes; consumers of messages. The
             scopes of a gate (`scoped`) are counted with it, by their namespaces.
-        registry: of prometheus_client.
+        registry: a registry of prometheus_client.
 
     Raises:
         UsageError: a gate is open already.

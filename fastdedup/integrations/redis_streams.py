@@ -43,8 +43,6 @@ LIMIT: Final = 256
 """Entries in hand at once, by default."""
 _BLOCK: Final = 0.5
 """Seconds that a read waits for entries."""
-_AWAY_PAUSE: Final = 1.0
-"""Seconds until a Redis that does not answer is asked again."""
 _PREFIX: Final = "fastdedup-"
 _LONG_GONE_MS: Final = 3_600_000
 _AWAY: Final = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OSError)
@@ -73,7 +71,7 @@ class StreamEntry:
 def entry_id(entry: StreamEntry) -> str:
     """Return the entry's stream and id.
 
-    A redelivery has the same ones. A message that its publisher adds again has not: then use `field`.
+    A redelivery has the same. A message that its publisher adds again has others: then use `field`.
     """
     return f"{entry.stream}:{entry.id}"
 
@@ -97,15 +95,15 @@ class Consumer(PullingConsumer[StreamEntry]):
     Args:
         redis: a redis.asyncio client; the consumer takes up to five connections of its pool at once, a long read
             one of them.
-        dedup: the gate, open before the consumer runs; None where an inbox decides alone.
+        dedup: the gate, open before the consumer runs; None if an inbox decides alone.
         stream: the stream's name.
         group: the group's name; the group exists.
         key: a function of the entry: `field("id")`, `entry_id`, or your own.
         dead_letter: a stream for dead letters. By default a dead letter is logged, and stays in its own stream.
         limit: entries in hand at once.
-        idle: seconds after which an entry is taken from a member that says nothing of it: it died.
+        idle: seconds without a sign from a member after which it counts as dead, and its entry is taken.
         settings: those that all consumers have, see `fastdedup.messages.settings.ConsumerSettings`: inbox, begin,
-            remember, resolve, name, wait, attempts, retry_delay, fingerprint, grace.
+            remember, resolve, name, wait, attempts, retry_delay, lease, fingerprint, grace.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.
@@ -142,7 +140,7 @@ class Consumer(PullingConsumer[StreamEntry]):
         self._acknowledging = SharedCall(self._acknowledge, self._start_beside)
         self._giving_back = SharedCall(self._hand_over, self._start_beside)
         self._laying = anyio.Lock()
-        # Mutable: when to look for the entries of dead members next, and from which entry on.
+        # Mutable: the time of the next look for the entries of dead members, and the entry to begin at.
         self._next_look = 0.0
         self._cursor = "0-0"
 
@@ -176,16 +174,14 @@ class Consumer(PullingConsumer[StreamEntry]):
                 )
                 found = [StreamEntry(self._stream, entry, fields) for entry, fields in _entries(reply)]
         except _AWAY as error:
-            self._deliveries.broker_is_away(f"its Redis does not answer: {error}")
-            with anyio.move_on_after(_AWAY_PAUSE):
-                await self._stop.wait()
+            await self._wait_for_broker(f"its Redis does not answer: {error}")
             return []
         self._deliveries.broker_is_back()
         return found
 
     async def _take_over(self, room: int) -> list[StreamEntry]:
         """Take entries over from members that died."""
-        # Before the call: one that is acknowledged meanwhile was ours.
+        # Before the call, because an entry that is acknowledged meanwhile was this member's.
         in_hand = {job.message.id for job in self._jobs}
         reply = await self._redis.xautoclaim(
             self._stream, self._group, self._member, self._idle_ms, start_id=self._cursor, count=room
@@ -213,7 +209,7 @@ class Consumer(PullingConsumer[StreamEntry]):
         }
 
     async def _beside(self) -> None:
-        """Say every now and then that this member is alive, and has its entries."""
+        """Report regularly that this member is alive, and has its entries."""
         while True:
             await anyio.sleep(self._idle_ms / 3000)
             await self._set_idle(0, [job.message.id for job in self._jobs])
@@ -272,7 +268,7 @@ def _text(value: Any) -> str:
 
 
 def _entries(reply: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
-    """Yield id and fields of what XREADGROUP has answered, in RESP2 a list, in RESP3 a dict of lists in lists."""
+    """Yield the id and fields of XREADGROUP's entries: a list in RESP2, a dict of lists in lists in RESP3."""
     for entries in reply.values() if isinstance(reply, dict) else (each[1] for each in reply or ()):
         for entry in entries[0] if entries and isinstance(entries[0], list) else entries:
             yield _text(entry[0]), entry[1]
@@ -286,5 +282,5 @@ def _check_client(redis: Any) -> None:
     timeout = None if pool is None else pool.connection_kwargs.get("socket_timeout")
     if timeout is not None and timeout <= _BLOCK:
         raise ConfigError(
-            f"redis must have a socket_timeout above {_BLOCK:g} s, as its reads wait so long, got {timeout!r}"
+            f"redis must have a socket_timeout above {_BLOCK:g} s, because its reads wait so long, got {timeout!r}"
         )

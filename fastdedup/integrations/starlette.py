@@ -1,27 +1,45 @@
-"""Starlette: `@idempotent` for one endpoint, where the middleware would guard more than that."""
+"""Starlette: `@idempotent` for one endpoint, if the middleware would guard too much."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, Unpack
 
 from ..errors import ConfigError
 from ..gateway import Dedup
+from ..sql.any_inbox import AnyInbox
 from ..web.fingerprints import json_fingerprint
 from ..web.request import Principal, by_header, by_host, everyone
-from ..web.rules import UUID, KeySettings
-from .endpoint import EndpointGate, GuardedEndpoint
-from .guarded import claim_of
-from .lifespan import Receive, Scope, Send
+from ..web.response import Response as WebResponse
+from ..web.rules import UUID, KeySettings, MadeByRoute
+from .http.committing import Committed, CommittedWork, RouteCommits, check_kinds
+from .http.endpoint import EndpointGate, GuardedEndpoint
+from .http.exchange import AsgiExchange, supported
+from .http.guarded import ClientLeft, claim_of, identify
+from .http.lifespan import Receive, Scope, Send
+from .http.response_stage import begin_committed, send_response
+from .http.threads import is_async
 
 try:
+    from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request
     from starlette.routing import request_response
 except ImportError as error:
     raise ImportError("fastdedup.integrations.starlette needs Starlette: pip install starlette") from error
 
-__all__ = ["UUID", "by_header", "by_host", "claim_of", "everyone", "idempotent", "json_fingerprint"]
+__all__ = [
+    "UUID",
+    "Committed",
+    "by_header",
+    "by_host",
+    "claim_of",
+    "commits",
+    "everyone",
+    "idempotent",
+    "json_fingerprint",
+]
 
 Endpoint = Callable[..., Any]
 DecoratedFunctions = Callable[..., Coroutine[Any, Any, Any]]
@@ -35,9 +53,9 @@ def idempotent(
         @idempotent(dedup, principal=by_header("x-api-key"), required=True)
         async def order(request): ...
 
-    Its response is stored, and replayed to duplicates, as in `IdempotencyMiddleware`. In an HTTPEndpoint decorate the
-    method. Open `dedup` in the application's lifespan; otherwise it opens at its first use, and nobody closes it.
-    Where Starlette does not put the route into the scope (0.40), each path has keys of its own, as with
+    Its response is stored, and replayed to duplicates, just like in `IdempotencyMiddleware`. In an HTTPEndpoint
+    decorate the method. Open `dedup` in the application's lifespan; otherwise it opens at its first use, and is never
+    closed. If Starlette does not put the route into the scope (0.40), each path has keys of its own, just like with
     `key_scope="path"`.
 
     Args:
@@ -53,20 +71,12 @@ def idempotent(
     gate = EndpointGate(dedup, docs, {"principal": principal, **settings})
 
     def decorate(endpoint: Endpoint) -> DecoratedFunctions:
-        if not callable(endpoint) or isinstance(endpoint, type):
-            raise ConfigError(
-                f"idempotent() decorates an endpoint that is a function, got {endpoint!r}: in an HTTPEndpoint "
-                "decorate the method"
-            )
+        _check_endpoint(endpoint, "idempotent")
         app = gate.guarded(request_response(endpoint))
 
         @functools.wraps(endpoint)
         async def guarded(*args: Any, **unknown: Any) -> _Exchanged:
-            if unknown or not args or not isinstance(args[-1], Request):
-                raise ConfigError(
-                    f"{endpoint.__name__}() was not called with a Starlette request alone: in FastAPI use "
-                    "fastdedup.integrations.fastapi.Claimed"
-                )
+            _check_call(endpoint, args, unknown, "Claimed")
             method = args[:-1]  # an HTTPEndpoint is made anew for each request
             own = gate.guarded(request_response(functools.partial(endpoint, *method))) if method else app
             return _Exchanged(own, endpoint)
@@ -74,6 +84,130 @@ def idempotent(
         return guarded
 
     return decorate
+
+
+def commits(
+    dedup: Dedup,
+    inbox: AnyInbox[Any],
+    *,
+    principal: Principal,
+    begin: Any = None,
+    docs: str | None = None,
+    **settings: Unpack[KeySettings],
+) -> Callable[[Endpoint], DecoratedFunctions]:
+    """Decorate an endpoint: its work, an inbox's row and the response commit in one transaction.
+
+        @commits(dedup, inbox, begin=Session.begin, principal=by_header("x-api-key"), required=True)
+        async def pay(request, committed):
+            committed.session.add(Payment(...))
+            return JSONResponse(...)
+
+    The response is sent after the COMMIT, and a retry gets it from the row. The endpoint gets a `Committed` behind
+    its request. For the rules see `fastdedup.integrations.fastapi.Commits` and `docs/committing-endpoint.md`.
+
+    Args:
+        dedup: the gate before the inbox.
+        inbox: the inbox, of `fastdedup.sql`.
+        principal: see `idempotent`.
+        begin: begins the transaction, like `Session.begin`; by default the inbox's. Another task may end it.
+        docs: the address of the documentation, which every error links to.
+        settings: see `fastdedup.web.rules.Rule`; `unstored` has no effect.
+
+    Raises:
+        ConfigError: a setting cannot be used, or there is no `begin`.
+    """
+    gate = EndpointGate(dedup, docs, {"principal": principal, **settings})
+    inbox.beginning(begin)
+
+    def made(path: str | None) -> RouteCommits:
+        claims = gate.claims_at(path)
+        return RouteCommits(claims, claims.dedup, inbox, begin)
+
+    routes = MadeByRoute(made)
+
+    def decorate(endpoint: Endpoint) -> DecoratedFunctions:
+        _check_endpoint(endpoint, "commits")
+        check_kinds(inbox, endpoint, awaited=is_async(endpoint))
+
+        @functools.wraps(endpoint)
+        async def committing(*args: Any, **unknown: Any) -> _Committing:
+            _check_call(endpoint, args, unknown, "Commits")
+            return _Committing(gate, routes, functools.partial(endpoint, *args[:-1]))
+
+        return committing
+
+    return decorate
+
+
+def _check_endpoint(endpoint: Any, decorator: str) -> None:
+    if not callable(endpoint) or isinstance(endpoint, type):
+        raise ConfigError(
+            f"{decorator}() decorates an endpoint that is a function, got {endpoint!r}: in an HTTPEndpoint "
+            "decorate the method"
+        )
+
+
+def _check_call(endpoint: Endpoint, args: Any, unknown: Any, otherwise: str) -> None:
+    """Raise ConfigError unless an endpoint is called as Starlette does; `otherwise`: FastAPI's dependency."""
+    if unknown or not args or not isinstance(args[-1], Request):
+        raise ConfigError(
+            f"{endpoint.__name__}() was not called with a Starlette request alone: in FastAPI use "
+            f"fastdedup.integrations.fastapi.{otherwise}"
+        )
+
+
+class _Committing:
+    """Stands for the endpoint's response, which Starlette calls as an application: it runs the endpoint."""
+
+    def __init__(
+        self,
+        gate: EndpointGate,
+        routes: MadeByRoute[str | None, RouteCommits],
+        endpoint: functools.partial[Any],
+    ) -> None:
+        self._gate = gate
+        self._routes = routes
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if claim_of(scope) is not None:
+            raise ConfigError(
+                "IdempotencyMiddleware has claimed this request already: leave its route to commits()"
+            )
+        route = self._routes[getattr(scope.get("route"), "path", None)]
+        exchange = AsgiExchange(receive, send, route.claims.rule.max_request)
+        scope = supported(scope)
+        scope["endpoint"] = (
+            self._endpoint.func
+        )  # it may run in a thread; the decorator's own function does not
+        with contextlib.suppress(ClientLeft):  # nothing has happened
+            await exchange.run(functools.partial(self._work, route, exchange), scope)
+
+    async def _work(
+        self, route: RouteCommits, exchange: AsgiExchange, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Stand for the application within the exchange."""
+        named = functools.partial(identify, route.claims.rule, self._gate.lifespan, scope, exchange)
+        got = await begin_committed(route, scope, exchange, self._gate.docs_at(scope), named)
+        if isinstance(got, WebResponse):
+            await send_response(send, got)
+            return
+        work: CommittedWork = exchange.stage.work
+        try:
+            response = await self._run(Request(scope, receive, send), got)
+            await work.handled()
+        except BaseException as error:
+            answer = await work.raised(error)
+            if answer is None:
+                raise
+            await send_response(send, answer)
+            return
+        await response(scope, receive, send)
+
+    async def _run(self, request: Request, got: Committed[Any]) -> Any:
+        if is_async(self._endpoint.func):
+            return await self._endpoint(request, got)
+        return await run_in_threadpool(self._endpoint, request, got)
 
 
 class _Exchanged:

@@ -1,7 +1,7 @@
-"""`DedupMiddleware`: taskiq tasks that do their work once for each key, however often they are sent or delivered.
+"""`DedupMiddleware`: taskiq tasks that do their work once for each key, for any number of messages and deliveries.
 
 Main path: the function that `DedupMiddleware.once` makes → `Deliveries.handle` → the task's own function. The
-middleware itself only tells that function which message it is called for.
+middleware itself only gives that function its message.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ except ImportError as error:
     raise ImportError("taskiq is missing: pip install 'fastdedup[taskiq]'") from error
 
 from ..admin.resolving import Check
-from ..checks import Seconds, check_seconds, named
+from ..arguments import ArgumentsRule
+from ..checks import Seconds, check_wait, named
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..ledger.client import Ledger
-from ..messages.arguments import ArgumentsRule
 from ..messages.decisions import Action, Decision, Reason
 from ..messages.deliveries import Deliveries, check_remember
 from ..messages.memory import check_broker
 from ..messages.rules import ATTEMPTS, WAIT, MessageRules
+from ..results.declared import Results
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _LEAST_WAIT: Final = 0.1
-"""Many taskiq brokers cannot delay a message, so the wait before is what keeps a twin from coming again at once."""
+"""Many taskiq brokers cannot delay a message, so only this wait keeps a twin from coming again at once."""
 _current: ContextVar[TaskiqMessage | None] = ContextVar("fastdedup.taskiq", default=None)
 
 
@@ -49,23 +50,23 @@ class DedupMiddleware(TaskiqMiddleware):
     Args:
         dedup: the gate.
         wait: seconds to hold a message while another delivery of it is at work; then it is sent again.
-        remember: the ledger in which the gate remembers what is done; without it each message's record stays. A
+        remember: the ledger in which the gate remembers finished messages; without it each message's record stays. A
             duplicate that comes more than a minute later then returns None.
 
     Raises:
         ConfigError: a setting is wrong.
     """
 
-    def __init__(self, dedup: Dedup, *, wait: Seconds = WAIT, remember: Ledger | None = None) -> None:
+    def __init__(self, dedup: Dedup, *, wait: Seconds | None = WAIT, remember: Ledger | None = None) -> None:
         super().__init__()
         self._dedup = _checked_gate(dedup)
         if remember is not None:
             check_remember(remember, dedup, None)
         self._remember = remember
-        self._wait = check_seconds(wait, "wait", least=_LEAST_WAIT)
+        self._wait = check_wait(wait, WAIT, least=_LEAST_WAIT)
 
     def set_broker(self, broker: AsyncBroker) -> None:
-        """Take note of the broker; taskiq calls this where the middleware is added.
+        """Note the broker; taskiq calls this when the middleware is added.
 
         Raises:
             ConfigError: the broker may deliver a message again after the gate has forgotten its key.
@@ -96,13 +97,13 @@ class DedupMiddleware(TaskiqMiddleware):
             attempts: how often the function is begun for a key, crashes included; then the key has failed.
             fingerprint: a function of the task's arguments; another message with the same key and another
                 fingerprint ends in a MismatchError.
-            keep_result: keep the result for duplicates.
-            resolve: an async function, given a `Takeover` before the task's function runs again, after a crash or a
-                retry: it says whether an earlier attempt has done the work; see `Dedup.claim`. What was done gives
-                the task its result, and what nobody can know fails for good.
+            keep_result: keep the result for duplicates, with the type that the function is declared to return.
+            resolve: an async function, called with a `Takeover` before the task's function runs again, after a crash
+                or a retry: it says whether an earlier attempt has done the work; see `Dedup.claim`. "done" gives the
+                task its result, and "unknown" fails for good.
 
         Raises:
-            ConfigError: a setting is wrong.
+            ConfigError: a setting is wrong, or results of the declared type cannot come back.
         """
 
         def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
@@ -110,6 +111,7 @@ class DedupMiddleware(TaskiqMiddleware):
                 raise ConfigError(f"once() decorates async functions, got {function!r}: write async def")
             name = f"{function.__module__}:{function.__qualname__}"
             signature = inspect.signature(function)
+            results = Results(function, self._dedup.settings.codec)
             mark = None if fingerprint is None else ArgumentsRule(fingerprint, signature, "fingerprint")
             rules = MessageRules(
                 name,
@@ -118,16 +120,19 @@ class DedupMiddleware(TaskiqMiddleware):
                 attempts=attempts,
                 fingerprint=None if mark is None else _of_arguments(mark),
                 keep_result=keep_result,
+                results=results,
             )
             deliveries = Deliveries(
                 rules, self._dedup, remember=self._remember, resolve=resolve, logs_attempts=False
-            )  # taskiq logs what a task raises
+            )  # taskiq logs the errors of a task
 
             @functools.wraps(function)
             async def run(*args: P.args, **kwargs: P.kwargs) -> T:
                 message = self._message_of(run)
                 if message is None:
                     return await function(*args, **kwargs)
+                if not results.are_known:
+                    results.prepare()
                 decision = await deliveries.handle(
                     (message, args, kwargs),
                     lambda _: function(*args, **kwargs),
@@ -146,7 +151,7 @@ class DedupMiddleware(TaskiqMiddleware):
         return decorate
 
     def _message_of(self, function: Callable[..., Any]) -> TaskiqMessage | None:
-        """Return the message that a function is called for; None where other code calls it."""
+        """Return the message that a function is called for; None if other code calls it."""
         message = _current.get()
         task = None if message is None else self.broker.find_task(message.task_name)
         if task is None or task.original_func is not function:
@@ -163,7 +168,7 @@ def _checked_gate(dedup: Any) -> Dedup:
 
 
 async def _leave(decision: Decision) -> None:
-    """Lay a dead letter nowhere: taskiq has no place for it, and its result tells of the error."""
+    """Do nothing with a dead letter: taskiq has no place for it, and its result has the error."""
 
 
 def _task_id(call: tuple[TaskiqMessage, Any, Any]) -> str:

@@ -6,15 +6,15 @@ to the application's exception handlers alone. Here these handlers tell the reco
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from inspect import isawaitable, iscoroutinefunction
 from traceback import walk_tb
 from typing import Any
 from weakref import WeakSet
 
-from .exchange import RECORDER
-from .lifespan import ASGIApp, Receive, Scope, Send
+from .http.exchange import RECORDER, WORK
+from .http.late_exits import fastapi_in
+from .http.lifespan import ASGIApp, Receive, Scope, Send
 
 Handler = Callable[[Any, Exception], Any]
 _HANDLERS = "starlette.exception_handlers"
@@ -31,14 +31,10 @@ def watch(app: object) -> None:
     `IdempotencyMiddleware` calls it for the application in which, or around which, it stands. Call it for a FastAPI
     application that is mounted below a path of the one that has the middleware.
     """
-    fastapi = sys.modules.get("fastapi")
-    if fastapi is None:
-        return
-    while app is not None and not isinstance(app, fastapi.FastAPI):
-        app = getattr(app, "app", None)  # by custom, the attribute in which middleware has its application
-    if app is not None and app not in _watched:
-        _watched.add(app)
-        app.router.middleware_stack = _FirstRequest(app.router)
+    found = fastapi_in(app)
+    if found is not None and found not in _watched:
+        _watched.add(found)
+        found.router.middleware_stack = _FirstRequest(found.router)
 
 
 def watch_handlers(scope: Scope) -> None:
@@ -74,8 +70,10 @@ class _Telling:
     async def __call__(self, connection: Any, error: Exception) -> Any:
         from starlette.concurrency import run_in_threadpool
 
-        recorder = connection.scope.get(RECORDER)
-        if recorder is not None and before_endpoint(error):
+        recorder, work = connection.scope.get(RECORDER), connection.scope.get(WORK)
+        if work is not None:
+            await work.roll_back(error)
+        elif recorder is not None and not recorder.committed and before_endpoint(error):
             recorder.undone = not recorder.rule.keep_unreached
         if self._is_async:
             return await self._handler(connection, error)
@@ -86,7 +84,7 @@ class _Telling:
 def before_endpoint(error: Exception) -> bool:
     """Return whether FastAPI's own check of the request raised an error, or a dependency before the endpoint ran.
 
-    Where that is not certain it is False: a request that may have had an effect is not to run again.
+    If that is not certain, return False: a request that may have had an effect must not run again.
     """
     from fastapi.exceptions import RequestValidationError
     from starlette.exceptions import HTTPException

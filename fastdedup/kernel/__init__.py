@@ -1,1 +1,1 @@
-"""Operations, their bytes and their queues: what each claim runs through, without counting, logs or files."""
+"""Operations, their bytes and their queues: the path of each claim, without counting, logs or files."""

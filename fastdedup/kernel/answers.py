@@ -1,4 +1,4 @@
-"""What a batch's replies and errors mean to each of its callers, and how each gets its own."""
+"""Turns a batch's replies and errors into the answers of its callers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .records import decode, is_record, read_holding
 
 
 def wrong_loop() -> UsageError:
-    """Return the error for a call from an event loop or thread that did not open this Dedup."""
+    """Return the error for a call from an event loop or thread that has not opened this Dedup."""
     return UsageError(
         "this Dedup was opened in another event loop; open one Dedup in each loop, "
         "and settle a claim in the loop that made it"
@@ -51,7 +51,7 @@ def is_first_hand(op: ClaimOp, reply: Verdict) -> bool:
 def reply_to_follower(reply: Reply, owner: bytes) -> Reply:
     """Return the reply for a claimant that arrives directly after a claimant, the `owner`, that got `reply`.
 
-    It is not `fresh`: the store does not know this claimant, so it does not tell it when the key is freed.
+    The reply is not `fresh`: the store does not know this claimant, so it cannot notify it when the key is freed.
     """
     if isinstance(reply, Verdict) and reply.outcome is Outcome.ACQUIRED:
         verdict = Verdict(
@@ -95,7 +95,7 @@ def give_error(loop: asyncio.AbstractEventLoop, op: Op, error: BaseException) ->
 
 
 def reported(loop: asyncio.AbstractEventLoop, op: Op, fault: BaseException) -> Exception:
-    """Tell the loop of what was raised while an operation was answered; return the error for its caller."""
+    """Report an error that was raised while an operation was answered to the loop; return its caller's error."""
     what = f"fastdedup could not deliver the answer to an operation ({op.verb.value})"
     loop.call_exception_handler({"message": what, "exception": fault})
     return fault if isinstance(fault, Exception) else RuntimeError(what)
@@ -127,15 +127,15 @@ def verdict(code: int, record: bytes, now_ms: int) -> Verdict | Code:
         fresh=code != Code.REENTERED,
     )
     if code == Code.TAKEN:
-        found.former = stored.payload  # a record that was just taken has none of its own
+        found.former = stored.payload  # a record that was just acquired has no payload of its own
     elif code != Code.REENTERED:
         found.present = stored.owner
     return found
 
 
 def former_trace(verdict: Verdict) -> bytes:
-    """Return the ids of the trace and the span of the run before: of the first one, of the one under way, or of the
-    attempt that was taken over. Empty if its record does not say it.
+    """Return the ids of the trace and the span of the run before: the first one, the one under way, or the attempt
+    that was taken over. Empty if its record does not have them.
     """
     if verdict.former:
         return trace_of(read_holding(verdict.former).owner)

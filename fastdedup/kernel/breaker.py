@@ -14,7 +14,7 @@ FAILURES = 3
 FIRST_PAUSE = 0.05
 """Seconds from opening to the first probe."""
 LONGEST_PAUSE = 0.4
-"""Seconds between two probes at most. With the probe's own time, a store that is back is found within a second."""
+"""The most seconds between two probes. With the probe's own time, a store that is back is found within a second."""
 _PROBES = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 
 
@@ -61,7 +61,7 @@ class Breaker:
         return self._probes.pause(self._pauses - 1)
 
     def probed(self, reason: str | None) -> bool:
-        """Take note of a probe: `reason` says why it failed, None that it succeeded, which closes the breaker.
+        """Take note of a probe: `reason` says why it failed; None means that it succeeded, which closes the breaker.
 
         Returns True if the breaker has closed.
         """

@@ -1,4 +1,4 @@
-"""The numbers by which scripts answer."""
+"""The numbers of the scripts' answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One timer for all operations of an engine, set for the earliest deadline. A blocked loop is no slow store."""
+"""One timer for all operations of an engine, set for the earliest deadline. A blocked loop is not a slow store."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ONE_POLL: Final = 0.001
 
 
 class Deadline:
-    """Calls `come_due` with a time of the loop: the operations that had to be answered by then are given up.
+    """Calls `come_due` with a time of the loop: operations with a deadline before it are given up.
 
-    It is called only after the loop has read its sockets once more, as replies may lie there unread. If the loop
-    was blocked, by a callback of the user's, the commands may not even have been sent; then there is a longer grace.
+    It is called only after the loop has read its sockets once more, because unread replies may be there. If the loop
+    was blocked by a callback of the user, the commands may not even have been sent; then there is a longer grace.
 
     Args:
         timeout: seconds within which the grace is given once.
-        earliest: returns the earliest deadline, in the loop's time; None if nothing is to be answered.
+        earliest: returns the earliest deadline, in the loop's time; None if no operation is open.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Deadline:
         self._timeout = timeout
         self._earliest = earliest
         self._come_due = come_due
-        # Mutable: when the timer rings; since when what was due has had its grace; 0 if it had no grace.
+        # Mutable: when the timer rings; since when the due operations have had their grace; 0 if they had none.
         self._rings_at = 0.0
         self._excused_at = 0.0
         self.timer: asyncio.TimerHandle | None = None
@@ -49,12 +49,12 @@ class Deadline:
             self._ring_at(earliest)
 
     def bring_forward(self, deadline: float) -> None:
-        """Take away a timer that rings after `deadline`, so that the next `set` sets an earlier one."""
+        """Cancel a timer that rings after `deadline`, so that the next `set` sets an earlier one."""
         if self._rings_at > deadline:
             self.cancel()
 
     def cancel(self) -> None:
-        """Take the timer away."""
+        """Cancel the timer."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -73,6 +73,6 @@ class Deadline:
                 self._excused_at = now
             self._ring_at(now + (GRACE if blocked else _ONE_POLL))
             return
-        # What has come due since then gets its own reading of the socket.
+        # Operations that have come due since then get their own reading of the socket.
         before, self._excused_at = self._excused_at, 0.0
         self._come_due(before)

@@ -29,12 +29,13 @@ from .operations import ClaimOp, Op, Redirect, Reply, Verdict
 from .orphans import NoOrphans, OrphanKeeper, is_orphan, resent
 from .queue import MIN_BATCH, Batch, Batches, BatchObserver, Ended, OperationQueue
 from .store import BatchStore
-from .verbs import CLAIMS
+from .verbs import Verb
 
 _OPEN: Final = BreakerState.OPEN  # naming an enum's member through its class costs 50 ns on Python 3.11
 _AGAIN: Final = Code.AGAIN
+_CLAIM: Final = Verb.CLAIM
 HandOver = Callable[["Engine", Op, Any], None]
-"""Called with an engine, an operation that has left it, and the part of the store that it must go on to."""
+"""Called with an engine, an operation that has left it, and the node of the store that it must go on to."""
 
 
 class Engine:
@@ -42,15 +43,15 @@ class Engine:
 
     Args:
         timeout: seconds from submitting an operation to its answer, or to UnavailableError.
-        max_batch: operations in a batch at most; a script blocks Redis for about 2 µs for each.
-        max_bytes: bytes of results in a batch at most.
+        max_batch: the most operations in a batch; a script blocks Redis for about 2 µs for each.
+        max_bytes: the most bytes of results in a batch.
         min_batch: claims in a batch, below which they are not spread over further batches.
         max_in_flight: batches under way at once.
         max_pending: operations that may wait or be under way; any further operation gets UnavailableError.
-        probe_wire: a store key without a record, to find out whether the store is back.
+        probe_wire: a store key without a record, for the test whether the store is back.
         on_breaker: called when the breaker has opened or closed.
-        observer: hears of each batch that has ended.
-        orphans: takes what may hold a key although no caller knows of it; see `Orphans`.
+        observer: called for each batch that has ended.
+        orphans: takes the claims that may hold a key although no caller knows of them; see `Orphans`.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Engine:
         self._drained: asyncio.Future[None] | None = None
         self.leaders: dict[bytes, ClaimOp] = {}
         """For each store key the claim that leads: the one whose answer decides for its followers."""
-        # Mutable: the leaders of waiters that surely were not sent yet.
+        # Mutable: the leaders of waiters that certainly were not sent yet.
         self._unsent: dict[bytes, ClaimOp] = {}
         self._in_child = InChild(self._leave_to_parent)
         self.named = NamedClaims()
@@ -132,7 +133,7 @@ class Engine:
         return self._health.state is not _OPEN
 
     def submit(self, op: Op, future: Any = None) -> asyncio.Future[Reply]:
-        """Accept an operation and return the future of its reply. `future` as for `claim`.
+        """Accept an operation and return the future of its reply. `future`: see `claim`.
 
         Raises:
             UnavailableError: the breaker is open, or `max_pending` operations are pending.
@@ -148,11 +149,11 @@ class Engine:
         If the owner was drawn by the library and an equal claim is under way, this claim follows that claim.
         `future`: takes the reply; any object with a future's done, set_result and set_exception.
         """
-        # Written without calls, as is `_deliver_claims`: each call here costs 2 % of a claim.
+        # Written without calls, like `_deliver_claims`: each call here costs 2 % of a claim.
         if self._pending >= self._room or get_ident() != self._thread_id:
             self._refuse()
         if not self._flushing:
-            self._flush_soon()  # first, because it raises in another event loop: then nothing must be changed yet
+            self._flush_soon()  # first, because it raises in another event loop, and then nothing may have changed
         taker: asyncio.Future[Reply] = self._loop.create_future() if future is None else future
         op.future = taker
         if op.named or not op.terms.shared:
@@ -168,7 +169,7 @@ class Engine:
     def _claim_alone(self, op: ClaimOp) -> asyncio.Future[Reply]:
         """Accept a claim that neither leads nor follows: it has a caller-chosen owner, or claims a token.
 
-        Also a claim whose success a ledger remembers: it leads or follows, and its queue is not the plain claims'.
+        This also takes a claim whose success a ledger remembers: it leads or follows.
         """
         if op.terms.remembered and not op.named:
             leader = self.leaders.setdefault(op.wire, op)
@@ -185,7 +186,8 @@ class Engine:
             self._put(op)
             return op.future
         if op.terms.watch and self._unsent.get(op.wire) is not leader:
-            # The store may have answered the leader before this waiter began to listen: its news would be lost.
+            # The store may have answered the leader before this waiter began to listen: then it would miss the
+            # message.
             self.leaders[op.wire] = self._unsent[op.wire] = op
             self._put(op)
             return op.future
@@ -201,8 +203,8 @@ class Engine:
     def take_over(self, op: Op) -> None:
         """Accept an operation that has left the engine of another part; also while this engine is drained.
 
-        It gets the time that it has left, but half of the timeout at least: what comes late must not make the batch
-        late that it goes with. If it is refused, its caller gets that error.
+        It keeps the time that it has left, but at least half of the timeout: a late operation must not make its new
+        batch late. If it is refused, its caller gets that error.
         """
         if self._pending >= self._max_pending or self._health.state is _OPEN:
             self.refuse(op, self._refusal())
@@ -229,7 +231,7 @@ class Engine:
             self._free_orphan(op, future.result())
 
     def _free_orphan(self, op: ClaimOp, reply: Reply) -> bool:
-        """Release what a claim without a caller has acquired. Return whether it has."""
+        """Release the key if a claim without a caller has acquired it; return whether it has."""
         if not is_orphan(op, reply, self.named):
             return False
         self._orphans.free(op, cast(Verdict, reply).fence, self._enqueue)
@@ -247,7 +249,7 @@ class Engine:
         self._deadline.cancel()
 
     async def leave(self) -> None:
-        """Drain, because the store is gone for good: an open breaker closes, because it will not answer again."""
+        """Drain, because the store is gone for good. An open breaker closes, because no answer will come."""
         await self.drain()
         self._health.store_is_gone()
 
@@ -298,7 +300,7 @@ class Engine:
             self._flushing = False
             lost = self._loop.time() - self._now
             if lost > BLOCKED:
-                self._queue.excuse(lost)  # the loop was blocked: what came before that is sent only now
+                self._queue.excuse(lost)  # the loop was blocked: earlier operations are sent only now
         self._unsent.clear()
         queue, claims = self._queue, self._claims
         while (claims or queue.others) and (free := self._max_in_flight - len(self._under_way)) > 0:
@@ -331,7 +333,7 @@ class Engine:
             self.leaders[leader.wire] = leader
             self._put(leader)
 
-    # What batches have brought
+    # The replies of batches
 
     def _ended(self, batch: Batch, outcome: Ended) -> None:
         ops = batch.ops
@@ -342,7 +344,7 @@ class Engine:
             self._batch_failed(ops, ConfigError(fault))
         else:
             self._pending -= len(ops)
-            if batch.verb in CLAIMS:
+            if batch.verb is _CLAIM:
                 self._deliver_claims(cast("Sequence[ClaimOp]", ops), outcome)
             else:
                 self._deliver(ops, outcome)
@@ -351,7 +353,7 @@ class Engine:
                 self._health.answered()
         if self._claims or self._queue.others or self._drained is not None or self._deadline.timer is None:
             self._flush()
-        if batch.task is not None and batch.verb in CLAIMS and not isinstance(outcome, BaseException):
+        if batch.task is not None and batch.verb is _CLAIM and not isinstance(outcome, BaseException):
             for claim in resent(cast("Sequence[ClaimOp]", ops), outcome):
                 self._orphans.watch(claim)
 
@@ -373,7 +375,7 @@ class Engine:
     def _deliver_claims(self, ops: Sequence[ClaimOp], replies: Sequence[Reply]) -> None:
         leaders = self.leaders
         for op, reply in zip(ops, replies):  # noqa: B905 -- `_end` compares the lengths
-            if leaders.get(op.wire) is op:  # else it was sent beside the leader
+            if leaders.get(op.wire) is op:  # else it was sent at the same time as the leader
                 del leaders[op.wire]
             if type(reply) is Verdict and op.followers is None and not op.future.done():
                 try:
@@ -390,9 +392,9 @@ class Engine:
                 self._claim_done(op, reply)
 
     def _ask_again(self, op: ClaimOp) -> None:
-        """Send a claim again, behind others like it: its batch has brought enough large results, and did not do it.
+        """Send a claim again, behind others like it: its batch had enough large results, and did not execute it.
 
-        If it has waited for half of the timeout, it is refused: sent any later, it would make its batch late.
+        If it has waited for half of the timeout, it is refused, because it would make its batch late.
         """
         self._pending += 1
         if (op.terms.shared or op.terms.remembered) and not op.named:
@@ -402,7 +404,7 @@ class Engine:
 
     def _send_on(self, op: Op, redirect: Redirect) -> None:
         """Let an operation leave for another part of the store; it has no effect here."""
-        if op.verb in CLAIMS:
+        if op.verb is _CLAIM:
             claim = cast(ClaimOp, op)
             self._forget_claim(claim)
             if claim.future.done():  # its caller was cancelled
@@ -437,11 +439,11 @@ class Engine:
             del self.leaders[op.wire]
 
     def _fail(self, op: Op, error: BaseException, *, sent: bool) -> None:
-        if op.verb in CLAIMS:
+        if op.verb is _CLAIM:
             # Before the caller learns of it and may claim again.
             self._note_orphan(cast(ClaimOp, op), sent=sent)
         give_error(self._loop, op, copy_of(error))
-        if op.verb not in CLAIMS:
+        if op.verb is not _CLAIM:
             return
         claim = cast(ClaimOp, op)
         self._forget_claim(claim)
@@ -451,14 +453,14 @@ class Engine:
             give_error(self._loop, follower, copy_of(error))
 
     def _note_orphan(self, op: ClaimOp, *, sent: bool = False) -> None:
-        """Tell of a claim that has no answer and was sent, from here or from the part that sent it on.
+        """Report a claim that has no answer and was sent, from here or from the node that sent it on.
 
-        A part that did nothing when it sent the claim on may have executed it before, and the reply was lost.
+        A node that did nothing when it sent the claim on may have executed it before, and the reply was lost.
         """
         if sent or (self.hand_over is not None and op.hops > 0):
             self._orphans.add(op)
 
-    # What has come due: see `deadline.py`
+    # Operations that have come due: see `deadline.py`
 
     def _earliest_deadline(self) -> float | None:
         due = [batch.deadline for batch in self._under_way]
@@ -471,7 +473,7 @@ class Engine:
         return min(due, default=None)
 
     def _come_due(self, before: float) -> None:
-        """Give up what had to be answered by `before`, in the loop's time."""
+        """Give up the operations with a deadline up to `before`, in the loop's time."""
         if not self._thread_id:
             return  # in a forked child that runs on in its parent's loop
         for op in self._queue.overdue(before - self._timeout, before - self._timeout / 2):

@@ -1,7 +1,8 @@
-"""Uses of tokens, and ids of ledgers, that this process was lately told are its own.
+"""Uses of tokens, and ids of ledgers, that the store has lately confirmed as this process's own.
 
-A use, or a first call for an id, that was sent and not answered is taken back. So a process that finds a token used,
-or an id remembered, cannot know for two timeouts whether that stays: see `Gate.use`. Of its own it does know.
+A use, or a first call for an id, that was sent and not answered is undone. So a process that finds a token used, or
+an
+id remembered, cannot know for two timeouts whether that stays: see `Gate.use`. It does know that of its own ones.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Final
 from .operations import SettleOp
 
 MOST: Final = 50_000
-"""Entries after which a new generation begins. To drop one early costs the next duplicate a wait, and no more."""
+"""Entries after which a new generation begins. If one is dropped early, the next duplicate only has to wait."""
 LOOKS: Final = 8
-"""Looks at a use or an id that another process may still give back, half a timeout apart: twice as many as it takes
-until it is older than two timeouts. Meanwhile another caller may have taken it, and lost its reply as well."""
+"""Looks at a use or an id that another process may still undo, half a timeout apart. It takes half of these looks
+until it is older than two timeouts; meanwhile another caller may have taken it, and lost its reply too."""
 _SECONDS: Final = 30.0
-"""Seconds for which an entry is remembered at least, unless there are more than `MOST`."""
+"""The least seconds for which an entry is remembered, unless there are more than `MOST`."""
 
 
 class Granted:
@@ -31,11 +32,11 @@ class Granted:
         self._until = 0.0
 
     def add(self, place: bytes) -> None:
-        """Remember a use or an id: the store has told this process of it."""
+        """Remember a use or an id, because the store has confirmed it."""
         self.update((place,))
 
     def update(self, places: Iterable[bytes]) -> None:
-        """Remember several."""
+        """Remember several uses or ids."""
         now = monotonic()
         if now > self._until or len(self._present) >= MOST:
             self._former, self._present = self._present, set()
@@ -43,12 +44,12 @@ class Granted:
         self._present.update(places)
 
     def discard(self, place: bytes) -> None:
-        """Forget a use or an id, because it is taken back or forgotten."""
+        """Forget a use or an id, because it is undone or forgotten."""
         self._present.discard(place)
         self._former.discard(place)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all entries."""
         self._present.clear()
         self._former.clear()
 
@@ -57,7 +58,7 @@ class Granted:
 
 
 GRANTED: Final = Granted()
-"""Of all gates of this process."""
+"""The entries of all gates of this process."""
 
 
 def note_use(op: SettleOp) -> None:

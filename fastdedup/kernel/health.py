@@ -44,17 +44,12 @@ class StoreHealth:
         """The breaker's state: CLOSED or OPEN."""
         return self._breaker.state
 
-    @property
-    def troubled(self) -> bool:
-        """True if the last batch failed: then `answered` must be called after the next success."""
-        return self._breaker.failed_in_a_row > 0
-
     def answered(self) -> None:
-        """Take note of a batch that was answered."""
+        """Record a batch that was answered."""
         self._breaker.succeeded()
 
     def failed(self, error: UnavailableError) -> None:
-        """Take note of a batch that was not answered."""
+        """Record a batch that was not answered."""
         if self._breaker.failed(str(error)):
             self._opened_at = self._loop.time()
             self._probe_later()
@@ -74,7 +69,7 @@ class StoreHealth:
             await stop(self._prober)
 
     def store_is_gone(self) -> None:
-        """Close an open breaker, after `aclose`: the store is no more, so its outage is over."""
+        """Close an open breaker, after `aclose`: the store no longer exists, so its outage is over."""
         self.store_is_back()
 
     def store_is_back(self) -> None:
@@ -114,6 +109,6 @@ class StoreHealth:
             return f"the store gave no answer within {self._timeout:g} s"
         except UnavailableError as error:
             return str(error)
-        except Exception:  # noqa: BLE001 -- the store answers, so this is no outage: the next caller gets the error
+        except Exception:  # noqa: BLE001 -- the store answers, so it is not an outage: the next caller gets the error
             return None
         return None

@@ -17,7 +17,7 @@ no hash. A longer key is stored as a 16-byte digest."""
 
 
 class Kind(Enum):
-    """The purpose of a key; keys of different kinds never meet. The two marks: of a readable key, of a digest.
+    """The purpose of a key; keys of different kinds never meet. It has a mark of a readable key, and one of a digest.
 
     A namespace cannot contain these characters, so two different (namespace, kind, key) never share a store key.
     """
@@ -64,7 +64,7 @@ class Keyspace:
         except UnicodeEncodeError as error:
             raise InvalidKeyError(f"a key must be text that UTF-8 can encode: {error.reason}") from None
         if 0 < len(data) <= self._readable:
-            return self._plain + data  # the same as `wire_of`; saves a call for nearly every key
+            return self._plain + data  # like `wire_of`; saves a call for nearly every key
         return self.wire_of(data)
 
     def wire_of(self, data: bytes) -> bytes:
@@ -83,15 +83,15 @@ class Keyspace:
         return wire.startswith((self._plain, self._digested))
 
     def wire_of_digest(self, digest: str) -> bytes:
-        """Return the store key for a digest as `names_of` shows it: "#" and 32 hexadecimal digits.
+        """Return the store key for a digest in the form of `names_of`: "#" and 32 hexadecimal digits.
 
         Raises:
-            InvalidKeyError: it is no such digest.
+            InvalidKeyError: it is not such a digest.
         """
         found = re.fullmatch("#?([0-9a-fA-F]{32})", digest)
         if found is None:
             raise InvalidKeyError(
-                "a digest must be # and 32 hexadecimal digits, as a list of records shows it"
+                "a digest must be # and 32 hexadecimal digits, the form in a list of records"
             )
         return self._digested + bytes.fromhex(found[1])
 
@@ -121,7 +121,7 @@ def check_wire(wire: bytes, start: int) -> None:
 
 
 def start_beside(wire: bytes) -> int:
-    """Return where the key begins in the store key of a record beside a ledger's bucket; 0 in any other store key."""
+    """Return the place of the key in the store key of a record beside a ledger's bucket; 0 for other keys."""
     found = _RECORD_BESIDE.match(wire)
     return 0 if found is None else found.end()
 
@@ -144,7 +144,7 @@ def ledger_of(wire: bytes) -> tuple[str, str]:
 
 
 class FoundKey(NamedTuple):
-    """A key of one namespace, as its store key tells it; "#" and a digest if that is all that is known."""
+    """A key of one namespace, read from its store key; "#" and a digest if no more is known."""
 
     kind: Kind
     key: str
@@ -152,21 +152,21 @@ class FoundKey(NamedTuple):
 
 
 def pattern_of(namespace: str, kinds: Sequence[Kind], prefix: str = "") -> bytes:
-    """Return the glob of Redis that fits the store keys of these kinds, and further ones: ask `found_in` of each.
+    """Return the glob of Redis that fits the store keys of these kinds, and others too: check each with `found_in`.
 
-    `prefix`: of the readable keys; a digest does not tell how its key begins.
+    `prefix`: the beginning of the readable keys; a digest does not show how its key begins.
     """
     start = namespace.encode() + b":"
     if prefix:
         marks = b"".join(kind.value[0] for kind in kinds)
-        # Behind a claim whose success a ledger remembers stand the ledger's name and the bucket.
+        # The mark of a claim whose success a ledger remembers follows the ledger's name and the bucket.
         return start + b"*[" + marks + b"]" + re.sub(rb"([*?\[\]\\])", rb"\\\1", prefix.encode()) + b"*"
     marks = b"".join(kind.value[0] + kind.value[1] for kind in kinds)
     return start + b"[" + marks + (Kind.LEDGER.value[0] if Kind.CLAIM in kinds else b"") + b"]*"
 
 
 def found_in(wire: bytes, namespace: str, kinds: Sequence[Kind], prefix: str = "") -> FoundKey | None:
-    """Return the key that a store key stands for; None if it is not of this namespace, kind or prefix."""
+    """Return the key of a store key; None if it is not of this namespace, kind or prefix."""
     start = namespace.encode() + b":"
     if not wire.startswith(start) or len(wire) < len(start) + 2:
         return None

@@ -14,12 +14,12 @@ class NamedClaims:
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[bytes, bytes]] = Counter()
-        """By store key and owner. Read for every batch, so it is no property."""
+        """The counts by store key and owner. Every batch reads it, so it is not a property."""
 
     def add(self, op: ClaimOp) -> None:
         """Count a claim until its caller is about to resume.
 
-        Callbacks run in order: so if one batch answered two claims and the caller of the first is cancelled as it
+        Callbacks run in order. So if one batch answered two claims, and the caller of the first is cancelled when it
         resumes, the second is still counted.
         """
         op.counted = True

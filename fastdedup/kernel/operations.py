@@ -12,7 +12,9 @@ from typing import Any, ClassVar, Final, cast
 from ..errors import ForeignRecordError, ResultTooLargeError, UnavailableError
 from ..model import Outcome
 from .codes import Code
+from .id_place import IdPlace
 from .records import Holding, Stored, tail_of
+from .replies import Adopted, StoredForm, Weight
 from .terms import Terms
 from .verbs import Resend, Verb
 
@@ -24,7 +26,7 @@ class Op:
     __slots__ = ("at", "future", "hops", "wire", "witness")
 
     hops: int
-    """How often it was sent on to another part of the store; set if the store is made of parts."""
+    """How often it was sent on to another node of the store; set if the store has nodes."""
     wire: bytes
     at: float
     """When the engine accepted the operation, in the loop's time."""
@@ -37,8 +39,16 @@ class Op:
         """Let the engine call `witness` once the store has answered, before the caller goes on."""
         self.witness = witness
 
+    @property
+    def remembering(self) -> IdPlace | None:
+        """The place of the id in the ledger that takes part in the operation on a record; None without a ledger."""
+        return None
+
     def of_id(self) -> Op | None:
-        """Return the operation on one id of a ledger that this one is, or brings about; None for other operations."""
+        """Return the operation on a ledger's id that this one is, or that a claim causes; None for other operations.
+
+        A completion causes none: the store that gave the key away takes the success, even if a policy has the id.
+        """
         return None
 
     def take(self, reply: Reply) -> None:
@@ -56,12 +66,18 @@ class Op:
 
     @property
     def result(self) -> bytes:
-        """The result that it records, if its verb has one."""
+        """The result that the operation records, if its verb has one."""
         return b""
 
 
 class ClaimOp(Op):
-    """Claim, redeem or consume a key."""
+    """Claim, redeem or consume a key.
+
+    Attributes:
+        unless: the place of the key's id in a ledger: the key is claimed unless the ledger remembers it. The reply
+            may then be STALE: what is known of the ledger is too old, and nothing was done. None without a ledger;
+            its `terms` are then not `remembered`.
+    """
 
     verb = Verb.CLAIM
     __slots__ = (
@@ -75,42 +91,53 @@ class ClaimOp(Op):
         "resent",
         "tail",
         "terms",
+        "unless",
     )
 
     key: str
-    """The key as the caller wrote it."""
+    """The key that the caller wrote."""
     counted: bool
-    """Set by the engine for a caller-chosen owner: whether this claim is counted among those of the owner."""
+    """Set by the engine for a caller-chosen owner: whether this claim is counted for the owner."""
     resent: bool
-    """Set, and True, if a sending of this claim got no reply: a copy of it may reach the store later."""
+    """Set, and True, if this claim was sent once without a reply: that copy may reach the store later."""
     floor_us: float
     """Set by the engine for a caller-chosen owner: a time that the server had not passed when the claim was sent."""
 
-    def __init__(self, wire: bytes, terms: Terms, owner: bytes, fingerprint: bytes | None) -> None:
+    def __init__(
+        self,
+        wire: bytes,
+        terms: Terms,
+        owner: bytes,
+        fingerprint: bytes | None,
+        unless: IdPlace | None = None,
+    ) -> None:
         self.wire = wire
         self.terms = terms
         self.owner = owner
         self.fingerprint = fingerprint
+        self.unless = unless
         self.tail = owner if fingerprint is None else tail_of(owner, fingerprint)
         # For the engine: the claims that follow this claim; whether the caller chose the owner.
         self.followers: list[ClaimOp] | None = None
         self.named = False
 
     def draw_again(self, owner: bytes) -> None:
-        """Claim on behalf of another owner that the library drew; not once it is sent."""
+        """Change the owner to another one that the library generated; only before the claim is sent."""
         self.owner = owner
         self.tail = owner if self.fingerprint is None else tail_of(owner, self.fingerprint)
 
     def copy(self, terms: Terms | None = None) -> ClaimOp:
-        """Return an operation that asks for the same key for the same owner, in the same terms by default."""
-        op = ClaimOp(self.wire, self.terms if terms is None else terms, self.owner, self.fingerprint)
+        """Return a claim of the same key for the same owner, with the same terms by default."""
+        op = ClaimOp(
+            self.wire, self.terms if terms is None else terms, self.owner, self.fingerprint, self.unless
+        )
         op.named = self.named
         if hasattr(self, "key"):
             op.key = self.key
         return op
 
     def promote_follower(self) -> ClaimOp | None:
-        """Return the first follower whose caller still waits. The other ones follow that claim from now on."""
+        """Return the first follower whose caller still waits. The others follow that claim from now on."""
         followers, self.followers = self.followers or [], None
         living = [follower for follower in followers if not follower.future.done()]
         if not living:
@@ -124,32 +151,42 @@ class ClaimOp(Op):
 
     @property
     def held_key(self) -> tuple[bytes, bytes]:
-        """The key and the owner field by which what it has acquired is found."""
+        """The key and the owner field that identify the claim's holding."""
         return self.wire, self.owner
 
-    # What follows from a claim; a claim whose success a ledger remembers says it otherwise
+    @property
+    def remembering(self) -> IdPlace | None:
+        """`unless`."""
+        return self.unless
+
+    def of_id(self) -> Op | None:
+        """Return the look whether the ledger remembers the id; None without a ledger."""
+        return None if self.unless is None else cast(Op, self.unless.seen())
+
+    # The later operations of a claim
 
     @property
     def success_ms(self) -> int:
         """Milliseconds for which a success is remembered."""
-        # A claim's own ttl is what its terms keep beyond the lease.
-        return self.terms.keep_ms - self.terms.lease_ms
+        if self.unless is not None:
+            return self.unless.success_ms
+        return self.terms.ttl_ms
 
     @property
     def record_ms(self) -> int:
-        """Milliseconds for which the record of a success stays."""
-        return self.terms.keep_ms - self.terms.lease_ms
+        """Milliseconds for which the record of a success stays; a ledger remembers it for longer."""
+        if self.unless is not None:
+            return self.unless.record_ms
+        return self.terms.ttl_ms
 
     def completion(self, fence: int, keep_ms: int, payload: bytes) -> SettleOp:
-        """Return the operation that completes the claim."""
-        return SettleOp(self.wire, self.owner, fence, succeeded=True, keep_ms=keep_ms, payload=payload)
-
-    async def find_again(self, code: Code | None, *, moves: bool) -> bool:
-        """Find out where the key lies now. True if it has moved, which this one never does."""
-        return False
+        """Return the operation that completes the claim. Its ledger also remembers the id."""
+        return SettleOp(
+            self.wire, self.owner, fence, succeeded=True, keep_ms=keep_ms, payload=payload, also=self.unless
+        )
 
     def let_witness(self, witness: Witness) -> None:
-        """Let the engine call `witness`, as `Op.let_witness` does."""
+        """Let the engine call `witness`; see `Op.let_witness`."""
         self.witness = witness
         self.followers = (
             NOBODY  # so that the engine delivers the reply by `_claim_done`, which calls witnesses
@@ -158,17 +195,30 @@ class ClaimOp(Op):
 
 READ_WEIGHT: Final = 32 * 1024
 NOBODY: Final[list[ClaimOp]] = []
-"""The followers of a claim that has none, and whose reply is not only for a future: shared, and never appended to."""
+"""Shared, never appended to: the followers of a claim that has none, if its reply is not only for a future."""
 
 
 class SettleOp(Op):
-    """Complete or fail a claim."""
+    """Complete or fail a claim.
+
+    Attributes:
+        also: the place of the key's id in a ledger, which remembers it in the same step; the reply may then be STALE
+            or FULL, and nothing was done. None without a ledger, and for a failure.
+    """
 
     verb = Verb.SETTLE
-    __slots__ = ("fence", "keep_ms", "owner", "payload", "resent", "succeeded")
+    __slots__ = ("also", "fence", "keep_ms", "owner", "payload", "resent", "succeeded")
 
     def __init__(
-        self, wire: bytes, owner: bytes, fence: int, *, succeeded: bool, keep_ms: int, payload: bytes
+        self,
+        wire: bytes,
+        owner: bytes,
+        fence: int,
+        *,
+        succeeded: bool,
+        keep_ms: int,
+        payload: bytes,
+        also: IdPlace | None = None,
     ) -> None:
         self.wire = wire
         self.witness = None
@@ -177,11 +227,14 @@ class SettleOp(Op):
         self.succeeded = succeeded
         self.keep_ms = keep_ms
         self.payload = payload
+        self.also = also
         self.resent = False
-        """True if it was sent and got no reply: it may have settled the key, and the record may have expired."""
+        """True if it was sent without a reply: it may have settled the key, and the record may have expired."""
 
-    def rely_on(self, claim: ClaimOp) -> None:
-        """Rely on what the claim has found out by `ClaimOp.find_again`, if the key has not moved."""
+    @property
+    def remembering(self) -> IdPlace | None:
+        """`also`."""
+        return self.also
 
     @property
     def weight(self) -> int:
@@ -207,7 +260,7 @@ class ReleaseOp(Op):
         self.fence = fence
         self.consumed = consumed
         self.resent = False
-        """True if it was sent and got no reply: it may have freed the key, and another owner may hold the key."""
+        """True if it was sent without a reply: it may have freed the key, and another owner may hold it."""
 
 
 class RenewOp(Op):
@@ -240,7 +293,7 @@ class IssueOp(Op):
 
 
 class TransitionOp(Op):
-    """Move a state machine. `change` is 10 bytes that name this call, so that a retry is recognised."""
+    """Move a state machine. `change`: 10 bytes that identify this call, to recognise a retry."""
 
     verb = Verb.TRANSITION
     __slots__ = ("change", "initial", "keep_ms", "resent", "sources", "to", "version")
@@ -265,7 +318,7 @@ class TransitionOp(Op):
         self.change = change
         self.keep_ms = keep_ms
         self.resent = False
-        """True if it was sent and got no reply: it may have moved the machine, and other calls may have since.
+        """True if it was sent without a reply: it may have moved the machine, and other calls may have done so since.
 
         Then it acts only if the record proves that it did not act before; otherwise the answer is UNSURE.
         """
@@ -283,12 +336,12 @@ class ReadOp(Op):
 
     @property
     def weight(self) -> int:
-        """Some bytes of the result that it may bring: a batch of 256 large ones takes 67 MB."""
+        """An estimate of the result's bytes: a batch of 256 large results takes 67 MB."""
         return READ_WEIGHT
 
 
 class ForgetOp(Op):
-    """Remove a record, without asking for its owner. `reason`: of who asks for it, for a sidecar's log."""
+    """Remove a record, without asking for its owner. `reason`: the caller's, for a sidecar's log."""
 
     verb = Verb.FORGET
     __slots__ = ("reason",)
@@ -332,19 +385,10 @@ _MARKED: Final = tuple(verb for verb in Verb if verb.row.resend is Resend.MARKED
 
 
 def mark_resent(ops: Iterable[Op]) -> None:
-    """Mark operations that were sent and got no reply, so that sending them again does not act twice."""
+    """Mark operations that were sent without a reply, so that they do not act twice when they are sent again."""
     for op in ops:
         if op.verb in _MARKED:
             cast(Any, op).resent = True
-
-
-MAX_HOPS: Final = 12
-"""How often an operation is sent on at most. A slot that moves costs up to four; more means a faulty Cluster."""
-
-
-def on_the_move(name: str) -> UnavailableError:
-    """Return the error for an operation that was sent on too often."""
-    return UnavailableError(f"{name}: the key's slot is being moved")
 
 
 # Replies
@@ -354,7 +398,7 @@ class Verdict:
     """The answer to one claim. Never mutated, because one object may answer many claims of a batch.
 
     `left_ms` is the time until the lease or the settled record ends.
-    `fresh` is False where the same owner got its own claim back, and where the engine answered from
+    `fresh` is False if the same owner got its own claim back, or if the engine answered from
     another claim's reply.
     """
 
@@ -373,8 +417,8 @@ class Verdict:
     )
 
     present: bytes
-    """The owner field of the record that a duplicate's claim has met; not set where no record was met, or where the
-    claim is acquired. Kept as it is read: whoever wants its notes reads them, see `former_trace`."""
+    """The owner field of the record that a duplicate's claim has met; not set if it met no record, or if the claim is
+    acquired. It is not parsed here; `former_trace` reads its notes."""
 
     def __init__(
         self,
@@ -393,25 +437,25 @@ class Verdict:
         self.left_ms = left_ms
         self.payload = payload
         self.value: Any = None
-        """The decoded payload, where it is decoded already and can be shared."""
+        """The decoded payload, if it is decoded already and can be shared."""
         self.former = b""
-        """The fence and the owner field before this acquisition, as a `proof`; empty for a first one, or where the
+        """The `proof` of the fence and the owner field before this acquisition; empty for a first one, or if the
         store's first reply was lost."""
         self.fresh = fresh
         self.degraded = degraded
         self.underreplicated = False
-        """True where too few replicas confirmed the acquisition (`replicas=`); set by the store before it answers."""
+        """True if too few replicas confirmed the acquisition (`replicas=`); set by the store before it answers."""
 
 
 class RefusedAlone(UnavailableError):
-    """The store answers, and will not touch this key: nothing was done, and the other keys are not concerned.
+    """The store answers, but refuses this key: nothing was done, and the other keys are not affected.
 
-    A reply, never raised by a store: so it does not count for the breaker, and no claim is given up.
+    This is a reply, which a store never raises: so it does not count for the breaker, and no claim is given up.
     """
 
 
 class Redirect:
-    """An operation that did nothing here and must go on to another part of the store, `to`. No caller gets this."""
+    """An operation that did nothing here and must go on to another node of the store, `to`. No caller gets this."""
 
     __slots__ = ("to",)
 
@@ -432,49 +476,6 @@ class TransitionReply:
         self.underreplicated = False
 
 
-class Adopted:
-    """The answer to one adoption; names the record that the key held before.
-
-    `code`: OK (adopted, no claim is lost), THEIRS_STANDS (the former record stays, the new record is lost),
-    OURS_STANDS (the new record stands, the former record is lost), FOREIGN.
-    """
-
-    __slots__ = ("code", "fence", "owner", "settled")
-
-    def __init__(self, code: Code, owner: bytes, fence: int, *, settled: bool = False) -> None:
-        self.code = code
-        self.owner = owner
-        """The owner field of the former record; empty where the key held no record."""
-        self.fence = fence
-        self.settled = settled
-        """True where the former record was a success or a failure."""
-
-
-class StoredForm:
-    """What a ledger was founded with: the text in the store, and the server's time when it was read, in ms.
-
-    `degraded`: a policy has answered.
-    """
-
-    __slots__ = ("degraded", "now_ms", "text")
-
-    def __init__(self, text: bytes, now_ms: int, *, degraded: bool = False) -> None:
-        self.text = text
-        self.now_ms = now_ms
-        self.degraded = degraded
-
-
-class Weight:
-    """What a ledger's bucket holds: all its entries, those that are not over, and bytes of memory."""
-
-    __slots__ = ("entries", "living", "size")
-
-    def __init__(self, entries: int, living: int, size: int) -> None:
-        self.entries = entries
-        self.living = living
-        self.size = size
-
-
 Reply = (
     Verdict
     | TransitionReply
@@ -493,7 +494,7 @@ Adopted; the creation of a ledger a StoredForm; the weighing of a bucket a Weigh
 Code. UNCONFIRMED means OK, but too few replicas confirmed the change. Any operation may get UnavailableError (it
 alone was refused; RefusedAlone if certainly nothing was done, scripts say REFUSED), ResultTooLargeError (the result
 is over the store's own limit) or ForeignRecordError (the key's value is over the store's limit for a record; scripts
-say TOO_LARGE). A part of a store answers Redirect if the operation belongs to another part; scripts say ELSEWHERE."""
+say TOO_LARGE). A node of a store answers Redirect if the operation belongs to another node; scripts say ELSEWHERE."""
 
 Witness = Callable[[Op, Reply], Reply]
-"""Hears the store's reply before the caller does; returns the reply that the caller gets."""
+"""Called with the store's reply before the caller gets it; returns the reply for the caller."""

@@ -1,4 +1,4 @@
-"""Claims of which no caller knows, as an engine meets them: it is given what frees them."""
+"""Claims that no caller knows of. An engine finds them, and passes them to an object that frees them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class OrphanKeeper(Protocol):
     """Frees the claims that hold, or may come to hold, a key for a caller who does not know of it."""
 
     def add(self, op: ClaimOp) -> None:
-        """Take a claim that was sent and got no reply: its record may hold the key."""
+        """Take a claim that was sent without a reply: its record may hold the key."""
         ...
 
     def watch(self, op: ClaimOp) -> None:
@@ -26,7 +26,7 @@ class OrphanKeeper(Protocol):
         ...
 
     def free(self, op: ClaimOp, fence: int, send: Send) -> None:
-        """Release the key of a claim that was acquired after its caller had gone, by `send`."""
+        """Release, with `send`, the key of a claim that was acquired after its caller had gone."""
         ...
 
     def leave_to_owner(self, op: ClaimOp) -> object:
@@ -53,7 +53,7 @@ class NoOrphans:
 def is_orphan(op: ClaimOp, reply: Reply, named: NamedClaims) -> bool:
     """True if a claim whose caller has gone has acquired its key.
 
-    Not if the same named owner holds the key by an earlier claim, or has another claim for it under way.
+    False if the same named owner holds the key by an earlier claim, or has another claim for it under way.
     """
     if not isinstance(reply, Verdict) or reply.outcome is not Outcome.ACQUIRED:
         return False

@@ -1,13 +1,13 @@
-"""The owners of claims: an owner is either text that the caller chose, or ten random bytes drawn here.
+"""The owners of claims: an owner is either text that the caller chose, or ten random bytes that are generated here.
 
-Inside the library an owner is a *field*, in the form that a record has: a length byte, then the bytes.
+Inside the library an owner is a *field*, in the form of a record: a length byte, then the bytes.
 Length 0 stands for ten random bytes, whose text is 20 hexadecimal digits. So an owner that went
 out as text and came back (for example through an HTTP client) becomes the same field again.
 
 An owner that is drawn for a gate with a `holder` begins with notes, which `inspect` and `list` show: text of up to 48
 bytes, then "~" and 14 random characters, such as `billing@web-1:4711~VpG0s1...`. The notes cost a record their own
 bytes and 5 more, and nothing if there are none. Every version reads such a record: it is an owner like any other.
-The holder is the first note. A claim that is made within a trace has the note `t=` behind it, as the last one: the
+The holder is the first note. A claim that is made within a trace has a last note `t=` after it: the
 ids of the trace and of the claim's span, 24 bytes as 32 characters. `;t=` and these take 35 of the 48 bytes, so of
 the holder beside them only the last 13 bytes are kept. `notes_of` and `trace_of` read them back.
 """
@@ -39,14 +39,14 @@ AT_ONCE: Final = 512
 _SPLIT: Final = struct.Struct(f"{1 + RANDOM_BYTES}s" * AT_ONCE).unpack
 
 drawn_ahead: Final[deque[bytes]] = deque()
-"""The owner fields that are drawn and not used yet."""
+"""The owner fields that are generated and not used yet."""
 next_drawn: Final[Callable[[], bytes]] = drawn_ahead.popleft
 """Return a fresh owner field without a Python call; IndexError if `draw_owner` must draw more."""
 
 
 def draw_owner() -> bytes:
     """Return a fresh owner field."""
-    # A deque, and no iterator: one that a signal's error has interrupted is over for good, and threads break it.
+    # A deque, not an iterator: a signal's error ends an iterator for good, and threads break it.
     while True:
         try:
             return next_drawn()
@@ -61,7 +61,7 @@ def _draw_many() -> tuple[bytes, ...]:
     return _SPLIT(drawn)
 
 
-# A forked child inherits what is not used yet; two processes must never share an owner.
+# A forked child inherits the unused owners; two processes must never share an owner.
 in_each_child(drawn_ahead.clear)
 
 
@@ -89,7 +89,7 @@ def owner_text(field: bytes) -> str:
 
 
 class Noted:
-    """Draws owners that begin with notes, for the gates that say who holds a record.
+    """Generates owners that begin with notes, for gates whose records name their holder.
 
     Args:
         notes: returns the notes of a claim that is made now, the holder first; empty ones are left out. Called for
@@ -111,7 +111,7 @@ class Noted:
 
 
 def draw_traced(trace: bytes, holder: str = "") -> bytes:
-    """Return a fresh owner field with the 24 bytes of a trace and a span, behind the end of the holder's name."""
+    """Return a fresh owner field with the 24 bytes of a trace and a span, after the end of the holder's name."""
     name = re.sub("[~;]", "-", holder).encode(errors="replace")[-_ROOM_BESIDE_TRACE:]
     return _with_notes(name.decode(errors="ignore").encode() + b";t=" + urlsafe_b64encode(trace))
 
@@ -123,7 +123,7 @@ def _with_notes(notes: bytes) -> bytes:
 
 
 def is_drawn(field: bytes) -> bool:
-    """True for an owner that the library drew, with notes or without."""
+    """True for an owner that the library generated, with notes or without."""
     return field[0] == 0 or _NOTED.fullmatch(owner_text(field)) is not None
 
 
@@ -140,7 +140,7 @@ def notes_of(owner: str) -> dict[str, str]:
 def trace_of(field: bytes) -> bytes:
     """Return the ids of the trace and the span in which an owner was drawn, 24 bytes; empty for any other owner.
 
-    An owner that a caller chose may look the same, and name any trace: believe it no more than its caller.
+    An owner that a caller chose may look the same, and name any trace: do not trust it more than its caller.
     """
     found = _TRACED.fullmatch(field, 1)
     if found is None:
@@ -150,7 +150,7 @@ def trace_of(field: bytes) -> bytes:
 
 
 def veiled(field: bytes) -> bytes:
-    """Return an owner's trace without its holder and its random end, for those who must not settle on its behalf."""
+    """Return an owner's trace without its holder and its random end, for readers that must not settle its claim."""
     if not trace_of(field):
         return b""
     owner = field[-50:-14] + b"A" * 14  # from ";t=" to "~", and another end

@@ -1,10 +1,11 @@
-"""The operations that wait to be sent, in a queue for each verb; and the batches of them that are under way."""
+"""The operations that wait to be sent, in a queue for each verb; and the batches that are under way."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Final, Protocol, assert_never, cast
@@ -21,20 +22,20 @@ MIN_BATCH: Final = 16
 """Operations in a batch, below which a further batch in flight costs more than it saves."""
 
 _LARGE_BATCH: Final = 16
-"""Claims in a batch of those with large results: `claim.lua` brings 4 MiB in a call, of 256 KiB each by default."""
+"""Claims in a batch of claims with large results: `claim.lua` brings 4 MiB in a call, of 256 KiB each by default."""
 
 Served = tuple[deque[Op], Callable[[deque[Op], int], list[Op]]]
-"""A queue, and what takes a batch from it, if so many batches may start now."""
+"""A queue, and the function that takes a batch from it; its argument is how many batches may start now."""
 
 
 class OperationQueue:
     """A queue for each verb, first in, first out. A batch holds operations of one verb.
 
     Args:
-        max_batch: operations in a batch at most.
-        max_bytes: bytes of results in a batch at most.
+        max_batch: the most operations in a batch.
+        max_bytes: the most bytes of results in a batch.
         min_batch: claims in a batch, below which they are not spread over further batches.
-        drop_unsent: called with each claim that was cancelled before it was sent; may put another claim.
+        drop_unsent: called with each claim that was cancelled before it was sent; it may put another claim.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class OperationQueue:
         self._max_bytes = max_bytes
         self._drop_unsent = drop_unsent
         self._queues: dict[Verb, deque[Op]] = {verb: deque() for verb in Verb}
-        # Claims with large results, in their own turn: other claims need not wait until all of these are brought.
+        # Claims with large results have their own turn: other claims need not wait until all of these have replies.
         self._large: deque[Op] = deque()
         self._urgent: list[Served] = []
         self._turns: deque[Served] = deque()
@@ -64,10 +65,7 @@ class OperationQueue:
         self._queues[op.verb].append(op)
 
     def put_large(self, op: ClaimOp) -> None:
-        """Put a claim again that was sent and not done, because its batch has brought enough large results."""
-        if op.verb is not _CLAIM:
-            self.put_by_age(op)  # a batch has operations of one verb
-            return
+        """Put a claim again that was sent but not executed, because its batch had enough large results."""
         self.others += 1
         if self._large and self._large[0].at > op.at:
             self._large.appendleft(op)
@@ -98,17 +96,17 @@ class OperationQueue:
         return []
 
     def excuse(self, seconds: float) -> None:
-        """Let all operations count as accepted that much later: for so long the loop was blocked."""
+        """Let all operations count as accepted `seconds` later, because the loop was blocked for that time."""
         for queue in (*self._queues.values(), self._large):
             for op in queue:
                 op.at += seconds
 
     def oldest(self) -> float | None:
-        """Return when the operation that waits longest was accepted; None if only large claims wait."""
+        """Return the acceptance time of the longest waiting operation; None if only large claims wait."""
         return min((queue[0].at for queue in self._queues.values() if queue), default=None)
 
     def oldest_large(self) -> float | None:
-        """Return as `oldest`, of the claims with large results."""
+        """Return the same as `oldest`, for the claims with large results."""
         return self._large[0].at if self._large else None
 
     def overdue(self, before: float, large_before: float) -> Iterator[Op]:
@@ -125,7 +123,7 @@ class OperationQueue:
             yield self._large.popleft()
 
     def _serve(self, verb: Verb, queue: deque[Op]) -> None:
-        """Let a verb's queue be served, as its row says."""
+        """Let a verb's queue be served, in the way of the verb's row."""
         turn = verb.row.turn
         match turn:
             case Turn.URGENT:
@@ -135,8 +133,7 @@ class OperationQueue:
             case Turn.SPREAD:
                 self._turns.append((queue, self._take_share))
             case Turn.CLAIMS:
-                take = self._take_plain_claims if verb is _CLAIM else self._take_claims
-                self._turns.append((queue, take))
+                self._turns.append((queue, self._take_claims))
             case _:
                 assert_never(turn)
 
@@ -146,13 +143,19 @@ class OperationQueue:
     def _take_share(self, queue: deque[Op], free: int) -> list[Op]:
         return self._take(queue, self._share(len(queue), free))
 
-    def _take_claims(self, queue: deque[Op], free: int) -> list[Op]:
-        return self._take_wanted(queue, self._max_batch)
-
     def _take_large(self, queue: deque[Op], free: int) -> list[Op]:
-        return self._take_wanted(queue, _LARGE_BATCH)
+        """Take claims; one that was cancelled before it was sent is dropped."""
+        batch: list[Op] = []
+        while queue and len(batch) < _LARGE_BATCH:
+            op = queue.popleft()
+            self.others -= 1
+            if op.future.done():
+                self._drop_unsent(cast(ClaimOp, op))
+            else:
+                batch.append(op)
+        return batch
 
-    def _take_plain_claims(self, queue: deque[Op], free: int) -> list[Op]:
+    def _take_claims(self, queue: deque[Op], free: int) -> list[Op]:
         return self.take_claims(free)
 
     def _take(self, queue: deque[Op], most: int) -> list[Op]:
@@ -165,32 +168,21 @@ class OperationQueue:
         self.others -= len(batch)
         return batch
 
-    def _take_wanted(self, queue: deque[Op], most: int) -> list[Op]:
-        """Take claims; one that was cancelled before it was sent is dropped."""
-        batch: list[Op] = []
-        while queue and len(batch) < most:
-            op = queue.popleft()
-            self.others -= 1
-            if op.future.done():
-                self._drop_unsent(cast(ClaimOp, op))
-            else:
-                batch.append(op)
-        return batch
-
     def _share(self, waiting: int, free: int) -> int:
         """Return how many operations the next batch takes, so that all free batches get some."""
         return min(self._max_batch, max(self._min_batch, -(-waiting // free)))
 
     def take_claims(self, free: int) -> list[Op]:
-        """Take the next batch of claims; `free` as for `next_batch`.
+        """Take the next batch of claims; `free`: see `next_batch`.
 
         The claims are spread over the free batches, so that the store works on one batch while the loop reads the
         answers of another. A claim that was cancelled before it was sent is dropped.
         """
         queue = self.claims
         while True:
-            waiting = len(queue)
-            size = min(waiting, self._share(waiting, free))
+            size = len(queue)
+            if size > self._min_batch:
+                size = self._share(size, free)
             taken = [queue.popleft() for _ in range(size)]
             batch = [op for op in taken if not op.future.done()]
             if len(batch) != size:
@@ -206,37 +198,36 @@ Ended = Sequence[Reply] | BaseException
 
 
 class BatchObserver(Protocol):
-    """Makes figures of the batches of an engine, which counts nothing itself."""
+    """Counts and times the batches of an engine, which counts nothing itself."""
 
     def batch_ended(self, verb: str, size: int, seconds: float) -> None:
-        """A batch has its replies, or the error in their place; its callers do not know them yet. Must not raise.
+        """Called when a batch has its replies, or an error in their place, before its callers. It must not raise.
 
         Args:
-            verb: of its operations.
-            size: how many operations it had.
-            seconds: how long it was under way.
+            verb: the verb of its operations.
+            size: the number of its operations.
+            seconds: the time for which it was under way.
         """
         ...
 
 
+@dataclass(eq=False)
 class Batch:
-    """Operations of one verb that are sent together. `deadline` is the oldest operation's, in the loop's time."""
+    """Operations of one verb that are sent together."""
 
-    __slots__ = ("began", "deadline", "expired", "named", "ops", "sent_at", "task", "verb")
-
-    def __init__(self, ops: list[Op], deadline: float) -> None:
-        self.ops = ops
-        self.verb = ops[0].verb
-        self.deadline = deadline
-        self.expired = False
-        self.named: Sequence[ClaimOp] = ()
-        """The claims of caller-chosen owners in it, if the server's clock is compared with their fences."""
-        self.sent_at = 0.0
-        """By time.monotonic(); 0 if the server's clock is not compared."""
-        self.began = 0.0
-        """By time.perf_counter(); 0 without an observer."""
-        self.task: asyncio.Task[Sequence[Reply]] | None = None
-        """Sends it, if it was not sent by `DirectStore.begin`."""
+    ops: list[Op]
+    verb: Verb
+    deadline: float
+    """The oldest operation's, in the loop's time."""
+    expired: bool = False
+    named: Sequence[ClaimOp] = ()
+    """Its claims of caller-chosen owners, if the server's clock is compared with their fences."""
+    sent_at: float = 0.0
+    """The time of sending by time.monotonic(); 0 if the server's clock is not compared."""
+    began: float = 0.0
+    """The time of sending by time.perf_counter(); 0 without an observer."""
+    task: asyncio.Task[Sequence[Reply]] | None = None
+    """The task that sends the batch, if `DirectStore.begin` did not send it."""
 
 
 class Batches:
@@ -244,7 +235,7 @@ class Batches:
 
     Args:
         timeout: seconds, for the error of a batch that ran out of time.
-        observer: hears of each batch that has ended.
+        observer: called for each batch that has ended.
         on_end: called with each batch, and with its replies or the error in their place.
     """
 
@@ -263,7 +254,7 @@ class Batches:
         self._timeout = timeout
         self._observer = observer
         self._on_end = on_end
-        # Mutable: when a batch next tells about the server's clock, in the loop's time.
+        # Mutable: when a batch next measures the server's clock, in the loop's time.
         self._note_from = 0.0
         self.under_way: set[Batch] = set()
 
@@ -271,12 +262,12 @@ class Batches:
         """Send operations of one verb.
 
         Args:
-            ops: the operations, one at least.
+            ops: the operations, at least one.
             deadline: when they must be answered, in the loop's time.
             now: the loop's time.
             named: the open claims of caller-chosen owners.
         """
-        batch = Batch(ops, deadline)
+        batch = Batch(ops, ops[0].verb, deadline)
         self.under_way.add(batch)
         if self._observer is not None:
             batch.began = perf_counter()
@@ -287,7 +278,7 @@ class Batches:
             batch.sent_at = self._clock.sent(batch.named)
         try:
             begun = self._direct is not None and self._direct.begin(
-                batch.verb, ops, partial(self._begun, batch)
+                batch.verb, ops, partial(self._end, batch)
             )
         except Exception:  # noqa: BLE001 -- the task gets the same error and gives it to the callers
             begun = False
@@ -295,9 +286,9 @@ class Batches:
             self._run_as_task(batch)
 
     def give_up(self, before: float) -> None:
-        """End the batches whose deadline has come: each gets its end from the store, or from its task."""
+        """End the batches whose deadline has come: the store or the batch's task ends each of them."""
         overdue = [batch for batch in self.under_way if batch.deadline <= before]
-        # Marked first: `abandon` ends every batch under way, and the batches that have time left are sent again.
+        # They are marked first: `abandon` ends every batch under way, and those with time left are sent again.
         for batch in overdue:
             batch.expired = True
         if self._direct is not None and any(batch.task is None for batch in overdue):
@@ -306,10 +297,9 @@ class Batches:
             if batch.task is not None:
                 batch.task.cancel()
 
-    def _begun(self, batch: Batch, replies: Sequence[Reply] | None) -> None:
-        if replies is not None:
-            self._end(batch, replies)
-        elif batch.expired:
+    def _stopped(self, batch: Batch) -> None:
+        """Handle a batch that the store has ended without an answer."""
+        if batch.expired:
             self._end(batch, too_late(self._timeout))
         else:
             # Sends the same operations again by `execute`. This is safe, because each names its owner.
@@ -317,7 +307,7 @@ class Batches:
 
     def _run_as_task(self, batch: Batch) -> None:
         batch.task = self._loop.create_task(self._execute(batch))
-        # Not by try and except inside: a task that is cancelled before its first step runs no code.
+        # Not with try and except inside it: a task that is cancelled before its first step runs no code.
         batch.task.add_done_callback(partial(self._ran, batch))
 
     async def _execute(self, batch: Batch) -> Sequence[Reply]:
@@ -329,7 +319,11 @@ class Batches:
         else:
             self._end(batch, task.exception() or task.result())
 
-    def _end(self, batch: Batch, outcome: Ended) -> None:
+    def _end(self, batch: Batch, outcome: Ended | None) -> None:
+        """Take the replies of a batch, the error in their place, or None: `DirectStore.begin` has stopped it."""
+        if outcome is None:
+            self._stopped(batch)
+            return
         self.under_way.discard(batch)
         if self._observer is not None:
             self._observer.batch_ended(batch.verb.value, len(batch.ops), perf_counter() - batch.began)

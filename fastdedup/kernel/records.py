@@ -1,7 +1,7 @@
-"""The bytes of records, as stores keep them and as scripts take and return them. No other Python knows them.
+"""The bytes of records, in stores and in the arguments and replies of scripts. No other Python code knows them.
 
 `lua/_record.lua` describes the layout. An owner is a field here (see `owners.py`): a length byte, then the bytes. A
-*tail* is what stands in a record between the attempt and the payload: the owner's field, whose length byte has two
+*tail* is the part of a record between the attempt and the payload: the owner's field, whose length byte has two
 marks more, and the fingerprint. A *holding* is 7 bytes of a fence and the owner's field: with it an owner proves that
 a record is its own, and a record names the acquisition before.
 """
@@ -16,11 +16,11 @@ from .codes import Code
 from .owners import MAX_OWNER_BYTES, RANDOM_BYTES
 
 RECORD_HEAD: Final = 128
-"""Bytes of a record without its result, at most."""
+"""The most bytes of a record without its result."""
 FENCE_BYTES: Final = 7
 FINGERPRINT_BYTES: Final = 16
 _PRINTED, _TOKEN, _LENGTH = 128, 64, 63
-"""Of the shape, which is an owner's length byte in a record: has a fingerprint; is a token; the owner's length."""
+"""Bits of the shape, the owner's length byte in a record: has a fingerprint; is a token; the owner's length."""
 
 
 MAX_FENCE: Final = 31 << 48
@@ -73,7 +73,7 @@ class Stored:
 
 
 fence_bytes: Final[Callable[[int], bytes]] = partial(int.to_bytes, length=FENCE_BYTES, byteorder="big")
-"""Returns a fence, or a version, as a record has it. No function of Python's: each command calls it."""
+"""Returns the bytes of a fence or version in a record. It is not a Python function, because each command calls it."""
 
 
 def holding_bytes(owner: bytes, fence: int) -> bytes:
@@ -87,7 +87,7 @@ def read_holding(data: bytes) -> Holding:
 
 
 def read_proof(data: bytes) -> Holding:
-    """Read a holding that another process names. ValueError: the owner is not as long as it says."""
+    """Read a holding from another process. ValueError: the owner's length is not the one that it states."""
     holding = read_holding(data)
     check_owner(holding.owner)
     return holding
@@ -103,19 +103,22 @@ def read_tail(tail: bytes, *, token: bool = False) -> tuple[bytes, bytes | None]
     """Read what `tail_of` returned, from another process: return the owner's field and the fingerprint.
 
     Raises:
-        ValueError: the owner is not as long as it says, or the tail is not that of a token.
+        ValueError: the owner's length is not the one that it states, or the tail is not a token's.
     """
     shape = tail[0] ^ (_TOKEN if token else 0)
     if shape & _TOKEN:
         raise ValueError("a token's mark")
     printed = shape & _PRINTED
+    if printed and len(tail) <= FINGERPRINT_BYTES:
+        # Compiled, a slice that ends before it begins is a SystemError.
+        raise ValueError("an owner must be as long as it says")
     owner = bytes((shape & _LENGTH,)) + (tail[1:-FINGERPRINT_BYTES] if printed else tail[1:])
     check_owner(owner)
     return owner, tail[-FINGERPRINT_BYTES:] if printed else None
 
 
 def check_owner(field: bytes) -> None:
-    """Raise ValueError for an owner's field, of another process, that is not as long as it says."""
+    """Raise ValueError for an owner's field from another process whose length is not the one that it states."""
     if len(field) != 1 + (field[0] or RANDOM_BYTES) or field[0] > MAX_OWNER_BYTES:
         raise ValueError("an owner must be as long as it says")
 
@@ -169,7 +172,7 @@ def decode(record: bytes, now_ms: int, ttl_ms: int = 0) -> Stored:
 
 
 def encode(stored: Stored) -> bytes:
-    """Build a record in the scripts' layout. Its deadline is zero: `adopt.lua` sets it by the server's clock."""
+    """Build a record in the scripts' layout. Its deadline is zero: `adopt.lua` sets it from the server's clock."""
     head = b"\1" + stored.state.encode() + fence_bytes(stored.fence)
     if stored.state == "M":
         return head + stored.owner + stored.payload
@@ -178,7 +181,7 @@ def encode(stored: Stored) -> bytes:
 
 
 def decode_machine(record: bytes, ttl_ms: int) -> Stored:
-    """Read the record of a state machine: the version becomes `fence`, the state `payload`. Else as `decode`."""
+    """Read the record of a state machine: the version becomes `fence`, the state `payload`. See `decode`."""
     return Stored(
         "M",
         owner=record[9:19],

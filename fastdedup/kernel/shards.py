@@ -1,4 +1,4 @@
-"""An engine for each part of a store, such as the nodes of a Cluster: each part queues and fails by itself."""
+"""An engine for each part of a store, such as the nodes of a Cluster: each part queues and fails alone."""
 
 from __future__ import annotations
 
@@ -12,20 +12,27 @@ from ..model import BreakerState
 from .answers import closed, wrong_loop
 from .engine import Engine
 from .named import NamedClaims
-from .operations import MAX_HOPS, ClaimOp, Op, Reply, on_the_move
+from .operations import ClaimOp, Op, Reply
 from .store import BatchStore, ShardedStore
 
 MakeEngine = Callable[[BatchStore], Engine]
 
 _LOOK_EVERY: Final = 1.0
 """Seconds between two searches for parts that are gone: their engines would probe for ever."""
+MAX_HOPS: Final = 12
+"""The most times that an operation is sent on. A slot that moves costs up to four; more means a faulty Cluster."""
+
+
+def on_the_move(name: str) -> UnavailableError:
+    """Return the error for an operation that was sent on too often."""
+    return UnavailableError(f"{name}: the key's slot is being moved")
 
 
 class ShardedEngine:
     """The engine of a `ShardedStore`: each operation goes to the `Engine` of its key's part.
 
-    A part that hangs delays only the operations on its own keys, and its breaker opens alone. What a part sends on
-    to another leaves its batch and goes through the other part's engine.
+    A part that hangs delays only the operations on its own keys, and its breaker opens alone. An operation that a
+    part sends on to another leaves its batch and goes through the other part's engine.
     """
 
     def __init__(self, store: ShardedStore, make_engine: MakeEngine) -> None:
@@ -35,7 +42,7 @@ class ShardedEngine:
         self._loop = asyncio.get_running_loop()
         self.engines: dict[BatchStore, Engine] = {}
         """The engine of each part of the store that was asked."""
-        # Mutable: the open claims of caller-chosen owners, wherever they go; the draining of the engines whose parts
+        # Mutable: the open claims of caller-chosen owners, for all parts; the draining of the engines whose parts
         # are gone.
         self._named = NamedClaims()
         self._leaving: set[asyncio.Task[None]] = set()
@@ -74,30 +81,30 @@ class ShardedEngine:
         return engine is None or engine.asks(wire)
 
     def submit(self, op: Op, future: Any = None) -> asyncio.Future[Reply]:
-        """Accept an operation, as `Engine.submit` does. UnavailableError also if no part is known to hold the key."""
+        """Accept an operation; see `Engine.submit`. UnavailableError also if no part is known to hold the key."""
         op.hops = 0
         return self._engine(op.wire).submit(op, future)
 
     def claim(self, op: ClaimOp, future: Any = None) -> asyncio.Future[Reply]:
-        """Accept a claim, as `Engine.claim` does."""
+        """Accept a claim; see `Engine.claim`."""
         op.hops = 0
         engine = self.engines.get(self._part_of(op.wire))  # written out, see `Engine.claim`
         return (self._engine(op.wire) if engine is None else engine).claim(op, future)
 
     def free_orphan(self, op: ClaimOp) -> None:
-        """Release a claim, as `Engine.free_orphan` does; not if it was never accepted, or its part is gone."""
+        """Release a claim (see `Engine.free_orphan`), unless it was never accepted or its part is gone."""
         if hasattr(op, "future"):
             # Never raises, because the caller's cancellation must go on. Without a release the lease ends by itself.
             with contextlib.suppress(DedupError):
                 self._engine(op.wire).free_orphan(op)
 
     async def drain(self) -> None:
-        """Drain the engines of all parts at once, as `Engine.drain` does."""
+        """Drain the engines of all parts at once; see `Engine.drain`."""
         self._closed = True
         if self._look is not None:
             self._look.cancel()
         await asyncio.gather(*[engine.drain() for engine in self.engines.values()], *self._leaving)
-        while self.pending:  # one part has sent something on to another, which was drained by then
+        while self.pending:  # one part has sent operations on to another, which was drained already
             await asyncio.gather(*[engine.drain() for engine in self.engines.values()])
 
     def _engine(self, wire: bytes) -> Engine:
@@ -145,7 +152,7 @@ class ShardedEngine:
 
 
 def is_gone(part: BatchStore, engine: Engine, present: set[BatchStore]) -> bool:
-    """True for an engine that is to be closed: of a part that is gone, or of a part's side way that has no work."""
+    """True for an engine that must be closed: its part is gone, or it is a part's side way and has no work."""
     if part in present:
         return False
     if getattr(part, "side_way_of", None) in present:

@@ -1,4 +1,4 @@
-"""What the engine needs of a store: that it executes batches, and four abilities that a store may have.
+"""The store protocol of the engine: a store executes batches, and may have four more abilities.
 
 `stores/base.py` has the guarantees of a whole store, and the abilities that the gate above the engine uses.
 """
@@ -13,12 +13,12 @@ from .verbs import Verb
 
 
 class BatchStore(Protocol):
-    """A store, or a part of one, as the engine knows it."""
+    """A store, or a part of one, in the engine's view."""
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         """Execute operations of one verb; the replies have the order of the operations.
 
-        Cancelled at the engine's deadline; operations that were sent before it may have taken effect.
+        It is cancelled at the engine's deadline; operations that were sent before it may have taken effect.
         """
         ...
 
@@ -64,11 +64,11 @@ class ProbedStore(Protocol):
 
 @runtime_checkable
 class ClockedStore(Protocol):
-    """An optional ability of a store: to know what time it is by the clock that leases end by."""
+    """An optional ability of a store: to know the time of the clock that ends leases."""
 
     @property
     def time_us(self) -> int:
-        """Microseconds since 1970: the time that a server has told and what has passed since; 0 if no server did."""
+        """Microseconds since 1970: a server's last time plus the time since then; 0 if no server gave one."""
         ...
 
 
@@ -88,7 +88,7 @@ class ShardedStore(Protocol):
 
     Each part executes the operations on the keys that it holds. `ShardedEngine` gives each part its own engine and
     breaker; `open`, `aclose` and `listen` concern the whole store. A part has a `name` of its own: events show it,
-    and what is to be brought into the store after an outage waits for the part of that name alone.
+    and after an outage a record that must be written into the store waits only for the part of that name.
 
     A part answers `Redirect` for an operation that belongs to another part. That may be a side way, which is not one
     of `shards()`: its attribute `side_way_of` names the part that it belongs to.

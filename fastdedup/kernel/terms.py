@@ -1,4 +1,4 @@
-"""What claims of one kind have in common: a batch states it once."""
+"""The settings that claims of one kind have in common: a batch states them once."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class Terms:
         "redeems",
         "remembered",
         "shared",
+        "ttl_ms",
         "watch",
     )
 
@@ -37,7 +38,9 @@ class Terms:
         self.mode = mode
         self.lease_ms = lease_ms
         self.keep_ms = keep_ms
-        """How long the record lives: longer than the lease, so that a takeover counts attempts."""
+        """The time for which the record lives: longer than the lease, so that a takeover counts attempts."""
+        self.ttl_ms = keep_ms - lease_ms
+        """A claim's own ttl: the time for which the record stays after the lease."""
         self.watch = watch
         """The claimant waits: the operation that frees or settles the key must publish that."""
         # Looked up once here: naming an enum's member costs 50 ns, and a claim would do so several times.
@@ -46,11 +49,11 @@ class Terms:
         self.shared = mode is Mode.CLAIM and not remembered
         """Equal concurrent claims may share one operation; each use of a token needs an answer of its own.
 
-        False too for claims whose success a ledger remembers: these share one in another way, so that plain claims
-        need not ask which they are.
+        Also False for claims whose success a ledger remembers: these share one in another way, so that plain claims
+        need no check for them.
         """
         self.remembered = remembered
-        """A ledger remembers the success: these are the terms of a `RememberedClaimOp`."""
+        """A ledger remembers the success: these are the terms of a claim with `unless`."""
         self.header = (str(lease_ms), str(keep_ms), mode.value, "1" if watch else "0")
 
 

@@ -1,1 +1,1 @@
-"""The ledger: which ids were seen in the last days, beside the path of a claim."""
+"""The ledger: the ids that were seen in the last days. It is not on the path of a claim."""

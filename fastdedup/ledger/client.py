@@ -16,15 +16,17 @@ from ..core.orphans import MAX_ORPHANS
 from ..errors import ConfigError, DedupError, UnavailableError, UsageError
 from ..kernel.codes import Code
 from ..kernel.granted import GRANTED
-from ..kernel.operations import ForgetOp, Op, ReadOp, Reply
+from ..kernel.operations import ClaimOp, ForgetOp, Op, ReadOp, Reply, Verdict
 from ..kernel.owners import draw_owner, owner_field
+from ..kernel.terms import Mode, terms
 from ..kernel.verbs import Verb
 from ..model import BreakerState, LedgerResize, LedgerStats, Record
 from .current_form import TRIES, CurrentForm
 from .filling import Filling
 from .first_call import FirstCall
 from .ids import id_bytes, listed_bytes, nonce_of, number_bytes, patience_of, record_wire
-from .operations import FirstOp, ForgetIdOp, IdPlace, LedgerTerms, SeenOp
+from .operations import FirstOp, ForgetIdOp, LedgerPlace, LedgerTerms, SeenOp
+from .orphan_ids import OrphanIds
 from .settings import LedgerSettings, check_capacity
 from .views import FormerView, LedgerView
 
@@ -36,7 +38,7 @@ MakesOp = Callable[[bytes, bytes, LedgerTerms, bytes], Op]
 
 
 class Ledger:
-    """Remembers ids for a window; `dedup.ledger` makes it. Use it if "seen before?" is all that you need to know.
+    """Remembers ids for a window; `dedup.ledger` makes it. Use it if you only need to know "seen before?".
 
     An id costs some 12 bytes of Redis memory, a record 145 to 190. There is no owner, no lease and no result: the id
     is remembered before the work is done. If the work may fail half-way, claim instead. `first` does not see the
@@ -55,13 +57,15 @@ class Ledger:
         gate.connections.common.expect(gate.settings.namespace, "first")
         self.name = settings.name
         self.settings = settings
-        """What the caller gave, checked."""
+        """The caller's settings, checked."""
         self.form = CurrentForm(gate, settings)
-        """The ledger's form, as this process knows it."""
+        """The ledger's form, in this process's knowledge."""
         self._gate = gate
         self._filling = Filling(gate, self.form)
         self._bytes_of = number_bytes if settings.dense else id_bytes
         self._patience = patience_of(gate.connection.timeout)
+        # Mutable: whether the store is known to look at `ClaimOp.unless`.
+        self._composes = False
 
     def __repr__(self) -> str:
         return f"<Ledger {self.name!r} capacity={self.capacity} window={self.window:g}>"
@@ -88,13 +92,13 @@ class Ledger:
 
     @property
     def view(self) -> LedgerView | None:
-        """The ledger's form as this process read it last, and what follows from it; None before the first use."""
+        """The form that this process read last, and the values derived from it; None before the first use."""
         return self.form.view
 
     async def open(self) -> Self:
         """Create the ledger, or check its form, now instead of at the first use, so that mistakes show at start-up.
 
-        Errors as for `first`.
+        Errors: see `first`.
         """
         await self.form.look_again()
         return self
@@ -106,7 +110,7 @@ class Ledger:
             id: text, bytes, an integer or a UUID, of 1 byte to 64 KiB. Text and its UTF-8 are one id, and so are an
                 integer and its decimal text.
             owner: your own name for this call, of up to 63 bytes: the same name gets the same answer again. Without
-                it, a call that is cancelled or ends in an error takes back what it remembered: before the error is
+                it, a call that is cancelled or ends in an error forgets what it remembered: before the error is
                 raised, if the store answers within one further `timeout`.
 
         Raises:
@@ -128,10 +132,10 @@ class Ledger:
             view is not None
             and view.until > monotonic()
             and view.former is None
-            and not gate.connection.orphan_ids
+            and not gate.connection.orphans
         ):
             # Nearly every call is one operation that the store answers at once. It is awaited here and not in a
-            # coroutine of its own, because that costs 15 % of a call. `FirstCall` does what is left.
+            # coroutine of its own, because that costs 15 % of a call. `FirstCall` does the rest.
             wire, entry = view.addresses.entry(data, nonce)
             op = FirstOp(wire, entry, view.terms, data)
             try:
@@ -147,7 +151,7 @@ class Ledger:
                     self._filling.note(view)
                 self._count([True], since)
                 return True
-            if op.answer is _ALREADY and not gate.connection.orphan_ids:
+            if op.answer is _ALREADY and not gate.connection.orphans:
                 self._count([False], since)
                 return False
         call = FirstCall(gate, self.form, name, nonce, named=named)
@@ -156,10 +160,10 @@ class Ledger:
         return answers[data]
 
     async def first_many(self, ids: Iterable[Any], *, owner: str | None = None) -> list[bool]:
-        """Remember ids, as `first` does each; of equal ids in the list the first one is True.
+        """Remember ids, each like `first`; of equal ids in the list the first one is True.
 
-        Either all are answered, or none is remembered: if one cannot be answered, what the others remembered is
-        taken back, and the error raised. With `owner=` it is kept, and the same call gets the same answers again.
+        Either all are answered, or none is remembered: if one cannot be answered, the others are forgotten again,
+        and the error is raised. With `owner=` it is kept, and the same call gets the same answers again.
 
         A list has at most 10,000 ids; a longer one raises UsageError.
         """
@@ -207,12 +211,12 @@ class Ledger:
     async def seen(self, id: Any) -> bool:
         """Return whether an id is remembered. Nothing is changed, so the answer may be outdated when it arrives.
 
-        Errors as for `first`.
+        Errors: see `first`.
         """
         return await self._ask(SeenOp, self._bytes_of(id), _ALREADY)
 
     async def forget(self, id: Any, *, reason: str | None = None) -> bool:
-        """Remove an id, so that it is new again; False if it was not remembered. Errors as for `first`.
+        """Remove an id, so that it is new again; False if it was not remembered. Errors: see `first`.
 
         The record of a claim that was completed a moment ago (`remember=`) goes on answering, for a minute. It
         reports a `KeyForgotten` event with the user and the reason; `reason`: up to 256 characters.
@@ -228,18 +232,18 @@ class Ledger:
         return found
 
     async def forget_bytes(self, data: bytes, reason: str) -> bool:
-        """Remove an id as `forget` does, but report no event: for an integration that reports it itself.
+        """Remove an id like `forget`, but report no event: for an integration that reports it itself.
 
         Args:
-            data: the id as `bytes_of` returns it.
-            reason: goes with the operation, see `ForgetOp`; "" for none given.
+            data: the id, from `bytes_of`.
+            reason: goes with the operation, see `ForgetOp`; "" if none was given.
         """
         return await self._ask(partial(_forgetting, reason), data, _OK)
 
     async def _ask(self, make: MakesOp, data: bytes, yes: Code) -> bool:
-        """Return True for the reply `yes`, False for ABSENT. Asked again while the ledger's form changes.
+        """Return True for the reply `yes`, False for ABSENT. It asks again while the ledger's form changes.
 
-        While a ledger is being resized, an id may also lie where the former form has put it.
+        While a ledger is being resized, an id may also be at its place in the former form.
         """
         form = self.form
         for _ in range(TRIES):
@@ -271,15 +275,15 @@ class Ledger:
         return await self._gate.run(ForgetOp(await self._record_wire(key))) == Code.OK
 
     async def _record_wire(self, key: str) -> bytes:
-        gate, (bucket, _, _) = self._gate, await self.place_of(key)
-        return record_wire(bucket, gate.claims.wire(key), gate.settings.namespace)
+        gate, place = self._gate, await self.place_of(key)
+        return record_wire(place.bucket, gate.claims.wire(key), gate.settings.namespace)
 
     async def stats(self) -> LedgerStats:
-        """Return what the ledger holds, from up to 1,000 buckets, 2,000 of a dense one. Errors as for `first`."""
+        """Return the content of the ledger, from up to 1,000 buckets, 2,000 of a dense one. Errors: see `first`."""
         return await self._filling.stats()
 
     async def resize(self, *, capacity: int) -> LedgerResize:
-        """Give the ledger another capacity, and keep all ids. Returns how far that is; call it again to learn more.
+        """Give the ledger another capacity, and keep all ids. Returns the progress; call it again to learn more.
 
         It is announced for 45 seconds, so that each process learns of it; clients of both capacities go on. Then ids
         are remembered by the new capacity, and for one window both are asked, so `first` takes two round trips.
@@ -288,30 +292,31 @@ class Ledger:
 
         Raises:
             ConfigError: the capacity is not valid, or the ledger is just being resized to another one.
-            UnavailableError: the store did not answer; it may have been announced all the same.
+            UnavailableError: the store did not answer; it may still have been announced.
         """
         check_capacity(capacity)
         return await self.form.resize(capacity)
 
     def bytes_of(self, id: Any) -> bytes:
-        """Return an id as the operations have it. Raises InvalidKeyError if the ledger cannot keep such an id."""
+        """Return an id in the form of the operations. Raises InvalidKeyError if the ledger cannot keep such an id."""
         return self._bytes_of(id)
 
     def is_of(self, connection: Connection) -> bool:
         """True if its ids are in the store of this connection."""
         return self._gate.connection is connection
 
-    async def place_of(self, id: Any, found: Code | None = None) -> IdPlace:
-        """Return where an id's entry lies: its bucket's store key, its digest, and the ledger's terms.
+    async def place_of(self, id: Any, found: Code | None = None) -> LedgerPlace:
+        """Return the place of an id's entry.
 
-        Claims with `remember=` ask this, because their record lies beside the entry.
+        Claims with `remember=` need this, because their record is beside the entry.
 
         Args:
-            id: as for `first`; a claim's key.
+            id: see `first`; a claim's key.
             found: the store's answer, if it refused the place that was returned before.
 
         Raises:
-            ConfigError: the ledger is being resized, and takes no claims until that is over.
+            ConfigError: the ledger is being resized, and takes no claims until that is over; or the store ignores
+                `ClaimOp.unless`.
             any error of `first`.
         """
         data = self._bytes_of(id)
@@ -325,19 +330,43 @@ class Ledger:
             )
         if view.seems_to_fill:
             self._filling.note(view)
-        bucket, digest = view.addresses.find(data)
-        return bucket, digest, view.terms
+        place = LedgerPlace(*view.addresses.find(data), view.terms, data, self)
+        if not self._composes:
+            await self._check_store(place)
+        return place
+
+    async def _check_store(self, place: LedgerPlace) -> None:
+        """Ask a user's own store once: if it does not look at `unless`, it forgets each success.
+
+        The claim relies on a form that is too old. A store that looks at that answers STALE and does nothing.
+        """
+        gate = self._gate
+        wire = record_wire(place.bucket, gate.claims.wire("unless"), gate.settings.namespace)
+        if not type(gate.connection.store).__module__.startswith("fastdedup."):
+            over = place._replace(terms=LedgerTerms(self.settings.new_form(), "set", -1))
+            try:
+                reply = await gate.begin(
+                    ClaimOp(wire, terms(Mode.CLAIM, 1, 2, False, True), draw_owner(), None, over)
+                )
+            except UnavailableError:
+                return  # the next claim asks it
+            if isinstance(reply, Verdict):
+                raise ConfigError(
+                    f"{gate.connection.store!r} does not look at ClaimOp.unless, so it cannot take remember=: "
+                    "see `fastdedup conformance`, guarantee 20"
+                )
+        self._composes = True
 
     def distrust(self) -> None:
         """Read the form again before the next call: the store may have come back without its data."""
         self.form.distrust()
 
-    # For synchronous code, whose caller may go while the call is under way
+    # For synchronous code, whose caller may stop waiting while the call is under way
 
     async def take_back_failed(self, ids: Sequence[bytes], owner: str) -> None:
-        """Do what `take_back_call` does, and wait for the store as `Gate.until_taken_back` does.
+        """Do the work of `take_back_call`, and wait for the store like `Gate.until_taken_back`.
 
-        For a call that ends in an error, which is raised afterwards.
+        This is for a call that ends in an error, which is raised afterwards.
         """
         ops = self.take_back_call(ids, owner)
         connection = self._gate.connection
@@ -345,21 +374,22 @@ class Ledger:
             await connection.orphans.until_asked([(op.wire, op.entry) for op in ops], connection.timeout)
 
     def take_back_call(self, ids: Sequence[bytes], owner: str) -> list[FirstOp]:
-        """Take back what a call of `first` or `first_many` has remembered, because its caller got no answer.
+        """Forget the ids that a call of `first` or `first_many` has remembered, because its caller got no answer.
 
         Args:
-            ids: the call's ids, as `bytes_of` returns them.
+            ids: the call's ids, from `bytes_of`.
             owner: the call's `owner=`.
 
         Returns:
-            the operations that are taken back, one for each id.
+            the operations that are undone, one for each id.
         """
         view, nonce = self.form.view, nonce_of(owner_field(owner))
         if view is None:
             return []
         ops = [FirstOp(*view.addresses.entry(each, nonce), view.terms, each) for each in ids]
         for op in ops:
-            self._gate.take_back(op)
+            OrphanIds(self._gate.connection.orphans).add(op)
+            self._gate.took_back(op)
         return ops
 
 
@@ -371,9 +401,9 @@ def _forgetting(reason: str, wire: bytes, digest: bytes, terms: LedgerTerms, id:
 
 
 def _in_order(op: Op, former: FormerView, make: MakesOp, data: bytes) -> tuple[Op, Op]:
-    """Return the operations on an id by a ledger's present form (`op`) and by its former one, as they are to be sent.
+    """Return the operations on an id by a ledger's present form (`op`) and its former one, in the order of sending.
 
-    The former ids are looked up first. An id is removed first from where it would be remembered now.
+    The former ids are looked up first. An id is removed first from its place in the present form.
     """
     before = make(*former.addresses.find(data), former.terms, data)
     return (op, before) if isinstance(op, ForgetIdOp) else (before, op)

@@ -9,7 +9,8 @@ from typing import Final
 from ..core.gate import Gate
 from ..errors import ConfigError, LedgerFullError, UnavailableError, foreign
 from ..kernel.codes import Code
-from ..kernel.operations import Reply, StoredForm
+from ..kernel.operations import Reply
+from ..kernel.replies import StoredForm
 from ..keys import check_namespace
 from ..model import LedgerResize
 from ..stores.base import NO_EVICTION, EvictingStore
@@ -26,11 +27,11 @@ _KEEP_MS: Final = 86_400_000
 
 
 class CurrentForm:
-    """A ledger's form, as this process knows it.
+    """A ledger's form, in this process's knowledge.
 
     Args:
-        gate: the ledger's.
-        settings: what the ledger must have been created with.
+        gate: the ledger's gate.
+        settings: the settings of the ledger's creation.
     """
 
     def __init__(self, gate: Gate, settings: LedgerSettings) -> None:
@@ -38,7 +39,7 @@ class CurrentForm:
         self.store_key = ledger_wire(gate.settings.namespace, settings.name)
         """The key in the store of the form, which says capacity, width and window."""
         self.view: LedgerView | None = None
-        """The form as this process read it last, and what follows from it; None before the first use."""
+        """The form that this process read last, with the values derived from it; None before the first use."""
         self._gate = gate
         # Mutable: the task that reads the form; the text of a form that the store has called stale, and whether it
         # was thought to have switched.
@@ -46,12 +47,12 @@ class CurrentForm:
         self._stale: tuple[bytes, bool] | None = None
 
     async def present(self) -> LedgerView:
-        """Return the form; it is read first if what is known of it is old."""
+        """Return the form; it is read first if the known one is old."""
         view = self.view
         return await self.look_again() if view is None or view.until <= monotonic() else view
 
     async def look_again(self) -> LedgerView:
-        """Read the form, or create the ledger. If that fails, what is known serves while the scripts accept it."""
+        """Read the form, or create the ledger. If that fails, the known form is used while the scripts accept it."""
         if self._opening is None or self._opening.done():
             self._opening = self._gate.connection.keep(self._read())
         try:
@@ -67,7 +68,7 @@ class CurrentForm:
             self.view.distrust()
 
     def judge(self, reply: Reply) -> None:
-        """Let a STALE operation be sent again; raise for any other reply that is no answer.
+        """Let a STALE operation be sent again; raise for any other reply that is not an answer.
 
         Raises:
             UnavailableError: the bucket is being moved to another node.
@@ -92,7 +93,7 @@ class CurrentForm:
         elif reply is Code.FULL:
             raise LedgerFullError(
                 f"a bucket of the ledger {settings.name!r} is full: it holds far more ids than its capacity of "
-                f"{settings.capacity}; found it with a greater one",
+                f"{settings.capacity}; create it with a larger one",
                 retry_after=settings.window_ms / 1000 / SLOTS,
             )
         else:
@@ -108,7 +109,7 @@ class CurrentForm:
         """Announce a form with another capacity; return how far the resizing is. Errors as for `Ledger.resize`."""
         name = self.settings.name
         for _ in range(TRIES):
-            # Not a form that was known: the switch counts from the store's present time.
+            # Not a cached form, because the switch counts from the store's present time.
             view = await self._read()
             if not view.is_told:
                 raise UnavailableError("the store alone can resize a ledger, and it does not answer")
@@ -149,7 +150,7 @@ class CurrentForm:
     def _is_switched(self, form: LedgerForm, found: StoredForm) -> bool:
         """Return whether ids are remembered by the form, and no longer by its former one.
 
-        The nodes of a Cluster differ in their clocks. So a bucket's node that has just contradicted is right.
+        The nodes of a Cluster differ in their clocks. So if a bucket's node has just contradicted, the node is right.
         """
         by_time = found.now_ms >= form.switch_ms
         contradicted = self._stale == (found.text, by_time)
@@ -157,7 +158,7 @@ class CurrentForm:
         return not by_time if contradicted else by_time
 
     async def _replace(self, former: bytes, text: bytes, until_ms: int = FOREVER_MS) -> Reply:
-        """Store a form in place of another one; return what is there then. After `until_ms` nothing is done."""
+        """Store a form in place of another one; return the form that is there then. After `until_ms` do nothing."""
         return await self._gate.run(LedgerOp(self.store_key, text, self._ttl_ms, former, until_ms))
 
     async def _ask(self, text: bytes) -> Reply:
@@ -180,7 +181,7 @@ class CurrentForm:
         if policy not in (None, NO_EVICTION):
             raise ConfigError(
                 f"the store may evict keys (maxmemory-policy {policy}), so the ledger {self.settings.name!r} would "
-                "forget ids, and nobody would notice; set maxmemory-policy noeviction, or pass allow_eviction=True"
+                "forget ids without notice; set maxmemory-policy noeviction, or pass allow_eviction=True"
             )
 
 
@@ -194,7 +195,7 @@ def _progress(name: str, view: LedgerView) -> LedgerResize:
 
 
 async def read_form(gate: Gate, name: str) -> LedgerForm | None:
-    """Return what a ledger was created with; None if there is none. Nothing is changed.
+    """Return the settings of a ledger's creation; None if there is no ledger. Nothing is changed.
 
     Raises:
         UnavailableError: the store did not answer.

@@ -1,4 +1,4 @@
-"""How full a ledger is: what it holds, by a sample of its buckets, and the event when it fills."""
+"""The fill of a ledger: its content, estimated from some of its buckets, and the event when it fills."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..core.gate import Gate
 from ..errors import DedupError
 from ..events import LedgerFilling
 from ..kernel.codes import Code
-from ..kernel.operations import Weight
+from ..kernel.replies import Weight
 from ..model import LedgerStats
 from .current_form import CurrentForm
 from .forms import FILLING, SLOTS, LedgerForm
@@ -21,10 +21,10 @@ from .views import FormerView, LedgerView
 
 _SAMPLE: Final = 1000
 _SAMPLE_DENSE: Final = 2000
-"""Buckets that are weighed to learn what a ledger holds; a dense one has most of its ids in a few neighbours."""
+"""Buckets that are weighed to estimate a ledger's content; a dense one has most ids in a few neighbours."""
 _HOUR: Final = 3600.0
 _LOOK_AGAIN: Final = 600.0
-"""Seconds after which a ledger that seemed to fill, and did not, is counted again."""
+"""Seconds after which a ledger is counted again if it seemed to fill, but did not."""
 
 
 class _Weighed(NamedTuple):
@@ -36,11 +36,11 @@ class _Weighed(NamedTuple):
 
 
 class Filling:
-    """Counts what a ledger holds, and reports when that comes near to its capacity.
+    """Counts the content of a ledger, and reports when it comes near to its capacity.
 
     Args:
-        gate: the ledger's.
-        form: the ledger's.
+        gate: the ledger's gate.
+        form: the ledger's form.
     """
 
     def __init__(self, gate: Gate, form: CurrentForm) -> None:
@@ -50,7 +50,7 @@ class Filling:
         """When the next event may be reported, in the loop's time."""
 
     async def stats(self) -> LedgerStats:
-        """Return what the ledger holds, from some of its buckets. Errors as for `Ledger.first`."""
+        """Return the content of the ledger, from some of its buckets. Errors: see `Ledger.first`."""
         view = await self._form.present()
         form = view.form
         ids, size, a_bucket = await self._weighed(view)
@@ -85,11 +85,11 @@ class Filling:
         return _Weighed(living * share, size * share, entries / len(looked_at))
 
     def note(self, view: LedgerView) -> None:
-        """Report that the ledger fills, once it is counted, if it seems to: `LedgerView.seems_to_fill`."""
+        """If the ledger seems to fill (`LedgerView.seems_to_fill`), count it and report that it fills."""
         now = asyncio.get_running_loop().time()
         if not view.seems_to_fill or now < self._tell_from:
             return
-        if view.form.dense:  # its strays count, and not its ids
+        if view.form.dense:  # because its strays are counted, and not its ids
             self._tell(view.form.fill_of(view.terms.seen_fill))
             return
         self._tell_from = now + _LOOK_AGAIN

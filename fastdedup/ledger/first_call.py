@@ -1,4 +1,4 @@
-"""One call of `first` or `first_many`: asks for its ids until each has an answer, or takes all of them back."""
+"""One call of `first` or `first_many`: asks for its ids until each has an answer, or undoes all of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from ..kernel.operations import Reply
 from ..kernel.owners import owner_text
 from .current_form import TRIES, CurrentForm
 from .operations import FirstOp, LedgerTerms, SeenOp
+from .orphan_ids import OrphanIds
 from .views import FormerView, LedgerView
 
 _AT_ONCE: Final = 2000
-"""Ids of a list that are sent together: more would wait beyond the deadline, and block the loop."""
+"""Ids of a list that are sent together: with more, some would wait beyond the deadline, and block the loop."""
 _NEED_NO_VERDICT: Final = (Code.OK, Code.ALREADY, Code.PENDING)
 """Replies for an id that need no verdict."""
 _NOTHING_LEFT: Final = (Code.ALREADY, Code.PENDING, Code.FULL, Code.FOREIGN, Code.ELSEWHERE)
@@ -54,22 +55,22 @@ class FirstCall:
     """One call of `first` or `first_many`.
 
     Args:
-        gate: the ledger's.
-        form: the ledger's.
+        gate: the ledger's gate.
+        form: the ledger's form.
         name: the call's owner field.
-        nonce: the same as its entries have it.
-        named: the caller chose the name. So what the call has remembered is kept if it ends in an error.
+        nonce: the name in the form of its entries.
+        named: the caller chose the name. So the ids of the call are kept if it ends in an error.
     """
 
     def __init__(self, gate: Gate, form: CurrentForm, name: bytes, nonce: bytes, *, named: bool) -> None:
         self._gate = gate
-        self._orphans = gate.connection.orphan_ids
+        self._orphans = OrphanIds(gate.connection.orphans)
         self._form = form
         self._name = name
         self._nonce = nonce
         self._named = named
-        # Mutable: all that was sent; what of it took a given-up call's place; whether each id is new; how often ids
-        # were sent, and how often they were sent again because another call might give them back.
+        # Mutable: all operations that were sent; those that took a given-up call's place; whether each id is new; how
+        # often ids were sent, and how often they were sent again because another call might give them back.
         self._sent: list[FirstOp] = []
         self._in_its_place: list[FirstOp] = []
         self._is_new: dict[bytes, bool] = {}
@@ -80,11 +81,11 @@ class FirstCall:
         """Return whether each of some different ids is new.
 
         Args:
-            ids: as `Ledger.bytes_of` returns them.
-            begun: what was sent already for the only id, with its `answer`.
+            ids: from `Ledger.bytes_of`.
+            begun: the operation that was sent already for the only id, with its `answer`.
 
         Raises:
-            any error of `Ledger.first`, after what the call has remembered is taken back.
+            any error of `Ledger.first`, after the ids of the call are forgotten.
         """
         try:
             await self._until_answered(ids, begun)
@@ -120,7 +121,7 @@ class FirstCall:
             pauses = await self._ask(missing)
 
     async def _ask(self, ids: Sequence[bytes]) -> bool:
-        """Ask once for each id. Return True if the caller shall pause before it asks for those without an answer."""
+        """Ask once for each id. Return True if the caller must pause before it asks for those without an answer."""
         pauses = False
         for start in range(0, len(ids), _AT_ONCE):
             view, part = await self._form.present(), ids[start : start + _AT_ONCE]
@@ -149,10 +150,10 @@ class FirstCall:
         await together.send(ops, self._gate.begin)
         return ops
 
-    # What the store has answered
+    # The store's answers
 
     async def _judge(self, ops: Sequence[FirstOp]) -> bool:
-        """Take the answers that are final. Return True if the caller shall pause before it asks for the others."""
+        """Take the answers that are final. Return True if the caller must pause before it asks for the others."""
         for op in ops:
             if op.answer not in _NEED_NO_VERDICT:
                 self._take_verdict(op)
@@ -166,21 +167,19 @@ class FirstCall:
         return pauses
 
     def _take_verdict(self, op: FirstOp) -> None:
-        """Put the verdict into the answer's place. Raises what the verdict or `CurrentForm.judge` raises."""
+        """Put the verdict into the answer's place. It raises the errors of the verdict and of `CurrentForm.judge`."""
         if isinstance(op.answer, UnavailableError):
             self._form.distrust()
         op.answer = self._gate.verdict(op, op.answer)
         if op.answer not in _NEED_NO_VERDICT:
-            if (
-                op in self._in_its_place
-            ):  # and is not done: what the given-up call left is still to be taken back
+            if op in self._in_its_place:  # and it is not done: the given-up call's id must still be removed
                 self._orphans.add(op)
             self._form.judge(op.answer)
 
     def _settle_pending(self, ops: Sequence[FirstOp]) -> bool:
-        """Answer the ids that another call may still give back, and note those that are this call's own.
+        """Answer the ids that another call may still undo, and note those that are this call's own.
 
-        Such an id is ALREADY if this process knows it from the store, or takes it back itself, or if it was sent too
+        Such an id is ALREADY if this process knows it from the store, or undoes it itself, or if it was sent too
         often. Else it is STALE: it is sent again after a pause. Return True if there is such an id.
         """
         pauses = False
@@ -195,29 +194,30 @@ class FirstCall:
     async def _may_be_first(self, duplicates: Sequence[FirstOp]) -> Sequence[FirstOp]:
         """Return which duplicates must be sent again: a call that was given up may have remembered them.
 
-        That call was not told True. A call without a name takes its place, see `OrphanIds.leave_to_call`.
+        That call did not get True. A call without a name takes its place, see `OrphanIds.leave_to_call`.
         """
         again = [op for op in duplicates if self._orphans.knows(op)]
         if self._named and self._tries + 1 == TRIES:
-            return []  # what was given up is not there: the id is another call's
+            return []  # the given-up id is not there: the id is another call's
         for op in again:
             if self._named or self._orphans.is_removing(op):
                 await self._orphans.free_now(op)
         return again
 
     def _take_back(self) -> None:
-        """Let the store forget, as soon as it answers, what this call has remembered: it ends in an error."""
+        """Let the store forget this call's ids as soon as it answers, because the call ends in an error."""
         for op in self._sent:
             if op.answer not in _NOTHING_LEFT:
-                self._gate.take_back(op)
+                self._orphans.add(op)
+                self._gate.took_back(op)
 
     # The ids that the ledger remembered before it was resized
 
     async def _look_into(self, former: FormerView, ids: Sequence[bytes]) -> bool:
         """Answer the ids that are remembered by the former form. Return False if the store has another form by now.
 
-        From the switch on no id is remembered by the former form: the store's scripts refuse it by the time of the
-        very node that answers here. So an id that is not found here stays absent, and the present form decides.
+        From the switch on no id is remembered by the former form: the store's scripts refuse that, by the time of
+        the same node that answers here. So an id that is not found here stays absent, and the present form decides.
         """
         ops = []
         for each in ids:
@@ -232,14 +232,14 @@ class FirstCall:
         return True
 
     async def _replies_of(self, ops: Sequence[FirstOp]) -> Sequence[Reply]:
-        """Return for each id ALREADY, ABSENT, or OK if this very call has remembered it; or why there is no answer.
+        """Return for each id ALREADY, ABSENT, or OK if this call has remembered it; or the error instead.
 
-        What a given-up call has remembered is taken back before: that call was not told True.
+        The ids of a given-up call are forgotten before, because that call did not get True.
         """
         orphans = self._orphans
         if orphans:
             await orphans.until_free(ops)
-        # What was given up may be taken back between the store's answer and the next line.
+        # A given-up id may be removed between the store's answer and the next line.
         suspects = {op.place for op in ops if orphans and orphans.knows(op)}
         replies = await self._looked(ops)
         again = []

@@ -1,4 +1,4 @@
-"""What a ledger was founded with: its capacity, its window, its secret, and what follows from these.
+"""The settings of a ledger's creation: its capacity, its window, its secret, and the values that follow from these.
 
 `lua/_ledger.lua` and `lua/_dense.lua` describe the layout. Every process finds the same buckets by the same form.
 """
@@ -15,25 +15,25 @@ SLOTS: Final = 100
 _PLANNED: Final = 112
 _PLANNED_WIDE: Final = 136
 _PLANNED_NARROW: Final = 160
-"""Entries in a bucket of a full ledger: fewer cost more memory for each key, more cost time for each id."""
+"""Entries in a bucket of a full ledger: with fewer, keys cost more memory; with more, each id costs more time."""
 _PLANNED_WIDE_BEFORE: Final = 128
-"""The same if the form does not say it: of ledgers that version 0.1.0 founded, which are exact ones else."""
+"""The same number if the form does not have it: of ledgers that version 0.1.0 created, which are exact else."""
 _MOST_PLANNED: Final = 1000
 DENSE_WIDTH: Final = 9
 """Bytes of a digest in a dense ledger, in which it is the id itself; see `_dense.lua`."""
 _CHUNKS: Final = 512
 """Chunks that a dense ledger's capacity has: more would cost more memory for keys, fewer more for nonces."""
 _CHUNK: Final = (1024, 8192)
-"""Ids of a chunk, at least and at most."""
+"""The least and the most ids of a chunk."""
 _SPREAD: Final = 16
-"""By how much the ids of one window may be further apart than a dense ledger's capacity says."""
+"""The factor by which the ids of one window may be further apart than a dense ledger's capacity."""
 IN_STEP: Final = 16
 """Neighbouring chunks whose nonces are known together; so many slots of a Cluster have a dense ledger's buckets."""
 STRAYS: Final = 10_000
-"""Ids that a bucket of a dense ledger has outside its cells, at most. They take 10 bytes each."""
+"""The most ids of a dense ledger's bucket outside its cells. They take 10 bytes each."""
 _GENERATIONS: Final = 63
 _MOST_CAPACITIES: Final = 8
-"""Former capacities that are taken from clients that were not told of the present one."""
+"""The most former capacities that are accepted from clients that do not know the present one."""
 _SECRET_BYTES: Final = 32
 FILLING: Final = 0.8
 """Share of the capacity from which a ledger counts as filling."""
@@ -51,17 +51,17 @@ def _planned_before(width: int) -> int:
 
 
 class LedgerForm:
-    """What a ledger was founded with. Its text lies in the store; the secret in it must not be shown.
+    """The settings of a ledger's creation. Their text is in the store; the secret in it must not be shown.
 
     Attributes:
         capacity: ids that it is planned for in one window.
         width: bytes of a digest.
         window_ms: for how long an id is remembered.
-        buckets: how many buckets it has.
-        planned: entries in a bucket once it holds its capacity; not of a dense ledger.
+        buckets: the number of its buckets.
+        planned: entries in a bucket once the ledger holds its capacity; not for a dense ledger.
         chunk: neighbouring ids that share a bucket, in a dense ledger; else 0.
-        capacities: those that it had before it was resized.
-        generation: tells the buckets of this form from those of the form before; 0 if it was never resized.
+        capacities: its capacities before it was resized.
+        generation: distinguishes the buckets of this form from those of the form before; 0 if it was never resized.
         former: the form that it had before, while ids remembered by that may live; else None.
         switch_ms: the server's time from which ids are remembered by this form and no longer by the former one.
     """
@@ -132,7 +132,7 @@ class LedgerForm:
         return form
 
     def settled(self) -> LedgerForm:
-        """Return the same form without its former one, which is over."""
+        """Return the same form without its former one, which has ended."""
         form = LedgerForm(
             capacity=self.capacity,
             width=self.width,
@@ -146,8 +146,8 @@ class LedgerForm:
     def text(self) -> bytes:
         """Return the text that the store keeps.
 
-        A version that knows no resizing refuses that of a resized ledger. One that would look in other buckets finds
-        no "slots", and refuses it as well.
+        A version without resizing refuses the text of a resized ledger. A version that would look in other buckets
+        finds no "slots", and refuses it too.
         """
         is_as_before = self.planned == _planned_before(self.width)
         own = {
@@ -167,7 +167,7 @@ class LedgerForm:
 
     @classmethod
     def read(cls, text: bytes) -> LedgerForm | None:
-        """Read a form's text; None if it is no text of a form that this version knows."""
+        """Read a form's text; None if it is not the text of a form that this version knows."""
         try:
             return cls._read(orjson.loads(text))
         except (ValueError, TypeError, KeyError):

@@ -1,4 +1,4 @@
-"""Where the ids of a ledger lie: each has a bucket, and a digest in there."""
+"""The places of a ledger's ids: each id has a bucket, and a digest in it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ..kernel.keyspace import Kind
 from .forms import DENSE_WIDTH, IN_STEP, LedgerForm
 
 NONCE_BYTES: Final = 5
-"""Bytes of a nonce: `CALL_BYTES` name a call, and the last says how many ticks it waits for another call that may be
-taken back. The store keeps the time in its place; see `lua/_ledger.lua`."""
+"""Bytes of a nonce: `CALL_BYTES` identify a call, and the last byte has the ticks that it waits for another call that
+may be undone. The store keeps the time in its place; see `lua/_ledger.lua`."""
 CALL_BYTES: Final = 4
 TICK_MS: Final = 500
 MAX_PATIENCE: Final = 100
-"""Ticks, at most, of the 256 that the store tells apart."""
+"""The most ticks, of the 256 that the store distinguishes."""
 MAX_DENSE: Final = (1 << 63) - 1
 """The greatest id of a dense ledger."""
 _ODD: Final = 0x9E3779B9
 MAX_ID: Final = 64 * 1024
-"""Bytes of an id, at most."""
+"""The most bytes of an id."""
 _DIGITS: Final = [
     byte.encode() for byte in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 ]
@@ -32,7 +32,7 @@ _PAIRS: Final = [high + low for high in _DIGITS for low in _DIGITS]
 
 
 class IdPlaces(Protocol):
-    """Finds where the entries of a ledger's ids lie."""
+    """Finds the places of a ledger's ids."""
 
     def find(self, data: bytes) -> tuple[bytes, bytes]:
         """Return the store key of an id's bucket, and the id's digest."""
@@ -48,12 +48,12 @@ class IdPlaces(Protocol):
 
 
 def places_of(stem: bytes, form: LedgerForm) -> IdPlaces:
-    """Return what finds the ids of a ledger. `stem`: the ledger's store key."""
+    """Return the object that finds the ids of a ledger. `stem`: the ledger's store key."""
     return DenseAddresses(stem, form) if form.dense else Addresses(stem, form)
 
 
 class Addresses:
-    """Finds where the entries of a ledger's ids lie: a keyed hash spreads them over the buckets."""
+    """Finds the places of a ledger's ids: a keyed hash spreads them over the buckets."""
 
     __slots__ = ("_buckets", "_end", "_hash", "_short", "_stem")
 
@@ -62,7 +62,7 @@ class Addresses:
         self._stem = stem + b"{"
         self._buckets = form.buckets
         self._short = form.buckets <= 1 << 24
-        # The secret as salt and person, which make a hash of its own at no cost for each id.
+        # The secret is salt and person of the hash, which makes the hash secret at no cost for each id.
         self._hash = blake2b(digest_size=8 + form.width, salt=form.secret[:16], person=form.secret[16:])
 
     def find(self, data: bytes) -> tuple[bytes, bytes]:
@@ -73,7 +73,7 @@ class Addresses:
         return self.bucket(int.from_bytes(digest[:8], "big") % self._buckets), digest[8:]
 
     def bucket(self, number: int) -> bytes:
-        """Return the store key of a bucket. Its number is in braces: on a Cluster that alone chooses the slot."""
+        """Return the store key of a bucket. Its number is in braces: on a Cluster only that chooses the slot."""
         name = _PAIRS[number >> 12 & 4095] + _PAIRS[number & 4095]
         if not self._short:
             name = _PAIRS[number >> 24] + name
@@ -86,7 +86,7 @@ class Addresses:
 
 
 class DenseAddresses:
-    """Finds where the ids of a dense ledger lie: neighbours share a chunk, and buckets take the chunks in turn."""
+    """Finds the places of a dense ledger's ids: neighbours share a chunk, and buckets take the chunks in turn."""
 
     __slots__ = ("_buckets", "_chunk", "_end", "_stem")
 
@@ -112,19 +112,19 @@ class DenseAddresses:
         return wire, digest + own.to_bytes(CALL_BYTES, "big") + nonce[CALL_BYTES:]
 
     def bucket(self, number: int) -> bytes:
-        """Return the store key of a bucket. In braces stands what it shares with the nonces of its ids."""
+        """Return the store key of a bucket. The part in braces is shared with the nonces of its ids."""
         name = _PAIRS[number >> 12 & 4095] + _PAIRS[number & 4095]
         return self._stem + _DIGITS[number % IN_STEP] + self._end + name
 
 
 def nonce_of(name: bytes, patience: int = 0) -> bytes:
-    """Return the nonce of a call by its owner field. `patience`: ticks that it waits, see `NONCE_BYTES`."""
+    """Return the nonce of a call, from its owner field. `patience`: ticks that it waits, see `NONCE_BYTES`."""
     call = blake2b(name, digest_size=NONCE_BYTES).digest() if name[0] else name[1:]
     return call[:CALL_BYTES] + bytes((patience,))
 
 
 def patience_of(timeout: float) -> int:
-    """Return for how many ticks a call may be taken back that got no reply: two timeouts, in seconds."""
+    """Return the ticks for which a call without a reply may be undone: two timeouts, which are in seconds."""
     return min(ceil(2000 * timeout / TICK_MS), MAX_PATIENCE)
 
 
@@ -147,7 +147,7 @@ def record_wire(bucket: bytes, wire: bytes, namespace: str) -> bytes:
 
 
 def ledger_wire(namespace: str, name: str) -> bytes:
-    """Return the store key of a ledger: its form lies there, and its buckets' keys begin with it."""
+    """Return the store key of a ledger: its form is there, and its buckets' keys begin with it."""
     return namespace.encode() + b":" + Kind.LEDGER.value[0] + name.encode()
 
 
@@ -160,7 +160,7 @@ def id_bytes(id: Any) -> bytes:
     """Return an id as bytes. Text stands for its UTF-8, an integer and a UUID for their text.
 
     Raises:
-        InvalidKeyError: it is empty, over 64 KiB, of another type, or text that UTF-8 cannot encode.
+        InvalidKeyError: the id is empty, over 64 KiB, of another type, or text that UTF-8 cannot encode.
     """
     if type(id) is str:
         try:
@@ -188,7 +188,7 @@ def number_bytes(id: Any) -> bytes:
     """Return an id of a dense ledger as bytes: its decimal text.
 
     Raises:
-        InvalidKeyError: it is not an integer of 0 to 2^63 - 1.
+        InvalidKeyError: the id is not an integer of 0 to 2^63 - 1.
     """
     if not isinstance(id, int) or isinstance(id, bool):
         raise InvalidKeyError(
@@ -201,7 +201,7 @@ def number_bytes(id: Any) -> bytes:
 
 
 def listed_bytes(ids: Iterable[Any], *, dense: bool = False) -> list[bytes]:
-    """Return a list's ids as bytes, as `id_bytes` does each, or `number_bytes` for a dense ledger.
+    """Return the bytes of a list's ids: from `id_bytes` for each, or `number_bytes` for a dense ledger.
 
     Raises:
         InvalidKeyError: an id cannot be used, or the list is one text.

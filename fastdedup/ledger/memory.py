@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from ..kernel.codes import Code
-from ..kernel.operations import Reply, StoredForm, Weight
+from ..kernel.operations import Reply
+from ..kernel.replies import StoredForm, Weight
 from .ids import CALL_BYTES, NONCE_BYTES, TICK_MS, same_call
 from .operations import FirstOp, ForgetIdOp, IdOp, LedgerOp, SeenOp, WeighOp
 
 BucketOp = IdOp | WeighOp
 _COMPLETED = bytes(NONCE_BYTES)
-"""The nonce of what no call of `first` has remembered, but a claim's completion."""
+"""The nonce of an id that a claim's completion has remembered, and no call of `first`."""
 ID_BYTES = 300
 """Rough size of a remembered id."""
 _SLACK = 1024
@@ -31,14 +32,14 @@ class MemoryLedgers:
     def __init__(self, make_room: Callable[[], None]) -> None:
         self._make_room = make_room
         # Mutable: of each bucket the ids, with when they are over (ms since 1970) and the nonce that remembered them;
-        # by window the order in which they are over, where forgotten ids stay for a while; the forms.
+        # by window the order in which they are over, with forgotten ids for a while; the forms.
         self._buckets: dict[bytes, dict[bytes, tuple[int, bytes]]] = {}
         self._order: dict[int, deque[tuple[int, bytes, bytes]]] = {}
         self._forms: dict[bytes, tuple[int, bytes]] = {}
         self._ids = 0
 
     def __len__(self) -> int:
-        """How many ids and forms there are."""
+        """The number of ids and forms."""
         return self._ids + len(self._forms)
 
     def clear(self) -> None:
@@ -49,7 +50,7 @@ class MemoryLedgers:
         self._ids = 0
 
     def create(self, op: LedgerOp, now_ms: int) -> StoredForm | Code:
-        """Create a ledger, or return its form; ABSENT if it is only to be read, and is not there."""
+        """Create a ledger, or return its form; ABSENT if it must only be read, and does not exist."""
         for wire in [wire for wire, (ends, _) in self._forms.items() if ends <= now_ms]:
             del self._forms[wire]
         stored = self._forms.get(op.wire)
@@ -77,7 +78,7 @@ class MemoryLedgers:
         return self.answer(op, now_ms)
 
     def answer(self, op: BucketOp, now_ms: int) -> Reply:
-        """Execute one operation on a bucket, whatever the ledger's form is by now."""
+        """Execute one operation on a bucket, with any form of the ledger."""
         if isinstance(op, WeighOp):
             ids = len(self._buckets.get(op.wire, ()))
             return Weight(ids, ids, ids * ID_BYTES)
@@ -96,7 +97,7 @@ class MemoryLedgers:
         return Code.OK
 
     def expire(self, now_ms: int) -> None:
-        """Forget the ids that are over."""
+        """Forget the ids whose time is over."""
         for order in self._order.values():
             # Not yet in the millisecond itself, because the time of the start was cut to milliseconds.
             while order and order[0][0] < now_ms:
@@ -120,14 +121,14 @@ class MemoryLedgers:
         terms.saw_fill(len(self._buckets[op.wire]), 1)
         return Code.OK
 
-    # For `fallback/local_ids.py`, which keeps ids of another store here; `apply` removes what is over before
+    # For `fallback/local_ids.py`, which keeps ids of another store here; `apply` first removes ids whose time is over
 
     def held(self, wire: bytes, digest: bytes) -> tuple[int, bytes] | None:
         """Return when an id is over (ms since 1970), and the nonce that remembered it; None if it is not held."""
         return self._buckets.get(wire, {}).get(digest)
 
     def put(self, wire: bytes, digest: bytes, nonce: bytes, now_ms: int, keep_ms: int) -> None:
-        """Remember an id for so long, in place of what is held of it. Raises as `make_room`."""
+        """Remember an id for the given time, in place of its present entry. It raises the error of `make_room`."""
         if self.held(wire, digest) is not None:
             self._remove(wire, digest)
         self._make_room()
@@ -147,7 +148,7 @@ class MemoryLedgers:
             self._remove(wire, digest)
 
     def move(self, moves: Iterable[tuple[bytes, bytes, bytes, bytes]], keep_ms: int) -> None:
-        """Let held ids lie elsewhere: from a bucket and a digest to others. All are to be over together at first."""
+        """Move held ids from a bucket and a digest to others. At first all of them end together."""
         order = self._order.setdefault(keep_ms, deque())
         for wire, digest, to_wire, to_digest in moves:
             held = self.held(wire, digest)

@@ -1,53 +1,49 @@
-"""The operations on ledgers. `lua/_ledger.lua` describes the layout of what they work on."""
+"""The operations on ledgers. `lua/_ledger.lua` describes the layout of their data."""
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-from ..errors import UnavailableError
 from ..kernel.codes import Code
 from ..kernel.operations import READ_WEIGHT, ClaimOp, Op, SettleOp
-from ..kernel.terms import Terms
 from ..kernel.verbs import Verb
 from .forms import SLOTS, STRAYS, LedgerForm
 from .ids import NONCE_BYTES
 
 _EXPIRY_SLOTS: Final = 125
-"""Slots after which a bucket expires, from when it was written anew; see `_ledger.lua`."""
+"""Slots after which a bucket expires, counted from its last rewrite; see `_ledger.lua`."""
 _NAMED: Final = (4, 200)
-"""Entries of a bucket whose calls are known by their nonces, at least and at most."""
+"""The least and the most entries of a bucket whose calls are known by their nonces."""
 _NAMED_IN_ALL: Final = 100_000
 """Entries of a ledger whose calls are known: as many as a fast consumer brings in half a second."""
 _FREE_PLACES: Final = {"set": 12, "append": 40}
 """Inserts that fill a free place of a bucket, before it is written anew."""
 _MOST: Final = 2000
-"""Entries in a bucket at most; 18 times as many as planned. A bucket of 2,000 wide ones has 34 kB."""
+"""The most entries in a bucket: 18 times as many as planned. A bucket of 2,000 wide ones has 34 kB."""
 _CELL: Final = 64
 """Ids of a cell, in a dense ledger."""
 FOREVER_MS: Final = 1 << 52
 """Later than any server's time, and exact in Lua."""
 ECHO_MS: Final = 60_000
-"""Milliseconds for which the record of a success stays that a ledger remembers: a completion may come twice."""
-IdPlace = tuple[bytes, bytes, "LedgerTerms"]
-"""Where an id's entry lies: the key of its bucket, its digest, and what is known of the ledger."""
+"""Milliseconds for which a success's record stays after a ledger remembers it: a completion may come twice."""
 
 
 class FindsIds(Protocol):
-    """A ledger, as far as a claim concerns it."""
+    """The part of a ledger that a claim uses."""
 
-    async def place_of(self, id: Any, found: Code | None = None) -> IdPlace:
-        """Return where an id's entry lies. `found`: the store's answer to the place that was returned last."""
+    async def place_of(self, id: Any, found: Code | None = None) -> LedgerPlace:
+        """Return the place of an id's entry. `found`: the store's answer to the place that was returned last."""
 
     def distrust(self) -> None:
         """Read the form again before the next call: the store may have come back without its data."""
 
 
 class LedgerTerms:
-    """What the operations on a ledger share; a batch states it once. Compared by identity.
+    """The settings that the operations on a ledger share; a batch states them once. They are compared by identity.
 
     Attributes:
-        until_ms: the server's time until which these may be relied on: then the ledger's form is asked for again.
-        from_ms: the server's time from which no id is remembered by these any more; 0 but for a former form's.
+        until_ms: the server's time until which these are valid: then the ledger's form is read again.
+        from_ms: the server's time from which these remember no more ids; 0, except for a former form's.
     """
 
     __slots__ = (
@@ -86,7 +82,7 @@ class LedgerTerms:
         """
 
     def saw_fill(self, entries: int, buckets: int) -> None:
-        """Take in how many entries these buckets have."""
+        """Note how many entries these buckets have."""
         share = buckets / (buckets + 2000)
         self.seen_fill += (entries / buckets - self.seen_fill) * share
 
@@ -96,8 +92,8 @@ class IdOp(Op):
 
     Args:
         wire: the bucket's store key.
-        entry: the digest, and behind it the nonce of a call.
-        terms: the ledger's.
+        entry: the digest, then the nonce of a call.
+        terms: the ledger's terms.
         id: the id itself, for a policy: stores do not look at it.
     """
 
@@ -121,8 +117,55 @@ class IdOp(Op):
 
     @property
     def held_key(self) -> tuple[bytes, bytes]:
-        """The key and the entry by which what it has remembered is found; see `ClaimOp.held_key`."""
+        """The key and the entry that identify the remembered id; see `ClaimOp.held_key`."""
         return self.wire, self.entry
+
+
+class LedgerPlace(NamedTuple):
+    """The place of a key's id, for `ClaimOp.unless` and `SettleOp.also`: see `IdPlace`.
+
+    Attributes:
+        bucket: the key of the bucket that the id belongs to. The record's key begins with it.
+        digest: the id's digest.
+        terms: the known facts of the ledger.
+        id: the id itself, for a policy; empty if it is not known.
+        ledger: finds the place anew; None for an operation that is only executed.
+    """
+
+    bucket: bytes
+    digest: bytes
+    terms: LedgerTerms
+    id: bytes = b""
+    ledger: FindsIds | None = None
+
+    @property
+    def name(self) -> bytes:
+        """The bucket's key and the digest."""
+        return self.bucket + self.digest
+
+    @property
+    def entry(self) -> bytes:
+        """The entry of a success. No call of `Ledger.first` has its nonce: such an id is another call's."""
+        return self.digest + bytes(NONCE_BYTES)
+
+    @property
+    def success_ms(self) -> int:
+        """Milliseconds for which a success is remembered: until the slot after the window is over."""
+        return self.terms.window_ms + self.terms.slot_us // 1000 + 1
+
+    @property
+    def record_ms(self) -> int:
+        """Milliseconds for which the record of a success stays: the ledger remembers it for longer."""
+        return ECHO_MS
+
+    def seen(self) -> SeenOp:
+        """Return the operation that looks whether the ledger remembers the id."""
+        return SeenOp(self.bucket, self.digest, self.terms, self.id)
+
+    async def find_again(self, code: Code | None) -> LedgerPlace:
+        """Return the place in the ledger's present form, after STALE or a full bucket; see `FindsIds.place_of`."""
+        assert self.ledger is not None
+        return await self.ledger.place_of(self.id.decode(), code)
 
 
 class FirstOp(IdOp):
@@ -146,7 +189,7 @@ class SeenOp(IdOp):
 
 
 class ForgetIdOp(IdOp):
-    """Remove an id: OK, ABSENT or STALE. `entry`: the digest; with a nonce only what that call has remembered.
+    """Remove an id: OK, ABSENT or STALE. `entry`: the digest; with a nonce only that call's entry.
 
     `reason`: see `ForgetOp`.
     """
@@ -159,12 +202,12 @@ class ForgetIdOp(IdOp):
     ) -> None:
         super().__init__(wire, entry, terms, id)
         self.reason = reason
-        # What a call has remembered is taken back where it lies, also if the ledger has changed since.
+        # A call's id is removed from its own place, even if the ledger has changed since.
         self.until_ms = FOREVER_MS if self.takes_back else terms.until_ms
 
     @property
     def takes_back(self) -> bool:
-        """True if it removes what one call has remembered, without being asked to by a user."""
+        """True if it removes one call's entry, and no user has asked for that."""
         return len(self.entry) > self.terms.width
 
 
@@ -172,7 +215,7 @@ class LedgerOp(Op):
     """Create a ledger, or read its form: the reply is a `StoredForm`. `former`: the form to replace; empty: none.
 
     With an empty `form` it is only read: the reply may be ABSENT. With `ttl_ms=0` its life is not prolonged.
-    Later than `until_ms` by the server's time nothing is stored: the reply is STALE.
+    After `until_ms` by the server's time nothing is stored: the reply is STALE.
     """
 
     verb = Verb.LEDGER
@@ -189,145 +232,19 @@ class LedgerOp(Op):
         self.former = former
 
 
-class RememberedClaimOp(ClaimOp):
-    """Claim a key whose success a ledger remembers.
-
-    Attributes:
-        bucket: the key of the bucket that the key's id belongs to. The record's key begins with it.
-        digest: the id's digest.
-        ledger_terms: what is known of the ledger.
-        ledger: finds the place of the id anew; None for an operation that is sent.
-    """
-
-    verb = Verb.CLAIM_REMEMBERED
-    __slots__ = ("bucket", "digest", "ledger", "ledger_terms")
-
-    def __init__(
-        self, wire: bytes, terms: Terms, owner: bytes, fingerprint: bytes | None, place: IdPlace
-    ) -> None:
-        super().__init__(wire, terms, owner, fingerprint)
-        self.witness = None
-        self.bucket, self.digest, self.ledger_terms = place
-        self.ledger: FindsIds | None = None
-
-    @classmethod
-    def of(cls, claim: ClaimOp, wire: bytes, terms: Terms, place: IdPlace) -> RememberedClaimOp:
-        """Return an operation that asks for the key of another claim, on behalf of the same owner."""
-        op = cls(wire, terms, claim.owner, claim.fingerprint, place)
-        op.key, op.named = claim.key, claim.named
-        return op
-
-    @property
-    def place(self) -> IdPlace:
-        """Where the id's entry lies."""
-        return self.bucket, self.digest, self.ledger_terms
-
-    @property
-    def id(self) -> bytes:
-        """The id itself, for a policy: stores do not look at it. Empty if it is not known."""
-        return self.key.encode() if hasattr(self, "key") else b""
-
-    def seen(self) -> SeenOp:
-        """Return the operation that looks whether the ledger remembers the id."""
-        return SeenOp(self.bucket, self.digest, self.ledger_terms, self.id)
-
-    def of_id(self) -> Op:
-        """Return what `seen` does."""
-        return self.seen()
-
-    @property
-    def success_ms(self) -> int:
-        """Milliseconds for which a success is remembered: until the slot after the window is over."""
-        return self.ledger_terms.window_ms + self.ledger_terms.slot_us // 1000 + 1
-
-    @property
-    def record_ms(self) -> int:
-        """Milliseconds for which the record of a success stays: the ledger remembers it for longer."""
-        return ECHO_MS
-
-    def completion(self, fence: int, keep_ms: int, payload: bytes) -> SettleOp:
-        """Return the operation that lets the ledger remember the key, and keeps the record for a moment."""
-        return RememberedSettleOp(
-            self.wire, self.owner, fence, keep_ms=keep_ms, payload=payload, place=self.place, id=self.id
-        )
-
-    async def find_again(self, code: Code | None, *, moves: bool) -> bool:
-        """Rely on what the ledger is now: the store has said STALE, or it has no room. True if the id has moved.
-
-        Args:
-            code: the store's answer, if it was asked.
-            moves: go where the ledger's present form puts the id. So does a claim that is not made yet, and one that
-                a policy has given: if the policy had created the ledger itself, and the store has another form, it
-                takes its records there.
-
-        Raises:
-            UnavailableError: the store does not tell, or the id has moved and the claim may not.
-            LedgerFullError: the bucket has no room.
-        """
-        assert self.ledger is not None
-        bucket, digest, terms = await self.ledger.place_of(self.key, code)
-        moved = (bucket, digest) != (self.bucket, self.digest)
-        if moved and not moves:
-            raise UnavailableError(f"the ledger of {self.key!r} was founded anew meanwhile; claim it again")
-        self.wire = bucket + self.wire[len(self.bucket) :]
-        self.bucket, self.digest, self.ledger_terms = bucket, digest, terms
-        return moved
-
-    def copy(self, terms: Terms | None = None) -> RememberedClaimOp:
-        """Return as `ClaimOp.copy`."""
-        return RememberedClaimOp.of(self, self.wire, self.terms if terms is None else terms, self.place)
-
-
-class RememberedSettleOp(SettleOp):
-    """Complete such a claim: the ledger remembers the id, and the record stays for `keep_ms` more.
-
-    Attributes:
-        bucket: as of the claim.
-        entry: the digest and a nonce.
-        ledger_terms: as of the claim.
-        id: the id itself, for a policy: stores do not look at it.
-    """
-
-    verb = Verb.SETTLE_REMEMBERED
-    __slots__ = ("bucket", "entry", "id", "ledger_terms")
-
-    def __init__(
-        self,
-        wire: bytes,
-        owner: bytes,
-        fence: int,
-        *,
-        keep_ms: int,
-        payload: bytes,
-        place: IdPlace,
-        id: bytes = b"",
-    ) -> None:
-        super().__init__(wire, owner, fence, succeeded=True, keep_ms=keep_ms, payload=payload)
-        self.id = id
-        self.bucket, digest, self.ledger_terms = place
-        # No call of `Ledger.first` has this nonce: an id that was completed is another call's.
-        self.entry = digest + bytes(NONCE_BYTES)
-
-    def rely_on(self, claim: ClaimOp) -> None:
-        """Rely on what the claim has found out about its ledger."""
-        assert isinstance(claim, RememberedClaimOp)
-        self.ledger_terms = claim.ledger_terms
-
-    @property
-    def digest(self) -> bytes:
-        """The id's digest."""
-        return self.entry[:-NONCE_BYTES]
-
-
-def without_ledger(op: RememberedClaimOp | RememberedSettleOp) -> ClaimOp | SettleOp:
-    """Return an operation that does to the record alone what this one does to it."""
-    if isinstance(op, RememberedClaimOp):
-        return ClaimOp.copy(op)
-    return SettleOp(op.wire, op.owner, op.fence, succeeded=True, keep_ms=op.keep_ms, payload=op.payload)
+def without_ledger(op: ClaimOp | SettleOp) -> ClaimOp | SettleOp:
+    """Return an operation with the same effect on the record, without the ledger."""
+    if isinstance(op, ClaimOp):
+        alone = op.copy()
+        alone.unless = None
+        return alone
+    return SettleOp(
+        op.wire, op.owner, op.fence, succeeded=op.succeeded, keep_ms=op.keep_ms, payload=op.payload
+    )
 
 
 class WeighOp(Op):
-    """Count what a bucket holds: the reply is a `Weight`, or ABSENT."""
+    """Count the content of a bucket: the reply is a `Weight`, or ABSENT."""
 
     verb = Verb.WEIGH
     __slots__ = ("terms",)
@@ -339,5 +256,5 @@ class WeighOp(Op):
 
     @property
     def weight(self) -> int:
-        """As much as a read's: the store looks at each entry, and a call for statistics weighs 1,000 buckets."""
+        """The same as a read's: the store looks at each entry, and a call for statistics weighs 1,000 buckets."""
         return READ_WEIGHT

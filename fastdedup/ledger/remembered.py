@@ -1,4 +1,4 @@
-"""A claim whose success a ledger remembers: what `dedup.claim(key, remember=ledger)` returns."""
+"""A claim whose success a ledger remembers: `dedup.claim(key, remember=ledger)` returns it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..kernel.operations import ClaimOp
 from ..kernel.owners import owner_text
 from .client import Ledger
 from .ids import record_wire
-from .operations import FindsIds, RememberedClaimOp
+from .operations import FindsIds
 
 
 class RememberedClaim:
-    """A claim whose record lies in a place that is known once the ledger's form is.
+    """A claim whose record has a place that depends on the ledger's form.
 
     Args:
-        gate: of the claim.
-        op: what to ask for; its `wire` is the key's record without a ledger.
+        gate: the claim's gate.
+        op: the claim's operation; its `wire` is the key's record without a ledger.
         ledger: remembers the success.
         wait: seconds to wait for another owner.
         renew: keep the lease alive.
@@ -34,7 +34,7 @@ class RememberedClaim:
 
     __slots__ = ("_gate", "_ledger", "_renews", "_wait", "op")
 
-    def __init__(self, gate: Gate, op: ClaimOp, ledger: FindsIds, wait: float, renew: bool) -> None:
+    def __init__(self, gate: Gate, op: ClaimOp, ledger: FindsIds, wait: float, renew: bool | None) -> None:
         self._gate = gate
         self.op = op
         self._ledger = ledger
@@ -42,11 +42,11 @@ class RememberedClaim:
         self._renews = renew
 
     def call(self, then: Then | None) -> RememberedCall:
-        """Return it as a call that users await."""
+        """Return a call that users await."""
         return RememberedCall(self, self._gate, self.op, self._wait, self._renews, then)
 
     async def make(self, call: ClaimCall | None = None) -> Claim:
-        """Make the claim. `call`: what its caller awaits, which says how it is counted."""
+        """Make the claim. `call`: the caller's awaitable, which decides how the claim is counted."""
         gate, since = self._gate, perf_counter()
         op = await self._operation()
         try:
@@ -62,23 +62,25 @@ class RememberedClaim:
         if verdict.degraded:
             self._ledger.distrust()
         count_claim(gate, "claim", verdict, since, will_wait=call is not None and call.will_wait)
-        return claim_of(gate, op, verdict, self._renews, owned=call is not None and call.owns_renewal)
+        if call is None:
+            return claim_of(gate, op, verdict, self._renews)
+        return claim_of(gate, op, verdict, call.renews, owned=call.owns_renewal)
 
-    async def _operation(self) -> RememberedClaimOp:
+    async def _operation(self) -> ClaimOp:
         plain = self.op
         try:
             place = await self._ledger.place_of(plain.key)
         except UnavailableError as error:
             error.owner = owner_text(plain.owner)
             raise
-        wire = record_wire(place[0], plain.wire, self._gate.settings.namespace)
-        op = RememberedClaimOp.of(plain, wire, plain.terms, place)
-        op.ledger = self._ledger
+        op = plain.copy()
+        op.wire = record_wire(place.bucket, plain.wire, self._gate.settings.namespace)
+        op.unless = place
         return op
 
 
 class RememberedCall(ClaimCall):
-    """A claim not yet made, as `ClaimCall`, whose success a ledger remembers."""
+    """A claim that is not made yet, like `ClaimCall`, whose success a ledger remembers."""
 
     __slots__ = ("_remembered",)
 
@@ -88,14 +90,16 @@ class RememberedCall(ClaimCall):
         gate: Gate,
         op: ClaimOp,
         wait: float,
-        renew: bool,
+        renew: bool | None,
         then: Then | None,
     ) -> None:
         super().__init__(gate, op, wait, renew, then)
         self._remembered = remembered
 
-    def _made(self) -> Generator[Any, Any, Claim]:
-        """Claim. A coroutine of its own, because the ledger's form may have to be read first."""
+    def __await__(self) -> Generator[Any, Any, Claim]:
+        """Make the claim. A coroutine of its own, because the ledger's form may have to be read first."""
+        if self._then is not None or self.wants_span():
+            return (yield from self.surrounded().__await__())
         if self._used:
             raise self.used_before()
         self._used = True
@@ -103,12 +107,12 @@ class RememberedCall(ClaimCall):
 
 
 def remembered_claim(
-    gate: Gate, options: ClaimOptions, key: Any, mark: bytes | None, wait: float, renew: bool
+    gate: Gate, options: ClaimOptions, key: Any, mark: bytes | None, wait: float, renew: bool | None
 ) -> RememberedClaim:
-    """Return a claim to be made. Arguments and errors as for `Dedup.claim`.
+    """Return a claim to make. Arguments and errors: see `Dedup.claim`.
 
     Args:
-        gate: of the claim.
+        gate: the claim's gate.
         options: how to make it.
         key: the key.
         mark: its fingerprint, or None.
@@ -120,7 +124,7 @@ def remembered_claim(
         raise ConfigError(f"remember must be a ledger of this gate, made by its ledger(), got {ledger!r}")
     if ledger.dense:
         raise ConfigError(
-            f"remember must be a ledger without dense=True, as a claim's key is text, got {ledger!r}"
+            f"remember must be a ledger without dense=True, because a claim's key is text, got {ledger!r}"
         )
     op = claim_op(gate, options, key, gate.claims.wire(key), mark)
     return RememberedClaim(gate, op, ledger, wait, renew)
@@ -129,13 +133,13 @@ def remembered_claim(
 def remembered_claims(
     gate: Gate, options: ClaimOptions, keys: Sequence[Any], marks: Sequence[bytes | None]
 ) -> list[RememberedClaim]:
-    """Return the claims of a list, for `claim_each`. Arguments and errors as for `Dedup.claim_many`."""
+    """Return the claims of a list, for `claim_each`. Arguments and errors: see `Dedup.claim_many`."""
     longest, renew = options.seconds_to_wait, bool(options.renew)
     claims: list[RememberedClaim] = []
     seen: set[bytes] = set()
     for key, mark in zip(keys, marks, strict=True):
         wire = gate.claims.wire(key)
-        wait = 0.0 if wire in seen else longest  # no claim waits for another one of its list
+        wait = 0.0 if wire in seen else longest  # a claim never waits for another one of its list
         seen.add(wire)
         claims.append(remembered_claim(gate, options, key, mark, wait, renew))
     return claims
@@ -145,9 +149,9 @@ async def claim_each(gate: Gate, claims: Sequence[RememberedClaim], *, named: bo
     """Make claims of one list. If one cannot be answered, its error is raised and the others are released.
 
     Args:
-        gate: of the claims.
-        claims: what `remembered_claims` returned.
-        named: the owner is the caller's own; what it held before stays its own.
+        gate: the claims' gate.
+        claims: the result of `remembered_claims`.
+        named: the caller chose the owner; claims that it held before stay its own.
     """
     if not claims:
         return []
@@ -160,7 +164,7 @@ async def _each_made(gate: Gate, claims: Sequence[RememberedClaim], named: bool)
         return list(await asyncio.gather(*tasks))
     except BaseException as error:  # noqa: BLE001 -- it is raised below
         fault = error
-    # Not awaited within the except clause: compiled by mypyc, that crashes if it is cancelled.
+    # Not awaited in the except clause, because mypyc's code crashes if it is cancelled there.
     for task in tasks:
         task.cancel()
     await asyncio.shield(gate.connection.keep(_give_back(tasks, named)))

@@ -1,4 +1,4 @@
-"""What a caller says of a ledger when it is made, checked: `LedgerSettings`."""
+"""The checked settings of a ledger: `LedgerSettings`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LedgerSettings:
         capacity: ids in one window that it is planned for.
         width: bytes of a digest.
         write: how a bucket is written.
-        allows_eviction: the ledger may lie in a store that evicts keys.
+        allows_eviction: the ledger may be in a store that evicts keys.
     """
 
     name: str
@@ -45,7 +45,7 @@ class LedgerSettings:
         return self.width == DENSE_WIDTH
 
     def new_form(self) -> LedgerForm:
-        """Return a form by which a ledger with these settings can be created."""
+        """Return a new form for a ledger with these settings."""
         return LedgerForm.drawn(capacity=self.capacity, width=self.width, window_ms=self.window_ms)
 
     def check(self, form: LedgerForm) -> None:

@@ -1,11 +1,11 @@
-"""What a process knows of a ledger's form."""
+"""A process's knowledge of a ledger's form."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from ..errors import ConfigError
-from ..kernel.operations import StoredForm
+from ..kernel.replies import StoredForm
 from .forms import LedgerForm
 from .ids import places_of
 from .operations import FOREVER_MS, LedgerTerms
@@ -42,7 +42,7 @@ def over_ms(form: LedgerForm) -> int:
 
 
 class FormerView:
-    """Where the ids lie that a ledger remembered before it was resized. No id is added there any more."""
+    """The places of the ids that a ledger remembered before it was resized. No id is added there any more."""
 
     __slots__ = ("addresses", "form", "terms")
 
@@ -54,22 +54,22 @@ class FormerView:
 
 
 class LedgerView:
-    """What one process knows of a ledger's form, and relies on for half a minute.
+    """One process's knowledge of a ledger's form, which it uses for half a minute.
 
     Args:
         wire: the ledger's store key.
         whole: the form, with the former one if the ledger is being resized.
         found: the store's answer, which has its text.
         write: the ledger's.
-        now: by time.monotonic(), which costs no system call, as the running loop's time does.
+        now: by time.monotonic(), which costs no system call, unlike the running loop's time.
         switched: ids are remembered by the form, and no longer by its former one. None: the store's time decides.
 
     Attributes:
-        whole: as given.
+        whole: the argument.
         form: the form by which ids are remembered now.
-        former: what is asked before, for the ids that the ledger remembered until the switch; else None.
+        former: the places that are asked first, for ids that the ledger remembered until the switch; else None.
         until: by time.monotonic(), when the form is read again.
-        is_told: the store has told the form, and not a policy.
+        is_told: the form comes from the store, and not from a policy.
     """
 
     __slots__ = (
@@ -134,7 +134,7 @@ def form_in(stored: StoredForm, name: str) -> LedgerForm:
     form = LedgerForm.read(stored.text)
     if form is None:
         raise ConfigError(
-            f"the form of the ledger {name!r} cannot be read: a newer version of fastdedup founded it, or "
+            f"the form of the ledger {name!r} cannot be read: a newer version of fastdedup created it, or "
             "another program wrote its key; upgrade, or remove the key"
         )
     return form

@@ -1,4 +1,4 @@
-"""What a consumer does with a delivery, for every broker: its key, and what each outcome means for the message.
+"""The work of a consumer with a delivery, for every broker: its key, and the effect of each outcome on the message.
 
 Main path: `Deliveries.handle` → `MessageRules.key_of` → a claim at the gate → the handler → a `Decision`, which the
 integration carries out. No broker is known here.

@@ -1,7 +1,7 @@
 """The gate decides on a delivery, for consumers that block: `fastdedup.messages.gated` in two steps, without asyncio.
 
 Main path: `BlockingWay.begin` → the work → `Attempt.succeed` or `Attempt.fail`. A worker's slot must not be held
-without end, as other tasks need it: a message that meets an outage of `HOLD` seconds comes again later.
+without end, because other tasks need it: a message that meets an outage of `HOLD` seconds comes again later.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ..admin.resolving import check_resolve
 from ..admin.takeover import Resolved
 from ..backoff import Backoff
 from ..checks import named
+from ..claim import Claim as AsyncClaim
 from ..core.options import ClaimOptions
 from ..errors import (
     ConfigError,
@@ -24,6 +25,8 @@ from ..errors import (
     UnavailableError,
     error_text,
 )
+from ..log_throttle import LogThrottle
+from ..model import Outcome
 from ..sync.claim import Claim
 from ..sync.claiming import claim_now
 from ..sync.gateway import Dedup
@@ -31,6 +34,7 @@ from ..sync.ledger import Ledger
 from ..sync.resolving import SyncCheck, asked
 from .decisions import Action, Decision, Reason
 from .failed_attempts import FailedAttempts
+from .gated import reopen
 from .rules import MessageRules, abandoned, may_be_done, pause_of_hold
 
 WAIT: Final = 1.0
@@ -39,6 +43,8 @@ HOLD: Final = 5.0
 """Seconds to hold a delivery while the store does not answer. Each slot delays one message in that time, not all."""
 Record = Callable[[BaseException], Any]
 _LONGEST_OUTAGE_DELAY: Final = 5.0
+_PAUSE: Final = 1.0
+"""Seconds until a broker that has refused a message is asked again."""
 log = logging.getLogger("fastdedup.messages")
 
 
@@ -46,7 +52,7 @@ def check_gate(dedup: Any) -> Dedup:
     """Return a gate for synchronous code.
 
     Raises:
-        ConfigError: it is another thing.
+        ConfigError: `dedup` is not such a gate.
     """
     if isinstance(dedup, Dedup):
         return dedup
@@ -58,10 +64,10 @@ def check_gate(dedup: Any) -> Dedup:
 
 
 def check_ledger(remember: Any, dedup: Dedup) -> Ledger | None:
-    """Return the ledger in which a gate for synchronous code remembers its messages; None where there is none.
+    """Return the ledger in which a gate for synchronous code remembers its messages; None if there is none.
 
     Raises:
-        ConfigError: it is no ledger of the gate's.
+        ConfigError: `remember` is not a ledger of this gate.
     """
     if remember is None or (isinstance(remember, Ledger) and remember.is_of(dedup.per_process)):
         return remember
@@ -78,7 +84,7 @@ class Attempt:
     Attributes:
         claim: the key's claim, renewed in the background.
         number: how often the work was begun, this time included.
-        done: the result of an earlier attempt that had done the work, in a tuple; None where the work is to run.
+        done: the result of an earlier attempt that had done the work, in a tuple; None if the work has to run.
     """
 
     __slots__ = ("_record", "_rules", "claim", "done", "key", "number")
@@ -93,14 +99,14 @@ class Attempt:
 
     @property
     def is_last(self) -> bool:
-        """True where no further attempt is left."""
+        """True if this is the last attempt."""
         return self.number >= self._rules.attempts
 
     def succeed(self, result: Any = None) -> Decision:
-        """Record success. The work is done, so this does not raise where the record cannot be written."""
+        """Record success. The work is done, so this does not raise if the record cannot be written."""
         decision = self._rules.of_success(self.key, self.number, result)
         with suppress(DedupError):  # the lease has ended, or ends by itself
-            kept = result if self._rules.keep_result else None
+            kept = self._rules.kept(result)
             self.claim.say(lambda claim: claim.settlement.record(kept, instead=self._not_kept))
         return decision
 
@@ -117,14 +123,14 @@ class Attempt:
         return self._undone(self._rules.of_error(self.key, self.number, error))
 
     def exhaust(self) -> Decision | None:
-        """Record a failure where all attempts were spent before this one; None where an attempt is left."""
+        """Record a failure if earlier deliveries have spent all attempts; return None if an attempt is left."""
         decision = self._rules.exhausted(self.key, self.number)
         return None if decision is None else self._undone(decision)
 
     def resolve(self, check: SyncCheck, failed_attempts: FailedAttempts) -> Decision | None:
-        """Ask whether an earlier attempt has done the work; return what shall come of a message that cannot go on.
+        """Ask if an earlier attempt has done the work; return the decision on a message that cannot go on.
 
-        `failed_attempts`: told of an error of the check.
+        `failed_attempts`: logs an error of the check.
         """
         try:
             answer = asked(self.claim, check, self.number)
@@ -145,23 +151,23 @@ class Attempt:
         return None
 
     def _lost(self) -> Decision | None:
-        """Decide on a message whose lease was lost while the check ran: another worker may have it by now."""
+        """Decide on a message that lost its lease while the check ran: another worker may have it now."""
         return self._rules.of_lost_lease(self.key, self.number) if self.claim.lost else None
 
-    def free(self) -> None:
-        """Free the key. Where the store does not answer, that is done as soon as it does, or the lease ends."""
+    def free(self, *, after: float = 0.0) -> None:
+        """Free the key, after so many seconds. If the store does not answer then, its lease ends by itself."""
         with suppress(DedupError):
-            self.claim.free()
+            self.claim.free(after=after)
 
     def _undone(self, decision: Decision) -> Decision:
         error = decision.error
         if decision.action is not Action.DEAD_LETTER or error is None:
-            self.free()
+            self.free(after=self._rules.retry_delay)
             return decision
         recorded, done = (
             self._record(error),
             may_be_done(error),
-        )  # as long as a success if the work may be done
+        )  # as long as for a success if the work may be done
         with suppress(DedupError):
             self.claim.say(
                 lambda claim: claim.settlement.record(
@@ -177,12 +183,12 @@ class BlockingWay:
     Args:
         rules: the consumer's settings.
         dedup: the gate.
-        record: makes of an error what duplicates are given, once a message has failed for good.
+        record: turns an error into what duplicates get, once a message has failed for good.
         remember: the ledger in which the gate remembers the messages that are done.
         resolve: asked before the work runs again, whether it was done; see `fastdedup.sync.Dedup.claim`.
 
     Raises:
-        ConfigError: `remember` is no ledger of the gate's; `resolve` is no function, or async.
+        ConfigError: `remember` is not a ledger of this gate; `resolve` is not a function, or is async.
     """
 
     def __init__(
@@ -196,22 +202,30 @@ class BlockingWay:
         self.rules = rules
         self._dedup = dedup
         self._record = record
-        self._options = ClaimOptions(wait=rules.wait, renew=True, remember=check_ledger(remember, dedup))
+        self._options = ClaimOptions(
+            lease=rules.lease, wait=rules.wait, renew=True, remember=check_ledger(remember, dedup)
+        )
         self._resolve = None if resolve is None else check_resolve(resolve, asynchronous=False)
+        self._refusals = LogThrottle()
         self._failed_attempts = FailedAttempts(rules)  # errors of the work itself are logged by its framework
 
-    def begin(self, key: str, mark: Any = None, *, failed: int = 0) -> Attempt | Decision:
-        """Return an attempt at a message, or what shall come of it instead.
+    def begin(
+        self, key: str, mark: Any = None, *, failed: int = 0, again: bool = False
+    ) -> Attempt | Decision:
+        """Return an attempt at a message, or the decision on it if there is no attempt.
 
         Args:
             key: the message's key.
             mark: its fingerprint, or None.
-            failed: attempts at this message that its own headers tell of.
+            failed: the attempts that the message's own headers count.
+            again: an operator has taken it from the dead letters: work on it though it has failed for good.
 
         Raises:
             InvalidKeyError, ForeignRecordError: the key cannot be used.
         """
         claim = self._claim(key, mark)
+        if again and isinstance(claim, Claim) and claim.outcome is Outcome.FAILED:
+            claim = self._reopened(key, mark, claim.asynchronous)
         if isinstance(claim, Decision):
             return claim
         if not claim.acquired:
@@ -227,12 +241,35 @@ class BlockingWay:
 
         Args:
             decision: the decision.
-            delayed: how often it was delayed before: the seconds double each time, up to the lease.
+            delayed: how often the message was delayed before. The seconds double each time, up to the lease.
         """
-        most = self._dedup.settings.lease
+        most = self.rules.lease or self._dedup.settings.lease
         if decision.reason is Reason.UNAVAILABLE:
             most = min(most, _LONGEST_OUTAGE_DELAY)
         return Backoff(1.0, most, growth=2.0).pause(delayed)
+
+    def deliver_later(self, send: Callable[[], object], kind: str) -> bool:
+        """Send a message again; return False, a moment later, if the broker does not take it: it is held then.
+
+        `kind`: the framework's word for its consumers, for the log.
+        """
+        try:
+            send()
+        except Exception as error:  # noqa: BLE001 -- after any error of the broker, the message must not be lost
+            if self._refusals.passes():
+                text = "%s %r: a message is held, because the broker does not take it: %r"
+                log.warning(text, kind, self.rules.consumer, error)
+            time.sleep(_PAUSE)
+            return False
+        return True
+
+    def _reopened(self, key: str, mark: Any, failed: AsyncClaim) -> Claim | Decision:
+        """Forget a failure that was recorded, and claim again."""
+        try:
+            self._dedup.bound.run(lambda dedup: reopen(dedup, self.rules.gate_key(key), failed))
+        except UnavailableError as error:
+            return Decision(Action.RETRY, Reason.UNAVAILABLE, key, error=error)
+        return self._claim(key, mark)
 
     def _claim(self, key: str, mark: Any) -> Claim | Decision:
         ends = time.monotonic() + HOLD

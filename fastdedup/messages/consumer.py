@@ -1,4 +1,4 @@
-"""A consumer's life, whichever the broker: it takes messages while it has room, and ends what it began when it stops.
+"""A consumer's life, for every broker: it takes messages while it has room, and ends what it began when it stops.
 
 Main path: `BrokerConsumer.run` → `take` → a `MessageJob` for each message → `work_on`, which an integration brings.
 """
@@ -18,18 +18,20 @@ from typing import Any, Final, Generic, Self, TypeVar
 import anyio
 
 from ..checks import check_count, check_seconds
-from ..errors import ConfigError, UsageError
+from ..errors import UsageError
 from ..gateway import Dedup
 from ..log_throttle import LogThrottle
 from .decisions import Action, Counts, Decision
-from .delivery import Handler, is_failure
+from .delivery import Handler, check_handler, is_failure
 from .keys import KeyRule
 from .lost_cancel import heeding_cancel
 from .settings import GRACE, ConsumerSettings, deliveries_of
 
 _REFUSED_PAUSE: Final = 0.1
 """Seconds at least until the broker is asked again to take a dead letter."""
-_CANCELLED: Final = "a task of the consumer was cancelled, and nobody has cancelled run() or called stop()"
+_AWAY_PAUSE: Final = 1.0
+"""Seconds until a broker that does not answer is asked again."""
+_CANCELLED: Final = "a task of the consumer was cancelled, without a cancelled run() or a call of stop()"
 log = logging.getLogger("fastdedup.messages")
 Message = TypeVar("Message")
 JobT = TypeVar("JobT", bound="MessageJob[Any]")
@@ -41,8 +43,8 @@ class MessageJob(Generic[Message]):
     Attributes:
         message: the broker's message.
         scope: ends the work on it, at once.
-        is_begun: its handler was called, and what came of it is not settled yet.
-        is_given_up: its handler shall not be begun any more: the broker delivers it again.
+        is_begun: its handler was called, and its outcome is not settled yet.
+        is_given_up: its handler must not be called any more: the broker delivers the message again.
     """
 
     __slots__ = ("is_begun", "is_given_up", "message", "scope")
@@ -61,7 +63,7 @@ class MessageJob(Generic[Message]):
 
 
 class ConsumerLife(ABC):
-    """What the consumers of all brokers share: how they open, stop, and tell of themselves.
+    """The base of the consumers of all brokers: it opens them, stops them, and reports their state.
 
     Args:
         name: the broker's own name for it, if the settings have none.
@@ -78,11 +80,11 @@ class ConsumerLife(ABC):
         own = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
         self._deliveries = deliveries_of(name, dedup, key, settings, own)
         self.name = self._deliveries.rules.consumer
-        """The consumer's name, as logs and figures show it."""
+        """The consumer's name, which logs and figures show."""
         self._grace = check_seconds(settings.get("grace", GRACE), "grace", least=0.0)
         self._stop = anyio.Event()
-        # Mutable: may `run` be called, is it at work, and why it cannot go on; its task, and how often that had been
-        # cancelled before.
+        # Mutable: whether `run` may be called, whether it is at work, and why it cannot go on; its task, and how
+        # often that task had been cancelled before.
         self._is_open = False
         self._is_running = False
         self._fault: BaseException | None = None
@@ -93,10 +95,10 @@ class ConsumerLife(ABC):
         return f"<{type(self).__name__} {self.name!r}>"
 
     async def __aenter__(self) -> Self:
-        """See that the broker is set up for it.
+        """Check that the broker is set up for this consumer.
 
         Raises:
-            ConfigError: it is not; the message says what is missing.
+            ConfigError: the broker is not set up; the message says what is missing.
         """
         await heeding_cancel(self._open())
         self._is_open = True
@@ -110,7 +112,7 @@ class ConsumerLife(ABC):
 
     @property
     def counts(self) -> Counts:
-        """What came of the deliveries so far: a `fastdedup.messages.Counts`, as `consumer.counts.dead_lettered`."""
+        """The outcomes so far: a `fastdedup.messages.Counts`, for example `consumer.counts.dead_lettered`."""
         return self._deliveries.counts
 
     @property
@@ -132,7 +134,7 @@ class ConsumerLife(ABC):
         """Raise ConfigError unless the broker is set up for this consumer."""
 
     def _checked(self, handler: Any) -> Handler:
-        """Return the handler, where `run` may begin.
+        """Return the handler, if `run` may begin.
 
         Raises:
             ConfigError: the handler is not async.
@@ -146,10 +148,10 @@ class ConsumerLife(ABC):
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """Be running within; tell of an end that neither `stop` nor the caller has asked for.
+        """Count as running inside the block; report an end that neither `stop` nor the caller asked for.
 
         Raises:
-            RuntimeError: it ended by a cancellation that nobody has asked for.
+            RuntimeError: a cancellation ended it, though neither `stop` nor the caller asked for one.
         """
         self._runner = asyncio.current_task()
         assert self._runner is not None
@@ -174,13 +176,13 @@ class ConsumerLife(ABC):
             self._is_running = False
 
     def _is_cancelled(self) -> bool:
-        """True where the caller has cancelled `run`, or a scope of anyio around the running task was cancelled."""
+        """True if the caller has cancelled `run`, or a scope of anyio around the running task was cancelled."""
         assert self._runner is not None
         is_ours = anyio.current_effective_deadline() == -math.inf
         return is_ours or self._runner.cancelling() > self._cancelled_before
 
     async def _guarded(self, call: Callable[..., Awaitable[None]], *given: Any) -> None:
-        """Await a call; its error stops the consumer, and is raised by `run`."""
+        """Await a call; an error of it stops the consumer, and `run` raises it."""
         try:
             await call(*given)
         except BaseException as error:
@@ -189,7 +191,7 @@ class ConsumerLife(ABC):
             self._give_up(error)
 
     def _passes(self, error: BaseException) -> bool:
-        """True where an error ends the task that it was raised in, as somebody has asked for, or the process."""
+        """True if an error ends its task because the caller or `stop` asked for that, or if it ends the process."""
         return self._is_cancelled() if isinstance(error, asyncio.CancelledError) else not is_failure(error)
 
     def _give_up(self, error: BaseException) -> None:
@@ -203,7 +205,7 @@ class ConsumerLife(ABC):
 
 
 class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
-    """A consumer with a task for each message in hand. Arguments and errors as for `ConsumerLife`."""
+    """A consumer with a task for each message in hand. It has the arguments and errors of `ConsumerLife`."""
 
     def __init__(self, name: str, dedup: Dedup | None, key: KeyRule, settings: ConsumerSettings) -> None:
         super().__init__(name, dedup, key, settings)
@@ -229,21 +231,21 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             ConfigError: the handler is not async; the gate or the inbox is set up wrongly.
             UsageError: the consumer or its gate is not open.
             RuntimeError: one of its own tasks was cancelled, and not `run`.
-            an error of the broker's client that no repeating mends.
+            an error of the broker's client that a retry cannot fix.
         """
         self._handler = self._checked(handler)
         with self._at_work():
             try:
                 async with anyio.create_task_group() as self._tasks:
-                    # In a task of the group, which is told of a cancellation again and again. The caller's own task
-                    # is told once, and a broker's client may lose that: see `lost_cancel`.
+                    # In a task of the group: the group repeats a cancellation to it until it ends. The caller's own
+                    # task gets it once, and a broker's client may lose that one: see `lost_cancel`.
                     self._tasks.start_soon(self._live)
             finally:
                 self._deliveries.end()
             if self._fault is not None:
                 raise self._fault
 
-    # What an integration brings
+    # An integration implements these
 
     @abstractmethod
     async def _consume(self) -> None:
@@ -255,10 +257,10 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
 
     @abstractmethod
     async def _lay(self, message: Message, decision: Decision) -> None:
-        """Lay a message where dead letters lie; return once the broker has confirmed it."""
+        """Publish a message as a dead letter; return once the broker has confirmed it."""
 
     async def _give_back(self, job: JobT) -> None:
-        """Tell the broker of a message that was given up; by default it finds out by itself."""
+        """Tell the broker that a message was given up; by default the broker finds out by itself."""
 
     async def _beside(self) -> None:
         """Run beside the work until cancelled: heartbeats, commits."""
@@ -266,10 +268,10 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
     async def _last(self) -> None:
         """Run once all work has ended."""
 
-    # What it gets for that
+    # An integration uses these
 
     async def _live(self) -> None:
-        """Consume until `stop` is called; end what was begun."""
+        """Consume until `stop` is called; then end the work that was begun."""
         self._tasks.start_soon(self._guarded, self._beside)
         await self._guarded(self._consume)
         await self._finish()
@@ -285,7 +287,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
         self._tasks.start_soon(self._guarded, self._run_job, job)
 
     async def _decide(self, job: JobT, *, failed: int, again: bool) -> Decision:
-        """Do the work of a delivery if it is the first; return what the broker shall be told."""
+        """Do the work of a delivery if it is the first; return the decision, which the broker gets."""
 
         async def handler(*given: Any) -> Any:
             job.is_begun = True
@@ -299,7 +301,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
         )
 
     async def _decide_in_place(self, job: JobT, *, failed: int, again: bool) -> Decision:
-        """Decide as `decide` does, for a broker that cannot deliver one message again: repeat here, after pauses."""
+        """Decide like `decide`, for a broker that cannot deliver one message again: retry here, after pauses."""
         while True:
             decision = await self._decide(job, failed=failed, again=again)
             if decision.action is not Action.RETRY:
@@ -309,11 +311,11 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             await self._pause(job, self._retry_delay)
 
     async def _lay_at_last(self, job: JobT, decision: Decision) -> None:
-        """Lay a message where dead letters lie, as soon as the broker takes it. Its key stays claimed until then."""
+        """Publish a dead letter as soon as the broker takes it. The message's key stays claimed until then."""
         while True:
             try:
                 return await self._lay(job.message, decision)
-            except Exception as error:  # noqa: BLE001 -- whatever it is, the message must not be lost
+            except Exception as error:  # noqa: BLE001 -- after any error, the message must not be lost
                 if self._unlaid.passes():
                     log.error("consumer %r cannot lay a dead letter down: %r", self.name, error)
             await self._pause(job, max(self._retry_delay, _REFUSED_PAUSE))
@@ -325,7 +327,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
         await anyio.sleep(seconds)
 
     def _start_beside(self, call: Callable[..., Awaitable[None]]) -> None:
-        """Run a call in a task of its own, until it ends or all work has; its error stops the consumer."""
+        """Run a call in a task of its own, until it or all the work ends; an error of it stops the consumer."""
         self._tasks.start_soon(self._guarded, call)
 
     async def _run_job(self, job: JobT) -> None:
@@ -340,7 +342,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             self._one_ended = anyio.Event()
 
     async def _finish(self) -> None:
-        """Let what was begun end; then cut off what is left: the broker delivers it again."""
+        """Let the work that was begun end; then cancel the rest: the broker delivers those messages again."""
         with anyio.move_on_after(self._grace):
             await self._until_ended(self._jobs)
         for job in tuple(self._jobs):
@@ -348,16 +350,16 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
         await self._until_ended(self._jobs)
 
     async def _until_ended(self, jobs: set[JobT]) -> None:
-        """Wait until not one of these is in hand any more."""
+        """Wait until all these jobs have ended."""
         while not jobs.isdisjoint(self._jobs):
             await self._one_ended.wait()
 
 
 class PullingConsumer(BrokerConsumer[Message, MessageJob[Message]]):
-    """A consumer that asks its broker for as many messages as it has room for.
+    """A consumer that asks its broker for messages while it has room for more.
 
     Args:
-        limit: messages in hand at once. The others as for `ConsumerLife`.
+        limit: messages in hand at once. The other arguments are those of `ConsumerLife`.
     """
 
     def __init__(
@@ -368,7 +370,7 @@ class PullingConsumer(BrokerConsumer[Message, MessageJob[Message]]):
 
     @abstractmethod
     async def _take(self, room: int) -> Sequence[Message]:
-        """Return up to so many messages; none after a moment without one."""
+        """Return at most `room` messages; an empty sequence if none comes for a moment."""
 
     async def _consume(self) -> None:
         while not self._stop.is_set():
@@ -377,8 +379,14 @@ class PullingConsumer(BrokerConsumer[Message, MessageJob[Message]]):
                 self._limiter.acquire_on_behalf_of_nowait(job)
                 self._start(job)
 
+    async def _wait_for_broker(self, reason: str) -> None:
+        """Pause the consumer, because its broker does not answer, until it is asked again or `stop` is called."""
+        self._deliveries.broker_is_away(reason)
+        with anyio.move_on_after(_AWAY_PAUSE):
+            await self._stop.wait()
+
     async def _room(self) -> int:
-        """Wait until there is room; return for how many messages."""
+        """Wait until there is room for a message; return how many messages fit."""
         async with self._limiter:
             pass
         return int(self._limiter.available_tokens)
@@ -388,15 +396,3 @@ class PullingConsumer(BrokerConsumer[Message, MessageJob[Message]]):
             await super()._run_job(job)
         finally:
             self._limiter.release_on_behalf_of(job)
-
-
-def check_handler(handler: Any) -> Handler:
-    """Return a handler that is async.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    call = getattr(handler, "__call__", None)  # noqa: B004 -- an object whose call is async
-    if not inspect.iscoroutinefunction(handler) and not inspect.iscoroutinefunction(call):
-        raise ConfigError(f"the handler must be async def, got {handler!r}")
-    return handler  # type: ignore[no-any-return]

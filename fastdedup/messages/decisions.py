@@ -1,4 +1,4 @@
-"""The answers of this package: what the broker shall be told about a delivery, and why."""
+"""The decisions of this package: what a consumer tells the broker about a delivery, and why."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class Action(StrEnum):
-    """What the broker shall be told."""
+    """The consumer's answer to the broker."""
 
     ACK = "ack"
     """The message is done: acknowledge it."""
     RETRY = "retry"
-    """Not now: deliver it again after a pause, never at once."""
+    """The message is not done: deliver it again after a pause, never at once."""
     DEAD_LETTER = "dead_letter"
-    """Never: it lies where dead letters lie, so acknowledge it."""
+    """Never: it is a dead letter now, so acknowledge it."""
 
 
 class Reason(StrEnum):
@@ -32,27 +32,27 @@ class Reason(StrEnum):
     LOST = "lost"
     """The lease ended while the handler worked: another delivery may have the message."""
     EXHAUSTED = "exhausted"
-    """Every attempt was begun before, and none of them ended: their consumers died."""
+    """Earlier deliveries began all attempts, and not one of them ended: their consumers died."""
     MISMATCH = "mismatch"
     """Another message had the same key."""
     UNAVAILABLE = "unavailable"
-    """The store did not answer for some seconds: only where a worker's slot must not be held for longer."""
+    """The store did not answer for some seconds. Used only if a worker's slot must not be held for longer."""
     NO_KEY = "no_key"
     """The message has no key, or one that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What came of a delivery.
+    """The decision on a delivery.
 
     Attributes:
-        action: what the broker shall be told.
+        action: what the consumer tells the broker.
         reason: why.
-        key: the message's key; None where it has none.
+        key: the message's key; None if it has no key.
         attempts: how often the handler was begun for this message, this delivery included.
-        result: what the handler returned, here or in the delivery that was first, where results are kept.
-        error: why it was not done: the handler's own error, what was wrong with the key, or for a duplicate of a
-            message that has failed for good, a FailedError.
+        result: what the handler returned, here or in the first delivery, if results are kept.
+        error: why the work was not done: the handler's own error, an error of the key, or a FailedError for a
+            duplicate of a message that has failed for good.
     """
 
     action: Action
@@ -65,15 +65,15 @@ class Decision:
 
 @dataclass(slots=True)
 class Counts:
-    """What came of the deliveries of a queue, since the consumer was made.
+    """Counts of a queue's deliveries by their outcome, since the consumer was made.
 
     Attributes:
         delivered: messages that the broker delivered.
-        first: those that were worked on with success.
-        duplicate: those that had been done before.
-        held: those that waited unacknowledged, for another delivery at work, or for a store that did not answer.
-        retried: those that are to be delivered again.
-        dead_lettered: those that lie where dead letters lie.
+        first: those whose work succeeded.
+        duplicate: those whose work had been done before.
+        held: those that waited without an ack, for another delivery at work or for a store that did not answer.
+        retried: those that the broker delivers again.
+        dead_lettered: those that are dead letters now.
     """
 
     delivered: int = 0
@@ -84,7 +84,7 @@ class Counts:
     dead_lettered: int = 0
 
     def count(self, decision: Decision) -> None:
-        """Count what came of one delivery."""
+        """Count one delivery by its decision."""
         if decision.action is Action.RETRY:
             self.retried += 1
         elif decision.action is Action.DEAD_LETTER:

@@ -1,13 +1,13 @@
-"""`Deliveries`: one consumer's way from a delivery to its decision, whichever the broker.
+"""`Deliveries`: one consumer's way from a delivery to its decision, for every broker.
 
-What happens where something fails, by the place of the failure:
+What happens after a failure, by the part that failed:
 
-    the gate does not answer       the message is held until it does; with an inbox, that decides alone
+    the gate does not answer       the message is held until it does; if there is an inbox, the inbox decides alone
     the database does not answer   the message is held until it does: no attempt is spent, nothing is delivered again
-    the handler                    its key is free after the delay, and it is delivered again; after the last attempt
-                                   a dead letter, and a failure
-    the COMMIT's reply             the message is held, and the inbox asked again: it tells
-    this process                   the lease ends, and the next delivery is one attempt more
+    the handler                    the key is free after the delay, and the message is delivered again; after the last
+                                   attempt it is a dead letter, and a failure
+    the COMMIT's reply             the message is held, and the consumer asks the inbox again, which knows
+    this process                   the lease ends, and the next delivery is one more attempt
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..errors import ConfigError, ForeignRecordError, InvalidKeyError, describe_
 from ..events import ConsumerEnded, emit
 from ..gateway import Dedup
 from ..ledger.client import Ledger
+from ..sql.bridge import Begin
 from ..sql.inbox import Inbox
-from ..sql.once import Begin
 from .decisions import Action, Counts, Decision
 from .delivery import Delivery, Handler, Lay
 from .failed_attempts import FailedAttempts
@@ -40,12 +40,12 @@ class Deliveries:
 
     Args:
         rules: the consumer's settings.
-        dedup: the gate; None where the inbox decides alone.
+        dedup: the gate; None if the inbox decides alone.
         inbox: decides in the handler's own transaction.
         begin: begins a transaction; by default the inbox's.
         remember: the ledger in which the gate remembers the messages that are done.
         resolve: asked before the handler runs again, whether the work was done; see `Dedup.claim`.
-        logs_attempts: log each attempt that fails; False where the caller does.
+        logs_attempts: log each attempt that fails; False if the caller logs them.
 
     Raises:
         ConfigError: there is neither gate nor inbox, one is of another kind, or nothing begins a transaction.
@@ -80,7 +80,7 @@ class Deliveries:
         self._on_event = None if dedup is None else dedup.gate.connection.report
         self._pauses = Pauses(rules.consumer, self.counts, self._on_event)
         self._failed_attempts = FailedAttempts(rules, is_silent=not logs_attempts)
-        # Mutable: is the consumer paused because of its broker.
+        # Mutable: whether the consumer is paused because of its broker.
         self._broker_away = False
         self._way: GatedWay | InboxWay
         if inbox is not None:
@@ -93,14 +93,14 @@ class Deliveries:
             raise ConfigError("a consumer needs a gate, an inbox, or both: dedup= and inbox= are None")
 
     def check_memory(self, seconds: float, setting: str) -> None:
-        """See that a message that is done is known for as long as the broker may take to deliver it again.
+        """Check that a finished message stays known for as long as the broker may take to deliver it again.
 
         Args:
             seconds: how long the broker waits for an ack.
             setting: the broker's own name for that.
 
         Raises:
-            ConfigError: the inbox, or without one the gate, forgets it first.
+            ConfigError: the inbox forgets the message first, or the gate if there is no inbox.
         """
         if self._inbox is not None:
             check_rows(self._inbox, seconds, setting)
@@ -109,22 +109,34 @@ class Deliveries:
         elif self._dedup is not None:
             check_memory(self._dedup.settings.ttl, seconds, setting)
 
+    def follow(self, timeout: float) -> None:
+        """Let a process that died hold a message no longer than its broker does, unless `lease=` says how long.
+
+        A timeout that is renewed at each third of it has two thirds left at least when the process dies.
+
+        Args:
+            timeout: seconds after which the broker delivers a message of such a process again.
+        """
+        lease = timeout * 2 / 3
+        if self._dedup is not None and self.rules.lease is None and lease < self._dedup.settings.lease:
+            self._way.hold_for(lease)
+
     def check_open(self) -> None:
         """Check that the gate, if there is one, is open in this event loop.
 
         Raises:
-            UsageError: it is not.
+            UsageError: the gate is not open.
         """
         if self._dedup is not None:
             self._dedup.gate.connection.running_engine()
 
     @property
     def is_paused(self) -> bool:
-        """True while a message waits for a store that does not answer, or the broker does not."""
+        """True while a message waits for a store that does not answer, or while the broker does not answer."""
         return self._pauses.is_paused
 
     def broker_is_away(self, reason: str) -> None:
-        """Pause the consumer, as its broker does not answer; once is enough."""
+        """Pause the consumer, because its broker does not answer. A second call changes nothing."""
         if not self._broker_away:
             self._broker_away = True
             self._pauses.add(reason)
@@ -136,7 +148,7 @@ class Deliveries:
             self._pauses.remove()
 
     def end(self) -> None:
-        """Log, as the consumer ends, how many attempts failed without a line of their own; it is paused no more."""
+        """End the consumer's pause, and log how many attempts failed without a log line of their own."""
         self._failed_attempts.tell_count()
         self.broker_is_back()
 
@@ -158,16 +170,16 @@ class Deliveries:
         again: bool = False,
         is_cancelled: Callable[[], bool] | None = None,
     ) -> Decision:
-        """Do the work of a delivery if it is the first; return what the broker shall be told.
+        """Do the work of a delivery if it is the first; return the decision, which the broker gets.
 
         Args:
-            message: the broker's message, as the rule for its key takes it.
+            message: the broker's message, in the form that the rule for its key takes.
             handler: called with the message; with an inbox called with the transaction and the message.
-            lay: lays the message where dead letters lie; awaited before a decision DEAD_LETTER is returned.
-            failed: attempts at this message that its own headers tell of.
-            again: somebody has taken it from the dead letters: work on it though it has failed for good.
+            lay: publishes the message as a dead letter; awaited before a decision DEAD_LETTER is returned.
+            failed: the attempts that the message's own headers count.
+            again: an operator has taken it from the dead letters: work on it though it has failed for good.
             is_cancelled: returns whether the running task was cancelled by its consumer, or with it: any other
-                cancellation is a failed attempt. None where the task is a framework's, and each of them ends it.
+                cancellation is a failed attempt. None if the task is a framework's: each cancellation ends it.
 
         Raises:
             ConfigError, UsageError: the gate or the inbox is set up wrongly, or is not open.
@@ -190,10 +202,10 @@ class Deliveries:
 
 
 def check_remember(remember: Any, dedup: Dedup | None, inbox: Inbox | None) -> None:
-    """See that a gate can remember its messages in this ledger.
+    """Check that a gate can remember its messages in this ledger.
 
     Raises:
-        ConfigError: it is no ledger of the gate's, or an inbox remembers the messages.
+        ConfigError: it is not a ledger of this gate, or an inbox remembers the messages.
     """
     if inbox is not None:
         raise ConfigError("with an inbox, its table remembers the messages: leave remember= out")

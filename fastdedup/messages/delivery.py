@@ -1,8 +1,9 @@
-"""One delivery on its way to a decision, and what its integration lends it."""
+"""One delivery on its way to a decision, and what its integration gives to it."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -10,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ..claim import Claim
+from ..errors import ConfigError
 from ..events import DeadLettered, OnEvent, emit
 from .decisions import Decision
 
 Handler = Callable[..., Awaitable[Any]]
-"""The user's own: `async def on_order(message)`, or `(transaction, message)` with an inbox."""
+"""The user's function: `async def on_order(message)`, or `(transaction, message)` with an inbox."""
 Lay = Callable[[Decision], Awaitable[None]]
-"""Lays a message where dead letters lie. Returns once the broker has confirmed it; an error settles nothing."""
+"""Publishes a message as a dead letter. Returns once the broker has confirmed it; an error settles nothing."""
 T = TypeVar("T")
 log = logging.getLogger("fastdedup.messages")
 
@@ -26,16 +28,16 @@ class HandlerCancelled(Exception):
 
 
 class NoFailure(BaseException):
-    """What an integration raises through the rules where its handler has not failed."""
+    """Raised by an integration, through the rules, if its handler has not failed."""
 
 
 _NO_FAILURES: Final = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit, NoFailure)
 
 
 def is_failure(error: BaseException) -> bool:
-    """True where an error of the user's code is a failed attempt, be it no Exception, such as a panic of Rust code.
+    """True if an error of the user's code is a failed attempt, even if it is not an Exception (a panic of Rust code).
 
-    False where it ends the task or the process.
+    False if it ends the task or the process.
     """
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(_NO_FAILURES) is None
@@ -43,9 +45,21 @@ def is_failure(error: BaseException) -> bool:
 
 
 def take_back_cancels(task: asyncio.Task[Any], *, but: int = 0) -> None:
-    """Take back the cancellations of a task, `but` so many: timeouts and task groups would count them as theirs."""
+    """Undo all but `but` cancellations of a task: timeouts and task groups would count them as their own."""
     while task.cancelling() > but:
         task.uncancel()
+
+
+def check_handler(handler: Any) -> Handler:
+    """Return the handler, if it is async.
+
+    Raises:
+        ConfigError: it is not async.
+    """
+    call = getattr(handler, "__call__", None)  # noqa: B004 -- an object whose call is async
+    if not inspect.iscoroutinefunction(handler) and not inspect.iscoroutinefunction(call):
+        raise ConfigError(f"the handler must be async def, got {handler!r}")
+    return handler  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True)
@@ -57,17 +71,17 @@ class Delivery:
         key: the message's key.
         mark: its fingerprint, or None.
         message: the broker's message.
-        handler: the user's own.
-        lay: lays the message where dead letters lie.
-        failed: attempts at this message that its own headers tell of.
-        again: somebody has taken it from the dead letters: work on it though it has failed for good.
-        on_event: told of a dead letter.
-        is_cancelled: returns whether the running task was cancelled by its consumer, or with it; None where the task
+        handler: the user's function.
+        lay: publishes the message as a dead letter.
+        failed: the attempts that the message's own headers count.
+        again: an operator has taken it from the dead letters: work on it though it has failed for good.
+        on_event: called with the event of a dead letter.
+        is_cancelled: returns whether the running task was cancelled by its consumer, or with it; None if the task
             is a framework's: then each cancellation of it counts.
-        claim: the key's claim, where losing its lease cancels the task.
-        attempt: how often the handler was begun for the message, once it is begun by this delivery; until then 0.
-        done: what was decided once the handler returned.
-        is_buried: whether it lies where dead letters lie.
+        claim: the key's claim, if the loss of its lease cancels the task.
+        attempt: how often the handler was begun for the message; 0 until this delivery begins it.
+        done: the decision that was made when the handler returned.
+        is_buried: whether the message is a dead letter.
     """
 
     consumer: str
@@ -86,14 +100,14 @@ class Delivery:
     is_buried: bool = False
 
     def work(self, *transaction: Any) -> Awaitable[Any]:
-        """Return what awaits the handler. Raises as `result_of`."""
+        """Return an awaitable of the handler's call. It raises the errors of `result_of`."""
         return self.result_of(self.handler(*transaction, self.message))
 
     async def result_of(self, call: Awaitable[T]) -> T:
         """Return what the user's code returns.
 
         Raises:
-            HandlerCancelled: it ended by a cancellation that nobody has asked for: that would end the consumer.
+            HandlerCancelled: it was cancelled, but not by the consumer or its caller: that would end the consumer.
             any error of the user's code.
         """
         task = asyncio.current_task()
@@ -108,19 +122,19 @@ class Delivery:
         finally:
             if task.cancelling() > before and not self._was_cancelled(task, before):
                 with suppress(asyncio.CancelledError):
-                    await asyncio.sleep(0)  # else one that is still on its way would end what comes next
+                    await asyncio.sleep(0)  # else a cancellation still on its way would end what comes next
                 take_back_cancels(task, but=before)
         text = "it was cancelled, or something that it awaits, and not the consumer"
         raise HandlerCancelled(text).with_traceback(cancelled.__traceback__) from cancelled
 
     def _was_cancelled(self, task: asyncio.Task[Any], before: int) -> bool:
-        """True where the running task was cancelled by somebody who may, since it had been so often before."""
+        """True if the consumer or its caller has cancelled the running task since it had `before` cancellations."""
         if self.is_cancelled is None:
             return task.cancelling() > before
         return self.is_cancelled() or (self.claim is not None and self.claim.lost)
 
     async def bury(self, decision: Decision) -> None:
-        """Lay the message where dead letters lie, once, and say so in one line. Raises the errors of `lay`."""
+        """Publish the message as a dead letter, once, and log that in one line. Raises the errors of `lay`."""
         if self.is_buried:
             return
         await self.lay(decision)

@@ -9,20 +9,20 @@ from ..log_throttle import LogThrottle
 from .rules import MessageRules
 
 AT_ONCE = 5
-"""Lines that a consumer may have in a minute before its failed attempts are counted only."""
+"""Lines that a consumer may log in a minute; further failed attempts are only counted."""
 WINDOW = 60.0
 log = logging.getLogger("fastdedup.messages")
 
 
 class FailedAttempts:
-    """Tells of one consumer's handler where it raises: by the error's type, and where it was raised.
+    """Logs the errors that one consumer's handler raises: the error's type, and the line that raised it.
 
-    The error's text is the user's data: it stands in a dead letter's header, and with the traceback in the log at
-    level DEBUG, where each attempt has its line.
+    The error's text is the user's data: it stands in a dead letter's header. At level DEBUG the log has it
+    too, with the traceback, in a line for each attempt.
 
     Args:
         rules: the consumer's settings.
-        is_silent: tell nothing, as the consumer's own framework logs what a handler raises.
+        is_silent: log nothing, because the consumer's own framework logs what a handler raises.
     """
 
     def __init__(self, rules: MessageRules, *, is_silent: bool = False) -> None:

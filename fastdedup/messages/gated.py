@@ -1,4 +1,4 @@
-"""The gate alone decides on a delivery: done once, but for a consumer that dies between its work and its record."""
+"""The gate alone decides on a delivery: done once, unless a consumer dies between its work and its record."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ..kernel.operations import ForgetOp, ReadOp
 from ..kernel.records import Stored
 from ..ledger.client import Ledger
 from ..model import Outcome
+from ..results.declared import LostResult
 from .decisions import Action, Decision, Reason
 from .delivery import Delivery, is_failure
 from .failed_attempts import FailedAttempts
@@ -44,12 +45,18 @@ class GatedWay:
         self._dedup = dedup
         self._pauses = pauses
         self._failed_attempts = failed_attempts
-        self._options = ClaimOptions(wait=rules.wait, renew=True, remember=remember)
-        self._at_once = self._options.at_once
         self._resolve = resolve
+        # Mutable, until the first message: the options of its claim, and of one that does not wait.
+        self._options = ClaimOptions(lease=rules.lease, wait=rules.wait, renew=True, remember=remember)
+        self._at_once = self._options.at_once
+
+    def hold_for(self, lease: float) -> None:
+        """Claim each message's key for so many seconds, unless the claim is renewed."""
+        self._options = self._options.but(lease=lease)
+        self._at_once = self._options.at_once
 
     async def decide(self, delivery: Delivery) -> Decision:
-        """Do the work if this delivery is the first; return what came of it.
+        """Do the work if this delivery is the first; return the decision.
 
         The message is held while the gate does not answer. A lost lease stops the handler.
         """
@@ -97,7 +104,12 @@ class GatedWay:
                 decision = rules.of_error(key, attempt, error)
             else:
                 delivery.done = done = rules.of_success(key, attempt, result)
-                await claim.settlement.record(result if rules.keep_result else None, instead=self._not_kept)
+                kept = rules.kept(result)
+                if isinstance(kept, LostResult):
+                    self._not_kept(kept.why)
+                    await kept.record(claim.settlement)
+                else:
+                    await claim.settlement.record(kept, instead=self._not_kept)
                 return done
         if (
             decision.action is Action.DEAD_LETTER
@@ -110,14 +122,14 @@ class GatedWay:
         """Return what the handler returns, or the result of an earlier attempt that had done the work.
 
         Raises:
-            AbandonedError: nobody can know whether an earlier attempt has done it.
+            AbandonedError: `resolve=` cannot know whether an earlier attempt has done the work.
             ClaimLostError: the lease was lost while the check ran, which then outlived its cancellation.
         """
         takeover = None if self._resolve is None else takeover_of(claim, delivery.attempt)
         if takeover is not None:
             assert self._resolve is not None
             answer = await delivery.result_of(answer_of(self._resolve, takeover))
-            if claim.lost:  # the check has swallowed the cancellation that this brought
+            if claim.lost:  # the lost lease cancelled the check, which ignored that
                 raise claim.settlement.lost_error()
             if answer.kind is Resolved.DONE:
                 return answer.value
@@ -125,16 +137,16 @@ class GatedWay:
                 raise abandoned(answer)
         return await delivery.work()
 
-    def _not_kept(self, error: DedupError) -> None:
+    def _not_kept(self, error: DedupError | str) -> None:
         log.warning("consumer %r: a result is not kept: %s", self._rules.consumer, error)
 
 
 async def settle(settlement: Settlement, decision: Decision, delay: float) -> None:
-    """Tell the gate of a message that was not done. Where that fails, its lease ends by itself at the latest.
+    """Tell the gate that a message was not done. If that fails, its lease ends by itself at the latest.
 
     `delay`: seconds until the next attempt may begin.
     """
-    if decision.reason is Reason.MISMATCH:  # the inbox's: the key is another message's, which did not fail
+    if decision.reason is Reason.MISMATCH:  # of the inbox: another message, which did not fail, has the key
         await settlement.free()
     elif decision.action is not Action.DEAD_LETTER:
         await settlement.free(after=delay)
@@ -145,7 +157,7 @@ async def settle(settlement: Settlement, decision: Decision, delay: float) -> No
 
 
 def _is_done(failed: Claim) -> bool:
-    """True where the work is done, and only its result could not be stored: this is no failure to run again."""
+    """True if the work is done and only its result could not be stored: then the work must not run again."""
     try:
         return is_unstorable(failed.error)
     except DedupError:  # it cannot be read
@@ -153,10 +165,10 @@ def _is_done(failed: Claim) -> bool:
 
 
 async def reopen(dedup: Dedup, key: str, failed: Claim) -> None:
-    """Forget a failure that was recorded, for a message that somebody has taken from the dead letters.
+    """Forget a failure that was recorded, for a message that an operator has taken from the dead letters.
 
-    Under a lock, because another copy of the message may have been taken as well: the key that one of them has
-    claimed must not be forgotten by the other.
+    This needs a lock, because the operator may have taken another copy of the message too: one copy must not forget
+    the key that the other has claimed.
     """
     with suppress(InProgressError, ClaimLostError):
         async with dedup.lock(key, renew=True):

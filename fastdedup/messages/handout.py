@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 BURST: Final = 64
-"""Messages that are handed out together at most."""
+"""The most messages that are handed out together."""
 _QUIET: Final = 3
 """Turns of the event loop without a message, after which those that came are handed out."""
 
@@ -16,14 +16,15 @@ _QUIET: Final = 3
 class Handout(Generic[T]):
     """Messages for the next free task, in order. Not bounded itself: the broker sends no more than its prefetch.
 
-    A client reads a few messages in each turn of the event loop. Handed out so, their claims would go to the store by
-    twos and threads; those that come in quick succession are handed out together, and share a batch. A single message
-    waits for three turns, some microseconds. A free task gets the message itself, not a wake-up to look for one.
+    A client reads a few messages in each turn of the event loop. If they were handed out in each turn, their claims
+    would go to the store in twos and threes. Messages in quick succession are handed out together, and share a batch.
+    A single message waits for three turns, some microseconds. A free task gets the message itself, not a wake-up to
+    look for one.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        # Mutable: messages that came, and for how many turns none did; messages without a task, or tasks without one.
+        # Mutable: messages that came, and the turns since the last one; messages without a task, or the reverse.
         self._came: list[T] = []
         self._quiet = 0
         self._messages: deque[T] = deque()
@@ -45,7 +46,7 @@ class Handout(Generic[T]):
         try:
             return await task
         except asyncio.CancelledError:
-            if task.done() and not task.cancelled():  # cancelled just as it was given a message
+            if task.done() and not task.cancelled():  # cancelled right after it got a message
                 self._hand(task.result())
             raise
 

@@ -1,4 +1,4 @@
-"""The headers by which a message carries what happened to it: attempts, and what a dead letter died of."""
+"""The headers by which a message carries what happened to it: attempts, and the cause of a dead letter."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ QUEUE: Final = "x-fastdedup-queue"
 AT: Final = "x-fastdedup-at"
 """When the message was dead-lettered, in UTC, by ISO 8601."""
 ORIGIN: Final = "x-fastdedup-origin"
-"""Where a dead letter was first: its topic, partition and offset, its sequence, or its stream and id."""
+"""The first place of a dead letter: its topic, partition and offset, its sequence, or its stream and id."""
 LEFT_OUT: Final = "x-fastdedup-left-out"
 """The dead letter is not whole: the broker had no room for these headers of its message."""
 AGAIN: Final = "x-fastdedup-again"
-"""Somebody has taken the message from the dead letters: it is worked on though it has failed for good."""
+"""An operator has taken the message from the dead letters: its work runs though it has failed for good."""
 _MOST_ATTEMPTS = 1_000_000
 _ERROR_CHARACTERS = 500
 
 
 def attempts_of(headers: Mapping[str, Any]) -> int:
-    """Return the attempts that a message tells of; 0 where it tells of none, or of no number."""
+    """Return the attempts that a message's headers count; 0 if the header is missing or is not a number."""
     value = headers.get(ATTEMPTS, 0)
     try:
         count = int(value)
@@ -40,7 +40,7 @@ def attempts_of(headers: Mapping[str, Any]) -> int:
 
 
 def is_again(headers: Mapping[str, Any]) -> bool:
-    """True for a message that somebody has taken from the dead letters."""
+    """True for a message that an operator has taken from the dead letters."""
     return AGAIN in headers
 
 
@@ -50,7 +50,7 @@ def retry_headers(headers: Mapping[str, Any], decision: Decision) -> dict[str, A
 
 
 def dead_letter_headers(headers: Mapping[str, Any], decision: Decision, consumer: str) -> dict[str, Any]:
-    """Return the headers of a dead letter: its own, and what it died of."""
+    """Return the headers of a dead letter: its own, and the cause."""
     error = decision.error
     words = "" if error is None else describe_error(error)
     more = {
@@ -66,9 +66,9 @@ def dead_letter_headers(headers: Mapping[str, Any], decision: Decision, consumer
 
 
 def again_headers(headers: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the headers of a dead letter that is delivered again: its own, without what it died of.
+    """Return the headers of a dead letter that is delivered again: its own, without the cause.
 
-    So are the fields of a Redis stream's entry, whose names are bytes.
+    This works for the fields of a Redis stream's entry too, whose names are bytes.
     """
     ours = {ATTEMPTS, REASON, ERROR, CONSUMER, QUEUE, AT, KEY, ORIGIN}
     known = ours | {name.encode() for name in ours}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from time import monotonic
 from types import TracebackType
-
-import anyio
 
 from ..errors import describe_error
 from ..events import ConsumerPaused, ConsumerResumed, OnEvent, emit
@@ -17,13 +16,13 @@ log = logging.getLogger("fastdedup.messages")
 
 
 class Pauses:
-    """The messages of one consumer that wait for a store. The consumer is paused while there is one."""
+    """The messages of one consumer that wait for a store. While a message waits, the consumer is paused."""
 
     def __init__(self, consumer: str, counts: Counts, on_event: OnEvent | None) -> None:
         self.counts = counts
         self._consumer = consumer
         self.on_event = on_event
-        # Mutable: how many messages wait, and since when there is one.
+        # Mutable: how many messages wait, and since when at least one does.
         self._waiting = 0
         self._since = 0.0
 
@@ -41,7 +40,7 @@ class Pauses:
             emit(self.on_event, ConsumerPaused(self._consumer, reason))
 
     def remove(self) -> None:
-        """Count a message that waits no more."""
+        """Stop counting a message, because it no longer waits."""
         self._waiting -= 1
         if self._waiting == 0:
             lasted = monotonic() - self._since
@@ -50,13 +49,13 @@ class Pauses:
 
 
 class HeldMessage:
-    """One message's waiting: a context manager, which ends the waiting on every way out."""
+    """A context manager for one message that may wait: the wait ends on every way out of the block."""
 
     __slots__ = ("_counted", "_pauses", "_waits")
 
     def __init__(self, pauses: Pauses) -> None:
         self._pauses = pauses
-        # Mutable: does it wait for a store; is it counted as held.
+        # Mutable: whether it waits for a store, and whether it is counted as held.
         self._waits = False
         self._counted = False
 
@@ -80,10 +79,10 @@ class HeldMessage:
         if not self._waits:
             self._waits = True
             self._pauses.add(describe_error(error))
-        await anyio.sleep(pause_of_hold())
+        await asyncio.sleep(pause_of_hold())
 
     def end(self) -> None:
-        """The store answers."""
+        """End the wait, because the store answers."""
         if self._waits:
             self._waits = False
             self._pauses.remove()

@@ -14,14 +14,14 @@ def republished_id(namespace: uuid.UUID, *parts: Any) -> str:
 
     Args:
         namespace: your own; make it once, by uuid.uuid4(), and keep it.
-        parts: the event and what it is about, as of `business_key`: `"invoice-paid", 7`.
+        parts: the event and what it is about, like those of `business_key`: `"invoice-paid", 7`.
 
     Returns:
-        A UUID of version 5, as text.
+        The text of a UUID of version 5.
 
     Raises:
-        ConfigError: the namespace is no UUID.
-        InvalidKeyError: the parts make no business key.
+        ConfigError: the namespace is not a UUID.
+        InvalidKeyError: the parts do not make a business key.
     """
     if not isinstance(namespace, uuid.UUID):
         raise ConfigError(
@@ -31,7 +31,7 @@ def republished_id(namespace: uuid.UUID, *parts: Any) -> str:
 
 
 def new_id() -> str:
-    """Return an id for what is published once: a UUID of version 7, which sorts by its time, as text.
+    """Return an id for what is published once: the text of a UUID of version 7, which sorts by its time.
 
     Raises:
         ImportError: this Python is older than 3.14, and uuid-utils is not installed.

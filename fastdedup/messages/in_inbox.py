@@ -5,19 +5,20 @@ from __future__ import annotations
 from time import monotonic, perf_counter
 from typing import Any, Final
 
+from ..arguments import CallRules
 from ..claim import Claim
 from ..claiming import claim_call
 from ..core.calls import ClaimCall
 from ..errors import ConfigError, InvalidKeyError, MismatchError, UsageError
 from ..gateway import Dedup
 from ..model import Outcome
+from ..sql.bridge import AWAITING, Begin
 from ..sql.inbox import Inbox
 from ..sql.once import (
     ATTEMPTS,
     MENDING,
     RENEWED,
     UNHEARD,
-    Begin,
     CommitUnknown,
     OnceRules,
     Transactions,
@@ -32,11 +33,11 @@ from .holding import HeldMessage, Pauses
 from .rules import MessageRules
 
 _MISTAKES: Final = (ConfigError, UsageError, TypeError, AttributeError, NameError)
-"""Before the work has begun these come from how the consumer was set up: no pause mends them."""
+"""Before the work begins, these errors come from the consumer's set-up: a pause does not fix them."""
 
 
 class _Exhausted(Exception):
-    """Ends a transaction whose work shall not begin."""
+    """Ends a transaction before its work begins."""
 
 
 class InboxWay:
@@ -57,10 +58,16 @@ class InboxWay:
         self._begin = begin
         self._pauses = pauses
         self._failed_attempts = failed_attempts
-        self._once = OnceRules(inbox.rules, rules.key_of, None, 0.0, "wait", ATTEMPTS)
+        self._once = OnceRules(inbox.rules, CallRules(rules.key_of), None, 0.0, "wait", ATTEMPTS)
+        # Mutable, until the first message: the options of its claim.
+        self._options = RENEWED.but(lease=rules.lease)
+
+    def hold_for(self, lease: float) -> None:
+        """Claim each message's key for so many seconds, unless the claim is renewed."""
+        self._options = self._options.but(lease=lease)
 
     async def decide(self, delivery: Delivery) -> Decision:
-        """Do the work if this delivery is the first; return what came of it."""
+        """Do the work if this delivery is the first; return the decision."""
         try:
             claim = None if self._dedup is None else await self._claim(self._dedup, delivery)
         except UNHEARD as unheard:
@@ -72,7 +79,7 @@ class InboxWay:
         return await self._under(claim, delivery)
 
     async def _under(self, claim: Claim | None, delivery: Delivery) -> Decision:
-        """Work under a claim, or without one; tell the gate, whatever comes of it."""
+        """Work under a claim, or without one; tell the gate the outcome, also after an error."""
         try:
             decision = await self._transact(delivery, claim)
             if decision.action is Action.DEAD_LETTER:
@@ -88,7 +95,7 @@ class InboxWay:
         return decision
 
     def _wire(self, key: str) -> bytes | None:
-        """Return the gate's key in its store, also where the gate was not reached; None without a gate."""
+        """Return the key's bytes in the gate's store, even if the gate was not reached; None without a gate."""
         if self._dedup is None:
             return None
         return self._dedup.gate.claims.wire(self._inbox.rules.gate_key(key))
@@ -97,7 +104,7 @@ class InboxWay:
         key = self._inbox.rules.gate_key(delivery.key)
 
         def ask() -> ClaimCall:
-            call = claim_call(dedup.gate, RENEWED, key, delivery.mark)
+            call = claim_call(dedup.gate, self._options, key, delivery.mark)
             call.will_wait = self._rules.wait > 0.0
             return call
 
@@ -126,7 +133,9 @@ class InboxWay:
             result = await delivery.work(transaction)
             return result if self._rules.keep_result else None
 
-        transactions = Transactions(self._inbox.receive, self._once, self._begin, work, delivery.mark)
+        transactions = Transactions(
+            AWAITING, self._inbox.receive, self._once, self._begin, work, delivery.mark
+        )
         with HeldMessage(self._pauses) as hold:
             while True:
                 begun = False

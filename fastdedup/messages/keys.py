@@ -1,4 +1,4 @@
-"""Where a message's key comes from. Never a made-up one: a key that is new in each delivery dedups nothing."""
+"""The source of a message's key. The key is never invented: one that is new in each delivery dedups nothing."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ..errors import ConfigError, InvalidKeyError, describe_error
 from ..kernel.keyspace import MAX_KEY_BYTES
 
 KeyRule = Callable[[Any], str | None]
-"""Returns the key of a broker's message, or None where it has none."""
+"""Returns the key of a broker's message, or None if it has no key."""
 _DIGEST_BYTES = 16
 _NO_KEY = "the message has no key: its publisher must set what key= reads"
 
 
 class NoKeyError(InvalidKeyError):
-    """A message has no key, by the rule that was chosen."""
+    """The rule that was chosen finds no key in a message."""
 
 
 def check_rule(rule: Any, what: str = "key") -> KeyRule:
-    """Return a function of the message that is not async.
+    """Return the rule, if it is a function and not async.
 
     Raises:
-        ConfigError: it is another thing.
+        ConfigError: the rule is async, or not a function.
     """
     if not callable(rule) or inspect.iscoroutinefunction(rule):
         raise ConfigError(
@@ -35,13 +35,13 @@ def check_rule(rule: Any, what: str = "key") -> KeyRule:
 
 
 def key_of(rule: KeyRule, message: Any) -> str:
-    """Return a message's key, as a plain `str`.
+    """Return a message's key in a plain `str`.
 
-    The text of a subclass of `str` is taken without its methods: one that raises would end the consumer, at each
-    start again.
+    Of a subclass of `str` only the text is used, not its methods: a method that raises would end the consumer again
+    at each start.
 
     Raises:
-        NoKeyError: the rule found none, or failed: a header is missing, the body is not what it expects.
+        NoKeyError: the rule found no key, or failed: a header is missing, the body is not what it expects.
     """
     try:
         key = rule(message)
@@ -60,7 +60,7 @@ def key_of(rule: KeyRule, message: Any) -> str:
 
 
 def text_of(value: Any) -> str | None:
-    """Return a header's value as a key: brokers send text as bytes, and numbers as numbers. None for another kind."""
+    """Return a header's value as a key: brokers send text as bytes, and numbers as numbers. None for another type."""
     if isinstance(value, bytes | bytearray):
         try:
             return value.decode()
@@ -72,14 +72,14 @@ def text_of(value: Any) -> str | None:
 
 
 def place_in_log(topic: str, partition: int, offset: int, time_ms: int) -> str:
-    """Return a message's place in a log as a key; with its time, because a topic made anew begins at 0 again."""
+    """Return a message's place in a log as a key. The key has its time, because a topic made again begins at 0."""
     return f"{topic}/{partition}/{offset}@{time_ms}"
 
 
 def body_digest(body: bytes) -> str:
     """Return a key made of a message's body, for publishers that set no id.
 
-    Two orders with equal bodies then are one order: choose this only where a body names its event, with a time or a
+    Two orders with equal bodies are then one order: choose this only if a body names its event, with a time or a
     number in it.
     """
     return blake2b(body, digest_size=_DIGEST_BYTES, person=b"body").hexdigest()

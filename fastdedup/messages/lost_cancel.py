@@ -1,7 +1,8 @@
 """Cancellations that a broker's client loses.
 
-On Python 3.11 `asyncio.wait_for` drops a cancellation that comes as its awaitable has just ended. redis-py sends each
-command by it, nats-py waits for each reply by it. A task that goes on in spite of its cancellation may never end.
+On Python 3.11 `asyncio.wait_for` drops a cancellation that comes right after its awaitable has ended. redis-py sends
+each command with it, and nats-py waits for each reply with it. A task that goes on in spite of its cancellation may
+never end.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ async def heeding_cancel(call: Awaitable[T]) -> T:
 
     Raises:
         CancelledError: the client has lost a cancellation.
-        whatever the call raises.
+        any error of the call.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -29,6 +30,6 @@ async def heeding_cancel(call: Awaitable[T]) -> T:
     if task.cancelling() > cancelled:
         await (
             checkpoint_if_cancelled()
-        )  # raises where one of anyio's scopes was cancelled, which knows its own error
+        )  # raises if a scope of anyio was cancelled; the scope knows its own error
         raise asyncio.CancelledError
     return found

@@ -9,7 +9,7 @@ from ..sql.inbox import Inbox
 
 
 def check_memory(ttl: float, seconds: float, setting: str) -> None:
-    """See that a gate knows a key for as long as the broker may take to deliver its message again.
+    """Check that a gate knows a key for as long as the broker may take to deliver its message again.
 
     Args:
         ttl: seconds for which the gate knows it.
@@ -17,7 +17,7 @@ def check_memory(ttl: float, seconds: float, setting: str) -> None:
         setting: the broker's own name for that.
 
     Raises:
-        ConfigError: the gate forgets the key first: then the work is done again.
+        ConfigError: the gate forgets the key first, so the work would be done again.
     """
     if ttl < seconds:
         raise ConfigError(
@@ -27,7 +27,7 @@ def check_memory(ttl: float, seconds: float, setting: str) -> None:
 
 
 def check_rows(inbox: Inbox, seconds: float, setting: str) -> None:
-    """As `check_memory`, of an inbox, which decides where there is one."""
+    """Check an inbox like `check_memory`. If there is an inbox, it decides instead of the gate."""
     keep = inbox.rules.keep
     if keep < seconds:
         raise ConfigError(
@@ -37,11 +37,11 @@ def check_rows(inbox: Inbox, seconds: float, setting: str) -> None:
 
 
 def check_broker(ttl: float, broker: Any, package: str, setting: str) -> None:
-    """As `check_memory`, of a broker object that has its timeout in milliseconds.
+    """Check like `check_memory`, for a broker object that has its timeout in milliseconds.
 
     Args:
         ttl: seconds for which the gate knows a key.
-        broker: the broker; other kinds than this package's have no such timeout, and pass.
+        broker: the broker; a broker of another package has no such timeout, and passes.
         package: the package of the broker's class.
         setting: the broker's attribute.
     """

@@ -1,7 +1,7 @@
-"""Dead letters that a broker has room for: what is left out of one that is too large. Main path: `lay_down`.
+"""Dead letters that a broker has room for: which headers are left out if one is too large. Main path: `lay_down`.
 
-A dead letter has some hundred bytes of headers more than its message, which may have filled all that a broker takes.
-One that the broker never takes would be tried for ever.
+A dead letter has some hundred bytes of headers more than its message, and the message may be as large as the broker
+allows. The consumer would retry for ever to publish a dead letter that the broker never takes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Headers = list[tuple[str, Any]]
 """Names and values: on Kafka a name may come twice."""
 _SHORT_ERROR: Final = 100
 _TOLD: Final = (ERROR, AT, CONSUMER, KEY, ORIGIN, REASON, QUEUE)
-"""Headers of ours that are only told, the least needed first."""
+"""Headers of this package that only inform, the least needed first."""
 _NAMES: Final = 100
-"""Characters that the names of headers which were left out may take."""
+"""The most characters for the names of the headers that were left out."""
 log = logging.getLogger("fastdedup.messages")
 
 
@@ -36,11 +36,12 @@ async def lay_down(
         headers: all of them.
         publish: publishes the message with the given headers; returns once the broker has confirmed it.
         is_too_large: whether an error of `publish` says that fewer headers may help.
-        spare: names of others that are left out before the message's own.
-        needed: names of ours that hold what the copy itself does not: they are left out as if the message's own.
+        spare: names of other headers, which are left out before the message's own.
+        needed: names of headers of this package that hold what the copy itself does not: they are left out as late
+            as the message's own.
 
     Raises:
-        any error of `publish`: the last one where not even the attempts alone have room.
+        any error of `publish`: the last error if even the attempts alone are too large.
     """
     versions = lighter(headers, spare, needed)
     whole = version = next(versions)
@@ -65,11 +66,11 @@ def lighter(
     """Yield a dead letter's headers, then less and less of them; those of the message itself go last.
 
     Of these a header that is the message's key is the very last, because without it the message could not be
-    delivered again. If none is, a header that holds the key or is a part of it may be what the key was made of. A key
-    that is a digest of a header shows nothing of it.
+    delivered again. If no header is the key, a header that holds the key or is a part of it may be its source. A key
+    that is a digest of a header does not show which header that is.
 
-    The count of attempts stays. If one of the message's own is left out, `LEFT_OUT` names it; beside the key's header
-    alone it says only how many are.
+    The count of attempts stays. If a header of the message is left out, `LEFT_OUT` names it; if only the key's header
+    is left, it says only how many are missing.
     """
     rest = list(headers)
     key = text_of(dict(rest).get(KEY)) or ""
@@ -103,7 +104,7 @@ def _left_out(names: Iterable[str], before: Iterable[str | None]) -> tuple[str, 
 
 
 def _may_hold(value: Any, key: str) -> bool:
-    """True if a header's value may be what the key was made of."""
+    """True if the key may have been made of this header's value."""
     text = text_of(value)
     if not text or not key:
         return False

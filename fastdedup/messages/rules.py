@@ -1,4 +1,4 @@
-"""What each outcome means for a message. No I/O: the table of docs/messages.md, as code."""
+"""The effect of each outcome on a message: the table of docs/messages.md in code. No I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..admin.takeover import Resolution
-from ..checks import Seconds, check_count, check_seconds
+from ..checks import Seconds, check_count, check_seconds, check_wait
 from ..errors import (
     ConfigError,
     DedupError,
@@ -18,6 +18,7 @@ from ..errors import (
 )
 from ..keys import fingerprint as digest_of
 from ..model import Outcome
+from ..results.declared import Results
 from ..sql.rules import TransactionEndedError
 from .decisions import Action, Decision, Reason
 from .keys import KeyRule, check_rule, gate_key, key_of
@@ -26,13 +27,13 @@ ATTEMPTS: Final = 5
 """How often the handler is begun for a message, by default."""
 _LEAST_PAUSE: Final = 0.2
 _MOST_PAUSE: Final = 0.7
-"""Seconds until a held message asks again: so late at most it finds that the store is back."""
+"""Seconds until a held message asks again: the longest time until it notices that the store is back."""
 WAIT: Final = 5.0
 """Seconds to hold a message while another delivery of it is at work, by default."""
 
 
 class DeadLetterError(Exception):
-    """Raise it in a handler: no further attempt mends this message, so it goes to the dead letters at once."""
+    """Raise it in a handler: no further attempt can help this message, so it goes to the dead letters at once."""
 
 
 class AbandonedError(DeadLetterError):
@@ -40,8 +41,8 @@ class AbandonedError(DeadLetterError):
 
 
 def abandoned(answer: Resolution) -> AbandonedError:
-    """Return the error of a message of which `resolve=` cannot know whether its work was done."""
-    return AbandonedError(f"nobody knows whether an earlier attempt did the work: {answer.value}")
+    """Return the error of a message if `resolve=` cannot know whether its work was done."""
+    return AbandonedError(f"it is unknown whether an earlier attempt did the work: {answer.value}")
 
 
 class ExhaustedError(DedupError):
@@ -52,12 +53,12 @@ class ExhaustedError(DedupError):
 
 
 def may_be_done(error: BaseException | None) -> bool:
-    """True for the error of a message whose work may have been done: then no copy of it runs for a claim's `ttl`."""
+    """True if the work may have been done in spite of this error: then no copy of it runs for a claim's `ttl`."""
     return isinstance(error, AbandonedError | ExhaustedError)
 
 
 class MessageRules:
-    """One consumer's settings, checked once, and what they make of each outcome.
+    """One consumer's settings, checked once, and the decision that they give for each outcome.
 
     Args:
         consumer: its name. Each consumer of a message does its own work, so the name is part of the gate's key.
@@ -65,9 +66,12 @@ class MessageRules:
         wait: seconds to hold a message while another delivery of it is at work.
         attempts: how often the handler is begun for a message, crashes included; then it is dead-lettered.
         retry_delay: seconds from a failed attempt for which no delivery of the message begins the next one.
+        lease: seconds for which the gate holds a message's key, unless it is renewed; by default those of the gate.
         fingerprint: a function of the message; another message with the same key and another fingerprint is
             dead-lettered.
         keep_result: keep what the handler returns, for duplicates.
+        results: how results of a declared type are kept. Those of no type, or of plain JSON, are kept in JSON: task
+            queues pass them on in that form, so the first caller gets no other.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.
@@ -78,19 +82,23 @@ class MessageRules:
         consumer: str,
         key: KeyRule,
         *,
-        wait: Seconds = WAIT,
+        wait: Seconds | None = WAIT,
         attempts: int = ATTEMPTS,
         retry_delay: Seconds = 0.0,
+        lease: Seconds | None = None,
         fingerprint: Callable[[Any], Any] | None = None,
         keep_result: bool = False,
+        results: Results | None = None,
     ) -> None:
         if not isinstance(consumer, str) or not consumer:
             raise ConfigError("a consumer needs a name: one text for all processes that share its work")
         self.consumer = consumer
-        self.wait = check_seconds(wait, "wait", least=0.0)
+        self.wait = check_wait(wait, WAIT)
         self.attempts = check_count(attempts, "attempts")
         self.retry_delay = check_seconds(retry_delay, "retry_delay", least=0.0)
+        self.lease = None if lease is None else check_seconds(lease, "lease")
         self.keep_result = keep_result
+        self._results = results
         self._key = check_rule(key)
         self._fingerprint = None if fingerprint is None else check_rule(fingerprint, "fingerprint")
 
@@ -98,7 +106,7 @@ class MessageRules:
         """Return a message's key.
 
         Raises:
-            NoKeyError: it has none.
+            NoKeyError: it has no key.
         """
         return key_of(self._key, message)
 
@@ -107,7 +115,7 @@ class MessageRules:
         return gate_key(self.consumer, key)
 
     def mark_of(self, message: Any) -> Any:
-        """Return the message's fingerprint, or None where messages are not compared.
+        """Return the message's fingerprint, or None if messages are not compared.
 
         Raises:
             InvalidKeyError: the function that makes it failed.
@@ -119,7 +127,17 @@ class MessageRules:
         except Exception as error:
             raise InvalidKeyError(f"the rule for its fingerprint failed: {describe_error(error)}") from error
 
-    # What an outcome means
+    def kept(self, result: Any) -> Any:
+        """Return what the gate stores for a result: None if results are not kept. See `Results.kept`."""
+        if not self.keep_result:
+            return None
+        return result if self._results is None or self._results.is_plain else self._results.kept(result)
+
+    @property
+    def _typed(self) -> Results | None:
+        return None if self._results is None else self._results.typed
+
+    # The meaning of an outcome
 
     def without_key(self, error: Exception, key: str | None = None) -> Decision:
         """Decide on a message that has no key, or one that cannot be used."""
@@ -129,7 +147,8 @@ class MessageRules:
         """Decide on a message whose key another delivery has, by its claim."""
         match claim.outcome:
             case Outcome.SUCCEEDED:
-                return Decision(Action.ACK, Reason.DUPLICATE, key, claim.attempt, claim.result)
+                result = claim.replay(self._typed)
+                return Decision(Action.ACK, Reason.DUPLICATE, key, claim.attempt, result)
             case Outcome.FAILED:
                 error = first_run_failed(key, claim.error)
                 return Decision(Action.ACK, Reason.DUPLICATE, key, claim.attempt, error=error)
@@ -144,12 +163,12 @@ class MessageRules:
         return Decision(Action.DEAD_LETTER, Reason.MISMATCH, key, attempt, error=error)
 
     def exhausted(self, key: str, attempt: int) -> Decision | None:
-        """Decide on a message before the handler is begun: None while an attempt is left."""
+        """Decide on a message before the handler is begun; return None while an attempt is left."""
         if attempt <= self.attempts:
             return None
         error = ExhaustedError(
             f"{self.attempts} attempts were begun, and the last has not ended: its consumer died, of this message or "
-            "of another one beside it, or somebody else has claimed and released its key. Earlier ones may have "
+            "of another one beside it, or another program has claimed and released its key. Earlier ones may have "
             "failed: the log has a line for each that did"
         )
         return Decision(Action.DEAD_LETTER, Reason.EXHAUSTED, key, attempt - 1, error=error)

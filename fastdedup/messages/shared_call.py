@@ -46,5 +46,5 @@ class SharedCall:
                     ended.set()
         finally:
             self._is_at_work = False
-            self._ended.set()  # after an error: nobody waits for a call that is never made
+            self._ended.set()  # after an error: no caller waits for a call that is never made
             self._ended = anyio.Event()

@@ -8,36 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from time import monotonic
-from typing import Literal, get_args
 
 from ..errors import ConfigError
 from ..kernel.verbs import Verb
+from . import wire_verbs
 from .limits import LimitError
 
-SocketVerb = Literal[
-    "claim",
-    "complete",
-    "fail",
-    "release",
-    "renew",
-    "issue",
-    "consume",
-    "redeem",
-    "get",
-    "list",
-    "forget",
-    "first",
-    "seen",
-    "ledger",
-]
-VERBS: tuple[str, ...] = get_args(SocketVerb)
-"""What clients may do."""
-READING = frozenset({"get", "list", "seen", "ledger"})
-"""What changes nothing."""
-_COUNTED = frozenset({"redeem", "consume", "list"}).union(verb.value for verb in Verb if verb.row.creates)
-"""What counts towards the claims of a second: claims, and reads that look at many keys."""
+VERBS: tuple[str, ...] = tuple(dict.fromkeys(verb.rule for verb in wire_verbs.VERBS))
+"""The verbs that clients may be allowed."""
+READING = frozenset(verb.rule for verb in wire_verbs.VERBS if verb.shows)
+"""The verbs that change nothing."""
+_COUNTED = frozenset(
+    {"redeem", "consume"}.union(
+        [verb.rule for verb in wire_verbs.VERBS if verb.turns],
+        [verb.value for verb in Verb if verb.row.creates],
+    )
+)
+"""The verbs that count towards the claims of a second: claims, and reads that look at many keys."""
 _SOON_MS = 100
-"""The Retry-After, in ms, where operations under way must end first."""
+"""The Retry-After, in ms, if operations under way must end first."""
 
 
 class ForbiddenError(ConfigError):
@@ -49,9 +38,9 @@ class QuotaError(LimitError):
 
 
 class TokenBucket:
-    """Counts against a rate. It holds one second's worth; it needs no timer, as it is filled when it is asked.
+    """Counts against a rate. It holds one second's worth, and needs no timer: each `take` fills it first.
 
-    A batch is taken as a whole, also where it has more than is left: then the bucket owes, and the next one waits.
+    A batch is taken as a whole, even if it has more than is left. Then the bucket owes, and the next batch waits.
     """
 
     def __init__(self, rate: float, clock: Callable[[], float] = monotonic) -> None:
@@ -62,7 +51,7 @@ class TokenBucket:
         self._at = clock()
 
     def take(self, count: int) -> float:
-        """Take `count` and return 0.0; where less than one is left, return after how many seconds there is one."""
+        """Take `count` and return 0.0. If less than one is left, return the seconds until there is one."""
         now = self._clock()
         self._left = min(max(1.0, self._rate), self._left + (now - self._at) * self._rate)
         self._at = now
@@ -77,13 +66,13 @@ class TokenBucket:
 
 
 class Access:
-    """What the clients of one socket may do.
+    """The rules for the clients of one socket.
 
     Args:
         path: the socket's, for messages and metrics.
         namespaces: those that clients may name, the first one for requests without a namespace; empty for no rule.
         verbs: what clients may do, of `VERBS`.
-        show_owners: show the owners of records. Whoever knows an owner may settle its claim.
+        show_owners: show the owners of records. A client that knows an owner may settle its claim.
         claims_per_second: claims and tokens that clients may ask for in a second.
         pending: operations of all clients that may be under way.
     """
@@ -106,17 +95,17 @@ class Access:
         self._rate = claims_per_second
         self._most = pending
         self.counts_pending = pending is not None
-        # Mutable: the operations under way, where they are counted; how many requests were over the quota.
+        # Mutable: the operations under way, if they are counted; how many requests were over the quota.
         self.pending = 0
         self.refused = 0
 
     @property
     def has_rules(self) -> bool:
-        """True where `admit` must be asked before some operations of a batch, in which no list can be."""
+        """True if some operations of a batch need `admit` first. A batch cannot have a list."""
         return bool(self._denied - {"list"}) or self._bucket is not None or self.counts_pending
 
     def judges(self, verb: str) -> bool:
-        """True where `admit` must be asked before each such operation."""
+        """True if each such operation needs `admit` first."""
         limited = self._bucket is not None and verb in _COUNTED
         return limited or self.counts_pending or verb in self._denied
 
@@ -134,9 +123,9 @@ class Access:
             )
 
     def admit_some(self, verb: str, count: int) -> int:
-        """Return how many of so many operations clients may do now; `over_pending` is the answer to the others.
+        """Return how many of `count` operations clients may do now; `over_pending` is the answer to the others.
 
-        Raises what `admit` raises, where they may do none.
+        If clients may do no operation, raise what `admit` raises.
         """
         some = count if self._most is None else min(count, max(1, self._most - self.pending))
         self.admit(verb, some)

@@ -82,7 +82,7 @@ def forget_record(
     digest: bool = False,
     reason: str | None = None,
 ) -> bool:
-    """Remove the record of a key; return False where the key had no record. Raises what `fetch` raises."""
+    """Remove the record of a key; return False if the key had no record. Raises what `fetch` raises."""
     options = _options(NS=namespace, KIND=kind, REASON=reason)
     return bool(_ask(path, "FD.FORGET", key, *options, *_flag(digest)))
 
@@ -117,7 +117,7 @@ def seen_id(path: Path, ledger: str, id: str, namespace: str | None) -> bool:
 
 
 def forget_id(path: Path, ledger: str, id: str, namespace: str | None, *, reason: str | None = None) -> bool:
-    """Remove an id from a ledger; return False where it was not remembered. Raises what `fetch` raises."""
+    """Remove an id from a ledger; return False if it was not remembered. Raises what `fetch` raises."""
     return bool(_ask(path, "FD.FORGETID", *_options(NS=namespace, REASON=reason), ledger, id)[0])
 
 

@@ -1,4 +1,4 @@
-"""What only a sidecar counts: its connections, and answers by their replies in the Redis protocol."""
+"""The figures that only a sidecar counts: its connections, and answers by their replies in the Redis protocol."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def outcome_of_reply(verb: str, reply: bytes) -> str:
 
 
 def is_bad(fault: Exception) -> bool:
-    """True for the exception of a request that could not be run, as what the client sent makes no sense."""
+    """True for the exception of a request that could not be run because the client sent something invalid."""
     return isinstance(fault, ConfigError | InvalidKeyError | ResultError | ResultTooLargeError)

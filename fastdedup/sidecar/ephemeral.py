@@ -1,7 +1,7 @@
 """EPHEMERAL claims: they end with the connection of the client that holds them.
 
-Where the client goes, its claims are released. Where the sidecar goes, they are left to their leases, as their
-clients live: a client that connects again within the lease gets its claims back by its owner's name.
+If the client goes, its claims are released. If the sidecar goes, the claims keep their leases, because their clients
+live: a client that connects again within the lease gets its claims back by its owner's name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class EphemeralClaims:
 
     Args:
         limits: those of these clients.
-        beside: the claims of all sockets, where these are the claims of one socket with limits of its own.
+        beside: the claims of all sockets, if these are the claims of one socket with limits of its own.
 
     Attributes:
         releases: those of clients that have gone.
@@ -30,9 +30,9 @@ class EphemeralClaims:
         self.limits = limits
         self.beside = beside
         self.releases: ReleaseQueue = ReleaseQueue() if beside is None else beside.releases
-        # Mutable: how many clients hold, or ask for; whose each claim of a chosen owner is, as such an owner may come
-        # back over another connection.
-        # The clients that hold claims, and when the first of these may have ended, are kept for all sockets together.
+        # Mutable: how many claims clients hold or ask for; for each claim of a chosen owner, the client that holds it
+        # (such an owner may come back over another connection).
+        # For all sockets together: the clients that hold claims, and when the first of these claims may have ended.
         self.count = 0
         self.holders: dict[Holding, Holdings] = {} if beside is None else beside.holders
         self.clients: set[Holdings] = set() if beside is None else beside.clients
@@ -40,7 +40,7 @@ class EphemeralClaims:
 
     @property
     def full(self) -> Limits | None:
-        """The limits that are reached, of these clients or of all; None where there is room."""
+        """The limits that are reached, of these clients or of all; None while there is room."""
         if self.count >= self.limits.ephemeral_in_all:
             return self.limits
         return None if self.beside is None else self.beside.full
@@ -102,8 +102,8 @@ class Holdings:
         """Count a claim that the client asks for; `answered` ends that.
 
         Raises:
-            ConfigError: the client holds as many as one client may.
-            LimitError: all clients together hold as many as they may.
+            ConfigError: the client has reached the limit of one client.
+            LimitError: all clients together have reached their limit.
         """
         limits = self._all.limits
         if len(self.claims) + self._asked >= limits.ephemeral:

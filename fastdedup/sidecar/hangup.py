@@ -7,7 +7,7 @@ import select
 
 
 def hung_up(transport: asyncio.Transport) -> bool:
-    """Return True where the other side does not read any more either (poll's POLLHUP, on Unix sockets)."""
+    """Return True if the other side does not read any more either (poll's POLLHUP, on Unix sockets)."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.fileno() < 0:
         return False

@@ -19,8 +19,7 @@ from ..kernel.operations import ReleaseOp, RenewOp, SettleOp
 from ..kernel.owners import owner_field
 from ..ledger.client import Ledger
 from ..ledger.ids import record_wire
-from ..ledger.operations import ECHO_MS, IdPlace, RememberedSettleOp
-from ..ledger.remembered import RememberedCall
+from ..ledger.operations import ECHO_MS, LedgerPlace
 from ..model import LedgerStats
 
 MAX_IDS = 1000
@@ -63,7 +62,7 @@ class ServedLedger:
         return self.dedup.settings.namespace
 
     async def first(self, ids: Sequence[Any], owner: str | None) -> list[bool]:
-        """Remember ids; errors as for `Ledger.first_many`. Where it is cancelled, nothing stays remembered."""
+        """Remember ids; errors are those of `Ledger.first_many`. If it is cancelled, it forgets its ids again."""
         with _settings_are_ours():
             return await self._ledger.first_many(self._ids(ids), owner=owner)
 
@@ -97,13 +96,9 @@ class ServedLedger:
 
     # Claims whose success it remembers
 
-    def claim(self, options: ClaimOptions, key: str, mark: bytes | None) -> RememberedCall:
-        """Return a claim to be awaited; arguments and errors as for `claim_call`."""
-        options = options.but(remember=self._ledger)
-        return cast(RememberedCall, claim_call(self.dedup.gate, options, key, mark))
-
-    async def answered(self, call: RememberedCall) -> Claim:
-        """Await a claim that `claim` has returned."""
+    async def claim(self, options: ClaimOptions, key: str, mark: bytes | None) -> Claim:
+        """Claim a key; arguments and errors as for `claim_call`."""
+        call = claim_call(self.dedup.gate, options.but(remember=self._ledger), key, mark)
         with _settings_are_ours():
             return await call
 
@@ -113,7 +108,7 @@ class ServedLedger:
         with _settings_are_ours():
             return self.dedup, self._wire(key, await self._ledger.place_of(key)), field
 
-    async def change(self, key: str, make: Callable[[bytes, IdPlace], Changing]) -> Changing:
+    async def change(self, key: str, make: Callable[[bytes, LedgerPlace], Changing]) -> Changing:
         """Settle, free or renew a claim; return the operation that did. Errors as for `Gate.change`.
 
         Args:
@@ -129,32 +124,32 @@ class ServedLedger:
                     return op
                 found = Code.STALE if code is Code.LOST else cast(Code, code)
                 place = await self._ledger.place_of(key, found)
-                if code is Code.LOST and place[0] == former[0]:
+                if code is Code.LOST and place.bucket == former.bucket:
                     break
         raise ClaimLostError(f"{key!r} is not held by this owner; nothing was changed")
 
     def completing(
         self, key: str, owner: bytes, *, fence: int | None, ttl: int | None, payload: bytes
-    ) -> Callable[[bytes, IdPlace], RememberedSettleOp]:
+    ) -> Callable[[bytes, LedgerPlace], SettleOp]:
         """Return what `change` takes to complete a claim. Raises ResultTooLargeError."""
         check_size(payload, self.dedup.settings.max_result)
 
-        def complete(wire: bytes, place: IdPlace) -> RememberedSettleOp:
-            return RememberedSettleOp(
+        def complete(wire: bytes, place: LedgerPlace) -> SettleOp:
+            return SettleOp(
                 wire,
                 owner,
                 fence or 0,
+                succeeded=True,
                 keep_ms=ttl or ECHO_MS,
                 payload=payload,
-                place=place,
-                id=key.encode(),
+                also=place,
             )
 
         return complete
 
-    def _wire(self, key: str, place: IdPlace) -> bytes:
+    def _wire(self, key: str, place: LedgerPlace) -> bytes:
         gate = self.dedup.gate
-        return record_wire(place[0], gate.claims.wire(key), gate.settings.namespace)
+        return record_wire(place.bucket, gate.claims.wire(key), gate.settings.namespace)
 
     async def facts(self) -> dict[str, Any]:
         """Return what it holds, for JSON; times in milliseconds."""
@@ -213,7 +208,7 @@ def _bounded(ids: Sequence[Any]) -> Sequence[Any]:
 
 
 def _number(id: Any) -> Any:
-    """Return the integer that a decimal text stands for; anything else as it is, which the ledger refuses."""
+    """Return the integer that a decimal text stands for. Anything else stays unchanged, and the ledger refuses it."""
     text = id.decode("ascii", "replace") if isinstance(id, bytes) else id
     return int(text) if isinstance(text, str) and _DECIMAL.fullmatch(text) else text
 

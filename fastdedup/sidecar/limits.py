@@ -12,8 +12,8 @@ from ..errors import UnavailableError
 class Limits:
     """The limits, sizes in bytes and times in seconds.
 
-    A client that exceeds a limit gets an error. Its connection is closed where the rest of its stream cannot be
-    read any more.
+    A client that exceeds a limit gets an error. If the rest of its stream cannot be read any more, its connection is
+    closed.
     """
 
     connections: int = 1024
@@ -58,4 +58,4 @@ MOST_PAGE: Final = 1024
 
 
 class LimitError(UnavailableError):
-    """Clients have as much as they may have; the text says of what, and names no address of the store."""
+    """Clients have reached a limit; the text says which one, and does not name an address of the store."""

@@ -25,11 +25,11 @@ class RawCodec:
     stores_errors = True
 
     def dumps(self, value: bytes) -> bytes:
-        """Return the bytes as they are."""
+        """Return the bytes unchanged."""
         return value
 
     def loads(self, data: bytes) -> bytes:
-        """Return the bytes as they are."""
+        """Return the bytes unchanged."""
         return data
 
 
@@ -91,7 +91,7 @@ class Namespaces:
         self.configured_only = configured_only
         # Mutable: the rules of the further sockets, by their paths.
         self.behind_sockets: dict[str, Access] = {}
-        # Mutable: renders `GET /metrics`, or None; the service sets it, as Prometheus' format is its concern.
+        # Mutable: renders `GET /metrics`, or None; the service sets it, because Prometheus' format is its concern.
         self.render_metrics: Callable[[], bytes] | None = None
         # Mutable: hears of each key that a client forgets, and of each list; the service sets it.
         self.audit: Audit = _unheard
@@ -142,8 +142,8 @@ class Namespaces:
     def passing(self, name: str | bytes | None) -> Dedup:
         """Return the `Dedup` of a namespace, without taking one of the places for those that clients may name.
 
-        It is for operations that claim nothing: whoever only looks must not use up what others need for their claims.
-        Raises what `dedup` raises.
+        It is for operations that claim nothing: a client that only looks must not use up the places that other
+        clients need for their claims. Raises what `dedup` raises.
         """
         known = None if name is None else self.known.get(name)
         if known is not None or name is None:

@@ -26,7 +26,7 @@ def default_socket() -> Path:
 
 
 def make_private(socket: Path) -> None:
-    """Make the private directory in the folder for temporary files, where anybody may make one of the same name.
+    """Make the private directory in the folder for temporary files; another user may make one of the same name there.
 
     Raises:
         ConfigError: another user has made it, or others may write to it.

@@ -1,7 +1,9 @@
 """Frees the claims of clients that have gone: a few at a time, again and again until their leases end.
 
 A client may leave 10,000 claims at once. They go to the store in small batches with a pause after each, so that other
-clients keep their rate; where the store does not answer, each is tried again. Main path: `ReleaseQueue.add` → `_run`.
+clients keep their rate. If the store does not answer, each claim is tried again.
+
+Main path: `ReleaseQueue.add` → `_run`.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ class ReleaseQueue:
             self._task = None  # whatever ended it: the next claims of a client that goes begin another
 
     async def _round(self, now: float) -> bool:
-        """Try the claims that wait longest; return False where the store did not answer for all of them."""
+        """Try the claims that wait longest; return False if the store did not answer for each of them."""
         batch = ReleaseRound(list(islice(self._due, _BATCH)))
         for holding in batch.holdings:
             if self._due[holding] > now:
@@ -142,7 +144,7 @@ class Release:
         self.op = op
 
     def done(self) -> bool:
-        """Return False: nobody cancels it."""
+        """Return False: it is never cancelled."""
         return False
 
     def set_result(self, reply: Reply) -> None:
@@ -150,7 +152,7 @@ class Release:
         self._batch.end(self._holding, answered=True)
 
     def set_exception(self, fault: BaseException) -> None:
-        """Ask the policy, where the store did not answer; what the policy refuses is tried again."""
+        """Ask the policy: the store did not answer. If the policy refuses, the claim is tried again."""
         try:
             self._holding[0].gate.answer(self.op, fault)
         except UnavailableError:

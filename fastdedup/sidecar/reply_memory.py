@@ -1,11 +1,11 @@
 """The memory that replies take, of all connections of a sidecar: replies that wait, and replies that lie unread.
 
 Without a bound, 64 clients that ask for large results and read nothing take 2 GB. A large reply reserves its bytes
-before it is built. Where there are too many bytes, the clients that have read nothing for the longest time are hung
-up on, as Redis does by `maxmemory-clients`.
+before it is built. If there are too many bytes, the sidecar hangs up on the clients that have read nothing for the
+longest time, like Redis with its `maxmemory-clients`.
 
-A transport gives the bytes of a client that was hung up on back in a later turn of the loop. They are counted until
-then: otherwise a turn that answers 60 clients takes four times the limit.
+After that, the client's transport gives its bytes back in a later turn of the loop. They are counted until then:
+otherwise a turn that answers 60 clients takes four times the limit.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class ReplyMemory:
         self.requests = RequestMemory(most) if requests is None else requests
         self.connections: Collection[Any] = ()
         """The server's connections, each a `Reader`."""
-        # Mutable: the bytes of replies that wait; of replies that lie unread, or more, as it is counted when it grows
-        # and is looked up when it seems too large; how many clients were cut; the connections whose client was cut,
-        # whose transports have not given their bytes back, and those bytes.
+        # Mutable: the bytes of replies that wait; the bytes of replies that lie unread, or more (each growth is
+        # counted at once; the true number is looked up when this one seems too large); how many clients were cut; the
+        # connections whose client was cut and whose transports have not given their bytes back; those bytes.
         self.reserved = 0
         self._unread = 0
         self.cut = 0
@@ -111,14 +111,14 @@ class ReplyMemory:
         return self._leaving > 0
 
     def reserve(self, size: int) -> bool:
-        """Reserve bytes for a reply; return False where there is no room, also after slow clients were cut."""
+        """Reserve bytes for a reply; return False if there is no room even after slow clients were cut."""
         if not self.has_room(size):
             return False
         self.reserved += size
         return True
 
     def has_room(self, size: int) -> bool:
-        """Return whether there is room for a reply that is written at once; cut slow clients where there is not."""
+        """Return whether there is room for a reply that is written at once; if not, cut slow clients first."""
         if self.taken + size > self._most:
             self._make_room(size, _PATIENCE)
         return self.taken + size <= self._most

@@ -1,7 +1,7 @@
 """The memory that requests of all connections of a sidecar take: those that came in part, or wait for their turn.
 
-Without a bound, 1,000 clients that send a request of 1 MB but for its end take 1 GB. Where requests take too many
-bytes, the client with the most of them is hung up on, as it is for replies that lie unread (`reply_memory.py`).
+Without a bound, 1,000 clients that send a request of 1 MB without its end take 1 GB. If requests take too many bytes,
+the sidecar hangs up on the client with the most of them, just as for replies that lie unread (`reply_memory.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much of all clients' work is under way at once, so that memory is bounded and nobody waits for long.
+"""Bounds how much of all clients' work is under way at once, so that memory is bounded and no client waits for long.
 
 A task takes 10 kB. 100 clients that pipelined 1,000 waiting claims each took 970 MB, and a claim of another client
 was answered after more than 5 s.
@@ -46,7 +46,7 @@ class TaskPlaces:
         self.taken = 0
 
     def take(self, own: int) -> bool:
-        """Take a place for a client that has `own` tasks; return False where it must wait for one of them to end.
+        """Take a place for a client that has `own` tasks; return False if it must wait for one of them to end.
 
         A client without a task always gets a place: no client can keep another one from its turn.
         """

@@ -1,4 +1,4 @@
-"""Store URLs, as logs and screens may show them."""
+"""Store URLs for logs and screens."""
 
 from __future__ import annotations
 

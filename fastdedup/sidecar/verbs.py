@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import orjson
+import pydantic_core
 
 from ..admin import inspection
-from ..codec import check_size
+from ..claim import Claim
+from ..claiming import claim_call
+from ..codec import check_size, has_nan
 from ..core.audit import check_reason
+from ..core.options import PLAIN, ClaimOptions
 from ..errors import (
+    ConfigError,
     DedupError,
     LedgerFullError,
+    ResultError,
     ShortfallError,
     UnavailableError,
     UsageError,
@@ -22,9 +29,13 @@ from ..gateway import Dedup
 from ..kernel.keyspace import names_of
 from ..kernel.operations import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
 from ..kernel.owners import owner_field
+from ..kernel.terms import Mode
 from ..model import Outcome, Record, RecordKind
-from .limits import LimitError
+from ..tokens import token_op
+from .ledgers import Held, ServedLedger
+from .limits import MOST_LISTED, MOST_LISTING_MS, LimitError
 from .namespaces import Namespaces
+from .wire_verbs import VERBS
 
 _ACQUIRED: Final = Outcome.ACQUIRED
 
@@ -79,11 +90,11 @@ class Asked:
             self.set_exception(fault)
 
     def done(self) -> bool:
-        """True once nobody waits; the engine then releases the claim."""
+        """True once the claim is answered; the engine then releases it if it wins."""
         return self._op is None
 
     def cancelled(self) -> bool:
-        """Return False: nobody cancels this object."""
+        """Return False: this object is never cancelled."""
         return False
 
     def exception(self) -> BaseException | None:
@@ -107,7 +118,7 @@ class Asked:
         assert op is not None
         try:
             verdict = self._dedup.gate.claim_verdict(op, answer)
-        except Exception as final:  # noqa: BLE001 -- whatever it is, the client is told
+        except Exception as final:  # noqa: BLE001 -- the client gets every error as a reply
             self._op = None
             self.failed(final)
         else:
@@ -123,41 +134,148 @@ class Asked:
             self.failed(fault)
 
 
+Home = Dedup | ServedLedger
+"""The home of a claim: its namespace, or the ledger that remembers its success."""
+
+
+def dedup_of(home: Home) -> Dedup:
+    """Return the namespace that a claim belongs to."""
+    return home if isinstance(home, Dedup) else home.dedup
+
+
+Begun = tuple[Home, Callable[[], Coroutine[Any, Any, Any]]]
+"""A request that was checked: the namespace or the ledger that it is about, and what does what it asks for, and
+returns what was found or done."""
+Begin = Callable[[Namespaces, Any, Any], Begun]
+"""Checks a verb's request, which both wires read into an object with the same attributes; the last argument is the
+client's process."""
+
+
+def claim_in(home: Home, options: ClaimOptions, key: str, mark: bytes | None) -> Awaitable[Claim]:
+    """Return a claim to be awaited; arguments and errors as for `claim_call`."""
+    if isinstance(home, ServedLedger):
+        return home.claim(options, key, mark)
+    return claim_call(home.gate, options, key, mark)
+
+
 # Settling
 
+Change = SettleOp | ReleaseOp | RenewOp
+"""A change that an owner makes to its claim."""
 
-def settling(
-    dedup: Dedup,
-    wire: bytes,
-    owner: bytes,
-    *,
-    fence: int | None,
-    succeeded: bool,
-    ttl: int | None,
-    payload: bytes,
-) -> SettleOp:
-    """Return the operation that completes or fails a claim.
+
+def home_of(namespaces: Namespaces, ask: Any) -> Home:
+    """Return the home of the claim that a request is about: the ledger that it names, or else its namespace.
 
     Raises:
+        ConfigError: this socket serves no such namespace or ledger.
+    """
+    # The namespace comes first: if this socket refuses it, a ledger is not what is wrong.
+    dedup = namespaces.passing(ask.namespace)
+    return dedup if ask.remember is None else namespaces.ledgers.find(ask.remember, ask.namespace)
+
+
+def settle(verb: str, namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
+    """Begin to complete, fail, release or renew a claim.
+
+    Args:
+        verb: which of them.
+        namespaces: the client's.
+        ask: the request.
+        peer: the client's process.
+
+    Raises:
+        ConfigError: this socket serves no such namespace or ledger; or a token and a ledger are named.
+        any error: see `changing`.
+    """
+    home = home_of(namespaces, ask)
+    if ask.token and ask.remember is not None:
+        raise ConfigError(ask.both)
+    ms, payload = None, b""
+    if verb == "complete":
+        ms, payload = ask.ttl, payload_of(ask.result)
+    elif verb == "fail":
+        ms, payload = ask.ttl, payload_of(ask.error)
+    elif verb == "renew":
+        ms = ask.lease
+    change = changing(
+        home, verb, ask.key, ask.owner, fence=ask.fence, token=ask.token, ms=ms, payload=payload
+    )
+    return home, change
+
+
+def payload_of(value: Any) -> bytes:
+    """Return a result as the bytes that are stored: bytes unchanged, and anything else as JSON.
+
+    orjson would not do for that: it has no numbers above 64 bits.
+    """
+    if value is None or isinstance(value, bytes):
+        return value or b""
+    payload = pydantic_core.to_json(value)
+    if (b"NaN" in payload or b"Infinity" in payload) and has_nan(value):
+        raise ResultError("a result must be JSON, which has no NaN and no infinity")
+    return payload
+
+
+def changing(
+    home: Home,
+    verb: str,
+    key: str,
+    owner: str,
+    *,
+    fence: int | None,
+    token: bool = False,
+    ms: int | None = None,
+    payload: bytes = b"",
+) -> Callable[[], Coroutine[Any, Any, Change]]:
+    """Return what changes an owner's claim, and returns the operation that did.
+
+    Args:
+        home: what the claim belongs to.
+        verb: complete, fail, release or renew.
+        key: the claim's, or the token.
+        owner: the claim's.
+        fence: None for any.
+        token: the key is a token.
+        ms: how long the record is kept, or the lease; None for the namespace's.
+        payload: the result or the error.
+
+    Raises:
+        InvalidKeyError: no claim can have this key or this owner.
         ResultTooLargeError: the payload is larger than the namespace allows.
     """
+    if isinstance(home, Dedup):
+        wire, field = held(home, key, owner, token=token)
+        return partial(_changed, home, _change(home, verb, wire, field, fence or 0, ms, payload))
+    field = owner_field(owner)
+    if verb == "complete":
+        return partial(home.change, key, home.completing(key, field, fence=fence, ttl=ms, payload=payload))
+    dedup = home.dedup
+    return partial(
+        home.change, key, lambda wire, _: _change(dedup, verb, wire, field, fence or 0, ms, payload)
+    )
+
+
+async def _changed(dedup: Dedup, op: Change) -> Change:
+    await dedup.gate.change(op)
+    return op
+
+
+def _change(
+    dedup: Dedup, verb: str, wire: bytes, owner: bytes, fence: int, ms: int | None, payload: bytes
+) -> Change:
+    if verb == "release":
+        return ReleaseOp(wire, owner, fence)
+    if verb == "renew":
+        terms = dedup.gate.terms_ms(ms, None)
+        return RenewOp(wire, owner, fence, terms.lease_ms, terms.keep_ms)
     check_size(payload, dedup.settings.max_result)
-    keep_ms = ttl or dedup.gate.keep_ms(succeeded=succeeded)
-    return SettleOp(wire, owner, fence or 0, succeeded=succeeded, keep_ms=keep_ms, payload=payload)
+    succeeded = verb == "complete"
+    keep_ms = ms or dedup.gate.keep_ms(succeeded=succeeded)
+    return SettleOp(wire, owner, fence, succeeded=succeeded, keep_ms=keep_ms, payload=payload)
 
 
-def releasing(wire: bytes, owner: bytes, fence: int | None) -> ReleaseOp:
-    """Return the operation that frees a claim."""
-    return ReleaseOp(wire, owner, fence or 0)
-
-
-def renewing(dedup: Dedup, wire: bytes, owner: bytes, fence: int | None, lease: int | None) -> RenewOp:
-    """Return the operation that starts a lease anew; `lease` None stands for the namespace's lease."""
-    terms = dedup.gate.terms_ms(lease, None)
-    return RenewOp(wire, owner, fence or 0, terms.lease_ms, terms.keep_ms)
-
-
-def held(dedup: Dedup, key: str, owner: str, *, token: bool) -> tuple[bytes, bytes]:
+def held(dedup: Dedup, key: str, owner: str, *, token: bool = False) -> tuple[bytes, bytes]:
     """Return the store key and the owner field for the key and the owner that a client names.
 
     Raises:
@@ -167,33 +285,67 @@ def held(dedup: Dedup, key: str, owner: str, *, token: bool) -> tuple[bytes, byt
     return wire, owner_field(owner)
 
 
-# Forgetting
+async def held_in(home: Home, key: str, owner: str) -> Held:
+    """Return what `held` returns, also for a claim that a ledger remembers, and its namespace."""
+    return await home.held(key, owner) if isinstance(home, ServedLedger) else (home, *held(home, key, owner))
+
+
+# Tokens
+
+
+def issue(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
+    """Begin to make a token; the work returns it, and its time to live."""
+    dedup = namespaces.dedup(ask.namespace)
+    return dedup, partial(_issue, dedup, ask.subject, ask.ttl)
+
+
+async def _issue(dedup: Dedup, subject: Any, ttl: int | None) -> dict[str, Any]:
+    token = await dedup.tokens.issue(subject, seconds(ttl))
+    return {"token": token, "ttl": round(dedup.settings.token_ttl * 1000) if ttl is None else ttl}
+
+
+def consume(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
+    """Begin to use a token up; the work returns the verdict."""
+    dedup = namespaces.dedup(ask.namespace)
+    op = token_op(dedup.gate, PLAIN, ask.token, ask.subject, Mode.CONSUME)
+    return dedup, partial(dedup.gate.use, op)
+
+
+# Showing, forgetting
 
 
 LISTED: Final = "records"
 """The kind by which an audit tells a list from a key that was forgotten."""
 
 
-async def forget(
-    namespaces: Namespaces,
-    dedup: Dedup,
-    key: str,
-    peer: Any,
-    *,
-    kind: RecordKind = "claim",
-    digest: bool = False,
-    reason: str | None = None,
-) -> bool:
-    """Remove a key's record for the client `peer`, and report that; False where there was none."""
-    name, why = dedup.settings.namespace, check_reason(reason)
-    # As a list shows it: a long key as its digest, however the client has named it.
-    listed = names_of(inspection.wire_of(dedup.gate, key, kind, digest=digest))[1]
+def get(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
+    """Begin to look for a record; the work returns it for JSON, or None."""
+    dedup = namespaces.passing(ask.namespace)
+    return dedup, partial(_get, namespaces, dedup, ask)
+
+
+async def _get(namespaces: Namespaces, dedup: Dedup, ask: Any) -> dict[str, Any] | None:
+    record = await dedup.get(ask.key, ask.kind or "claim", digest=ask.digest)
+    return None if record is None else record_facts(namespaces, record)
+
+
+def forget(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
+    """Begin to remove a record; the work reports that, and returns False if there was no record."""
+    dedup = namespaces.passing(ask.namespace)
+    return dedup, partial(_forget, namespaces, dedup, ask, peer)
+
+
+async def _forget(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> bool:
+    name, why = dedup.settings.namespace, check_reason(ask.reason)
+    kind: RecordKind = ask.kind or "claim"
+    # The report names the key like a list does: a long key by its digest, however the client has named it.
+    listed = names_of(inspection.wire_of(dedup.gate, ask.key, kind, digest=ask.digest))[1]
 
     def heard(told: str, found: bool | None) -> None:
         result = "unknown" if found is None else "forgotten" if found else "absent"
         namespaces.audit(name, listed, result, peer, kind=kind, reason=why)
 
-    return await inspection.forget(dedup.gate, key, kind, digest=digest, reason=why, heard=heard)
+    return await inspection.forget(dedup.gate, ask.key, kind, digest=ask.digest, reason=why, heard=heard)
 
 
 def id_audit(
@@ -213,6 +365,30 @@ def id_audit(
     return heard
 
 
+def ledger(verb: str, namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
+    """Begin a ledger's verb: first, seen, forget_id, or ledger, which shows it.
+
+    Raises:
+        UnknownLedgerError: this socket serves no such ledger.
+        ConfigError: the reason is too long.
+    """
+    served = namespaces.ledgers.find(ask.ledger, ask.namespace)
+    if verb == "first":
+        namespaces.access.charge(verb, len(ask.ids) - 1)
+        return served, partial(served.first, ask.ids, ask.owner)
+    if verb == "seen":
+        return served, partial(served.seen, ask.ids)
+    if verb == "forget_id":
+        heard = id_audit(namespaces, served.namespace, peer, ask.reason)
+        return served, partial(served.forget, ask.ids, heard)
+    return served, partial(_ledger_facts, namespaces, served, peer)
+
+
+async def _ledger_facts(namespaces: Namespaces, served: ServedLedger, peer: Any) -> dict[str, Any]:
+    async with namespaces.turns.reads.turn(namespaces.access.path, peer):
+        return await served.facts()
+
+
 @contextmanager
 def list_audit(
     namespaces: Namespaces, name: str, prefix: str, peer: Any, why: str
@@ -229,47 +405,25 @@ def list_audit(
         namespaces.audit(name, prefix, result, peer, kind=LISTED, reason=why)
 
 
-class ListOptions:
-    """What a client asks of a list; times in milliseconds."""
-
-    __slots__ = ("cursor", "kind", "limit", "older", "prefix", "reason", "state", "within")
-
-    def __init__(
-        self,
-        *,
-        kind: RecordKind | None = None,
-        prefix: str = "",
-        state: str | None = None,
-        older: int = 0,
-        limit: int = 100,
-        within: int = 1000,
-        cursor: str | None = None,
-        reason: str | None = None,
-    ) -> None:
-        self.kind = kind
-        self.prefix = prefix
-        self.state = state
-        self.older = older
-        self.limit = limit
-        self.within = within
-        self.cursor = cursor
-        self.reason = reason
+def list_records(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
+    """Begin to list records; the work returns them for JSON, and reports that. Times in milliseconds."""
+    dedup = namespaces.passing(ask.namespace)
+    return dedup, partial(_list_records, namespaces, dedup, ask, peer)
 
 
-async def records(namespaces: Namespaces, dedup: Dedup, wanted: ListOptions, peer: Any) -> dict[str, Any]:
-    """Return a list of records for JSON, for the client `peer`, and report that."""
-    why = check_reason(wanted.reason)
-    with list_audit(namespaces, dedup.settings.namespace, wanted.prefix, peer, why) as told:
+async def _list_records(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> dict[str, Any]:
+    why, prefix = check_reason(ask.reason), ask.prefix or ""
+    with list_audit(namespaces, dedup.settings.namespace, prefix, peer, why) as told:
         async with namespaces.turns.reads.turn(namespaces.access.path, peer):
             found = await inspection.listing(
                 dedup.gate,
-                kind=wanted.kind,
-                prefix=wanted.prefix,
-                state=None if wanted.state is None else inspection.state_of(wanted.state),
-                older=wanted.older / 1000,
-                limit=wanted.limit,
-                within=wanted.within / 1000,
-                cursor=wanted.cursor,
+                kind=ask.kind,
+                prefix=prefix,
+                state=None if ask.state is None else inspection.state_of(ask.state),
+                older=(ask.older or 0) / 1000,
+                limit=min(ask.limit or 100, MOST_LISTED),
+                within=min(ask.within or MOST_LISTING_MS, MOST_LISTING_MS) / 1000,
+                cursor=ask.cursor,
                 reason=why,
             )
         told(len(found.records))
@@ -280,13 +434,26 @@ async def records(namespaces: Namespaces, dedup: Dedup, wanted: ListOptions, pee
     }
 
 
+BEGIN: Final[dict[str, Begin]] = {
+    **{verb.name: partial(settle, verb.name) for verb in VERBS if verb.of_owner},
+    "issue": issue,
+    "consume": consume,
+    "get": get,
+    "forget": forget,
+    "list": list_records,
+    **{verb.name: partial(ledger, verb.name) for verb in VERBS if verb.of_ledger},
+}
+"""What begins each verb's work, by the verb's name; each wire begins `claim` and `redeem` in its own way."""
+
+
 # Records and results
 
 
 def record_facts(namespaces: Namespaces, record: Record) -> dict[str, Any]:
     """Return a record for JSON, times in milliseconds. A result that is JSON is embedded; any other is text.
 
-    The owner is null on a socket that shows none: whoever knows it may settle the claim of another socket's client.
+    The owner is null on a socket that hides owners: a client that knows it may settle the claim of another socket's
+    client.
     """
     return {
         "key": record.key,
@@ -308,7 +475,7 @@ def record_facts(namespaces: Namespaces, record: Record) -> dict[str, Any]:
 
 
 def as_json(payload: bytes | None) -> Any:
-    """Return a payload for embedding in JSON: as it is where it is JSON, else as text."""
+    """Return a payload for embedding in JSON: unchanged if it is JSON, else converted to text."""
     if not payload:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The inbox: a row in the caller's own SQL transaction says whether a message was handled, and what came of it.
+"""The inbox: a row in the caller's own SQL transaction says whether a message was handled, and with which result.
 
     inbox = Inbox("billing", keep=timedelta(days=7))
 

@@ -1,17 +1,22 @@
-"""What inboxes of async and of synchronous code share: their settings, and the ids of their keys."""
+"""The part that inboxes of async and of synchronous code share: their settings, and the flows of their methods."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 from ..checks import Seconds
 from ..codec import Codec
-from ..errors import ConfigError
+from ..errors import ConfigError, UsageError
 from ..keys import Fingerprint
 from ..keys import fingerprint as as_fingerprint
+from .bridge import InboxBridge, driver_over
 from .dialects.base import TableName
-from .rules import MAX_RESULT, TABLE, InboxRules
+from .drivers.base import run
+from .receipt import AnyReceipt
+from .rules import MAX_RESULT, TABLE, Busy, InboxRules
+
+DAY: Final = 86_400.0
 
 
 def mark_of(fingerprint: Any) -> Fingerprint | None:
@@ -23,7 +28,7 @@ def marks_of(fingerprints: Sequence[Any] | None, keys: Sequence[str]) -> list[Fi
     """Return a fingerprint for each key.
 
     Raises:
-        ConfigError: there is not one for each.
+        ConfigError: the fingerprints are not as many as the keys.
     """
     if fingerprints is None:
         return [None] * len(keys)
@@ -33,11 +38,16 @@ def marks_of(fingerprints: Sequence[Any] | None, keys: Sequence[str]) -> list[Fi
 
 
 B = TypeVar("B")
-"""What begins a transaction: of async, or of synchronous code."""
+"""A function that begins a transaction, of async or of synchronous code."""
 
 
 class AnyInbox(Generic[B]):
-    """The settings of an inbox. Arguments and errors as for `Inbox`."""
+    """The settings of an inbox, and its flows. Arguments and errors: see `Inbox`."""
+
+    bridge: ClassVar[InboxBridge]
+    """The steps that differ between async and synchronous code."""
+    receipt: ClassVar[Callable[..., AnyReceipt]]
+    """The type of `receive`'s answer."""
 
     def __init__(
         self,
@@ -92,7 +102,7 @@ class AnyInbox(Generic[B]):
         return self._rules.gate_key(key)
 
     def beginning(self, begin: B | None) -> B:
-        """Return what begins a transaction: the call's own `begin=`, else the inbox's.
+        """Return the function that begins a transaction: the call's own `begin=`, else the inbox's.
 
         Raises:
             ConfigError: neither was given.
@@ -103,3 +113,41 @@ class AnyInbox(Generic[B]):
                 "this needs a transaction of its own: give it, or the inbox, begin=, such as begin=Session.begin"
             )
         return begin
+
+    def storing(self, codec: Codec, max_result: int) -> Self:
+        """Return an inbox of the same rows, and of the same figures, that encodes results in another way."""
+        rules, table = self._rules, self.table
+        other = type(self)(
+            rules.name,
+            keep=rules.keep,
+            table=table.table,
+            schema=table.schema,
+            begin=self._begin,
+            codec=codec,
+            max_result=max_result,
+        )
+        other.rules.received = rules.received
+        return other
+
+    # The flows of `Inbox`'s methods
+
+    async def receive_flow(
+        self, transaction: Any, key: str, fingerprint: Any = None, busy: Busy = "wait"
+    ) -> Any:
+        """Receive a key by the flow of `receive`, for code of both kinds; see `fastdedup.flows`."""
+        rules, driver = self._rules, driver_over(self.bridge, transaction)
+        row_id = rules.id_of(key)
+        flow = rules.receive(driver.database, row_id, busy, mark_of(fingerprint))
+        found = await run(driver, flow, rules.table_name)
+        return self.receipt(rules, driver, key, row_id, found)
+
+    async def _receive_many(
+        self, transaction: Any, keys: Sequence[str], fingerprints: Sequence[Any] | None, busy: Busy
+    ) -> list[Any]:
+        if isinstance(keys, str | bytes):
+            raise UsageError("receive_many() takes a list of keys, not one text")
+        rules, driver, keys = self._rules, driver_over(self.bridge, transaction), list(keys)
+        ids = [rules.id_of(key) for key in keys]
+        marks = marks_of(fingerprints, keys)
+        found = await run(driver, rules.receive_many(driver.database, ids, busy, marks), rules.table_name)
+        return [self.receipt(rules, driver, *each) for each in zip(keys, ids, found, strict=True)]

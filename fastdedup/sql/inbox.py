@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from ..arguments import CallRules
 from ..checks import Seconds
-from ..errors import ConfigError, InProgressError, UsageError
+from ..errors import ConfigError
 from ..gateway import Dedup
-from .any_inbox import AnyInbox, mark_of, marks_of
+from .any_inbox import DAY, AnyInbox
+from .bridge import AWAITING, Begin
 from .dialects.base import Figures
-from .drivers import Driver, driver_of
-from .drivers.base import run
-from .once import ATTEMPTS, Begin, OnceRules, once
-from .purge import Ticker
+from .once import ATTEMPTS, OnceRules, once
+from .purge import Ticker, figures_of, purge
 from .receipt import Receipt
 from .rules import Busy
 from .signatures import OnceFunction
 
 P = ParamSpec("P")
 T = TypeVar("T")
-DAY = 86_400.0
 
 
 class Inbox(AnyInbox[Begin]):
@@ -36,43 +33,43 @@ class Inbox(AnyInbox[Begin]):
         keep: seconds, or a timedelta, after which `purge` deletes a row. A message that is delivered later than that
             is handled twice, so keep rows longer than the broker keeps messages.
         table: the table's name.
-        schema: the schema that it is in; without one the connection's own.
-        begin: begins a transaction, as `Session.begin` does; for `purge` and `stats`, and by default for `once`.
+        schema: the table's schema; without one the connection's own.
+        begin: begins a transaction, like `Session.begin`; for `purge` and `stats`, and by default for `once`.
         codec: turns results into bytes and back; JSON by default.
-        max_result: bytes of a result at most.
+        max_result: the most bytes of a result.
 
     Raises:
-        ConfigError: a name could be more than a name; `keep` is no time; or another inbox of this name or this table
-            keeps its rows for another time.
+        ConfigError: a name is too long, or has other characters than letters, digits and underscores; `keep` is not a
+            time; or another inbox of this name or this table keeps its rows for another time.
     """
+
+    bridge = AWAITING
+    receipt = Receipt
 
     async def receive(
         self, transaction: Any, key: str, *, fingerprint: Any = None, busy: Busy = "wait"
     ) -> Receipt:
         """Remember a key in the caller's own transaction; say whether it is the first.
 
-        Waits for a twin in flight: where that commits this one is a duplicate, where it rolls back the first.
+        It waits for a twin in flight: if it commits, this call is a duplicate; if it rolls back, this call is first.
 
         Args:
             transaction: an async session or connection of SQLAlchemy, or a connection of asyncpg, psycopg, aiosqlite
                 or aiomysql.
-            key: what names the message; at most 1024 bytes of UTF-8.
-            fingerprint: what must be equal under one key, such as the amount: a value to digest, or what
-                `fastdedup.fingerprint()` returned. The row keeps it, for which an older table needs a new column.
+            key: the message's name; at most 1024 bytes of UTF-8.
+            fingerprint: data that must be equal under one key, such as the amount: a value to digest, or a result of
+                `fastdedup.fingerprint()`. The row keeps it, for which an older table needs a new column.
             busy: "skip" does not wait for a twin in flight, and answers IN_PROGRESS.
 
         Raises:
-            UsageError: no transaction, a closed or read-only one, or a synchronous one.
-            ConfigError: the table is not there, or does not fit; or a `fingerprint` cannot be digested, or kept.
+            UsageError: there is no transaction, or it is closed, read-only or synchronous.
+            ConfigError: the table does not exist, or does not fit; or a `fingerprint` cannot be digested, or kept.
             MismatchError: the key was received with another fingerprint. The transaction goes on.
             InvalidKeyError: the key cannot be used.
             RetryTransaction: run the whole transaction again.
         """
-        rules, driver = self._rules, async_driver(transaction)
-        row_id = rules.id_of(key)
-        flow = rules.receive(driver.database, row_id, busy, mark_of(fingerprint))
-        found = await run(driver, flow, rules.table_name)
-        return Receipt(rules, driver, key, row_id, found)
+        receipt: Receipt = await self.receive_flow(transaction, key, fingerprint, busy)
+        return receipt
 
     async def receive_many(
         self,
@@ -82,30 +79,25 @@ class Inbox(AnyInbox[Begin]):
         fingerprints: Sequence[Any] | None = None,
         busy: Busy = "wait",
     ) -> list[Receipt]:
-        """Remember many keys; the receipts are in the order of the keys. Arguments and errors as for `receive`.
+        """Remember many keys; the receipts are in the order of the keys. Arguments and errors: see `receive`.
 
-        `fingerprints` gives one for each key, or None. A MismatchError tells of the first of them: roll back, and
-        receive the messages one by one.
+        `fingerprints` has one for each key, or is None. A MismatchError names the first key that differs: roll back,
+        and receive the messages one by one.
 
-        The keys are inserted sorted, so that two calls with the same keys do not deadlock. A key that stands in the
-        list twice is first once.
+        The keys are inserted sorted, so that two calls with the same keys do not deadlock. A key that is in
+        the list twice is first once.
         """
-        if isinstance(keys, str | bytes):
-            raise UsageError("receive_many() takes a list of keys, not one text")
-        rules, driver, keys = self._rules, async_driver(transaction), list(keys)
-        ids = [rules.id_of(key) for key in keys]
-        marks = marks_of(fingerprints, keys)
-        found = await run(driver, rules.receive_many(driver.database, ids, busy, marks), rules.table_name)
-        return [Receipt(rules, driver, *each) for each in zip(keys, ids, found, strict=True)]
+        return await self._receive_many(transaction, keys, fingerprints, busy)
 
     def once(
         self,
         key: Callable[..., str],
         *,
         begin: Begin | None = None,
+        name: str | None = None,
         fingerprint: Callable[..., Any] | None = None,
         gate: Dedup | None = None,
-        wait: Seconds = 0.0,
+        wait: Seconds | None = None,
         busy: Busy = "wait",
         attempts: int = ATTEMPTS,
     ) -> Callable[
@@ -113,34 +105,40 @@ class Inbox(AnyInbox[Begin]):
     ]:
         """Decorate `async def work(transaction, …)` to be done once for each key; later calls return its result.
 
-        The decorated function is called without the transaction, which `begin` begins for it. A transaction that the
-        database ends for another one's sake is run again, after a pause.
+        They get the type that the function declares to return. If a result cannot come back, the work is committed,
+        its caller gets it with a ResultWarning, and later calls raise FailedError.
+
+        The decorated function is called without the transaction, which `begin` begins for it. If the
+        database ends a transaction for the sake of another, it is run again, after a pause.
 
         Args:
-            key: returns the key; called as the function is, with None in the transaction's place. A method gets the
-                transaction behind `self`.
-            begin: begins a transaction, as `Session.begin` does.
-            fingerprint: returns what must be equal under one key; called as `key` is. None: nothing is compared.
-            gate: a `Dedup` that answers duplicates before they reach the database. Where it does not answer, the
-                inbox decides alone, and the event `GateBypassed` tells of it.
+            key: returns the key; called with those arguments of the function that it names, and with None for the
+                transaction. `by("order.id")` makes one.
+            begin: begins a transaction, like `Session.begin`.
+            name: stands before each key; see `Dedup.once`.
+            fingerprint: returns the data that must be equal under one key; called like `key`. None: no comparison.
+            gate: a `Dedup` that answers duplicates before they reach the database. If it does not answer, the
+                inbox decides alone, and the event `GateBypassed` reports that.
             wait: seconds to wait for another owner's work at the gate.
-            busy: as for `receive`.
-            attempts: transactions at most.
+            busy: see `receive`.
+            attempts: the most transactions of a call.
 
         Raises, when it is called:
             InProgressError: another owner is at work, and `wait` is over; or `busy="skip"` met a twin.
             MismatchError: the key is known with another fingerprint.
-            RetryTransaction: the last attempt was ended by the database, too.
+            FailedError: no later call can get the result of the first one; `error` says why.
+            RetryTransaction: the database has ended the last attempt too.
             any error of the function: the transaction is rolled back, and the gate is free again.
-            any error of the driver: where it comes from the COMMIT, whether that took effect is unknown. Deliver the
-                message again: `receive` tells.
+            any error of the driver: if it comes from the COMMIT, it is unknown whether that took effect. Deliver the
+                message again: `receive` knows.
         """
         begin = begin or self._begin
         if begin is None:
             raise ConfigError(
                 "once() must begin a transaction: give it, or the inbox, begin=, such as begin=Session.begin"
             )
-        return once(self.receive, OnceRules(self._rules, key, gate, wait, busy, attempts, fingerprint), begin)
+        rules = OnceRules(self._rules, CallRules(key, fingerprint, name), gate, wait, busy, attempts)
+        return once(self.receive_flow, rules, begin)
 
     async def purge(
         self,
@@ -152,58 +150,25 @@ class Inbox(AnyInbox[Begin]):
     ) -> int:
         """Delete the rows that are older than `keep`, in batches; return how many were deleted.
 
-        Each batch is a transaction of its own, so it may be stopped at any time, and goes on where it was. One
-        process at a time purges a table; another one that calls it returns at once. Call it every so often.
+        Each batch is a transaction of its own, so a purge may be stopped at any time, and the next one goes on. One
+        process at a time purges a table; another one that calls it returns at once. Call it regularly.
 
         Args:
             begin: begins a transaction.
-            leader: a `Dedup` whose lock says who purges; without one the database's own lock does.
-            batch: rows of one transaction at most; by default what the database deletes in about ten milliseconds.
+            leader: a `Dedup` whose lock decides which process purges; without one the database's own lock does.
+            batch: the most rows of a transaction; by default the number that one deletes in about ten milliseconds.
             on_batch: called with the number of rows that each batch deleted.
 
         Raises:
-            RetryTransaction: the database has ended several batches, one after another. What was deleted before stays
-                deleted.
+            RetryTransaction: the database has ended several batches, one after another. Rows that were deleted before
+                stay deleted.
         """
         ticker = Ticker(self._rules, batch, on_batch)
-        if leader is None:
-            return await self._purge(ticker, self.beginning(begin))
-        with suppress(InProgressError):  # another process purges
-            async with leader.lock(ticker.lock_key, renew=True):
-                await self._purge(ticker, self.beginning(begin))
-        return ticker.total
+        return await purge(ticker, self.bridge, self.beginning(begin), leader)
 
     async def stats(self, *, begin: Begin | None = None, stretch: Seconds = DAY) -> Figures:
         """Return the table's figures: rows, bytes, the oldest row's age, and the rows by age. Reads the whole index.
 
-        `stretch`: seconds of each stretch of ages.
+        `stretch`: the seconds of each range of ages.
         """
-        seconds = Ticker.seconds(stretch)
-        async with self.beginning(begin)() as transaction:
-            driver = async_driver(transaction)
-            flow = self._rules.figures(driver.database, seconds)
-            return await run(driver, flow, self.table)
-
-    async def _purge(self, ticker: Ticker, begin: Begin) -> int:
-        while ticker.goes_on:
-            try:
-                async with begin() as transaction:
-                    driver = async_driver(transaction)
-                    rows = await run(driver, ticker.flow(driver.database), self.table)
-            except Exception as error:  # noqa: BLE001 -- pause() raises it where it shall not be run again
-                pause = ticker.pause(error)
-            else:
-                ticker.deleted(rows)
-                continue
-            await asyncio.sleep(pause)
-        return ticker.total
-
-
-def async_driver(transaction: Any) -> Driver:
-    """Return the driver for an async transaction."""
-    driver = driver_of(transaction)
-    if not driver.is_async:
-        raise UsageError(
-            f"{type(transaction).__name__} is synchronous: use Inbox of fastdedup.sync.sql, or an async connection"
-        )
-    return driver
+        return await figures_of(self._rules, self.bridge, self.beginning(begin), stretch)

@@ -1,31 +1,31 @@
 """`@inbox.once`: the gate absorbs the storm, the inbox decides in the transaction.
 
-What happens where something fails, by the place of the failure:
+What happens after a failure, by the part that failed:
 
-    the gate does not answer       the inbox decides alone (`GateBypassed`); also where its answer cannot be read
-    the work, or the transaction   rolled back; the gate's claim is released, so that a later delivery is first
-    the COMMIT                     unknown: the gate's claim is neither completed nor released. Its lease ends, and
-                                   the next delivery asks the inbox
+    the gate does not answer       the inbox decides alone (`GateBypassed`); also if its answer cannot be read
+    the work, or the transaction   it is rolled back; the gate's claim is released, so that a later delivery is first
+    the COMMIT                     its outcome is unknown: the gate's claim is neither completed nor released. Its
+                                   lease ends, and the next delivery asks the inbox
     after the COMMIT               the row answers the next delivery, and that completes the gate's claim
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
 from time import monotonic, perf_counter
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
+from ..arguments import CallRules
 from ..backoff import Backoff
-from ..checks import Seconds, check_arguments_rule, check_count, check_seconds, not_a_gate
+from ..checks import Seconds, check_count, check_wait, not_a_gate
 from ..claim import Claim
 from ..claiming import claim_call
 from ..core.calls import ClaimCall, claim_of, count_claim
 from ..core.gate import Gate
 from ..core.options import ClaimOptions
+from ..core.settlement import Settlement
 from ..core.waiting import end_of, wait_by_looks
 from ..downstream import claimed_work
 from ..errors import (
@@ -39,95 +39,92 @@ from ..errors import (
 )
 from ..events import GateBypassed
 from ..gateway import Dedup
+from ..kernel.keyspace import Keyspace, Kind
 from ..keys import Fingerprint
 from ..model import Outcome
-from .any_inbox import mark_of
+from ..results.declared import Results
+from .bridge import AWAITING, Begin, InboxBridge, in_transaction
+from .dialects import fault_of
 from .drivers import Driver
 from .drivers.base import is_retryable
-from .faults import DatabaseFault, fault_of
-from .local_calls import Answer, LocalCalls
-from .receipt import Receipt
+from .faults import DatabaseFault
+from .local_calls import Answer, LocalCalls, Name, TaskEnd, count_wait
+from .receipt import AnyReceipt, RowAnswer
 from .rules import Busy, InboxRules
 from .signatures import OnceFunction, arguments_before, hide_transaction
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Begin = Callable[[], AbstractAsyncContextManager[Any]]
-"""Begins a transaction: returns an async context manager that yields it, commits it, or on an error rolls it back."""
-Receive = Callable[..., Coroutine[Any, Any, Receipt]]
-"""`Inbox.receive`."""
+Receive = Callable[..., Coroutine[Any, Any, AnyReceipt]]
+"""The flow of `Inbox.receive`."""
+Work = Callable[[Any], Coroutine[Any, Any, Any]]
+"""Does the work in a transaction; it suspends only in async code."""
+Settle = Callable[[Settlement], Coroutine[Any, Any, Any]]
+"""Tells the gate the outcome of a claim."""
 ATTEMPTS: Final = 5
 """Transactions of one call by default."""
 _BACKOFF = Backoff(0.01, 1.0, growth=2.0, steady=0.0)
 MENDING: Final = 1.0
-"""Seconds for the gate to learn of what was committed: the row stands, so its caller does not wait longer."""
+"""Seconds to tell the gate of a committed row: the row decides anyway, so the caller does not wait longer."""
 RENEWED: Final = ClaimOptions(renew=True)
-"""How the gate is asked for a key whose work runs in a transaction."""
+"""The settings of a claim at the gate for work that runs in a transaction."""
 LOOK: Final = 1.0
-"""Seconds of each look of a caller that waits at the gate: so late at most it finds that the gate does not answer."""
+"""Seconds of each look of a caller that waits at the gate: it notices after at most these that the gate is away."""
 
 
 class OnceRules:
-    """The settings of one decorated function, checked once; what they mean without I/O."""
+    """The settings of one decorated function, checked once, and the decisions that need no I/O."""
 
     def __init__(
         self,
         inbox: InboxRules,
-        key: Callable[..., str],
+        calls: CallRules,
         gate: Any,
-        wait: Seconds,
+        wait: Seconds | None,
         busy: Busy,
         attempts: int,
-        fingerprint: Callable[..., Any] | None = None,
     ) -> None:
-        if not callable(key) or inspect.iscoroutinefunction(key):
-            raise ConfigError(
-                "once(key=…) must be a function, not async, that returns the key: "
-                "for example key=lambda session, message: message.id"
-            )
-        if fingerprint is not None and (
-            not callable(fingerprint) or inspect.iscoroutinefunction(fingerprint)
-        ):
-            raise ConfigError(f"once(fingerprint=…) must be a function, not async, got {fingerprint!r}")
         self.inbox = inbox
-        self._key = key
-        self._fingerprint = fingerprint
+        self.calls = calls
         self.gate = gate
-        self.wait = check_seconds(wait, "wait", least=0.0)
+        self.wait = check_wait(wait)
         self.busy = busy
         self.attempts = check_count(attempts, "attempts")
-        # Mutable: was it seen that `begin` commits.
+        # Mutable: whether `begin` was seen to commit.
         self.proven = False
 
-    def check_function(self, function: Callable[..., Any]) -> None:
-        """Raise ConfigError if the rules cannot take the arguments of the function. See `DecoratedFunctions` too."""
-        check_arguments_rule(self._key, function, "once(key=…)")
-        if self._fingerprint is not None:
-            check_arguments_rule(self._fingerprint, function, "once(fingerprint=…)")
-        self.inbox.decorated.tell(function, self._key, self.inbox.name, self.inbox.codec)
+    def results_of(self, function: Callable[..., Any]) -> Results:
+        """Return how the results of a function that is about to be decorated are kept. See `DecoratedFunctions` too.
 
-    def key_and_mark(self, *args: Any, **kwargs: Any) -> tuple[str, Fingerprint | None]:
-        """Return the key of a call, and its fingerprint, which is None where calls are not compared."""
-        value = None if self._fingerprint is None else self._fingerprint(*args, **kwargs)
-        return self._key(*args, **kwargs), mark_of(value)
+        Raises:
+            ConfigError: its declared type cannot come back.
+        """
+        self.inbox.decorated.tell(function, self.calls, self.inbox.name)
+        return Results(function, self.inbox.codec)
+
+    def gate_wire(self, name: str) -> bytes:
+        """Return the store key of a key at the gate, even if the gate was not reached."""
+        settings = self.gate.settings
+        return Keyspace(settings.namespace, Kind.CLAIM, readable=settings.readable_keys).wire(name)
 
     def check_outermost(self, driver: Driver) -> None:
-        """Check that what is committed stays, where a gate is told of it.
+        """Check that a COMMIT is final, if a gate will learn of it.
 
         Raises:
             UsageError: the transaction is a part of another one.
         """
         if self.gate is not None and driver.is_nested():
             raise UsageError(
-                "begin= is within another transaction, whose rollback would undo what the gate was told of: begin "
-                "the outermost one (in Django atomic(durable=True), outside of ATOMIC_REQUESTS), or leave gate= out"
+                "begin= is within another transaction, whose rollback would undo work that the gate has recorded: "
+                "begin the outermost one (in Django atomic(durable=True), outside of ATOMIC_REQUESTS), or leave "
+                "gate= out"
             )
 
     def prove(self, outcome: Outcome) -> None:
-        """Take in how a key stands that was committed.
+        """Note the outcome of a second look at a committed key.
 
         Raises:
-            ConfigError: its row is not there. It was there before the COMMIT: `InboxRules.finish` has looked.
+            ConfigError: the key's row is missing. It existed before the COMMIT: `InboxRules.finish` has looked.
         """
         if outcome is Outcome.ACQUIRED:
             raise ConfigError(
@@ -156,28 +153,17 @@ def pause_after(attempt: int) -> float:
 
 
 def is_committed_perhaps(error: BaseException) -> bool:
-    """True where the error of a COMMIT leaves open whether it took effect: its reply was lost."""
+    """True if it is unknown after this error of a COMMIT whether it took effect: its reply was lost."""
     return fault_of(error) is DatabaseFault.UNKNOWN
 
 
 UNHEARD: Final = (UnavailableError, ForeignRecordError, ResultError)
-"""The gate does not answer, or holds what cannot be read: the inbox decides alone."""
+"""The gate does not answer, or has a record that cannot be read: the inbox decides alone."""
 
 
 def bypassed(dedup: Dedup, rules: InboxRules, error: DedupError) -> None:
-    """Tell that the gate does not answer, or not so that it can be read."""
+    """Report that the gate does not answer, or that its answer cannot be read."""
     dedup.gate.connection.report(GateBypassed(dedup.settings.namespace, rules.name, str(error)))
-
-
-def count_wait(dedup: Dedup, seconds: float, answered: bool) -> None:
-    """Count a call that has waited behind another one of this process, as the gate would have counted it.
-
-    `answered`: it got the result of that call, so it does not ask the gate.
-    """
-    observers, namespace = dedup.gate.observers, dedup.settings.namespace
-    observers.waited(namespace, seconds)
-    if answered and (counters := observers.counters) is not None:
-        counters.observe(namespace, "claim", Outcome.SUCCEEDED.value, seconds)
 
 
 class CommitUnknown(Exception):
@@ -202,19 +188,22 @@ def once(
     ) -> OnceFunction[P, Coroutine[Any, Any, T]]:
         if not inspect.iscoroutinefunction(function):
             raise ConfigError(f"{function!r} is not async: use once() of fastdedup.sync.sql.Inbox")
-        rules.check_function(function)
+        key_and_mark = rules.calls.of(function)
+        results = rules.results_of(function)
 
         call: Callable[..., Coroutine[Any, Any, T]] = function
         before = arguments_before(function)
-        calls = LocalCalls(functools.partial(count_wait, rules.gate))
+        gate = None if rules.gate is None else AwaitedGate(rules)
 
         @functools.wraps(function)
         async def wrapper(*args: Any, **kwargs: Any) -> T:
-            def work(transaction: Any) -> Coroutine[Any, Any, T]:
-                return call(*args[:before], transaction, *args[before:], **kwargs)
+            async def work(transaction: Any) -> Any:
+                return results.kept(await call(*args[:before], transaction, *args[before:], **kwargs))
 
-            key, mark = rules.key_and_mark(*args[:before], None, *args[before:], **kwargs)
-            answer = await Once(receive, rules, begin, work, mark).run(key, calls)
+            if not results.are_known:
+                results.prepare()
+            key, mark = key_and_mark((*args[:before], None, *args[before:]), kwargs)
+            answer = await Once(AWAITING, receive, rules, begin, work, mark, gate, results.typed).run(key)
             result: T = answer()
             return result
 
@@ -224,81 +213,151 @@ def once(
     return decorate
 
 
+class AtGate(Protocol):
+    """The steps of `Once` at the gate. A claim is one of the code's own kind."""
+
+    async def claim(self, name: str, ends: float, mark: Fingerprint | None) -> Any:
+        """Claim a key; see `claim_at`."""
+        ...
+
+    async def tell(self, claim: Any, settle: Settle) -> None:
+        """Tell the gate the outcome of a claim."""
+        ...
+
+    def bypass(self, error: DedupError) -> None:
+        """Report that the gate does not answer, or that its answer cannot be read."""
+        ...
+
+    async def behind(
+        self, name: Name, call: Callable[[], Coroutine[Any, Any, Answer]], wait: float
+    ) -> Answer:
+        """Return the answer of an equal call that runs in this process, or run this call; see `LocalCalls`."""
+        ...
+
+
+class AwaitedGate:
+    """`AtGate` for async code."""
+
+    def __init__(self, rules: OnceRules) -> None:
+        self._rules = rules
+        self.behind = LocalCalls(TaskEnd, functools.partial(count_wait, rules.gate)).run
+
+    async def claim(self, name: str, ends: float, mark: Fingerprint | None) -> Claim:
+        """See `AtGate`."""
+        return await claim_at(self._rules.gate, name, ends, mark)
+
+    async def tell(self, claim: Claim, settle: Settle) -> None:
+        """See `AtGate`."""
+        await settle(claim.settlement)
+
+    def bypass(self, error: DedupError) -> None:
+        """See `AtGate`."""
+        bypassed(self._rules.gate, self._rules.inbox, error)
+
+
 class Once:
-    """One call of a decorated function."""
+    """One call of a decorated function. It has the arguments of `Transactions`, and `gate` if the rules have one."""
 
     def __init__(
         self,
+        bridge: InboxBridge,
         receive: Receive,
         rules: OnceRules,
-        begin: Begin,
-        work: Callable[[Any], Coroutine[Any, Any, Any]],
+        begin: Any,
+        work: Work,
         mark: Fingerprint | None,
+        gate: AtGate | None,
+        typed: Results | None,
     ) -> None:
         self._rules = rules
         self._mark = mark
-        self._transactions = Transactions(receive, rules, begin, work, mark)
+        self._gate = gate
+        self._typed = typed
+        self._transactions = Transactions(bridge, receive, rules, begin, work, mark, typed)
+        # Mutable: the answer of this call's own transaction.
+        self._own: RowAnswer | None = None
 
-    async def run(self, key: str, calls: LocalCalls) -> Answer:
+    async def run(self, key: str) -> Answer:
         """Claim at the gate, decide in the transaction, tell the gate."""
-        rules = self._rules
-        if rules.gate is None:
+        answer = await self._answer(key)
+        # Not for the callers that have waited for it: a result that duplicates cannot get has no copy for them.
+        return answer if answer is not self._own else self._own.of_own_work
+
+    async def _answer(self, key: str) -> Answer:
+        rules, gate = self._rules, self._gate
+        if gate is None:
             return await self._decide(key, None, None)
         name = rules.inbox.gate_key(key)
         if not rules.wait:
-            return await self._through_the_gate(key, name, 0.0)
-        ends = monotonic() + rules.wait
-        return await calls.run(
-            (name, self._mark), lambda: self._through_the_gate(key, name, ends), rules.wait
-        )
+            return await self._through_the_gate(gate, key, name, 0.0)
+        call = functools.partial(self._through_the_gate, gate, key, name, monotonic() + rules.wait)
+        return await gate.behind((name, self._mark), call, rules.wait)
 
-    async def _through_the_gate(self, key: str, name: str, ends: float) -> Answer:
-        """See `run`. `name`: the key at the gate; `ends`: when to wait there no longer."""
-        dedup: Dedup = self._rules.gate
-        claim: Claim | None = None
+    async def _through_the_gate(self, gate: AtGate, key: str, name: str, ends: float) -> Answer:
+        """See `run`. `name`: the key at the gate; `ends`: when to stop waiting there."""
+        claim = None
         try:
-            claim = await claim_at(dedup, name, ends, self._mark)
+            claim = await gate.claim(name, ends, self._mark)
             if not claim.acquired:
-                claim.replay()  # may raise
-                return claim.replay
+                claim.replay(self._typed)  # may raise
+                return functools.partial(claim.replay, self._typed)
         except UNHEARD as unheard:
-            bypassed(dedup, self._rules.inbox, unheard)
-        wire = dedup.gate.claims.wire(name) if claim is None else claim.settlement.store_key
-        return await self._decide(key, claim, wire)
+            gate.bypass(unheard)
+        return await self._decide(key, claim, self._rules.gate_wire(name))
 
-    async def _decide(self, key: str, claim: Claim | None, wire: bytes | None) -> Answer:
-        """Run the transaction, then tell the gate what came of it, where a claim is held there."""
+    async def _decide(self, key: str, claim: Any, wire: bytes | None) -> Answer:
+        """Run the transaction, then tell the gate its outcome, if a claim is held there."""
         try:
-            answer = await self._transactions.answer(key, wire)
+            self._own = answer = await self._transactions.answer(key, wire)
         except CommitUnknown as unknown:
             error = unknown.error
         except BaseException:
-            if claim is not None:
-                await claim.settlement.free()
+            await self._tell(claim, Settlement.free)
             raise
         else:
             if claim is not None:
-                await claim.settlement.mirror(answer(), within=MENDING)
+                await self._tell(claim, lambda held: answer.mirror(held, MENDING))
             return answer
-        if claim is not None:
-            claim.settlement.abandon()  # its lease ends, and the next delivery asks the inbox
+        await self._tell(claim, _abandon)  # the claim's lease ends, and the next delivery asks the inbox
         try:
             raise error
         finally:
             del error  # it refers to this frame
 
+    async def _tell(self, claim: Any, settle: Settle) -> None:
+        if claim is not None and self._gate is not None:
+            await self._gate.tell(claim, settle)
+
+
+async def _abandon(settlement: Settlement) -> None:
+    settlement.abandon()
+
 
 class Transactions:
-    """The transactions of one call: run again where the database ends one for another one's sake."""
+    """The transactions of one call: if the database ends one for the sake of another, it is run again.
+
+    Args:
+        bridge: the bridge of the calling code.
+        receive: the flow of `Inbox.receive`.
+        rules: the decorated function's.
+        begin: begins a transaction.
+        work: does the work in a transaction.
+        mark: the call's fingerprint.
+        typed: see `Results.typed`.
+    """
 
     def __init__(
         self,
+        bridge: InboxBridge,
         receive: Receive,
         rules: OnceRules,
-        begin: Begin,
-        work: Callable[[Any], Coroutine[Any, Any, Any]],
+        begin: Any,
+        work: Work,
         mark: Fingerprint | None,
+        typed: Results | None = None,
     ) -> None:
+        self._typed = typed
+        self._bridge = bridge
         self._receive = receive
         self._rules = rules
         self._begin = begin
@@ -306,71 +365,89 @@ class Transactions:
         self._mark = mark
 
     async def run(self, key: str, wire: bytes | None) -> Any:
-        """Return the result of the work, or of the work that was first. Arguments and errors as for `answer`."""
-        return (await self.answer(key, wire))()
+        """Return the result of the work, or of the work that was first. Arguments and errors: see `answer`."""
+        return (await self.answer(key, wire)).of_own_work()
 
-    async def answer(self, key: str, wire: bytes | None) -> Answer:
-        """Return what gives the result of the work, or of the work that was first.
+    async def answer(self, key: str, wire: bytes | None) -> RowAnswer:
+        """Return a function for the result of the work, or of the work that was first.
 
         Args:
             key: the inbox's key.
-            wire: the gate's key in its store, of which each run of the work makes the keys for its requests, also
-                where the gate was not reached; None without a gate.
+            wire: the key's bytes in the gate's store. Each run of the work makes the keys of its requests from them,
+                even if the gate was not reached; None without a gate.
 
         Raises:
             CommitUnknown: the COMMIT's reply was lost.
             MismatchError: the key has another fingerprint in its row.
-            RetryTransaction: the database has ended as many transactions as one call may have.
+            RetryTransaction: the database has ended every transaction that one call may begin.
             InProgressError: `busy="skip"` met a twin.
-            any other error, of the work or of the database: the transaction is rolled back.
+            any other error of the work or of the database: the transaction is rolled back.
         """
         attempt = 0
+        holder = None if self._bridge.is_async else self
         while True:
             attempt += 1
             try:
-                with claimed_work(wire):
+                with claimed_work(wire, holder):
                     return await self._attempt(key)
             except Exception as error:
                 if not (isinstance(error, RetryTransaction) or is_retryable(error)):
                     raise
                 pause = self._rules.pause(attempt, error)
-            await asyncio.sleep(pause)
+            await self._bridge.pause(pause)
 
-    async def _attempt(self, key: str) -> Answer:
+    async def _attempt(self, key: str) -> RowAnswer:
         """Run one transaction."""
+        rules = self._rules
+        receipt: Any = None
         commits = False
+
+        async def receive_and_work(transaction: Any) -> None:
+            nonlocal receipt, commits
+            receipt = await self._receive(transaction, key, fingerprint=self._mark, busy=rules.busy)
+            rules.check_outermost(receipt.driver)
+            if not receipt.first:
+                receipt.replay(self._typed)  # may raise
+                return
+            await receipt.begin_work()
+            # The work may have ended the transaction, or caught an error that ended it: its COMMIT would do nothing.
+            await receipt.finish(await self._work(transaction), look=not rules.proven)
+            commits = True
+
         try:
-            async with self._begin() as transaction:
-                receipt = await self._receive(transaction, key, fingerprint=self._mark, busy=self._rules.busy)
-                self._rules.check_outermost(receipt.driver)
-                if not receipt.first:
-                    receipt.replay()  # may raise
-                    return receipt.answer()
-                await receipt.begin_work()
-                # The work may have ended the transaction, or caught an error that has: its COMMIT would do nothing.
-                await receipt.finish(await self._work(transaction), look=not self._rules.proven)
-                commits = True
+            await in_transaction(self._bridge, self._begin, receive_and_work)
         except BaseException as error:
             if commits and is_committed_perhaps(error):
                 raise CommitUnknown(error) from None
             raise
-        if not self._rules.proven:
-            await self._prove(key)
-        return receipt.answer()
+        if receipt.first:
+            await prove_commit(self._bridge, self._begin, self._receive, rules, key)
+        answer: RowAnswer = receipt.answer(self._typed)
+        return answer
 
-    async def _prove(self, key: str) -> None:
-        """See at the first use that `begin` commits: otherwise the gate would drop work that was never done."""
-        try:
-            async with self._begin() as transaction:
-                self._rules.prove((await self._receive(transaction, key, busy="skip")).outcome)
-        except ConfigError:
-            raise
-        except Exception:  # noqa: BLE001 -- the work is committed, so its caller hears of no other error
-            return
+
+async def prove_commit(bridge: InboxBridge, begin: Any, receive: Receive, rules: OnceRules, key: str) -> None:
+    """Check at the first use that `begin` commits: otherwise the gate would skip work that was never done.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if rules.proven:
+        return
+
+    async def look(transaction: Any) -> None:
+        rules.prove((await receive(transaction, key, busy="skip")).outcome)
+
+    try:
+        await in_transaction(bridge, begin, look)
+    except ConfigError:
+        raise
+    except Exception:  # noqa: BLE001 -- the work is committed, so its caller gets no other error
+        return
 
 
 async def claim_at(dedup: Dedup, name: str, ends: float, mark: Fingerprint | None) -> Claim:
-    """Claim at the gate, and wait there as `wait_at` does."""
+    """Claim at the gate, and wait there; see `wait_at`."""
     since, call = perf_counter(), claim_call(dedup.gate, RENEWED, name, mark)
     call.will_wait = ends > monotonic()
     return await wait_at(dedup.gate, call, await call, ends, since)
@@ -380,18 +457,18 @@ async def wait_at(gate: Gate, call: ClaimCall, claim: Claim, ends: float, since:
     """Wait at the gate for another owner's work, if a claim has met one.
 
     Args:
-        gate: of the claim.
-        call: what was claimed, with a lease that is renewed.
-        claim: the answer to it.
-        ends: when to wait no longer, by `monotonic`.
-        since: when it was claimed, by `perf_counter`.
+        gate: the claim's gate.
+        call: the call that claimed, with a lease that is renewed.
+        claim: its answer.
+        ends: the time by `monotonic` at which to stop.
+        since: the time by `perf_counter` of the call.
     """
     if claim.retry_after is None or not call.will_wait:
         return claim
     found, gives_up = claim.settlement.verdict, end_of(ends - monotonic())
     try:
-        # By looks: one long wait would last through an outage of the gate, in which the inbox decides. And not by
-        # another claim(wait=…), which would ask the store what it has just answered.
+        # In several looks: one long wait would last through an outage of the gate, in which the inbox decides. Not by
+        # another claim(wait=…), which would repeat a question that the store has just answered.
         verdict = await wait_by_looks(gate, call.op, gives_up, found, LOOK)
     except UnavailableError as error:
         count_claim(gate, "claim", error, since)

@@ -1,25 +1,28 @@
-"""The rules of a purge: batches, each in a transaction of its own."""
+"""The functions for a whole table: a purge in batches, each in a transaction of its own; and the figures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 from ..checks import Seconds, check_count, check_seconds
-from ..errors import RetryTransaction
-from .dialects.base import Database, Flow, TableName
-from .drivers.base import is_retryable
+from ..errors import InProgressError, RetryTransaction
+from .bridge import InboxBridge, driver_over, in_transaction
+from .dialects.base import Database, Figures, Flow, TableName
+from .drivers.base import is_retryable, run
 from .once import ATTEMPTS, pause_after
 from .rules import TableRules
 
 
 class Ticker:
-    """One purge: how far it has come. `batch`: rows of a transaction, or None for the database's own number."""
+    """The progress of one purge. `batch`: rows of a transaction, or None for the database's own number."""
 
     def __init__(self, rules: TableRules, batch: int | None, on_batch: Callable[[int], None] | None) -> None:
         self._rules = rules
         self._batch = None if batch is None else check_count(batch, "batch")
         self._on_batch = on_batch
-        # Mutable: the rows of this batch at most, the rows deleted, is there more to do, and how many batches, one
+        # Mutable: the most rows of this batch; the rows deleted; whether there is more to do; how many batches, one
         # after another, the database has ended.
         self._size = 0
         self.total = 0
@@ -33,7 +36,7 @@ class Ticker:
 
     @property
     def lock_key(self) -> str:
-        """The key of the lock that says who purges."""
+        """The key of the lock of the process that purges."""
         return f"fastdedup-inbox-purge:{self.table_name}"
 
     def flow(self, database: Database) -> Flow[int | None]:
@@ -42,10 +45,10 @@ class Ticker:
         return self._rules.purge(database, self._size)
 
     def pause(self, error: Exception) -> float:
-        """Return the seconds until a batch is run again, which the database has ended for another transaction's sake.
+        """Return the seconds until a batch is run again that the database has ended for another transaction's sake.
 
         Raises:
-            the error itself: it is another one, or has come in too many batches, one after another.
+            the error itself: it is any other error, or too many batches, one after another, had it.
         """
         self._ended += 1
         retryable = isinstance(error, RetryTransaction) or is_retryable(error)
@@ -54,7 +57,7 @@ class Ticker:
         return pause_after(self._ended)
 
     def deleted(self, rows: int | None) -> None:
-        """Take in what a committed batch has deleted; None: another process purges."""
+        """Count the rows that a committed batch has deleted; None: another process purges."""
         self._ended = 0
         self.goes_on = rows is not None and rows >= self._size
         if rows:
@@ -62,7 +65,46 @@ class Ticker:
             if self._on_batch is not None:
                 self._on_batch(rows)
 
-    @staticmethod
-    def seconds(stretch: Seconds) -> float:
-        """Return a stretch of ages in seconds."""
-        return check_seconds(stretch, "stretch", least=1.0)
+
+async def purge(ticker: Ticker, bridge: InboxBridge, begin: Any, leader: Any) -> int:
+    """Purge a table if no other process does; return how many rows were deleted.
+
+    `leader`: a `Dedup` of the bridge's kind whose lock decides that; None for the database's own lock.
+    """
+    if leader is None:
+        await purge_table(ticker, bridge, begin)
+        return ticker.total
+    with suppress(InProgressError):  # another process purges
+        await bridge.within(
+            lambda: leader.lock(ticker.lock_key, renew=True), lambda _: purge_table(ticker, bridge, begin)
+        )
+    return ticker.total
+
+
+async def purge_table(ticker: Ticker, bridge: InboxBridge, begin: Any) -> None:
+    """Delete the rows that are too old, a transaction for each batch."""
+
+    async def delete(transaction: Any) -> int | None:
+        driver = driver_over(bridge, transaction)
+        return await run(driver, ticker.flow(driver.database), ticker.table_name)
+
+    while ticker.goes_on:
+        try:
+            rows = await in_transaction(bridge, begin, delete)
+        except Exception as error:  # noqa: BLE001 -- pause() raises it if the batch must not be run again
+            pause = ticker.pause(error)
+        else:
+            ticker.deleted(rows)
+            continue
+        await bridge.pause(pause)
+
+
+async def figures_of(rules: TableRules, bridge: InboxBridge, begin: Any, stretch: Seconds) -> Figures:
+    """Return a table's figures; see `Inbox.stats`."""
+    seconds = check_seconds(stretch, "stretch", least=1.0)
+
+    async def count(transaction: Any) -> Figures:
+        driver = driver_over(bridge, transaction)
+        return await run(driver, rules.figures(driver.database, seconds), rules.table_name)
+
+    return await in_transaction(bridge, begin, count)

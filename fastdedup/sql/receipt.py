@@ -1,30 +1,32 @@
-"""What `receive` answers: are you the first, and what came of it."""
+"""The answer of `receive`: whether this is the first, and the first one's result."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar, overload
 
+from ..codec import Encoded, JSONCodec
+from ..core.settlement import Settlement
 from ..errors import InProgressError, MismatchError, UsageError
 from ..model import Outcome
+from ..results.declared import LostResult, Results
 from .dialects.base import Flow
 from .drivers import Driver
 from .drivers.base import run
-from .local_calls import Answer
 from .rules import Found, InboxRules, ended
 
+T = TypeVar("T")
 _ANCHOR: Final = "fastdedup_once"
 
 
 class AnyReceipt:
-    """What receipts of async and of synchronous code share. Its words are those of claims."""
+    """The part that receipts of async and of synchronous code share. Its names are those of claims."""
 
-    __slots__ = ("_completed", "_found", "_id", "_kept", "_result", "_rules", "driver", "key")
+    __slots__ = ("_completed", "_found", "_id", "_kept", "_lost", "_rules", "driver", "key")
 
     def __init__(self, rules: InboxRules, driver: Driver, key: str, row_id: bytes, found: Found) -> None:
         self._rules = rules
         self.driver = driver
-        """What sends its statements in the transaction; for `once`, which works beneath `complete`."""
+        """The driver of the transaction; for `once`, which works below `complete`."""
         self._id = row_id
         self._found = found
         rules.received[found.outcome] += 1
@@ -35,10 +37,10 @@ class AnyReceipt:
             )
         self.key = key
         """The key that was received."""
-        # Mutable: was a result kept; what duplicates find; the result.
+        # Mutable: whether a result was kept; what duplicates find; a result that they cannot get.
         self._completed = False
         self._kept = found
-        self._result: Any = None
+        self._lost: LostResult | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.key!r} {self.outcome}>"
@@ -48,25 +50,37 @@ class AnyReceipt:
 
     @property
     def outcome(self) -> Outcome:
-        """ACQUIRED for the first; SUCCEEDED for a duplicate; IN_PROGRESS where `busy="skip"` met a twin in flight."""
+        """ACQUIRED for the first; SUCCEEDED for a duplicate; IN_PROGRESS if `busy="skip"` met a twin in flight."""
         return self._found.outcome
 
     @property
     def first(self) -> bool:
-        """True where nobody has committed this key: do the work, in the same transaction."""
+        """True if no transaction has committed this key: do the work, in the same transaction."""
         return self._found.outcome is Outcome.ACQUIRED
 
     @property
     def result(self) -> Any:
-        """The first result, decoded: what `complete` kept, here or in the transaction that was first; or None."""
-        return self._result if self.first else self._rules.result(self._found, self.key)
+        """The first result, decoded: the one that `complete` kept, here or in the first transaction; or None."""
+        return self._rules.result(self._kept, self.key)
 
-    def replay(self) -> Any:
-        """Return the first result, for a duplicate.
+    @overload
+    def replay(self) -> Any: ...
+
+    @overload
+    def replay(self, declared: type[T]) -> T: ...
+
+    @overload
+    def replay(self, declared: Any) -> Any: ...
+
+    def replay(self, declared: Any = None) -> Any:
+        """Return the first result, for a duplicate. `declared`: its type; see `fastdedup.Claim.replay`.
 
         Raises:
             InProgressError: a twin was in flight.
-            UsageError: this one is the first: there is nothing to replay, do the work.
+            UsageError: this receipt is the first: there is nothing to replay, so do the work.
+            FailedError: no duplicate can get the result; `error` says why.
+            ResultError: the result is not of the declared type, or cannot be read.
+            ConfigError: the declared type cannot come back, or needs `fastdedup[types]`.
         """
         if self.outcome is Outcome.IN_PROGRESS:
             raise InProgressError(
@@ -76,7 +90,7 @@ class AnyReceipt:
             raise UsageError(
                 f"{self.key!r} is received for the first time, there is nothing to replay: do the work"
             )
-        return self.result
+        return self._rules.result(self._found, self.key, declared)
 
     def _check_completion(self) -> None:
         if not self.first:
@@ -89,23 +103,90 @@ class AnyReceipt:
             )
 
     def _anchor(self) -> str:
-        """Return the name of the savepoint. Within another transaction of an inbox's it must be another one's."""
+        """Return the name of the savepoint. Inside another transaction of an inbox the name must differ."""
         return f"{_ANCHOR}_{self._id.hex()}" if self.driver.is_nested() else _ANCHOR
 
-    def _finishing(self, result: Any, look: bool) -> Flow[bytes]:
-        if not self.driver.is_open():
-            raise ended()
-        return self._rules.finish(self.driver.database, self._id, result, self._anchor(), look=look)
+    async def _complete(self, result: Any) -> None:
+        """See `Receipt.complete`."""
+        self._check_completion()
+        await self._keep(self._rules.complete(self.driver.database, self._id, result))
 
-    def _keep(self, payload: bytes) -> None:
-        """Remember the result in the form that duplicates get it."""
+    # Steps of `once`, below `complete`
+
+    async def begin_work(self) -> None:
+        """Set a savepoint by which `finish` recognizes the transaction: `once` calls this before the work."""
+        driver, rules = self.driver, self._rules
+        await run(driver, rules.dialect(driver.database).anchor(self._anchor()), rules.table_name)
+
+    async def finish(self, result: Any, look: bool) -> None:
+        """Keep the work's result in the transaction that holds the row, before its COMMIT; see `InboxRules.finish`.
+
+        `once` calls this after the work, in place of `complete`. `look`: check that the row still exists, because the
+        work may have rolled back and begun a transaction of its own.
+        """
+        driver = self.driver
+        if not driver.is_open():
+            raise ended()
+        self._lost = result if isinstance(result, LostResult) else None
+        await self._keep(self._rules.finish(driver.database, self._id, result, self._anchor(), look=look))
+
+    async def _keep(self, flow: Flow[bytes]) -> None:
+        """Store a result, and remember what duplicates find."""
+        payload = await run(self.driver, flow, self._rules.table_name)
         self._completed = True
         self._kept = Found(Outcome.SUCCEEDED, payload)
-        self._result = self._rules.result(self._kept, self.key)
 
-    def answer(self) -> Answer:
-        """Return a function that returns the result, decoded anew for each caller, also after the COMMIT."""
-        return partial(self._rules.result, self._kept, self.key)
+    def answer(self, typed: Results | None) -> RowAnswer:
+        """Return the result for the callers of `once`, also after the COMMIT. `typed`: see `Results.typed`."""
+        return RowAnswer(self._rules, self._kept, self.key, typed, self._lost)
+
+
+class RowAnswer:
+    """The result in a row: each call returns it anew.
+
+    Args:
+        rules: the inbox's.
+        kept: what the row keeps.
+        key: the message's key.
+        typed: see `Results.typed`.
+        lost: the result, if duplicates cannot get it.
+    """
+
+    __slots__ = ("_kept", "_key", "_lost", "_rules", "_typed")
+
+    def __init__(
+        self, rules: InboxRules, kept: Found, key: str, typed: Results | None, lost: LostResult | None
+    ) -> None:
+        self._rules = rules
+        self._kept = kept
+        self._key = key
+        self._typed = typed
+        self._lost = lost
+
+    def __call__(self) -> Any:
+        """Return the result for a duplicate. Errors: see `InboxRules.result`."""
+        return self._rules.result(self._kept, self._key, self._typed)
+
+    def of_own_work(self) -> Any:
+        """Return the result for the caller whose work it is, also if duplicates cannot get it.
+
+        Raises:
+            ResultWarning: they cannot, and warnings are errors.
+            any error of `InboxRules.result`.
+        """
+        if self._lost is None:
+            return self()
+        self._lost.warn()
+        return self._lost.result
+
+    async def mirror(self, held: Settlement, within: float) -> None:
+        """Complete a claim at the gate with it; see `Settlement.mirror`. Duplicates ask the row why it is lost."""
+        if self._lost is not None:
+            await held.free()
+            return
+        payload = self._kept.payload
+        is_json = type(held.gate.settings.codec) is JSONCodec and type(self._rules.codec) is JSONCodec
+        await held.mirror(Encoded((payload,)) if payload and is_json else self(), within=within)
 
 
 class Receipt(AnyReceipt):
@@ -117,25 +198,8 @@ class Receipt(AnyReceipt):
         """Keep a result for duplicates, in the same transaction. Without one, duplicates get None.
 
         Raises:
-            ResultError, ResultTooLargeError: it cannot be stored.
-            UsageError: not the first, completed already, or the transaction has ended.
+            ResultError, ResultTooLargeError: the result cannot be stored.
+            UsageError: this is not the first, is completed already, or the transaction has ended.
             RetryTransaction: run the whole transaction again.
         """
-        self._check_completion()
-        rules, driver = self._rules, self.driver
-        flow = rules.complete(driver.database, self._id, result)
-        self._keep(await run(driver, flow, rules.table_name))
-
-    async def begin_work(self) -> None:
-        """Set a savepoint by which `finish` recognizes the transaction: `once` calls this before the work."""
-        driver, rules = self.driver, self._rules
-        await run(driver, rules.dialect(driver.database).anchor(self._anchor()), rules.table_name)
-
-    async def finish(self, result: Any, look: bool) -> None:
-        """Keep the work's result in the transaction that holds the row, before its COMMIT; see `InboxRules.finish`.
-
-        `once` calls this after the work, where a caller of `receive` calls `complete`. `look`: see that the row is
-        still there, because the work may have rolled back and begun a transaction of its own.
-        """
-        driver, rules = self.driver, self._rules
-        self._keep(await run(driver, self._finishing(result, look), rules.table_name))
+        await self._complete(result)

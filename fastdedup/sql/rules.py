@@ -1,4 +1,4 @@
-"""What every inbox decides without I/O: the ids of keys, the order of statements, and what comes of a transaction."""
+"""The decisions of every inbox, without I/O: the ids of keys, the order of statements, a transaction's outcome."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from ..errors import ConfigError, UsageError
 from ..kernel.keyspace import MAX_KEY_BYTES, Keyspace, Kind
 from ..keys import check_namespace
 from ..model import Outcome
+from ..results.declared import LostResult, check_row, read_as
 from .dialects import Dialect, TableName, dialect_of
 from .dialects.base import MISSING, Database, Figures, Flow, Kept, Marks, misfits
 from .faults import LockedError, no_table
 
 TABLE: Final = "fastdedup_inbox"
 MAX_RESULT: Final = 256 * 1024
-"""Bytes of the largest result by default, as for claims."""
+"""Bytes of the largest result by default; claims have the same."""
 Busy = Literal["wait", "skip"]
 ID_BYTES: Final = 16
 MAX_KEYS: Final = 1000
-"""Keys in one statement at most: SQLite and PostgreSQL bound a statement's parameters."""
+"""The most keys in one statement: SQLite and PostgreSQL bound a statement's parameters."""
 
 
 class Found(NamedTuple):
-    """How a key stood: what came of it in this transaction, and the first result's bytes."""
+    """The state of a key: its outcome in this transaction, and the first result's bytes."""
 
     outcome: Outcome
     payload: bytes = b""
@@ -43,17 +44,17 @@ _UNMARKED: Final[Marks] = {}
 
 
 _MOST_DATABASES: Final = 1_000
-"""Databases of which a process remembers that it has looked at their tables."""
+"""The most databases whose tables a process remembers as checked."""
 
 
 def _remember(looked_at: dict[Database, Dialect], database: Database, sql: Dialect) -> None:
     if len(looked_at) >= _MOST_DATABASES:
-        looked_at.clear()  # each is looked at again
+        looked_at.clear()  # each is checked again
     looked_at[database] = sql
 
 
 class TableRules:
-    """What can be done to a table whichever inboxes it has.
+    """The flows for a table, for any inboxes that it has.
 
     Args:
         table_name: the table.
@@ -63,8 +64,8 @@ class TableRules:
     def __init__(self, table_name: TableName, keep: float) -> None:
         self.table_name = table_name
         self.keep = keep
-        # Mutable: the dialects in use by their names; that of each database whose table was looked at, and of those
-        # whose table was seen to keep fingerprints.
+        # Mutable: the dialects in use by their names; the dialect of each database whose table was checked, and of
+        # those whose table keeps fingerprints.
         self._dialects: dict[str, Dialect] = {}
         self._checked: dict[Database, Dialect] = {}
         self._marked: dict[Database, Dialect] = {}
@@ -77,10 +78,10 @@ class TableRules:
         return self._dialects[name]
 
     def checked(self, database: Database) -> Flow[Dialect]:
-        """Return the dialect of a database, once its table was found to be an inbox.
+        """Return the dialect of a database, after a check that its table is an inbox.
 
         Raises:
-            ConfigError: the table is not there, or is another kind of table.
+            ConfigError: the table does not exist, or is another kind of table.
         """
         sql = self.dialect(database)
         if database not in self._checked:
@@ -89,10 +90,10 @@ class TableRules:
         return sql
 
     def marked(self, database: Database) -> Flow[Dialect]:
-        """Return the dialect of a database, once its table was found to be an inbox that keeps fingerprints.
+        """Return the dialect of a database, after a check that its table is an inbox that keeps fingerprints.
 
         Raises:
-            ConfigError: as for `checked`; or the table has no column for fingerprints.
+            ConfigError: see `checked`; or the table has no column for fingerprints.
         """
         sql = yield from self.checked(database)
         if database not in self._marked:
@@ -107,12 +108,12 @@ class TableRules:
         return sql
 
     def purge(self, database: Database, size: int) -> Flow[int | None]:
-        """Delete up to `size` rows that are too old; return how many, or None where another process purges."""
-        sql = yield from self.checked(database)  # any table with a column `at` would lose its rows
+        """Delete up to `size` rows that are too old; return how many, or None if another process purges."""
+        sql = yield from self.checked(database)  # else any table with a column `at` would lose its rows
         return (yield from sql.purge(self.keep, size))
 
     def figures(self, database: Database, stretch: float) -> Flow[Figures]:
-        """Return the table's figures; `stretch`: seconds of each stretch of ages."""
+        """Return the table's figures; `stretch`: the seconds of each range of ages."""
         sql = yield from self.checked(database)
         return (yield from sql.figures(stretch))
 
@@ -131,7 +132,7 @@ class TableRules:
 
 
 class InboxRules(TableRules):
-    """The settings of one inbox, checked once, and its flows of statements. Arguments and errors as for `Inbox`."""
+    """The settings of one inbox, checked once, and its flows of statements. Arguments and errors: see `Inbox`."""
 
     def __init__(
         self,
@@ -151,15 +152,15 @@ class InboxRules(TableRules):
         self._keys = Keyspace(name, Kind.CLAIM, readable=MAX_KEY_BYTES)
         self.received: Counter[str] = Counter()
         """Received keys by their outcome, for metrics. Threads share it; a count may be missed."""
-        # "(", "=" and "#" stand in no inbox's name, so the keys of two inboxes are never equal at a gate.
+        # No inbox's name has "(", "=" or "#", so the keys of two inboxes are never equal at a gate.
         self._at_gate = name if self.table_name == TableName(TABLE) else f"{name}({self.table_name})"
         _register(self)
 
     def id_of(self, key: Any) -> bytes:
         """Return the 16 bytes that stand for a key of this inbox in the table.
 
-        A digest, because databases take different texts for equal: past a column's length, by case, by a space at
-        the end, by an accent.
+        It is a digest, because databases treat some different texts as equal: texts that differ past a column's
+        length, in case, in a space at the end, or in an accent.
 
         Raises:
             InvalidKeyError: the key is not text, is empty, has over 1024 bytes of UTF-8 or a lone surrogate.
@@ -169,7 +170,7 @@ class InboxRules(TableRules):
     def gate_key(self, key: str) -> str:
         """Return the key by which a gate knows a message of this inbox.
 
-        Another inbox handles the same message by itself, and so does one of the same name in another table.
+        Another inbox handles the same message itself, and so does an inbox of the same name in another table.
         """
         self._keys.wire(key)  # checks it
         text = f"{self._at_gate}={key}"
@@ -180,7 +181,7 @@ class InboxRules(TableRules):
     def receive(
         self, database: Database, row_id: bytes, busy: Busy, mark: bytes | None = None
     ) -> Flow[Found]:
-        """Remember a key; return how it stood. The way of most messages: no lists, and no flow inside the flow.
+        """Remember a key; return its state before. Most messages take this way: no lists, no flow in the flow.
 
         `mark`: the message's fingerprint. A row with another one is a MISMATCH; a row without one is not compared.
         """
@@ -200,7 +201,7 @@ class InboxRules(TableRules):
     def receive_many(
         self, database: Database, ids: Sequence[bytes], busy: Busy, fingerprints: Sequence[bytes | None]
     ) -> Flow[list[Found]]:
-        """Remember keys; return how each stood. The second of two equal keys is a duplicate of the first."""
+        """Remember keys; return each one's state before. The second of two equal keys is a duplicate of the first."""
         if busy not in ("wait", "skip"):
             raise ConfigError(f'busy= must be "wait" or "skip", got {busy!r}')
         if not ids:
@@ -210,7 +211,7 @@ class InboxRules(TableRules):
         is_marked = any(mark is not None for mark in fingerprints)
         sql = yield from (self.marked if is_marked else self.checked)(database)
         marks = own if is_marked else _UNMARKED
-        different = sorted(own)  # in one order, or two calls wait for each other
+        different = sorted(own)  # in one order; else two calls would wait for each other
         new, locked = yield from (self._skip if busy == "skip" else self._wait)(sql, different, marks)
         if len(new) == len(ids):
             return [_FIRST] * len(ids)
@@ -226,9 +227,9 @@ class InboxRules(TableRules):
         """Keep the result of a key that was received as first; return its bytes.
 
         Raises:
-            ResultError, ResultTooLargeError: it cannot be stored.
+            ResultError, ResultTooLargeError: the result cannot be stored.
         """
-        payload = encode(self.codec, result, self.max_result)
+        payload = encode(self.codec, result, self.max_result, takes_types=True)
         sql = self.dialect(database)
         if not (yield sql.complete(row_id, payload)).count:
             raise ended()
@@ -239,24 +240,39 @@ class InboxRules(TableRules):
     ) -> Flow[bytes]:
         """Keep the result of a key that was received as first, before the COMMIT; return its bytes.
 
-        `look`: look whether the row is still there, also if that takes a statement of its own.
+        If duplicates cannot get the result, the row keeps that instead.
+
+        `look`: check that the row still exists, even if that needs a statement of its own.
 
         Raises:
-            ResultError, ResultTooLargeError: it cannot be stored.
+            ResultError, ResultTooLargeError: the result cannot be stored.
             UsageError: the transaction or savepoint that holds the row has ended, a statement has failed in it, or
                 the row was deleted.
         """
-        payload = encode(self.codec, result, self.max_result)
+        if isinstance(result, LostResult):
+            payload = result.row(self.max_result)
+        else:
+            payload = encode(self.codec, result, self.max_result)
         if not (yield from self.dialect(database).finish(row_id, payload or None, anchor, look=look)):
             raise ended()
         return payload
 
-    def result(self, found: Found, key: str) -> Any:
-        """Return the result that a duplicate finds; None where the first kept none."""
-        return decode(self.codec, found.payload, key)
+    def result(self, found: Found, key: str, declared: Any = None) -> Any:
+        """Return the result that a duplicate finds; None if the first one kept no result.
+
+        `declared`: see `Claim.replay`.
+
+        Raises:
+            FailedError: the row says why no duplicate can get the result.
+            ResultError: the result is not of the declared type, or cannot be read.
+        """
+        check_row(found.payload, key, self.codec)
+        if declared is None:
+            return decode(self.codec, found.payload, key)
+        return read_as(declared, found.payload, key, self.codec)
 
     def _rows(self, sql: Dialect, known: Sequence[bytes], marks: Marks) -> Flow[dict[bytes, Kept]]:
-        """Return what the rows of ids keep that were not new. Leaves out an id that is new by now."""
+        """Return the rows of the ids that were not new. An id that is new by now is left out."""
         rows: dict[bytes, Kept] = {}
         for part in parts(known):
             rows |= yield from sql.kept(part, marked=bool(marks))
@@ -268,12 +284,12 @@ class InboxRules(TableRules):
         return rows
 
     def _insert_again(self, sql: Dialect, row_id: bytes, mark: bytes | None) -> Flow[Kept | None]:
-        """Insert a row that was not inserted, and is not there; return what a twin keeps, None where it is new now.
+        """Insert a row that was not inserted and does not exist; return a twin's row, or None if the id is new now.
 
         A purge may have deleted it in between: the message is older than `keep`.
 
         Raises:
-            ConfigError: the database drops the insert: never a duplicate without its row.
+            ConfigError: the database drops the insert. An id without a row is never a duplicate.
         """
         if (yield sql.insert_one(row_id, mark)).count:
             return None
@@ -308,13 +324,13 @@ class InboxRules(TableRules):
         if row_id in locked:
             return Found(Outcome.IN_PROGRESS)
         if row_id in new:
-            new.discard(row_id)  # a second place in the list is a duplicate
+            new.discard(row_id)  # a second place in the list means a duplicate
             return _FIRST
         return _duplicate(kept, mark)
 
 
 def _duplicate(kept: Kept, mark: bytes | None) -> Found:
-    """Return how a key stands that another message, or an earlier delivery of this one, has inserted."""
+    """Return the state of a key that another message, or an earlier delivery of this one, has inserted."""
     if mark is not None and kept.mark is not None and mark != kept.mark:
         return _MISMATCH
     return Found(Outcome.SUCCEEDED, kept.payload)
@@ -323,12 +339,12 @@ def _duplicate(kept: Kept, mark: bytes | None) -> Found:
 class TransactionEndedError(UsageError):
     """The work has ended the transaction that holds its row, or has deleted the row.
 
-    What it did before its own commit() stands.
+    Its changes before its own commit() remain.
     """
 
 
 def ended() -> TransactionEndedError:
-    """Return the error for a row that the present transaction does not hold any more."""
+    """Return the error for a row that the present transaction no longer holds."""
     return TransactionEndedError(
         "the transaction that holds the inbox's row has ended (it, or the savepoint that the row was received in, "
         "was rolled back or committed before the work was done), or the row was deleted. What the work did in the "
@@ -349,7 +365,7 @@ _lock = Lock()
 def _register(rules: InboxRules) -> None:
     """Refuse an inbox that would purge the rows of another one too early.
 
-    A row does not say whose it is, so all inboxes of a table keep their rows equally long.
+    A row does not name its inbox, so all inboxes of a table must keep their rows equally long.
     """
     with _lock:
         for place in (f"name {rules.name!r}", f"table {rules.table_name}"):

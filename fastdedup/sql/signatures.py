@@ -12,7 +12,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class OnceFunction(Protocol[P, R_co]):
-    """A function that is called without its transaction, which comes first, or behind a method's `self`."""
+    """A function that is called without its transaction: its first argument, or the one after a method's `self`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call the function."""
@@ -26,12 +26,12 @@ class OnceFunction(Protocol[P, R_co]):
 
 
 def arguments_before(function: Callable[..., Any]) -> int:
-    """Return how many arguments stand before the transaction: a method's `self`, or none."""
+    """Return how many arguments come before the transaction: 1 for a method's `self`, or 0."""
     return 1 if next(iter(inspect.signature(function).parameters), "") == "self" else 0
 
 
 def hide_transaction(wrapper: Any, before: int) -> None:
-    """Give a wrapper the signature by which it is called. `before`: the arguments before the transaction."""
+    """Give a wrapper the signature of its calls. `before`: the number of arguments before the transaction."""
     signature = inspect.signature(wrapper)
     parameters = list(signature.parameters.values())
     if len(parameters) > before and parameters[before].kind is not inspect.Parameter.VAR_POSITIONAL:

@@ -1,4 +1,4 @@
-"""An inbox's table for SQLAlchemy's metadata: `metadata.create_all()` and Alembic's autogenerate know it then."""
+"""An inbox's table for SQLAlchemy's metadata: then `metadata.create_all()` and Alembic's autogenerate know it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _MYSQL = "mysql", "mariadb"
 
 
 def inbox_table(metadata: MetaData, name: str = TABLE, schema: str | None = None) -> Table:
-    """Return an inbox's table, as a part of `metadata`: the one that `fastdedup inbox ddl` creates.
+    """Add an inbox's table to `metadata` and return it: the table that `fastdedup inbox ddl` creates.
 
     Args:
-        metadata: such as your declarative base's.
-        name: the table's name, as the inbox's `table=`.
-        schema: the schema that it is in; without one the metadata's own, or else the connection's.
+        metadata: for example, your declarative base's.
+        name: the table's name, equal to the inbox's `table=`.
+        schema: the table's schema; without one the metadata's own, or else the connection's.
 
     Raises:
-        ConfigError: a name could be more than a name.
+        ConfigError: a name is too long, or has other characters than letters, digits and underscores.
     """
     where = TableName(name, schema or metadata.schema)
     table = Table(
@@ -42,7 +42,7 @@ def inbox_table(metadata: MetaData, name: str = TABLE, schema: str | None = None
         mysql_engine="InnoDB",
         mariadb_engine="InnoDB",
     )
-    # Not the column's server_default: that would be every database's.
+    # Not the column's server_default, because that would be for every database.
     default = DDL("ALTER TABLE %(fullname)s ALTER COLUMN at SET DEFAULT now()")  # type: ignore[no-untyped-call]
     event.listen(table, "after_create", default.execute_if(dialect="postgresql"))
     return table

@@ -18,10 +18,10 @@ from .source import StoreSource
 def stores_of(
     store: Any, timeout: float, replicas: int = 0, credentials: Credentials | None = None
 ) -> StoreSource:
-    """Return the stores of a gate's connections: those that a URL names, or a store object of the user's.
+    """Return the stores of a gate's connections: those that a URL names, or a store object of the user.
 
     Raises:
-        ConfigError: as for `make_store`; or an object is given what goes with a URL.
+        ConfigError: see `make_store`; or options of a URL were given with an object.
     """
     if isinstance(store, str) or not hasattr(store, "execute"):
         try:
@@ -31,9 +31,9 @@ def stores_of(
         else:
             if isinstance(first, MemoryStore):
                 return StoreSource(lambda: first, forgets=True)
-            # Not the URL itself, which holds a password: whatever shows this object shows its attributes.
+            # Not the URL itself, which holds a password: code that shows this object shows its attributes.
             return StoreSource(lambda: make_store(store, timeout, replicas, credentials), has_several=True)
-        store, credentials = "", None  # as in `make_store`
+        store, credentials = "", None  # see `make_store`
         raise fault
     if replicas:
         raise ConfigError(
@@ -50,7 +50,7 @@ def make_store(url: str, timeout: float, replicas: int = 0, credentials: Credent
     Args:
         url: memory://, redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or sidecar://.
         timeout: seconds, the deadline of one operation.
-        replicas: how many replicas must confirm each write; a write that fewer confirm is marked as short.
+        replicas: how many replicas must confirm each write; a write with fewer confirmations is marked as short.
         credentials: asked for the login of each new connection to Redis; see `Dedup`.
 
     Raises:
@@ -60,8 +60,8 @@ def make_store(url: str, timeout: float, replicas: int = 0, credentials: Credent
         return _make(url, timeout, replicas, credentials)
     except ConfigError as error:
         fault = error.with_traceback(None)
-    # Raised without the frames that hold the URL: tools that log tracebacks may show local variables. And whoever
-    # passes a user and a password instead of a function has put a password into `credentials`.
+    # Raised without the frames that hold the URL: tools that log tracebacks may show local variables. A caller
+    # that passes a user and a password instead of a function has put a password into `credentials`.
     url, credentials = "", None
     raise fault
 
@@ -83,10 +83,10 @@ def _make(url: Any, timeout: float, replicas: int, credentials: Any) -> Store:
 
 
 def check_credentials(credentials: Any) -> None:
-    """Refuse what cannot be asked for a login.
+    """Refuse `credentials` that cannot give a login.
 
     Raises:
-        ConfigError: it is neither a function nor a provider; the message does not show it.
+        ConfigError: `credentials` is neither a function nor a provider; the message does not show it.
     """
     if isinstance(credentials, type) or not (
         callable(credentials) or hasattr(credentials, "get_credentials")
@@ -98,7 +98,7 @@ def check_credentials(credentials: Any) -> None:
 
 
 def _wrong_scheme(url: str) -> str:
-    """Return what to write for a URL without a known scheme. A part that may be a password is never repeated."""
+    """Return an error text that shows how to write a URL. It never repeats a part that may be a password."""
     if not url.strip():
         return f"the store's URL is empty: write {_FORMS['redis']}"
     scheme, slashes, _ = url.partition("://")

@@ -1,8 +1,8 @@
 """The store protocol: the guarantees of a backend. Its operations and their replies are in `kernel/operations.py`.
 
 A store executes *batches of independent operations of one verb*. A store does not wait for keys, decode results or
-know policies: that is the work of the gate above it. What the engine alone needs of a store stands in
-`kernel/store.py`; it is offered here too, because a store is written against this module.
+know policies: that is the work of the gate above it. `kernel/store.py` has the part of a store that the engine needs;
+it can be imported from here too, because a store is written against this module.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Store(BatchStore, Protocol):
     2.  The same owner claiming again gets its own claim back: same fence, same attempt.
     3.  Another owner finds IN_PROGRESS with the time that the lease has left.
     4.  When the lease has ended the next claimant acquires the key: attempt + 1, a higher fence.
-    5.  Settling, releasing and renewing act for the present owner alone; a stale owner changes nothing.
+    5.  Only the present owner can settle, release and renew; a stale owner changes nothing.
     6.  Settling, releasing and issuing again, after a lost reply, get the same answer as the first time.
     7.  A settled record answers every claimant with the first payload until it expires.
     8.  A released key is free: attempt + 1, a higher fence, any fingerprint.
     9.  Two different fingerprints on one key are a MISMATCH in every state.
-    10. A token is acquired once, only if it was issued, only by its subject. An owner is one use of it: the same
+    10. A token is acquired once, only if it was issued, and only by its subject. An owner is one use of it: the same
         owner gets that use back, with its fence and attempt, in the mode of its call:
 
         what the owner's record says    the owner redeems         the owner consumes
@@ -53,18 +53,18 @@ class Store(BatchStore, Protocol):
     11. A transition is one atomic step and moves only along the definition.
     12. Every record expires by itself.
     13. The operations of a batch are independent: a bad key fails alone.
-    14. When a watched key is freed or settled, the listener is told.
-    15. A record made elsewhere is adopted, unless the key holds a record that outranks it: then both are named.
+    14. When a watched key is freed or settled, the store calls the listener.
+    15. A record made elsewhere is adopted, unless the key holds a record that outranks it: then the reply names both.
     16. Of any number of calls that name an id of a ledger within its window, exactly one is the first.
     17. The same call naming its id again, after a lost reply, gets the same answer. Another call gets ALREADY; or
-        PENDING, for as long as it says that the first call may still be taken back.
+        PENDING, for as long as that other call says that the first one may still be undone.
     18. An id is remembered for its ledger's window, and up to 1 % longer; then it is new again.
-    19. What a call has remembered is taken back by its nonce alone, and by `forget` for everybody.
+    19. Only a call's own nonce undoes what that call has remembered; `forget` removes the id for all calls.
     20. A claim whose success a ledger remembers keeps all these promises while it is under way and for a while after;
         then the ledger alone knows that the key is done. Its completion and the ledger's entry are one step. A key
-        whose id the ledger knows is acquired by nobody, also where it was released or its lease has ended.
+        whose id the ledger knows cannot be acquired, even if it was released or its lease has ended.
 
-    Where a store cannot answer it raises UnavailableError, and no other error.
+    If a store cannot answer, it raises UnavailableError, and no other error.
     """
 
     async def open(self) -> None:
@@ -78,15 +78,15 @@ class Store(BatchStore, Protocol):
     async def aclose(self) -> None:
         """Close all connections. May also be called on a store that was never opened.
 
-        A store object that fastdedup has made, such as a `RedisStore`, is not opened again after that: give `Dedup` a
-        URL, of which it makes a new store each time that it is opened.
+        A store object that fastdedup has made, such as a `RedisStore`, is not opened again after that. Give `Dedup` a
+        URL instead: it makes a new store each time that it is opened.
         """
         ...
 
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
-        """Call `on_freed(wire)` from now on for each watched key that is freed or settled. Each waiter calls this.
+        """Call `on_freed(wire)` from now on for each watched key that is freed or settled. Each waiter calls it.
 
-        `on_freed(None)` means that messages may have been lost, or will be: every waiter calls this and asks again.
+        `on_freed(None)` means that messages may have been lost, or will be: every waiter calls it and asks again.
 
         Raises:
             UnavailableError: `on_freed` is not called at present. The store goes on trying.
@@ -96,10 +96,10 @@ class Store(BatchStore, Protocol):
 
 @runtime_checkable
 class ListeningStore(Protocol):
-    """An optional ability of a store: to hear what the policy has answered in its place. Stores for tests have it."""
+    """An optional ability of a store: to learn the policy's answers in its place. Stores for tests have it."""
 
     def policy_answered(self, op: Op, reply: Reply) -> None:
-        """The store did not answer this operation, and the policy gave this reply."""
+        """Called after the store did not answer this operation, and the policy gave this reply."""
         ...
 
 
@@ -108,9 +108,9 @@ Login = tuple[str | None, str]
 
 
 class CredentialProvider(Protocol):
-    """A source of logins as redis-py has them: `redis.credentials.CredentialProvider`, or an object like it.
+    """A source of logins for redis-py: `redis.credentials.CredentialProvider`, or an object like it.
 
-    Its `get_credentials_async` is asked instead where it has one.
+    If it has `get_credentials_async`, that method is called instead.
     """
 
     def get_credentials(self) -> Any:
@@ -119,7 +119,7 @@ class CredentialProvider(Protocol):
 
 
 Credentials = Callable[[], Login | Awaitable[Login]] | CredentialProvider
-"""What is asked for the login of each new connection. It must not block the event loop."""
+"""A source of the login for each new connection. It must not block the event loop."""
 
 
 @runtime_checkable
@@ -134,9 +134,9 @@ class BoundedStore(Protocol):
 
 @runtime_checkable
 class DegradingStore(Protocol):
-    """An optional ability of a store: to have a policy of its own, such as the sidecar's.
+    """An optional ability of a store: to have a policy of its own, like the sidecar.
 
-    Its answers may be `degraded`; their claims are still settled at this store.
+    Its answers may be `degraded`; the claims of such answers are still settled at this store.
     """
 
     degrades: Literal[True]
@@ -144,7 +144,7 @@ class DegradingStore(Protocol):
 
 @runtime_checkable
 class ReportingStore(Protocol):
-    """An optional ability of a store: to report what it notices beside its answers, as events for the user."""
+    """An optional ability of a store: to report events to the user, beside its answers."""
 
     on_report: Callable[[Event], None] | None = None
     """Set by the gate when it opens the store. Called in the gate's event loop; it does not raise."""
@@ -152,19 +152,19 @@ class ReportingStore(Protocol):
 
 @runtime_checkable
 class OpeningStore(Protocol):
-    """An optional ability of a store: to say why it did not answer when it was opened, where that is an outage."""
+    """An optional ability of a store: to say why it did not answer when it was opened, if that is an outage."""
 
     unreached: str
-    """Why, from the last opening; empty where it answered."""
+    """The reason, from the last opening; empty if the store answered."""
 
 
 @runtime_checkable
 class SlottedStore(Protocol):
-    """An optional ability of a store: to have to divide batches by slot, as on some Clusters."""
+    """An optional ability of a store: to have to divide batches by slot; some Clusters need that."""
 
     @property
     def batching(self) -> Batching:
-        """How batches go to its nodes now."""
+        """The way in which batches go to its nodes now."""
         ...
 
 
@@ -177,7 +177,7 @@ class ClockComparingStore(Protocol):
 
 
 class Query(NamedTuple):
-    """Which records to list: of a namespace, of some kinds, whose readable keys begin with a prefix; and why."""
+    """The records to list: those of a namespace, of some kinds, with a prefix of the readable key; and why."""
 
     namespace: str
     kinds: tuple[Kind, ...]
@@ -190,7 +190,7 @@ class Page(NamedTuple):
 
     Attributes:
         found: each store key and its record.
-        cursor: where to go on; empty at the end.
+        cursor: the place to go on from; empty at the end.
         seen: how many keys the store has looked at.
         now_us: the time by the store's clock, in microseconds since 1970.
     """
@@ -202,7 +202,7 @@ class Page(NamedTuple):
 
 
 def without_result(record: Stored) -> Stored:
-    """Return a claim's record without its result: a list shows none, and reads none."""
+    """Return a claim's record without its result: a list neither shows nor reads results."""
     record.payload = b""
     return record
 
@@ -233,7 +233,7 @@ class EvictingStore(Protocol):
     """An optional ability of a store: to tell whether it may evict keys."""
 
     async def eviction_policy(self) -> str | None:
-        """Return what it does when its memory is full, by Redis's names; None where that is not known.
+        """Return the policy for a full memory, by Redis's names; None if it is not known.
 
         Raises:
             UnavailableError: the store does not answer.

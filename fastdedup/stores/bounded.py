@@ -22,31 +22,31 @@ class NoRoomError(UnavailableError):
 
 
 class Beside(Protocol):
-    """What is kept beside the records, expires as they do, and counts as they do: the ids of ledgers."""
+    """Data that is kept beside the records, and that expires and counts like them: the ids of ledgers."""
 
     bytes_each: int
-    """Rough size of one."""
+    """Rough size of an item in bytes."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of items."""
 
     def expire(self, now_ms: int) -> None:
-        """Forget those that are over."""
+        """Forget the items that have expired."""
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all items."""
 
 
 class BoundedRecords:
-    """Records by store key. When there is no room for a new one it is refused: no unexpired record is forgotten.
+    """Records by store key. If there is no room for a new one, it is refused: no unexpired record is forgotten.
 
     Args:
-        beside: what else takes room here.
-        maxsize: records held at most.
-        max_bytes: estimated memory of the records, at most.
+        beside: other data that takes room here.
+        maxsize: the most records held.
+        max_bytes: the most estimated memory of the records.
         clock: returns seconds since 1970; by default a clock that setting the system's time does not change, so
             that no lease ends early.
-        make_room: called if there is no room: drops a record that is not needed, or returns False.
+        make_room: called if there is no room; it drops a record that is not needed, or returns False.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class BoundedRecords:
         self.bytes_kept = 0
         """Estimated memory of the records, in bytes."""
         self.reserved = 0
-        """Bytes that a policy which keeps records here needs for itself; they count as taken."""
+        """Bytes that a policy needs for itself if it keeps records here; they count as taken."""
         # Microseconds, so that two processes that give a key away in the same millisecond give different fences.
         self._offset = randrange(1000)
-        # One fence for all keys: so the next fence of a forgotten or expired key is higher, whatever the clock does.
+        # One fence for all keys: so the next fence of a forgotten or expired key is higher, even if the clock is set.
         self._fence = 0
-        # How far the clock that fences are given by is ahead of this one, in microseconds.
+        # How far the clock of the fences is ahead of this one, in microseconds.
         self._lead_us = 0
 
     def __len__(self) -> int:
@@ -84,7 +84,7 @@ class BoundedRecords:
         return iter(list(self._entries.items()))
 
     def clear(self) -> None:
-        """Forget all records, and what is kept beside them."""
+        """Forget all records, and the data beside them."""
         self._entries.clear()
         self.expiries.clear()
         self._beside.clear()
@@ -100,7 +100,7 @@ class BoundedRecords:
 
     @property
     def time_us(self) -> int:
-        """The store's time, in microseconds since 1970: what a fence that is given now begins with."""
+        """The store's time, in microseconds since 1970: a fence that is given now begins with it."""
         return self._fence_time() // 1000 * 1000 + self._offset
 
     def hear_time(self, time_us: int) -> None:
@@ -108,7 +108,7 @@ class BoundedRecords:
         self._lead_us = time_us - round(self._clock() * 1_000_000)
 
     def _fence_time(self) -> int:
-        """Return the time by which fences are given, in microseconds since 1970."""
+        """Return the time for new fences, in microseconds since 1970."""
         return round(self._clock() * 1_000_000) + self._lead_us
 
     # Records
@@ -134,7 +134,7 @@ class BoundedRecords:
             self._fence = max(self._fence, entry.fence)
 
     def move(self, wire: bytes, to: bytes) -> None:
-        """Let a record, if there is one, stand under another key. It takes no more room, so it is never refused."""
+        """Move a record, if there is one, to another key. It takes no more room, so it is never refused."""
         entry = self._entries.pop(wire, None)
         if entry is None:
             return
@@ -180,7 +180,7 @@ class BoundedRecords:
     # Room
 
     def bytes_taken(self) -> int:
-        """Return the bytes that records take, what is beside them, and what is reserved."""
+        """Return the bytes that are taken: by records, by the data beside them, and by reservations."""
         return self._bytes_taken(len(self._beside))
 
     def _bytes_taken(self, beside: int) -> int:
@@ -206,7 +206,7 @@ class BoundedRecords:
                 )
 
     def _set_payload(self, entry: Entry, payload: bytes) -> None:
-        """Give a record that has no payload one. Raises UnavailableError if there is no room."""
+        """Give a payload to a record that has none. Raises UnavailableError if there is no room."""
         while (taken := self.bytes_taken()) + len(payload) > self._max_bytes:
             if not self._evict():
                 raise NoRoomError(

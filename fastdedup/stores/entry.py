@@ -1,4 +1,4 @@
-"""A record of the memory store, and which record may replace which when a policy's are adopted."""
+"""A record of the memory store, and the rule which record wins when a policy's records are adopted."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ..kernel.records import Holding, Stored
 from ..model import Outcome
 
 LIVE = "PW"
-"""The states in which somebody holds the key."""
+"""The states in which an owner holds the key."""
 SETTLED = "SF"
-"""The states that keep an outcome."""
+"""The states that have an outcome."""
 
 
 class Entry:
@@ -31,19 +31,19 @@ class Entry:
 
 
 def is_held(entry: Entry, now: int) -> bool:
-    """True where an owner holds the key, and its lease is not over at `now`."""
+    """True if an owner holds the key, and its lease is not over at `now`."""
     return entry.state in LIVE and entry.until > now
 
 
 def differs(entry: Entry, fingerprint: bytes | None) -> bool:
-    """True where a claim with this fingerprint is a MISMATCH."""
+    """True if a claim with this fingerprint is a MISMATCH."""
     return bool(fingerprint and entry.fingerprint and fingerprint != entry.fingerprint)
 
 
 def is_free(entry: Entry | None, fingerprint: bytes | None, now: int) -> bool:
-    """True where a claim with this fingerprint acquires the key anew, unless a ledger knows that the key is done.
+    """True if a claim with this fingerprint acquires the key anew, unless a ledger knows that the key is done.
 
-    As in `claim_remembered.lua`: any other record says more than the ledger.
+    This is the rule of `claim.lua`: any other record says more than the ledger.
     """
     if entry is None:
         return True
@@ -66,7 +66,7 @@ def stored(entry: Entry, now: int) -> Stored:
 
 
 def verdict_on(outcome: Outcome, entry: Entry, now: int, *, fresh: bool = True) -> Verdict:
-    """Return the verdict on a claim that met this entry at `now`; a settled one's result goes with it."""
+    """Return the verdict on a claim that met this entry at `now`; it has the result of a settled entry."""
     settled = outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
     verdict = Verdict(
         outcome,
@@ -82,7 +82,7 @@ def verdict_on(outcome: Outcome, entry: Entry, now: int, *, fresh: bool = True) 
 
 
 def judge(ours: Stored, live: bool, base: Holding | None, former: Entry, now: int) -> tuple[Code, bool]:
-    """Return an adoption's code and whether to write: the table in `fallback/adoption.py`, as `adopt.lua` has it."""
+    """Return an adoption's code and whether to write: the table in `fallback/adoption.py`, like `adopt.lua`."""
     if "M" in (former.state, ours.state):
         known = former.owner == ours.owner or (base is not None and former.owner == base.owner)
         return (Code.OK, True) if known else (Code.THEIRS_STANDS, False)
@@ -101,18 +101,18 @@ def judge(ours: Stored, live: bool, base: Holding | None, former: Entry, now: in
 
 
 def _is_same(ours: Stored, base: Holding | None, former: Entry) -> bool:
-    """True where both records are of one acquisition, as far as they show."""
+    """True if both records are of one acquisition, judged by what they show."""
     if former.owner != ours.owner or former.fence == ours.fence:
         return former.owner == ours.owner
     if former.state in SETTLED:
         return _is_consumed(former) and _is_consumed(ours)
     # The former record is not settled and has another fence: it is its owner's own claim, whose reply was lost.
-    # But where the store itself had given our holding, it has given the key away once more since.
+    # But if the store itself had given our holding, it has given the key to another owner since.
     return base != (ours.owner, ours.fence)
 
 
 def _is_consumed(record: Entry | Stored) -> bool:
-    """True for a token that was consumed in one step by an owner that the library drew.
+    """True for a token that was consumed in one step by an owner that the library generated.
 
     No other caller has that owner, so a use under another fence is the same use, whose reply was lost.
     """

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import nsmallest
-from typing import Any, Final, assert_never
+from typing import Any, Final, assert_never, cast
 
 from ..errors import ConfigError, UnavailableError
 from ..kernel.codes import Code
 from ..kernel.keyspace import found_in
 from ..kernel.operations import (
-    Adopted,
     AdoptOp,
     ClaimOp,
     ForgetOp,
@@ -26,10 +25,11 @@ from ..kernel.operations import (
     Verdict,
 )
 from ..kernel.records import Stored, holding_bytes
+from ..kernel.replies import Adopted
 from ..kernel.terms import Mode
 from ..kernel.verbs import Verb
 from ..ledger.memory import BucketOp, MemoryLedgers
-from ..ledger.operations import FirstOp, ForgetIdOp, LedgerOp, RememberedClaimOp, RememberedSettleOp, SeenOp
+from ..ledger.operations import FirstOp, ForgetIdOp, LedgerOp, LedgerPlace
 from ..model import Outcome
 from .base import Page, Query, without_result
 from .bounded import FAR_US, BoundedRecords
@@ -38,11 +38,11 @@ from .entry import LIVE, SETTLED, Entry, differs, is_free, is_held, judge, store
 _STATES = ("I", "P", "W", "S", "F", "R", "M")
 _MAX_ATTEMPT = 65_535
 _MAX_FENCE = 31 << 48
-"""The bound of a fence and of a version, as in `_record.lua`."""
+"""The bound of a fence and of a version; `_record.lua` has the same."""
 
 
 class MemoryStore(BoundedRecords):
-    """A store in this process, with the guarantees of `Store`; arguments as for `BoundedRecords`."""
+    """A store in this process, with the guarantees of `Store` and the arguments of `BoundedRecords`."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class MemoryStore(BoundedRecords):
         """The ids of ledgers."""
         super().__init__(self.ledgers, maxsize=maxsize, max_bytes=max_bytes, clock=clock, make_room=make_room)
         self._listeners: list[Callable[[bytes | None], None]] = []
-        # When a lease that is given now begins, in ms: set for each operation.
+        # The start of a lease that is given now, in ms: set for each operation.
         self._from = 0
 
     async def open(self) -> None:
@@ -86,23 +86,20 @@ class MemoryStore(BoundedRecords):
         """Execute one operation. It is atomic, because nothing here awaits."""
         now_us = round(self._clock() * 1_000_000)
         now = now_us // 1000
-        # A lease starts at the end of this millisecond and is compared with its beginning, so it never ends early.
+        # A lease starts at the end of this millisecond, and its end is compared with the millisecond's beginning:
+        # so it never ends early.
         self._from = -(-now_us // 1000)
         self._expire(now)
         return _METHODS[op.verb](self, op, now)
 
     @classmethod
     def method_of(cls, verb: Verb) -> Callable[[MemoryStore, Any, int], Reply]:
-        """Return what executes a verb's operations at a time in ms."""
+        """Return the method that executes a verb's operations at a time in ms."""
         match verb:
             case Verb.CLAIM:
                 return cls._claim
-            case Verb.CLAIM_REMEMBERED:
-                return cls._claim_remembered
             case Verb.SETTLE:
                 return cls._settle
-            case Verb.SETTLE_REMEMBERED:
-                return cls._settle_remembered
             case Verb.RELEASE:
                 return cls._release
             case Verb.RENEW:
@@ -131,7 +128,7 @@ class MemoryStore(BoundedRecords):
             after = bytes.fromhex(cursor)
         except ValueError:
             raise ConfigError("the cursor is not one of memory://: begin without one") from None
-        # A page finds its place by looking at all keys, so it takes a tenth of them at least.
+        # A page has to look at all keys to find its place, so it takes at least a tenth of them.
         count = max(count, len(self._entries) // 10)
         wires = nsmallest(count, (wire for wire in self._entries if wire > after))
         found = [
@@ -143,8 +140,14 @@ class MemoryStore(BoundedRecords):
 
     # Claims
 
-    def _claim(self, op: ClaimOp, now: int) -> Verdict:
+    def _claim(self, op: ClaimOp, now: int) -> Reply:
         entry = self._entries.get(op.wire)
+        if op.unless is not None:
+            known = self.ledgers.apply(op.unless.seen(), now)
+            if known is Code.STALE:
+                return Code.STALE
+            if known is Code.ALREADY and is_free(entry, op.fingerprint, now):
+                return Verdict(Outcome.SUCCEEDED)
         if entry is None:
             if op.terms.mode is not Mode.CLAIM:
                 return Verdict(Outcome.UNKNOWN)
@@ -152,28 +155,6 @@ class MemoryStore(BoundedRecords):
         if differs(entry, op.fingerprint):
             return verdict_on(Outcome.MISMATCH, entry, self._from)
         return self._contend(op, entry, now)
-
-    def _claim_remembered(self, op: RememberedClaimOp, now: int) -> Reply:
-        """Claim a key whose success a ledger remembers."""
-        known = self.ledgers.apply(SeenOp(op.bucket, op.digest, op.ledger_terms), now)
-        if known is Code.STALE:
-            return Code.STALE
-        if known is Code.ALREADY and is_free(self._entries.get(op.wire), op.fingerprint, now):
-            return Verdict(Outcome.SUCCEEDED)
-        return self._claim(op, now)
-
-    def _settle_remembered(self, op: RememberedSettleOp, now: int) -> Reply:
-        """Let the ledger remember the id, and complete the claim."""
-        entry = self._held(op)
-        if entry is not None and entry.state in LIVE:
-            code = self.ledgers.apply(FirstOp(op.bucket, op.entry, op.ledger_terms), now)
-            if code is not Code.OK and code is not Code.ALREADY:
-                return code
-        try:
-            return self._settle(op, now)
-        except UnavailableError:  # no room for the result
-            self.ledgers.apply(ForgetIdOp(op.bucket, op.entry, op.ledger_terms), now)
-            raise
 
     def _contend(self, op: ClaimOp, entry: Entry, now: int) -> Verdict:
         held = is_held(entry, now)
@@ -215,7 +196,7 @@ class MemoryStore(BoundedRecords):
             verdict.former = holding_bytes(former.owner, former.fence)
         return verdict
 
-    def _settle(self, op: SettleOp, now: int) -> Code:
+    def _settle(self, op: SettleOp, now: int) -> Reply:
         entry = self._held(op)
         state = "S" if op.succeeded else "F"
         if entry is None:
@@ -224,7 +205,18 @@ class MemoryStore(BoundedRecords):
             return Code.OK
         if entry.state not in LIVE:
             return Code.LOST
-        self._set_payload(entry, op.payload)
+        if op.also is None:
+            self._set_payload(entry, op.payload)
+        else:
+            place = cast(LedgerPlace, op.also)
+            code = self.ledgers.apply(FirstOp(place.bucket, place.entry, place.terms), now)
+            if code is not Code.OK and code is not Code.ALREADY:
+                return code
+            try:
+                self._set_payload(entry, op.payload)
+            except UnavailableError:  # no room for the result
+                self.ledgers.apply(ForgetIdOp(place.bucket, place.entry, place.terms), now)
+                raise
         entry.until = self._from + op.keep_ms
         self.keep(op.wire, entry, entry.until)
         self._free(op.wire, entry, state)
@@ -291,7 +283,7 @@ class MemoryStore(BoundedRecords):
         if op.resent and version > (op.version or 0) + 1:
             return TransitionReply(
                 Code.UNSURE, state, version
-            )  # another change may hide ours: see `transition.lua`
+            )  # another change may hide this one: see `transition.lua`
         behind = 0 if op.version is None else version - op.version
         if state == op.to and behind in (0, 1):
             return TransitionReply(Code.ALREADY, state, version)
@@ -330,8 +322,8 @@ class MemoryStore(BoundedRecords):
         live = ours.state in LIVE and until > now
         code, writes = judge(ours, live, op.base, former, now)
         if writes:
-            # The fence names the record's acquisition, so it stays. But the fence of a key that is free to claim
-            # must not fall.
+            # The fence identifies the record's acquisition, so it stays. But the fence of a key that is free to
+            # claim must not fall.
             free = not live and ours.state not in "SFM"
             self._place(op, now, max(ours.fence, former.fence) if free else ours.fence)
             if former.state == "W":

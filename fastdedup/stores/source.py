@@ -1,4 +1,4 @@
-"""Where the connections of a gate get their stores from: each one of its own, or all the same."""
+"""The source of the stores of a gate's connections: one store for each connection, or one for all."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class StoreSource:
 
     Attributes:
         next: returns the store for one more connection.
-        has_several: each connection has a store of its own, which reaches the same records; else all have the same.
-        forgets: a store that is closed has lost its records: so the end of an event loop does not close it.
+        has_several: True if each connection has a store of its own, for the same records; False if all share one.
+        forgets: True if a closed store loses its records: then the end of an event loop does not close it.
     """
 
     next: Callable[[], Store]

@@ -26,7 +26,7 @@ class BackgroundDedup:
     def __init__(self, thread: LoopThread, dedup: Dedup) -> None:
         self.dedup = dedup
         self._thread = thread
-        # Mutable, in the thread: is it open; the task that opens it.
+        # Mutable, in the thread: whether it is open; the task that opens it.
         self._is_open = False
         self._opening: asyncio.Task[Dedup] | None = None
 
@@ -43,10 +43,10 @@ class BackgroundDedup:
         *,
         settles: bool = False,
     ) -> T:
-        """Open it if it is not open, then do what `LoopThread.run` does.
+        """Open it if it is not open, then do the work of `LoopThread.run`.
 
         Raises:
-            ConfigError: the store can never be used as it is set up.
+            ConfigError: the store cannot be used with its present set-up.
         """
         return self._thread.run(self._opened_first(make), seconds, discard, settles=settles)
 
@@ -57,9 +57,9 @@ class BackgroundDedup:
         answer: Callable[[Claim], T],
         discard: Callable[[T], None],
     ) -> T:
-        """Run a claim, as `run` does, and return what `answer` makes of it; one that never began is given up.
+        """Run a claim like `run`, and return the result of `answer` for it; a claim that never began is given up.
 
-        `answer` is called in the thread: what the caller is given is complete as it arrives.
+        `answer` is called in the thread, so the caller gets a complete result.
         """
 
         async def made() -> T:
@@ -79,15 +79,15 @@ class BackgroundDedup:
         *,
         settles: bool = False,
     ) -> T:
-        """Do what `run` does, awaited in any event loop."""
+        """Do the same as `run`, awaited in any event loop."""
         return await self._thread.arun(self._opened_first(make), seconds, discard, settles=settles)
 
     def post(self, make: Callable[[], Awaitable[object]]) -> None:
-        """Do what `LoopThread.post` does."""
+        """See `LoopThread.post`."""
         self._thread.post(make)
 
     def tell(self, callback: Callable[[], object]) -> None:
-        """Do what `LoopThread.tell` does."""
+        """See `LoopThread.tell`."""
         self._thread.tell(callback)
 
     def _opened_first(self, make: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
@@ -108,10 +108,10 @@ class BackgroundDedup:
         if self._is_open:
             return
         if self._opening is None:
-            # In a context of its own: what it starts lives for long, and would keep the first caller's request.
+            # In a context of its own: its tasks live for long, and would keep the first caller's request.
             self._opening = asyncio.get_running_loop().create_task(self._opened_anew(), context=Context())
             self._opening.add_done_callback(self._opened)
-        await asyncio.shield(self._opening)  # not cancelled with one caller, as the others wait for it
+        await asyncio.shield(self._opening)  # not cancelled with one caller, because the others wait for it
 
     async def _opened_anew(self) -> Dedup:
         connection = self.dedup.gate.connection
@@ -146,7 +146,7 @@ class PerProcess:
         self._make = make
         self._reusable = reusable
         self._on_made: list[Callable[[Dedup], object]] = []
-        # Mutable: the one of this process, or of the process that forked it; was it closed.
+        # Mutable: the one of this process, or of the process that forked it; whether it was closed.
         self._background: BackgroundDedup | None = None
         self._closed = False
 
@@ -173,14 +173,14 @@ class PerProcess:
         with starting():
             former = self._background
             if self._closed and former is not None and former.here:
-                # Not the former object, by which a thread may be at work that began before it was closed.
+                # Not the former object, because a thread that began before the close may still use it.
                 self._background = BackgroundDedup(current(), former.dedup)
             self._closed = False
 
     def _make_here(self) -> BackgroundDedup:
         if self._closed:
             raise UsageError("this Dedup is closed: open it again first, by open() or `with`")
-        thread = current()  # first: a signal's handler that comes as it starts may make one
+        thread = current()  # first: a signal's handler that comes at the start may make one
         former = self._background
         if former is not None and former.here:
             return former
@@ -212,7 +212,7 @@ class PerProcess:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Begin unopened in this process, and be afterwards as before; what was opened meanwhile is closed."""
+        """Begin unopened in this process, and restore the old state afterwards; those made meanwhile are closed."""
         kept = self._background, self._closed, self._reusable, tuple(self._on_made)
         self._background, self._closed, self._reusable = None, False, False
         try:
@@ -228,16 +228,16 @@ class PerProcess:
 
 
 class Bound(Generic[T]):
-    """Something that is made of an asyncio `Dedup`, and made again in each process."""
+    """An object that is made from an asyncio `Dedup`, and made again in each process."""
 
     def __init__(self, per_process: PerProcess, make: Callable[[Dedup], T]) -> None:
         self.per_process = per_process
         self.make = make
-        # Mutable: what was made, and the `Dedup` it was made of. Made at once, so that mistakes show here.
+        # Mutable: the object, and the `Dedup` that it was made from. Made at once, so that mistakes show here.
         self._made = (per_process.template, make(per_process.template))
 
     def get(self) -> tuple[BackgroundDedup, T]:
-        """Return this process's `BackgroundDedup`, and what was made of it."""
+        """Return this process's `BackgroundDedup`, and the object that was made from it."""
         background = self.per_process.background()
         made = self._made
         if made[0] is not background.dedup:
@@ -245,7 +245,7 @@ class Bound(Generic[T]):
         return background, made[1]
 
     def run(self, call: Callable[[T], Awaitable[R]], *, wait: float = 0.0) -> R:
-        """Return what `call` of this process's object returns, awaited in the background thread.
+        """Return the result of `call` for this process's object, awaited in the background thread.
 
         `wait`: seconds that it may take on top of an operation's.
         """

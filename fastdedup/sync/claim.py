@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
+from weakref import ref
 
 from .. import downstream
 from ..checks import Seconds, check_seconds
@@ -24,21 +26,24 @@ class Claim:
     `with dedup.claim(key) as claim:` settles on the way out: `complete(None)` if the body did not,
     `release()` on an exception. Any thread of the process may settle it.
 
-    With `renew=True` the lease is renewed in the background, until the claim is settled or collected. If the lease
-    is lost all the same, nothing can stop the body: `lost` turns True, and leaving it, or `complete`, raises
-    ClaimLostError. Ask `lost` before a step that cannot be undone, and pass `fence` to what you write to.
+    The lease is renewed in the background while that body runs, and with `renew=True` until the claim is settled or
+    collected. If the lease is still lost, the body cannot be stopped: `lost` turns True, and leaving it, or
+    `complete`, raises ClaimLostError. Ask `lost` before a step that cannot be undone, and pass `fence` to what you
+    write to.
     """
 
-    __slots__ = ("__weakref__", "_background", "_claim", "_said", "_seconds", "_work")
+    __slots__ = ("__weakref__", "_background", "_claim", "_said", "_seconds", "_work", "renews")
 
     def __init__(self, background: BackgroundDedup, claim: AsyncClaim) -> None:
         self._background = background
         self._claim = claim
-        # Mutable: the longest lease that it had; settling is tried for so long.
+        # Mutable: what its caller said of `renew=`; None: the lease is renewed while a `with` block runs.
+        self.renews: bool | None = None
+        # Mutable: the longest lease that it had, which is the time to retry settling.
         self._seconds = claim.lease or 0.0
-        # Mutable, within `with`: what ends the work that clients of HTTP ask for.
+        # Mutable, within `with`: the object that ends the work for HTTP clients.
         self._work: Any = None
-        # Mutable: records the outcome that the caller has told, until that has begun.
+        # Mutable: the function that records the caller's outcome, until it has begun.
         self._said: Callable[[], Coroutine[Any, Any, Any]] | None = None
 
     def __repr__(self) -> str:
@@ -53,6 +58,11 @@ class Claim:
         """The asyncio claim behind it, which belongs to the background thread."""
         return self._claim
 
+    @property
+    def background(self) -> BackgroundDedup:
+        """For integrations: the `Dedup` and the thread of `asynchronous`."""
+        return self._background
+
     def _complete(self, result: Any, ttl: Seconds | None, *, within: Seconds | None) -> None:
         self._said = lambda: self._claim.complete(result, ttl, within=within)
         self._say(within)
@@ -62,28 +72,28 @@ class Claim:
         self._say(within)
 
     def say(self, outcome: Callable[[AsyncClaim], Coroutine[Any, Any, Any]]) -> None:
-        """Record the outcome that `outcome` tells `asynchronous`; blocks, and raises, as `complete`."""
+        """Record an outcome by `outcome(asynchronous)`; it blocks, and raises the errors of `complete`."""
         self._said = lambda: outcome(self._claim)
         self._say(None)
 
     def _release(self) -> None:
         self._run(self._claim.release, settles=True)
 
-    def free(self) -> None:
-        """Release, if no caller is there to try again: see `Settlement.free`."""
-        self._run(self._claim.settlement.free, settles=True)
+    def free(self, *, after: Seconds = 0.0) -> None:
+        """Release without a caller that could retry: see `Settlement.free`."""
+        self._run(lambda: self._claim.settlement.free(after=after), settles=True)
 
     def settle_by(self, settle: Callable[[AsyncClaim], Awaitable[T]], seconds: float) -> T:
         """Return what `settle`, called in the background thread with `asynchronous`, returns within `seconds`.
 
-        If the caller is interrupted, it is begun all the same, and then cancelled.
+        If the caller is interrupted, it is still begun, and then cancelled.
         """
         return self._run(lambda: settle(self._claim), seconds, settles=True)
 
     def settled_by(self, settle: Callable[[AsyncClaim], Coroutine[Any, Any, AsyncClaim]]) -> AsyncClaim:
         """Return the claim that `settle`, called in the background thread with `asynchronous`, returns.
 
-        If the caller is interrupted, it goes on, and a claim that it leaves acquired is given back.
+        If the caller is interrupted, it goes on, and if the claim is acquired then, it is released.
         """
 
         async def settled(claim: AsyncClaim) -> AsyncClaim:
@@ -110,14 +120,22 @@ class Claim:
             self._seconds = max(self._seconds, check_seconds(lease, "lease"))
 
     def _longest(self, within: Seconds | None) -> float:
-        """Return for how long settling may take; `within` ends it sooner, by a last try that began before."""
+        """Return the seconds that settling may take; `within` ends it sooner, with a last try that began before."""
         if within is None:
             return self._seconds
         return min(self._seconds, check_seconds(within, "within", least=0.0)) + self._one_operation
 
     def __enter__(self) -> Self:
         if self.acquired:
-            self._work = downstream.enter(self._claim.settlement.store_key, self)
+            try:
+                self._work = downstream.enter(self._claim.settlement.store_key, self)
+                if self.renews is None and self._background.here:
+                    self._background.tell(partial(_renew_in_block, ref(self)))
+            except BaseException:  # such as a signal's: a block that was not entered is never left
+                self._end_block()
+                if self.renews is None and self._background.here:
+                    self._background.tell(self._claim.settlement.renew_no_more)
+                raise
         return self
 
     def __exit__(
@@ -127,13 +145,16 @@ class Claim:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            work, self._work = self._work, None
-            downstream.leave(work)
+            self._end_block()
         finally:  # also if an interrupt comes here
             self.leave(error)
 
+    def _end_block(self) -> None:
+        work, self._work = self._work, None
+        downstream.leave(work)
+
     def leave(self, error: BaseException | None, *, release: bool = False) -> None:
-        """Settle on the way out of `with`. A child that was forked inside does nothing: it is its parent's claim."""
+        """Settle on the way out of `with`. A child that was forked inside does nothing: its parent has the claim."""
         if not self._background.here:
             return
 
@@ -144,7 +165,7 @@ class Claim:
             if left:
                 return
             left = True
-            if (said := self._said) is not None:  # interrupted before it could begin
+            if (said := self._said) is not None:  # the caller was interrupted before it could begin
                 self._said = None
                 self._kept(self._told(said))
                 await asyncio.sleep(0)  # its first step
@@ -153,7 +174,7 @@ class Claim:
         self._surely(leave, self._seconds)
 
     def _say(self, within: Seconds | None) -> None:
-        """Record the outcome in `_said`. An interrupt does not undo that: what was done must not be done again."""
+        """Record the outcome in `_said`. An interrupt does not undo that, because done work must not run again."""
         said = self._said
 
         async def begun() -> None:
@@ -167,12 +188,12 @@ class Claim:
 
         try:
             self._surely(begun, self._longest(within))
-        except (ConfigError, UsageError):  # it cannot be said
+        except (ConfigError, UsageError):  # this outcome cannot be recorded
             self._said = None
             raise
 
     def _surely(self, make: Callable[[], Awaitable[T]], seconds: float) -> T:
-        """Run what settles, which begins once however often it is called; also if an interrupt comes first."""
+        """Run a settlement, which begins once for any number of calls, even if an interrupt comes first."""
         try:
             return self._run(make, seconds, settles=True)
         except DedupError:
@@ -182,7 +203,7 @@ class Claim:
             raise
 
     async def _told(self, said: Callable[[], Awaitable[None]]) -> None:
-        """Say what the caller was interrupted at; the log tells if that was in vain."""
+        """Record the outcome of an interrupted caller; if that fails, log it."""
         try:
             await said()
         except (ClaimLostError, UnavailableError) as error:
@@ -195,7 +216,7 @@ class Claim:
     def _run(
         self, make: Callable[[], Awaitable[T]], seconds: float | None = None, *, settles: bool = False
     ) -> T:
-        """Run it in the background thread, for so many seconds at most; by default for one operation's."""
+        """Run it in the background thread, for at most `seconds`; by default for one operation's."""
         if not self._background.here:
             raise UsageError(
                 "this claim was made in another process, or its background thread has died: claim again"
@@ -205,19 +226,24 @@ class Claim:
 
     @property
     def _one_operation(self) -> float:
-        """Seconds that an operation takes at most."""
+        """The most seconds that an operation takes."""
         return self._background.dedup.gate.connection.timeout
+
+    @property
+    def in_block(self) -> bool:
+        """True while a `with` block of it runs."""
+        return self._work is not None
 
     # The rest of the class is written by scripts/write_sync.py, which `make format` runs.
 
     @property
     def outcome(self) -> Outcome:
-        """What the claimant found."""
+        """The answer to the claimant."""
         return self._claim.outcome
 
     @property
     def acquired(self) -> bool:
-        """True for the claimant that shall do the work."""
+        """True for the claimant that must do the work."""
         return self._claim.acquired
 
     @property
@@ -234,10 +260,10 @@ class Claim:
     def fence(self) -> int:
         """The present owner's fence, which rises from owner to owner of a key; 0 if it is not known.
 
-        Hand it to what you write to, which can then refuse an owner that was overtaken. It is the server's time
-        in microseconds, and never below the latest time that this client has seen from the store. What stays
-        open: a key that has expired or was forgotten leaves no memory, so after the server's clock was set
-        back, a client that never saw the later time may be given a lower fence for that key.
+        Send it to the system that you write to, which can then refuse an overtaken owner. It is the server's time
+        in microseconds, and never below the latest time that this client has seen from the store. One
+        case is left: a key that has expired or was forgotten leaves no memory. So after the server's clock was
+        set back, a client that never saw the later time may get a lower fence for that key.
         """
         return self._claim.fence
 
@@ -289,51 +315,68 @@ class Claim:
     def downstream(self, name: str) -> str:
         """Return the idempotency key for a call that the work makes, such as `claim.downstream("stripe")`.
 
-        It is the same for every attempt and owner of this key, also after its record has expired or was forgotten,
-        and another one for each name: give each call its own. A UUID as text.
+        It is the same for every attempt and owner of this key, also after its record has expired or was forgotten.
+        It differs for each name, so give each call its own name. It is the text of a UUID.
 
         Raises:
-            InvalidKeyError: the name is empty, longer than 1,024 characters, or no text.
+            InvalidKeyError: the name is empty, longer than 1,024 characters, or not text.
         """
         return self._claim.downstream(name)
 
-    def replay(self) -> Any:
-        """Return the result of a success, for a duplicate that wants what the first call returned.
+    @overload
+    def replay(self) -> Any: ...
+
+    @overload
+    def replay(self, declared: type[T]) -> T: ...
+
+    @overload
+    def replay(self, declared: Any) -> Any: ...
+
+    def replay(self, declared: Any = None) -> Any:
+        """Return the result of a success, for a duplicate that needs the first call's result.
+
+        `declared`: the type that it was completed with, such as `Receipt` or `list[Receipt]`. Without it, the result
+        is what JSON brings back: a dict for a dataclass, text for a datetime.
 
         Raises:
-            FailedError: the first run ended in a failure that was recorded; `error` is what it recorded.
+            FailedError: the first run ended in a failure that was recorded; `error` is the recorded error.
             InProgressError: another owner is at work; `retry_after` says how long at most.
             MismatchError: the key is known with another fingerprint, or the token with another subject.
             InvalidKeyError: the token was never issued, or has expired.
             UsageError: this claim is acquired: there is nothing to replay, do the work.
+            ResultError: the result is not of the declared type, or cannot be read.
+            ConfigError: the declared type cannot come back, or needs `fastdedup[types]`.
         """
-        return self._claim.replay()
+        return self._claim.replay(declared)
 
     def complete(
         self, result: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None
     ) -> None:
         """Record success: every duplicate gets `result` for `ttl` seconds (the namespace's by default).
 
-        If a ledger remembers the success (`remember=`), it does so for its window, and `ttl` says only for how
-        long `result` is kept: a minute by default.
+        JSON holds it, also a dataclass, a Pydantic model, a datetime, a Decimal or a set: `replay(Receipt)` gives
+        that back.
+
+        If a ledger remembers the success (`remember=`), it does so for its window, and `ttl` is only the time
+        for which `result` is kept: a minute by default.
 
         It is tried for `within` seconds while the store is unavailable; by default until the lease ends.
 
         Raises:
             ResultError: the codec cannot encode the result.
-            ResultTooLargeError: it is larger than `max_result`; the claim stays live.
+            ResultTooLargeError: the result is larger than `max_result`; the claim stays live.
             ClaimLostError: another owner has the key, or it was forgotten.
-            UnavailableError: it could not be recorded; `unrecorded` is True. Also if the store is back without
-                its data.
+            UnavailableError: the result could not be recorded; `unrecorded` is True. Also if the store is back
+                without its data.
         """
         self._complete(result, ttl, within=within)
 
     def fail(self, error: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None) -> None:
         """Record a failure for good: every duplicate gets `error` for `ttl` seconds (`failure_ttl` by default).
 
-        For a failure that a retry may mend, `release` instead. An exception is recorded as its type's name and its
+        For a failure that a retry may fix, use `release` instead. An exception is recorded as its type's name and its
         text, which is cut to fit into `max_result`. Any other error must be JSON-able: it does not pass through
-        `codec=`. Raises as `complete`.
+        `codec=`. Errors: see `complete`.
         """
         self._fail(error, ttl, within=within)
 
@@ -345,8 +388,18 @@ class Claim:
         self._release()
 
     def renew(self, lease: Seconds | None = None) -> None:
-        """Start the lease anew from now: `lease` seconds, as long as the first by default."""
+        """Start the lease anew from now, for `lease` seconds; by default for as long as the first lease."""
         self._renew(lease)
+
+
+def _renew_in_block(mine: ref[Claim]) -> None:
+    """Renew the lease from now on; in the background thread, which may get to this after the block has ended.
+
+    It goes on until the claim is collected at the latest, because an interrupt may stop a thread before `__exit__`.
+    """
+    claim = mine()
+    if claim is not None and claim.in_block:
+        claim.asynchronous.settlement.keep_renewed(mine)
 
 
 def take_back(claim: AsyncClaim) -> None:

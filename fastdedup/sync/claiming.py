@@ -1,4 +1,4 @@
-"""What `Dedup.claim` and `claim_many` of synchronous code do. Decorators and consumers make their options once."""
+"""`Dedup.claim` and `claim_many` of synchronous code. Decorators and consumers make their options once."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def claim_now(bound: Bound[AsyncDedup], options: ClaimOptions, key: str, fingerp
         check_resolve(resolve, asynchronous=False)
     options = _in_background(options)
     claim = answered(bound, lambda dedup: claim_call(dedup.gate, options, key, fingerprint))
+    claim.renews = renews
     return claim if resolve is None else resolved(claim, resolve, renews=renews)
 
 
@@ -33,8 +34,12 @@ def claim_list_now(
     options = _in_background(options)
 
     async def made() -> list[Claim]:
-        claims = await claim_list(dedup.gate, options, keys, fingerprints)
-        return [Claim(background, claim) for claim in claims]
+        claims = [
+            Claim(background, each) for each in await claim_list(dedup.gate, options, keys, fingerprints)
+        ]
+        for claim in claims:
+            claim.renews = options.renew
+        return claims
 
     def discard(claims: list[Claim]) -> None:
         for claim in claims:

@@ -7,6 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
+from ..arguments import CallRules
 from ..checks import Seconds, check_seconds
 from ..codec import Codec
 from ..core.options import ClaimOptions
@@ -38,11 +39,11 @@ _STEPS = 8
 
 
 class Dedup(Inspected):
-    """The gate in front of a side effect, for synchronous code. Arguments and settings as for `fastdedup.Dedup`.
+    """The gate in front of a side effect, for synchronous code. Arguments and settings: see `fastdedup.Dedup`.
 
     Make it once, at module level, and share it among threads. It opens when first used. A forked process opens a
-    connection of its own; what `LocalLRU` held before the fork is then in both processes. Call `close`, or use
-    `with`; at the interpreter's end it closes within a second.
+    connection of its own; the records that `LocalLRU` had before the fork are then in both processes. Call `close`,
+    or use `with`; at the interpreter's end it closes within a second.
 
     `on_event`, the codec's `dumps` and a policy of your own are called in a background thread: they must neither
     block nor call this `Dedup`.
@@ -61,7 +62,7 @@ class Dedup(Inspected):
 
     def _hold(self, per_process: PerProcess, derive: Callable[[AsyncDedup], AsyncDedup]) -> None:
         self.per_process = per_process
-        """For integrations: makes the asyncio `Dedup` of each process. All that `scoped` returns shares it."""
+        """For integrations: makes the asyncio `Dedup` of each process. All gates from `scoped` share it."""
         self.bound = Bound(per_process, derive)
         """For integrations: `background, dedup = bound.get()` returns this process's asyncio `Dedup`; see `bind`."""
         self.tokens = Tokens(self.bind(lambda dedup: dedup.tokens))
@@ -76,7 +77,7 @@ class Dedup(Inspected):
         After `close` this opens it again: `memory://` then begins empty.
 
         Raises:
-            ConfigError: the store can never be used as it is set up.
+            ConfigError: the store cannot be used with its present set-up.
         """
 
         async def opened() -> None:
@@ -87,7 +88,7 @@ class Dedup(Inspected):
         return self
 
     def close(self) -> None:
-        """Answer what was accepted, then close, with all that `scoped` has made. Closing twice is fine.
+        """Answer the accepted operations, then close, with all gates from `scoped`. Closing twice is fine.
 
         A later use of it raises a UsageError, until `open` or `with` opens it again.
         """
@@ -106,12 +107,12 @@ class Dedup(Inspected):
 
     @property
     def breaker(self) -> BreakerState:
-        """The state of the breaker: OPEN while the store is not asked, as it did not answer."""
+        """The state of the breaker: OPEN while the store gets no operations, because it did not answer."""
         return self.bound.get()[1].breaker
 
     @property
     def batching(self) -> Batching:
-        """How batches go to the store, as `fastdedup.Dedup.batching` says."""
+        """How batches go to the store; see `fastdedup.Dedup.batching`."""
         return self.bound.get()[1].batching
 
     def _scoped(self, name: str | None, **changes: Any) -> Self:
@@ -119,7 +120,7 @@ class Dedup(Inspected):
         return self._over(self.per_process, lambda dedup: derive(dedup).scoped(name, **changes))
 
     def bind(self, make: Callable[[AsyncDedup], T]) -> Bound[T]:
-        """Return something that is made of the asyncio `Dedup`, for integrations that work in its thread.
+        """Return an object that is made from the asyncio `Dedup`, for integrations that work in its thread.
 
         `background, made = bound.get()`, then `background.run(lambda: made.something(), seconds)`, or
         `await background.arun(...)`.
@@ -131,8 +132,8 @@ class Dedup(Inspected):
         """Ask to be the first for `key`, and block for the answer. Main path of the module.
 
         `claim = dedup.claim(key)`: settle it yourself. `with dedup.claim(key) as claim:` settles on the way
-        out: `complete(None)` if the body did not settle, `release()` on an exception. Arguments and errors as
-        for `fastdedup.Dedup.claim`; for `renew` see `Claim`. `resolve` is a function that is not async, and is called
+        out: `complete(None)` if the body did not settle, `release()` on an exception. For arguments and errors
+        see `fastdedup.Dedup.claim`; for `renew` see `Claim`. `resolve` is a function that is not async, and is called
         in the caller's thread.
         """
         return claim_now(self.bound, ClaimOptions(*options), key, fingerprint)
@@ -154,6 +155,7 @@ class Dedup(Inspected):
         self,
         key: Callable[..., str],
         *,
+        name: str | None,
         fingerprint: Callable[..., Any] | None,
         fail_on: tuple[type[Exception], ...],
         **options: Any,
@@ -162,13 +164,13 @@ class Dedup(Inspected):
 
         Arguments and errors as for `fastdedup.Dedup.once`; no function is async here.
         """
-        return once(self.bound, ClaimOptions(**options), key, fingerprint, fail_on)
+        return once(self.bound, ClaimOptions(**options), CallRules(key, fingerprint, name), fail_on)
 
     # The rest of the class is written by scripts/write_sync.py, which `make format` runs.
 
     def __init__(
         self,
-        url: str | Store = "memory://",
+        url: str | Store,
         *,
         namespace: str = "fastdedup",
         lease: Seconds = 30.0,
@@ -177,8 +179,8 @@ class Dedup(Inspected):
         token_ttl: Seconds = 300.0,
         timeout: Seconds = 0.25,
         replicas: int = 0,
-        on_shortfall: Literal["report", "raise"] = "report",
         on_unavailable: FallbackPolicy | None = None,
+        on_shortfall: Literal["report", "raise"] = "report",
         codec: Codec | None = None,
         max_result: int = 256 * 1024,
         max_pending: int = 65_536,
@@ -197,8 +199,8 @@ class Dedup(Inspected):
             token_ttl=token_ttl,
             timeout=timeout,
             replicas=replicas,
-            on_shortfall=on_shortfall,
             on_unavailable=on_unavailable,
+            on_shortfall=on_shortfall,
             codec=codec,
             max_result=max_result,
             max_pending=max_pending,
@@ -228,8 +230,8 @@ class Dedup(Inspected):
     ) -> Dedup:
         """Return a gate for the namespace `<this namespace>:<name>` over the same connection.
 
-        Settings not given are this one's; without a name the namespace is, too. It opens and closes with
-        this one.
+        Settings that are not given are those of this gate; without a name, so is the namespace. It opens and
+        closes with this gate.
         """
         return self._scoped(
             name,
@@ -250,16 +252,16 @@ class Dedup(Inspected):
         owner: str | None = None,
         lease: Seconds | None = None,
         ttl: Seconds | None = None,
-        wait: Seconds = 0.0,
-        renew: bool = False,
+        wait: Seconds | None = None,
+        renew: bool | None = None,
         remember: Ledger | None = None,
         resolve: SyncCheck | None = None,
     ) -> Claim:
         """Ask to be the first for `key`, and block for the answer. Main path of the module.
 
         `claim = dedup.claim(key)`: settle it yourself. `with dedup.claim(key) as claim:` settles on the way
-        out: `complete(None)` if the body did not settle, `release()` on an exception. Arguments and errors as
-        for `fastdedup.Dedup.claim`; for `renew` see `Claim`. `resolve` is a function that is not async, and is called
+        out: `complete(None)` if the body did not settle, `release()` on an exception. For arguments and errors
+        see `fastdedup.Dedup.claim`; for `renew` see `Claim`. `resolve` is a function that is not async, and is called
         in the caller's thread.
         """
         return self._claim(key, fingerprint, owner, lease, ttl, wait, renew, remember, resolve)
@@ -272,20 +274,25 @@ class Dedup(Inspected):
         owner: str | None = None,
         lease: Seconds | None = None,
         ttl: Seconds | None = None,
-        wait: Seconds = 0.0,
-        renew: bool = False,
+        wait: Seconds | None = None,
+        renew: bool | None = None,
         remember: Ledger | None = None,
     ) -> list[Claim]:
-        """Claim many keys at once, each on its own; the answers stand in the order of the keys.
+        """Claim many keys at once, each on its own; the answers have the order of the keys.
 
-        It costs half of what the same claims cost one by one. A key that stands in the list twice is acquired
-        once. If one cannot be answered its error is raised, and those that were acquired are released.
-        Arguments and errors as for `claim`; `fingerprints` gives one for each key.
+        This costs half as much as the same claims one by one. A key that is in the list twice is acquired
+        once. If a claim gets no answer, its error is raised, and the acquired claims are released.
+        Arguments and errors: see `claim`; `fingerprints` has one for each key.
         """
         return self._claim_many(keys, fingerprints, owner, lease, ttl, wait, renew, remember)
 
     def lock(
-        self, key: str, *, lease: Seconds | None = None, wait: Seconds = 0.0, renew: bool = False
+        self,
+        key: str,
+        *,
+        lease: Seconds | None = None,
+        wait: Seconds | None = None,
+        renew: bool | None = None,
     ) -> LockCall:
         """Return a mutual exclusion, which remembers nothing: `with dedup.lock(key, wait=5.0) as lock:`.
 
@@ -294,16 +301,17 @@ class Dedup(Inspected):
         """
         return self._lock(key, lease=lease, wait=wait, renew=renew)
 
-    # In two: a checker gives the parameters of a lambda a type only if it is told how many there are.
+    # In two: a checker gives the parameters of a lambda a type only if it knows their number.
     @overload
     def once(
         self,
         key: FewArguments[str],
         *,
+        name: str | None = None,
         fingerprint: FewArguments[Any] | None = None,
         lease: Seconds | None = None,
         ttl: Seconds | None = None,
-        wait: Seconds = 0.0,
+        wait: Seconds | None = None,
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
         remember: Ledger | None = None,
@@ -315,10 +323,11 @@ class Dedup(Inspected):
         self,
         key: Callable[..., str],
         *,
+        name: str | None = None,
         fingerprint: Callable[..., Any] | None = None,
         lease: Seconds | None = None,
         ttl: Seconds | None = None,
-        wait: Seconds = 0.0,
+        wait: Seconds | None = None,
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
         remember: Ledger | None = None,
@@ -329,10 +338,11 @@ class Dedup(Inspected):
         self,
         key: Callable[..., str],
         *,
+        name: str | None = None,
         fingerprint: Callable[..., Any] | None = None,
         lease: Seconds | None = None,
         ttl: Seconds | None = None,
-        wait: Seconds = 0.0,
+        wait: Seconds | None = None,
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
         remember: Ledger | None = None,
@@ -344,6 +354,7 @@ class Dedup(Inspected):
         """
         return self._once(
             key,
+            name=name,
             fingerprint=fingerprint,
             lease=lease,
             ttl=ttl,
@@ -379,14 +390,14 @@ class Dedup(Inspected):
         Args:
             name: 1 to 64 characters; every process that uses the ledger passes the same settings with it.
             window: seconds, or a timedelta, for which an id is remembered.
-            capacity: ids in one window, best 4/3 of those that you expect: four fifths full, it tells LedgerFilling.
-                It may hold more than this, and gets slower then; it takes no memory beforehand.
+            capacity: ids in one window, best 4/3 of those that you expect: at four fifths, LedgerFilling is reported.
+                It may hold more ids, but gets slower then; it takes no memory beforehand.
             exact: a new id is taken for a duplicate once in 6 * 10**14 times (7 bytes of digest). False: 4 bytes,
                 once in 27 million times.
             width: bytes of digest if these two do not suit: 16 is as much as a UUID, 3 needs exact=False.
-            write: "set" writes a bucket anew once 12 ids have come to it, "append" waits for 40: that sends a fifth
+            write: "set" rewrites a bucket after 12 new ids, "append" after 40: that sends a fifth
                 less to replicas and the append-only file, for a tenth more memory.
-            dense: the ids are integers that nearly follow each other, as auto-increment ids or a partition's
+            dense: the ids are integers that nearly follow each other, such as auto-increment ids or a partition's
                 offsets: some 0.3 bytes each.
             allow_eviction: do not refuse a store that evicts keys when its memory is full.
 

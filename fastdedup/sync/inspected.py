@@ -1,4 +1,4 @@
-"""What people ask a gate by hand, for synchronous code: a record, a list of records, and that one is removed."""
+"""The requests that people make by hand, for synchronous code: show a record, list records, remove a record."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Inspected:
     # The rest of the class is written by scripts/write_sync.py, which `make format` runs.
 
     def get(self, key: str, kind: RecordKind = "claim", *, digest: bool = False) -> Record | None:
-        """Return the store's record of `key`, or None. For inspection: to decide, claim.
+        """Return the store's record of `key`, or None. This is for inspection; to decide, claim the key.
 
         Args:
-            key: of a claim or lock; a token; a machine's name, "/" and the id.
+            key: the key of a claim or lock; a token; a machine's name, "/" and the id.
             kind: "claim", "lock", "token" or "machine".
-            digest: `key` is "#" and 32 hexadecimal digits, as `records` shows a token or a long key.
+            digest: `key` is "#" and 32 hexadecimal digits, the form of a token or a long key in `records`.
         """
         return self.bound.run(lambda it: it.get(key, kind, digest=digest))
 
@@ -38,7 +38,8 @@ class Inspected:
 
         A token that is forgotten is unknown for ever.
 
-        It leaves a `KeyForgotten` event with who and why. Arguments as for `get`; `reason`: up to 256 characters.
+        It leaves a `KeyForgotten` event with the caller and the reason. Arguments: see `get`; `reason`: up to 256
+        characters.
         """
         return self.bound.run(lambda it: it.forget(key, kind, digest=digest, reason=reason))
 
@@ -54,26 +55,28 @@ class Inspected:
         cursor: str | None = None,
         reason: str | None = None,
     ) -> Listing:
-        """Return records of this namespace, to find what is stuck: `records(state=State.PROCESSING, older=60)`.
+        """Return records of this namespace, to find stuck ones: `records(state=State.PROCESSING, older=60)`.
 
         The store looks at its keys some hundred at a time (SCAN), on a Cluster at those of each primary, and serves
-        others between. It stops at the end, or when `limit` or `within` is reached; pass the answer's `cursor` to
-        go on. A record that is there all the time is found, perhaps twice; one that comes, goes or moves meanwhile
-        may be missing. It leaves a `RecordsListed` event.
+        other clients in between. It stops at the end, or when `limit` or `within` is reached; pass the answer's
+        `cursor` to go on. A record that exists all the time is found, perhaps twice; one that comes, goes or moves
+        meanwhile may be missing. It leaves a `RecordsListed` event.
 
         Args:
             kind: "claim", "lock" or "token"; all of these by default.
-            prefix: how the keys begin. It finds no key longer than `readable_keys`, which is a digest in the store.
-            state: of this state only. PROCESSING: a claim that is held, or whose owner died (`lease` is 0 or less).
-            older: seconds since the key was acquired, at least.
-            limit: stop at so many records; the last step may bring some more.
+            prefix: the beginning of the keys. It finds no key longer than `readable_keys`, because that is a digest
+                in the store.
+            state: only records in this state. PROCESSING: a claim that is held, or whose owner died (`lease` is 0 or
+                less).
+            older: the least seconds since the key was acquired.
+            limit: the number of records at which to stop; the last step may add some more.
             within: seconds, after which it stops.
-            cursor: where an earlier call stopped.
-            reason: why, for the event.
+            cursor: the last answer's, to go on from there.
+            reason: the reason, for the event.
 
         Raises:
             ConfigError: an argument is not valid, or the cursor is not of this store.
-            UnavailableError: the store does not answer. The policy is not asked.
+            UnavailableError: the store does not answer. The policy does not answer here.
         """
         return self._records(
             kind=kind,

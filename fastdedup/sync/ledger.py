@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Ledger:
-    """Remembers ids for a window, as `dedup.ledger(...)` makes it. See `fastdedup.Ledger`."""
+    """Remembers ids for a window; `dedup.ledger(...)` makes it. See `fastdedup.Ledger`."""
 
     def __init__(self, ledger: Bound[AsyncLedger]) -> None:
         self.bound = ledger
@@ -45,7 +45,7 @@ class Ledger:
     def _remember(
         self, data: list[bytes], owner: str | None, call: Callable[[AsyncLedger, str], Awaitable[T]]
     ) -> T:
-        """Return the answer. It can be taken back by the call's name if no caller hears it."""
+        """Return the answer. If no caller gets it, it can be undone by the call's name."""
         background, ledger = self.bound.get()
         seconds = self.bound.per_process.seconds
         if owner is not None:
@@ -87,7 +87,7 @@ class Ledger:
     def open(self) -> Self:
         """Create the ledger, or check its form, now instead of at the first use, so that mistakes show at start-up.
 
-        Errors as for `first`.
+        Errors: see `first`.
         """
         return self._open()
 
@@ -98,7 +98,7 @@ class Ledger:
             id: text, bytes, an integer or a UUID, of 1 byte to 64 KiB. Text and its UTF-8 are one id, and so are an
                 integer and its decimal text.
             owner: your own name for this call, of up to 63 bytes: the same name gets the same answer again. Without
-                it, a call that is interrupted or ends in an error takes back what it remembered: before the error is
+                it, a call that is interrupted or ends in an error forgets what it remembered: before the error is
                 raised, if the store answers within one further `timeout`.
 
         Raises:
@@ -113,10 +113,10 @@ class Ledger:
         return self._first(id, owner=owner)
 
     def first_many(self, ids: Iterable[Any], *, owner: str | None = None) -> list[bool]:
-        """Remember ids, as `first` does each; of equal ids in the list the first one is True.
+        """Remember ids, each like `first`; of equal ids in the list the first one is True.
 
-        Either all are answered, or none is remembered: if one cannot be answered, what the others remembered is
-        taken back, and the error raised. With `owner=` it is kept, and the same call gets the same answers again.
+        Either all are answered, or none is remembered: if one cannot be answered, the others are forgotten again,
+        and the error is raised. With `owner=` it is kept, and the same call gets the same answers again.
 
         A list has at most 10,000 ids; a longer one raises UsageError.
         """
@@ -125,12 +125,12 @@ class Ledger:
     def seen(self, id: Any) -> bool:
         """Return whether an id is remembered. Nothing is changed, so the answer may be outdated when it arrives.
 
-        Errors as for `first`.
+        Errors: see `first`.
         """
         return self.bound.run(lambda it: it.seen(id))
 
     def forget(self, id: Any, *, reason: str | None = None) -> bool:
-        """Remove an id, so that it is new again; False if it was not remembered. Errors as for `first`.
+        """Remove an id, so that it is new again; False if it was not remembered. Errors: see `first`.
 
         The record of a claim that was completed a moment ago (`remember=`) goes on answering, for a minute. It
         reports a `KeyForgotten` event with the user and the reason; `reason`: up to 256 characters.
@@ -138,11 +138,11 @@ class Ledger:
         return self.bound.run(lambda it: it.forget(id, reason=reason))
 
     def stats(self) -> LedgerStats:
-        """Return what the ledger holds, from up to 1,000 buckets, 2,000 of a dense one. Errors as for `first`."""
+        """Return the content of the ledger, from up to 1,000 buckets, 2,000 of a dense one. Errors: see `first`."""
         return self.bound.run(lambda it: it.stats())
 
     def resize(self, *, capacity: int) -> LedgerResize:
-        """Give the ledger another capacity, and keep all ids. Returns how far that is; call it again to learn more.
+        """Give the ledger another capacity, and keep all ids. Returns the progress; call it again to learn more.
 
         It is announced for 45 seconds, so that each process learns of it; clients of both capacities go on. Then ids
         are remembered by the new capacity, and for one window both are asked, so `first` takes two round trips.
@@ -151,11 +151,11 @@ class Ledger:
 
         Raises:
             ConfigError: the capacity is not valid, or the ledger is just being resized to another one.
-            UnavailableError: the store did not answer; it may have been announced all the same.
+            UnavailableError: the store did not answer; it may still have been announced.
         """
         return self.bound.run(lambda it: it.resize(capacity=capacity))
 
 
 def ledger_behind(remember: Any) -> Any:
-    """Return this process's asyncio ledger behind `remember=`; what is no ledger is left for a claim to refuse."""
+    """Return this process's asyncio ledger behind `remember=`; a claim refuses any other object."""
     return remember.bound.get()[1] if isinstance(remember, Ledger) else remember

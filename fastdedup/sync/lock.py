@@ -64,7 +64,7 @@ class LockCall:
         self._ask = ask
         self._held: Claim | None = None
 
-    if not TYPE_CHECKING:  # a checker shall report the attribute, too
+    if not TYPE_CHECKING:  # a checker must report the attribute too
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raise AttributeError: only the lock that `with` gives has attributes."""
@@ -79,7 +79,7 @@ class LockCall:
                     f"the lock {claim.key!r} is held by another owner", retry_after=claim.retry_after or 0.0
                 )
             return Lock(claim)
-        except BaseException as error:  # such as a signal's: nobody will leave a block that was not entered
+        except BaseException as error:  # such as a signal's: a block that was not entered is never left
             self.__exit__(type(error), error, error.__traceback__)
             raise
 

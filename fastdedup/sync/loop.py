@@ -1,6 +1,6 @@
 """The background thread: one event loop for each process, with the asyncio `Dedup`s of all `sync.Dedup`s.
 
-Main path: `LoopThread.run`. The thread starts when it is first needed, and again where it has died. A fork leaves it
+Main path: `LoopThread.run`. The thread starts when it is first needed, and again if it has died. A fork leaves it
 behind: the child's first call starts a thread of its own.
 """
 
@@ -24,7 +24,7 @@ from .work import AwaitedWork, GreenletWork, LoopWork, Work
 T = TypeVar("T")
 
 _LOOK = 0.5
-"""Seconds between two checks whether the thread still lives that a caller waits for."""
+"""Seconds between two checks whether the thread that a caller waits for still lives."""
 GRACE = 5.0
 """Seconds that an answer may be late before the thread counts as stuck."""
 _GOODBYE = 1.0
@@ -38,7 +38,7 @@ class LoopThread:
         self._forks = forking.forks
         self.loop = new_loop()
         """The event loop that runs in the thread."""
-        # Mutable: the calls to begin; has the loop been told of them; shall it end; what to close at the end.
+        # Mutable: the calls to begin; whether the loop was woken for them; whether it must end; what to close then.
         self._inbox: deque[LoopWork[Any]] = deque()
         self._told = False
         self._ending = False
@@ -50,14 +50,14 @@ class LoopThread:
         self._thread = start_thread(self._main, "fastdedup-sync")
 
     def give_up(self) -> None:
-        """Nobody will use it, as its start was interrupted: its thread ends, if there is one."""
+        """End its thread, if there is one, because its start was interrupted and no caller will use it."""
         self._ending = True
         self._tell(self.loop.stop)
 
     @property
     def alive(self) -> bool:
         """False once the thread has ended, or in a child that did not inherit it."""
-        # Not by the thread's is_alive(): one that a signal interrupts takes the thread for dead (Python's bpo-45274).
+        # Not the thread's is_alive(): if a signal interrupts it, it reports a dead thread (Python's bpo-45274).
         return self._forks == forking.forks and not self._ending
 
     def run(
@@ -73,8 +73,8 @@ class LoopThread:
         An interrupt (KeyboardInterrupt, a worker's timeout signal) cancels it, and passes its result to `discard`.
 
         Args:
-            make: called in the loop's thread; what it returns is awaited.
-            discard: called there with the result, where the caller no longer waits.
+            make: called in the loop's thread; its result is awaited.
+            discard: called there with the result, if the caller no longer waits.
             seconds: the longest that it takes by its own deadlines; GRACE later the thread counts as stuck.
             settles: it records what has happened, so an interrupt cancels it only once it has begun.
 
@@ -106,7 +106,7 @@ class LoopThread:
         *,
         settles: bool = False,
     ) -> T:
-        """Do what `run` does, awaited in an event loop. A cancellation is what an interrupt is there."""
+        """Do the same as `run`, awaited in an event loop. A cancellation here is like an interrupt there."""
         self._check_caller()
         work = AwaitedWork(make, discard, settles=settles)
         ends = time.monotonic() + seconds + GRACE
@@ -129,15 +129,15 @@ class LoopThread:
         self._post(Work(make, None, settles=True))
 
     def tell(self, callback: Callable[[], object]) -> None:
-        """Call something in the thread soon, and do not wait for that. It must not raise."""
+        """Call a function in the thread soon, and do not wait for that. It must not raise."""
         self._tell(callback)
 
     def on_end(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Close this when the interpreter ends."""
+        """Call this function when the interpreter ends, to close a `Dedup`."""
         self._closers.add(close)
 
     def off_end(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Do not close this at the interpreter's end: it is closed."""
+        """Do not call this function at the interpreter's end, because its `Dedup` is closed."""
         self._closers.discard(close)
 
     def end(self) -> None:
@@ -161,12 +161,12 @@ class LoopThread:
     def _check_caller(self) -> None:
         if running_loop() is self.loop:
             raise UsageError(
-                "this was called in fastdedup's background thread (by on_event=, say), where it would wait for "
-                "itself: call it in another thread"
+                "this was called in fastdedup's background thread (by on_event=, say), and would wait for itself: "
+                "call it in another thread"
             )
 
     def _check_hope(self, ends: float, seconds: float) -> None:
-        """Raise UnavailableError where no answer can come any more; else remind the loop of what waits."""
+        """Raise UnavailableError if no answer can come any more; else wake the loop for the waiting calls."""
         if not self.alive:
             raise UnavailableError("fastdedup's background thread has ended: the next call starts another")
         if time.monotonic() >= ends:
@@ -174,20 +174,20 @@ class LoopThread:
                 f"fastdedup's background thread gave no answer within {seconds:g} s: is something blocking it, "
                 "an on_event= callback or a codec?"
             )
-        self._tell(self._begin)  # whoever was to tell it may have been interrupted
+        self._tell(self._begin)  # the call that should wake it may have been interrupted
 
     def _post(self, work: LoopWork[Any]) -> None:
         self._inbox.append(work)
         if not self._told:
-            self._told = True  # before telling the loop: it sees a second writer's work as well
+            self._told = True  # before the wake-up: the loop sees a second writer's work too
             self._tell(self._begin)
 
     def _leave(self, work: LoopWork[Any], *, settles: bool) -> None:
-        """The caller no longer waits for it."""
+        """Give up a call, because its caller no longer waits for it."""
         if settles:
-            self._inbox.append(work)  # the interrupt may have come before it stood there; it begins once
+            self._inbox.append(work)  # the interrupt may have come before it was there; it begins only once
         self._tell(work.give_up)
-        self._tell(self._begin)  # or the interrupt came between `_told` and telling
+        self._tell(self._begin)  # or the interrupt came between `_told` and the wake-up
 
     def _tell(self, callback: Callable[[], object]) -> None:
         try:
@@ -196,7 +196,7 @@ class LoopThread:
             self._told = False
 
     def _begin(self) -> None:
-        self._told = False  # before looking: work that comes from now on tells the loop again
+        self._told = False  # before the look: work that comes from now on wakes the loop again
         inbox = self._inbox
         while inbox:
             inbox.popleft().start(self.loop)
@@ -219,7 +219,7 @@ class LoopThread:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Return a new event loop: uvloop's where uvloop is installed.
+    """Return a new event loop: uvloop's if uvloop is installed.
 
     Raises:
         UsageError: uvloop is not installed, and Python's own loop cannot be used under gevent.
@@ -227,7 +227,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
     except ImportError:
-        if patched():  # it would wait by gevent's `select`, in a hub that does not survive a fork
+        if patched():  # it would wait with gevent's `select`, in a hub that does not survive a fork
             raise UsageError(
                 "fastdedup.sync needs uvloop under gevent, which is not installed: pip install 'fastdedup[uvloop]'"
             ) from None
@@ -241,7 +241,7 @@ _current: LoopThread | None = None
 
 
 def current() -> LoopThread:
-    """Return this process's background thread; start it where it does not run."""
+    """Return this process's background thread; start it if it does not run."""
     global _current
     thread = _current
     if thread is not None and thread.alive:
@@ -253,7 +253,7 @@ def current() -> LoopThread:
                 thread.start()
                 if _current is None or not _current.alive:
                     _current = thread
-            finally:  # also where a signal's handler has started another one meanwhile
+            finally:  # also if a signal's handler has started another one meanwhile
                 if _current is not thread:
                     thread.give_up()
         return _current

@@ -34,26 +34,26 @@ class StateMachine:
     def transition(self, id: str, *, to: str, version: int | None = None) -> Transition:
         """Move an instance to a state, in one atomic step. A new instance starts in `initial`, version 0.
 
-        One call moves an instance at most once, also if its reply is lost and it is sent again. What it did
-        may then be hidden behind the changes of other calls; with `version=` that call can be repeated without
+        One call moves an instance at most once, also if its reply is lost and it is sent again. Its change
+        may then be hidden by the changes of other calls; with `version=` that call can be repeated without
         harm, because it moves from that version only. Without it, one case is left: a proxy between here and Redis
-        that delivers the first sending after the second, when other calls have moved the instance on.
+        that delivers the first sending after the second, after other calls have moved the instance.
 
         Args:
             id: names the instance.
             to: the wanted state.
-            version: move only from this version, as `get` or an earlier call returned it; None for any version.
+            version: move only from this version, which `get` or an earlier call returned; None for any version.
 
         Returns:
             The outcome, with the present state and version. CHANGED: this call moved the instance. ALREADY: it
-            stood in that state before (a duplicate). ILLEGAL: the definition does not allow this move from the
+            was in that state before (a duplicate). ILLEGAL: the definition does not allow this move from the
             present state. STALE: the instance moved on from `version`.
 
         Raises:
             ConfigError: the machine has no such state, or the version is not a whole number.
             UnavailableError: neither the store nor the policy answered.
-            UnknownTransitionError: the reply was lost, and other calls moved the machine since, so that it
-                cannot be told whether this call moved it, too.
+            UnknownTransitionError: the reply was lost, and other calls moved the machine since, so it is
+                unknown whether this call moved it too.
         """
         return self.bound.run(lambda it: it.transition(id, to=to, version=version))
 
@@ -62,8 +62,8 @@ class StateMachine:
         return self.bound.run(lambda it: it.get(id))
 
     def forget(self, id: str, *, reason: str | None = None) -> bool:
-        """Remove the record of an instance, which is then `initial` again; False if there was none.
+        """Remove the record of an instance, which is then `initial` again; return False if there was none.
 
-        It leaves a `KeyForgotten` event with who and why; `reason`: up to 256 characters.
+        It leaves a `KeyForgotten` event with the caller and the reason; `reason`: up to 256 characters.
         """
         return self.bound.run(lambda it: it.forget(id, reason=reason))

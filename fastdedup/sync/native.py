@@ -1,7 +1,7 @@
-"""Threads and locks of the operating system, also where gevent has replaced Python's own by greenlets.
+"""Threads and locks of the operating system, even if gevent has replaced Python's own by greenlets.
 
-The background loop needs a thread of its own: in a greenlet it would stop every other greenlet. `patched` is asked
-for each call, as a server may replace the threads late: gunicorn does so in each worker, after it has forked it.
+The background loop needs a thread of its own: in a greenlet it would stop every other greenlet. Each call checks
+`patched`, because a server may replace the threads late: gunicorn does so in each worker, after it has forked it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def start_thread(target: Callable[[], None], name: str) -> Thread:
 
 
 class _NativeThread:
-    """A daemon thread that starts at once, where `threading.Thread` would be a greenlet."""
+    """A daemon thread that starts at once, for a process in which `threading.Thread` would be a greenlet."""
 
     def __init__(self, target: Callable[[], None]) -> None:
         self._target = target
@@ -67,7 +67,7 @@ class _NativeThread:
 
 
 def _original(name: str) -> Any:
-    """Return a function of `_thread` as Python has it."""
+    """Return Python's own function of `_thread`."""
     return sys.modules["gevent.monkey"].get_original("_thread", name)
 
 

@@ -1,4 +1,4 @@
-"""Work that was abandoned, for synchronous code: the check runs in the caller's thread."""
+"""Abandoned work, for synchronous code: the check runs in the caller's thread."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .claim import Claim
 SyncCheck = Callable[[Takeover], Resolution]
 
 
-def resolved(claim: Claim, check: SyncCheck, *, renews: bool) -> Claim:
-    """Do what `admin/resolving.py` does. The lease is renewed in the background meanwhile; errors as there."""
+def resolved(claim: Claim, check: SyncCheck, *, renews: bool | None) -> Claim:
+    """Do the work of `admin/resolving.py`, with its errors. Meanwhile the lease is renewed in the background."""
     try:
         answer = asked(claim, check)
     except BaseException:
@@ -23,22 +23,22 @@ def resolved(claim: Claim, check: SyncCheck, *, renews: bool) -> Claim:
             claim.free()
         raise
     if answer is None:
-        claim.tell(lambda mine: renew_no_more(mine, renews))
+        claim.tell(lambda mine: renew_no_more(mine, bool(renews)))
         return claim
-    if claim.lost:  # nobody could stop the check
+    if claim.lost:  # because the check cannot be stopped
         raise claim.asynchronous.settlement.lost_error()
-    found = claim.settled_by(lambda mine: settled_as(mine, answer, renews=renews))
+    found = claim.settled_by(lambda mine: settled_as(mine, answer, renews=bool(renews)))
     return claim if found is claim.asynchronous else claim.with_answer(found)
 
 
 def asked(claim: Claim, check: SyncCheck, attempt: int = 1) -> Resolution | None:
-    """Return what the check answers; None where nobody can have begun the work before.
+    """Return the answer of the check; None if no owner can have begun the work before.
 
-    `attempt`: as for `takeover_of`.
+    `attempt`: see `takeover_of`.
 
     Raises:
-        ConfigError: its answer is no Resolution.
-        BaseException: what the check raises.
+        ConfigError: its answer is not a Resolution.
+        BaseException: any error of the check.
     """
     takeover = takeover_of(claim.asynchronous, attempt)
     if takeover is None:

@@ -33,7 +33,9 @@ class Tokens:
 
     def redeem_with(self, options: ClaimOptions, token: str, subject: Any = None) -> Claim:
         """Do what `redeem` does, for an integration that makes its options once."""
-        return answered(self.bound, lambda it: it.redeem_with(options, token, subject))
+        claim = answered(self.bound, lambda it: it.redeem_with(options, token, subject))
+        claim.renews = options.renew
+        return claim
 
     # The rest of the class is written by scripts/write_sync.py, which `make format` runs.
 
@@ -51,25 +53,25 @@ class Tokens:
         return self.bound.run(lambda it: it.issue(subject, ttl))
 
     def consume(self, token: str, subject: Any = None, *, owner: str | None = None) -> Outcome:
-        """Use a token up in one step. Returns ACQUIRED once, and SUCCEEDED afterwards.
+        """Use a token in one step. Returns ACQUIRED once, and SUCCEEDED afterwards.
 
         Returns MISMATCH for another subject, and UNKNOWN for a token that was never issued or has expired.
         For an effect that may fail half-way use `redeem`: a consumed token is gone even if the effect then fails.
 
-        SUCCEEDED is never said of a use that is taken back: if another process used the token less than two timeouts
-        ago, this waits until that use is older or gone, four timeouts at most.
+        SUCCEEDED is never the answer for a use that is undone later: if another process used the token less than two
+        timeouts ago, this waits until that use is older or gone, for at most four timeouts.
 
         Args:
-            token: the text that `issue` returned, as the client sent it.
+            token: the text that `issue` returned and the client sent.
             subject: the subject that the token was issued for. A token that was issued for a subject is a MISMATCH
                 for any other subject, and for a caller that names no subject.
             owner: your own name for this use. The same name gets ACQUIRED again, for example after a lost reply.
 
         Raises:
-            UnavailableError: neither the store nor the policy answered. A use that got no answer is taken back
-                before the error is raised, within one further `timeout`; if the store does not answer by then, as
-                soon as it does. With `owner=` it is kept, so that the same owner can ask again.
-            ShortfallError: too few replicas confirmed the use (`replicas=`); it is taken back in the same way.
+            UnavailableError: neither the store nor the policy answered. A use that got no answer is undone
+                before the error is raised, within one further `timeout`; or later, when the store answers again.
+                With `owner=` it is kept, so that the same owner can ask again.
+            ShortfallError: too few replicas confirmed the use (`replicas=`); it is undone in the same way.
         """
         return self._consume(token, subject, owner=owner)
 
@@ -81,8 +83,8 @@ class Tokens:
         owner: str | None = None,
         lease: Seconds | None = None,
         ttl: Seconds | None = None,
-        wait: Seconds = 0.0,
-        renew: bool = False,
+        wait: Seconds | None = None,
+        renew: bool | None = None,
     ) -> Claim:
         """Claim a token: do the work, then call `complete(result)`; a second click gets that result.
 
@@ -90,8 +92,7 @@ class Tokens:
         redeemed and released, or whose redeemer crashed, can be redeemed again by its subject for another `ttl`
         seconds, also past its `token_ttl`: its form was sent in time.
 
-        As `consume` does, it waits while the token is used without a result, and another process may still take that
-        use back.
+        Like `consume`, it waits while the token is used without a result and another process may still undo that use.
         """
         return self._redeem(token, subject, owner, lease, ttl, wait, renew)
 

@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 class LoopWork(ABC, Generic[T]):
-    """A call on its way to the loop and back. It runs in the caller's context, so that its spans are in his trace.
+    """A call on its way to the loop and back. It runs in the caller's context, so that its spans are in that trace.
 
     Args:
-        make: called in the loop's thread; what it returns is awaited.
-        discard: called there with the result, where the caller no longer waits.
-        settles: it is begun in any case, and only then told that the caller no longer waits.
+        make: called in the loop's thread; its result is awaited.
+        discard: called there with the result, if the caller no longer waits.
+        settles: it is begun in any case, and only then cancelled if the caller no longer waits.
     """
 
     __slots__ = ("_context", "_discard", "_given_up", "_make", "_settles", "_task", "error", "result")
@@ -33,11 +33,16 @@ class LoopWork(ABC, Generic[T]):
         self._discard = discard
         self._settles = settles
         self._context = copy_context()
-        # Mutable, by the loop's thread only; the caller reads the result once it is told.
+        # Mutable, by the loop's thread only; the caller reads the result after its wake-up.
         self._task: asyncio.Task[None] | None = None
         self._given_up = False
         self.result: T
         self.error: BaseException | None = None
+        self._prepare()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make what the caller waits for."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin, in the loop's thread, unless it has begun or need not."""
@@ -47,13 +52,13 @@ class LoopWork(ABC, Generic[T]):
                 loop.call_soon(self._task.cancel)  # behind its first step
 
     def fail(self, error: BaseException) -> None:
-        """Answer with an error instead of running, where it has not begun."""
+        """Answer with an error instead of running, if it has not begun."""
         if self._task is None and self.error is None:
             self.error = error
             self._tell()
 
     def give_up(self) -> None:
-        """Cancel it, or discard its result, as the caller no longer waits (in the loop's thread)."""
+        """Cancel it, or discard its result, because the caller no longer waits (in the loop's thread)."""
         self._given_up = True
         if self._task is not None and not self._task.done():
             if self._settles:
@@ -76,7 +81,7 @@ class LoopWork(ABC, Generic[T]):
 
     @abstractmethod
     def _tell(self) -> None:
-        """Wake the caller, in the loop's thread: the answer is there."""
+        """Wake the caller, in the loop's thread, because the answer is there."""
 
 
 class Work(LoopWork[T]):
@@ -84,15 +89,12 @@ class Work(LoopWork[T]):
 
     __slots__ = ("_answered",)
 
-    def __init__(
-        self, make: Callable[[], Awaitable[T]], discard: Callable[[T], None] | None, *, settles: bool = False
-    ) -> None:
-        super().__init__(make, discard, settles=settles)
+    def _prepare(self) -> None:
         self._answered = new_lock()
         self._answered.acquire()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the answer; return False where it does not come within `seconds`. Signals interrupt it."""
+        """Wait for the answer; return False if it does not come within `seconds`. Signals interrupt it."""
         return bool(self._answered.acquire(timeout=seconds))
 
     def _tell(self) -> None:
@@ -104,22 +106,19 @@ class AwaitedWork(LoopWork[T]):
 
     __slots__ = ("_arrived", "_caller")
 
-    def __init__(
-        self, make: Callable[[], Awaitable[T]], discard: Callable[[T], None] | None, *, settles: bool = False
-    ) -> None:
-        super().__init__(make, discard, settles=settles)
+    def _prepare(self) -> None:
         self._caller = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
 
     async def arrive(self, seconds: float) -> bool:
-        """Wait for the answer; return False where it does not come within `seconds`."""
+        """Wait for the answer; return False if it does not come within `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._arrived.wait()
         return self._arrived.is_set()
 
     def _tell(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the caller's loop is closed: no caller waits
             self._caller.call_soon_threadsafe(self._arrived.set)
 
 
@@ -128,21 +127,18 @@ class GreenletWork(LoopWork[T]):
 
     __slots__ = ("_arrived", "_hub")
 
-    def __init__(
-        self, make: Callable[[], Awaitable[T]], discard: Callable[[T], None] | None, *, settles: bool = False
-    ) -> None:
+    def _prepare(self) -> None:
         from gevent import get_hub
         from gevent.event import Event
 
-        super().__init__(make, discard, settles=settles)
         self._hub = get_hub()
         self._arrived = Event()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the answer; return False where it does not come within `seconds`. Killing the greenlet ends it."""
+        """Wait for the answer; return False if it does not come within `seconds`. Killing the greenlet ends it."""
         return bool(self._arrived.wait(seconds))
 
     def _tell(self) -> None:
         loop = self._hub.loop
-        if loop is not None:  # else the caller's thread has ended: nobody waits
+        if loop is not None:  # else the caller's thread has ended: no caller waits
             loop.run_callback_threadsafe(self._arrived.set)

@@ -1,4 +1,4 @@
-"""What tests of a program with a gate need: a store in memory, its clock, its outages, and what was claimed.
+"""Tools for tests of a program with a gate: a store in memory, its clock, its outages, and a record of claims.
 
 pytest's fixtures `dedup`, `dedup_sync`, `dedup_store`, `dedup_clock` and `dedup_outage` are in the module
 `_fastdedup_pytest`, beside the package. Nothing here needs pytest. `docs/testing.md` is the guide.
@@ -6,6 +6,7 @@ pytest's fixtures `dedup`, `dedup_sync`, `dedup_store`, `dedup_clock` and `dedup
 
 from .claims import Acquisition, ClaimsOfKey, assert_claimed_once, assert_not_claimed, claims_of
 from .clock import Clock
+from .guarantees import Conformance, Finding, conformance
 from .inbox import inbox_database
 from .outage import Kind, Outage
 from .probe import Probe, probe
@@ -13,7 +14,7 @@ from .store import FakeStore
 from .swap import fake_dedup, fake_sync_dedup, swapped
 
 __all__ = [
-    # The store, and what a test does to it
+    # The store, and the tools that a test changes it with
     "FakeStore",
     "Clock",
     "Outage",
@@ -22,15 +23,19 @@ __all__ = [
     "fake_dedup",
     "fake_sync_dedup",
     "swapped",
-    # What was claimed
+    # The record of claims
     "assert_claimed_once",
     "assert_not_claimed",
     "claims_of",
     "ClaimsOfKey",
     "Acquisition",
-    # What a gate has still to do
+    # The open work of a gate
     "probe",
     "Probe",
+    # The guarantees of a store
+    "conformance",
+    "Conformance",
+    "Finding",
     # The inbox
     "inbox_database",
 ]

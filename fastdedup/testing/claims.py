@@ -1,4 +1,4 @@
-"""What was claimed in a test: how often, by whom, and how it ended; and the assertions on it."""
+"""The record of the claims in a test: how often, by which owner, and how they ended; and the assertions on it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from ..web.record_keys import SCOPE
 
 End = Literal["at work", "completed", "failed", "released", "taken over", "consumed"]
 ClaimKind = Literal["claim", "lock", "token"]
-"""What is acquired. A machine is moved, whoever asks: it has no owner."""
+"""The kinds that have an owner. A machine has none: any caller moves it."""
 _SHOWN = 10
-"""Keys, and acquisitions of a key, that a message shows at most."""
+"""The most keys, and acquisitions of a key, that a message shows."""
 _OTHERS: Final[tuple[ClaimKind, ...]] = ("lock", "token")
-"""The kinds that a message names where there was no claim."""
+"""The kinds that a message names if there was no claim."""
 
 
 @dataclass(slots=True)
 class Acquisition:
-    """One time that a key was acquired. Times in seconds since 1970, by the store's clock."""
+    """One acquisition of a key. Its times are seconds since 1970, by the store's clock."""
 
     owner: str
     attempt: int
@@ -47,15 +47,15 @@ class Acquisition:
 
 @dataclass(slots=True)
 class ClaimsOfKey:
-    """What the store has answered about one key, and in an outage the policy that answers, as `LocalLRU` does.
+    """The store's answers about one key, and in an outage the answers of a policy such as `LocalLRU`.
 
     Attributes:
-        key: the key, as it was claimed.
-        acquisitions: each time that it was acquired, in order. Where its owner claims it again, by the same `owner=`,
-            it gets its own claim back: that is one acquisition.
-        duplicates: how many claims found each other outcome. Claims that a gate was asked for in one turn of the
-            event loop reach the store as one, so their duplicates are not counted here.
-        refused: how often a stale owner was refused as it settled.
+        key: the key of the claims.
+        acquisitions: each acquisition, in order. If its owner claims it again with the same `owner=`, it gets its own
+            claim back: that is one acquisition.
+        duplicates: how many claims found each other outcome. Claims that a gate gets in one turn of the event loop
+            reach the store as one, so their duplicates are not counted here.
+        refused: how often the settlement of a stale owner was refused.
     """
 
     key: str
@@ -65,7 +65,7 @@ class ClaimsOfKey:
 
     @property
     def times(self) -> int:
-        """How often it was acquired."""
+        """How often the key was acquired."""
         return len(self.acquisitions)
 
     def __str__(self) -> str:
@@ -75,12 +75,12 @@ class ClaimsOfKey:
         found = ", ".join(f"{count} {outcome}" for outcome, count in self.duplicates.items())
         lines.append(f"  duplicates that the store answered: {found or 'not one'}")
         if self.refused:
-            lines.append(f"  {self.refused} times a stale owner was refused as it settled")
+            lines.append(f"  {self.refused} times a stale owner was refused when it settled")
         return "\n".join(lines)
 
 
 class ClaimLog:
-    """Notes what a store answers to claims and settlings."""
+    """Notes the answers of a store to claims and settlements."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -95,7 +95,7 @@ class ClaimLog:
             self._settled(op, reply)
 
     def of(self, wire: bytes, key: str) -> ClaimsOfKey:
-        """Return what is known of a key."""
+        """Return the record of a key."""
         return self._keys.get(wire) or ClaimsOfKey(key)
 
     def keys(self, gate: Gate) -> list[str]:
@@ -113,7 +113,7 @@ class ClaimLog:
             end: End = "consumed" if op.terms.mode is Mode.CONSUME else "at work"
             owner = owner_text(op.owner)
             if is_drawn(op.owner) and any(each.owner == owner for each in seen.acquisitions):
-                return  # the policy has answered this claim, and a frozen store takes it up later
+                return  # the policy has answered this claim, and a frozen store executes it later
             if verdict.attempt > 1 and seen.times and seen.acquisitions[-1].end == "at work":
                 seen.acquisitions[-1].end = "taken over"
             seen.acquisitions.append(Acquisition(owner, verdict.attempt, verdict.fence, self._clock(), end))
@@ -139,7 +139,7 @@ def _end_of(op: SettleOp | ReleaseOp) -> End:
 
 
 def _wire_of(op: Op) -> bytes:
-    """Return the store key of a claim; where a ledger remembers its success, the one that it had without."""
+    """Return the store key of a claim; if a ledger remembers its success, the key of the same claim without one."""
     namespace, key = names_of(op.wire)
     head = f"{namespace}:".encode()
     if op.wire[len(head) : len(head) + 1] != b"~":
@@ -157,13 +157,14 @@ def claims_of(
     principal: Caller = None,
     tenant: Caller = None,
 ) -> ClaimsOfKey:
-    """Return what was claimed under a key, in this gate's namespace.
+    """Return the record of a key's claims, in this gate's namespace.
 
-    Arguments as for `assert_claimed_once`.
+    Arguments: see `assert_claimed_once`.
 
     Raises:
-        ConfigError: `kind` is none that is claimed; `dedup` is no gate, or `http` no pair.
-        UsageError: the gate is on no `FakeStore`; `principal` or `tenant` is given without `http`, or `kind` with it.
+        ConfigError: `kind` cannot be claimed; `dedup` is not a gate, or `http` is not a pair.
+        UsageError: the gate is not on a `FakeStore`; `principal` or `tenant` is given without `http`, or `kind` with
+            it.
     """
     _check_gate(dedup)
     _check_kind(kind)
@@ -191,30 +192,30 @@ def assert_claimed_once(
     tenant: Caller = None,
     end: End | None = None,
 ) -> ClaimsOfKey:
-    """Assert that a key was acquired once, however often it was claimed; return what was claimed.
+    """Assert that a key was acquired once, for any number of claims; return the record of its claims.
 
-    What `LocalLRU` answered in an outage counts as what the store answers.
+    Answers of `LocalLRU` in an outage count like those of the store.
 
-    A second claim by the same `owner=` gets the same claim back, and counts as one with it: where a worker has a
-    fixed name and works again after a restart, count your own effect.
+    A second claim by the same `owner=` gets the same claim back, and counts as one with it: if a worker has a fixed
+    name and works again after a restart, count your own effect.
 
     It awaits nothing, so any thread may call it, with an event loop or without.
 
     Args:
         dedup: a gate on a `FakeStore`, or one that is swapped; a scope has its own keys.
-        key: as it was claimed; with `http` the request's Idempotency-Key; of a token its text.
-        kind: "claim", "lock", or "token" where it was redeemed or consumed.
-        http: the method and the path of a web request's route, as `("POST", "/orders/{id}")`, with the prefixes of
-            its routers and the mount.
-        principal: with `http`, what the principal function returns for the caller; None where the route is open to
-            everyone.
-        tenant: with `http`, what the function given as `tenant=` returns; None if the route has no such function.
-        end: how the acquisition has to have ended: "completed", "failed", "released", "consumed"; or "at work".
+        key: the key of the claim; with `http` the request's Idempotency-Key; for a token its text.
+        kind: "claim", "lock", or "token" for one that was redeemed or consumed.
+        http: the method and the path of a web request's route, such as `("POST", "/orders/{id}")`, with the prefixes
+            of its routers and the mount.
+        principal: with `http`, the result of the principal function for the caller; None if the route is open to
+            all callers.
+        tenant: with `http`, the result of the function given as `tenant=`; None if the route has no such function.
+        end: the expected end of the acquisition: "completed", "failed", "released", "consumed"; or "at work".
 
     Raises:
-        AssertionError: the message tells who acquired it, and how each of them ended.
-        ConfigError: `kind` is not one of these, such as "machine": ask for a machine's state.
-        UsageError: the gate is on no `FakeStore`.
+        AssertionError: the message shows the owners that acquired it, and how each acquisition ended.
+        ConfigError: `kind` is not one of these. For a machine read its state.
+        UsageError: the gate is not on a `FakeStore`.
     """
     __tracebackhide__ = True  # pytest then shows the test's own line
     seen = claims_of(dedup, key, kind=kind, http=http, principal=principal, tenant=tenant)
@@ -238,7 +239,7 @@ def assert_not_claimed(
     principal: Caller = None,
     tenant: Caller = None,
 ) -> None:
-    """Assert that nobody has acquired a key. Arguments and errors as for `assert_claimed_once`."""
+    """Assert that a key was never acquired. Arguments and errors: see `assert_claimed_once`."""
     __tracebackhide__ = True
     seen = claims_of(dedup, key, kind=kind, http=http, principal=principal, tenant=tenant)
     if seen.times:
@@ -256,13 +257,13 @@ def _check_gate(dedup: Any) -> None:
 def _check_http(http: Any) -> None:
     is_pair = isinstance(http, tuple | list) and len(http) == 2
     if http is not None and not (is_pair and all(isinstance(each, str) for each in http)):
-        raise ConfigError(f'http must be a method and a path, as ("POST", "/orders"), got {shown(http)}')
+        raise ConfigError(f'http must be a method and a path such as ("POST", "/orders"), got {shown(http)}')
 
 
 def _check_kind(kind: Any) -> None:
     if kind == "machine":
         raise ConfigError(
-            'a machine is moved, not claimed, so nobody notes who has moved it; instead of kind="machine" compare '
+            'a machine is moved, not claimed, so no owner is recorded; instead of kind="machine" compare '
             'its state: dedup.get("order/42", kind="machine").result'
         )
     if not isinstance(kind, str) or kind not in get_args(ClaimKind):
@@ -270,7 +271,7 @@ def _check_kind(kind: Any) -> None:
 
 
 def _near(dedup: Dedup | SyncDedup, key: str) -> str:
-    """Return what else was acquired, for a message."""
+    """Return the other acquired keys, for a message."""
     for kind in _OTHERS:
         if claims_of(dedup, key, kind=kind).times:
             return f', but a {kind} of this name was: give kind="{kind}"'
@@ -287,7 +288,7 @@ def _shown_web_keys(dedup: Dedup | SyncDedup) -> str:
 
 
 def _shown_keys(log: ClaimLog, gate: Gate) -> str:
-    """Return the keys of a namespace that were claimed, for a message; "" where there is not one."""
+    """Return the keys of a namespace that were claimed, for a message; "" if there is none."""
     keys, name = log.keys(gate), gate.settings.namespace
     more = f", and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     shown = ", ".join(map(repr, keys[:_SHOWN]))

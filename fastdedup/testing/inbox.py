@@ -1,4 +1,4 @@
-"""A database in which a test's inboxes keep their rows: SQLite, in memory or in a file."""
+"""A database for the rows of a test's inboxes: SQLite, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def inbox_database(*inboxes: AnyInbox[Any], path: str | Path = ":memory:") -> Iterator[sqlite3.Connection]:
     """Make the tables of inboxes in SQLite, and yield a connection; closed when the `with` ends.
 
-    In a file other connections find the tables as well: those of aiosqlite, of SQLAlchemy
-    (`sqlite+aiosqlite:///…`), or of other threads. A table that is there already is kept.
+    In a file other connections find the tables too: those of aiosqlite, of SQLAlchemy
+    (`sqlite+aiosqlite:///…`), or of other threads. A table that exists already is kept.
 
     Args:
-        inboxes: of `fastdedup.sql` or `fastdedup.sync.sql`. Several of one table share it.
+        inboxes: inboxes of `fastdedup.sql` or `fastdedup.sync.sql`. Several inboxes of one table share it.
         path: the file; in memory by default, for this connection alone.
     """
     import sqlite3  # some builds of Python have none

@@ -1,4 +1,4 @@
-"""Lets one gate work in several event loops at a time: each loop that asks gets a connection of its own.
+"""Lets one gate work in several event loops at a time: each loop that uses it gets a connection of its own.
 
 Tests have many loops: each async test has one, Starlette's TestClient has one in another thread, or one for each
 request, and `fastdedup.sync` has one for the process. A real connection is open in one of them at a time.
@@ -28,18 +28,18 @@ from .outage import in_loop, refused
 from .store import FakeStore
 
 _EXACT: Final = 1e-6
-"""Seconds by which two times are the same: the clock has microseconds."""
+"""Two times with a smaller difference, in seconds, are equal: the clock has microseconds."""
 
 
 class Renewed:
-    """A claim whose lease is kept alive: in which loop, by what, and until when by the store's clock."""
+    """A claim whose lease is kept alive: its loop, its renewal, and its end by the store's clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, renewal: Renewal, now: float) -> None:
         self._loop = loop
         self._renewal = renewal
         life = self.life
         lease = 0.0 if life is None else life.verdict.left_ms / 1000
-        # Mutable: when the lease ends, as its owner knows; when it is renewed next.
+        # Mutable: the end of the lease that its owner knows; the time of its next renewal.
         self._ends = now + lease
         self._due = now + lease / 3
 
@@ -50,9 +50,9 @@ class Renewed:
         return life if isinstance(life, Settlement) and life.settled is None and not life.lost else None
 
     def time_passes(self, store: FakeStore, seconds: float) -> None:
-        """Renew the lease as often as it would be in this time.
+        """Renew the lease as often as a gate would do in this time.
 
-        It is lost if the answer is that its owner has the key no longer; without an answer, when it ends.
+        It is lost if the answer is that its owner no longer has the key; without an answer, when it ends.
         """
         life, then = self.life, store.clock.now + seconds
         if life is None or self._due - then >= _EXACT:
@@ -68,7 +68,7 @@ class Renewed:
             self._lose(life, outage=True)
 
     def _lose(self, life: Settlement, *, outage: bool) -> None:
-        # At once, for a test that moves the clock in another thread, and asks.
+        # At once, for a test that moves the clock in another thread and then looks.
         life.note_lost(outage=outage)
         in_loop(self._loop, partial(self._stop, life, outage))
 
@@ -81,35 +81,35 @@ class Renewed:
 def _renew(life: Settlement, seconds: float, store: FakeStore) -> Reply | None:
     """Renew a lease so that all of it is left once these seconds are over; return None if there is no answer.
 
-    It asks as the gate would: the policy in an outage, and as long as that keeps the record.
+    It asks like the gate: the policy in an outage, and for as long as the policy keeps the record.
     """
     (wire, owner), terms, more = life.held_key, life.op.terms, round(seconds * 1000)
     op = RenewOp(wire, owner, life.fence, terms.lease_ms + more, terms.keep_ms + more)
     policy = life.gate.settings.on_unavailable
     if store.outage.kind is None and not _is_local(life, policy):
         reply = store.extend_lease(op)
-        # What a policy has answered may be in its ledger's bucket by now, where the gate would find it.
+        # A policy's answer may be in its ledger's bucket now, and the gate would find it there.
         return Code.OK if life.verdict.degraded and terms.remembered else reply
     try:
         answer: Reply = policy.answer(op, refused())
-    except Exception:  # noqa: BLE001 -- a policy of the user's may raise any: that is no answer
+    except Exception:  # noqa: BLE001 -- the user's policy may raise any error: that is no answer
         return None
     return answer
 
 
 def _is_local(life: Settlement, policy: FallbackPolicy) -> bool:
-    """True if the policy alone knows the claim, outage or not; see `Gate.begin`."""
+    """True if only the policy knows the claim, with or without an outage; see `Gate.begin`."""
     return policy.holds(life.op.wire) or (life.verdict.degraded and not isinstance(policy, JournalledPolicy))
 
 
 class EachLoop(Connections):
-    """Makes the connections of a gate in a test: each event loop that asks has one of its own, all on one store.
+    """Makes the connections of a gate in a test: each event loop that uses it has its own one, all on one store.
 
-    A connection opens by itself, in the loop that asks. `open` and `aclose` are for the application, which may call
-    them.
+    A connection opens by itself, in the loop that uses it. `open` and `aclose` are for the application, which may
+    call them.
 
     Args:
-        common: what they have in common with those of the application.
+        common: the part that they share with those of the application.
         store: the store.
     """
 
@@ -129,7 +129,7 @@ class EachLoop(Connections):
 
     @property
     def is_open(self) -> bool:
-        """True if it is open in the loop that runs, or outside of any loop, in some loop."""
+        """True if it is open in the running loop; outside of any loop, if it is open in some loop."""
         loop = running_loop()
         found = self.all() if loop is None else (self._by_loop.get(loop),)
         return any(each is not None and each.is_open for each in found)
@@ -144,7 +144,7 @@ class EachLoop(Connections):
         return tuple(self._by_loop.values())
 
     def here(self) -> Connection:
-        """Return the connection of the loop that runs, open."""
+        """Return the open connection of the running loop."""
         loop = running_loop()
         if loop is None:
             return self._present
@@ -152,19 +152,19 @@ class EachLoop(Connections):
         if connection is None:
             return self._opened_now(loop, self._of_an_ended_loop())
         if connection.engine is None and not connection.is_closing and not connection.has_loop_ended:
-            return self._opened_now(loop, connection)  # the application has closed that
+            return self._opened_now(loop, connection)  # the application has closed the last one
         return connection
 
     def _opened_now(self, loop: asyncio.AbstractEventLoop, former: Connection | None) -> Connection:
         connection = self._by_loop[loop] = self.make()
-        _at_once(connection.open(former))  # on this store nothing of it waits
+        _at_once(connection.open(former))  # on this store it never waits
         return connection
 
     async def open(self) -> None:
         """Open in the running loop. Raises UsageError if the application has opened it there already."""
         loop = asyncio.get_running_loop()
         if loop in self._opened and self.is_open:
-            await self.here().open()  # raises what it raises in life
+            await self.here().open()  # raises the same error as outside of a test
         self._opened.add(loop)
         self.here()
 
@@ -177,12 +177,12 @@ class EachLoop(Connections):
             await connection.aclose()
 
     def end(self) -> None:
-        """The test is over: do no more of what goes on in the background."""
+        """End the background work, because the test is over."""
         self.store.clock.before_move.remove(self._time_passes)
         self.store.outage.on_stop.remove(self._store_is_back)
         for loop, connection in tuple(self._by_loop.items()):
             for policy, _ in connection.journals.policies():
-                if isinstance(policy, LocalLRU):  # of a scope: the next store is not to get its journal
+                if isinstance(policy, LocalLRU):  # a scope's policy: the next store must not get its journal
                     policy.begin_anew()
             in_loop(loop, connection.journals.cancel)
 
@@ -193,25 +193,25 @@ class EachLoop(Connections):
         return connection
 
     def _of_an_ended_loop(self) -> Connection | None:
-        """Return the connection of a loop that has ended: it knows what was left to do there."""
+        """Return the connection of a loop that has ended: it knows its unfinished work."""
         for loop in tuple(self._by_loop):
             if loop.is_closed():
                 self._opened.discard(loop)
                 return self._by_loop.pop(loop, None)
         return None
 
-    # What a test does
+    # Changes by a test
 
     def _renewal_begins(self) -> None:
-        # Once it is in the queue, and before it leaves that, as a third of the lease is over in real time.
+        # Look while it is in the queue: it leaves that when a third of the lease is over in real time.
         asyncio.get_running_loop().call_soon(self._look_for_renewals)
 
     def _look_for_renewals(self) -> None:
-        """Note what is renewed now: later on its task alone knows of it."""
+        """Note the leases that are renewed now: later only their tasks know of them."""
         for loop, connection in tuple(self._by_loop.items()):
             for renewal in connection.renewals.waiting():
                 if isinstance(renewal, Renewal) and renewal not in self._renewed:
-                    # Its lease began now: the clock has not moved since it was looked for.
+                    # Its lease began now, because the clock has not moved since the last look.
                     self._renewed[renewal] = Renewed(loop, renewal, self.store.clock.now)
         for renewal, renewed in tuple(self._renewed.items()):
             if renewed.life is None:
@@ -239,7 +239,7 @@ def _at_once(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _free_orphans(connection: Connection, store: FakeStore) -> None:
-    """Free what was given up in the outage. The gate does that soon; a test's next claim must not come before."""
+    """Free the orphans of the outage. The gate does that soon, but a test's next claim must not come first."""
     for held_key, orphan in connection.orphans.listed():
         look = orphan.look(held_key[0])
         (found,) = store.apply(look.verb, [look])
@@ -249,7 +249,7 @@ def _free_orphans(connection: Connection, store: FakeStore) -> None:
 
 
 def _tell_that_it_is_back(connection: Connection) -> None:
-    """Let all that waits for the store go on, as after a probe that succeeded."""
+    """Let all waiters for the store go on, like a successful probe does."""
     engine: Any = connection.engine
     if engine is None:
         return

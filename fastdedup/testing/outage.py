@@ -1,4 +1,4 @@
-"""Outages that a test switches on and off, and what a store does with operations meanwhile."""
+"""Outages that a test switches on and off, and their effect on a store's operations."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ..tasks import running_loop
 
 Kind = Literal["refused", "frozen", "lost_reply"]
 """refused: the store refuses at once, and does nothing. frozen: it gives no answer until the outage ends, and then
-does what it was asked for meanwhile. lost_reply: it does what it is asked for, and the answer is lost."""
+executes the operations of that time. lost_reply: it executes the operations, and the answer is lost."""
 
 
 class Outage:
     """A switch: `with outage("frozen"):`, or `start` and `stop`. Off at first.
 
-    While it is on, a gate does what it does while Redis is away: its policy answers, after three failures its breaker
-    opens. When it ends, the breaker closes at once.
+    While it is on, a gate behaves as without Redis: its policy answers, and after three failures its breaker opens.
+    When it ends, the breaker closes at once.
     """
 
     def __init__(self) -> None:
-        # Mutable: the kind, None while it is off; how many batches it still hits, None for all; who is told.
+        # Mutable: the kind, None while it is off; how many batches it still hits, None for all; the callbacks.
         self._kind: Kind | None = None
         self._left: int | None = None
         self.on_stop: list[Callable[[], None]] = []
@@ -39,24 +39,24 @@ class Outage:
 
     @property
     def kind(self) -> Kind | None:
-        """The kind that is on; None while the store answers."""
+        """The kind of the present outage; None while the store answers."""
         return self._kind
 
     def start(self, kind: Kind = "refused", *, times: int | None = None) -> None:
         """Switch it on. `times`: end it by itself after so many calls of the store; see `Kind`.
 
-        A call of the store is a batch: the operations that a gate was asked for in one turn of the event loop.
+        A call of the store is a batch: the operations that a gate gets in one turn of the event loop.
 
         Raises:
-            ConfigError: there is no such kind; or a store that is frozen shall end that by itself.
-            UsageError: it is on already.
+            ConfigError: there is no such kind; or `times` is given for a frozen store, which goes on at `stop`.
+            UsageError: it is already on.
         """
         if kind not in get_args(Kind):
             raise ConfigError(f"an outage is one of {', '.join(get_args(Kind))}, got {kind!r}")
         if times is not None and (kind == "frozen" or check_count(times, "times") < 1):
             raise ConfigError("times= goes with refused and lost_reply; a frozen store goes on at stop()")
         if self._kind is not None:
-            raise UsageError(f"the outage is on already, as {self._kind!r}: stop() it first")
+            raise UsageError(f"the outage {self._kind!r} is on already: stop() it first")
         self._kind, self._left = kind, times
 
     def stop(self) -> None:
@@ -69,7 +69,7 @@ class Outage:
 
     @contextmanager
     def __call__(self, kind: Kind = "refused", *, times: int | None = None) -> Iterator[Outage]:
-        """Switch it on for the body of a `with`. Arguments and errors as for `start`."""
+        """Switch it on for the body of a `with`. Arguments and errors: see `start`."""
         self.start(kind, times=times)
         try:
             yield self
@@ -77,7 +77,7 @@ class Outage:
             self.stop()
 
     def hits(self, kind: Kind) -> bool:
-        """True where a call of the store is hit by this kind of outage; it is counted."""
+        """True if this kind of outage hits the present call of the store; the call is counted."""
         if self._kind != kind:
             return False
         if self._left is not None:
@@ -89,14 +89,14 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class FrozenBatch:
-    """What was asked of a frozen store at once, and who waits for the answer."""
+    """One batch for a frozen store, and the callers that wait for its answer."""
 
     verb: Verb
     ops: Sequence[Op]
     waits: asyncio.Future[Sequence[Reply]]
 
     def answer(self, replies: Sequence[Reply]) -> None:
-        """Answer, where anybody still waits, from any thread."""
+        """Answer, if a caller still waits, from any thread."""
         in_loop(self.waits.get_loop(), partial(self._set, replies))
 
     def _set(self, replies: Sequence[Reply]) -> None:
@@ -105,7 +105,7 @@ class FrozenBatch:
 
 
 class FrozenBatches:
-    """The batches in a frozen store's buffers. They take effect when it goes on, whether or not anybody waits."""
+    """The batches in a frozen store's buffers. They take effect when it goes on, even if no caller waits."""
 
     def __init__(self) -> None:
         self._waiting: list[FrozenBatch] = []
@@ -118,7 +118,7 @@ class FrozenBatches:
         return await answer
 
     def thaw(self) -> list[FrozenBatch]:
-        """Return what is to be executed and answered now, in this order."""
+        """Return the batches to execute and answer now, in this order."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
@@ -129,21 +129,21 @@ _HARMFUL_LATE = tuple(
 
 
 def is_another_thing_later(verb: Verb, ops: Sequence[Op]) -> bool:
-    """True for what would be another thing if it took effect minutes late.
+    """True for operations that would have another meaning if they took effect minutes late.
 
-    Forgetting hits whoever has the key by then, as it hits whoever has it at any time; and a token that is
-    issued late can be used for longer than its issuer knows of it.
+    A late removal would remove the record of another owner; and a token that is issued late can be used for longer
+    than its issuer expects.
     """
     adopts = [op for op in ops if isinstance(op, AdoptOp)]
     return verb in _HARMFUL_LATE or any(op.record.state == "I" for op in adopts)
 
 
 def in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
-    """Call something in an event loop: at once where this is that loop, otherwise soon, unless it is closed."""
+    """Call a function in an event loop: at once if this is that loop, otherwise soon, unless the loop is closed."""
     if running_loop() is loop:
         callback()
         return
-    with suppress(RuntimeError):  # it is closed: nobody is there any more
+    with suppress(RuntimeError):  # it is closed: no caller is left
         loop.call_soon_threadsafe(callback)
 
 
@@ -153,5 +153,5 @@ def refused() -> UnavailableError:
 
 
 def reply_lost() -> UnavailableError:
-    """Return the error of a call that took effect and got no reply."""
+    """Return the error of a call that took effect without a reply."""
     return UnavailableError("the test's outage: the reply was lost, what was asked for has happened")

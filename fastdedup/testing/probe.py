@@ -1,4 +1,4 @@
-"""What a gate has still to do, and how it stands with its store: for tests that wait for it, or assert it."""
+"""The open work of a gate, and the state of its store: for tests that wait for it, or assert it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Probe(NamedTuple):
         orphans: keys of claims and ids that got no answer, or that no caller knows of: the gate frees them as soon as
             the store answers.
         journal: records that `LocalLRU` has made in an outage and that the store has not got yet.
-        breaker: OPEN while the store does not answer and is not asked.
+        breaker: OPEN while the store does not answer and gets no operations.
         waiting: callers that wait for another owner to settle.
         renewals: leases that are kept alive and whose first third is not over.
         unfinished: tasks that go on although their callers were cancelled; closing waits for them.
@@ -36,20 +36,20 @@ class Probe(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is left to do: no operation, orphan, record for the store or unfinished task."""
+        """True if no work is left: no operation, orphan, record for the store or unfinished task."""
         return not (self.pending or self.orphans or self.journal or self.unfinished)
 
 
 def probe(dedup: Dedup | SyncDedup) -> Probe:
-    """Return what a gate has still to do. Take another probe to see what has changed.
+    """Return the open work of a gate. Take another probe to see changes.
 
         await wait_until(lambda: probe(dedup).is_idle)
 
-    A gate on a `FakeStore` has a connection for each event loop: this shows the one of the loop that runs. A gate of
-    `fastdedup.sync` is looked at in its own thread, if it is open.
+    A gate on a `FakeStore` has a connection for each event loop: this shows the one of the running loop. A gate of
+    `fastdedup.sync` is read in its own thread, if it is open.
 
     Raises:
-        ConfigError: it is no gate.
+        ConfigError: `dedup` is not a gate.
     """
     if isinstance(dedup, Dedup):
         return _probed(dedup)

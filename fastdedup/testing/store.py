@@ -1,4 +1,4 @@
-"""`FakeStore`: the store in memory, with a clock that a test moves, outages, and a record of what was claimed."""
+"""`FakeStore`: the store in memory, with a clock that a test moves, outages, and a record of claims."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ OnFreed = Callable[[bytes | None], None]
 
 
 class FakeStore:
-    """A store for tests: that of `memory://`, which several event loops and threads may share.
+    """A store for tests: the store of `memory://`, which several event loops and threads may share.
 
-    What it holds lasts as long as it does: closing a gate and opening it again forgets nothing, as with Redis.
+    Its records last as long as the object: if a gate is closed and opened again, nothing is forgotten, like in Redis.
 
     Args:
         clock: the clock by which leases end; a new one by default.
 
     Raises:
-        ConfigError: it is no `Clock`.
+        ConfigError: `clock` is not a `Clock`.
 
     Attributes:
         clock: moves time: `store.clock.advance(31)`.
-        outage: takes the store away: `with store.outage("refused"):`, also "frozen" and "lost_reply".
-        seen: what was claimed and settled; `assert_claimed_once` reads it.
+        outage: makes the store unavailable: `with store.outage("refused"):`, also "frozen" and "lost_reply".
+        seen: the record of claims and settlements; `assert_claimed_once` reads it.
 
     The methods are those of a `Store`, for the gate.
     """
@@ -47,15 +47,15 @@ class FakeStore:
         self.clock = Clock() if clock is None else clock
         """Moves time: `store.clock.advance(31)`."""
         self.outage = Outage()
-        """Takes the store away: `with store.outage("refused"):`."""
+        """Makes the store unavailable: `with store.outage("refused"):`."""
         self._memory = MemoryStore(clock=self.clock)
-        # One operation at a time: the memory store is made for one thread.
+        # One operation at a time, because the memory store is made for one thread.
         self._lock = threading.RLock()
         self._frozen = FrozenBatches()
-        # Mutable: who hears of freed keys, in which loop; what was claimed.
+        # Mutable: the listeners for freed keys, with their loops; the record of claims.
         self._listeners: list[tuple[asyncio.AbstractEventLoop, OnFreed]] = []
         self.seen = ClaimLog(self.clock)
-        """What was claimed and settled; `assert_claimed_once` reads it."""
+        """The record of claims and settlements; `assert_claimed_once` reads it."""
         self.clock.after_move.append(partial(self._tell, None))
         self.outage.on_stop.append(self._thaw)
 
@@ -73,16 +73,16 @@ class FakeStore:
         """The clock's time, in microseconds since 1970."""
         return self._memory.time_us
 
-    # As a store
+    # The methods of a store
 
     async def open(self) -> None:
-        """Do nothing: it needs no connection."""
+        """Do nothing, because it needs no connection."""
 
     async def aclose(self) -> None:
-        """Do nothing: it keeps its records."""
+        """Do nothing, because it keeps its records."""
 
     async def listen(self, on_freed: OnFreed) -> None:
-        """Call `on_freed` from now on for each watched key that is freed or settled, in the loop that runs now."""
+        """Call `on_freed` from now on for each watched key that is freed or settled, in the running loop."""
         if not self._listeners:
             await self._memory.listen(self._tell)
         listener = (asyncio.get_running_loop(), on_freed)
@@ -91,7 +91,7 @@ class FakeStore:
             self._listeners.append(listener)
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        """Execute operations at once, or do what the outage does with them."""
+        """Execute operations at once, or apply the outage to them."""
         if self.outage.kind == "frozen":
             return await self._frozen.wait(verb, ops)
         if self.outage.hits("refused"):
@@ -102,14 +102,14 @@ class FakeStore:
         return replies
 
     async def page(self, query: Query, cursor: str, count: int) -> Page:
-        """List some of the records, as `ListedStore` says. In an outage of any kind it is refused."""
+        """List some of the records; see `ListedStore`. An outage of any kind refuses it."""
         if self.outage.kind == "frozen" or self.outage.hits("refused"):
             raise refused()
         with self._lock:
             return await self._memory.page(query, cursor, count)  # which does not wait
 
     def apply(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        """Execute operations, whatever the outage. In any thread."""
+        """Execute operations, also in an outage. In any thread."""
         replies: list[Reply] = []
         with self._lock:
             for op in ops:
@@ -122,17 +122,17 @@ class FakeStore:
         return replies
 
     def policy_answered(self, op: Op, reply: Reply) -> None:
-        """Note what a gate's policy has answered in an outage."""
+        """Note the answer of a gate's policy in an outage."""
         with self._lock:
             self.seen.note(op, reply)
 
     def extend_lease(self, op: Op) -> Reply:
-        """Renew a lease as its owner would do meanwhile; that is no call of the store."""
+        """Renew a lease in place of its owner; this does not count as a call of the store."""
         with self._lock:
             return self._memory.apply(op)
 
     def _tell(self, wire: bytes | None) -> None:
-        """Tell of a freed key; None: each waiter must look again."""
+        """Report a freed key; None: each waiter must look again."""
         for loop, on_freed in self._listeners:
             in_loop(loop, partial(on_freed, wire))
 

@@ -1,8 +1,8 @@
-"""Puts a gate on a `FakeStore`: a new one, or for a while one that the application has made.
+"""Puts a gate on a `FakeStore`: a new gate, or for a while one that the application has made.
 
-The application's modules, decorators, middlewares and scopes hold a gate, or what was made of it, since they were
-imported. So another object in its place would reach some of them. All of them hold the same `Connections`: these get
-a stand-in. A synchronous gate has an asyncio `Dedup` behind it, whose connections get one.
+The application's modules, decorators, middlewares and scopes hold the gate, or objects made from it, since they were
+imported. So another gate in its place would reach only some of them. All of them hold the same `Connections`: these
+get a stand-in. A synchronous gate has an asyncio `Dedup` behind it, whose connections get one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def fake_dedup(store: FakeStore | None = None, **settings: Any) -> Dedup:
 
     Args:
         store: the store; a new one by default.
-        settings: as for `fastdedup.Dedup`; the namespace is "test" by default.
+        settings: those of `fastdedup.Dedup`; the namespace is "test" by default.
 
     Raises:
-        ConfigError: the store is no `FakeStore`, or a setting is not valid.
+        ConfigError: the store is not a `FakeStore`, or a setting is not valid.
     """
     store = _checked(store)
     dedup = Dedup(store, **{"namespace": "test", **settings})
@@ -40,7 +40,7 @@ def fake_dedup(store: FakeStore | None = None, **settings: Any) -> Dedup:
 
 
 def fake_sync_dedup(store: FakeStore | None = None, **settings: Any) -> SyncDedup:
-    """Return a `fastdedup.sync.Dedup` on a store for tests. Arguments as for `fake_dedup`."""
+    """Return a `fastdedup.sync.Dedup` on a store for tests. Arguments: see `fake_dedup`."""
     store = _checked(store)
     dedup = SyncDedup(store, **{"namespace": "test", **settings})
     _begin(dedup.per_process.template, store)
@@ -70,15 +70,15 @@ def _checked(store: Any) -> FakeStore:
 def swapped(*gates: str | Dedup | SyncDedup, store: FakeStore | None = None) -> Iterator[FakeStore]:
     """Put an application's gates on a store for tests, until the `with` ends; yield the store.
 
-    Whatever was made of such a gate follows, wherever it was imported: its scopes, decorated functions, tokens,
-    machines, ledgers, middlewares. Its settings stay. It opens by itself, in each event loop that uses it.
+    All objects made from such a gate follow, in every module that has imported them: its scopes, decorated functions,
+    tokens, machines, ledgers, middlewares. Its settings stay. It opens by itself, in each event loop that uses it.
 
     Args:
-        gates: a gate, `fastdedup.Dedup` or `fastdedup.sync.Dedup`; or where it is, as "app.payments.dedup".
+        gates: a gate, `fastdedup.Dedup` or `fastdedup.sync.Dedup`; or its place, such as "app.payments.dedup".
         store: the store; a new one by default.
 
     Raises:
-        ConfigError: there is no gate at that place; the store is no `FakeStore`.
+        ConfigError: there is no gate at that place; the store is not a `FakeStore`.
         UsageError: a gate is open, in an event loop that still exists or in the thread of `fastdedup.sync`.
     """
     store = _checked(store)
@@ -97,7 +97,7 @@ def _on(gate: Any, store: FakeStore) -> Iterator[None]:
             f"swapped() takes a Dedup or a fastdedup.sync.Dedup, or its place, got {named(gate)}"
         )
     policy = gate.settings.on_unavailable
-    # It keeps what it has learned of the store, and its journal goes to the store that is next opened.
+    # Otherwise it would keep its knowledge of the store, and the next opened store would get its journal.
     apart = policy.apart(store.clock) if isinstance(policy, LocalLRU) else nullcontext()
     with apart, _swapped_sync(gate, store) if isinstance(gate, SyncDedup) else _swapped(gate, store):
         yield
@@ -107,7 +107,7 @@ def _on(gate: Any, store: FakeStore) -> Iterator[None]:
 def _swapped(dedup: Dedup, store: FakeStore) -> Iterator[None]:
     gate = dedup.gate.connections
     former = gate.stand_in
-    if isinstance(former, EachLoop) and former.store is store:  # a scope of one that is swapped already
+    if isinstance(former, EachLoop) and former.store is store:  # a scope of a gate that is swapped already
         yield
         return
     if former is None and gate.is_open:
@@ -146,7 +146,7 @@ def _swapped_sync(dedup: SyncDedup, store: FakeStore) -> Iterator[None]:
 
 
 def _found(place: str) -> Any:
-    """Return what is at "package.module.name".
+    """Return the object at "package.module.name".
 
     Raises:
         ConfigError: there is no such module or name.
@@ -174,4 +174,4 @@ def _imported(name: str) -> ModuleType | None:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             return None
-        raise  # the application's own import of something else
+        raise  # the application's own import of another module failed

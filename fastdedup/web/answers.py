@@ -28,7 +28,7 @@ from .response import DEGRADED, REPLAYED, Response
 from .rules import Rule
 
 _STREAMS = (b"text/event-stream", b"application/x-ndjson", b"multipart/x-mixed-replace")
-"""The content types of streams. They are passed on as they come: holding them back would break them."""
+"""The content types of streams. Each part is passed on at once: a stream that is held back breaks."""
 
 _REPEATS = (307, 308)
 """The redirects after which a client sends the same method and body again. After others it sends a GET."""
@@ -43,11 +43,11 @@ class AnsweredClaim(Protocol):
 
     @property
     def result(self) -> Any:
-        """The first result where the outcome is SUCCEEDED."""
+        """The first result if the outcome is SUCCEEDED."""
 
     @property
     def error(self) -> Any:
-        """The recorded error where the outcome is FAILED."""
+        """The recorded error if the outcome is FAILED."""
 
     @property
     def retry_after(self) -> float | None:
@@ -55,7 +55,7 @@ class AnsweredClaim(Protocol):
 
     @property
     def degraded(self) -> bool:
-        """True where a fallback policy answered instead of the store."""
+        """True if a fallback policy answered instead of the store."""
 
 
 class Settling(Enum):
@@ -100,7 +100,7 @@ def storable(rule: Rule, response: Response) -> Response:
 
 
 def streams(content_type: bytes | None) -> bool:
-    """Return whether a response of this content type is passed on as it comes."""
+    """Return whether each part of a response of this content type is passed on at once."""
     return content_type is not None and content_type.lower().startswith(_STREAMS)
 
 
@@ -122,9 +122,9 @@ def answer(claim: AnsweredClaim, rule: Rule, docs: str | None) -> Response:
 
 
 def replay(stored: Response | None, docs: str | None) -> Response:
-    """Return the stored response; where its body was not kept, a problem that names its status.
+    """Return the stored response; if its body was not kept, a problem that names its status.
 
-    `stored` is None where a handler has completed its claim itself, or a token was only consumed.
+    `stored` is None if a handler has completed its claim itself, or a token was only consumed.
     """
     if stored is None:
         return respond(NOT_STORED, docs=docs).marked(REPLAYED)
@@ -162,5 +162,5 @@ def refusal(error: Exception, rule: Rule, docs: str | None) -> Response:
 
 
 def unavailable(error: UnavailableError, docs: str | None, detail: str | None = None) -> Response:
-    """Return the answer where neither the store nor the policy answers. `detail`: in place of the problem's own."""
+    """Return the answer if neither the store nor the policy answers. `detail` replaces the problem's own."""
     return respond(UNAVAILABLE, detail, docs=docs, retry_after=error.retry_after)

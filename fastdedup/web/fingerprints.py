@@ -28,8 +28,8 @@ def bare_path(path: str) -> str:
 def request_fingerprint(request: Request) -> Fingerprint:
     """Digest method, path, query and body.
 
-    `/orders` and `/orders/` are one path, as they are for a rule: one may redirect to the other. A multipart body's
-    boundary is left out, as clients draw a new one when they encode a form again.
+    `/orders` and `/orders/` are one path, just like in a rule: one may redirect to the other. A multipart body's
+    boundary is left out, because a client draws a new boundary when it encodes a form again.
     """
     return fingerprint_at(request, b"")
 
@@ -62,9 +62,9 @@ def _without_boundary(kind: bytes, body: bytes) -> bytes:
 def json_fingerprint(request: Request) -> Fingerprint:
     """Digest method, path, query and the value of a JSON body: neither the order of names nor white space counts.
 
-    For `fingerprint=`, where clients encode a request anew for each retry. A number counts as it is written: `1` and
-    `1.0` differ, and no digit is lost. A body is digested byte for byte where it has no one value: its content type
-    is not JSON, it is malformed or too deep, or it has NaN, an infinity or a name twice in one object.
+    For `fingerprint=`, if clients encode a request anew for each retry. A number counts by its digits: `1` and `1.0`
+    differ, and no digit is lost. A body without a single value is digested byte for byte: its content type is not
+    JSON, it is malformed or too deep, or it has NaN, an infinity or a name twice in one object.
     """
     kind = (request.header("content-type") or "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
@@ -81,11 +81,11 @@ def json_fingerprint(request: Request) -> Fingerprint:
 def _canonical(body: bytes) -> bytes:
     """Return a JSON body with sorted names and without white space.
 
-    A number is `{"n": "1.0"}`, as it is written, and each name of an object has a dot before it, so that no object
-    is taken for a number.
+    A number becomes `{"n": "1.0"}` with its own digits, and each name of an object gets a dot before it, so that no
+    object is taken for a number.
 
     Raises:
-        ValueError: it is no JSON, has NaN or an infinity, or a name comes twice.
+        ValueError: it is not JSON, has NaN or an infinity, or a name comes twice.
         RecursionError: it is too deep.
     """
     value = json.loads(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from enum import StrEnum
 from html import escape
+from typing import TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
 
 from ..errors import UnavailableError
@@ -14,6 +15,7 @@ from .problems import ProblemType, respond, whole_seconds
 from .request import EVERYONE, Request, name_of_caller
 from .response import DEGRADED, Response
 
+C = TypeVar("C", bound=AnsweredClaim)
 FIELD = "one_time_token"
 HEADER = "X-One-Time-Token"
 """The header for forms that a script sends."""
@@ -152,7 +154,7 @@ class FormRefused(Exception):
 
 
 def notice(title: str, message: str) -> str:
-    """Return why a form was refused, as a part of a page."""
+    """Return the part of a page that says why a form was refused."""
     return f'<div class="one-time-notice" role="alert"><strong>{escape(title)}</strong><p>{escape(message)}</p></div>'
 
 
@@ -196,21 +198,54 @@ def contents(fields: str, files: Iterable[tuple[str, str | None, str | None, str
     """Return a form's contents for its fingerprint.
 
     Args:
-        fields: the fields as they are encoded in a URL, without those that differ in each page.
+        fields: the fields in the encoding of a URL, without those that differ in each page.
         files: the name, the file's name, its type and the digest of its content, for each file.
     """
     lines = [f"{name!r} {filename!r} {kind!r} {digest}" for name, filename, kind, digest in files]
     return "\n".join((fields, *lines)).encode("utf-8", "surrogateescape")
 
 
-def first_response(claim: AnsweredClaim, mark: bytes, docs: str | None, *, person: bool) -> Response:
-    """Return the first response for a form that was sent before.
+async def admit_form(
+    redeeming: Awaitable[C],
+    mark: bytes,
+    docs: str | None,
+    leave_session: Callable[[], object],
+    *,
+    person: bool,
+) -> C | Response:
+    """Return the claim that a form has acquired by its token, or the first response if it was sent before.
 
     Args:
-        claim: the claim of its token, which was not acquired.
+        redeeming: what `RouteClaims.redeem` returned, or its counterpart for synchronous code.
         mark: the fingerprint of the form.
         docs: the address of the documentation.
-        person: True where a person sees the answer; False for a script, which gets a problem.
+        leave_session: called for a form that was sent before: the answer must not set the cookie of the session,
+            because the first answer may have made another session since.
+        person: True if a person sees the answer; False for a script, which gets a problem.
+
+    Raises:
+        FormRefused: the token is another person's or unknown, the first form still runs, had other contents, or its
+            page cannot be shown again; or the store does not answer.
+    """
+    try:
+        claim = await redeeming
+    except UnavailableError as error:
+        raise unavailable(error) from None
+    except FormRefused as error:
+        if error.reason in (Refusal.DONE, Refusal.BUSY):
+            leave_session()
+        raise
+    if claim.outcome is Outcome.ACQUIRED:
+        return claim
+    if claim.outcome is Outcome.IN_PROGRESS:
+        leave_session()  # it is refused now, and the first one may still make another session
+    first = _first_response(claim, mark, docs, person=person)
+    leave_session()
+    return first
+
+
+def _first_response(claim: AnsweredClaim, mark: bytes, docs: str | None, *, person: bool) -> Response:
+    """Return the first response for a form that was sent before. Arguments as for `admit_form`.
 
     Raises:
         FormRefused: the first form still runs, had other contents, or its page cannot be shown again; or the token is
@@ -240,11 +275,6 @@ def refusal_of_another(state: State | None) -> FormRefused:
     return _refused(_OF_STATE[state], failed=state is State.FAILED)
 
 
-def was_sent_before(error: FormRefused) -> bool:
-    """Return whether the form was sent before. Its first answer may have made a session, which stays as it is."""
-    return error.reason in (Refusal.DONE, Refusal.BUSY)
-
-
 def _refused(reason: Refusal, *, failed: bool = False) -> FormRefused:
     error = FormRefused(reason, retry_after=_BUSY_RETRY if reason is Refusal.BUSY else None)
     if failed:
@@ -258,7 +288,7 @@ def unavailable(error: UnavailableError) -> FormRefused:
 
 
 def check_contents(stored: Response | None, mark: bytes) -> None:
-    """Raise FormRefused where a used token comes again with other contents."""
+    """Raise FormRefused if a used token comes again with other contents."""
     if stored is not None and stored.request and stored.request != mark:
         raise FormRefused(Refusal.CHANGED)
 

@@ -1,4 +1,4 @@
-"""What an operator asks of a web request's record: show it, forget it. By the rule that the middlewares key it by."""
+"""Shows and forgets the record of a web request, for operators. The middlewares' rule gives its key."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = ["forget_request", "get_request", "principal_of_header"]
 GATE: Final = "GATE"
 """Stands for the method of requests that a proxy asks the sidecar's gate about; the path is then the route."""
 Caller = str | int | UUID | None
-"""What a principal function returns: text, a number or a UUID; None stands for a route that is open to everyone."""
+"""The value of a principal function: text, a number or a UUID; None stands for a route that is open to everyone."""
 
 
 class RequestPlace(NamedTuple):
-    """Where a web request's record is: its key, and whether it is of the sidecar's gate, and so in no scope."""
+    """The place of a web request's record: its key, and whether it is of the sidecar's gate, and so has no scope."""
 
     key: str
     of_sidecar: bool
@@ -41,7 +41,7 @@ class RequestPlace(NamedTuple):
         return namespace if self.of_sidecar else web_namespace(namespace)
 
     def scope_in(self, namespace: str) -> str | None:
-        """Return the record's scope below a namespace; None where it is in the namespace itself."""
+        """Return the record's scope below a namespace; None if it is in the namespace itself."""
         return None if self.within(namespace) == namespace else SCOPE
 
 
@@ -52,7 +52,7 @@ def web_namespace(namespace: str) -> str:
 
 
 class SyncGate(Protocol):
-    """A gate of `fastdedup.sync`, as far as records concern it."""
+    """The part of a gate of `fastdedup.sync` that reads and removes records."""
 
     @property
     def settings(self) -> Settings:
@@ -71,9 +71,9 @@ class SyncGate(Protocol):
 def place_of_request(
     method: str, path: str, principal: Caller, key: str, tenant: Caller = None
 ) -> RequestPlace:
-    """Return where the record of a request is, by the rule of the middlewares, or of the sidecar's gate (GATE).
+    """Return the place of a request's record, by the rule of the middlewares, or of the sidecar's gate (GATE).
 
-    Arguments and errors as for `get_request`.
+    Arguments and errors are those of `get_request`.
     """
     if not isinstance(key, str):
         raise InvalidKeyError(f"the key must be the text of an Idempotency-Key, got {named(key)}")
@@ -112,21 +112,21 @@ def get_request(
     principal: Caller = None,
     tenant: Caller = None,
 ) -> Any:
-    """Return the record of a web request, or None where there is none.
+    """Return the record of a web request, or None if it has no record.
 
-    As `await get_request(dedup, "POST", "/orders/{id}", key="7f3c", principal="ann")`; with a gate of
-    `fastdedup.sync` there is nothing to await. Its `result` is a dictionary with the response's `status`, `headers`
-    and `body`; None while the request runs.
+    For example: `await get_request(dedup, "POST", "/orders/{id}", key="7f3c", principal="ann")`. With a gate of
+    `fastdedup.sync`, leave out the `await`. The record's `result` is a dictionary with the response's `status`,
+    `headers` and `body`; None while the request runs.
 
     Args:
         dedup: the gate that the application's middleware has, or its scope "http".
         method: the request's method; "GATE" for a proxy's requests through the sidecar, with `dedup` a gate in the
             namespace that they name.
-        path: the route's path as it is declared, with the prefixes of its routers and the mount of its application:
-            `/shop/api/orders/{id}`. Where its rule has `key_scope="path"`, the request's own path.
+        path: the route's declared path, with the prefixes of its routers and the mount of its application:
+            `/shop/api/orders/{id}`. If its rule has `key_scope="path"`, the request's own path.
         key: the request's Idempotency-Key.
-        principal: what the principal function returns for the caller; where that is `by_header(…)`,
-            `principal_of_header("the header's value")`; None where the route is open to everyone.
+        principal: the value that the principal function returns for the caller. If that function is `by_header(…)`,
+            `principal_of_header("the header's value")`. None if the route is open to everyone.
         tenant: what the function given as `tenant=` returns, such as the host; None if the route has no `tenant=`.
 
     Raises:
@@ -174,10 +174,10 @@ def forget_request(
     tenant: Caller = None,
     reason: str | None = None,
 ) -> Any:
-    """Remove the record of a web request, whoever holds it, so that its next repeat runs; False where there was none.
+    """Remove the record of a web request, even while it is held, so that its next repeat runs.
 
-    It leaves a `KeyForgotten` event with who and why. Arguments and errors as for `get_request`; `reason`: up to 256
-    characters.
+    Return False if there was no record. The removal is reported by a `KeyForgotten` event that says who removed it
+    and why. Arguments and errors are those of `get_request`; `reason` has up to 256 characters.
     """
     place = place_of_request(method, path, principal, key, tenant)
     return dedup.scoped(place.scope_in(dedup.settings.namespace)).forget(place.key, reason=reason)
@@ -198,7 +198,7 @@ class AnyCodec:
 
 
 def with_parts(record: Record) -> Record:
-    """Return the record as `AnyCodec` shows it, where a sidecar has given a web response as text."""
+    """Return the record with the parts that `AnyCodec` shows, if a sidecar has given a web response as text."""
     if isinstance(record.result, str):
         with contextlib.suppress(ValueError, ForeignRecordError):
             return replace(record, result=_response_facts(record.result.encode()))

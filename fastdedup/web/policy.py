@@ -27,7 +27,7 @@ _STYLE = (
 
 
 class PublishedPolicy:
-    """Describes the rules to the authors of clients, as JSON and as a page.
+    """Describes the rules to the authors of clients, in JSON and in a page.
 
     Args:
         rules: the rules that hold.
@@ -94,7 +94,7 @@ def operation_facts(rule: Rule, settings: Settings) -> dict[str, Any]:
 def rule_facts(rule: Rule, settings: Settings | None) -> dict[str, Any]:
     """Return the published facts of a rule: its key, lifetimes, replayed statuses and limits.
 
-    A lifetime is None where neither the rule names it nor the settings are known yet.
+    A lifetime is None if the rule does not name it and the settings are not known yet.
     """
     ttl, failure_ttl = (settings.ttl, settings.failure_ttl) if settings else (None, None)
     return {
@@ -115,7 +115,7 @@ def rule_facts(rule: Rule, settings: Settings | None) -> dict[str, Any]:
 
 
 def statuses(rule: Rule) -> list[str]:
-    """Return the statuses that a rule keeps and replays, as ranges: `["200-399", "400", "402", …]`."""
+    """Return the ranges of statuses that a rule keeps and replays: `["200-399", "400", "402", …]`."""
     ranges = []
     runs = groupby(enumerate(filter(rule.keeps, _STATUSES)), lambda pair: pair[1] - pair[0])
     for _, run in runs:

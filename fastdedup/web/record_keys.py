@@ -13,7 +13,7 @@ from .request import EVERYONE, PrincipalMissing
 SCOPE: Final = "http"
 """The scope below a gate's namespace in which middlewares keep the records of web keys: `shop:http`."""
 _LONGEST: Final = 128
-"""The longest path or principal, in bytes, that is in a record's key (at most 1024 bytes) as it is."""
+"""The longest path or principal, in bytes, that is in a record's key (at most 1024 bytes) unchanged."""
 
 
 def scope_key(place: str, principal: object, key: str, tenant: str = "") -> str:
@@ -32,9 +32,7 @@ def _owner(principal: object) -> str:
     if principal is None or principal == "":
         raise PrincipalMissing("the principal function found no caller for this request")
     if not isinstance(principal, str):
-        raise ConfigError(
-            f"a principal must be text, or None where there is no caller, got {shown(principal)}"
-        )
+        raise ConfigError(f"a principal must be text, or None if there is no caller, got {shown(principal)}")
     return _digest(principal.encode("utf-8", "surrogatepass"))
 
 

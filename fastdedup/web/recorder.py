@@ -1,4 +1,4 @@
-"""What becomes of a response under a claim: it is held back, passed on, stored or refused. No I/O.
+"""Decides for a response under a claim: it is held back, passed on, stored or refused. No I/O.
 
 Main path: `Recorder.start` → `body` → `end` → `marks`. ASGI, WSGI and Django drive it.
 """
@@ -10,7 +10,7 @@ from typing import Any, Final
 from ..claim import Claim
 from ..errors import ClaimLostError, DedupError
 from .answers import Settling, lost, settling_of, storable, streams
-from .response import DEGRADED, UNSTORED, Headers, Response
+from .response import DEGRADED, REPLAYED, UNSTORED, Headers, Response
 from .rules import Rule
 
 _WITHOUT_BODY: Final = (204, 304)
@@ -23,17 +23,17 @@ Marks = list[tuple[bytes, bytes]]
 
 
 class Recorder:
-    """Decides for the response to a request that holds a claim; its driver feeds it, and does what it answers.
+    """Decides for the response to a request that holds a claim; its driver feeds it, and acts on its decisions.
 
-    A response is held back until it is whole and stored, so that nobody sees a result that a retry would not get. A
-    stream, and a response that is too large to be kept, is passed on as it comes. Of those only status and headers
+    A response is held back until it is whole and stored, so that no client sees a result that a retry would not get.
+    Streams, and responses that are too large to be kept, are passed on part by part. Only their status and headers
     are stored, at their end.
 
-    Drivers differ in what they are told: an ASGI server tells that the client left, a WSGI server closes the response
+    Drivers learn different things: an ASGI server tells that the client left, a WSGI server closes the response
     before its end. `counts_in_part` decides in both cases. The drivers decide the rest: only a coroutine can be
     cancelled; Django has the whole response at once, so even a large one is sent after it has settled the claim.
 
-    `path` is the request's, and `mark` its fingerprint where the record does not have it.
+    `path` is the request's, and `mark` its fingerprint if the record does not have it.
     """
 
     def __init__(self, claim: Claim, rule: Rule, docs: str | None, path: str, mark: bytes = b"") -> None:
@@ -46,6 +46,10 @@ class Recorder:
         # unless it redirects.
         self.undone = False
         self.invalid = False
+        # Mutable, of a transaction that commits with its response: has it committed, so that the response is sent in
+        # any case; is the response an earlier request's, from its row.
+        self.committed = False
+        self.replayed = False
         # Mutable, of the response: its head, the length that it tells, its body so far; is it passed on, is it a
         # stream; how many bytes were passed on; is it over, so that the claim is settled; the effect on the claim.
         self._status = 0
@@ -96,7 +100,7 @@ class Recorder:
     def passes(self, size: int) -> bool:
         """Count bytes that are passed on. Return whether the response ends with them, by the length that it tells.
 
-        The claim is settled then: some servers read no further, and a client may leave, as it has the whole.
+        Then the claim is settled: some servers read no further, and the client may leave, because it has the whole.
         """
         self._passed += size
         return not self.settled and self._is_all(self._passed)
@@ -121,7 +125,7 @@ class Recorder:
         return storable(self.rule, response)
 
     def _is_broken(self, response: Response) -> bool:
-        """True where the body is shorter than its Content-Length: its client gets an error, so a retry runs again."""
+        """True if the body is shorter than its Content-Length: its client gets an error, so a retry runs again."""
         length, size = self._length, len(response.body)
         if not response.whole or not length.isdigit() or response.status in _WITHOUT_BODY:
             return False
@@ -138,34 +142,39 @@ class Recorder:
         return True
 
     def _is_all(self, size: int) -> bool:
-        """True where so many bytes have the length that the response tells; False where it tells no length."""
+        """True if `size` bytes reach the length that the response tells; False if it tells no length."""
         length = self._length
         return length.isdigit() and len(length) < 19 and size >= int(length)
 
     @property
     def counts_in_part(self) -> bool:
-        """True where the part that was sent is the response, should the client have left.
+        """True if a client that leaves now still settles the claim: the part that was sent counts as the response.
 
         A response that is too large to be kept counts, and so does a file that a framework passes on: the work is
-        done. A stream does not: it may be endless, and its key is freed, as any is with `on_disconnect="cancel"`.
+        done. A stream does not count: it may be endless. Its key is freed, like every key with
+        `on_disconnect="cancel"`.
         """
         return self.passing and not (self._streams or self.settled or self.rule.on_disconnect == "cancel")
 
     # What the client gets
 
     def marks(self, *, stored: bool = True) -> Marks:
-        """Return the marks of the response; `stored` is False before the end, and where it cannot be stored."""
+        """Return the marks of the response; `stored` is False before the end, and if it cannot be stored."""
         marks: Marks = [DEGRADED] if self.claim.degraded else []
-        if not stored or (self.passing and not self.undone):
+        if self.replayed:
+            marks.append(REPLAYED)
+        if not self.committed and (not stored or (self.passing and not self.undone)):
             marks.append(UNSTORED)
         return marks
 
     def failed(self, error: DedupError) -> Marks | None:
-        """Return the marks of a response that did not settle its claim, or None where the claim was lost.
+        """Return the marks of a response that did not settle its claim, or None if the claim was lost.
 
-        A response whose claim was lost is replaced by `refusal`, as a retry gets another. Any other is sent, because
-        its handler has run.
+        A response whose claim was lost is replaced by `refusal`, because a retry gets another response. Any other
+        response is sent, because its handler has run, and so is a response that was committed.
         """
+        if self.committed:
+            return self.marks()
         if isinstance(error, ClaimLostError):
             return None  # the claim has told that it is lost
         self.claim.settlement.warn(

@@ -1,4 +1,4 @@
-"""A request, as principal and fingerprint functions see it, and the functions that name its caller."""
+"""The request that principal and fingerprint functions get, and the functions that name its caller."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Shared(Enum):
 EVERYONE: Literal[Shared.EVERYONE] = Shared.EVERYONE
 """The value that `everyone` returns. A missing name is another thing: such a request is refused."""
 Named = str | Literal[Shared.EVERYONE] | None
-"""The value of a principal function: a name, `EVERYONE`, or None where it finds no caller."""
+"""The value of a principal function: a name, `EVERYONE`, or None if it finds no caller."""
 
 
 @dataclass(slots=True)
@@ -60,8 +60,8 @@ class Request:
 Principal = Callable[[Request], Named] | Callable[[Request], Awaitable[Named]]
 """A function that names the caller whom a key belongs to (a tenant, an account), whose results only they see.
 
-Name it wholly: where each tenant has users 1, 2, 3 of its own, the tenant as well. A digest of it is kept. Where it
-returns None or "", a request with a key is answered 400, `principal-required`; see `everyone`."""
+Name it wholly: if each tenant has users 1, 2, 3 of its own, name the tenant as well. A digest of the name is kept. If
+the function returns None or "", a request with a key is answered 400, `principal-required`; see `everyone`."""
 Tenant = Callable[[Request], str | int | UUID | None]
 """A plain function that names the tenant whom a request is for; "" stands for all of them. See `by_host`.
 
@@ -71,11 +71,11 @@ FingerprintOf = Callable[[Request], Any]
 
 
 def name_of_caller(value: object, what: str) -> Named:
-    """Return a name that a function of the application has found, as text.
+    """Return the text of a name that a function of the application has found.
 
     Args:
-        value: text, a number or a UUID; None and `EVERYONE` stay as they are.
-        what: what it is the name of, for the error: a principal, a tenant or a subject.
+        value: text, a number or a UUID; None and `EVERYONE` stay unchanged.
+        what: the kind of name, for the error: a principal, a tenant or a subject.
 
     Raises:
         ConfigError: it is of another type.
@@ -88,7 +88,7 @@ def name_of_caller(value: object, what: str) -> Named:
 
 
 def everyone(request: Request) -> Literal[Shared.EVERYONE]:
-    """Let all callers share their keys: right where there is only one caller, or keys cannot be guessed."""
+    """Let all callers share their keys: right if there is only one caller, or if keys cannot be guessed."""
     return EVERYONE
 
 
@@ -119,7 +119,7 @@ _LONG_HOST: Final = 256
 
 
 def by_header(name: str) -> Callable[[Request], str | None]:
-    """Tell callers apart by a header such as X-Api-Key; its digest is kept, as it may be a secret.
+    """Tell callers apart by a header such as X-Api-Key; its digest is kept, because it may be a secret.
 
     Take a header that a retry has as well: after an access token was refreshed, the retry would be another caller's,
     and run again. A request with a key but without this header, or with two of it, is answered 400,
@@ -128,7 +128,7 @@ def by_header(name: str) -> Callable[[Request], str | None]:
     if not isinstance(name, str) or not name.isascii() or not name:
         raise ConfigError(f"by_header() takes the name of a header, got {name!r}")
     if "_" in name:  # servers drop such headers, or confuse them with those with hyphens
-        raise ConfigError(f"by_header() takes a header's name as it is sent, with hyphens, got {name!r}")
+        raise ConfigError(f"by_header() takes a header's name with hyphens, not underscores, got {name!r}")
 
     wanted = name.lower().encode()
 

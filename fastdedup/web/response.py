@@ -1,4 +1,4 @@
-"""A response, as it is stored and replayed: status, headers and body, byte for byte."""
+"""A response that is stored and replayed: status, headers and body, byte for byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import orjson
 from ..errors import ForeignRecordError
 
 Headers = Sequence[tuple[bytes, bytes]]
-"""Headers in the order in which they were sent. Names are in lower case; from WSGI and Django as they were given."""
+"""Headers in the order in which they were sent. Names are in lower case; from WSGI and Django they are unchanged."""
 
 REPLAYED = (b"idempotency-replayed", b"true")
 DEGRADED = (b"idempotency-degraded", b"true")
@@ -36,7 +36,7 @@ NEVER = _OF_ONE_CONNECTION | _OF_ONE_CALLER
 
 
 class Response:
-    """A response. Where `whole` is False, its body was not kept."""
+    """A response. If `whole` is False, its body was not kept."""
 
     __slots__ = ("body", "headers", "reason", "request", "status", "whole")
 
@@ -56,7 +56,7 @@ class Response:
         self.request = request
         """The fingerprint of its request, for records that do not hold it themselves (a token's)."""
         self.reason = reason
-        """The reason phrase of its status line, where the application gave one of its own."""
+        """The reason phrase of its status line, if the application gave one of its own."""
 
     def __eq__(self, other: object) -> bool:
         """Compare all that a client gets; requests are not compared."""
@@ -95,7 +95,7 @@ class HeaderFilter:
         self._drop = NEVER.union([name.lower().encode() for name in drop])
 
     def __call__(self, headers: Headers) -> Headers:
-        """Return the headers that are stored, their names as they are spelled."""
+        """Return the headers that are stored; their names keep their spelling."""
         keep, drop = self._keep, self._drop
         pairs: Any = headers  # pairs of any kind: some applications send lists
         kept = [pair for pair in pairs if pair[0].lower() not in drop]
@@ -115,7 +115,7 @@ class ResponseCodec:
     """Encodes a response as a line of JSON, which people and `fastdedup inspect` can read, and the body's bytes.
 
     Args:
-        spelled: True: return the names of headers as they were stored. False: in lower case, as ASGI requires.
+        spelled: True: return the names of headers in their stored spelling. False: in lower case, ASGI's rule.
     """
 
     stores_errors = True

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from inspect import iscoroutinefunction
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
-from ..checks import check_count, check_seconds, shown
+from ..checks import check_count, check_seconds, check_wait, shown
 from ..errors import ConfigError
 from ..keys import Fingerprint, fingerprint
 from .fingerprints import bare_path, fingerprint_at, request_fingerprint
@@ -19,6 +19,7 @@ from .record_keys import scope_key, shortened
 from .request import FingerprintOf, Named, Principal, PrincipalMissing, Request, Tenant, name_of_caller
 from .response import HeaderFilter
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 METHODS = ("POST", "PATCH")
@@ -58,7 +59,7 @@ class KeySettings(ClaimSettings, total=False):
     """The settings of claims of a client's key; see `Rule`."""
 
     required: bool
-    wait: float
+    wait: float | None
     key_format: str | None
     key_scope: Literal["route", "path"]
     tenant: Tenant | None
@@ -114,14 +115,14 @@ class Rule:
     """The statuses that are kept; others release the key, so that a retry runs again. A 307 or 308 to the same path
     is never kept: the redirected request has the same key."""
     keep_unreached: bool = False
-    """FastAPI only: keep also the answer to a request that did not reach its handler, as its parameters or body were
+    """FastAPI only: keep also the answer to a request that did not reach its handler: its parameters or body were
     invalid, or a dependency raised. Otherwise its key is released, and the corrected request runs."""
     max_request: int = 1024 * 1024
     """The longest body of a request, in bytes. It is held in memory; a longer one is answered 413."""
     max_response: int = 256 * 1024
     """The longest body of a response that is kept, in bytes; see `unstored`."""
     unstored: Literal["refuse", "release"] = "refuse"
-    """For a response whose body is not kept, as it is a stream or too large. "refuse": duplicates are answered
+    """For a response whose body is not kept, because it is a stream or too large. "refuse": duplicates are answered
     409, `response-not-stored`. "release": the key is released, and duplicates run again."""
     on_disconnect: Literal["finish", "cancel"] = "finish"
     """For a client that goes away. "finish": the handler finishes, and a retry gets its response; a stream ends, and
@@ -130,16 +131,16 @@ class Rule:
     keep_headers: Collection[str] | None = None
     """The headers of a response that are kept; None stands for all but `drop_headers`."""
     drop_headers: Collection[str] = ("set-cookie",)
-    """The headers that are not kept. Where it is empty, cookies are replayed as well."""
+    """The headers that are not kept. If it is empty, cookies are replayed as well."""
     stored_headers: HeaderFilter = field(init=False, repr=False)
     """The headers that are stored, by the two settings above."""
     key_format: str | None = None
     """A regular expression that the whole key must match, published in the policy; such as `UUID`."""
     key_scope: Literal["route", "path"] = "route"
     """The place that a key belongs to, beside its caller and method. "route": `/c/{id}`; a key of `/c/1` is answered
-    422 at `/c/2`. "path": `/c/1`, with its parameters; at `/c/2` the same key is another key. Where an application is
-    mounted at two paths, each has keys of its own. Starlette 1.0 and older does not tell its route: "route" then is
-    "path" for the decorator of `fastdedup.integrations.starlette`."""
+    422 at `/c/2`. "path": `/c/1`, with its parameters; at `/c/2` the same key is another key. If an application is
+    mounted at two paths, each path has keys of its own. Starlette 1.0 and older does not tell its route: "route" then
+    is "path" for the decorator of `fastdedup.integrations.starlette`."""
     tenant: Tenant | None = None
     """Names the tenant whom a request is for; each tenant has keys of its own. See `by_host`. None: all hosts share
     their keys, and a key that comes again under another host is answered 422, because the host may select a tenant
@@ -172,8 +173,8 @@ class Rule:
         for name in ("required", "renew", "keep_unreached"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        for name in ("wait", "retry_after"):
-            self._set(name, check_seconds(getattr(self, name), name, least=0.0))
+        self._set("wait", check_wait(self.wait))
+        self._set("retry_after", check_seconds(self.retry_after, "retry_after", least=0.0))
         for name in ("lease", "ttl", "failure_ttl"):
             if getattr(self, name) is not None:
                 self._set(name, check_seconds(getattr(self, name), name))
@@ -251,7 +252,7 @@ class Rule:
     ) -> str:
         """Return the record's key, which is unique for tenant, caller, method, mount, route and key.
 
-        A route that ends in * stands for many paths: there the request's path counts, as with `key_scope="path"`.
+        A route that ends in * stands for many paths: its requests' own paths count, just like `key_scope="path"`.
         `/orders` and `/orders/` are one path: an application may serve both, or redirect from one to the other.
 
         Raises:
@@ -302,11 +303,11 @@ def _place(method: str, path: str) -> str:
 
 
 _place_of_route = lru_cache(maxsize=1024, typed=True)(_place)
-"""Not for the paths of requests: clients choose them, and they may be long."""
+"""A cache for the paths of routes, not for those of requests: clients choose these, and they may be long."""
 
 
 def declared(path: str) -> str:
-    """Return the path of a rule for a route as its framework declares it, where a * stands for itself."""
+    """Return a rule's path for a path that a framework has declared; a * in that path stands for itself."""
     return "/" + path.lstrip("/").replace("*", "%2A")
 
 
@@ -335,7 +336,7 @@ def _rule(route: Route, settings: dict[str, Any]) -> Rule:
     if "principal" not in together:
         raise ConfigError(
             "principal= is missing: give a function that names the caller, so that no caller gets another's result, "
-            'such as by_header("x-api-key"), or `everyone` where all callers may share their keys'
+            'such as by_header("x-api-key"), or `everyone` if all callers may share their keys'
         )
     return Rule(route.path, **together)
 
@@ -373,8 +374,20 @@ class RouteTable(Generic[T]):
         return finder(path) if entry is None and bare is not path else entry
 
 
+class MadeByRoute(dict[K, T]):
+    """What is made for each route at its first request and kept: an application has a fixed number of routes."""
+
+    def __init__(self, make: Callable[[K], T]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, place: K) -> T:
+        made = self[place] = self._make(place)
+        return made
+
+
 def _pattern(path: str) -> str:
-    """Return a path's regular expression. It has no groups, as `lastindex` counts the groups around the patterns."""
+    """Return a path's regular expression, without groups: `lastindex` counts the groups around the patterns."""
     pieces = re.split(r"(\{[^/{}]+\}|\*)", path)
     if any(segment.count("{") > 1 for segment in path.split("/")):
         raise ConfigError(f"in the path {path!r}, a segment may have only one {{name}}")

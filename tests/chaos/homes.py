@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from pathlib import Path
 from typing import Any, Protocol
 
 import redis.asyncio
@@ -159,8 +158,3 @@ class Homes:
 
         groups = {"sentinel": SentinelHome, "cluster": ClusterHome}
         return await groups[name](self._guard).start()
-
-
-def log_of(home: Home) -> Path | None:
-    """Where a home's server logs, if it is one."""
-    return home.server.folder / "log" if isinstance(home, Single) else None

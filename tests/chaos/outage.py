@@ -18,8 +18,6 @@ from .crew import Crew
 from .homes import Single
 
 CALLERS = 64
-SAMPLES = 100
-"""Samples of memory that are shown at most; it is looked at every second."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from fastdedup import Outcome, UnavailableError
 from fastdedup.kernel.codes import Code
-from fastdedup.kernel.operations import Adopted, ClaimOp, Op, ReadOp, ReleaseOp, Reply, TransitionOp, Verdict
+from fastdedup.kernel.operations import ClaimOp, Op, ReadOp, ReleaseOp, Reply, TransitionOp, Verdict
 from fastdedup.kernel.owners import draw_owner
 from fastdedup.kernel.records import Stored
+from fastdedup.kernel.replies import Adopted
 from fastdedup.kernel.terms import Mode
 from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.ids import NONCE_BYTES

@@ -1,4 +1,4 @@
-"""A way to a server that can fail: one `Gate` for each worker, on a Unix socket or a loopback port.
+"""A way to a server that can fail: a `Gate`, on a Unix socket or a loopback port; each worker has one.
 
 It runs in the driver's event loop and looks at no bytes; `mode` and `delay` may change at any moment.
 """
@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
+import struct
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
 CHUNK = 65_536
+LINGER_0 = struct.pack("ii", 1, 0)
+"""SO_LINGER with no time left: closing sends RST."""
 
 
 class Mode(Enum):
@@ -19,6 +24,7 @@ class Mode(Enum):
 
     OPEN = "everything passes"
     REFUSED = "connections end at once"
+    RESET = "connections are reset at their first byte"
     STALLED = "nothing passes, and what was sent meanwhile arrives later"
     SILENT = "half-open: what is sent is gone, and so is the connection, though nobody says so"
     MUTE = "the server gets all, its replies are gone"
@@ -152,6 +158,9 @@ class Pair:
         gate = self._gate
         with contextlib.suppress(OSError):
             while data := await source.read(CHUNK):
+                if gate.mode is Mode.RESET:
+                    reset_at_end(self._client[1])
+                    return
                 if gate.delay:
                     await asyncio.sleep(gate.delay)
                 if replies and gate.mode is Mode.LATE:
@@ -169,3 +178,9 @@ class Pair:
                 await sink.drain()
                 if torn:
                     return
+
+
+def reset_at_end(writer: asyncio.StreamWriter) -> None:
+    """Let the end of a connection be a reset."""
+    with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_0)

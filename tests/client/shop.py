@@ -21,7 +21,7 @@ import uvicorn
 
 from fastdedup import Dedup
 from fastdedup.integrations.asgi import IdempotencyMiddleware, everyone
-from fastdedup.integrations.lifespan import ASGIApp, Message, Receive, Scope, Send
+from fastdedup.integrations.http.lifespan import ASGIApp, Message, Receive, Scope, Send
 
 LEASE = 1.0  # a new worker must be there before it ends, also on a busy machine
 
@@ -30,7 +30,7 @@ class Shop:
     """`POST /orders` is one effect. The headers `x-order` and `x-fate` name the order and what becomes of it."""
 
     def __init__(self, url: str) -> None:
-        self._redis: Any = redis.from_url(url)
+        self._redis: Any = redis.from_url(url, socket_timeout=60.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

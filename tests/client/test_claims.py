@@ -53,7 +53,7 @@ async def sent_by(dedup: Dedup, rules: RetryRules | None = None, key: str = "ord
 
 
 async def test_each_attempt_sends_the_same_keys() -> None:
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         first, again = await sent_by(dedup), await sent_by(dedup)
         assert first == again
         assert len(set(first)) == 3
@@ -62,7 +62,7 @@ async def test_each_attempt_sends_the_same_keys() -> None:
 
 async def test_a_key_of_ones_own_and_make_key_go_first() -> None:
     drawn = iter("abcdef")
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         assert await sent_by(dedup, RetryRules(make_key=lambda: next(drawn))) == ["a", "b", "c"]
         async with dedup.claim("k"), httpx.AsyncClient(transport=AsyncIdempotentTransport(OK)) as client:
             answer = await client.post("http://bank/", headers={HEADER: "mine"})
@@ -70,7 +70,7 @@ async def test_a_key_of_ones_own_and_make_key_go_first() -> None:
 
 
 async def test_outside_of_a_claim_each_request_has_a_new_key() -> None:
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         async with dedup.claim("k") as outer:
             await outer.complete()
         client = httpx.AsyncClient(transport=AsyncIdempotentTransport(OK))
@@ -98,7 +98,7 @@ def test_a_gated_endpoint_sends_the_same_keys_too() -> None:
         raise Broken
 
     async def main() -> None:
-        dedup = Dedup()
+        dedup = Dedup("memory://")
         api = FastAPI()
 
         @api.post("/charges")
@@ -120,7 +120,7 @@ def test_a_gated_endpoint_sends_the_same_keys_too() -> None:
                 assert keys[-1] == keys[-2]
 
     asyncio.run(main())
-    with sync.Dedup() as dedup:
+    with sync.Dedup("memory://") as dedup:
         app = wsgi.IdempotencyMiddleware(failing_wsgi, dedup, principal=lambda request: "ann")
         with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://shop") as client:
             for _ in range(2):
@@ -172,7 +172,7 @@ async def test_a_check_of_a_consumer_leaves_the_keys_of_its_work() -> None:
     async def lay(decision: Any) -> None:
         pass
 
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         deliveries = Deliveries(MessageRules("billing", str), dedup, resolve=look_up)
         for _ in range(3):
             await deliveries.handle("order:1", work, lay)
@@ -186,7 +186,7 @@ async def test_a_check_within_other_work_leaves_the_keys_of_that() -> None:
         await bank.asked("find charge")
         return Resolution.not_done()
 
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         for _ in range(3):
             with contextlib.suppress(Broken):
                 async with dedup.claim("outer"):
@@ -213,7 +213,7 @@ def test_a_check_in_a_thread_leaves_the_keys_too(dedup: sync.Dedup) -> None:
 
 @pytest.fixture
 def dedup() -> Iterator[sync.Dedup]:
-    with sync.Dedup() as dedup:
+    with sync.Dedup("memory://") as dedup:
         yield dedup
 
 

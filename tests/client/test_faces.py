@@ -72,7 +72,7 @@ def work() -> Work:
 
 @pytest.fixture
 def dedup() -> Iterator[sync.Dedup]:
-    with sync.Dedup() as dedup:
+    with sync.Dedup("memory://") as dedup:
         yield dedup
 
 
@@ -149,7 +149,7 @@ def test_actors_of_dramatiq(work: Work, dedup: sync.Dedup) -> None:
 
 
 async def test_tasks_of_taskiq(work: Work) -> None:
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         gate = taskiq_gate.DedupMiddleware(dedup)
         broker = InMemoryBroker(await_inplace=True).with_middlewares(SimpleRetryMiddleware(), gate)
 
@@ -168,7 +168,7 @@ async def test_tasks_of_taskiq(work: Work) -> None:
 @pytest.mark.parametrize("in_an_inbox", [False, True])
 async def test_subscribers_of_faststream(work: Work, database: Path, in_an_inbox: bool) -> None:
     inbox = Inbox("billing", keep=60.0, begin=lambda: transaction(database)) if in_an_inbox else None
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         guard = faststream_gate.DedupMiddleware(
             dedup, key=faststream_gate.message_id, retry_delay=0.01, inbox=inbox, dead_letter="dead"
         )
@@ -198,7 +198,7 @@ async def transaction(database: Path) -> AsyncIterator[aiosqlite.Connection]:
 
 
 async def test_an_inbox_behind_the_gate(work: Work, database: Path) -> None:
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         inbox = Inbox("billing", keep=60.0, begin=lambda: transaction(database))
 
         @inbox.once(lambda connection, order: order, gate=dedup)

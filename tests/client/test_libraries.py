@@ -69,7 +69,7 @@ def test_the_responses_of_failed_attempts_are_closed(
     stripe: Server, post: Callable[..., int], headers: dict[str, str]
 ) -> None:
     """There is one connection: a response that is not closed blocks the next attempt."""
-    stripe.state.faults.extend(["503"] * 3)
+    stripe.state.faults.append("503")
     stripe.state.refusal = headers
     assert post(f"{stripe.url}/charges") == 200
 

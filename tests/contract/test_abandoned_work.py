@@ -11,12 +11,12 @@ import pytest
 from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, FailedError, Outcome, Resolution, Takeover
 
 from ..stores import Backend, on_stores
+from ..waiting import wait_until
 
 LEASE = 0.02
-WaitUntil = Callable[..., Any]
 
 
-async def abandoned(dedup: Dedup, key: str, wait_until: WaitUntil, **options: Any) -> Claim:
+async def abandoned(dedup: Dedup, key: str, **options: Any) -> Claim:
     """Return the claim of an owner that died: its lease has ended."""
     claim = await dedup.claim(key, lease=LEASE, **options)
 
@@ -36,10 +36,10 @@ def answering(answer: Resolution, heard: list[Takeover]) -> Callable[[Takeover],
     return check
 
 
-async def test_done_is_the_answer_of_everybody(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_done_is_the_answer_of_everybody(backend: Backend) -> None:
     heard: list[Takeover] = []
     async with backend.make(holder="pay") as dedup:
-        first = await abandoned(dedup, "k", wait_until)
+        first = await abandoned(dedup, "k")
         claim = await dedup.claim("k", resolve=answering(Resolution.done({"charge": 7}), heard))
         assert (claim.outcome, claim.result) == (Outcome.SUCCEEDED, {"charge": 7})
         assert (await dedup.claim("k")).result == {"charge": 7}
@@ -54,13 +54,13 @@ async def test_done_is_the_answer_of_everybody(backend: Backend, wait_until: Wai
         assert str(told.last_holder).startswith("pay@")
 
 
-async def test_not_done_runs_the_work_and_unknown_fails(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_not_done_runs_the_work_and_unknown_fails(backend: Backend) -> None:
     heard: list[Takeover] = []
     async with backend.make() as dedup:
-        await abandoned(dedup, "k", wait_until)
+        await abandoned(dedup, "k")
         async with dedup.claim("k", resolve=answering(Resolution.not_done(), heard)) as claim:
             assert claim.acquired
-        await abandoned(dedup, "u", wait_until)
+        await abandoned(dedup, "u")
         claim = await dedup.claim("u", resolve=answering(Resolution.unknown("ask the bank"), heard))
         assert (claim.outcome, claim.error) == (Outcome.FAILED, "ask the bank")
         with pytest.raises(FailedError):
@@ -68,7 +68,7 @@ async def test_not_done_runs_the_work_and_unknown_fails(backend: Backend, wait_u
         assert [takeover.key for takeover in heard] == ["k", "u"]
 
 
-async def test_many_keys_are_asked_about_each_by_itself(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_many_keys_are_asked_about_each_by_itself(backend: Backend) -> None:
     """As docs/stuck.md says: side by side, and the error of one check is that of one key."""
     began: set[str] = set()
     all_began = asyncio.Event()
@@ -84,7 +84,7 @@ async def test_many_keys_are_asked_about_each_by_itself(backend: Backend, wait_u
 
     async with backend.make() as dedup:
         for key in ("done", "open", "bad"):
-            await abandoned(dedup, key, wait_until)
+            await abandoned(dedup, key)
         keys = ("done", "new", "bad", "open")
         calls = (dedup.claim(key, resolve=check, renew=True) for key in keys)
         done, new, bad, left = await asyncio.gather(*calls, return_exceptions=True)
@@ -111,7 +111,7 @@ async def test_a_first_claim_and_a_duplicate_are_not_asked_about(backend: Backen
     assert heard == []
 
 
-async def test_an_error_of_the_check_releases_the_claim(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_an_error_of_the_check_releases_the_claim(backend: Backend) -> None:
     """And the next claim is asked about, too: what was abandoned still is."""
     heard: list[Takeover] = []
 
@@ -119,7 +119,7 @@ async def test_an_error_of_the_check_releases_the_claim(backend: Backend, wait_u
         raise OSError("the bank is away")
 
     async with backend.make() as dedup:
-        await abandoned(dedup, "k", wait_until)
+        await abandoned(dedup, "k")
         with pytest.raises(OSError, match="away"):
             await dedup.claim("k", resolve=broken)
         with pytest.raises(ConfigError, match="Resolution"):
@@ -131,9 +131,9 @@ async def test_an_error_of_the_check_releases_the_claim(backend: Backend, wait_u
 
 
 @on_stores("memory", "redis")
-async def test_the_lease_is_renewed_while_the_check_runs(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_the_lease_is_renewed_while_the_check_runs(backend: Backend) -> None:
     async with backend.make(lease=0.2) as dedup:
-        await abandoned(dedup, "k", wait_until)
+        await abandoned(dedup, "k")
         asked = asyncio.Event()
 
         async def slow(takeover: Takeover) -> Resolution:
@@ -152,9 +152,9 @@ async def test_the_lease_is_renewed_while_the_check_runs(backend: Backend, wait_
 
 
 @on_stores("memory", "redis")
-async def test_a_check_stops_where_the_lease_is_lost(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_a_check_stops_where_the_lease_is_lost(backend: Backend) -> None:
     async with backend.make(lease=0.2) as dedup:
-        await abandoned(dedup, "k", wait_until)
+        await abandoned(dedup, "k")
 
         async def forgetting(takeover: Takeover) -> Resolution:
             await dedup.forget("k")
@@ -165,7 +165,7 @@ async def test_a_check_stops_where_the_lease_is_lost(backend: Backend, wait_unti
             await dedup.claim("k", resolve=forgetting)
 
 
-async def test_once_asks_before_it_runs_again(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_once_asks_before_it_runs_again(backend: Backend) -> None:
     heard: list[Takeover] = []
     ran: list[str] = []
     async with backend.make() as dedup:
@@ -175,7 +175,7 @@ async def test_once_asks_before_it_runs_again(backend: Backend, wait_until: Wait
             ran.append(order)
             return "paid"
 
-        await abandoned(dedup, "k", wait_until)
+        await abandoned(dedup, "k")
         assert [await pay("k"), await pay("k"), await pay("new")] == ["paid before", "paid before", "paid"]
         assert (ran, len(heard)) == (["new"], 1)
 
@@ -189,9 +189,9 @@ async def test_an_owner_that_claims_again_is_asked_too(backend: Backend) -> None
         assert (claim.result, heard[0].attempt, heard[0].last_owner) == (1, 1, None)
 
 
-async def test_the_key_of_the_next_hop_belongs_to_the_key(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_the_key_of_the_next_hop_belongs_to_the_key(backend: Backend) -> None:
     async with backend.make() as dedup:
-        first = await abandoned(dedup, "k", wait_until)
+        first = await abandoned(dedup, "k")
         again = await dedup.claim("k")
         assert again.downstream("stripe") == first.downstream("stripe")
         await dedup.forget("k")

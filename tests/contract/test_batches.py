@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -13,8 +11,7 @@ from fastdedup import Dedup, ForeignRecordError, Outcome, UsageError
 
 from ..servers import RedisServer
 from ..stores import Backend
-
-WaitUntil = Callable[..., Any]
+from ..waiting import acquired
 
 
 async def test_concurrent_claims_get_their_own_answers(backend: Backend) -> None:
@@ -99,9 +96,7 @@ async def test_claims_of_one_loop_reach_redis_in_few_calls(redis_url: str, redis
 
 
 @pytest.mark.parametrize("named", [False, True])
-async def test_a_cancelled_caller_leaves_no_orphan(
-    backend: Backend, named: bool, wait_until: WaitUntil
-) -> None:
+async def test_a_cancelled_caller_leaves_no_orphan(backend: Backend, named: bool) -> None:
     """Whenever it was cancelled: queued, sent, or answered but not yet resumed."""
     async with backend.make() as dedup:
         chance = random.Random(7)
@@ -117,30 +112,9 @@ async def test_a_cancelled_caller_leaves_no_orphan(
             answers = await asyncio.gather(*tasks, return_exceptions=True)
             for key, answer in zip(keys, answers, strict=True):
                 if isinstance(answer, asyncio.CancelledError):
-
-                    async def free(key: str = key) -> bool:
-                        return (await dedup.claim(key)).acquired
-
-                    await wait_until(free, description="the cancelled claim is released")
+                    await acquired(dedup, key)
                 else:
                     assert answer.acquired
-
-
-async def test_a_named_owner_keeps_what_its_other_claim_got(backend: Backend) -> None:
-    """One of two concurrent claims of the same owner is cancelled: the other one's stays."""
-    async with backend.make() as dedup:
-        for hops in range(5):
-            key = f"key-{hops}"
-            first = asyncio.create_task(dedup.claim(key, owner="me"))
-            second = asyncio.create_task(dedup.claim(key, owner="me"))
-            for _ in range(hops):
-                await asyncio.sleep(0)
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-            claim = await second
-            assert claim.acquired
-            await asyncio.gather(*(dedup.claim(f"other-{hops}-{n}") for n in range(3)))
-            await claim.complete("kept")
 
 
 async def test_aclose_answers_what_was_accepted(backend: Backend) -> None:

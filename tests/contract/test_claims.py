@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,13 +10,13 @@ import pytest
 from fastdedup import ClaimLostError, Fingerprint, Outcome, State, UnavailableError
 
 from ..stores import Backend
+from ..waiting import wait_until
 
-WaitUntil = Callable[..., Any]
 LEASE = 0.02
 """Seconds: short enough to run out while a test waits for it."""
 
 
-async def acquired_when_lease_ends(dedup: Any, key: str, wait_until: WaitUntil, **options: Any) -> Any:
+async def acquired_when_lease_ends(dedup: Any, key: str, **options: Any) -> Any:
     async def claimed() -> Any:
         try:
             claim = await dedup.claim(key, **options)
@@ -68,13 +67,11 @@ async def test_another_owner_finds_in_progress_with_the_time_left(backend: Backe
         assert other.lease is None
 
 
-async def test_an_ended_lease_is_taken_over_with_a_higher_fence(
-    backend: Backend, wait_until: WaitUntil
-) -> None:
+async def test_an_ended_lease_is_taken_over_with_a_higher_fence(backend: Backend) -> None:
     """Guarantee 4: attempts count, fences rise, the former owner has lost."""
     async with backend.make() as dedup:
         first = await dedup.claim("key", lease=LEASE)
-        later = [await acquired_when_lease_ends(dedup, "key", wait_until, lease=LEASE) for _ in range(3)]
+        later = [await acquired_when_lease_ends(dedup, "key", lease=LEASE) for _ in range(3)]
         claims = [first, *later]
         assert [claim.attempt for claim in claims] == [1, 2, 3, 4]
         fences = [claim.fence for claim in claims]
@@ -84,27 +81,8 @@ async def test_an_ended_lease_is_taken_over_with_a_higher_fence(
                 await stale.complete("too late")
 
 
-async def test_a_released_key_is_free_and_keeps_counting(backend: Backend) -> None:
-    """Guarantee 8."""
-    async with backend.make() as dedup:
-        fence = 0
-        for attempt in (1, 2, 3):
-            claim = await dedup.claim("key", fingerprint=f"request {attempt}")
-            assert claim.acquired
-            assert claim.attempt == attempt
-            assert claim.fence > fence
-            fence = claim.fence
-            await claim.release()
-        record = await dedup.get("key")
-        assert record is not None
-        assert record.state is State.RELEASED
-        assert record.fingerprint is None
-
-
 @pytest.mark.parametrize("state", ["processing", "expired", "succeeded", "failed"])
-async def test_another_fingerprint_is_a_mismatch_in_every_state(
-    backend: Backend, state: str, wait_until: WaitUntil
-) -> None:
+async def test_another_fingerprint_is_a_mismatch_in_every_state(backend: Backend, state: str) -> None:
     """Guarantee 9, an ended lease among them: a different request never takes over."""
     async with backend.make() as dedup:
         claim = await dedup.claim(
@@ -148,12 +126,12 @@ async def test_concurrent_claims_with_different_fingerprints_mismatch(backend: B
         assert outcomes.count(Outcome.IN_PROGRESS) == 4
 
 
-async def test_every_record_expires_by_itself(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_every_record_expires_by_itself(backend: Backend) -> None:
     """Guarantee 12: a success is remembered for its ttl, then the key is new."""
     async with backend.make() as dedup:
         claim = await dedup.claim("key", ttl=LEASE)  # a short lease could end before the result is stored
         await claim.complete("r")
-        fresh = await acquired_when_lease_ends(dedup, "key", wait_until)
+        fresh = await acquired_when_lease_ends(dedup, "key")
         assert fresh.attempt == 1
         assert fresh.fence > claim.fence
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -12,8 +11,7 @@ import pytest
 from fastdedup import ConfigError, Dedup, ForeignRecordError, InvalidKeyError, Ledger
 
 from ..stores import Backend
-
-WaitUntil = Callable[..., Any]
+from ..waiting import wait_until
 
 
 def dense(dedup: Dedup, **settings: Any) -> Ledger:
@@ -88,7 +86,7 @@ async def test_single_calls_keep_their_names(backend: Backend) -> None:
         assert not any(await asyncio.gather(*(ledger.first(n, owner="other") for n in range(300))))
 
 
-async def test_neighbours_are_new_again_one_by_one(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_neighbours_are_new_again_one_by_one(backend: Backend) -> None:
     async with backend.make() as dedup:
         ledger, loop = dense(dedup, window=0.6), asyncio.get_running_loop()
         assert all(await ledger.first_many(range(0, 300, 2)))

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from fastdedup import ConfigError, TransitionOutcome
-from fastdedup.kernel.codes import Code
-from fastdedup.kernel.operations import TransitionOp, TransitionReply
 
 from ..stores import Backend
 
@@ -52,34 +48,6 @@ async def test_a_version_must_be_the_present_one(backend: Backend) -> None:
         assert late.outcome is TransitionOutcome.STALE, (
             "back in this state by another way: not this message's doing"
         )
-
-
-async def test_a_race_of_transitions_changes_once(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        orders = dedup.machine("order", initial="pending", transitions=ORDER)
-        targets = ["paid", "expired", "canceled"] * 20
-        moves = await asyncio.gather(*(orders.transition("42", to=to) for to in targets))
-        assert sum(move.changed for move in moves) == 1
-        assert len({move.state for move in moves}) == 1
-
-
-async def test_a_repeated_transition_is_answered_as_the_first_time(backend: Backend) -> None:
-    """Guarantee 6: a call whose reply was lost is still the one that changed it."""
-    async with backend.make() as dedup:
-        orders = dedup.machine("order", initial="pending", transitions=ORDER)
-        for _ in range(2):
-            op = TransitionOp(
-                orders.store_key("42"),
-                to="paid",
-                initial="pending",
-                sources=frozenset({"pending"}),
-                version=None,
-                change=b"0123456789",
-                keep_ms=1000,
-            )
-            moved = await dedup.gate.run(op)
-            assert isinstance(moved, TransitionReply)
-            assert (moved.code, moved.state, moved.version) == (Code.OK, "paid", 1)
 
 
 async def test_machines_of_different_names_do_not_meet(backend: Backend) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
@@ -14,16 +14,17 @@ import pytest
 
 from fastdedup import ConfigError, Dedup, Ledger, LocalLRU, UnavailableError
 from fastdedup.kernel.codes import Code
-from fastdedup.kernel.operations import StoredForm
 from fastdedup.kernel.owners import owner_field
+from fastdedup.kernel.replies import StoredForm
 from fastdedup.ledger.ids import nonce_of
 from fastdedup.ledger.operations import FirstOp, LedgerOp
+from fastdedup.ledger.orphan_ids import OrphanIds
 from fastdedup.ledger.views import PACE, LedgerView
 
 from ..servers import RedisServer
 from ..stores import Backend, on_stores
+from ..waiting import wait_until
 
-WaitUntil = Callable[..., Any]
 OLD, NEW = 500, 3000
 # One of each kind: memory, one server, many nodes, and another process in between.
 stores = on_stores("memory", "redis", "cluster", "sidecar")
@@ -51,7 +52,7 @@ async def two_gates(backend: Backend) -> AsyncIterator[tuple[Dedup, Dedup]]:
             yield one, other
 
 
-async def switched(ledger: Ledger, wait_until: WaitUntil, capacity: int = NEW) -> None:
+async def switched(ledger: Ledger, capacity: int = NEW) -> None:
     async def is_done() -> bool:
         return (await ledger.resize(capacity=capacity)).switch_in == 0
 
@@ -60,9 +61,7 @@ async def switched(ledger: Ledger, wait_until: WaitUntil, capacity: int = NEW) -
 
 @pytest.mark.parametrize("dense", [False, True], ids=["usual", "dense"])
 @stores
-async def test_ids_are_first_once_while_it_is_resized(
-    backend: Backend, dense: bool, wait_until: WaitUntil
-) -> None:
+async def test_ids_are_first_once_while_it_is_resized(backend: Backend, dense: bool) -> None:
     """Four callers of the old capacity and the new one, before, in and after the switch."""
     told: Counter[int] = Counter()
     asked: set[int] = set()
@@ -88,7 +87,7 @@ async def test_ids_are_first_once_while_it_is_resized(
         callers = [asyncio.create_task(ask(ledger, n)) for n, ledger in enumerate(ledgers * 2)]
         await ledgers[0].resize(capacity=NEW)
         callers.append(asyncio.create_task(ask(ledger_of(other, NEW, dense=dense), 0)))
-        await switched(ledgers[0], wait_until)
+        await switched(ledgers[0])
         before = len(asked)
         await wait_until(lambda: len(asked) > before + 200, description="more ids by both forms")
         ends = True
@@ -100,11 +99,11 @@ async def test_ids_are_first_once_while_it_is_resized(
 
 
 @stores
-async def test_retries_and_removals_go_over_the_switch(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_retries_and_removals_go_over_the_switch(backend: Backend) -> None:
     async with two_gates(backend) as (one, other):
         ledger, theirs = ledger_of(one), ledger_of(other, NEW)
         assert all(await ledger.first_many(range(40), owner="me"))
-        await switched(ledger, wait_until)
+        await switched(ledger)
         for _ in range(2):
             assert all(await theirs.first_many(range(60), owner="me"))
         assert not any(await ledger.first_many(range(60), owner="you"))
@@ -115,7 +114,7 @@ async def test_retries_and_removals_go_over_the_switch(backend: Backend, wait_un
 
 
 @stores
-async def test_what_was_given_up_before_the_switch_is_new(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_what_was_given_up_before_the_switch_is_new(backend: Backend) -> None:
     """Nobody was told; the next call must not wait until it is taken back."""
     async with backend.make() as dedup:
         ledger = ledger_of(dedup)
@@ -123,19 +122,19 @@ async def test_what_was_given_up_before_the_switch_is_new(backend: Backend, wait
         assert ledger.view is not None
         wire, entry = ledger.view.addresses.entry(b"id", nonce("lost"))
         op = FirstOp(wire, entry, ledger.view.terms, b"id")
-        await switched(ledger, wait_until)
-        dedup.gate.connection.orphan_ids.add(op)
+        await switched(ledger)
+        OrphanIds(dedup.gate.connection.orphans).add(op)
         assert await ledger.first("id")
         assert not await ledger.first("id")
 
 
 @stores
-async def test_a_node_whose_clock_is_ahead_is_believed(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_a_node_whose_clock_is_ahead_is_believed(backend: Backend) -> None:
     """The ledger's own node says that the switch is to come, the bucket's node that it was."""
     async with backend.make() as dedup:
         ledger = ledger_of(dedup)
         assert await ledger.first("id")
-        await switched(ledger, wait_until)
+        await switched(ledger)
         view = ledger.view
         assert view is not None
         whole = view.whole
@@ -149,11 +148,11 @@ async def test_a_node_whose_clock_is_ahead_is_believed(backend: Backend, wait_un
 
 
 @stores
-async def test_the_former_form_is_dropped_after_a_window(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_the_former_form_is_dropped_after_a_window(backend: Backend) -> None:
     async with two_gates(backend) as (one, other):
         ledger, theirs = ledger_of(one, window=0.8), ledger_of(other, NEW, window=0.8)
         assert await ledger.first("early")
-        await switched(ledger, wait_until)
+        await switched(ledger)
 
         async def is_over() -> bool:
             return (await ledger.resize(capacity=NEW)).over_in == 0
@@ -219,23 +218,22 @@ async def test_only_the_store_resizes() -> None:
             await ledger.resize(capacity=NEW)
 
 
-async def test_an_outage_after_the_switch_is_bridged(wait_until: WaitUntil) -> None:
+async def test_an_outage_after_the_switch_is_bridged(own_redis: RedisServer) -> None:
     """What LocalLRU remembered comes into the present form."""
-    with RedisServer() as server:
-        policy = LocalLRU()
-        ours = Dedup(server.url, namespace="t", timeout=0.3, on_unavailable=policy)
-        async with ours as dedup, Dedup(server.url, namespace="t", timeout=5) as theirs:
-            ledger = ledger_of(dedup)
-            assert await ledger.first("early")
-            await switched(ledger, wait_until)
-            assert await ledger.first("late")
-            with server.frozen():
-                assert not await ledger.first("late")
-                assert await ledger.first("in the outage")
-                assert not await ledger.first("in the outage")
-            await wait_until(lambda: policy.lines == 0, description="the journal is in the store")
-            answers = await ledger_of(theirs, NEW).first_many(["early", "late", "in the outage", "new"])
-            assert answers == [False, False, False, True]
+    policy = LocalLRU()
+    ours = Dedup(own_redis.url, namespace="t", timeout=0.3, on_unavailable=policy)
+    async with ours as dedup, Dedup(own_redis.url, namespace="t", timeout=5) as theirs:
+        ledger = ledger_of(dedup)
+        assert await ledger.first("early")
+        await switched(ledger)
+        assert await ledger.first("late")
+        with own_redis.frozen():
+            assert not await ledger.first("late")
+            assert await ledger.first("in the outage")
+            assert not await ledger.first("in the outage")
+        await wait_until(lambda: policy.lines == 0, description="the journal is in the store")
+        answers = await ledger_of(theirs, NEW).first_many(["early", "late", "in the outage", "new"])
+        assert answers == [False, False, False, True]
 
 
 def nonce(owner: str) -> bytes:

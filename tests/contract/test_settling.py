@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from fastdedup import ClaimLostError, FailedError, Outcome, State, UnavailableError
-from fastdedup.kernel.codes import Code
-from fastdedup.kernel.operations import ReleaseOp, SettleOp
+from fastdedup import FailedError, Outcome, UnavailableError
 
 from ..stores import Backend
+from ..waiting import acquired, wait_until
 
-WaitUntil = Callable[..., Any]
 LEASE = 0.02
 
 
@@ -34,9 +31,7 @@ async def test_a_success_answers_every_claimant_with_the_first_result(backend: B
             assert again.fence == claim.fence
 
 
-async def test_a_failure_answers_with_its_error_for_failure_ttl(
-    backend: Backend, wait_until: WaitUntil
-) -> None:
+async def test_a_failure_answers_with_its_error_for_failure_ttl(backend: Backend) -> None:
     async with backend.make(failure_ttl=LEASE) as dedup:
         claim = await dedup.claim("key")
         await claim.fail(ValueError("card declined"))
@@ -65,50 +60,6 @@ async def test_a_replayed_failure_says_what_was_recorded(backend: Backend, error
         assert caught.value.error == error
 
 
-@pytest.mark.parametrize("verb", ["complete", "fail", "release", "renew"])
-async def test_a_stale_owner_changes_nothing(backend: Backend, verb: str, wait_until: WaitUntil) -> None:
-    """Guarantee 5."""
-    async with backend.make() as dedup:
-        stale = await dedup.claim("key", lease=LEASE)
-
-        async def taken_over() -> Any:
-            claim = await dedup.claim("key", lease=30)
-            return claim if claim.acquired else None
-
-        present = await wait_until(taken_over, description="the lease ends")
-        before = await dedup.get("key")
-        with pytest.raises(ClaimLostError, match="no longer held"):
-            await getattr(stale, verb)()
-        after = await dedup.get("key")
-        assert before is not None
-        assert after is not None
-        assert (after.state, after.owner, after.fence) == (State.PROCESSING, present.owner, present.fence)
-        assert stale.lost
-        await present.complete("mine")
-
-
-async def test_settling_again_is_answered_as_the_first_time(backend: Backend) -> None:
-    """Guarantee 6, at the store: what the engine does when a reply was lost."""
-    async with backend.make() as dedup:
-        claim = await dedup.claim("key")
-        wire, owner = claim.settlement.op.wire, claim.settlement.op.owner
-        settle = {"succeeded": True, "keep_ms": 1000, "payload": b"1"}
-        for _ in range(2):
-            assert await dedup.gate.run(SettleOp(wire, owner, claim.fence, **settle)) is Code.OK
-        other_way = {**settle, "succeeded": False}
-        assert await dedup.gate.run(SettleOp(wire, owner, claim.fence, **other_way)) is Code.LOST
-        freed = await dedup.claim("freed")
-        for _ in range(2):
-            assert (
-                await dedup.gate.run(
-                    ReleaseOp(freed.settlement.op.wire, freed.settlement.op.owner, freed.fence)
-                )
-                is Code.OK
-            )
-        assert await dedup.gate.run(ReleaseOp(wire, owner, claim.fence)) is Code.LOST
-        assert (await dedup.claim("key")).result == 1
-
-
 async def test_the_body_of_async_with_settles(backend: Backend) -> None:
     async with backend.make() as dedup:
         async with dedup.claim("done") as claim:
@@ -125,7 +76,7 @@ async def test_the_body_of_async_with_settles(backend: Backend) -> None:
         assert (await dedup.claim("broken")).attempt == 2
 
 
-async def test_a_cancelled_body_frees_the_key(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_a_cancelled_body_frees_the_key(backend: Backend) -> None:
     async with backend.make() as dedup:
         inside = asyncio.Event()
 
@@ -139,8 +90,4 @@ async def test_a_cancelled_body_frees_the_key(backend: Backend, wait_until: Wait
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-
-        async def free() -> bool:
-            return (await dedup.claim("key")).acquired
-
-        await wait_until(free, description="the key is free")
+        await acquired(dedup, "key")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterator
 from urllib.parse import quote
 
@@ -12,15 +11,9 @@ import trustme
 
 from fastdedup import ConfigError, Dedup, Outcome, UnavailableError
 
-from ..servers import RedisServer
+from ..servers import RedisServer, free_port
 
 PASSWORD = "s3cret/with:odd@signs"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Secured:

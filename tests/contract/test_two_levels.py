@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from fastdedup import (
-    Claim,
-    ConfigError,
-    Dedup,
-    InvalidKeyError,
-    Ledger,
-    Outcome,
-    Resolution,
-    Takeover,
-)
+from fastdedup import Claim, ConfigError, Dedup, InvalidKeyError, Ledger, Outcome, Resolution, Takeover
 from fastdedup.kernel.keyspace import names_of
 from fastdedup.kernel.operations import ForgetOp, ReadOp
 from fastdedup.kernel.records import Stored
 
 from ..stores import Backend
-
-WaitUntil = Callable[..., Any]
+from ..waiting import wait_until
 
 
 def ledger_of(dedup: Dedup) -> Ledger:
@@ -42,7 +31,7 @@ async def is_watched(dedup: Dedup, claim: Claim) -> bool:
     return isinstance(record, Stored) and record.state == "W"
 
 
-async def abandoned(dedup: Dedup, key: str, wait_until: WaitUntil, **options: Any) -> Claim:
+async def abandoned(dedup: Dedup, key: str, **options: Any) -> Claim:
     """Return the claim of an owner that died: its lease has ended."""
     claim = await dedup.claim(key, lease=0.02, **options)
 
@@ -87,7 +76,7 @@ async def test_a_success_is_remembered_without_its_result(backend: Backend) -> N
         assert again.fence > claim.fence
 
 
-async def test_a_waiter_gets_the_result(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_a_waiter_gets_the_result(backend: Backend) -> None:
     async with backend.make() as dedup:
         ledger = ledger_of(dedup)
         claim = await dedup.claim("k", remember=ledger)
@@ -109,27 +98,7 @@ async def test_what_a_call_remembers_is_done(backend: Backend) -> None:
         assert await ledger.first("new") is False
 
 
-async def test_nobody_acquires_a_free_key_whose_id_is_known(backend: Backend, wait_until: WaitUntil) -> None:
-    """Released, or its lease is over; also for the owner that held it, and for one that waits."""
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        await (await dedup.claim("released", remember=ledger, owner="me")).release()
-        await abandoned(dedup, "dead", wait_until, remember=ledger, owner="me")
-        assert await ledger.first_many(["released", "dead"]) == [True, True]
-        for key in ("released", "dead"):
-            for options in ({}, {"owner": "me"}, {"wait": 5.0}):
-                claim = await dedup.claim(key, remember=ledger, **options)  # type: ignore[arg-type]
-                assert (claim.outcome, claim.remembered, claim.result) == (Outcome.SUCCEEDED, True, None)
-        claims = await dedup.claim_many(["released", "new", "dead"], remember=ledger)
-        assert [claim.outcome for claim in claims] == ["succeeded", "acquired", "succeeded"]
-        assert await ledger.forget("released") is True
-        again = await dedup.claim("released", remember=ledger)
-        assert again.acquired
-
-
-async def test_work_that_another_call_has_done_is_not_resolved(
-    backend: Backend, wait_until: WaitUntil
-) -> None:
+async def test_work_that_another_call_has_done_is_not_resolved(backend: Backend) -> None:
     """Nobody takes the key over, so nobody is asked what became of it."""
     heard: list[Takeover] = []
 
@@ -139,11 +108,27 @@ async def test_work_that_another_call_has_done_is_not_resolved(
 
     async with backend.make() as dedup:
         ledger = ledger_of(dedup)
-        await abandoned(dedup, "k", wait_until, remember=ledger)
+        await abandoned(dedup, "k", remember=ledger)
         assert await ledger.first("k") is True
         async with dedup.claim("k", remember=ledger, resolve=check) as claim:
             assert claim.remembered
         assert heard == []
+
+
+async def test_claims_with_and_without_a_ledger_share_their_batches(backend: Backend) -> None:
+    """Each is answered by its own record, and only those with the ledger by its ids; so are their completions."""
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        await (await dedup.claim("done", remember=ledger)).complete(1)
+        await (await dedup.claim("plain")).complete(2)
+        ways = [(key, way) for key in ("done", "plain", "new") for way in (ledger, None)]
+        claims = await asyncio.gather(*[dedup.claim(key, remember=way) for key, way in ways])
+        assert [claim.acquired for claim in claims] == [False, True, True, False, True, True]
+        assert (claims[0].result, claims[3].result) == (1, 2)
+        await asyncio.gather(*[claim.complete(3) for claim in claims if claim.acquired])
+        again = await asyncio.gather(*[dedup.claim(key, remember=way) for key, way in ways])
+        assert [claim.result for claim in again] == [1, 3, 3, 2, 3, 3]
+        assert [await ledger.seen(key) for key in ("done", "plain", "new")] == [True, True, True]
 
 
 async def test_a_stale_view_is_read_again(backend: Backend) -> None:
@@ -153,7 +138,7 @@ async def test_a_stale_view_is_read_again(backend: Backend) -> None:
         claim = await dedup.claim("k", remember=ledger)
         assert ledger.view is not None
         of_a_policy = ledger.view.terms.until_ms < 0  # its form does not get old
-        claim.settlement.op.ledger_terms.until_ms = ledger.view.terms.until_ms = 1  # type: ignore[attr-defined]
+        claim.settlement.op.unless.terms.until_ms = ledger.view.terms.until_ms = 1  # type: ignore[attr-defined]
         other = await dedup.claim("other", remember=ledger)
         assert other.acquired
         assert of_a_policy or ledger.view.terms.until_ms > 1

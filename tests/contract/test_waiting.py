@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,34 +13,30 @@ from fastdedup import (
     InProgressError,
     MismatchError,
     Outcome,
-    ResultError,
-    ResultTooLargeError,
 )
 from fastdedup.events import BreakerOpened, Degraded, KeyForgotten, LeaseLost, Unreplayed
 
 from ..stores import Backend
+from ..waiting import acquired, wait_until
 
-WaitUntil = Callable[..., Any]
 OUTAGE = (Degraded, BreakerOpened, Unreplayed)
 LONG = 30.0
 """A lease far beyond the test: what wakes a waiter is the news."""
 
 
-async def waiting(dedup: Any, count: int, wait_until: WaitUntil) -> None:
+async def waiting(dedup: Any, count: int) -> None:
     watched = dedup.gate.connection.wakeups.waiting
     await wait_until(lambda: sum(watched.values()) >= count, description=f"{count} callers wait")
 
 
 @pytest.mark.parametrize("settle", ["complete", "fail", "release", "forget"])
-async def test_a_waiter_is_woken_by_whoever_frees_the_key(
-    backend: Backend, settle: str, wait_until: WaitUntil
-) -> None:
+async def test_a_waiter_is_woken_by_whoever_frees_the_key(backend: Backend, settle: str) -> None:
     """From another gate, with a connection of its own, where the store has such."""
     async with backend.make() as dedup, backend.make() as other:
         waiter = dedup if backend.name == "memory" else other
         claim = await dedup.claim("key", lease=LONG)
         tasks = [asyncio.create_task(waiter.claim("key", lease=LONG, wait=LONG)) for _ in range(10)]
-        await waiting(waiter, 10, wait_until)
+        await waiting(waiter, 10)
         if settle == "forget":
             await dedup.forget("key")
         else:
@@ -68,12 +63,12 @@ async def test_a_waiter_takes_over_when_the_lease_ends(backend: Backend) -> None
         assert claim.attempt == 2
 
 
-async def test_a_waiter_hears_of_a_lease_that_is_shortened(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_a_waiter_hears_of_a_lease_that_is_shortened(backend: Backend) -> None:
     """It would else sleep until the lease that it knows of ends."""
     async with backend.make() as dedup:
         claim = await dedup.claim("key", lease=LONG)
         tasks = [asyncio.create_task(dedup.claim("key", lease=LONG, wait=LONG)) for _ in range(3)]
-        await waiting(dedup, 3, wait_until)
+        await waiting(dedup, 3)
         await claim.renew(0.05)
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         [winner] = [task.result() for task in done]
@@ -89,11 +84,11 @@ async def test_patience_ends_with_in_progress(backend: Backend) -> None:
         assert claim.outcome is Outcome.IN_PROGRESS
 
 
-async def test_a_cancelled_waiter_leaves_nothing(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_a_cancelled_waiter_leaves_nothing(backend: Backend) -> None:
     async with backend.make() as dedup:
         holder = await dedup.claim("key", lease=LONG)
         tasks = [asyncio.create_task(dedup.claim("key", wait=LONG)) for _ in range(5)]
-        await waiting(dedup, 5, wait_until)
+        await waiting(dedup, 5)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -102,9 +97,9 @@ async def test_a_cancelled_waiter_leaves_nothing(backend: Backend, wait_until: W
         assert (await dedup.claim("key")).acquired
 
 
-async def test_renewal_keeps_the_claim_until_settled(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_renewal_keeps_the_claim_until_settled(backend: Backend) -> None:
     async with backend.make() as dedup:
-        async with dedup.claim("key", lease=0.9, renew=True) as claim:
+        async with dedup.claim("key", lease=0.9) as claim:
             first = await dedup.get("key")
             assert first is not None
 
@@ -148,16 +143,10 @@ async def test_a_lost_lease_cancels_the_body(backend: Backend) -> None:
         assert task.cancelling() == 0
 
 
-async def test_a_renewed_claim_that_is_forgotten_about_is_not_renewed_for_ever(
-    backend: Backend, wait_until: WaitUntil
-) -> None:
+async def test_a_renewed_claim_that_is_forgotten_about_is_not_renewed_for_ever(backend: Backend) -> None:
     async with backend.make() as dedup:
         await dedup.claim("key", lease=0.06, renew=True)
-
-        async def free() -> bool:
-            return (await dedup.claim("key")).acquired
-
-        await wait_until(free, description="nobody holds the claim, so its lease ends")
+        await acquired(dedup, "key")
 
 
 async def test_a_lock_excludes_and_its_fence_rises(backend: Backend) -> None:
@@ -195,7 +184,7 @@ async def test_a_held_lock_says_when_to_come_back(backend: Backend) -> None:
             assert again.fence > lock.fence
 
 
-async def test_a_lock_that_ran_out_is_an_error_on_leaving(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_a_lock_that_ran_out_is_an_error_on_leaving(backend: Backend) -> None:
     async with backend.make() as dedup:
 
         async def overtaken() -> None:
@@ -254,25 +243,3 @@ async def test_once_raises_what_is_no_result(backend: Backend) -> None:
                 await work("b")
             await claim.complete("x")
         assert await work("a") == "x"
-
-
-async def test_once_does_not_run_again_for_want_of_its_result(backend: Backend) -> None:
-    """The effect has happened; only its result cannot be stored."""
-    async with backend.make(max_result=100) as dedup:
-        runs: list[object] = []
-
-        @dedup.once(key=lambda result: "key")
-        async def work(result: object) -> object:
-            runs.append(result)
-            return result
-
-        with pytest.raises(ResultError):
-            await work(object())
-        with pytest.raises(FailedError, match="ResultError"):
-            await work("x" * 1000)
-        await dedup.forget("key")
-        with pytest.raises(ResultTooLargeError):
-            await work("x" * 1000)
-        with pytest.raises(FailedError, match="ResultTooLargeError"):
-            await work("small")
-        assert len(runs) == 2

@@ -19,6 +19,7 @@ class CommitProxy:
 
     lose: the database acts on it; then its reply is dropped, and the connection is cut.
     cut: the connection is cut before the database hears of it.
+    hold: the database hears of it later.
     """
 
     def __init__(self, target: Path, listens_at: Path) -> None:
@@ -41,6 +42,10 @@ class CommitProxy:
     def cut(self, act: Act = lambda: None) -> None:
         """Cut the connection of the next COMMIT, which gets nowhere; `act` is called before."""
         self._fate, self._act = "cut", act
+
+    def hold(self, act: Act) -> None:
+        """Call `act` when the next COMMIT has come, and pass it on after that."""
+        self._fate, self._act = "hold", act
 
     def close(self) -> None:
         for each in (self._listener, *self._sockets):
@@ -85,7 +90,9 @@ class Pipe:
             if fate == "cut" and act is not None:
                 act()
                 break
-            self._instead = act if fate else None
+            if fate == "hold" and act is not None:
+                act()
+            self._instead = act if fate == "lose" else None
             with contextlib.suppress(OSError):
                 self._database.sendall(data)
         self._close()

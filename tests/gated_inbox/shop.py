@@ -28,6 +28,7 @@ from fastdedup.sql.rules import TABLE
 
 from ..databases import MariaServer, PostgresServer
 from ..servers import RedisServer
+from ..waiting import wait_until
 from .commits import CommitProxy, commit_proxy
 from .times import WEEK
 
@@ -201,9 +202,7 @@ def held() -> tuple[asyncio.Event, Body]:
     return go_on, act
 
 
-async def at_work(
-    shop: Shop, call: Coroutine[Any, Any, Any], wait_until: Callable[..., Awaitable[Any]]
-) -> tuple[asyncio.Event, asyncio.Task[Any]]:
+async def at_work(shop: Shop, call: Coroutine[Any, Any, Any]) -> tuple[asyncio.Event, asyncio.Task[Any]]:
     """Start a call whose work waits; give the event that lets it go on, and its task, once it is at work."""
     go_on, shop.act = held()
     task = asyncio.create_task(call)

@@ -18,7 +18,7 @@ import pymysql
 from fastdedup import Record, UnavailableError
 from fastdedup.events import Event as GateEvent
 from fastdedup.events import GateBypassed
-from fastdedup.sql.local_calls import ThreadCalls
+from fastdedup.sql.local_calls import ThreadEnd
 from fastdedup.sync import Dedup
 from fastdedup.sync.sql import Inbox
 
@@ -84,7 +84,7 @@ class SyncShop:
 def is_behind(frame: FrameType | None) -> bool:
     """True while a thread, of which this is the innermost frame, waits for the end of a call in another one."""
     inner = None
-    while frame is not None and frame.f_code is not ThreadCalls.run.__code__:
+    while frame is not None and frame.f_code is not ThreadEnd.wait.__code__:
         inner, frame = frame, frame.f_back
     return inner is not None and frame is not None and inner.f_code is Event.wait.__code__
 

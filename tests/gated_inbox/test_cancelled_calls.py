@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
@@ -18,10 +18,10 @@ from fastdedup.sql import once as once_module
 from fastdedup.testing import FakeStore, fake_dedup
 
 from ..servers import RedisServer
+from ..waiting import wait_until
 from .shop import WAYS, Place, Shop, answer, at_work, broken, held, is_unsettled, open_shop, redelivered
 from .times import LEASE
 
-Waiter = Callable[..., Awaitable[Any]]
 SOON = 5.0
 """Seconds in which a cancelled call has ended."""
 
@@ -51,13 +51,13 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
         await asyncio.wait_for(task, SOON)
 
 
-async def settles(shop: Shop, key: str, wait_until: Waiter) -> None:
+async def settles(shop: Shop, key: str) -> None:
     """See that the next delivery is answered, and that the work was committed once."""
     assert await wait_until(lambda: redelivered(shop, key), description="the gate is free") == [key]
     assert shop.place.effects(key) == 1
 
 
-async def test_at_the_claim(opened: Opener, mortal_redis: RedisServer, key: str, wait_until: Waiter) -> None:
+async def test_at_the_claim(opened: Opener, mortal_redis: RedisServer, key: str) -> None:
     """Redis may have made the claim: it is taken back, long before its lease ends."""
     async with opened(gate={"timeout": 5.0}) as shop:
         shop.act = answer(key)
@@ -66,12 +66,12 @@ async def test_at_the_claim(opened: Opener, mortal_redis: RedisServer, key: str,
             await wait_until(lambda: shop.gate.in_flight, description="the claim is sent")
             await cancelled(task)
         assert shop.runs == 0
-        await settles(shop, key, wait_until)
+        await settles(shop, key)
 
 
-async def test_waiting_at_the_gate(opened: Opener, key: str, wait_until: Waiter) -> None:
+async def test_waiting_at_the_gate(opened: Opener, key: str) -> None:
     async with opened(wait=30.0) as shop:
-        go_on, first = await at_work(shop, shop.handle(key), wait_until)
+        go_on, first = await at_work(shop, shop.handle(key))
         second = asyncio.create_task(shop.elsewhere(key))
         await wait_until(lambda: shop.gate.gate.connection.wakeups.waiting, description="the second waits")
         await cancelled(second)
@@ -81,10 +81,10 @@ async def test_waiting_at_the_gate(opened: Opener, key: str, wait_until: Waiter)
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_waiting_for_a_twins_row(way: str, opened: Opener, key: str, wait_until: Waiter) -> None:
+async def test_waiting_for_a_twins_row(way: str, opened: Opener, key: str) -> None:
     async with opened(way) as shop:
         twin = shop.inbox.once(key=lambda transaction, key: key, begin=shop.begin)(shop.work)
-        go_on, first = await at_work(shop, twin(key), wait_until)
+        go_on, first = await at_work(shop, twin(key))
         second = asyncio.create_task(shop.handle(key))
         await wait_until(shop.place.waiting, description="the second waits for the first's row")
         await cancelled(second)
@@ -96,7 +96,7 @@ async def test_waiting_for_a_twins_row(way: str, opened: Opener, key: str, wait_
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_in_the_work(way: str, opened: Opener, key: str, wait_until: Waiter) -> None:
+async def test_in_the_work(way: str, opened: Opener, key: str) -> None:
     async with opened(way) as shop:
         _, shop.act = held()
         task = asyncio.create_task(shop.handle(key))
@@ -104,11 +104,11 @@ async def test_in_the_work(way: str, opened: Opener, key: str, wait_until: Waite
         await cancelled(task)
         assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
         shop.act = answer(key)
-        await settles(shop, key, wait_until)
+        await settles(shop, key)
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_at_the_commit(way: str, opened: Opener, key: str, wait_until: Waiter) -> None:
+async def test_at_the_commit(way: str, opened: Opener, key: str) -> None:
     """It was committed, and nobody was told: the claim is left alone, and after its lease the row answers."""
     async with opened(way, gate={"lease": LEASE}) as shop:
         shop.act = answer(key)
@@ -126,13 +126,13 @@ async def test_at_the_commit(way: str, opened: Opener, key: str, wait_until: Wai
         ):  # SQLAlchemy waits for the COMMIT, and tells of it
             await asyncio.wait_for(task, SOON)
         assert is_unsettled(await shop.record(key))
-        await settles(shop, key, wait_until)
+        await settles(shop, key)
         assert shop.runs == 1
 
 
 @pytest.mark.parametrize("settling", ["complete", "release"])
 async def test_while_the_gate_is_told(
-    settling: str, opened: Opener, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    settling: str, opened: Opener, mortal_redis: RedisServer, key: str
 ) -> None:
     """Telling the gate goes on, and is done once Redis answers."""
     async with opened(gate={"timeout": 5.0}) as shop:
@@ -153,10 +153,10 @@ async def test_while_the_gate_is_told(
         wanted = State.SUCCEEDED if settling == "complete" else State.RELEASED
         await wait_until(lambda: is_in(shop, key, wanted), description=f"the gate has it {wanted}")
         shop.act = answer(key)
-        await settles(shop, key, wait_until)
+        await settles(shop, key)
 
 
-async def test_while_no_try_to_tell_the_gate_has_reached_it(wait_until: Waiter) -> None:
+async def test_while_no_try_to_tell_the_gate_has_reached_it() -> None:
     """Telling goes on by itself, and is done once the gate is back."""
     store = FakeStore()
     gate = fake_dedup(store)
@@ -173,9 +173,7 @@ async def is_told(gate: Dedup) -> bool:
     return found.outcome is Outcome.SUCCEEDED and found.result == "done"
 
 
-async def test_between_two_attempts(
-    opened: Opener, key: str, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_between_two_attempts(opened: Opener, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(once_module.OnceRules, "pause", lambda *_: pauses.append(SOON) or 2 * SOON)
     async with opened() as shop:
@@ -189,13 +187,13 @@ async def test_between_two_attempts(
         await cancelled(task)
         assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
         shop.act = answer(key)
-        await settles(shop, key, wait_until)
+        await settles(shop, key)
 
 
-async def test_a_gate_that_is_closed_under_the_work(opened: Opener, key: str, wait_until: Waiter) -> None:
+async def test_a_gate_that_is_closed_under_the_work(opened: Opener, key: str) -> None:
     """The work is committed, and its caller gets the result."""
     async with opened() as shop:
-        go_on, task = await at_work(shop, shop.handle(key), wait_until)
+        go_on, task = await at_work(shop, shop.handle(key))
         await shop.gate.aclose()
         go_on.set()
         assert await task == key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -20,9 +20,6 @@ from ..servers import RedisServer
 from .shop import WAYS, Place, answer, flush, open_shop, scripts
 from .sync_shop import SYNC_WAYS, open_either, open_sync_shop
 from .times import WEEK
-
-Waiter = Callable[..., Awaitable[Any]]
-
 
 # The work fails
 

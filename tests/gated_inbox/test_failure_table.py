@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from threading import current_thread
 from typing import Any
 
@@ -23,6 +22,7 @@ from fastdedup.sql import once
 from fastdedup.sync import sql as sync_sql
 
 from ..servers import RedisServer
+from ..waiting import wait_until
 from .shop import WAYS, Place, Shop, answer, at_work, broken, flush, is_unsettled, open_shop, redelivered
 from .sync_shop import SYNC_WAYS, open_either, open_sync_shop
 from .times import LEASE
@@ -33,7 +33,6 @@ LOST = (
 )
 """What drivers raise if the connection is lost."""
 each_way = pytest.mark.parametrize("way", ["asyncpg", *SYNC_WAYS])
-Waiter = Callable[..., Awaitable[Any]]
 BRIEF = {"timeout": 0.1}
 PROMPT = 10.0
 """Seconds: far below the 30 that these tests would wait at the gate, also on a busy machine."""
@@ -81,20 +80,14 @@ async def test_the_event_of_a_bypass_comes_from_the_gates_thread(
 @pytest.mark.parametrize("way", ["asyncpg", "psycopg"])
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 async def test_a_waiter_at_the_gate_goes_on_without_redis(
-    how: str,
-    way: str,
-    place: Place,
-    mortal_redis: RedisServer,
-    key: str,
-    wait_until: Waiter,
-    monkeypatch: pytest.MonkeyPatch,
+    how: str, way: str, place: Place, mortal_redis: RedisServer, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis fails while a duplicate waits there for the first: it asks the inbox, long before its wait is over."""
     monkeypatch.setattr(once, "LOOK", 0.1)
     monkeypatch.setattr(once, "MENDING", 0.1)
     monkeypatch.setattr(sync_sql, "MENDING", 0.1)
     async with open_either(place, mortal_redis, way, wait=30.0, gate={"timeout": 0.25}) as shop:
-        go_on, first = await at_work(shop, shop.handle(key), wait_until)
+        go_on, first = await at_work(shop, shop.handle(key))
         second = asyncio.create_task(shop.elsewhere(key))
         await wait_until(lambda: shop.waiters, description="the second waits")
         with broken(mortal_redis, how):
@@ -127,7 +120,7 @@ async def test_redis_dies_under_the_work(
 
 
 async def test_a_gate_that_answers_alone_is_no_bypass(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
 ) -> None:
     """LocalLRU answers in the outage: the duplicate does not reach the database, and Redis learns of it later."""
     policy = {"on_unavailable": LocalLRU()}
@@ -149,7 +142,7 @@ async def test_a_gate_that_answers_alone_is_no_bypass(
 
 @pytest.mark.parametrize("way", [*WAYS, *SYNC_WAYS])
 async def test_a_lost_reply_of_commit_leaves_the_gate_alone(
-    way: str, place: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    way: str, place: Place, mortal_redis: RedisServer, key: str
 ) -> None:
     async with open_either(place, mortal_redis, way, gate={"lease": LEASE}) as shop:
         shop.act = answer(7)
@@ -167,7 +160,7 @@ async def test_a_lost_reply_of_commit_leaves_the_gate_alone(
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_commit_that_never_arrived_is_done_later(
-    way: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    way: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
 ) -> None:
     async with open_shop(mortal_postgres, mortal_redis, way, gate={"lease": LEASE}) as shop:
         shop.act = answer(7)
@@ -182,7 +175,7 @@ async def test_a_commit_that_never_arrived_is_done_later(
 @each_way
 @pytest.mark.parametrize("how", ["before", "after"])
 async def test_a_server_killed_at_commit_leaves_the_gate_alone(
-    how: str, way: str, place: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    how: str, way: str, place: Place, mortal_redis: RedisServer, key: str
 ) -> None:
     server, proxy = place.server, place.proxy
     async with open_either(place, mortal_redis, way, gate={"lease": LEASE}) as shop:
@@ -201,11 +194,11 @@ async def test_a_server_killed_at_commit_leaves_the_gate_alone(
 
 @each_way
 async def test_two_owners_do_the_work_once(
-    way: str, place: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    way: str, place: Place, mortal_redis: RedisServer, key: str
 ) -> None:
     """Redis forgets the first owner's claim: the second waits at the first's row, and answers by it."""
     async with open_either(place, mortal_redis, way, gate={"lease": LEASE}) as shop:
-        go_on, first = await at_work(shop, shop.handle(key), wait_until)
+        go_on, first = await at_work(shop, shop.handle(key))
         flush(mortal_redis)
         second = asyncio.create_task(shop.handle(key))
         await wait_until(shop.place.waiting, description="the second waits for the first's row")
@@ -220,7 +213,7 @@ async def test_two_owners_do_the_work_once(
 
 
 async def test_a_second_owner_works_where_the_first_rolled_back(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
 ) -> None:
     async with open_shop(mortal_postgres, mortal_redis) as shop:
         go_on = asyncio.Event()
@@ -316,7 +309,7 @@ async def test_an_interrupted_call_frees_the_gate(
 
 
 async def test_a_message_older_than_keep_is_handled_twice(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
 ) -> None:
     """As the documentation says: keep rows longer than the broker keeps messages."""
     async with open_shop(mortal_postgres, mortal_redis, gate={"ttl": 0.001}) as shop:

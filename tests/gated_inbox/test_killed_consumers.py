@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from ..servers import RedisServer
+from ..waiting import wait_until
 from .consumer import POINTS
 from .shop import Place, new_key, open_shop, redelivered
 from .times import LEASE
 
-Waiter = Callable[..., Awaitable[Any]]
-KILLS = 10
+KILLS = 5
 MEASURE = """
 import sys
 from pathlib import Path
@@ -53,7 +52,6 @@ async def test_the_next_delivery_finishes_what_a_killed_consumer_began(
     killed: tuple[str, str],
     mortal_postgres: Place,
     mortal_redis: RedisServer,
-    wait_until: Waiter,
 ) -> None:
     namespace, prefix = killed
     key = f"{prefix}-{kind}-{point}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from functools import partial
 from signal import SIGKILL
 from threading import Barrier, Event
 from typing import Any
@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 from fastdedup import InProgressError
+from fastdedup.flows import drive, step
 from fastdedup.sql import once
-from fastdedup.sql.local_calls import Answer, LocalCalls, ThreadCalls, ThreadEnd
+from fastdedup.sql.local_calls import Answer, LocalCalls, TaskEnd, ThreadEnd
 
 from ..servers import RedisServer
+from ..waiting import wait_until
 from .shop import Place, answer, at_work, scripts
 from .sync_shop import Call, open_either, waits_behind
 
-Waiter = Callable[..., Awaitable[Any]]
 LONG = 30.0
 CALM = {"timeout": 5.0, "lease": 600.0}
 """Settings of a gate that asks nothing again, and renews nothing, on a busy machine."""
@@ -31,7 +32,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.waits: list[bool] = []
-        self.local = LocalCalls(lambda seconds, answered: self.waits.append(answered))
+        self.local = LocalCalls(TaskEnd, lambda seconds, answered: self.waits.append(answered))
         self.begun: list[str] = []
         self.go_on = asyncio.Event()
 
@@ -118,12 +119,12 @@ class InThreads:
 
     def __init__(self) -> None:
         self.waits: list[bool] = []
-        self.local = ThreadCalls(lambda seconds, answered: self.waits.append(answered))
+        self.local = LocalCalls(ThreadEnd, lambda seconds, answered: self.waits.append(answered))
         self.begun: list[str] = []
         self.go_on = Event()
 
     def start(self, name: str, wait: float = LONG) -> Call:
-        return Call(lambda: self.local.run("key", lambda: self.call(name), wait)())
+        return Call(lambda: drive(self.local.run("key", step(partial(self.call, name)), wait))())
 
     def call(self, name: str) -> Answer:
         self.begun.append(name)
@@ -132,7 +133,7 @@ class InThreads:
         return lambda: name
 
 
-async def started(calls: InThreads, wait_until: Waiter, *names: str) -> list[Call]:
+async def started(calls: InThreads, *names: str) -> list[Call]:
     """Start the first call and those behind it."""
     first = calls.start("first")
     await wait_until(lambda: calls.begun, description="the first has begun")
@@ -141,9 +142,9 @@ async def started(calls: InThreads, wait_until: Waiter, *names: str) -> list[Cal
     return [first, *others]
 
 
-async def test_in_threads_later_calls_get_the_answer_of_the_first(wait_until: Waiter) -> None:
+async def test_in_threads_later_calls_get_the_answer_of_the_first() -> None:
     calls = InThreads()
-    threads = await started(calls, wait_until, "second", "third")
+    threads = await started(calls, "second", "third")
     assert calls.begun == ["first"]
     calls.go_on.set()
     assert [each.result for each in threads] == ["first", "first", "first"]
@@ -152,9 +153,9 @@ async def test_in_threads_later_calls_get_the_answer_of_the_first(wait_until: Wa
     assert calls.waits == [True, True]
 
 
-async def test_in_threads_a_call_waits_no_longer_than_it_may(wait_until: Waiter) -> None:
+async def test_in_threads_a_call_waits_no_longer_than_it_may() -> None:
     calls = InThreads()
-    (first,) = await started(calls, wait_until)
+    (first,) = await started(calls)
     assert calls.start("second", wait=0.01).result == "second"
     assert calls.waits == [False]
     calls.go_on.set()
@@ -170,7 +171,7 @@ def test_a_call_that_was_interrupted_as_it_ended_holds_up_one_other() -> None:
     assert not calls.local.ends
 
 
-async def test_of_calls_at_the_same_time_one_goes_ahead(wait_until: Waiter) -> None:
+async def test_of_calls_at_the_same_time_one_goes_ahead() -> None:
     """Both have found nobody ahead before either says that it is."""
     calls = InThreads()
     meeting = Barrier(2)
@@ -187,12 +188,12 @@ async def test_of_calls_at_the_same_time_one_goes_ahead(wait_until: Waiter) -> N
     assert [each.result for each in both] == ["first", "first"]
 
 
-async def test_a_forked_process_waits_for_no_call_of_its_parent(wait_until: Waiter) -> None:
+async def test_a_forked_process_waits_for_no_call_of_its_parent() -> None:
     calls = InThreads()
-    (first,) = await started(calls, wait_until)
+    (first,) = await started(calls)
     child = os.fork()
     if child == 0:
-        os._exit(0 if calls.local.run("key", lambda: str, LONG) is str else 1)
+        os._exit(0 if drive(calls.local.run("key", step(lambda: str), LONG)) is str else 1)
     ended: list[int] = []
 
     def has_ended() -> bool:
@@ -218,7 +219,7 @@ each_way = pytest.mark.parametrize("way", ["asyncpg", "psycopg"])
 
 @each_way
 async def test_duplicates_behind_a_call_do_not_ask_the_gate(
-    way: str, place: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    way: str, place: Place, mortal_redis: RedisServer, key: str
 ) -> None:
     """The first claims and completes. Each gets a result of its own, which it may change."""
     async with open_either(place, mortal_redis, way, wait=LONG, gate=CALM) as shop:
@@ -243,18 +244,13 @@ async def test_duplicates_behind_a_call_do_not_ask_the_gate(
 
 @each_way
 async def test_a_waiter_asks_the_gate_three_times(
-    way: str,
-    place: Place,
-    mortal_redis: RedisServer,
-    key: str,
-    wait_until: Waiter,
-    monkeypatch: pytest.MonkeyPatch,
+    way: str, place: Place, mortal_redis: RedisServer, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It hears of the owner, puts itself on the owner's list, and gets the result; the owner asks twice."""
     monkeypatch.setattr(once, "LOOK", LONG)
     async with open_either(place, mortal_redis, way, wait=LONG, gate=CALM) as shop:
         before = scripts(mortal_redis)
-        go_on, first = await at_work(shop, shop.handle(key), wait_until)
+        go_on, first = await at_work(shop, shop.handle(key))
         second = asyncio.create_task(shop.elsewhere(key))
         await wait_until(lambda: scripts(mortal_redis) >= before + 3, description="the second is on the list")
         go_on.set()
@@ -264,7 +260,7 @@ async def test_a_waiter_asks_the_gate_three_times(
 
 @each_way
 async def test_one_of_those_behind_a_failed_call_does_the_work(
-    way: str, place: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    way: str, place: Place, mortal_redis: RedisServer, key: str
 ) -> None:
     async with open_either(place, mortal_redis, way, wait=LONG) as shop:
         go_on = asyncio.Event()
@@ -289,10 +285,10 @@ async def test_one_of_those_behind_a_failed_call_does_the_work(
 
 @each_way
 async def test_a_duplicate_behind_a_long_call_is_told_in_time(
-    way: str, place: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    way: str, place: Place, mortal_redis: RedisServer, key: str
 ) -> None:
     async with open_either(place, mortal_redis, way, wait=0.1) as shop:
-        go_on, first = await at_work(shop, shop.handle(key), wait_until)
+        go_on, first = await at_work(shop, shop.handle(key))
         with pytest.raises(InProgressError):
             await shop.handle(key)
         go_on.set()

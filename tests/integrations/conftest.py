@@ -10,14 +10,14 @@ import pytest
 from playwright.sync_api import Browser
 
 from fastdedup import Dedup
-from fastdedup.integrations.lifespan import ASGIApp
+from fastdedup.integrations.http.lifespan import ASGIApp
 
-from ..servers import RedisServer
 from ..stores import TIMEOUT
 from .browser import chromium
 from .desk import Desk
 from .frameworks import FRAMEWORKS, app_of
 from .middleware_shop import FACES, Shop
+from .shops import ShopProcess
 
 MakeGate = Callable[..., Dedup]
 MakeShop = Callable[..., Shop]
@@ -64,26 +64,18 @@ def shop(make_shop: MakeShop) -> Shop:
     return make_shop()
 
 
-TRUE_HOLD = ("starlette", "bare", "async")
-"""Rows that keep the true figure. The others differ in their framework, which has no part in it."""
+TRUE_HOLD = ("[starlette-/orders-kill]", "[wsgi-bare-/orders-kill]")
+"""Rows that keep the true figure, one of ASGI and one of WSGI. The others differ in what has no part in it."""
 
 
 @pytest.fixture
 def short_hold(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hold an unstored response back for 0.3 s instead of 1 s, in most rows."""
+    """Hold an unstored response back for 0.3 s instead of 1 s, but in two rows."""
     if not any(row in request.node.name for row in TRUE_HOLD):
         holders = [m for name, m in sys.modules.items() if name.startswith("fastdedup.integrations")]
         for module in holders:
             if hasattr(module, "HOLD"):
                 monkeypatch.setattr(module, "HOLD", 0.3)
-
-
-@pytest.fixture
-def own_redis() -> Iterator[RedisServer]:
-    """A server of the test's own, to kill and freeze."""
-    server = RedisServer().start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture
@@ -97,3 +89,17 @@ def browser() -> Iterator[Browser]:
     """A headless Chromium for the tests of a file, which drive it by Playwright."""
     with chromium() as browser:
         yield browser
+
+
+@pytest.fixture(scope="session")
+def open_shop() -> Iterator[ShopProcess]:
+    """The example shop of two workers, with more than the tests buy."""
+    with ShopProcess("--stock", "1000") as shop:
+        yield shop
+
+
+@pytest.fixture(scope="session")
+def small_shop() -> Iterator[ShopProcess]:
+    """A shop of one worker with two units."""
+    with ShopProcess("--stock", "2", "--workers", "1") as shop:
+        yield shop

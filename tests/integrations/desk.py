@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from fastdedup.integrations.lifespan import ASGIApp, Receive, Scope, Send
+from fastdedup.integrations.http.lifespan import ASGIApp, Receive, Scope, Send
 
 BIG = 300 * 1024
 """Bytes: more than the 256 KiB that are kept by default."""

@@ -25,12 +25,7 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.http import require_POST
 from django.views.generic import FormView
 
-from fastdedup.integrations.django import (
-    OneTimeFormMixin,
-    claim_of,
-    one_time_form,
-    reopen,
-)
+from fastdedup.integrations.django import OneTimeFormMixin, claim_of, one_time_form, reopen
 
 _PAGE = """{% load fastdedup %}{% one_time_notice %}<form method="post">{% csrf_token %}
 {% block form %}{{ form.as_p }}{% endblock %}</form>"""

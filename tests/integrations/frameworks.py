@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from fastdedup.integrations.lifespan import ASGIApp
+from fastdedup.integrations.http.lifespan import ASGIApp
 
 from .desk import Made, pieces
 

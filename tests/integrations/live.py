@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from fastdedup.integrations.lifespan import ASGIApp, Message, Receive, Scope, Send
+from fastdedup.integrations.http.lifespan import ASGIApp, Message, Receive, Scope, Send
 
 from ..ticks import Brisk
 

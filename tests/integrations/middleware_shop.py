@@ -14,7 +14,7 @@ from werkzeug.wrappers import Request
 
 from fastdedup import Dedup
 from fastdedup.integrations import asgi, wsgi
-from fastdedup.integrations.lifespan import ASGIApp, Receive, Scope, Send
+from fastdedup.integrations.http.lifespan import ASGIApp, Receive, Scope, Send
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.web.request import by_header
 

@@ -56,8 +56,9 @@ class ShopProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
+        is_up = self.process.poll() is None
         try:
-            self.end()
+            assert self.end() == 0 or not is_up, self.said
         finally:
             self._out.close()
 

@@ -27,7 +27,7 @@ from fastdedup.integrations import wsgi as wsgi_gate
 from fastdedup.integrations.fastapi import Claimed, Idempotency
 from fastdedup.integrations.fastapi import everyone as anybody
 from fastdedup.integrations.flask import FastDedup, idempotent
-from fastdedup.integrations.lifespan import ASGIApp, Receive, Scope, Send
+from fastdedup.integrations.http.lifespan import ASGIApp, Receive, Scope, Send
 from fastdedup.sync import Dedup as SyncDedup
 
 from . import django_project as django_project  # sets Django up

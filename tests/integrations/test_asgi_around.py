@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route
 
 from fastdedup import ConfigError, Dedup
 from fastdedup.integrations.asgi import IdempotencyMiddleware, claim_of, everyone
-from fastdedup.integrations.lifespan import ASGIApp, Message
+from fastdedup.integrations.http.lifespan import ASGIApp, Message
 from fastdedup.stores.memory import MemoryStore
 
 from .desk import Desk, at, client, key, problem

@@ -295,7 +295,7 @@ class TestTheMixin:
 
 
 MEMORY: dict[str, Any] = {"url": "memory://", "namespace": "t"}
-DEDUP = Dedup(namespace="mine")
+DEDUP = Dedup("memory://", namespace="mine")
 
 
 @pytest.mark.parametrize(
@@ -359,6 +359,6 @@ def test_there_is_one_gate_and_an_override_has_another() -> None:
     with override_settings(FASTDEDUP=MEMORY):
         first = gate()
         assert gate() is first
-        with override_settings(FASTDEDUP={"namespace": "other"}):
+        with override_settings(FASTDEDUP={"url": "memory://", "namespace": "other"}):
             assert gate().settings.namespace == "other"
         assert gate().settings.namespace == "t"

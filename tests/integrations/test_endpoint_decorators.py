@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,10 +10,8 @@ from typing import Any
 import httpx
 import litestar
 import pytest
-from litestar.exceptions import NotFoundException
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
@@ -31,21 +28,13 @@ CALLER = by_header("x-api-key")
 
 
 class Desk:
-    """Counts runs by name, and lets one of them wait."""
+    """Counts runs by name."""
 
     def __init__(self) -> None:
         self.runs: Counter[str] = Counter()
-        self.working, self.go = asyncio.Event(), asyncio.Event()
-        self.go.set()
 
     async def work(self, name: str) -> dict[str, Any]:
         self.runs[name] += 1
-        self.working.set()
-        await self.go.wait()
-        if name == "missing":
-            raise LookupError
-        if name == "broken":
-            raise RuntimeError("broken")
         return {"name": name, "run": self.runs[name]}
 
 
@@ -54,10 +43,7 @@ def starlette(dedup: Dedup, desk: Desk) -> Any:
 
     @idempotent(dedup, principal=CALLER, key_scope="path", docs="/rules")
     async def order(request: Request) -> Response:
-        try:
-            return JSONResponse(await desk.work(request.path_params["name"]), 201)
-        except LookupError:
-            raise HTTPException(404) from None
+        return JSONResponse(await desk.work(request.path_params["name"]), 201)
 
     @idempotent(dedup, principal=CALLER)
     def in_thread(request: Request) -> Response:
@@ -94,10 +80,7 @@ def with_litestar(dedup: Dedup, desk: Desk) -> Any:
     @idempotent(dedup, principal=CALLER, key_scope="path", docs="/rules")
     @litestar.route("/orders/{name:str}", http_method=["POST", "GET"], status_code=201)
     async def order(request: LitestarRequest) -> dict[str, Any]:
-        try:
-            return await desk.work(request.path_params["name"])
-        except LookupError:
-            raise NotFoundException from None
+        return await desk.work(request.path_params["name"])
 
     @litestar.post("/bare")
     async def bare() -> dict[str, Any]:
@@ -164,36 +147,6 @@ async def test_other_endpoints_and_requests_pass(kind: str) -> None:
             assert (await client.post("/orders/a")).is_success
             assert (await client.get("/orders/a", headers=keyed())).is_success
         assert desk.runs == {"bare": 2, "a": 4}
-
-
-@pytest.mark.parametrize("kind", list(APPS))
-async def test_two_paths_of_a_route_have_keys_of_their_own(kind: str) -> None:
-    async with shop(kind, Dedup("memory://", namespace="t")) as (_, client):
-        answers = [await client.post(f"/orders/{name}", headers=keyed()) for name in "ab"]
-        assert [answer.json()["name"] for answer in answers] == ["a", "b"]
-        reused = await client.post("/orders/a?x=1", headers=keyed())
-        assert reused.status_code == 422
-
-
-@pytest.mark.parametrize("kind", list(APPS))
-async def test_an_error_is_settled_by_its_response(kind: str) -> None:
-    """A kept 404 is replayed; a 500 is released."""
-    async with shop(kind, Dedup("memory://", namespace="t")) as (desk, client):
-        for _ in range(2):
-            assert (await client.post("/orders/missing", headers=keyed())).status_code == 404
-            assert (await client.post("/orders/broken", headers=keyed())).status_code == 500
-        assert desk.runs == {"missing": 1, "broken": 2}
-
-
-@pytest.mark.parametrize("kind", list(APPS))
-async def test_a_duplicate_of_a_running_request_is_409(kind: str) -> None:
-    async with shop(kind, Dedup("memory://", namespace="t")) as (desk, client):
-        desk.go.clear()
-        first = asyncio.ensure_future(client.post("/orders/a", headers=keyed()))
-        await desk.working.wait()
-        assert (await client.post("/orders/a", headers=keyed())).status_code == 409
-        desk.go.set()
-        assert (await first).status_code == 201
 
 
 async def test_threads_methods_and_streams_of_starlette_work() -> None:

@@ -14,7 +14,7 @@ from fastdedup.integrations.fastapi import Claimed, Idempotency, OneTimeToken, e
 @pytest.fixture(scope="module")
 def paths() -> Any:
     app = FastAPI()
-    Idempotency(app, Dedup(ttl=3600.0))
+    Idempotency(app, Dedup("memory://", ttl=3600.0))
     router = APIRouter(prefix="/nested")
 
     @app.post("/orders")

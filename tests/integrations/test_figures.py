@@ -14,10 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from fastdedup import Dedup, events
 from fastdedup.core.figures import FEEDS, FIGURES
 from fastdedup.declarations import Figure
+from fastdedup.integrations.metrics.otel import name_of, text_of
+from fastdedup.integrations.metrics.watched import CONSUMERS, INBOXES
 from fastdedup.integrations.opentelemetry import instrument
-from fastdedup.integrations.otel_metrics import name_of, text_of
 from fastdedup.integrations.prometheus import watch
-from fastdedup.integrations.watched import CONSUMERS, INBOXES
 from fastdedup.messages.decisions import Counts, Reason
 from fastdedup.sidecar.counters import Counters
 from fastdedup.sidecar.namespaces import Namespaces

@@ -140,19 +140,6 @@ def test_json_may_be_encoded_anew(shop: FlaskShop) -> None:
     assert problem(shop.post(client, "/json", data=b'{"b":2,"b":2,"a":1}', **kind)) == (422, "key-reused")
 
 
-def test_a_duplicate_of_a_running_request_is_409(shop: FlaskShop) -> None:
-    client, another = shop.client(), shop.client()
-    shop.go.clear()
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(shop.post, client)
-        assert shop.working.wait(DEADLINE)
-        answer = shop.post(another)
-        shop.go.set()
-        assert first.result(DEADLINE).status_code == 201
-    assert problem(answer) == (409, "in-progress")
-    assert answer.headers["Link"] == '</idempotency>; rel="describedby"'
-
-
 def test_a_stream_goes_through_and_is_not_replayed(shop: FlaskShop) -> None:
     client = shop.client()
     first = client.post("/stream", headers={"Idempotency-Key": "k"}, buffered=False)
@@ -190,15 +177,6 @@ def test_the_policy_lists_the_decorated_views(shop: FlaskShop) -> None:
     assert paths["/orders/{int:number}"] == ["POST"]
     assert {"/t/pay", "/listed", "/method"} <= set(paths)
     assert "/form" not in paths
-
-
-def test_an_outage_is_503_and_nothing_runs() -> None:
-    with Dedup("redis://127.0.0.1:1/0", namespace="t", timeout=0.2) as dedup:
-        shop = FlaskShop(dedup)
-        answer = shop.post(shop.client())
-        assert problem(answer) == (503, "unavailable")
-        assert int(answer.headers["Retry-After"]) >= 1
-        assert not shop.runs
 
 
 def test_a_view_sees_its_claim(memory: Dedup) -> None:
@@ -375,12 +353,6 @@ def test_htmx_sends_a_token_as_a_field_or_by_hx_headers(shop: FlaskShop) -> None
         assert (other.status_code, other.mimetype) == (422, "text/html")
         assert other.text.startswith('<div class="one-time-notice"')
     assert shop.runs == {"form": 2}
-
-
-def test_htmx_may_send_a_key_by_hx_headers(shop: FlaskShop) -> None:
-    client = shop.client()
-    answers = [shop.post(client, headers={"HX-Request": "true"}) for _ in range(2)]
-    assert answers[0].json == answers[1].json
 
 
 def test_in_an_outage_the_page_is_shown_and_the_form_refused() -> None:

@@ -15,6 +15,12 @@ from .desk import BIG, client, key, problem
 from .middleware_shop import Shop, of_asgi
 
 
+@pytest.fixture
+def url(redis_url: str) -> str:
+    """Of this worker's own Redis: test_draft.py asks of both kinds of store."""
+    return redis_url
+
+
 async def test_requests_without_a_key_or_of_other_methods_run_each_time(shop: Shop) -> None:
     async with shop:
         for _ in range(2):

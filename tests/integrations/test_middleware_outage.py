@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -15,17 +15,17 @@ from starlette.routing import Route as Path
 
 from fastdedup import Dedup, LocalLRU
 from fastdedup.integrations.asgi import IdempotencyMiddleware, claim_of, everyone
-from fastdedup.integrations.lifespan import ASGIApp
+from fastdedup.integrations.http.lifespan import ASGIApp
 from fastdedup.integrations.prometheus import watch
 from fastdedup.model import BreakerState
 
 from ..servers import RedisServer
+from ..waiting import wait_until
 from .conftest import MakeShop
 from .desk import Desk, at, client, key, problem
 from .live import Call
 from .middleware_shop import ASGI, FACES, WSGI, Shop, on_redis
 
-WaitUntil = Callable[..., Awaitable[Any]]
 SENT_WITHIN = 3.0
 """Seconds: a response is held back for one at most, and two cores are shared."""
 MARKS = {"idempotency-replayed", "idempotency-degraded", "idempotency-stored"}
@@ -64,9 +64,7 @@ async def test_without_redis_a_request_is_503_within_the_deadline_and_nothing_ru
 
 
 @pytest.mark.parametrize("face", ["starlette", *WSGI])
-async def test_a_redis_that_comes_later_is_found(
-    make_own: MakeShop, own_redis: RedisServer, wait_until: WaitUntil
-) -> None:
+async def test_a_redis_that_comes_later_is_found(make_own: MakeShop, own_redis: RedisServer) -> None:
     own_redis.kill()
     async with make_own() as shop:
         problem(await shop.post(), "unavailable", 503)
@@ -130,9 +128,7 @@ def completed(registry: CollectorRegistry) -> dict[str, float]:
 
 
 @pytest.mark.usefixtures("short_hold")
-async def test_and_is_stored_once_redis_is_back(
-    make_own: MakeShop, own_redis: RedisServer, wait_until: WaitUntil
-) -> None:
+async def test_and_is_stored_once_redis_is_back(make_own: MakeShop, own_redis: RedisServer) -> None:
     """And counted once, by what came of it."""
     shop, registry = make_own(), CollectorRegistry()
     watch(shop.dedup, registry=registry)
@@ -156,7 +152,7 @@ async def test_and_is_stored_once_redis_is_back(
 
 @pytest.mark.usefixtures("short_hold")
 async def test_a_response_that_was_sent_and_never_stored_is_told_in_the_log(
-    make_own: MakeShop, own_redis: RedisServer, wait_until: WaitUntil, caplog: pytest.LogCaptureFixture
+    make_own: MakeShop, own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with make_own({"lease": 1.0}) as shop:
         go_on, first = await shop.held()
@@ -189,7 +185,7 @@ async def test_a_handler_that_ends_after_its_lease_was_taken_over_does_not_answe
 
 @on_redis
 @pytest.mark.parametrize("face", WSGI)
-async def test_the_lease_is_kept_while_the_handler_works(make_shop: MakeShop, wait_until: WaitUntil) -> None:
+async def test_the_lease_is_kept_while_the_handler_works(make_shop: MakeShop) -> None:
     async with make_shop(lease=0.2) as shop:
         go_on, first = await shop.held()
         ends = asyncio.get_running_loop().time() + 0.6
@@ -229,6 +225,7 @@ async def test_a_lease_that_ends_while_the_response_is_being_stored_costs_nobody
     assert desk.cancelled["orders"] == 0
 
 
+@pytest.mark.usefixtures("short_hold")
 @pytest.mark.parametrize("listening", [False, True])
 async def test_nor_does_one_that_is_lost_just_then(own_redis: RedisServer, listening: bool) -> None:
     """The work is done: from then on the store says whose the key is, and nobody is told to stop."""
@@ -280,14 +277,15 @@ async def test_a_handler_that_answers_just_after_it_was_told_to_stop_is_left_alo
     assert (again.body, again.headers[b"idempotency-replayed"]) == (b"done", b"true")
 
 
+@pytest.mark.usefixtures("short_hold")
 async def test_a_background_task_is_not_stopped_by_a_lease_that_ends_after_the_response(
-    own_redis: RedisServer, wait_until: WaitUntil
+    own_redis: RedisServer,
 ) -> None:
     """The response was sent unstored; what runs after it has nothing to do with the claim any more."""
     ended = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        lease_ends = asyncio.get_running_loop().time() + 1.5
+        lease_ends = asyncio.get_running_loop().time() + 0.8
         own_redis.freeze()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"done"})
@@ -295,7 +293,7 @@ async def test_a_background_task_is_not_stopped_by_a_lease_that_ends_after_the_r
         await wait_until(lambda: asyncio.get_running_loop().time() > past, description="the lease has ended")
         ended.set()
 
-    async with Dedup(own_redis.url, timeout=0.2, lease=1.5) as dedup:
+    async with Dedup(own_redis.url, timeout=0.2, lease=0.8) as dedup:
         call = Call(IdempotencyMiddleware(app, dedup, principal=everyone), "/", ("idempotency-key", "k"))
         await call.start()
     assert ended.is_set()
@@ -404,7 +402,7 @@ async def test_a_request_cancelled_by_the_server_while_the_handler_runs_is_relea
             assert (desk.cancelled["orders"], desk.ended["orders"]) == (1, 1)
 
 
-async def test_an_endless_stream_ends_when_the_client_is_gone(wait_until: Any) -> None:
+async def test_an_endless_stream_ends_when_the_client_is_gone() -> None:
     """ASGI 2.4: that sending fails is all that tells its application."""
     runs = 0
 
@@ -418,7 +416,7 @@ async def test_an_endless_stream_ends_when_the_client_is_gone(wait_until: Any) -
         runs += 1
         return StreamingResponse(ticks(), media_type="text/event-stream")
 
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         inner = Starlette(routes=[Path("/events", endless, methods=["POST"])])
         app = IdempotencyMiddleware(inner, dedup, principal=everyone)
         first = Call(app, "/events", ("idempotency-key", "k"))

@@ -28,8 +28,8 @@ from fastdedup.sync import Dedup as SyncDedup
 
 from ..servers import RedisServer
 from ..sidecar.running import figure
+from ..waiting import wait_until
 
-WaitUntil = Callable[..., Any]
 TOTAL = "fastdedup_operations_total"
 
 
@@ -154,7 +154,7 @@ async def test_namespaces_that_a_program_makes_up_share_a_label(shown: Shown) ->
     assert shown(TOTAL, namespace=OTHERS, verb="complete") == 3
 
 
-async def test_a_wait_is_timed(shown: Shown, wait_until: WaitUntil) -> None:
+async def test_a_wait_is_timed(shown: Shown) -> None:
     dedup = Dedup("memory://", namespace="shop")
     watch(dedup, registry=shown.registry)
     async with dedup:
@@ -169,9 +169,7 @@ async def test_a_wait_is_timed(shown: Shown, wait_until: WaitUntil) -> None:
     assert shown(TOTAL, verb="claim", outcome="succeeded") == 1
 
 
-async def test_an_outage_shows_in_the_figures(
-    shown: Shown, wait_until: WaitUntil, own_redis: RedisServer
-) -> None:
+async def test_an_outage_shows_in_the_figures(shown: Shown, own_redis: RedisServer) -> None:
     dedup = Dedup(own_redis.url, namespace="shop", timeout=0.1, on_unavailable=LocalLRU())
     strict = Dedup(own_redis.url, namespace="strict", timeout=0.1)
     ledger = strict.ledger("clicks", window=60, capacity=100)

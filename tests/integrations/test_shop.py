@@ -19,22 +19,9 @@ from fastdedup.events import Degraded, LeaseLost, Unreplayed
 from .shops import ShopProcess, order_in, token_in, until
 
 
-@pytest.fixture(scope="module")
-def shop() -> Iterator[ShopProcess]:
-    with ShopProcess("--stock", "1000") as shop:
-        yield shop
-
-
-@pytest.fixture(scope="module")
-def small() -> Iterator[ShopProcess]:
-    """A shop of one worker with two units."""
-    with ShopProcess("--stock", "2", "--workers", "1") as shop:
-        yield shop
-
-
 @pytest.fixture
-def ada(shop: ShopProcess) -> Iterator[httpx.Client]:
-    with shop.visitor("Ada") as client:
+def ada(open_shop: ShopProcess) -> Iterator[httpx.Client]:
+    with open_shop.visitor("Ada") as client:
         yield client
 
 
@@ -50,8 +37,8 @@ def order(client: httpx.Client, key: str | None, quantity: object = 1, **headers
 # The page
 
 
-def test_only_who_is_signed_in_gets_a_form(shop: ShopProcess) -> None:
-    with shop.visitor() as nobody, shop.visitor("Grace <i>") as grace:
+def test_only_who_is_signed_in_gets_a_form(open_shop: ShopProcess) -> None:
+    with open_shop.visitor() as nobody, open_shop.visitor("Grace <i>") as grace:
         assert "one_time_token" not in nobody.get("/").text
         page = grace.get("/").text
     assert token_in(page)
@@ -65,14 +52,14 @@ def test_signing_out_ends_it(ada: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 41])
-def test_a_name_has_a_length(shop: ShopProcess, name: str) -> None:
-    with shop.visitor() as client:
+def test_a_name_has_a_length(open_shop: ShopProcess, name: str) -> None:
+    with open_shop.visitor() as client:
         assert client.post("/session", data={"name": name}).status_code == 422
 
 
 @pytest.mark.parametrize("cookie", ["", "no", "W10=.00", "WyJhIiwgIkFkYSJd." + "0" * 64, "é.ü"])
-def test_a_session_that_nobody_signed_is_none(shop: ShopProcess, cookie: str) -> None:
-    with shop.visitor() as client:
+def test_a_session_that_nobody_signed_is_none(open_shop: ShopProcess, cookie: str) -> None:
+    with open_shop.visitor() as client:
         page = client.get("/", headers={"cookie": f"halcyon_session={cookie}".encode()})
     assert (page.status_code, "one_time_token" in page.text) == (200, False)
 
@@ -93,45 +80,64 @@ def test_every_page_is_another_form(ada: httpx.Client) -> None:
 # Ordering by the form
 
 
-def test_the_same_form_is_one_order_byte_for_byte(shop: ShopProcess, ada: httpx.Client) -> None:
-    before, token = shop.orders, token_in(ada.get("/").text)
+def test_the_same_form_is_one_order_byte_for_byte(open_shop: ShopProcess, ada: httpx.Client) -> None:
+    before, token = open_shop.orders, token_in(ada.get("/").text)
     first, again = send(ada, token, 2), send(ada, token, 2)
     assert (first.status_code, again.status_code) == (201, 201)
     assert first.content == again.content
     assert order_in(first.text)
     assert again.headers["idempotency-replayed"] == "true"
-    assert shop.orders == before + 1
+    assert open_shop.orders == before + 1
 
 
-def test_a_form_that_makes_no_sense_uses_its_token_not_up(shop: ShopProcess, ada: httpx.Client) -> None:
-    before, token = shop.orders, token_in(ada.get("/").text)
+def test_a_form_that_makes_no_sense_uses_its_token_not_up(open_shop: ShopProcess, ada: httpx.Client) -> None:
+    before, token = open_shop.orders, token_in(ada.get("/").text)
     for quantity in ["", "0", "6", "00015", "0001999", "-1", "1.5", "two", "²", "9" * 5000]:
         answer = send(ada, token, quantity)
         assert (answer.status_code, token_in(answer.text)) == (422, token), quantity
     assert send(ada, token).status_code == 201
-    assert shop.orders == before + 1
+    assert open_shop.orders == before + 1
 
 
-def test_a_form_without_its_token_is_refused_with_a_fresh_one(shop: ShopProcess, ada: httpx.Client) -> None:
-    before, answer = shop.orders, ada.post("/orders", data={"quantity": "3"})
+def test_a_form_without_its_token_is_refused_with_a_fresh_one(
+    open_shop: ShopProcess, ada: httpx.Client
+) -> None:
+    before, answer = open_shop.orders, ada.post("/orders", data={"quantity": "3"})
     assert answer.status_code == 400
     assert "Please send it again" in answer.text
     assert send(ada, token_in(answer.text)).status_code == 201
-    assert shop.orders == before + 1
+    assert open_shop.orders == before + 1
 
 
-def test_who_is_not_signed_in_cannot_make_a_token_up(shop: ShopProcess) -> None:
-    before = shop.orders
-    with shop.visitor() as nobody:
+def test_a_form_is_its_visits_own(open_shop: ShopProcess, ada: httpx.Client) -> None:
+    """Others get a fresh form, and see nothing of an order; signing in under the same name is another visit."""
+    before = open_shop.orders
+    unused, used = (token_in(ada.get("/").text) for _ in range(2))
+    number = order_in(send(ada, used).text)
+    assert number
+    with (
+        open_shop.visitor("Grace") as grace,
+        open_shop.visitor("Ada") as again,
+        open_shop.visitor() as nobody,
+    ):
+        for client in (grace, again, nobody):
+            refused, late = send(client, unused), send(client, used)
+            assert (refused.status_code, late.status_code) == (403, 409)
+            assert "This form is not yours" in refused.text
+            assert "This form was used before" in late.text
+            assert number not in late.text
+            assert ('id="sign-in"' in late.text) is (client is nobody)
         assert send(nobody, "made-up").status_code == 410
-    assert shop.orders == before
+        assert send(grace, token_in(send(grace, unused).text)).status_code == 201
+    assert send(ada, unused).status_code == 201
+    assert open_shop.orders == before + 3
 
 
-async def test_a_form_that_is_still_being_worked_on_can_be_sent_again(shop: ShopProcess) -> None:
-    with shop.visitor("Ada") as ada:
+async def test_a_form_that_is_still_being_worked_on_can_be_sent_again(open_shop: ShopProcess) -> None:
+    with open_shop.visitor("Ada") as ada:
         token = token_in(ada.get("/").text)
         visit, name = json.loads(base64.urlsafe_b64decode(ada.cookies["halcyon_session"].partition(".")[0]))
-        async with Dedup(f"unix://{shop.folder()}/redis.sock?db=0", namespace="shop:sale") as dedup:
+        async with Dedup(f"unix://{open_shop.folder()}/redis.sock?db=0", namespace="shop:sale") as dedup:
             first = await dedup.tokens.redeem(
                 token, subject=f"{visit}:{name}"
             )  # a worker that does not come to an end
@@ -144,21 +150,21 @@ async def test_a_form_that_is_still_being_worked_on_can_be_sent_again(shop: Shop
 # Ordering by JSON
 
 
-def test_the_same_key_is_one_order(shop: ShopProcess, ada: httpx.Client) -> None:
-    before, key = shop.orders, str(uuid.uuid4())
+def test_the_same_key_is_one_order(open_shop: ShopProcess, ada: httpx.Client) -> None:
+    before, key = open_shop.orders, str(uuid.uuid4())
     first, again = order(ada, key), order(ada, key)
     assert (first.status_code, again.status_code, again.content) == (201, 201, first.content)
     assert again.headers["idempotency-replayed"] == "true"
     assert first.json() | {"order": ""} == {"order": "", "buyer": "ada", "quantity": 1, "degraded": False}
     assert order(ada, key, **{"x-buyer": "grace"}).content != first.content  # keys are each buyer's own
-    assert shop.orders == before + 2
+    assert open_shop.orders == before + 2
 
 
-def test_other_contents_under_the_same_key_are_refused(shop: ShopProcess, ada: httpx.Client) -> None:
-    before, key = shop.orders, str(uuid.uuid4())
+def test_other_contents_under_the_same_key_are_refused(open_shop: ShopProcess, ada: httpx.Client) -> None:
+    before, key = open_shop.orders, str(uuid.uuid4())
     assert order(ada, key).status_code == 201
     assert order(ada, key, 2).status_code == 422
-    assert shop.orders == before + 1
+    assert open_shop.orders == before + 1
 
 
 @pytest.mark.parametrize(
@@ -172,20 +178,20 @@ def test_other_contents_under_the_same_key_are_refused(shop: ShopProcess, ada: h
     ],
 )
 def test_bad_input_orders_nothing(
-    shop: ShopProcess, ada: httpx.Client, key: str | None, quantity: object, buyer: str, status: int
+    open_shop: ShopProcess, ada: httpx.Client, key: str | None, quantity: object, buyer: str, status: int
 ) -> None:
-    before = shop.orders
+    before = open_shop.orders
     assert order(ada, key and str(uuid.uuid4()), quantity, **{"x-buyer": buyer}).status_code == status
-    assert shop.orders == before
+    assert open_shop.orders == before
 
 
 # Behind the counter
 
 
-def test_the_figures_of_all_workers_are_added_up(shop: ShopProcess) -> None:
-    before = shop.settled_stats()
+def test_the_figures_of_all_workers_are_added_up(open_shop: ShopProcess) -> None:
+    before = open_shop.settled_stats()
     for _ in range(4):
-        with shop.visitor() as client:  # a connection of its own, to either worker
+        with open_shop.visitor() as client:  # a connection of its own, to either worker
             key = str(uuid.uuid4())
             assert [order(client, key).status_code for _ in range(3)] == [201] * 3
             assert order(client, key, 2).status_code == 422
@@ -193,11 +199,11 @@ def test_the_figures_of_all_workers_are_added_up(shop: ShopProcess) -> None:
     expected |= {"sold": 4, "left": -4, "later": 0}
 
     def all_counted() -> bool:
-        stats = shop.stats()
+        stats = open_shop.stats()
         return {name: stats[name] - before[name] for name in expected} == expected
 
     until(all_counted, description="all are counted")
-    stats = shop.stats()
+    stats = open_shop.stats()
     assert stats["answered"] == sum(stats[box] for box in BOXES)
     assert (stats["oversold"], stats["redis"]) == (before["oversold"], "up")
     assert stats["workers"] == [{"number": n, "breaker": "closed"} for n in (1, 2)]
@@ -220,9 +226,9 @@ def test_the_choice_for_outages_works_without_javascript(ada: httpx.Client) -> N
 # Sold out
 
 
-def test_sold_out_is_kept_and_replayed_until_there_is_more(small: ShopProcess) -> None:
-    before = small.orders
-    with small.visitor("Ada") as ada:
+def test_sold_out_is_kept_and_replayed_until_there_is_more(small_shop: ShopProcess) -> None:
+    before = small_shop.orders
+    with small_shop.visitor("Ada") as ada:
         assert order(ada, "a").status_code == 201
         few = send(ada, token_in(ada.get("/").text), 2)
         assert (few.status_code, "Only 1 left" in few.text) == (410, True)
@@ -234,41 +240,52 @@ def test_sold_out_is_kept_and_replayed_until_there_is_more(small: ShopProcess) -
         assert ada.post("/restock").status_code == 303
         assert order(ada, "c").status_code == 410
         assert order(ada, "d").status_code == 201
-    assert small.orders == before + 3
+    assert small_shop.orders == before + 3
 
 
 # An outage
 
 
-def test_orders_by_json_are_refused_or_taken_locally_as_the_buyer_chose(small: ShopProcess) -> None:
-    small.restock()
-    before = small.stats()
-    with small.visitor() as careful, small.visitor() as bold:
+def test_orders_are_refused_or_taken_locally_as_the_buyer_chose(small_shop: ShopProcess) -> None:
+    for _ in range(2):
+        small_shop.restock()
+    before = small_shop.stats()
+    with small_shop.visitor() as careful, small_shop.visitor() as bold, small_shop.visitor("Grace") as grace:
+        form = token_in(grace.get("/").text)
         bold.post("/outage", data={"outage": "local"})
         bold.post("/redis", data={"do": "stop"})
         refused = order(careful, "refused")
         assert (refused.status_code, refused.headers["content-type"]) == (503, "application/problem+json")
         assert int(refused.headers["retry-after"]) >= 1
+        late = token_in(grace.get("/").text)  # the window is lit all the same
+        refused_form = send(grace, form)
+        assert (refused_form.status_code, int(refused_form.headers["retry-after"]) >= 1) == (503, True)
+        assert "We cannot take orders just now" in refused_form.text
         first, again = order(bold, "local"), order(bold, "local")
         assert (first.status_code, first.json()["degraded"], again.content) == (201, True, first.content)
-        stats = small.stats()
-        assert (stats["redis"], stats["orders"] - before["orders"], stats["degraded"]) == ("down", 1, 1)
+        stats = small_shop.stats()
+        assert stats["redis"] == "down"
+        assert [stats[name] - before[name] for name in ("orders", "degraded")] == [1, 1]
         bold.post("/redis", data={"do": "start"})
-        until(lambda: small.stats()["adopted"] == 1, description="the journal is replayed")
-        until(lambda: small.stats()["workers"][0]["breaker"] == "closed", description="the breaker closes")
+        adopted = before["adopted"] + 2  # the order, and the late form
+        until(lambda: small_shop.stats()["adopted"] == adopted, description="the journal is replayed")
+        until(
+            lambda: small_shop.stats()["workers"][0]["breaker"] == "closed", description="the breaker closes"
+        )
         assert order(bold, "local").content == first.content
         assert order(careful, "refused").status_code == 201
-    assert small.orders == before["orders"] + 2
+        assert [send(grace, token).status_code for token in (form, late)] == [201, 201]
+    assert small_shop.orders == before["orders"] + 4
 
 
-def test_two_workers_that_go_on_locally_may_both_sell_and_then_say_so(shop: ShopProcess) -> None:
-    before, key = shop.settled_stats(), str(uuid.uuid4())
-    with shop.visitor() as bold:
+def test_two_workers_that_go_on_locally_may_both_sell_and_then_say_so(open_shop: ShopProcess) -> None:
+    before, key = open_shop.settled_stats(), str(uuid.uuid4())
+    with open_shop.visitor() as bold:
         bold.post("/redis", data={"do": "stop"})
         orders = set()
 
         def ordered_at_both() -> bool:
-            with shop.visitor() as buyer:  # a connection of its own, to either worker
+            with open_shop.visitor() as buyer:  # a connection of its own, to either worker
                 buyer.post("/outage", data={"outage": "local"})
                 orders.add(order(buyer, key).json()["order"])
             return len(orders) == 2
@@ -276,12 +293,12 @@ def test_two_workers_that_go_on_locally_may_both_sell_and_then_say_so(shop: Shop
         until(ordered_at_both, description="both workers have sold under the same key")
         bold.post("/redis", data={"do": "start"})
         until(
-            lambda: shop.stats()["conflicts"] == before["conflicts"] + 1,
+            lambda: open_shop.stats()["conflicts"] == before["conflicts"] + 1,
             description="the second worker to replay finds the first",
         )
         told = {order(bold, key).json()["order"] for _ in range(3)}
     assert (len(told), told < orders) == (1, True)
-    stats = shop.stats()
+    stats = open_shop.stats()
     assert stats["orders"] == before["orders"] + 2
     assert stats["oversold"] == before["oversold"] + 1  # one key took one unit from the shelf
     assert any("two owners of one key" in line["text"] for line in stats["events"])

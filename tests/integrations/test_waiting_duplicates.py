@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
@@ -35,7 +35,6 @@ from fastdedup.testing import inbox_database
 from .shops import until
 from .wsgi_apps import Call, Reply, Shop
 
-Waiter = Callable[..., Awaitable[Any]]
 HEADERS = {"Idempotency-Key": "k"}
 
 
@@ -65,7 +64,7 @@ async def asking(
         await send({"type": "http.response.start", "status": 201, "headers": []})
         await send({"type": "http.response.body", "body": b"done"})
 
-    dedup = Dedup(namespace="shop", known_duplicates=0)
+    dedup = Dedup("memory://", namespace="shop", known_duplicates=0)
     watch(dedup, registry=registry)
     guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone, wait=wait)
     transport = httpx.ASGITransport(guarded)
@@ -73,7 +72,7 @@ async def asking(
         yield client
 
 
-async def test_of_a_web_request(wait_until: Waiter) -> None:
+async def test_of_a_web_request() -> None:
     registry, asked, go_on = CollectorRegistry(), anyio.Event(), anyio.Event()
 
     async with asking(registry, asked, go_on, wait=10.0) as client:
@@ -102,7 +101,7 @@ async def test_of_a_web_request_that_waits_in_vain_or_not_at_all(wait: float) ->
 
 def test_of_a_request_of_wsgi() -> None:
     registry, asked, go_on = CollectorRegistry(), threading.Event(), threading.Event()
-    dedup = SyncDedup(namespace="shop", known_duplicates=0)
+    dedup = SyncDedup("memory://", namespace="shop", known_duplicates=0)
     watch(dedup, registry=registry)
     with dedup:
         shop = Shop("bare", dedup, wait=10.0)
@@ -136,7 +135,7 @@ async def test_of_a_message() -> None:
     async def lay(message: Any, decision: Any) -> None:
         raise AssertionError("no dead letter")
 
-    dedup = Dedup(namespace="shop", known_duplicates=0)
+    dedup = Dedup("memory://", namespace="shop", known_duplicates=0)
     watch(dedup, registry=registry)
     deliveries = Deliveries(MessageRules("billing", lambda message: message, wait=10.0), dedup)
     async with dedup:
@@ -154,7 +153,7 @@ async def test_of_a_message() -> None:
 async def test_of_calls_behind_a_call_of_their_process(wait: float, tmp_path: Path) -> None:
     """They do not ask the gate, and are counted as if they had."""
     registry = CollectorRegistry()
-    dedup = Dedup(namespace="shop")
+    dedup = Dedup("memory://", namespace="shop")
     watch(dedup, registry=registry)
     inbox, url = Inbox("billing", keep=86_400.0), f"sqlite+aiosqlite:///{tmp_path}/shop.db"
     engine = create_async_engine(url, connect_args={"isolation_level": "IMMEDIATE"})
@@ -175,7 +174,7 @@ async def test_of_calls_behind_a_call_of_their_process(wait: float, tmp_path: Pa
 def test_of_calls_behind_a_thread_of_their_process(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     inbox, all_here = SyncInbox("billing", keep=86_400.0), threading.Barrier(3)
-    dedup = SyncDedup(namespace="shop")
+    dedup = SyncDedup("memory://", namespace="shop")
     watch(dedup, registry=registry)
     with dedup, inbox_database(inbox, path=tmp_path / "shop.db"):
 
@@ -200,7 +199,7 @@ def test_of_calls_behind_a_thread_of_their_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wait", [0.0, 10.0])
 async def test_of_a_call_before_an_inbox(wait: float) -> None:
     registry = CollectorRegistry()
-    dedup = Dedup(namespace="shop", known_duplicates=0)
+    dedup = Dedup("memory://", namespace="shop", known_duplicates=0)
     watch(dedup, registry=registry)
     async with dedup:
         first = await claim_at(dedup, "m-1", monotonic(), None)

@@ -10,8 +10,8 @@ from wsgiref.validate import validator
 
 import pytest
 
+from fastdedup.integrations.http.wsgi_exchange import Closing
 from fastdedup.integrations.wsgi import IdempotencyMiddleware, Route, everyone
-from fastdedup.integrations.wsgi_exchange import Closing
 from fastdedup.sync import Dedup
 
 from .wsgi_apps import Answer, App, Environ, Server, call, environ_of
@@ -42,7 +42,7 @@ class Body:
 
 @pytest.fixture
 def dedup() -> Iterator[Dedup]:
-    with Dedup() as dedup:
+    with Dedup("memory://") as dedup:
         yield dedup
 
 

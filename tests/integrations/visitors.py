@@ -90,11 +90,6 @@ def token_of(tab: Page) -> str:
     return tab.input_value("[name=one_time_token]")
 
 
-def put_token(tab: Page, token: str) -> None:
-    """Make the form in this tab that other form, as duplicating a tab does."""
-    tab.eval_on_selector("[name=one_time_token]", "(field, token) => { field.value = token }", token)
-
-
 def send_crowd(tab: Page, size: int) -> dict[str, int]:
     """Send a crowd; return the boxes once the page has said whether they add up."""
     tab.fill("#crowd-size", str(size))

@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHt
 from django.urls import re_path
 
 from . import django_project as django_project  # sets Django up
-from .wsgi_apps import App, Call, Handler
+from .wsgi_apps import App, Call, Handler, Reply
 
 _HANDLER = "tests.handler"
 
@@ -34,7 +34,10 @@ def application(handler: Handler) -> App:
 
 
 def view(request: HttpRequest) -> HttpResponseBase:
-    reply = request.META[_HANDLER](Call(request.META, request.body))
+    return response_of(request.META[_HANDLER](Call(request.META, request.body)))
+
+
+def response_of(reply: Reply) -> HttpResponseBase:
     whole = isinstance(reply.body, bytes)
     response = (HttpResponse if whole else StreamingHttpResponse)(reply.body, status=reply.status)
     del response["Content-Type"]  # the handler's own, if it has one

@@ -47,7 +47,7 @@ def once(**options: Any) -> Any:
 
 
 def diary() -> redis.Redis:
-    return redis.Redis(unix_socket_path=SOCKET, decode_responses=True)
+    return redis.Redis(unix_socket_path=SOCKET, decode_responses=True, socket_timeout=60.0)
 
 
 def tell(name: Any) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 
 from fastdedup import Dedup
 
-Waiter = Callable[..., Awaitable[Any]]
 Handler = Callable[..., Awaitable[Any]]
 
 
@@ -66,6 +65,8 @@ def order_of(message: Any) -> str:
     if hasattr(message, "fields"):  # of a Redis stream
         fields = message.fields
         return str(fields["id"]) if "id" in fields else str(fields[b"id"].decode())
+    if hasattr(message, "system"):  # of Amazon SQS
+        return str(message.body)
     if hasattr(message, "message_id"):  # of RabbitMQ
         return str(message.message_id)
     content: bytes = message.data if hasattr(message, "data") else message.value  # of NATS, of Kafka

@@ -15,6 +15,7 @@ from fastdedup import Dedup
 from fastdedup.integrations.rabbitmq import Consumer, message_id
 
 from ..brokers import RabbitServer
+from ..waiting import wait_until
 
 
 class Desk:
@@ -52,7 +53,7 @@ class Desk:
             consumer.stop()
             await running
 
-    async def bury(self, *ids: str | None, wait_until: Any, there: int = 0, **options: Any) -> None:
+    async def bury(self, *ids: str | None, there: int = 0, **options: Any) -> None:
         """Publish messages, and let each become a dead letter, and those that are `there` already."""
         self.poison |= set(ids)
         await self.publish(*ids)

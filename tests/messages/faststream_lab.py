@@ -14,6 +14,8 @@ from fastdedup import Dedup
 from fastdedup.integrations.faststream import DedupMiddleware, header
 from fastdedup.messages.keys import gate_key
 
+from ..waiting import wait_until
+
 HEADERS = Context("message.headers")
 RAW = Context("message.raw_message")
 
@@ -137,7 +139,7 @@ def fault() -> None:
     raise ValueError("no such customer")
 
 
-async def bury_large(lab: Lab, wait_until: Any) -> None:
+async def bury_large(lab: Lab) -> None:
     """Let a message fail whose dead letter would exceed the limit."""
 
     def fail() -> None:
@@ -157,7 +159,7 @@ async def bury_large(lab: Lab, wait_until: Any) -> None:
 class Cases:
     """What holds on every broker. A subclass gives the fixture `make`, which makes its lab."""
 
-    async def test_a_message_published_twice_is_worked_on_once(self, make: Make, wait_until: Any) -> None:
+    async def test_a_message_published_twice_is_worked_on_once(self, make: Make) -> None:
         async with make() as lab:
             async with lab.open():
                 for number in (7, 7, 8):
@@ -170,14 +172,12 @@ class Cases:
             assert (lab.counts.duplicate, lab.counts.delivered, lab.dead) == (1, 3, [])
             assert await lab.left() == 0
 
-    async def test_a_dead_letter_is_no_larger_than_the_broker_takes(
-        self, make: Make, wait_until: Any
-    ) -> None:
+    async def test_a_dead_letter_is_no_larger_than_the_broker_takes(self, make: Make) -> None:
         async with make(attempts=1) as lab:
             if lab.limit:  # Redis takes any
-                await bury_large(lab, wait_until)
+                await bury_large(lab)
 
-    async def test_a_failing_message_ends_among_the_dead_letters(self, make: Make, wait_until: Any) -> None:
+    async def test_a_failing_message_ends_among_the_dead_letters(self, make: Make) -> None:
         async with make(attempts=3) as lab:
             lab.then = fault
             async with lab.open():
@@ -192,7 +192,7 @@ class Cases:
             assert dead["x-fastdedup-consumer"] == next(iter(lab.guard.counts))
             assert await lab.left() == 0
 
-    async def test_a_message_without_a_key_is_a_dead_letter(self, make: Make, wait_until: Any) -> None:
+    async def test_a_message_without_a_key_is_a_dead_letter(self, make: Make) -> None:
         async with make() as lab:
             async with lab.open():
                 await lab.publish(7, {})
@@ -201,9 +201,7 @@ class Cases:
             assert lab.dead[0]["x-fastdedup-reason"] == "no_key"
             assert await lab.left() == 0
 
-    async def test_a_message_waits_for_the_lease_of_a_consumer_that_died(
-        self, make: Make, wait_until: Any
-    ) -> None:
+    async def test_a_message_waits_for_the_lease_of_a_consumer_that_died(self, make: Make) -> None:
         async with make() as lab:
             async with lab.open():
                 await lab.order(8)
@@ -214,7 +212,7 @@ class Cases:
             assert (lab.runs, lab.counts.delivered, lab.counts.held) == ([8, 7], 2, 1)
             assert await lab.left() == 0
 
-    async def test_a_twin_at_work_costs_few_deliveries(self, make: Make, wait_until: Any) -> None:
+    async def test_a_twin_at_work_costs_few_deliveries(self, make: Make) -> None:
         async with make(wait=0.1, retry_delay=0.2) as lab:
             async with lab.open():
                 claim = await lab.dedup.claim(lab.gate_key, lease=5.0)
@@ -226,7 +224,7 @@ class Cases:
             assert lab.counts.delivered <= 3
             assert await lab.left() == 0
 
-    async def test_a_failing_message_comes_back_and_is_done(self, make: Make, wait_until: Any) -> None:
+    async def test_a_failing_message_comes_back_and_is_done(self, make: Make) -> None:
         async with make() as lab:
             lab.then = lambda: fault() if len(lab.runs) == 1 else None
             async with lab.open():

@@ -78,9 +78,9 @@ def begun(options: dict[str, Any], **settings: Any) -> Any:
         ({"key": "order_id"}, "key= must be a function of the task's arguments"),
         (
             {"key": lambda order: order},
-            "key= takes 'order', which is no argument of the task: it has order_id",
+            "key= takes 'order', which is not an argument of the task: it has order_id",
         ),
-        ({"fingerprint": lambda total: total}, "fingerprint= takes 'total', which is no argument"),
+        ({"fingerprint": lambda total: total}, "fingerprint= takes 'total', which is not an argument"),
         ({"attempts": 0}, "attempts must be a whole number of at least 1"),
         ({"attempts": "5", "max_retries": 3}, "attempts must be a whole number"),
         ({"attempts": 3, "max_retries": 3}, "attempts=3 ends the task before its max_retries=3 does"),
@@ -422,7 +422,7 @@ def test_a_message_is_held_while_the_broker_does_not_take_it(
     dedup: Dedup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It may be acknowledged already, so the worker's slot is the only place where it is."""
-    monkeypatch.setattr("fastdedup.integrations.celery._PAUSE", 0.0)
+    monkeypatch.setattr("fastdedup.messages.blocking._PAUSE", 0.0)
     task = begun({"dedup": dedup, "key": lambda order_id: order_id, "wait": 0.0})
     held = dedup.claim("charge|7")
     sent: list[Any] = []
@@ -437,7 +437,7 @@ def test_a_message_is_held_while_the_broker_does_not_take_it(
     task.push_request(args=("7",), kwargs={}, called_directly=False, retries=0, is_eager=False, id="1")
     assert task("7") == "7*1"
     assert len(sent) == 2
-    assert "as the broker does not take it" in caplog.text
+    assert "because the broker does not take it" in caplog.text
 
 
 def test_a_delayed_message_spends_no_retry(dedup: Dedup, monkeypatch: pytest.MonkeyPatch) -> None:

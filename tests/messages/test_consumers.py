@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,12 +15,14 @@ from fastdedup.integrations import kafka as of_kafka
 from fastdedup.integrations import nats as of_nats
 from fastdedup.integrations import rabbitmq as of_rabbitmq
 from fastdedup.integrations import redis_streams as of_streams
+from fastdedup.integrations import sqs as of_sqs
 from fastdedup.messages import DeadLetterError
 from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, ORIGIN, REASON
 
 from ..servers import RedisServer
-from . import test_kafka, test_nats, test_rabbitmq, test_redis_streams
-from .consumers import Handler, Waiter, Work, a_handler, at_work, fault, opened
+from ..waiting import wait_until
+from . import test_kafka, test_nats, test_rabbitmq, test_redis_streams, test_sqs
+from .consumers import Handler, Work, a_handler, at_work, fault, opened
 
 
 class Letter(NamedTuple):
@@ -138,7 +141,55 @@ class OnRabbit:
         ]
 
 
-Face = OnKafka | OnNats | OnStreams | OnRabbit
+class OnSqs:
+    no_key = of_sqs.attribute("no-such")
+    kept = b"\xff"
+    origin = ""
+    """A dead letter is never laid nowhere: SQS deletes what is settled."""
+
+    def __init__(self, shop: test_sqs.Shop) -> None:
+        self.shop = shop
+        self.places: dict[str, Any] = {}
+
+    async def put(self, *ids: str, **headers: str) -> None:
+        for each in ids:
+            texts = {name: test_sqs.text(value) for name, value in {"id": each, **headers}.items()}
+            binary = {"raw": {"DataType": "Binary", "BinaryValue": self.kept}}
+            given = {"MessageGroupId": each, "MessageDeduplicationId": secrets.token_hex(8)}
+            self.shop.send(
+                each, MessageAttributes={**texts, **binary}, **(given if ".fifo" in self.shop.url else {})
+            )
+
+    def client(self) -> AbstractAsyncContextManager[Any]:
+        return nullcontext(self.shop.client)
+
+    @asynccontextmanager
+    async def at_work(self, dedup: Dedup, handler: Handler, **options: Any) -> AsyncIterator[Any]:
+        options = {"key": of_sqs.attribute("id"), **options}
+        async with self.client() as client:
+            consumer = of_sqs.Consumer(client, dedup, queue_url=self.shop.url, **options)
+            async with consumer, at_work(consumer, handler):
+                yield consumer
+
+    async def left(self) -> int:
+        return self.shop.left()
+
+    async def dead_letters(self) -> list[Letter]:
+        found = []
+        for each in self.shop.dead_letters():
+            attributes = each["MessageAttributes"]
+            kept = attributes.pop("raw")["BinaryValue"]
+            texts = {name: value["StringValue"] for name, value in attributes.items()}
+            found.append(Letter(each["Body"].encode(), texts, kept))
+        return found
+
+
+class OnSqsByAiobotocore(OnSqs):
+    def client(self) -> AbstractAsyncContextManager[Any]:
+        return test_sqs.aio_client_of(self.shop.server.url)
+
+
+Face = OnKafka | OnNats | OnStreams | OnRabbit | OnSqs
 Open = Callable[[], AbstractAsyncContextManager[Any]]
 FACES: dict[str, tuple[Any, str, Any, dict[str, Any]]] = {
     "kafka": (OnKafka, "kafka", test_kafka.shop_of, {}),
@@ -150,6 +201,8 @@ FACES: dict[str, tuple[Any, str, Any, dict[str, Any]]] = {
         test_redis_streams.shop_of,
         {"protocol": 3, "decode_responses": True},
     ),
+    "SQS": (OnSqs, "sqs", test_sqs.shop_of, {}),
+    "SQS FIFO": (OnSqsByAiobotocore, "sqs", test_sqs.shop_of, {"fifo": True}),
     "classic queue": (OnRabbit, "rabbitmq", test_rabbitmq.opened, {"kind": "classic"}),
     "quorum queue": (OnRabbit, "rabbitmq", test_rabbitmq.opened, {"kind": "quorum"}),
 }
@@ -159,6 +212,7 @@ FACES: dict[str, tuple[Any, str, Any, dict[str, Any]]] = {
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_nats, "_FETCH", 0.05)
     monkeypatch.setattr(of_streams, "_BLOCK", 0.02)
+    monkeypatch.setattr(of_sqs, "_POLL", 0)
 
 
 @pytest.fixture(params=FACES)
@@ -176,7 +230,12 @@ def open_face(request: pytest.FixtureRequest) -> Open:
     return open_one
 
 
-async def test_each_message_is_done_once(open_face: Open, redis_url: str, wait_until: Waiter) -> None:
+async def is_empty(face: Face) -> bool:
+    """True once the broker has seen the last acknowledgement."""
+    return await face.left() == 0
+
+
+async def test_each_message_is_done_once(open_face: Open, redis_url: str) -> None:
     ids = [str(number) for number in range(20)]
     async with open_face() as face, opened(redis_url) as dedup:
         work = Work()
@@ -188,12 +247,10 @@ async def test_each_message_is_done_once(open_face: Open, redis_url: str, wait_u
             await wait_until(lambda: "later" in work.done, description="one that comes later is done")
         assert (counts.first, counts.duplicate, counts.retried, counts.dead_lettered) == (21, 20, 0, 0)
         assert sorted(work.done) == sorted([*ids, "later"])
-        assert await face.left() == 0
+        await wait_until(lambda: is_empty(face), description="nothing is left")
 
 
-async def test_a_message_that_always_fails_ends_as_a_dead_letter(
-    open_face: Open, redis_url: str, wait_until: Waiter
-) -> None:
+async def test_a_message_that_always_fails_ends_as_a_dead_letter(open_face: Open, redis_url: str) -> None:
     """The error has two lines, which a header of NATS cannot have."""
 
     def then(order: str) -> None:
@@ -209,7 +266,7 @@ async def test_a_message_that_always_fails_ends_as_a_dead_letter(
             await wait_until(lambda: counts.dead_lettered and counts.first, description="both are settled")
         assert sorted(work.begun) == ["a", "a", "a", "b"]
         assert (counts.retried, counts.dead_lettered) == (2, 1)
-        assert await face.left() == 0
+        await wait_until(lambda: is_empty(face), description="nothing is left")
         (dead,) = await face.dead_letters()
         assert (dead.body, dead.kept) == (b"a", face.kept)
         assert (dead.headers["id"], dead.headers["trace"]) == ("a", "t-1")
@@ -218,7 +275,7 @@ async def test_a_message_that_always_fails_ends_as_a_dead_letter(
         assert dead.headers.get(ORIGIN, "").startswith(face.origin)
 
 
-async def test_a_handler_can_give_a_message_up(open_face: Open, redis_url: str, wait_until: Waiter) -> None:
+async def test_a_handler_can_give_a_message_up(open_face: Open, redis_url: str) -> None:
     def give_up(order: str) -> None:
         raise DeadLetterError("cancelled")
 
@@ -231,7 +288,7 @@ async def test_a_handler_can_give_a_message_up(open_face: Open, redis_url: str, 
 
 
 async def test_a_dead_letter_published_again_is_worked_on(
-    open_face: Open, redis_url: str, wait_until: Waiter, caplog: pytest.LogCaptureFixture
+    open_face: Open, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where it is laid nowhere, the log says where it stays."""
     async with open_face() as face, opened(redis_url) as dedup:
@@ -246,9 +303,7 @@ async def test_a_dead_letter_published_again_is_worked_on(
             await wait_until(lambda: work.done == ["a"], description="it is done")
 
 
-async def test_a_message_without_its_key_is_a_dead_letter(
-    open_face: Open, redis_url: str, wait_until: Waiter
-) -> None:
+async def test_a_message_without_its_key_is_a_dead_letter(open_face: Open, redis_url: str) -> None:
     async with open_face() as face, opened(redis_url) as dedup:
         await face.put("a")
         async with face.at_work(dedup, Work(), key=face.no_key) as consumer:
@@ -257,7 +312,7 @@ async def test_a_message_without_its_key_is_a_dead_letter(
         assert dead.headers[REASON] == "no_key"
 
 
-async def test_stop_ends_what_was_begun(open_face: Open, redis_url: str, wait_until: Waiter) -> None:
+async def test_stop_ends_what_was_begun(open_face: Open, redis_url: str) -> None:
     async with open_face() as face, opened(redis_url) as dedup:
         end = asyncio.Event()
         work = Work(lambda order: end.wait())
@@ -267,12 +322,10 @@ async def test_stop_ends_what_was_begun(open_face: Open, redis_url: str, wait_un
             consumer.stop()
             end.set()
         assert work.done == ["a"]
-        assert await face.left() == 0
+        await wait_until(lambda: is_empty(face), description="nothing is left")
 
 
-async def test_while_the_gate_is_down_messages_are_held(
-    open_face: Open, server: RedisServer, wait_until: Waiter
-) -> None:
+async def test_while_the_gate_is_down_messages_are_held(open_face: Open, server: RedisServer) -> None:
     async with open_face() as face, Dedup(server.url, namespace="m", timeout=0.1) as dedup:
         async with face.at_work(dedup, Work()) as consumer:
             server.kill()

@@ -22,21 +22,18 @@ from fastdedup.integrations.rabbitmq.dead_letters import DeadLetter, list_dead_l
 from fastdedup.messages.headers import AGAIN, AT, REASON
 
 from ..brokers import RabbitServer
-from ..programs import ended
+from ..waiting import wait_until
 from .dead_letter_desk import desk_at
 
-Wait = Callable[..., Any]
 ABC = ("a", "b", "c")
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-async def test_looking_at_dead_letters_leaves_them_in_order(
-    rabbitmq: RabbitServer, wait_until: Wait, kind: str
-) -> None:
+async def test_looking_at_dead_letters_leaves_them_in_order(rabbitmq: RabbitServer, kind: str) -> None:
     """A quorum queue counts each look: RabbitMQ 4.0 drops a message after 20, unless the queue has another limit."""
     async with desk_at(rabbitmq, kind) as desk:
         for number in ABC:
-            await desk.bury(number, wait_until=wait_until, attempts=2, name="billing")
+            await desk.bury(number, attempts=2, name="billing")
         looks = [await list_dead_letters(desk.channel, desk.dead, limit) for limit in (*[2] * 21, 50)]
         for look in looks:
             assert [letter.key for letter in look.letters] == ["a", "b", "c"][: len(look.letters)]
@@ -48,7 +45,7 @@ async def test_looking_at_dead_letters_leaves_them_in_order(
         assert [message.message_id for message in await desk.taken(desk.dead, 3)] == ["a", "b", "c"]
 
 
-async def test_a_replayed_message_is_worked_on_anew(rabbitmq: RabbitServer, wait_until: Wait) -> None:
+async def test_a_replayed_message_is_worked_on_anew(rabbitmq: RabbitServer) -> None:
     async with desk_at(rabbitmq) as desk:
         exchange = await desk.channel.declare_exchange(rabbitmq.name("shop"), auto_delete=True)
         await (await desk.channel.get_queue(desk.queue)).bind(exchange, "paid")
@@ -66,9 +63,9 @@ async def test_a_replayed_message_is_worked_on_anew(rabbitmq: RabbitServer, wait
         assert await desk.taken(desk.dead, 0) == []
 
 
-async def test_only_the_chosen_keys_are_replayed(rabbitmq: RabbitServer, wait_until: Wait) -> None:
+async def test_only_the_chosen_keys_are_replayed(rabbitmq: RabbitServer) -> None:
     async with desk_at(rabbitmq) as desk:
-        await desk.bury(*ABC, wait_until=wait_until)
+        await desk.bury(*ABC)
         dry = await replay(desk.channel, desk.dead, keys=["b", "z"], dry_run=True)
         real = await replay(desk.channel, desk.dead, keys=["b", "z"])
         assert (dry.seen, dry.replayed, dry.keys) == (real.seen, real.replayed, real.keys) == (3, 1, {"b"})
@@ -76,10 +73,10 @@ async def test_only_the_chosen_keys_are_replayed(rabbitmq: RabbitServer, wait_un
         assert {message.message_id for message in await desk.taken(desk.dead, 2)} == {"a", "c"}
 
 
-async def test_replay_sends_the_oldest_and_as_many_as_asked(rabbitmq: RabbitServer, wait_until: Wait) -> None:
+async def test_replay_sends_the_oldest_and_as_many_as_asked(rabbitmq: RabbitServer) -> None:
     async with desk_at(rabbitmq) as desk:
         for number in ABC:
-            await desk.bury(number, wait_until=wait_until)
+            await desk.bury(number)
         other = await desk.channel.declare_queue(rabbitmq.name())
         ticks: list[int] = []
         report = await replay(desk.channel, desk.dead, limit=2, to=other.name, on_letter=ticks.append)
@@ -88,11 +85,9 @@ async def test_replay_sends_the_oldest_and_as_many_as_asked(rabbitmq: RabbitServ
         assert [message.message_id for message in await desk.taken(desk.dead, 1)] == ["c"]
 
 
-async def test_a_message_that_fails_again_is_a_dead_letter_again(
-    rabbitmq: RabbitServer, wait_until: Wait
-) -> None:
+async def test_a_message_that_fails_again_is_a_dead_letter_again(rabbitmq: RabbitServer) -> None:
     async with desk_at(rabbitmq) as desk:
-        await desk.bury(*ABC, wait_until=wait_until)
+        await desk.bury(*ABC)
         desk.poison = set(ABC)
         async with desk.consumer(attempts=2) as consumer:
             assert (await replay(desk.channel, desk.dead)).replayed == 3
@@ -103,22 +98,20 @@ async def test_a_message_that_fails_again_is_a_dead_letter_again(
         }
 
 
-async def test_one_replay_takes_no_dead_letter_twice(rabbitmq: RabbitServer, wait_until: Wait) -> None:
+async def test_one_replay_takes_no_dead_letter_twice(rabbitmq: RabbitServer) -> None:
     async with desk_at(rabbitmq) as desk:
-        await desk.bury(*ABC, wait_until=wait_until)
+        await desk.bury(*ABC)
         report = await replay(desk.channel, desk.dead, to=desk.dead)
         assert (report.seen, report.replayed) == (3, 3)
         assert {message.message_id for message in await desk.taken(desk.dead, 3)} == set(ABC)
 
 
 @pytest.mark.parametrize("end", ["cancel", "close"])
-async def test_a_replay_that_ends_halfway_loses_nothing(
-    rabbitmq: RabbitServer, wait_until: Wait, end: str
-) -> None:
+async def test_a_replay_that_ends_halfway_loses_nothing(rabbitmq: RabbitServer, end: str) -> None:
     """What was published and not yet acknowledged is there twice, and is worked on once."""
     ids = {str(number) for number in range(20)}
     async with desk_at(rabbitmq) as desk:
-        await desk.bury(*ids, wait_until=wait_until)
+        await desk.bury(*ids)
         connection = await aio_pika.connect(rabbitmq.url)
         channel = await connection.channel()
         sent, closing = 0, []
@@ -143,10 +136,10 @@ async def test_a_replay_that_ends_halfway_loses_nothing(
         assert desk.done == Counter(ids)
 
 
-async def test_a_message_replayed_twice_is_worked_on_once(rabbitmq: RabbitServer, wait_until: Wait) -> None:
+async def test_a_message_replayed_twice_is_worked_on_once(rabbitmq: RabbitServer) -> None:
     """Killed between the confirm and the ack, a replay leaves the dead letter where it was."""
     async with desk_at(rabbitmq) as desk:
-        await desk.bury("a", wait_until=wait_until)
+        await desk.bury("a")
         await replay(desk.channel, desk.dead, to=desk.dead)
         copy = (await desk.taken(desk.dead, 1))[0]
         for _ in range(2):
@@ -166,13 +159,13 @@ class NoId(str):
         return True
 
 
-async def test_a_message_without_an_id_never_gets_one(rabbitmq: RabbitServer, wait_until: Wait) -> None:
+async def test_a_message_without_an_id_never_gets_one(rabbitmq: RabbitServer) -> None:
     """Aiormq makes one up for each copy. As a key it would let two copies of a message through."""
     async with desk_at(rabbitmq) as desk:
         underlay = await desk.channel.get_underlay_channel()
         properties = spec.Basic.Properties(message_id=NoId())
         await underlay.basic_publish(b"body", routing_key=desk.queue, properties=properties)
-        await desk.bury(wait_until=wait_until, there=1)
+        await desk.bury(there=1)
         async with desk.consumer() as consumer:
             await replay(desk.channel, desk.dead)
             await wait_until(lambda: consumer.counts.dead_lettered == 1, description="it is back")
@@ -180,9 +173,9 @@ async def test_a_message_without_an_id_never_gets_one(rabbitmq: RabbitServer, wa
         assert (letter.key, letter.reason, desk.seen) == (None, "no_key", [])
 
 
-async def test_a_dead_letter_stays_where_no_queue_takes_it(rabbitmq: RabbitServer, wait_until: Wait) -> None:
+async def test_a_dead_letter_stays_where_no_queue_takes_it(rabbitmq: RabbitServer) -> None:
     async with desk_at(rabbitmq) as desk:
-        await desk.bury("a", "b", wait_until=wait_until)
+        await desk.bury("a", "b")
         gone = await replay(desk.channel, desk.dead, to="gone")
         full = await desk.channel.declare_queue(
             rabbitmq.name(), arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
@@ -257,13 +250,13 @@ def run(rabbitmq: RabbitServer) -> Run:
 
 
 @pytest.fixture
-def dead(rabbitmq: RabbitServer, wait_until: Wait) -> str:
+def dead(rabbitmq: RabbitServer) -> str:
     """A queue with three dead letters, of the keys a, b and [c]."""
 
     async def bury() -> str:
         async with desk_at(rabbitmq) as desk:
             for key in ("a", "b", "[c]"):
-                await desk.bury(key, wait_until=wait_until)
+                await desk.bury(key)
             return desk.dead
 
     return asyncio.run(bury())
@@ -299,16 +292,14 @@ def test_list_prints_programs_a_line_of_json_for_each(run: Run, dead: str) -> No
     }
 
 
-def test_no_key_is_broken_and_none_reaches_the_terminal_raw(
-    rabbitmq: RabbitServer, run: Run, wait_until: Wait
-) -> None:
+def test_no_key_is_broken_and_none_reaches_the_terminal_raw(rabbitmq: RabbitServer, run: Run) -> None:
     """`replay --key` wants the key, and a publisher chooses it."""
     key = "3dcd74ca-7bf9-51a5-8d15-5c4e20418e3c"
     hostile = "clear\x1b[2J\u202edlo"
 
     async def bury() -> str:
         async with desk_at(rabbitmq) as desk:
-            await desk.bury(key, hostile, wait_until=wait_until)
+            await desk.bury(key, hostile)
             return desk.dead
 
     dead = asyncio.run(bury())
@@ -419,14 +410,3 @@ def test_an_error_of_the_connection_is_one_line(
     assert (failed.exit_code, failed.stdout, failed.stderr.count("\n")) == (1, "", 1)
     assert words in failed.stderr
     assert "s3" not in failed.output
-
-
-def test_without_its_extra_the_command_names_it() -> None:
-    script = (
-        "import sys; sys.modules['aio_pika'] = None\n"
-        "from fastdedup.__main__ import main\n"
-        "sys.argv = ['fastdedup', 'dead-letters', 'list', 'orders.dead', '--url', 'amqp://host']; main()"
-    )
-    done = ended("-c", script)
-    assert done.returncode == 1
-    assert done.stderr == "Error: this needs aio_pika: pip install 'fastdedup[rabbitmq]'\n"

@@ -240,7 +240,7 @@ def test_an_outage_delays_messages_and_nothing_runs(
     queue: Queue, name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr(blocking, "HOLD", 0.3)
-    monkeypatch.setattr("fastdedup.integrations.dramatiq._PAUSE", 0.0)
+    monkeypatch.setattr("fastdedup.messages.blocking._PAUSE", 0.0)
     store = RedisServer().start()
     request.addfinalizer(store.stop)
     with Dedup(store.url, namespace="out", lease=0.5, timeout=0.2) as gate:
@@ -276,7 +276,7 @@ def test_a_direct_call_is_a_plain_call(queue: Queue, name: str) -> None:
     ("options", "words"),
     [
         ({"dedup_key": "order_id"}, "dedup_key= must be a function of the task's arguments"),
-        ({"dedup_key": lambda order: order}, "dedup_key= takes 'order', which is no argument"),
+        ({"dedup_key": lambda order: order}, "dedup_key= takes 'order', which is not an argument"),
         ({"dedup_key": message_id, "dedup_attempts": 0}, "attempts must be a whole number"),
         ({"dedup_key": message_id, "dedup_fingerprint": 7}, "dedup_fingerprint= must be a function"),
     ],

@@ -23,7 +23,8 @@ from fastdedup.messages.rules import MessageRules
 from ..brokers import RabbitServer
 from ..otel import Otel
 from ..servers import RedisServer
-from .consumers import Open, Waiter, Work, a_handler, fault, opened
+from ..waiting import wait_until
+from .consumers import Open, Work, a_handler, fault, opened
 from .test_rabbitmq import shop as shop_of_rabbitmq
 from .test_redis_streams import Shop, shop_of
 from .test_rules import Shop as Database
@@ -37,12 +38,7 @@ def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 @pytest.mark.parametrize("by_inbox", [False, True])
 async def test_each_attempt_of_a_consumer_has_a_line(
-    streams: RedisServer,
-    redis_url: str,
-    wait_until: Waiter,
-    told: pytest.LogCaptureFixture,
-    tmp_path: Path,
-    by_inbox: bool,
+    streams: RedisServer, redis_url: str, told: pytest.LogCaptureFixture, tmp_path: Path, by_inbox: bool
 ) -> None:
     options: dict[str, Any] = {"inbox": Database(tmp_path / "db").inbox} if by_inbox else {}
     async with shop_of(streams) as shop, opened(redis_url) as dedup:
@@ -62,7 +58,7 @@ async def test_each_attempt_of_a_consumer_has_a_line(
 
 
 async def test_a_consumer_that_ends_tells_how_many_had_no_line(
-    streams: RedisServer, redis_url: str, wait_until: Waiter, told: pytest.LogCaptureFixture
+    streams: RedisServer, redis_url: str, told: pytest.LogCaptureFixture
 ) -> None:
     async with shop_of(streams) as shop, opened(redis_url) as dedup:
         for number in range(AT_ONCE + 2):
@@ -74,7 +70,7 @@ async def test_a_consumer_that_ends_tells_how_many_had_no_line(
 
 
 async def test_a_consumer_of_rabbitmq_that_is_cancelled_tells_it_too(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: Waiter, told: pytest.LogCaptureFixture
+    rabbitmq: RabbitServer, redis_url: str, told: pytest.LogCaptureFixture
 ) -> None:
     async with shop_of_rabbitmq(rabbitmq, redis_url) as shop:
         shop.then = fault
@@ -139,7 +135,7 @@ def test_at_level_debug_each_attempt_has_its_traceback(told: pytest.LogCaptureFi
 
 
 async def test_dead_letters_that_are_not_taken_have_one_line(
-    server: RedisServer, redis_url: str, wait_until: Waiter, caplog: pytest.LogCaptureFixture
+    server: RedisServer, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each is tried again and again, and none is lost."""
     caplog.set_level(logging.ERROR, logger="fastdedup.messages")
@@ -190,7 +186,7 @@ class Watched:
         }
 
     @asynccontextmanager
-    async def running(self, wait_until: Waiter) -> AsyncIterator[asyncio.Task[None]]:
+    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
         """Run within; its error is the block's to await."""
         async with self.dedup, self.consumer:
             assert self.figures() == {0}
@@ -207,21 +203,21 @@ class Watched:
 
 
 @pytest.fixture
-def open_watched(server: RedisServer, redis_url: str, wait_until: Waiter) -> Open:
+def open_watched(server: RedisServer, redis_url: str) -> Open:
     """Opens a stream with a consumer of it that is watched, and runs."""
 
     @asynccontextmanager
     async def open_one() -> AsyncIterator[tuple[Shop, Watched, asyncio.Task[None]]]:
         async with shop_of(server) as shop:
             watched = Watched(shop, redis_url)
-            async with watched.running(wait_until) as task:
+            async with watched.running() as task:
                 yield shop, watched, task
 
     return open_one
 
 
 async def test_a_stream_that_comes_back_empty_ends_its_consumer_and_is_told(
-    open_watched: Open, server: RedisServer, wait_until: Waiter, caplog: pytest.LogCaptureFixture
+    open_watched: Open, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once an incident: a line, an event, and figures of 0. Before, no figure and no line told of it."""
     async with open_watched() as (_, watched, task):
@@ -285,7 +281,7 @@ async def test_a_run_that_never_begins_is_not_told(
 
 
 async def test_a_consumer_without_a_gate_has_a_line_and_a_figure(
-    server: RedisServer, tmp_path: Any, wait_until: Waiter, caplog: pytest.LogCaptureFixture
+    server: RedisServer, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = CollectorRegistry()
 
@@ -305,9 +301,7 @@ async def test_a_consumer_without_a_gate_has_a_line_and_a_figure(
     assert "consumer 'billing' has ended" in caplog.text
 
 
-async def test_a_new_consumer_of_the_name_runs_in_place_of_one_that_ended(
-    open_watched: Open, wait_until: Waiter
-) -> None:
+async def test_a_new_consumer_of_the_name_runs_in_place_of_one_that_ended(open_watched: Open) -> None:
     """As a program's supervisor makes it: the one that ended counts no more."""
     async with open_watched() as (shop, watched, task):
         shop.raw.xgroup_destroy(shop.stream, "billing")

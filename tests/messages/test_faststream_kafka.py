@@ -13,6 +13,7 @@ from faststream.kafka import KafkaBroker
 from fastdedup.integrations.faststream import offset
 
 from ..brokers import FAST_GROUP, KafkaServer
+from ..waiting import wait_until
 from .faststream_lab import Cases, Lab, Make, bury_large, fault, maker
 
 GROUP = "billing"
@@ -74,7 +75,7 @@ class TestAiokafka(Cases):
     """Every case, by aiokafka."""
 
 
-async def test_confluents_records_are_guarded_too(make: Make, wait_until: Any) -> None:
+async def test_confluents_records_are_guarded_too(make: Make) -> None:
     async with make(kind=ConfluentLab, attempts=2) as lab:
         lab.then = lambda: fault() if lab.runs[-1] == 8 else None
         async with lab.open():
@@ -86,13 +87,13 @@ async def test_confluents_records_are_guarded_too(make: Make, wait_until: Any) -
         assert await lab.left() == 0
 
 
-async def test_a_dead_letter_by_confluent_is_no_larger_than_it_publishes(make: Make, wait_until: Any) -> None:
+async def test_a_dead_letter_by_confluent_is_no_larger_than_it_publishes(make: Make) -> None:
     async with make(kind=ConfluentLab, attempts=1) as lab:
-        await bury_large(lab, wait_until)
+        await bury_large(lab)
 
 
 @pytest.mark.parametrize("kind", [KafkaLab, ConfluentLab])
-async def test_a_records_place_is_its_key(make: Make, wait_until: Any, kind: type[KafkaLab]) -> None:
+async def test_a_records_place_is_its_key(make: Make, kind: type[KafkaLab]) -> None:
     async with make(kind=kind, key=offset, attempts=1) as lab:
         lab.then = fault
         async with lab.open():
@@ -101,7 +102,7 @@ async def test_a_records_place_is_its_key(make: Make, wait_until: Any, kind: typ
         assert lab.dead[0]["x-fastdedup-key"].startswith(f"{lab.place}/0/0@")
 
 
-async def test_a_record_that_was_not_done_comes_to_the_next_consumer(make: Make, wait_until: Any) -> None:
+async def test_a_record_that_was_not_done_comes_to_the_next_consumer(make: Make) -> None:
     """By confluent-kafka, which joins a group again in half of aiokafka's time."""
     async with make(kind=ConfluentLab, retry_delay=0.2) as lab:
         lab.then = lambda: fault() if len(lab.runs) == 1 else None
@@ -115,9 +116,7 @@ async def test_a_record_that_was_not_done_comes_to_the_next_consumer(make: Make,
         assert (lab.runs, await lab.left()) == ([7, 7], 0)
 
 
-async def test_faststreams_own_message_id_names_no_topic(
-    kafka: KafkaServer, make: Make, wait_until: Any
-) -> None:
+async def test_faststreams_own_message_id_names_no_topic(kafka: KafkaServer, make: Make) -> None:
     """Why no key is made of it: the first records of two topics, of one time, have one id."""
     found = []
     async with make() as lab:

@@ -16,6 +16,7 @@ from nats.js.api import ConsumerConfig
 from fastdedup.integrations.faststream import message_id, offset
 
 from ..brokers import NatsServer
+from ..waiting import wait_until
 from .faststream_lab import Cases, Lab, Make, fault, maker
 
 DURABLE = "billing"
@@ -64,7 +65,7 @@ class TestJetStream(Cases):
     """Every case, on JetStream."""
 
 
-async def test_the_message_id_is_the_header_of_nats(make: Make, wait_until: Any) -> None:
+async def test_the_message_id_is_the_header_of_nats(make: Make) -> None:
     async with make(key=message_id, attempts=1) as lab:
         lab.then = fault
         async with lab.open():
@@ -78,7 +79,7 @@ async def test_the_message_id_is_the_header_of_nats(make: Make, wait_until: Any)
         )  # a stream would drop them as published twice
 
 
-async def test_a_messages_place_in_the_stream_is_its_key(make: Make, wait_until: Any) -> None:
+async def test_a_messages_place_in_the_stream_is_its_key(make: Make) -> None:
     async with make(key=offset, attempts=2) as lab:
         lab.then = fault
         async with lab.open():
@@ -88,7 +89,7 @@ async def test_a_messages_place_in_the_stream_is_its_key(make: Make, wait_until:
         assert lab.dead[0]["x-fastdedup-key"].startswith(f"{lab.place}/1@")
 
 
-async def test_a_failed_message_is_delivered_again_after_its_delay(make: Make, wait_until: Any) -> None:
+async def test_a_failed_message_is_delivered_again_after_its_delay(make: Make) -> None:
     async with make() as lab:
         times: list[float] = []
         loop = asyncio.get_running_loop()
@@ -107,9 +108,7 @@ async def test_a_failed_message_is_delivered_again_after_its_delay(make: Make, w
 
 
 @pytest.mark.parametrize("pull", [True, False], ids=["pull", "push"])
-async def test_work_longer_than_the_ack_wait_is_not_delivered_again(
-    make: Make, wait_until: Any, pull: bool
-) -> None:
+async def test_work_longer_than_the_ack_wait_is_not_delivered_again(make: Make, pull: bool) -> None:
     async with make() as lab:
         lab.then = lambda: asyncio.sleep(0.6)
         options = {} if pull else {"pull_sub": None, "max_workers": 1, "durable": None}
@@ -119,7 +118,7 @@ async def test_work_longer_than_the_ack_wait_is_not_delivered_again(
         assert (lab.runs, lab.counts.delivered) == ([7], 1)
 
 
-async def test_a_dead_letter_without_a_place_is_terminated(make: Make, wait_until: Any) -> None:
+async def test_a_dead_letter_without_a_place_is_terminated(make: Make) -> None:
     async with make(dead_letter=None, attempts=1) as lab:
         lab.then = fault
         async with lab.open():
@@ -128,7 +127,7 @@ async def test_a_dead_letter_without_a_place_is_terminated(make: Make, wait_unti
         assert (lab.runs, await lab.left()) == ([7], 0)
 
 
-async def test_a_dead_letter_that_no_stream_takes_leaves_the_message(make: Make, wait_until: Any) -> None:
+async def test_a_dead_letter_that_no_stream_takes_leaves_the_message(make: Make) -> None:
     async with make(dead_letter="nowhere", attempts=1) as lab:
         lab.then = fault
         async with lab.open():
@@ -150,7 +149,7 @@ async def started(broker: NatsBroker) -> AsyncIterator[None]:
         await broker.stop()
 
 
-async def test_core_nats_is_guarded_too(make: Make, wait_until: Any) -> None:
+async def test_core_nats_is_guarded_too(make: Make) -> None:
     async with make(attempts=2) as lab:
         lab.then = lambda: fault() if lab.runs[-1] == 8 else None
         observer, broker = lab.broker(), lab.broker(lab.guard)
@@ -166,9 +165,7 @@ async def test_core_nats_is_guarded_too(make: Make, wait_until: Any) -> None:
 
 
 @pytest.mark.parametrize("left", [100, 1])
-async def test_a_dead_letter_of_core_nats_is_no_larger_than_the_server_takes(
-    make: Make, wait_until: Any, left: int
-) -> None:
+async def test_a_dead_letter_of_core_nats_is_no_larger_than_the_server_takes(make: Make, left: int) -> None:
     """The server closed the connection, and the dead letter was lost: nobody is told what core NATS drops."""
     async with make(attempts=1) as lab:
         lab.then = fault
@@ -192,7 +189,7 @@ async def test_a_dead_letter_of_core_nats_is_no_larger_than_the_server_takes(
         assert ("trace" in lab.dead[0]) == (left == 100)
 
 
-async def test_faststreams_own_message_id_is_not_the_header_of_nats(make: Make, wait_until: Any) -> None:
+async def test_faststreams_own_message_id_is_not_the_header_of_nats(make: Make) -> None:
     found = []
     async with make() as lab:
         async with lab.observed():

@@ -15,6 +15,7 @@ from fastdedup.integrations.faststream import message_id
 from fastdedup.messages.headers import again_headers
 
 from ..brokers import RabbitServer
+from ..waiting import wait_until
 from .faststream_lab import Cases, Lab, Make, fault, maker
 
 
@@ -62,7 +63,7 @@ class TestRabbit(Cases):
     """Every case, on RabbitMQ."""
 
 
-async def test_the_message_id_is_that_of_the_wire(make: Make, wait_until: Any) -> None:
+async def test_the_message_id_is_that_of_the_wire(make: Make) -> None:
     async with make(key=message_id) as lab:
         async with lab.open():
             await lab.publish(7, {}, message_id="order-7")
@@ -76,9 +77,7 @@ async def test_the_message_id_is_that_of_the_wire(make: Make, wait_until: Any) -
         assert lab.dead[0]["x-fastdedup-queue"] == lab.place  # where `fastdedup dead-letters` puts it again
 
 
-async def test_a_dead_letter_without_an_id_gets_none_when_it_is_taken_again(
-    make: Make, wait_until: Any
-) -> None:
+async def test_a_dead_letter_without_an_id_gets_none_when_it_is_taken_again(make: Make) -> None:
     """The client makes an id up for each copy; as a key it would let the work be done once for each copy."""
     async with make(key=message_id) as lab:
         async with lab.open():
@@ -90,7 +89,7 @@ async def test_a_dead_letter_without_an_id_gets_none_when_it_is_taken_again(
         assert lab.runs == []
 
 
-async def test_faststreams_own_message_id_is_another_in_each_delivery(make: Make, wait_until: Any) -> None:
+async def test_faststreams_own_message_id_is_another_in_each_delivery(make: Make) -> None:
     """Why no key is made of it: the message below has none on the wire, and is delivered twice."""
     found: list[str] = []
     async with make() as lab:
@@ -109,7 +108,7 @@ async def test_faststreams_own_message_id_is_another_in_each_delivery(make: Make
         assert found[0] != found[1]
 
 
-async def test_a_rejected_message_goes_to_the_queues_own_dead_letters(make: Make, wait_until: Any) -> None:
+async def test_a_rejected_message_goes_to_the_queues_own_dead_letters(make: Make) -> None:
     async with make(dead_letter=None, attempts=1) as lab:
         lab.then = fault
         arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": lab.dead_place}
@@ -121,7 +120,7 @@ async def test_a_rejected_message_goes_to_the_queues_own_dead_letters(make: Make
 
 
 @pytest.mark.parametrize("policy", [AckPolicy.ACK, AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL])
-async def test_every_ack_policy_settles_once(make: Make, wait_until: Any, policy: AckPolicy) -> None:
+async def test_every_ack_policy_settles_once(make: Make, policy: AckPolicy) -> None:
     """An ack that is sent twice closes the channel, and then nothing comes any more."""
     async with make(attempts=2) as lab:
         lab.then = lambda: fault() if lab.runs[-1] == 7 else None
@@ -133,7 +132,7 @@ async def test_every_ack_policy_settles_once(make: Make, wait_until: Any, policy
         assert await lab.left() == 0
 
 
-async def test_a_dead_letter_without_a_queue_leaves_the_message(make: Make, wait_until: Any) -> None:
+async def test_a_dead_letter_without_a_queue_leaves_the_message(make: Make) -> None:
     async with make(dead_letter="nowhere", attempts=1) as lab:
         lab.then = fault
         async with lab.open():
@@ -155,9 +154,7 @@ class FailsOnce(BaseMiddleware):  # type: ignore[type-arg,misc]
         return await call_next(cmd)
 
 
-async def test_a_result_that_was_not_published_comes_with_the_next_delivery(
-    make: Make, wait_until: Any
-) -> None:
+async def test_a_result_that_was_not_published_comes_with_the_next_delivery(make: Make) -> None:
     async with make(keep_result=True) as lab:
         lab.then = lambda: "invoice 7"
         broker = lab.broker(lab.guard, FailsOnce)
@@ -171,7 +168,7 @@ async def test_a_result_that_was_not_published_comes_with_the_next_delivery(
         assert await lab.left() == 0
 
 
-async def test_an_outage_of_the_gate_costs_no_delivery(server: Any, make: Make, wait_until: Any) -> None:
+async def test_an_outage_of_the_gate_costs_no_delivery(server: Any, make: Make) -> None:
     async with make(url=server.url, timeout=0.1) as lab:
         async with lab.open():
             server.kill()
@@ -183,7 +180,7 @@ async def test_an_outage_of_the_gate_costs_no_delivery(server: Any, make: Make, 
         assert await lab.left() == 0
 
 
-async def test_a_consumer_that_stops_gives_its_message_to_another(make: Make, wait_until: Any) -> None:
+async def test_a_consumer_that_stops_gives_its_message_to_another(make: Make) -> None:
     async with make(retry_delay=0.3) as lab:
         lab.then = lambda: fault() if len(lab.runs) == 1 else None
         async with lab.observed():

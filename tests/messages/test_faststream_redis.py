@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from fastdedup.integrations.faststream import message_id, offset
 
 from ..servers import RedisServer
+from ..waiting import wait_until
 from .faststream_lab import Cases, Lab, Make, fault, maker
 
 GROUP = "billing"
@@ -65,7 +66,7 @@ class TestStreams(Cases):
 
 
 @pytest.mark.parametrize("key", [message_id, offset])
-async def test_an_entrys_id_is_its_key(make: Make, wait_until: Any, key: Any) -> None:
+async def test_an_entrys_id_is_its_key(make: Make, key: Any) -> None:
     async with make(key=key, attempts=1) as lab:
         lab.then = fault
         async with lab.open():
@@ -75,9 +76,7 @@ async def test_an_entrys_id_is_its_key(make: Make, wait_until: Any, key: Any) ->
         assert lab.dead[0]["x-fastdedup-key"] == f"{lab.place}/{entry.decode()}"
 
 
-async def test_an_entry_of_a_consumer_that_died_is_done_once_it_is_claimed(
-    make: Make, wait_until: Any
-) -> None:
+async def test_an_entry_of_a_consumer_that_died_is_done_once_it_is_claimed(make: Make) -> None:
     async with make() as lab:
         async with lab.observed(), lab.consumer(min_idle_time=50, consumer="b"):
             async with Redis.from_url(lab.server.url) as dead:
@@ -88,7 +87,7 @@ async def test_an_entry_of_a_consumer_that_died_is_done_once_it_is_claimed(
         assert (lab.runs, await lab.left()) == ([7], 0)
 
 
-async def test_a_slow_entry_that_another_consumer_claims_runs_once(make: Make, wait_until: Any) -> None:
+async def test_a_slow_entry_that_another_consumer_claims_runs_once(make: Make) -> None:
     end = asyncio.Event()
     async with make() as lab:
         lab.then = end.wait
@@ -101,7 +100,7 @@ async def test_a_slow_entry_that_another_consumer_claims_runs_once(make: Make, w
 
 
 @pytest.mark.parametrize("kind", ["list", "channel"])
-async def test_lists_and_channels_are_guarded_too(make: Make, wait_until: Any, kind: str) -> None:
+async def test_lists_and_channels_are_guarded_too(make: Make, kind: str) -> None:
     async with make(attempts=2) as lab:
         lab.then = lambda: fault() if lab.runs[-1] == 8 else None
         where = {kind: lab.place}
@@ -121,9 +120,7 @@ async def test_lists_and_channels_are_guarded_too(make: Make, wait_until: Any, k
         assert (lab.runs, lab.dead[0]["x-fastdedup-key"]) == ([7, 8, 8], "order-8")
 
 
-async def test_faststreams_own_message_id_is_another_in_each_delivery(
-    streams: Server, wait_until: Any
-) -> None:
+async def test_faststreams_own_message_id_is_another_in_each_delivery(streams: Server) -> None:
     """Why no key is made of it: an entry that another program added has no id in it."""
     broker, place = RedisBroker(streams.url), streams.name("orders")
     found: list[str] = []

@@ -19,7 +19,8 @@ from fastdedup.messages.headers import ATTEMPTS, ERROR, LEFT_OUT
 
 from ..brokers import FAST_GROUP, KafkaServer
 from ..servers import RedisServer
-from .consumers import Handler, Open, Waiter, Work, a_handler, at_work, fault, long_fault, opened, opener
+from ..waiting import wait_until
+from .consumers import Handler, Open, Work, a_handler, at_work, fault, long_fault, opened, opener
 
 
 class Shop:
@@ -90,11 +91,7 @@ def open_shop(kafka: KafkaServer, redis_url: str) -> Open:
     return opener(shop_of, kafka, redis_url)
 
 
-def settled(consumer: Consumer) -> int:
-    return consumer.counts.first + consumer.counts.duplicate + consumer.counts.dead_lettered
-
-
-async def test_a_commit_stops_at_the_first_unfinished(open_shop: Open, wait_until: Waiter) -> None:
+async def test_a_commit_stops_at_the_first_unfinished(open_shop: Open) -> None:
     async with open_shop() as (shop, dedup):
         end = asyncio.Event()
         work = Work(lambda order: end.wait() if order == "c" else None)
@@ -113,7 +110,7 @@ async def is_committed(shop: Shop, wanted: int) -> bool:
     return found == wanted
 
 
-async def test_messages_with_one_key_are_worked_on_in_order(open_shop: Open, wait_until: Waiter) -> None:
+async def test_messages_with_one_key_are_worked_on_in_order(open_shop: Open) -> None:
     async with open_shop() as (shop, dedup):
         free = asyncio.Event()
         tries: list[str] = []
@@ -134,7 +131,7 @@ async def test_messages_with_one_key_are_worked_on_in_order(open_shop: Open, wai
         assert [order for order in tries if order != "other"] == ["a", "a", "a", "b", "c"]
 
 
-async def test_a_partition_is_held_at_its_limit(open_shop: Open, wait_until: Waiter) -> None:
+async def test_a_partition_is_held_at_its_limit(open_shop: Open) -> None:
     async with open_shop() as (shop, dedup):
         end = asyncio.Event()
         work = Work(lambda order: end.wait() if order == "a" else None)
@@ -149,7 +146,7 @@ async def test_a_partition_is_held_at_its_limit(open_shop: Open, wait_until: Wai
 
 
 async def test_a_dead_letter_that_is_not_published_is_not_skipped(
-    open_shop: Open, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
+    open_shop: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_shop() as (shop, dedup):
         await shop.publish("a")
@@ -175,9 +172,7 @@ async def test_a_dead_letter_that_is_not_published_is_not_skipped(
 
 
 @pytest.mark.parametrize("trace", [900, 1700, 3000])
-async def test_a_dead_letter_is_no_larger_than_the_broker_takes(
-    open_shop: Open, wait_until: Waiter, trace: int
-) -> None:
+async def test_a_dead_letter_is_no_larger_than_the_broker_takes(open_shop: Open, trace: int) -> None:
     """It stopped its partition for good: it was published again and again, and refused."""
     async with (
         open_shop() as (shop, dedup),
@@ -198,7 +193,7 @@ async def test_a_dead_letter_is_no_larger_than_the_broker_takes(
         }[trace]
 
 
-async def test_a_crashed_consumers_message_goes_to_the_next(open_shop: Open, wait_until: Waiter) -> None:
+async def test_a_crashed_consumers_message_goes_to_the_next(open_shop: Open) -> None:
     async with open_shop() as (shop, dedup):
         await shop.publish("a", "b")
         forever = Work(lambda order: asyncio.Event().wait() if order == "b" else None)
@@ -215,7 +210,7 @@ async def test_a_crashed_consumers_message_goes_to_the_next(open_shop: Open, wai
         assert work.done == ["b"]
 
 
-async def test_stop_ends_what_was_begun_and_leaves_the_rest(open_shop: Open, wait_until: Waiter) -> None:
+async def test_stop_ends_what_was_begun_and_leaves_the_rest(open_shop: Open) -> None:
     async with open_shop() as (shop, dedup):
         end = asyncio.Event()
         work = Work(lambda order: end.wait())
@@ -231,7 +226,7 @@ async def test_stop_ends_what_was_begun_and_leaves_the_rest(open_shop: Open, wai
             await wait_until(lambda: rest.done == ["b"], description="the next consumer does the second")
 
 
-async def test_grace_cuts_off_a_handler_and_frees_its_key(open_shop: Open, wait_until: Waiter) -> None:
+async def test_grace_cuts_off_a_handler_and_frees_its_key(open_shop: Open) -> None:
     async with open_shop() as (shop, dedup):
         work = Work(lambda order: asyncio.Event().wait())
         await shop.publish("a")
@@ -244,7 +239,7 @@ async def test_grace_cuts_off_a_handler_and_frees_its_key(open_shop: Open, wait_
 
 
 async def test_an_outage_holds_the_partition_and_keeps_the_group(
-    kafka: KafkaServer, server: RedisServer, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaServer, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client leaves its group if nobody polls for max_poll_interval_ms: here that is over three times."""
     monkeypatch.setattr("fastdedup.integrations.kafka._POLL", 0.1)
@@ -256,7 +251,7 @@ async def test_an_outage_holds_the_partition_and_keeps_the_group(
             await wait_until(lambda: member.assignment(), description="the group is formed")
             server.kill()
             await shop.publish("a", "b")
-            await wait_until(lambda: consumer.is_paused, description="the consumer is paused", deadline=20)
+            await wait_until(lambda: consumer.is_paused, description="the consumer is paused")
             held = time.monotonic()
             await wait_until(lambda: time.monotonic() - held > 1.0, description="three intervals")
             server.start()
@@ -280,9 +275,7 @@ class Listener(ConsumerRebalanceListener):
         self.assigned.append(set(assigned))
 
 
-async def test_a_rebalance_in_the_middle_of_work_does_nothing_twice(
-    open_shop: Open, wait_until: Waiter
-) -> None:
+async def test_a_rebalance_in_the_middle_of_work_does_nothing_twice(open_shop: Open) -> None:
     async with open_shop(partitions=2) as (shop, dedup):
         end = asyncio.Event()
         first, second = Work(lambda order: end.wait()), Work(lambda order: end.wait())
@@ -304,9 +297,7 @@ async def all_committed(shop: Shop) -> bool:
     return [await shop.committed(partition) for partition in (0, 1)] == [3, 3]
 
 
-async def test_work_that_ends_in_time_is_committed_before_a_rebalance(
-    open_shop: Open, wait_until: Waiter
-) -> None:
+async def test_work_that_ends_in_time_is_committed_before_a_rebalance(open_shop: Open) -> None:
     listener = Listener()
     async with open_shop() as (shop, dedup):
         end, work = asyncio.Event(), Work(lambda order: end.wait())
@@ -325,7 +316,7 @@ async def test_work_that_ends_in_time_is_committed_before_a_rebalance(
             assert await shop.committed() == 1
 
 
-async def test_a_partition_that_was_lost_is_not_committed(open_shop: Open, wait_until: Waiter) -> None:
+async def test_a_partition_that_was_lost_is_not_committed(open_shop: Open) -> None:
     async with open_shop() as (shop, dedup):
         end, work = asyncio.Event(), Work(lambda order: end.wait())
         await shop.publish("a")
@@ -338,9 +329,7 @@ async def test_a_partition_that_was_lost_is_not_committed(open_shop: Open, wait_
         assert await shop.committed() is None
 
 
-async def test_one_error_of_the_client_is_survived(
-    open_shop: Open, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_error_of_the_client_is_survived(open_shop: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastdedup.integrations.kafka._POLL", 0.01)
     async with open_shop() as (shop, dedup):
         member = shop.kafka()
@@ -361,9 +350,7 @@ async def test_one_error_of_the_client_is_survived(
             await wait_until(lambda: work.done == ["a"], description="it is done")
 
 
-async def test_stop_waits_for_no_rebalance(
-    open_shop: Open, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stop_waits_for_no_rebalance(open_shop: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """A poll returns once the group has rebalanced, which may be never."""
     async with open_shop() as (shop, dedup):
         member, polls = shop.kafka(), []

@@ -29,11 +29,6 @@ from ..database_server import found
 from ..integrations.shops import until
 
 
-@pytest.fixture(params=["memory", "redis"])
-def url(request: pytest.FixtureRequest) -> str:
-    return "memory://" if request.param == "memory" else request.getfixturevalue("redis_url")
-
-
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[[str], Path]:
     """Makes a program that stands where RabbitMQ's own would."""
@@ -56,19 +51,19 @@ def played(url: str, messages: int, way: Callable[[MessageRun], None]) -> Messag
 
 
 def test_each_message_is_paid_once_though_consumers_are_killed(
-    rabbitmq: RabbitServer, url: str, monkeypatch: pytest.MonkeyPatch
+    rabbitmq: RabbitServer, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "KILLS", 2)
     monkeypatch.setattr(on_rabbitmq, "QUEUE", rabbitmq.name())
-    report = played(url, 120, lambda run: on_rabbitmq.deliver(run, rabbitmq.url))
+    report = played(redis_url, 120, lambda run: on_rabbitmq.deliver(run, rabbitmq.url))
     assert report.violations == ()
     assert (report.payments, report.published, report.kills) == (120, 240, 2)
     assert 0 < report.duplicates <= 240
 
 
-def test_each_message_is_paid_once_though_tasks_are_cancelled(url: str) -> None:
+def test_each_message_is_paid_once_though_tasks_are_cancelled() -> None:
     """On the broker in memory a consumer's death is a cancellation."""
-    report = played(url, 100, in_memory.deliver)
+    report = played("memory://", 100, in_memory.deliver)
     assert report.violations == ()
     assert (report.payments, report.published) == (100, 200)
     assert report.kills > 0

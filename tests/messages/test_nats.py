@@ -20,8 +20,8 @@ from fastdedup.integrations.nats import MESSAGE_ID, Consumer, body, header, mess
 from fastdedup.messages.headers import ATTEMPTS, ERROR, KEY, LEFT_OUT, REASON
 
 from ..brokers import NatsServer
-from ..servers import RedisServer
-from .consumers import Handler, Open, Waiter, Work, at_work, fault, long_fault, opened, opener
+from ..waiting import wait_until
+from .consumers import Handler, Open, Work, at_work, fault, long_fault, opened, opener
 from .test_rules import Shop as Database
 
 
@@ -86,13 +86,7 @@ def open_shop(nats: NatsServer, redis_url: str) -> Open:
     return opener(shop_of, nats, redis_url)
 
 
-async def is_settled(shop: Shop) -> bool:
-    return await shop.unsettled() == 0
-
-
-async def test_two_consumers_of_a_message_both_leave_a_dead_letter(
-    open_shop: Open, wait_until: Waiter
-) -> None:
+async def test_two_consumers_of_a_message_both_leave_a_dead_letter(open_shop: Open) -> None:
     """The server drops what has an id that it has seen."""
     async with open_shop() as (shop, dedup):
         await shop.publish("a", **{MESSAGE_ID: "a"})
@@ -105,9 +99,7 @@ async def test_two_consumers_of_a_message_both_leave_a_dead_letter(
 
 
 @pytest.mark.parametrize("left", [600, 100, 0])
-async def test_a_message_that_fills_the_payload_becomes_a_dead_letter(
-    open_shop: Open, wait_until: Waiter, left: int
-) -> None:
+async def test_a_message_that_fills_the_payload_becomes_a_dead_letter(open_shop: Open, left: int) -> None:
     """The server closes the connection of a larger one, and nobody was told: it was published again and again."""
     async with open_shop() as (shop, dedup):
         headers = {"id": "a", "trace": "t" * 2000}
@@ -125,7 +117,7 @@ async def test_a_message_that_fills_the_payload_becomes_a_dead_letter(
 
 @pytest.mark.parametrize(("trace", "limit"), [(300, 300), (65_480, -1)])
 async def test_a_dead_letter_fits_into_the_messages_of_its_stream(
-    open_shop: Open, wait_until: Waiter, trace: int, limit: int
+    open_shop: Open, trace: int, limit: int
 ) -> None:
     """Any stream takes 64 kB of headers."""
     async with open_shop() as (shop, dedup):
@@ -139,7 +131,7 @@ async def test_a_dead_letter_fits_into_the_messages_of_its_stream(
 
 @pytest.mark.parametrize("theirs", [{"id": "order-" + "7" * 90}, {MESSAGE_ID: "order-" + "7" * 90}])
 async def test_a_dead_letter_without_room_keeps_the_messages_key(
-    open_shop: Open, wait_until: Waiter, theirs: dict[str, str]
+    open_shop: Open, theirs: dict[str, str]
 ) -> None:
     """The smaller headers go before it, though it is the largest of the message's own."""
     async with open_shop() as (shop, dedup):
@@ -159,7 +151,7 @@ async def test_a_dead_letter_without_room_keeps_the_messages_key(
 
 
 async def test_a_message_without_room_for_any_header_is_told_and_kept(
-    open_shop: Open, wait_until: Waiter, caplog: pytest.LogCaptureFixture
+    open_shop: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_shop() as (shop, dedup):
         await shop.js.publish(shop.subject, b"d" * shop.connection.max_payload)
@@ -173,7 +165,7 @@ async def test_a_message_without_room_for_any_header_is_told_and_kept(
         assert await shop.unsettled() == 1
 
 
-async def test_a_slow_handler_keeps_its_message(open_shop: Open, wait_until: Waiter) -> None:
+async def test_a_slow_handler_keeps_its_message(open_shop: Open) -> None:
     async with open_shop() as (shop, dedup):
         end, work = asyncio.Event(), Work(lambda order: end.wait())
         await shop.publish("a")
@@ -188,7 +180,7 @@ async def test_a_slow_handler_keeps_its_message(open_shop: Open, wait_until: Wai
             await wait_until(lambda: consumer.counts.first == 1, description="it is done")
 
 
-async def test_a_crashed_consumers_message_is_delivered_again(open_shop: Open, wait_until: Waiter) -> None:
+async def test_a_crashed_consumers_message_is_delivered_again(open_shop: Open) -> None:
     async with open_shop() as (shop, dedup):
         forever, work = Work(lambda order: asyncio.Event().wait()), Work()
         await shop.publish("a")
@@ -202,7 +194,7 @@ async def test_a_crashed_consumers_message_is_delivered_again(open_shop: Open, w
             await wait_until(lambda: work.done == ["a"], description="it is done")
 
 
-async def test_stop_ends_what_was_begun_and_gives_the_rest_back(open_shop: Open, wait_until: Waiter) -> None:
+async def test_stop_ends_what_was_begun_and_gives_the_rest_back(open_shop: Open) -> None:
     """The rest waits for a twin that is at work elsewhere; ack_wait is 30 s, and is not waited for."""
     async with open_shop() as (shop, dedup):
         end, rest = asyncio.Event(), Work()
@@ -217,22 +209,7 @@ async def test_stop_ends_what_was_begun_and_gives_the_rest_back(open_shop: Open,
             await wait_until(lambda: other.counts.duplicate == 1, description="the next one has the second")
 
 
-async def test_an_outage_of_the_gate_holds_the_messages(
-    nats: NatsServer, server: RedisServer, wait_until: Waiter
-) -> None:
-    async with shop_of(nats) as shop, Dedup(server.url, namespace="m", timeout=0.1) as dedup:
-        subscription = await shop.subscription(ack_wait=0.5)
-        async with shop.consumer(dedup, Work(), subscription) as consumer:
-            server.kill()
-            await shop.publish("a", "b")
-            await wait_until(lambda: consumer.counts.held == 2, description="both are held")
-            assert consumer.is_paused
-            server.start()
-            await wait_until(lambda: consumer.counts.first == 2, description="both are done")
-            assert (consumer.counts.delivered, consumer.counts.retried) == (2, 0)
-
-
-async def test_a_restart_of_the_broker_is_survived(redis_url: str, wait_until: Waiter) -> None:
+async def test_a_restart_of_the_broker_is_survived(redis_url: str) -> None:
     with NatsServer() as server:
         connection = await nats_client.connect(
             server.url, reconnect_time_wait=0.05, max_reconnect_attempts=-1, error_cb=ignored
@@ -249,7 +226,7 @@ async def test_a_restart_of_the_broker_is_survived(redis_url: str, wait_until: W
 
 
 async def test_a_consumer_without_jetstream_is_paused(
-    nats: NatsServer, redis_url: str, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
+    nats: NatsServer, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line as it begins, one as it ends; the events are what Prometheus' figure is made of."""
     events: list[Event] = []
@@ -292,9 +269,7 @@ async def ignored(error: Exception) -> None:
     """Say nothing of a lost connection."""
 
 
-async def test_with_an_inbox_alone_deliveries_count_as_attempts(
-    nats: NatsServer, wait_until: Waiter, tmp_path: Any
-) -> None:
+async def test_with_an_inbox_alone_deliveries_count_as_attempts(nats: NatsServer, tmp_path: Any) -> None:
     database, work = Database(tmp_path / "shop.db"), Work()
     async with shop_of(nats) as shop:
         subscription = await shop.subscription()

@@ -6,7 +6,7 @@ import asyncio
 import re
 import sqlite3
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from fastdedup.sql.dialects import TableName, dialect_of
 
 from ..brokers import FAST_GROUP, KafkaServer, NatsServer, RabbitServer
 from ..sql_pages.pages import Page, forget
+from ..waiting import wait_until
 
-Waiter = Callable[..., Awaitable[Any]]
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -47,7 +47,7 @@ async def stopped(running: asyncio.Task[None]) -> None:
     await asyncio.wait([running])
 
 
-async def test_kafkas_page_runs(kafka: KafkaServer, redis_url: str, wait_until: Waiter) -> None:
+async def test_kafkas_page_runs(kafka: KafkaServer, redis_url: str) -> None:
     done: list[bytes] = []
     names = names_of("kafka.md", redis=redis_url, **{"localhost:9092": kafka.url})
     fast = {**FAST_GROUP, "auto_offset_reset": "earliest"}
@@ -77,7 +77,7 @@ async def test_kafkas_page_runs(kafka: KafkaServer, redis_url: str, wait_until: 
         await stopped(running)
 
 
-async def test_the_page_of_redis_streams_runs(redis_url: str, wait_until: Waiter) -> None:
+async def test_the_page_of_redis_streams_runs(redis_url: str) -> None:
     names = names_of("redis-streams.md", redis=redis_url)
     done: list[Any] = []
 
@@ -96,7 +96,7 @@ async def test_the_page_of_redis_streams_runs(redis_url: str, wait_until: Waiter
         await redis.flushdb()  # streams have no TTL
 
 
-async def test_the_page_of_nats_runs(nats: NatsServer, redis_url: str, wait_until: Waiter) -> None:
+async def test_the_page_of_nats_runs(nats: NatsServer, redis_url: str) -> None:
     names = names_of("nats.md", redis=redis_url, **{"nats://localhost:4222": nats.url})
     done: list[Any] = []
 
@@ -165,9 +165,7 @@ async def put(channel: AbstractChannel, queue: str, message_id: str, body: bytes
     await channel.default_exchange.publish(message, queue)
 
 
-async def test_the_start_of_the_page_consumes(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: Waiter
-) -> None:
+async def test_the_start_of_the_page_consumes(rabbitmq: RabbitServer, redis_url: str) -> None:
     orders = rabbitmq.name("orders")
     block = START.replace("amqp://guest:guest@localhost/", rabbitmq.url).replace('"orders"', f'"{orders}"')
     names = PAGE.run(block.replace("redis://localhost:6379/0", redis_url))
@@ -195,7 +193,7 @@ async def _there(rabbitmq: RabbitServer, queue: str) -> bool:
 
 
 async def test_the_page_with_an_inbox_pays_once(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: Waiter, tmp_path: Path
+    rabbitmq: RabbitServer, redis_url: str, tmp_path: Path
 ) -> None:
     database = tmp_path / "shop.db"
     with closing(sqlite3.connect(database)) as connection:
@@ -259,7 +257,7 @@ async def test_a_message_that_no_queue_takes_is_no_success(rabbitmq: RabbitServe
 
 
 async def test_a_second_queue_keeps_old_and_new_consumers_apart(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: Waiter
+    rabbitmq: RabbitServer, redis_url: str
 ) -> None:
     """Some messages lie in both queues, and a new consumer dies with one of its own: each is done once."""
     source = "\n".join(each for each in MIGRATION.all_blocks("python") if "asyncio.run(" not in each)

@@ -28,10 +28,10 @@ from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sql.rules import TABLE
 
 from ..brokers import RabbitServer
+from ..waiting import wait_until
 from .consumers import at_work
 
 Handler = Callable[..., Awaitable[Any]]
-WaitUntil = Callable[..., Awaitable[Any]]
 Open = Callable[..., AbstractAsyncContextManager["Orders"]]
 
 
@@ -136,7 +136,7 @@ def fault(message: AbstractIncomingMessage) -> None:
 
 
 async def test_a_retried_message_keeps_its_exchange_and_routing_key(
-    rabbitmq: RabbitServer, open_orders: Open, wait_until: WaitUntil
+    rabbitmq: RabbitServer, open_orders: Open
 ) -> None:
     async with open_orders() as orders:
         events = await orders.channel.declare_exchange(rabbitmq.name("events"), "topic", durable=True)
@@ -149,7 +149,7 @@ async def test_a_retried_message_keeps_its_exchange_and_routing_key(
         assert orders.runs["7"] == 3
 
 
-async def test_equal_bodies_are_one_message_by_choice(open_orders: Open, wait_until: WaitUntil) -> None:
+async def test_equal_bodies_are_one_message_by_choice(open_orders: Open) -> None:
     async with open_orders() as orders:
         await orders.publish("1", "2")
         async with orders.consuming(key=body) as consumer:
@@ -157,19 +157,7 @@ async def test_equal_bodies_are_one_message_by_choice(open_orders: Open, wait_un
         assert (consumer.counts.first, consumer.counts.duplicate) == (1, 1)
 
 
-async def test_another_message_under_one_id_is_a_dead_letter(
-    open_orders: Open, wait_until: WaitUntil
-) -> None:
-    async with open_orders() as orders:
-        await orders.publish("7", body=b"1")
-        await orders.publish("7", body=b"2")
-        async with orders.consuming(fingerprint=lambda message: message.body) as consumer:
-            await wait_until(lambda: consumer.counts.dead_lettered, description="the second is a dead letter")
-        (dead,) = await orders.dead()
-        assert dead.headers["x-fastdedup-reason"] == "mismatch"
-
-
-async def test_a_twin_at_work_costs_few_deliveries(open_orders: Open, wait_until: WaitUntil) -> None:
+async def test_a_twin_at_work_costs_few_deliveries(open_orders: Open) -> None:
     end = asyncio.Event()
     async with open_orders() as orders:
         orders.then = lambda message: end.wait()
@@ -184,9 +172,7 @@ async def test_a_twin_at_work_costs_few_deliveries(open_orders: Open, wait_until
 
 
 @pytest.mark.parametrize("prefetch", [1, 10])
-async def test_copies_keep_the_delay_between_attempts(
-    open_orders: Open, wait_until: WaitUntil, prefetch: int
-) -> None:
+async def test_copies_keep_the_delay_between_attempts(open_orders: Open, prefetch: int) -> None:
     """Of five copies one works; those that are held, or come after it has failed, begin no attempt of their own."""
     times: list[float] = []
 
@@ -208,9 +194,7 @@ async def test_copies_keep_the_delay_between_attempts(
         assert len(await orders.dead()) == 1
 
 
-async def test_two_queues_of_one_message_both_work(
-    rabbitmq: RabbitServer, open_orders: Open, wait_until: WaitUntil
-) -> None:
+async def test_two_queues_of_one_message_both_work(rabbitmq: RabbitServer, open_orders: Open) -> None:
     async with open_orders() as billing, opened(rabbitmq, billing.dedup) as shipping:
         for each in (billing, shipping):
             await each.publish("7")
@@ -218,9 +202,7 @@ async def test_two_queues_of_one_message_both_work(
             await wait_until(lambda: first.counts.first and second.counts.first, description="both worked")
 
 
-async def test_dead_letters_go_to_an_exchange_of_choice(
-    rabbitmq: RabbitServer, open_orders: Open, wait_until: WaitUntil
-) -> None:
+async def test_dead_letters_go_to_an_exchange_of_choice(rabbitmq: RabbitServer, open_orders: Open) -> None:
     async with open_orders() as orders:
         exchange = await orders.channel.declare_exchange(rabbitmq.name("dlx"), durable=True)
         graves = await orders.channel.declare_queue(rabbitmq.name("graves"), durable=True)
@@ -266,7 +248,7 @@ async def test_a_consumer_ends_where_its_dead_letters_have_no_exchange_any_more(
         assert orders.runs == {"7": 1}
 
 
-async def test_a_message_is_settled_once_whoever_does_it(open_orders: Open, wait_until: WaitUntil) -> None:
+async def test_a_message_is_settled_once_whoever_does_it(open_orders: Open) -> None:
     """A second ack would close the channel, and deliver all messages in hand again."""
     async with open_orders() as orders:
         orders.then = lambda message: message.ack() if message.message_id == "own" else None
@@ -285,9 +267,7 @@ async def test_a_message_is_settled_once_whoever_does_it(open_orders: Open, wait
 # Failures
 
 
-async def test_a_lost_connection_lets_work_end_and_skips_its_ack(
-    redis_url: str, wait_until: WaitUntil
-) -> None:
+async def test_a_lost_connection_lets_work_end_and_skips_its_ack(redis_url: str) -> None:
     end = asyncio.Event()
     with RabbitServer() as broker:
         async with (
@@ -307,7 +287,7 @@ async def test_a_lost_connection_lets_work_end_and_skips_its_ack(
 
 @pytest.mark.parametrize("begun", [True, False], ids=["at work", "before it begins"])
 async def test_a_lost_plain_connection_ends_the_consumer(
-    open_orders: Open, wait_until: WaitUntil, begun: bool, caplog: pytest.LogCaptureFixture
+    open_orders: Open, begun: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_orders() as orders, orders.consumer() as consumer:
         assert not consumer.is_running
@@ -325,7 +305,7 @@ async def test_a_lost_plain_connection_ends_the_consumer(
     assert re.search(r"takes no more messages: \w*(Error|Closed|State)\w*: ", line)
 
 
-async def test_a_deleted_queue_ends_the_consumer(open_orders: Open, wait_until: WaitUntil) -> None:
+async def test_a_deleted_queue_ends_the_consumer(open_orders: Open) -> None:
     async with open_orders() as orders, orders.consumer() as consumer:
         task = asyncio.create_task(consumer.run(orders.handler))
         await orders.publish("7")
@@ -336,7 +316,7 @@ async def test_a_deleted_queue_ends_the_consumer(open_orders: Open, wait_until: 
 
 
 async def test_what_takes_longer_than_its_grace_comes_again(
-    rabbitmq: RabbitServer, open_orders: Open, wait_until: WaitUntil
+    rabbitmq: RabbitServer, open_orders: Open
 ) -> None:
     async with open_orders() as orders:
         orders.then = lambda message: asyncio.Event().wait()
@@ -358,9 +338,7 @@ async def test_what_takes_longer_than_its_grace_comes_again(
 
 
 @pytest.mark.parametrize("gated", [True, False], ids=["gate and inbox", "inbox alone"])
-async def test_the_work_and_its_row_commit_together(
-    open_orders: Open, wait_until: WaitUntil, tmp_path: Path, gated: bool
-) -> None:
+async def test_the_work_and_its_row_commit_together(open_orders: Open, tmp_path: Path, gated: bool) -> None:
     path = tmp_path / "shop.db"
     with sqlite3.connect(path) as connection:
         connection.executescript(dialect_of("sqlite", TableName(TABLE)).ddl())

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+import pytest
+from aiormq.base import FutureStore
+
 from fastdedup.integrations.rabbitmq import header
+from fastdedup.integrations.rabbitmq.replies import reply
 
 from ..brokers import RabbitServer
+from ..waiting import wait_until
 from .test_rabbitmq import fault, shop
 
-WaitUntil = Callable[..., Awaitable[Any]]
 ODD: dict[str, Any] = {
     "float": 1.5,
     "big": 2**62,
@@ -32,9 +36,7 @@ FORGED = {
 }
 
 
-async def test_a_forged_count_of_attempts_counts_for_nothing(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
-) -> None:
+async def test_a_forged_count_of_attempts_counts_for_nothing(rabbitmq: RabbitServer, redis_url: str) -> None:
     forged: list[Any] = [-1, "9" * 50, None, [3], {"a": 1}, bytearray(b"\xff"), 2**62]
     async with shop(rabbitmq, redis_url) as orders:
         for number, attempts in enumerate(forged):
@@ -43,9 +45,7 @@ async def test_a_forged_count_of_attempts_counts_for_nothing(
             await wait_until(lambda: consumer.counts.first == len(forged), description="each is worked on")
 
 
-async def test_headers_of_any_type_reach_the_dead_letters(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
-) -> None:
+async def test_headers_of_any_type_reach_the_dead_letters(rabbitmq: RabbitServer, redis_url: str) -> None:
     async with shop(rabbitmq, redis_url) as orders:
         orders.then = fault
         await orders.publish("7", headers={**ODD, **FORGED})
@@ -56,9 +56,7 @@ async def test_headers_of_any_type_reach_the_dead_letters(
         assert orders.runs["7"] == 2
 
 
-async def test_a_key_that_is_too_long_is_a_dead_letter(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
-) -> None:
+async def test_a_key_that_is_too_long_is_a_dead_letter(rabbitmq: RabbitServer, redis_url: str) -> None:
     async with shop(rabbitmq, redis_url) as orders:
         await orders.publish("7", headers={"order": "k" * 2000})
         async with orders.consuming(key=header("order")) as consumer:
@@ -66,3 +64,25 @@ async def test_a_key_that_is_too_long_is_a_dead_letter(
         assert not orders.runs
         (dead,) = await orders.dead()
         assert dead.headers["x-fastdedup-key"] == "k" * 2000
+
+
+# Fault: a consumer whose connection was lost ended in aiormq's bare `Exception`, which says nothing.
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["as it waits", "after the close"])
+async def test_a_call_that_a_closing_channel_rejects_is_a_lost_connection(late: bool) -> None:
+    loop = asyncio.get_running_loop()
+    futures, waited_for = FutureStore(loop), loop.create_future()
+    if late:
+        await futures.reject_all(None)
+    futures.add(waited_for)
+    await futures.reject_all(None)
+    with pytest.raises(ConnectionError, match="was closed before"):
+        await reply(waited_for)
+
+
+async def test_another_error_stays_as_it_is() -> None:
+    waited_for = asyncio.get_running_loop().create_future()
+    waited_for.set_exception(Exception("the broker's own words"))
+    with pytest.raises(Exception, match="own words"):
+        await reply(waited_for)

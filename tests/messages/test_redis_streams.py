@@ -15,18 +15,13 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from fastdedup import ConfigError, Dedup
-from fastdedup.integrations.redis_streams import (
-    Consumer,
-    DeadLetterError,
-    StreamEntry,
-    entry_id,
-    field,
-)
+from fastdedup.integrations.redis_streams import Consumer, DeadLetterError, StreamEntry, entry_id, field
 from fastdedup.messages.headers import REASON
 from fastdedup.sql import Inbox
 
 from ..servers import RedisServer
-from .consumers import Handler, Open, Waiter, Work, a_handler, at_work, fault, opened, opener
+from ..waiting import wait_until
+from .consumers import Handler, Open, Work, a_handler, at_work, fault, opened, opener
 from .test_rules import Shop as Database
 
 _numbers = itertools.count(1)
@@ -84,10 +79,10 @@ def open_shop(streams: RedisServer, redis_url: str) -> Open:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastdedup.integrations.redis_streams._BLOCK", 0.02)
-    monkeypatch.setattr("fastdedup.integrations.redis_streams._AWAY_PAUSE", 0.02)
+    monkeypatch.setattr("fastdedup.messages.consumer._AWAY_PAUSE", 0.02)
 
 
-async def test_no_more_entries_are_taken_than_the_limit(open_shop: Open, wait_until: Waiter) -> None:
+async def test_no_more_entries_are_taken_than_the_limit(open_shop: Open) -> None:
     async with open_shop() as (shop, dedup):
         end = asyncio.Event()
         work = Work(lambda order: end.wait())
@@ -99,7 +94,7 @@ async def test_no_more_entries_are_taken_than_the_limit(open_shop: Open, wait_un
             await wait_until(lambda: consumer.counts.first == 3, description="all are done")
 
 
-async def test_entries_of_a_dead_member_are_taken_over(open_shop: Open, wait_until: Waiter) -> None:
+async def test_entries_of_a_dead_member_are_taken_over(open_shop: Open) -> None:
     async with open_shop() as (shop, dedup):
         shop.add("a", "b")
         shop.raw.xreadgroup("billing", "dead", {shop.stream: ">"})
@@ -109,7 +104,7 @@ async def test_entries_of_a_dead_member_are_taken_over(open_shop: Open, wait_unt
             await wait_until(lambda: not shop.pending(), description="both are acknowledged")
 
 
-async def test_entries_at_work_are_not_taken_over(open_shop: Open, wait_until: Waiter) -> None:
+async def test_entries_at_work_are_not_taken_over(open_shop: Open) -> None:
     async with open_shop() as (shop, dedup):
         end, slow, other = asyncio.Event(), Work(lambda order: end.wait()), Work()
         shop.add("slow")
@@ -124,7 +119,7 @@ async def test_entries_at_work_are_not_taken_over(open_shop: Open, wait_until: W
                 await wait_until(lambda: slow.done == ["slow"], description="it is done")
 
 
-async def test_what_stop_leaves_is_taken_over_at_once(open_shop: Open, wait_until: Waiter) -> None:
+async def test_what_stop_leaves_is_taken_over_at_once(open_shop: Open) -> None:
     """An idle time of an hour: the next member must not wait for it, only for the delay between attempts."""
     async with open_shop() as (shop, dedup):
         tried, rest = Work(fault), Work()
@@ -137,7 +132,7 @@ async def test_what_stop_leaves_is_taken_over_at_once(open_shop: Open, wait_unti
 
 @pytest.mark.parametrize("dies", [False, True], ids=["done", "dead letters"])
 async def test_a_small_pool_of_connections_suffices_for_many_entries(
-    open_shop: Open, wait_until: Waiter, caplog: pytest.LogCaptureFixture, dies: bool
+    open_shop: Open, caplog: pytest.LogCaptureFixture, dies: bool
 ) -> None:
     """Each acknowledgement took a connection of its own, and failed where the pool had no more."""
     ids = [f"order-{number}" for number in range(300)]
@@ -161,9 +156,7 @@ async def test_a_small_pool_of_connections_suffices_for_many_entries(
         assert not [line for line in caplog.messages if any(trouble in line for trouble in troubles)]
 
 
-async def test_a_small_pool_suffices_to_hand_over_what_is_in_hand(
-    open_shop: Open, wait_until: Waiter
-) -> None:
+async def test_a_small_pool_suffices_to_hand_over_what_is_in_hand(open_shop: Open) -> None:
     """What was not handed over at the end of a member was done by the next one after `idle` only."""
     ids = {f"order-{number}" for number in range(100)}
     async with open_shop(max_connections=5) as (shop, dedup):
@@ -176,7 +169,7 @@ async def test_a_small_pool_suffices_to_hand_over_what_is_in_hand(
 
 
 async def test_an_outage_of_its_own_redis_is_survived(
-    redis_url: str, wait_until: Waiter, caplog: pytest.LogCaptureFixture
+    redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = RedisServer("--appendonly", "yes", "--appendfsync", "always").start()
     try:
@@ -203,9 +196,7 @@ async def test_an_outage_of_its_own_redis_is_survived(
         server.stop()
 
 
-async def test_with_an_inbox_alone_deliveries_count_as_attempts(
-    streams: RedisServer, wait_until: Waiter, tmp_path: Any
-) -> None:
+async def test_with_an_inbox_alone_deliveries_count_as_attempts(streams: RedisServer, tmp_path: Any) -> None:
     database = Database(tmp_path / "shop.db")
     async with shop_of(streams) as shop:
         shop.add("a")
@@ -254,10 +245,10 @@ async def test_a_setting_that_it_does_not_have_is_named(streams: RedisServer) ->
     """With all that it has: its own ones, and those of all consumers."""
     async with shop_of(streams) as shop:
         with pytest.raises(TypeError) as caught:
-            shop.make(Dedup(), limits=5)
+            shop.make(Dedup("memory://"), limits=5)
     assert str(caught.value) == (
         "the consumer has no setting 'limits'; it has stream, group, key, dead_letter, limit, idle, inbox, begin, "
-        "remember, resolve, name, wait, attempts, retry_delay, fingerprint, grace"
+        "remember, resolve, wait, attempts, retry_delay, lease, fingerprint, name, grace"
     )
 
 

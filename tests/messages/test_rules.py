@@ -15,14 +15,7 @@ import pytest
 
 from fastdedup import ConfigError, Dedup, Resolution, Takeover
 from fastdedup.events import ConsumerPaused, ConsumerResumed, DeadLettered, Event, GateBypassed
-from fastdedup.messages import (
-    Action,
-    DeadLetterError,
-    Decision,
-    MessageRules,
-    Reason,
-    body_digest,
-)
+from fastdedup.messages import Action, DeadLetterError, Decision, MessageRules, Reason, body_digest
 from fastdedup.messages.deliveries import Deliveries
 from fastdedup.messages.keys import gate_key, text_of
 from fastdedup.messages.settings import deliveries_of
@@ -31,6 +24,7 @@ from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sql.rules import TABLE
 
 from ..servers import RedisServer
+from ..waiting import wait_until
 
 Message = dict[str, Any]
 Open = Callable[..., AbstractAsyncContextManager[Any]]
@@ -196,9 +190,7 @@ async def test_a_twin_at_work_delays_the_message(open_consumer: Open) -> None:
         assert (await first).reason is Reason.FIRST
 
 
-async def test_a_twin_that_ends_in_time_wakes_the_held_message(
-    open_consumer: Open, wait_until: Callable[..., Any]
-) -> None:
+async def test_a_twin_that_ends_in_time_wakes_the_held_message(open_consumer: Open) -> None:
     async with open_consumer(wait=30.0) as consumer:
         first, end = await consumer.begin()
         second = asyncio.create_task(consumer.get())
@@ -276,7 +268,7 @@ async def test_a_release_of_the_same_record_elsewhere_spends_an_attempt(open_con
             await (await consumer.dedup.claim(gate_key("orders", "order-7"))).release()
         decision = await consumer.get()
         assert told(decision) == (Action.DEAD_LETTER, Reason.EXHAUSTED)
-        assert "somebody else has claimed and released its key" in str(decision.error)
+        assert "another program has claimed and released its key" in str(decision.error)
         assert not consumer.runs
 
 
@@ -344,7 +336,7 @@ async def test_a_message_taken_again_twice_is_worked_on_once(open_consumer: Open
 
 
 async def test_an_outage_holds_the_message_and_spends_no_attempt(
-    server: RedisServer, events: list[Event], wait_until: Callable[..., Any]
+    server: RedisServer, events: list[Event]
 ) -> None:
     async with Dedup(server.url, namespace="m", timeout=0.5, on_event=events.append) as dedup:
         consumer = Consumer(dedup)
@@ -383,9 +375,7 @@ async def test_a_failure_that_cannot_be_told_is_no_success(server: RedisServer, 
         assert told(await consumer.get()) == (Action.RETRY, Reason.FAILED)
 
 
-async def test_a_held_message_can_be_cancelled(
-    server: RedisServer, events: list[Event], wait_until: Any
-) -> None:
+async def test_a_held_message_can_be_cancelled(server: RedisServer, events: list[Event]) -> None:
     async with Dedup(server.url, namespace="m", timeout=0.1, on_event=events.append) as dedup:
         consumer = Consumer(dedup)
         server.kill()
@@ -395,6 +385,25 @@ async def test_a_held_message_can_be_cancelled(
         with pytest.raises(asyncio.CancelledError):
             await held
         assert not consumer.deliveries.is_paused
+
+
+@pytest.mark.parametrize("has_inbox", [False, True], ids=["gate", "gate and inbox"])
+@pytest.mark.parametrize(
+    ("of_gate", "own", "most"), [(30.0, None, 20.0), (30.0, 25.0, 25.0), (5.0, None, 5.0), (5.0, 60.0, 60.0)]
+)
+async def test_the_lease_follows_the_brokers_timeout_unless_one_is_given(
+    redis_url: str, tmp_path: Path, has_inbox: bool, of_gate: float, own: float | None, most: float
+) -> None:
+    inbox = Shop(tmp_path / "shop.db").inbox if has_inbox else None
+    async with opened(redis_url, [], lease=of_gate) as dedup:
+        consumer = Consumer(dedup, lease=own, inbox=inbox)
+        consumer.deliveries.follow(30.0)
+        first, end = await consumer.begin()
+        (record,) = (await dedup.records()).records
+        assert record.lease is not None
+        assert most - 3.0 < record.lease < most + 0.1
+        end.set()
+        assert (await first).action is Action.ACK
 
 
 async def test_a_lost_lease_stops_the_handler_and_retries(redis_url: str, events: list[Event]) -> None:
@@ -534,9 +543,7 @@ class TestInbox:
             assert decision.attempts == 2
             assert shop.effects() == 0
 
-    async def test_a_database_that_is_away_holds_the_message(
-        self, open_billing: Open, shop: Shop, wait_until: Any
-    ) -> None:
+    async def test_a_database_that_is_away_holds_the_message(self, open_billing: Open, shop: Shop) -> None:
         async with open_billing() as consumer:
             shop.away = True
             held = asyncio.create_task(consumer.get())
@@ -658,4 +665,4 @@ def test_a_setting_that_consumers_do_not_have_is_named() -> None:
     with pytest.raises(
         TypeError, match="the consumer has no setting 'retries'; it has limit, inbox, begin, remember"
     ):
-        deliveries_of("orders", Dedup(), lambda message: "a", settings, ["limit"])
+        deliveries_of("orders", Dedup("memory://"), lambda message: "a", settings, ["limit"])

@@ -7,7 +7,9 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import pytest
 from taskiq import InMemoryBroker, SimpleRetryMiddleware
@@ -18,7 +20,9 @@ import fastdedup.sync
 from fastdedup import ConfigError, Dedup, Resolution, Takeover
 from fastdedup.integrations.taskiq import DedupMiddleware
 
+from ..kinds import Order, Rushed
 from ..servers import RedisServer
+from ..waiting import wait_until
 
 runs: Counter[str] = Counter()
 
@@ -79,6 +83,39 @@ async def test_a_duplicate_gets_the_first_result(server: RedisServer, name: str)
         assert await queue.results(*sent) == [1, 1, 1]
 
 
+async def test_a_duplicate_gets_the_declared_type(server: RedisServer, name: str) -> None:
+    async def order(name: str) -> Order:
+        runs[name] += 1
+        return Order(UUID(int=1), datetime(2026, 1, 2), [])
+
+    async def numbers(name: str) -> Any:
+        return (1, 2)
+
+    async def rushed(name: str) -> Order:
+        return Rushed(UUID(int=1), datetime(2026, 1, 2), [])
+
+    async with receiving(server) as queue:
+        task = queue.task(order, key=lambda name: name)
+        sent = [await task.kiq(name), await task.kiq(name)]
+        first, again = await queue.results(*sent)
+        assert runs[name] == 1
+        assert first == again
+        task = queue.task(numbers, key=lambda name: f"n:{name}")
+        sent = [await task.kiq(name), await task.kiq(name)]
+        assert await queue.results(*sent) == [[1, 2], [1, 2]], "taskiq itself passes on JSON"
+        task = queue.task(rushed, key=lambda name: f"r:{name}")
+        (first,) = await queue.get(await task.kiq(name))
+        (again,) = await queue.get(await task.kiq(name))
+        assert not first.is_err
+        assert "would come back as Order" in str(again.error)
+        with pytest.raises(ConfigError, match="cannot come back"):
+            queue.task(nothing_that_comes_back, key=lambda name: name)
+
+
+async def nothing_that_comes_back(name: str) -> AsyncIterator[int]:
+    raise AssertionError
+
+
 async def test_a_redelivery_is_known_by_the_tasks_id(server: RedisServer, name: str) -> None:
     async with receiving(server) as queue:
         task = queue.task(count)
@@ -127,9 +164,7 @@ async def test_abandoned_work_is_resolved_before_the_task_runs_again(
     assert not [line for line in caplog.messages if line.startswith("attempt ")]  # taskiq logs each error
 
 
-async def test_a_twin_at_work_is_sent_again_and_never_at_once(
-    server: RedisServer, name: str, wait_until: Callable[..., Any]
-) -> None:
+async def test_a_twin_at_work_is_sent_again_and_never_at_once(server: RedisServer, name: str) -> None:
     """The work takes several leases."""
     go, kicked = asyncio.Event(), 0
 
@@ -209,7 +244,7 @@ def charge(order_id: str) -> None: ...
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"key": lambda order: order}, "key= takes 'order', which is no argument of the task"),
+        ({"key": lambda order: order}, "key= takes 'order', which is not an argument of the task"),
         ({"key": "name"}, "key= must be a function of the task's arguments"),
         ({"attempts": 0}, "attempts must be a whole number"),
     ],

@@ -11,7 +11,6 @@ from typing import Any
 from fastdedup import Outcome
 from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import (
-    Adopted,
     AdoptOp,
     ClaimOp,
     ForgetOp,
@@ -27,6 +26,7 @@ from fastdedup.kernel.operations import (
 )
 from fastdedup.kernel.operations import Reply as LibraryReply
 from fastdedup.kernel.records import Holding, Stored
+from fastdedup.kernel.replies import Adopted
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.ids import CALL_BYTES
@@ -34,9 +34,8 @@ from fastdedup.ledger.operations import (
     FOREVER_MS,
     FirstOp,
     ForgetIdOp,
+    LedgerPlace,
     LedgerTerms,
-    RememberedClaimOp,
-    RememberedSettleOp,
     SeenOp,
 )
 
@@ -70,17 +69,17 @@ def operation(ask: Any, wire: bytes, width: int = 0) -> Op:
             return ForgetIdOp(bucket, digest + nonce_of(ask), ledger(width))
         case windows.ClaimRemembered(claim=claim):
             shared = terms(Mode.CLAIM, claim.lease, claim.keep, claim.watch, True)
-            place = bucket, digest, ledger(width)
-            return RememberedClaimOp(wire, shared, claim.owner, claim.fingerprint, place)
+            place = LedgerPlace(bucket, digest, ledger(width))
+            return ClaimOp(wire, shared, claim.owner, claim.fingerprint, unless=place)
         case windows.CompleteRemembered(settle=settle):
-            place = bucket, digest, ledger(width)
-            return RememberedSettleOp(
+            return SettleOp(
                 wire,
                 settle.owner,
                 settle.fence,
+                succeeded=True,
                 keep_ms=settle.keep,
                 payload=settle.result,
-                place=place,
+                also=LedgerPlace(bucket, digest, ledger(width)),
             )
         case words.Claim():
             shared = terms(Mode(ask.mode), ask.lease, ask.keep, ask.watch)
@@ -183,12 +182,10 @@ def asked(op: Op) -> Any:
             return windows.Seen(op.entry[op.terms.width :][:CALL_BYTES])
         case ForgetIdOp():
             return windows.ForgetId(op.entry[op.terms.width :][:CALL_BYTES])
-        case RememberedClaimOp():
-            return windows.ClaimRemembered(claim(op))
-        case RememberedSettleOp():
-            return windows.CompleteRemembered(settle(op), op.ledger_terms.window_ms)
         case ClaimOp():
-            return claim(op)
+            return claim(op) if op.unless is None else windows.ClaimRemembered(claim(op))
+        case SettleOp(also=LedgerPlace() as place):
+            return windows.CompleteRemembered(settle(op), place.terms.window_ms)
         case SettleOp():
             return settle(op)
         case ReleaseOp():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from fastdedup.kernel.codes import Code
-from fastdedup.kernel.operations import Op, ReadOp, Reply, Verdict
+from fastdedup.kernel.operations import ClaimOp, Op, ReadOp, Reply, SettleOp, Verdict
 from fastdedup.kernel.records import Stored
 from fastdedup.ledger.memory import MemoryLedgers
 from fastdedup.ledger.operations import (
@@ -14,8 +14,7 @@ from fastdedup.ledger.operations import (
     FirstOp,
     ForgetIdOp,
     LedgerOp,
-    RememberedClaimOp,
-    RememberedSettleOp,
+    LedgerPlace,
     SeenOp,
 )
 
@@ -86,8 +85,8 @@ def place_in_ledger(op: Op) -> tuple[bytes, int]:
             return op.place, op.terms.until_ms
         case ForgetIdOp():
             return op.place, op.until_ms
-        case RememberedClaimOp() | RememberedSettleOp():
-            return op.bucket + op.digest, op.ledger_terms.until_ms
+        case ClaimOp(unless=LedgerPlace() as place) | SettleOp(also=LedgerPlace() as place):
+            return place.name, place.terms.until_ms
     return b"", FOREVER_MS
 
 

@@ -62,10 +62,8 @@ class CarriedScript:
         self._network = network
         self._verb = verb
 
-    def command(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
+    def command(self, ops: Sequence[Op], floor_us: int, limit: int, **form: bool) -> bytes:
         return self._network.pack(self._verb, ops)
-
-    command_with_text = command_undeclared = undeclared_with_text = command
 
     def read(self, ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
         return self._network.replies[reply[1]]

@@ -11,14 +11,7 @@ from contextlib import ExitStack, suppress
 from math import inf
 from typing import TypeVar
 
-from fastdedup import (
-    Claim,
-    ClaimLostError,
-    Dedup,
-    InProgressError,
-    Outcome,
-    UnavailableError,
-)
+from fastdedup import Claim, ClaimLostError, Dedup, InProgressError, Outcome, UnavailableError
 
 from .promises import Effect
 from .simulation import LEASE, TIMEOUT, World, scenario

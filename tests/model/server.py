@@ -11,7 +11,7 @@ import hiredis
 from fastdedup.kernel.operations import Op, ReadOp, Reply
 from fastdedup.kernel.records import Stored
 from fastdedup.stores.redis.scripts import MAX_RECORD, pack
-from fastdedup.stores.redis.verbs import load_scripts
+from fastdedup.stores.redis.verbs import all_scripts, load_scripts
 
 from ..servers import DEBUG_OPTION
 from ..stepping import SteppingServer
@@ -83,7 +83,7 @@ class ServerFarEnd:
         # Mutable: the store keys that were asked about.
         self._wires: dict[bytes, None] = {}
         server.ask(pack("FLUSHALL"))
-        for script in self._scripts.values():
+        for script in all_scripts():
             server.ask(pack("SCRIPT", "LOAD", script.text))
 
     def apply(self, op: Op) -> Reply:

@@ -20,7 +20,7 @@ from fastdedup.kernel.operations import Op
 from fastdedup.stores import entry as memory
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.scripts import MAX_RECORD, pack
-from fastdedup.stores.redis.verbs import load_scripts
+from fastdedup.stores.redis.verbs import all_scripts, load_scripts
 
 from . import windows, words
 from .conversion import CALL, OTHER, WINDOW, operation, reply_of
@@ -212,7 +212,7 @@ class ScriptSide:
         self._set_to = set_to
         self._woken = woken
         self._scripts = load_scripts()
-        for script in self._scripts.values():
+        for script in all_scripts():
             ask(pack("SCRIPT", "LOAD", script.text))
 
     def run(self, cases: Sequence[Case], width: int) -> Iterable[Outcome]:

@@ -40,4 +40,6 @@ def parts_for(numbered: Numbered) -> list[Part]:
     if scenario := numbered.mutant.scenario:
         tests = f"{_SIMULATION}::test_every_fate_and_cancellation_keeps_the_promises[{scenario}]"
         parts.insert(0, Part("simulation", (tests,)))
+    if test := numbered.mutant.test:
+        parts.insert(0, Part("test", (test,)))
     return parts

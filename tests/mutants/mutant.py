@@ -13,9 +13,12 @@ class Mutant(NamedTuple):
         old: text that stands once in the file.
         new: text that takes its place.
         scenario: the scenario of the simulation that is tried first.
+        test: the test outside of the model that is tried first, for what the model does not see: how soon,
+            for example, and not whether.
     """
 
     breaks: str
     old: str
     new: str
     scenario: str = ""
+    test: str = ""

@@ -58,8 +58,8 @@ CLAIMS = {
         ),
         Mutant(
             "An owner that fails what a cancelled call of its own has completed is told that its claim is lost.",
-            "            if not alone:  # it goes on by itself\n                self._note_unsure(how)\n",
-            "            if not alone:  # it goes on by itself\n",
+            "            if not alone:  # its caller goes on by itself\n                self._note_unsure(how)\n",
+            "            if not alone:  # its caller goes on by itself\n",
             "failed_anew",
         ),
     ],
@@ -95,6 +95,28 @@ CLAIMS = {
             "was_orphan = gate.connection.orphans.leave_to_owner(op)",
             "was_orphan = False",
             "lock",
+        ),
+        Mutant(
+            "A claim that the store answers does not wake the others that it refused.",
+            "            connection.outage_waiters.is_back(part)\n",
+            "            pass\n",
+            test="tests/unit/test_wakeups.py::test_the_first_answered_look_wakes_the_others",
+        ),
+    ],
+    "fastdedup/core/connection.py": [
+        Mutant(
+            "What was given up is not freed at once when the store is back.",
+            "        self.orphans.retry_now()\n",
+            "",
+            test="tests/unit/test_wakeups.py::test_claims_without_a_reply_are_freed_as_soon_as_the_store_is_back",
+        ),
+    ],
+    "fastdedup/core/many.py": [
+        Mutant(
+            "What a list has accepted is sent although the list has failed.",
+            "        self._done.cancel()  # no",
+            "        # no",
+            test="tests/regression/test_local_answers.py::test_a_list_that_fails_holds_nothing",
         ),
     ],
     "fastdedup/core/renewal.py": [

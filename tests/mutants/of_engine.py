@@ -206,7 +206,7 @@ UNDO = {
         ),
         Mutant(
             "A call for an id does not take the place of a failed call for it.",
-            "is None and not named and self._places:",
+            "is None and not named:",
             "is None and False:",
             "first_again",
         ),

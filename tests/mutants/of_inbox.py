@@ -42,51 +42,46 @@ INBOX = {
     "fastdedup/sql/once.py": [
         Mutant(
             "The gate is told that the work is done before it is committed.",
-            "            answer = await self._transactions.answer(key, wire)\n",
+            "            self._own = answer = await self._transactions.answer(key, wire)\n",
             "            if claim is not None:\n"
-            "                await claim.settlement.mirror(None, within=MENDING)\n"
-            "            answer = await self._transactions.answer(key, wire)\n",
+            "                await self._tell(claim, lambda held: held.mirror(None, within=MENDING))\n"
+            "            self._own = answer = await self._transactions.answer(key, wire)\n",
         ),
         Mutant(
             "The gate is not told that the work is committed.",
-            "                await claim.settlement.mirror(answer(), within=MENDING)\n",
+            "                await self._tell(claim, lambda held: answer.mirror(held, MENDING))\n",
             "                pass\n",
         ),
         Mutant(
             "The gate is told that nothing was done, although the work is committed.",
-            "                await claim.settlement.mirror(answer(), within=MENDING)\n",
-            "                await claim.settlement.free()\n",
+            "                await self._tell(claim, lambda held: answer.mirror(held, MENDING))\n",
+            "                await self._tell(claim, Settlement.free)\n",
         ),
         Mutant(
             "The row is committed before the work begins.",
-            "                await receipt.begin_work()\n",
-            "                await transaction.execute('COMMIT')\n"
-            "                await transaction.execute('BEGIN IMMEDIATE')\n"
-            "                await receipt.begin_work()\n",
+            "            await receipt.begin_work()\n",
+            "            for text in ('COMMIT', 'BEGIN IMMEDIATE'):\n"
+            "                ran = transaction.execute(text)\n"
+            "                ran = await ran if self._bridge.is_async else ran\n"
+            "            await receipt.begin_work()\n",
         ),
         Mutant(
             "A delivery does not wait for another one that is at work.",
-            "            if not claim.acquired:\n                claim.replay()  # may raise",
-            "            if False:\n                claim.replay()  # may raise",
+            "            if not claim.acquired:\n                claim.replay(self._typed)  # may raise",
+            "            if False:\n                claim.replay(self._typed)  # may raise",
         ),
         Mutant(
             "The claim is given back while the transaction may still be committed.",
-            "            claim = await claim_at(dedup, name, ends, self._mark)\n",
-            "            claim = await claim_at(dedup, name, ends, self._mark)\n"
-            "            await claim.settlement.free()\n",
+            "            claim = await gate.claim(name, ends, self._mark)\n",
+            "            claim = await gate.claim(name, ends, self._mark)\n"
+            "            await gate.tell(claim, Settlement.free)\n",
         ),
     ],
     "fastdedup/sync/sql.py": [
         Mutant(
             "Synchronous code does not tell the gate that the work is committed.",
-            "                _settle(claim, lambda held: held.mirror(result, within=MENDING))\n",
-            "                pass\n",
-        ),
-        Mutant(
-            "Synchronous code tells the gate that the work is done before it is committed.",
-            "            answer = self._transact(key, wire)\n",
-            "            _settle(claim, lambda held: held.mirror(None, within=MENDING))\n"
-            "            answer = self._transact(key, wire)\n",
+            "            claim.say(lambda held: asyncio.wait_for(settle(held.settlement), MENDING))\n",
+            "            pass\n",
         ),
     ],
 }

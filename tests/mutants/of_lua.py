@@ -77,6 +77,25 @@ CLAIMS = {
             "if true then return reenter",
         ),
     ],
+    "lua/_unless.lua": [
+        Mutant(
+            "A claim does not look into its ledger.",
+            "return bucket and place_of(bucket, tags, old, digest, slot) ~= nil",
+            "return false",
+        ),
+    ],
+    "lua/_also.lua": [
+        Mutant(
+            "A completion is not remembered by its ledger.",
+            "local code = remember(bucket, entry, ledger)",
+            "local code",
+        ),
+        Mutant(
+            "A completion whose id was remembered meanwhile is refused.",
+            "return code ~= ALREADY and code or nil",
+            "return code",
+        ),
+    ],
     "lua/_record.lua": [
         Mutant(
             "A claim is settled by a fence that is over.",
@@ -101,7 +120,7 @@ CLAIMS = {
             "fresh_fence = now_us",
         ),
     ],
-    "lua/_settle.lua": [
+    "lua/settle.lua": [
         Mutant(
             "A success that is repeated replaces the first result.",
             "if present == state then",
@@ -249,25 +268,6 @@ LEDGERS = {
             "What one call has remembered is removed for another call.",
             "if nonce ~= '' and (tag or",
             "if false and (tag or",
-        ),
-    ],
-    "lua/settle_remembered.lua": [
-        Mutant(
-            "A completion is not remembered by its ledger.",
-            "local code = remember(bucket, entry, ledger)",
-            "local code",
-        ),
-        Mutant(
-            "A completion whose id was remembered meanwhile is refused.",
-            "return code ~= ALREADY and code or nil",
-            "return code",
-        ),
-    ],
-    "lua/claim_remembered.lua": [
-        Mutant(
-            "A claim does not look into its ledger.",
-            "return bucket and place_of(bucket, tags, old, digest, ledger.slot) ~= nil",
-            "return false",
         ),
     ],
     "lua/_dense.lua": [

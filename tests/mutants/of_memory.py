@@ -7,6 +7,12 @@ from .mutant import Mutant
 MEMORY = {
     "fastdedup/stores/memory.py": [
         Mutant(
+            "The store's fence falls if a key is taken over after the clock was set back.",
+            "self._fence = max(self._fence + 1, now * 1000 + self._offset + self._lead_us)",
+            "self._fence = max(self._fence + 1 if former is None else 0, now * 1000 + self._offset + self._lead_us)",
+            test="tests/unit/test_memory_store.py::test_to_take_one_key_over_lowers_no_other_keys_fence",
+        ),
+        Mutant(
             "An owner that redeemed a token and consumes it is told so, and the token is not used up.",
             "            if held:\n",
             "            if False:\n",
@@ -86,7 +92,7 @@ MEMORY = {
         Mutant("A machine moves from any state.", "if state not in op.sources:", "if False:"),
         Mutant(
             "A completion is not remembered by its ledger.",
-            "code = self.ledgers.apply(FirstOp(op.bucket, op.entry, op.ledger_terms), now)",
+            "code = self.ledgers.apply(FirstOp(place.bucket, place.entry, place.terms), now)",
             "code = Code.OK",
         ),
         Mutant(

@@ -9,19 +9,18 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import hiredis
 import pytest
 import redis
 import trustme
 
+from ..chaos.proxy import Gate, Mode
 from ..servers import DEBUG_OPTION, RedisServer, free_port, server_version
 from ..topologies import free_ports
-from .proxy import Proxy, proxy_to
+from ..waiting import wait_until
 
 PASSWORD = "s3cret/with:odd@signs"
-WaitUntil = Callable[..., Awaitable[Any]]
 
 WRITES_NOTHING = frozenset({"get"})
 """What Redis goes on serving while it refuses writes."""
@@ -31,12 +30,11 @@ TAKES_NO_MEMORY = frozenset({"get", "forget"})
 class Site:
     """A server with a password, the URL that a gate reaches it by, and who brings faults upon it."""
 
-    def __init__(self, server: RedisServer, wait_until: WaitUntil) -> None:
+    def __init__(self, server: RedisServer) -> None:
         self.server = server
-        self.wait_until = wait_until
         self.url = server.url
         self.admin = server.client()
-        self.proxy: Proxy | None = None
+        self.way: Gate | None = None
         self.on_exit = contextlib.AsyncExitStack()
 
     def hang_up(self) -> None:
@@ -103,12 +101,12 @@ class Fault:
         return 0.4 if self.silent else 3.0
 
     @asynccontextmanager
-    async def site(self, wait_until: WaitUntil) -> AsyncIterator[Site]:
+    async def site(self) -> AsyncIterator[Site]:
         """Run a server that this fault can strike."""
         if (version := server_version(shutil.which("redis-server") or "redis-server")) < self.since:
             pytest.skip(f"{self.name}: not on this version of Redis, {version}")
         server = RedisServer(*self.options, password=PASSWORD).start()
-        site = Site(server, wait_until)
+        site = Site(server)
         try:
             with site.admin:
                 await self.prepare(site)
@@ -157,15 +155,17 @@ async def sleep(site: Site) -> None:
 # The way to the server is broken
 
 
-async def put_proxy(site: Site) -> None:
-    site.proxy = await site.on_exit.enter_async_context(proxy_to(site.server.socket))
-    site.url = f"redis://{site.server.login}127.0.0.1:{site.proxy.port}/0"
+async def put_gate(site: Site) -> None:
+    """Let the way to the server lead through one that can break."""
+    site.way = await Gate(None, site.server.socket).start()
+    site.on_exit.push_async_callback(site.way.aclose)
+    site.url = site.way.url.replace("://", f"://{site.server.login}")
 
 
-def way(mode: Any) -> Act:
+def way(mode: Mode) -> Act:
     async def act(site: Site) -> None:
-        assert site.proxy is not None
-        site.proxy.mode = mode
+        assert site.way is not None
+        site.way.set(mode)
 
     return act
 
@@ -246,7 +246,7 @@ async def fill(site: Site) -> None:
 
 async def run_long(site: Site) -> None:
     site.send("EVAL", "while true do end", "0")
-    await site.wait_until(lambda: "BUSY" in site.answer(), description="the script is known to be long")
+    await wait_until(lambda: "BUSY" in site.answer(), description="the script is known to be long")
 
 
 async def spoil_disk(site: Site) -> None:
@@ -256,7 +256,7 @@ async def spoil_disk(site: Site) -> None:
     def failed() -> bool:
         return bool(site.admin.info("persistence")["rdb_last_bgsave_status"] == "err")
 
-    await site.wait_until(failed, description="saving has failed")
+    await wait_until(failed, description="saving has failed")
 
 
 async def mend_disk(site: Site) -> None:
@@ -269,7 +269,7 @@ async def form_cluster(site: Site) -> None:
     restart(site, "--port", str(port), "--cluster-enabled", "yes", "--cluster-node-timeout", "500")
     site.url = f"redis+cluster://{site.server.login}127.0.0.1:{port}"
     await give_slots(site)
-    await site.wait_until(
+    await wait_until(
         lambda: site.admin.execute_command("CLUSTER INFO")["cluster_state"] == "ok",
         description="the cluster is up",
     )
@@ -288,8 +288,8 @@ NO_ANSWER = r"no answer|time(d )?out|in time"
 FAULTS = (
     Fault("refused", "refused", kill, start),
     Fault("no such socket", "No such file", remove, start),
-    Fault("reset", "reset by peer", way("reset"), way("pass"), prepare=put_proxy),
-    Fault("half-open", NO_ANSWER, way("swallow"), way("pass"), prepare=put_proxy, silent=True),
+    Fault("reset", "reset by peer", way(Mode.RESET), way(Mode.OPEN), prepare=put_gate),
+    Fault("half-open", NO_ANSWER, way(Mode.SILENT), way(Mode.OPEN), prepare=put_gate, silent=True),
     Fault("frozen", NO_ANSWER, freeze, thaw, silent=True),
     Fault("paused", NO_ANSWER, pause, unpause, silent=True),
     Fault("asleep", NO_ANSWER, sleep, nothing, options=(DEBUG_OPTION, "yes"), silent=True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,9 +16,9 @@ from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..servers import RedisServer
 from ..topologies import ClusterGroup, Member, refuse_undeclared_keys, until
+from ..waiting import wait_until
 from .load import Load
 
-WaitUntil = Callable[..., Any]
 TIMEOUT = 0.3
 
 
@@ -154,9 +154,7 @@ async def test_a_frozen_target_of_a_moving_slot_does_not_delay_the_source(cluste
                 member.ask("CLUSTER", "SETSLOT", slot, "STABLE")
 
 
-async def test_a_primary_dies_and_its_replica_takes_over(
-    cluster: ClusterGroup, way: str, wait_until: WaitUntil
-) -> None:
+async def test_a_primary_dies_and_its_replica_takes_over(cluster: ClusterGroup, way: str) -> None:
     """Others' keys are answered all the while; its own are unavailable until then, and keep their winners."""
     victim = holder(cluster, "key")
     other = next(member for member in cluster.primaries() if member is not victim)
@@ -184,9 +182,7 @@ async def test_a_primary_dies_and_its_replica_takes_over(
             assert [claim.result for claim in again] == mine
 
 
-async def test_a_frozen_node_makes_only_its_own_keys_wait(
-    cluster: ClusterGroup, wait_until: WaitUntil
-) -> None:
+async def test_a_frozen_node_makes_only_its_own_keys_wait(cluster: ClusterGroup) -> None:
     """Neither does it delay the others' answers."""
     victim, *others = cluster.primaries()
     own = keys_of(cluster, victim, "own", 50)
@@ -207,9 +203,7 @@ async def test_a_frozen_node_makes_only_its_own_keys_wait(
         await wait_until(back, description="its keys are answered again")
 
 
-async def test_a_primary_that_wakes_up_after_it_was_replaced_wins_nothing(
-    cluster: ClusterGroup, wait_until: WaitUntil
-) -> None:
+async def test_a_primary_that_wakes_up_after_it_was_replaced_wins_nothing(cluster: ClusterGroup) -> None:
     """Its replica was promoted meanwhile; what both would decide is decided by one."""
     victim = cluster.primaries()[0]
     keys = keys_of(cluster, victim, "key", 400)
@@ -228,9 +222,7 @@ async def test_a_primary_that_wakes_up_after_it_was_replaced_wins_nothing(
     assert lost == []
 
 
-async def test_a_slot_without_a_node_is_unavailable_and_no_other(
-    cluster: ClusterGroup, wait_until: WaitUntil
-) -> None:
+async def test_a_slot_without_a_node_is_unavailable_and_no_other(cluster: ClusterGroup) -> None:
     """CLUSTERDOWN for one slot is no outage of the others, even in one batch."""
     slot = slot_of(b"{lost}")
     owner = cluster.owner(slot)
@@ -251,7 +243,7 @@ async def test_a_slot_without_a_node_is_unavailable_and_no_other(
         await wait_until(back, description="the slot has a node again")
 
 
-async def test_a_waiter_hears_over_whichever_node(cluster: ClusterGroup, wait_until: WaitUntil) -> None:
+async def test_a_waiter_hears_over_whichever_node(cluster: ClusterGroup) -> None:
     """The node that it listens on dies; another one tells it."""
     async with gates(cluster, 1) as (gate,):
         store = gate.gate.connection.store
@@ -271,7 +263,7 @@ async def test_a_waiter_hears_over_whichever_node(cluster: ClusterGroup, wait_un
         assert (await waiter).result == "news"
 
 
-async def test_opening_while_all_is_down_is_no_error(wait_until: WaitUntil) -> None:
+async def test_opening_while_all_is_down_is_no_error() -> None:
     """The cluster is found as soon as it is there."""
     group = ClusterGroup(replicas=0)
     try:

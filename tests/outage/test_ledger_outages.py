@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -14,9 +12,8 @@ from fastdedup.events import Conflict, Degraded, Replayed, Unreplayed
 
 from ..proxy import Fate, proxied
 from ..servers import RedisServer
+from ..waiting import answered, wait_until
 from .test_reconciliation import Gate, site_of
-
-WaitUntil = Callable[..., Awaitable[Any]]
 
 
 def ledger_of(dedup: Dedup) -> Ledger:
@@ -27,27 +24,12 @@ def gate(url: str, timeout: float = 3.0) -> Dedup:
     return Dedup(url, namespace="shop", timeout=timeout, on_unavailable=Reject(retry_after=7.0))
 
 
-async def answered(wait_until: WaitUntil, ask: Callable[[], Awaitable[Any]]) -> Any:
-    """Ask until the store answers, as a client does on 503."""
-    answers: list[Any] = []
-
-    async def asked() -> bool:
-        try:
-            answers.append(await ask())
-        except UnavailableError:
-            return False
-        return True
-
-    await wait_until(asked, description="the store answers")
-    return answers[0]
-
-
 # The store's own answers, and the policy that refuses
 
 
 @pytest.mark.parametrize("again", ["at-once", "by-its-owner", "by-another-owner", "one-by-one", "elsewhere"])
 async def test_a_batch_cut_in_half_remembers_nothing(
-    redis_url: str, redis_server: RedisServer, again: str, wait_until: WaitUntil
+    redis_url: str, redis_server: RedisServer, again: str
 ) -> None:
     """Redis remembers a part of it, and nobody hears of that."""
     ids = [str(number) for number in range(700)]
@@ -67,11 +49,11 @@ async def test_a_batch_cut_in_half_remembers_nothing(
             await wait_until(lambda: not len(dedup.gate.connection.orphans), description="all is taken back")
             assert await ledger_of(other).first_many(ids) == expected
         elif again == "one-by-one":
-            answers = [await answered(wait_until, partial(ledger.first, each)) for each in ids[:300]]
+            answers = [await answered(partial(ledger.first, each)) for each in ids[:300]]
             assert answers == expected[:300]
         else:
             owner = {"by-its-owner": error.value.owner, "by-another-owner": "me"}.get(again)
-            assert await answered(wait_until, partial(ledger.first_many, ids, owner=owner)) == expected
+            assert await answered(partial(ledger.first_many, ids, owner=owner)) == expected
         await wait_until(
             lambda: not len(dedup.gate.connection.orphans), description="nothing is left to undo"
         )
@@ -79,7 +61,7 @@ async def test_a_batch_cut_in_half_remembers_nothing(
 
 
 async def test_a_frozen_server_that_thaws_gives_each_id_once(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
+    redis_url: str, redis_server: RedisServer
 ) -> None:
     """It executes what lies in its sockets, when the caller has given that up."""
     async with gate(redis_url, 0.15) as dedup, gate(redis_url) as other:
@@ -90,18 +72,18 @@ async def test_a_frozen_server_that_thaws_gives_each_id_once(
             calls = [ledger.first("a"), ledger.first_many(["b", "c"]), ledger.first("mine", owner="me")]
             errors = await asyncio.gather(*calls, return_exceptions=True)
             assert [type(error) for error in errors] == [UnavailableError] * 3
-        assert await answered(wait_until, lambda: ledger.first("a")) is True
-        assert await answered(wait_until, lambda: ledger.first_many(["b", "c"])) == [True, True]
-        assert await answered(wait_until, lambda: ledger.first("mine", owner="me")) is True
+        assert await answered(lambda: ledger.first("a")) is True
+        assert await answered(lambda: ledger.first_many(["b", "c"])) == [True, True]
+        assert await answered(lambda: ledger.first("mine", owner="me")) is True
         await wait_until(
             lambda: not len(dedup.gate.connection.orphans), description="nothing is left to undo"
         )
         assert await ledger_of(other).first_many(["a", "b", "c", "mine"]) == [False] * 4
 
 
-async def test_a_killed_server_refuses_and_takes_ids_again(wait_until: WaitUntil) -> None:
+async def test_a_killed_server_refuses_and_takes_ids_again() -> None:
     """Also where the ledger was never opened: the policy names the time to wait."""
-    async with site_of("killed", wait_until) as site, gate(site.server.url) as dedup:
+    async with site_of("killed") as site, gate(site.server.url) as dedup:
         known, unknown = ledger_of(dedup), dedup.ledger("unknown", window=60.0, capacity=10)
         assert await known.first("id") is True
         site.strike()
@@ -110,17 +92,17 @@ async def test_a_killed_server_refuses_and_takes_ids_again(wait_until: WaitUntil
                 await ask
             assert error.value.retry_after == 7.0
         await site.heal()
-        assert await answered(wait_until, lambda: known.first_many(["id", "new"])) == [False, True]
-        assert await answered(wait_until, lambda: unknown.first("new")) is True
+        assert await answered(lambda: known.first_many(["id", "new"])) == [False, True]
+        assert await answered(lambda: unknown.first("new")) is True
 
 
 # LocalLRU
 
 
 @pytest.mark.parametrize("fault", ["killed", "frozen"])
-async def test_ids_of_an_outage_come_home(fault: str, wait_until: WaitUntil) -> None:
+async def test_ids_of_an_outage_come_home(fault: str) -> None:
     """Though the form that they were remembered by may not be relied on any more."""
-    async with site_of(fault, wait_until) as site:
+    async with site_of(fault) as site:
         ours, theirs = await site.gate(), await site.gate()
         here, there = ledger_of(ours.dedup), ledger_of(theirs.dedup)
         assert await here.first_many(["told", "forgotten", "both"]) == [True] * 3
@@ -147,9 +129,9 @@ async def test_ids_of_an_outage_come_home(fault: str, wait_until: WaitUntil) -> 
 
 
 @pytest.mark.parametrize("opened", ["before", "in the outage"])
-async def test_of_two_processes_that_told_an_id_one_hears(opened: str, wait_until: WaitUntil) -> None:
+async def test_of_two_processes_that_told_an_id_one_hears(opened: str) -> None:
     """Also where each founded the ledger with a secret of its own: the ids find their places by the store's."""
-    async with site_of("cut off", wait_until) as site:
+    async with site_of("cut off") as site:
         first, last = await site.gate(), await site.gate()
         gates, ledgers = (first, last), [ledger_of(each.dedup) for each in (first, last)]
         if opened == "before":
@@ -170,9 +152,9 @@ async def test_of_two_processes_that_told_an_id_one_hears(opened: str, wait_unti
             assert await ledger.first_many(["order:7", "only:0", "only:1"]) == [False] * 3
 
 
-async def test_ids_of_a_ledger_that_the_store_lost_come_home(wait_until: WaitUntil) -> None:
+async def test_ids_of_a_ledger_that_the_store_lost_come_home() -> None:
     """Another process has founded it anew, with another secret."""
-    async with site_of("cut off", wait_until) as site:
+    async with site_of("cut off") as site:
         ours, theirs = await site.gate(), await site.gate()
         here = ledger_of(ours.dedup)
         assert await here.first("old") is True
@@ -182,7 +164,7 @@ async def test_ids_of_a_ledger_that_the_store_lost_come_home(wait_until: WaitUnt
             raw.flushall()
         site.proxies[1].forward()
         there = ledger_of(theirs.dedup)
-        assert await answered(wait_until, lambda: there.seen("theirs founds it")) is False
+        assert await answered(lambda: there.seen("theirs founds it")) is False
         await theirs.came_home()
         site.proxies[0].forward()
         await ours.came_home()
@@ -190,8 +172,8 @@ async def test_ids_of_a_ledger_that_the_store_lost_come_home(wait_until: WaitUnt
         assert await here.first("old") is False
 
 
-async def test_an_id_is_answered_locally_until_it_is_home(wait_until: WaitUntil) -> None:
-    async with site_of("cut off", wait_until) as site:
+async def test_an_id_is_answered_locally_until_it_is_home() -> None:
+    async with site_of("cut off") as site:
         ours = await site.gate()
         here = ledger_of(ours.dedup)
         assert await here.first("of the store") is True
@@ -207,9 +189,9 @@ async def test_an_id_is_answered_locally_until_it_is_home(wait_until: WaitUntil)
         assert await here.first("new") is False
 
 
-async def test_the_journal_of_ids_is_bounded(wait_until: WaitUntil) -> None:
+async def test_the_journal_of_ids_is_bounded() -> None:
     """A full policy refuses; of a list it then remembers nothing."""
-    async with site_of("killed", wait_until) as site:
+    async with site_of("killed") as site:
         ours: Gate = await site.gate(maxsize=100, max_bytes=60_000)
         here = ledger_of(ours.dedup)
         assert await here.first_many(range(1000)) == [True] * 1000

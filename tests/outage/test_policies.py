@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import textwrap
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,9 @@ from fastdedup.events import BreakerClosed, Degraded, Event
 from fastdedup.kernel.operations import Op, Reply
 
 from ..servers import RedisServer
-
-WaitUntil = Callable[..., Awaitable[Any]]
+from ..waiting import wait_until
 
 ANSWERS = 2000
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 async def until_open(dedup: Dedup) -> None:
@@ -64,13 +57,13 @@ def vacate(path: Path) -> None:
 
 @pytest.mark.parametrize("policy", [Reject(), LocalLRU()], ids=repr)
 async def test_answers_while_redis_is_away_take_no_time_and_connect_to_nothing(
-    server: RedisServer, policy: FallbackPolicy
+    own_redis: RedisServer, policy: FallbackPolicy
 ) -> None:
     """One caller after the other, so that each pays for all that its own answer takes."""
-    async with Dedup(server.url, timeout=0.5, on_unavailable=policy) as dedup:
+    async with Dedup(own_redis.url, timeout=0.5, on_unavailable=policy) as dedup:
         await dedup.claim("before")
-        server.kill()
-        async with counting(server.socket) as connected:
+        own_redis.kill()
+        async with counting(own_redis.socket) as connected:
             await until_open(dedup)
             connected.clear()
             taken = []
@@ -89,15 +82,13 @@ async def test_answers_while_redis_is_away_take_no_time_and_connect_to_nothing(
 
 
 @pytest.mark.parametrize("fault", ["killed", "frozen"])
-async def test_redis_is_asked_again_soon_after_it_answers_again(
-    server: RedisServer, fault: str, wait_until: WaitUntil
-) -> None:
+async def test_redis_is_asked_again_soon_after_it_answers_again(own_redis: RedisServer, fault: str) -> None:
     events: list[Event] = []
-    async with Dedup(server.url, timeout=0.5, on_event=events.append) as dedup:
+    async with Dedup(own_redis.url, timeout=0.5, on_event=events.append) as dedup:
         await dedup.claim("before")
-        server.kill() if fault == "killed" else server.freeze()
+        own_redis.kill() if fault == "killed" else own_redis.freeze()
         await until_open(dedup)
-        await asyncio.to_thread(server.start) if fault == "killed" else server.thaw()
+        await asyncio.to_thread(own_redis.start) if fault == "killed" else own_redis.thaw()
         back = time.perf_counter()
         await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="it is closed")
         seconds = time.perf_counter() - back
@@ -105,16 +96,16 @@ async def test_redis_is_asked_again_soon_after_it_answers_again(
         assert seconds < 3.0
         assert (await dedup.claim("after")).acquired
         (closed,) = [event for event in events if isinstance(event, BreakerClosed)]
-        assert str(server.socket) in closed.store
+        assert str(own_redis.socket) in closed.store
 
 
 # Visible
 
 
-async def test_reject_tells_clients_when_to_come_back(server: RedisServer) -> None:
+async def test_reject_tells_clients_when_to_come_back(own_redis: RedisServer) -> None:
     """Whether the attempt failed, or none was made because the breaker is open."""
-    async with Dedup(server.url, timeout=0.5, on_unavailable=Reject(retry_after=7.5)) as dedup:
-        server.kill()
+    async with Dedup(own_redis.url, timeout=0.5, on_unavailable=Reject(retry_after=7.5)) as dedup:
+        own_redis.kill()
         for _ in range(10):
             with pytest.raises(UnavailableError) as caught:
                 await dedup.claim("k")
@@ -122,22 +113,22 @@ async def test_reject_tells_clients_when_to_come_back(server: RedisServer) -> No
         assert dedup.breaker is BreakerState.OPEN
 
 
-async def test_a_refusal_of_local_lru_says_why_and_when_to_come_back(server: RedisServer) -> None:
-    async with Dedup(server.url, timeout=0.5, on_unavailable=LocalLRU(maxsize=1)) as dedup:
-        server.kill()
+async def test_a_refusal_of_local_lru_says_why_and_when_to_come_back(own_redis: RedisServer) -> None:
+    async with Dedup(own_redis.url, timeout=0.5, on_unavailable=LocalLRU(maxsize=1)) as dedup:
+        own_redis.kill()
         await dedup.claim("fits")
         with pytest.raises(UnavailableError, match="the local store is full: 1") as caught:
             await dedup.claim("does not")
         assert caught.value.retry_after > 0
 
 
-async def test_each_scope_has_its_own_policy_over_one_connection(server: RedisServer) -> None:
+async def test_each_scope_has_its_own_policy_over_one_connection(own_redis: RedisServer) -> None:
     """Also two of one kind: what fills one leaves the other its room."""
     events: list[Event] = []
-    async with Dedup(server.url, timeout=0.5, namespace="shop", on_event=events.append) as shop:
+    async with Dedup(own_redis.url, timeout=0.5, namespace="shop", on_event=events.append) as shop:
         sms = shop.scoped("sms", on_unavailable=LocalLRU(maxsize=1))
         mail = shop.scoped("mail", on_unavailable=LocalLRU(maxsize=1))
-        server.kill()
+        own_redis.kill()
         assert (await sms.claim("k")).degraded
         assert (await mail.claim("k")).degraded
         with pytest.raises(UnavailableError, match="full"):
@@ -148,20 +139,18 @@ async def test_each_scope_has_its_own_policy_over_one_connection(server: RedisSe
         assert seen == {("shop:sms", True), ("shop:mail", True), ("shop:sms", False), ("shop", False)}
 
 
-async def test_scopes_that_share_a_policy_share_its_room_and_never_a_key(
-    server: RedisServer, wait_until: WaitUntil
-) -> None:
+async def test_scopes_that_share_a_policy_share_its_room_and_never_a_key(own_redis: RedisServer) -> None:
     """And one journal brings both home, each under its own name."""
     policy = LocalLRU(maxsize=2)
-    async with Dedup(server.url, timeout=0.5, namespace="shop", on_unavailable=policy) as shop:
+    async with Dedup(own_redis.url, timeout=0.5, namespace="shop", on_unavailable=policy) as shop:
         sms = shop.scoped("sms")
-        server.kill()
+        own_redis.kill()
         ours, theirs = await shop.claim("k"), await sms.claim("k")
         assert ours.acquired
         assert theirs.acquired
         with pytest.raises(UnavailableError, match="full"):
             await sms.claim("another")
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(own_redis.start)
         await wait_until(lambda: policy.lines == 0, description="all is brought home")
         for scope, claim in ((shop, ours), (sms, theirs)):
             record = await scope.get("k")
@@ -169,20 +158,18 @@ async def test_scopes_that_share_a_policy_share_its_room_and_never_a_key(
             assert record.owner == claim.owner
 
 
-async def test_two_gates_that_share_a_policy_never_give_a_key_twice(
-    server: RedisServer, wait_until: WaitUntil
-) -> None:
+async def test_two_gates_that_share_a_policy_never_give_a_key_twice(own_redis: RedisServer) -> None:
     """One Redis, two connections, one process: unique is what is unique in the policy."""
     policy = LocalLRU()
     async with (
-        Dedup(server.url, timeout=0.5, on_unavailable=policy) as one,
-        Dedup(server.url, timeout=0.5, on_unavailable=policy) as other,
+        Dedup(own_redis.url, timeout=0.5, on_unavailable=policy) as one,
+        Dedup(own_redis.url, timeout=0.5, on_unavailable=policy) as other,
     ):
-        server.kill()
+        own_redis.kill()
         claims = await asyncio.gather(*(gate.claim("k") for gate in (one, other) * 10))
         assert sum(claim.acquired for claim in claims) == 1
         await one.aclose()
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(own_redis.start)
         await wait_until(lambda: policy.lines == 0, description="the other one brings it home")
         assert (await other.claim("k")).outcome is Outcome.IN_PROGRESS
 
@@ -196,24 +183,22 @@ def documented() -> str:
     return textwrap.dedent(text.partition("::\n")[2])
 
 
-async def test_the_documented_policy_does_what_its_text_says(
-    server: RedisServer, wait_until: WaitUntil
-) -> None:
+async def test_the_documented_policy_does_what_its_text_says(own_redis: RedisServer) -> None:
     """Copied verbatim, with no more than the imports that it names, and pointed at this server."""
     source = documented()
     assert "class PremiumOnly" in source
     names: dict[str, Any] = {**vars(fastdedup), "Op": Op, "Reply": Reply}
-    exec(source.replace("redis://localhost:6379/0", server.url), names)
+    exec(source.replace("redis://localhost:6379/0", own_redis.url), names)
     async with names["dedup"] as dedup:
         assert isinstance(dedup, Dedup)
-        server.kill()
+        own_redis.kill()
         claim = await dedup.claim("premium:7")
         assert (claim.acquired, claim.degraded) == (True, True)
         with pytest.raises(UnavailableError, match="only premium orders for now") as caught:
             await dedup.claim("standard:8")
         assert caught.value.retry_after == 5.0
         await claim.complete("shipped")
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(own_redis.start)
 
         async def is_home() -> bool:
             return not (await dedup.claim("premium:7")).degraded
@@ -236,15 +221,13 @@ class Minutes:
         return self.inner.holds(wire)
 
 
-async def test_what_a_policy_without_a_journal_answers_stays_with_it(
-    server: RedisServer, wait_until: WaitUntil
-) -> None:
+async def test_what_a_policy_without_a_journal_answers_stays_with_it(own_redis: RedisServer) -> None:
     """It goes on answering for those keys, and only for those, until its records expire."""
-    async with Dedup(server.url, timeout=0.5, on_unavailable=Minutes()) as dedup:
-        server.kill()
+    async with Dedup(own_redis.url, timeout=0.5, on_unavailable=Minutes()) as dedup:
+        own_redis.kill()
         claim = await dedup.claim("k")
         await until_open(dedup)
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(own_redis.start)
         await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="Redis is back")
         assert (await dedup.claim("k")).outcome is Outcome.IN_PROGRESS
         await claim.complete("kept here")

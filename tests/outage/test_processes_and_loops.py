@@ -1,4 +1,4 @@
-"""Forks, threads, blocked loops, cancelled callers, closing under load, ending without closing."""
+"""Forks, threads, closing under load, ending without closing."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import orjson
 import pytest
 import uvloop
 
-from fastdedup import ClaimLostError, Dedup, Outcome, UnavailableError, UsageError
+from fastdedup import ClaimLostError, Dedup, UnavailableError, UsageError
 
 from ..idle import IdleTime
 from ..servers import RedisServer
+from ..waiting import wait_until
 
-WaitUntil = Callable[..., Any]
 Work = Callable[[], Coroutine[Any, Any, Any]]
 
 TIMEOUT = 10.0
@@ -34,13 +33,6 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,
 }
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """A server to freeze or kill."""
-    with RedisServer() as server:
-        yield server
 
 
 def gate(url: str, **options: Any) -> Dedup:
@@ -153,7 +145,7 @@ print(json.dumps({"drawn": drawn, "children": children, "parent": start("parent"
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_processes_forked_after_import_share_nothing_but_the_keys(redis_url: str, loop: str) -> None:
-    """One winner a key among all of them, and no owner in two processes."""
+    """Guarantee 1 across processes: one winner a key among all of them, and no owner in two processes."""
     told = in_process(WORKERS, redis_url, loop)
     everyone = [*told["children"], told["parent"]]
     won = Counter(key for process in everyone for key, _, _ in process["won"])
@@ -290,14 +282,14 @@ run(main)
 @pytest.mark.parametrize("turns", [1, 2])
 @pytest.mark.parametrize("loop", LOOPS)
 async def test_a_child_that_goes_on_in_its_parents_loop_sends_nothing(
-    server: RedisServer, loop: str, turns: int
+    own_redis: RedisServer, loop: str, turns: int
 ) -> None:
     """It inherits what is about to be sent, and the socket."""
     keys = [f"key-{n}" for n in range(1000)]
-    await settled(server.url, keys)
-    with server.client() as raw:
+    await settled(own_redis.url, keys)
+    with own_redis.client() as raw:
         raw.config_resetstat()
-        told = await asyncio.to_thread(in_process, STAYING.replace("TURNS", str(turns)), server.url, loop)
+        told = await asyncio.to_thread(in_process, STAYING.replace("TURNS", str(turns)), own_redis.url, loop)
         stats = raw.info("commandstats")
     assert told["results"] == keys
     assert told["absent"]
@@ -440,93 +432,18 @@ def test_a_gate_closed_from_another_threads_loop_says_so_and_stays_open(redis_ur
     assert told == {"thread": "UsageError", "under way": [True] * 1000, "after": True}
 
 
-# A blocked loop
-
-
-async def test_a_loop_blocked_for_2_s_uses_the_replies_that_lie_in_the_socket(redis_url: str) -> None:
-    """Ten times its deadline: but it was not Redis that was late. Both kinds of loop, side by side."""
-
-    async def block() -> tuple[set[Outcome], list[Any], float]:
-        name = type(asyncio.get_running_loop()).__module__
-        async with gate(redis_url, timeout=0.2) as dedup:
-            held = [await dedup.claim(f"{name}-held-{n}") for n in range(5)]
-            sent = [asyncio.create_task(dedup.claim(f"{name}-sent-{n}")) for n in range(500)]
-            settling = [asyncio.create_task(claim.complete(claim.key)) for claim in held]
-            engine = dedup.gate.connection.engine
-            assert engine is not None
-            for _ in range(5):
-                await asyncio.sleep(0)
-                if engine.in_flight:
-                    break
-            assert engine.in_flight, "they are on their way, and nothing of their replies is read yet"
-            time.sleep(2)  # noqa: ASYNC251 -- a callback of the user's that blocks is what is tested
-            with IdleTime() as idle:
-                claims = await asyncio.gather(*sent)
-                await asyncio.gather(*settling)
-            results = [(await dedup.claim(claim.key)).result == claim.key for claim in held]
-            return {claim.outcome for claim in claims}, results, idle.seconds
-
-    blocked = await asyncio.gather(*(asyncio.to_thread(in_thread, block, loop) for loop in LOOPS))
-    for outcomes, results, waited in blocked:
-        assert outcomes == {Outcome.ACQUIRED}
-        assert results == [True] * 5
-        assert waited < 1.0
-
-
-# Cancelled callers
-
-
-async def test_a_claim_many_that_is_cancelled_twice_frees_what_it_took(
-    redis_url: str, wait_until: WaitUntil
-) -> None:
-    """By a timeout of its own, say, and then by a shutdown."""
-    keys = [f"key-{n}" for n in range(500)]
-    async with gate(redis_url) as dedup, gate(redis_url) as another:
-        for turns in range(6):
-            task = asyncio.create_task(dedup.claim_many(keys, lease=60))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            while not task.done():
-                task.cancel()
-                await asyncio.sleep(0)
-            engine = dedup.gate.connection.engine
-            assert engine is not None
-            core = dedup.gate.connection
-            await wait_until(lambda: not engine.pending and not core.unfinished, description="tidied up")  # noqa: B023
-            if not task.cancelled():  # the store was faster than the turns: the claims are its caller's
-                await asyncio.gather(*(claim.release() for claim in task.result()))
-            claims = await another.claim_many(keys)
-            assert {claim.outcome for claim in claims} == {Outcome.ACQUIRED}, f"cancelled after {turns} turns"
-            await asyncio.gather(*(claim.release() for claim in claims))
-
-
 # Closing and ending
-
-
-async def test_closing_under_full_load_answers_all_that_was_accepted(redis_url: str) -> None:
-    """Whoever comes later is told that it is closed."""
-    dedup = await gate(redis_url).open()
-    tasks = [asyncio.create_task(dedup.claim(f"key-{n}")) for n in range(2000)]
-    await asyncio.sleep(0)
-    assert dedup.gate.connection.engine is not None
-    assert dedup.gate.connection.engine.pending == 2000
-    late = [asyncio.create_task(dedup.claim(f"late-{n}")) for n in range(100)]
-    await dedup.aclose()
-    claims = await asyncio.gather(*tasks)
-    assert {claim.outcome for claim in claims} == {Outcome.ACQUIRED}
-    for answer in await asyncio.gather(*late, return_exceptions=True):
-        assert isinstance(answer, UsageError) or answer.acquired  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("fault", ["none", "frozen", "killed"])
 async def test_closing_in_the_middle_of_all_kinds_of_work_ends_in_time(
-    server: RedisServer, wait_until: WaitUntil, fault: str
+    own_redis: RedisServer, fault: str
 ) -> None:
     """Every caller gets an answer or a clear error, also where the server is gone by then."""
     complaints: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: complaints.append(context))
-    dedup = await gate(server.url, timeout=0.5).open()
+    dedup = await gate(own_redis.url, timeout=0.5).open()
     done: list[str] = []
 
     async def work(n: int) -> None:
@@ -541,9 +458,9 @@ async def test_closing_in_the_middle_of_all_kinds_of_work_ends_in_time(
     tasks = [asyncio.create_task(work(n)) for n in range(1000)]
     await wait_until(lambda: len(done) > 1000, description="it is busy")
     if fault == "frozen":
-        server.freeze()
+        own_redis.freeze()
     elif fault == "killed":
-        server.kill()
+        own_redis.kill()
     with IdleTime() as idle:
         await dedup.aclose()
     assert idle.seconds < 4.0, "what must be finished, the queue, the goodbye: a deadline each"
@@ -586,12 +503,16 @@ with asyncio.Runner(loop_factory=uvloop.new_event_loop if sys.argv[2] == "uvloop
 """
 
 
-@pytest.mark.parametrize("fault", ["none", "frozen", "killed"])
-@pytest.mark.parametrize("loop", LOOPS)
-def test_a_program_that_never_closes_its_gate_just_ends(server: RedisServer, loop: str, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("loop", "fault"),
+    [("asyncio", "none"), ("asyncio", "frozen"), ("uvloop", "none"), ("uvloop", "killed")],
+)
+def test_a_program_that_never_closes_its_gate_just_ends(
+    own_redis: RedisServer, loop: str, fault: str
+) -> None:
     """With waiters, bodies, renewals and claims under way: no hang, no traceback."""
     with subprocess.Popen(
-        [sys.executable, "-c", NEVER_CLOSED, server.url, loop],
+        [sys.executable, "-c", NEVER_CLOSED, own_redis.url, loop],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -601,9 +522,9 @@ def test_a_program_that_never_closes_its_gate_just_ends(server: RedisServer, loo
             assert program.stdout is not None
             assert program.stdout.readline() == "ready\n"
             if fault == "frozen":
-                server.freeze()
+                own_redis.freeze()
             elif fault == "killed":
-                server.kill()
+                own_redis.kill()
             # A body that is cancelled frees its key first, for a deadline at the most.
             _, errors = program.communicate("go\n", timeout=15)
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +15,6 @@ from ..proxy import Fate, proxied
 from ..servers import RedisServer
 from .test_reconciliation import Gate, site_of
 
-WaitUntil = Callable[..., Awaitable[Any]]
 WEEK = timedelta(days=7)
 
 
@@ -31,13 +29,13 @@ async def test_lost_replies_are_not_noticed(redis_url: str, redis_server: RedisS
         await ledger.seen("ledger is founded")
         with redis_server.client() as raw:
             raw.script_flush()
-            proxy.lose("claim_remembered")
+            proxy.lose("claim")
             claim = await dedup.claim("k", remember=ledger)
             assert (claim.outcome, claim.attempt) == (Outcome.ACQUIRED, 1)
             raw.script_flush()
-            proxy.lose("settle_remembered", 1)
+            proxy.lose("settle")
             await claim.complete("done")
-        assert proxy.lost["claim_remembered"] == proxy.lost["settle_remembered"] == 1
+        assert proxy.lost["claim"] == proxy.lost["settle"] == 1
         assert (await dedup.claim("k", remember=ledger)).result == "done"
         assert (await ledger.stats()).ids == 1
 
@@ -55,8 +53,8 @@ async def end_echo(gate: Gate, claim: Claim) -> None:
 
 
 @pytest.mark.parametrize("fault", ["killed", "frozen"])
-async def test_claims_of_an_outage_come_home(fault: str, wait_until: WaitUntil) -> None:
-    async with site_of(fault, wait_until) as site:
+async def test_claims_of_an_outage_come_home(fault: str) -> None:
+    async with site_of(fault) as site:
         ours, theirs = await site.gate(), await site.gate()
         here, there = ledger_of(ours), ledger_of(theirs)
         gate, other = ours.dedup, theirs.dedup
@@ -96,11 +94,9 @@ async def test_claims_of_an_outage_come_home(fault: str, wait_until: WaitUntil) 
 
 @pytest.mark.parametrize("opened", ["before", "in the outage"])
 @pytest.mark.parametrize("settled", ["both", "the first home", "the last home"])
-async def test_of_two_processes_that_both_gave_a_key_away_one_hears(
-    settled: str, opened: str, wait_until: WaitUntil
-) -> None:
+async def test_of_two_processes_that_both_gave_a_key_away_one_hears(settled: str, opened: str) -> None:
     """Also where each founded the ledger itself: the records find their places by the store's form."""
-    async with site_of("cut off", wait_until) as site:
+    async with site_of("cut off") as site:
         first, last = await site.gate(), await site.gate()
         ledgers = ledger_of(first), ledger_of(last)
         if opened == "before":
@@ -133,11 +129,9 @@ async def test_of_two_processes_that_both_gave_a_key_away_one_hears(
 
 @pytest.mark.parametrize("given", ["here", "by Redis"])
 @pytest.mark.parametrize("state", ["at work", "failed", "released", "done"])
-async def test_what_the_ledger_knows_by_then_is_not_done_again(
-    state: str, given: str, wait_until: WaitUntil
-) -> None:
+async def test_what_the_ledger_knows_by_then_is_not_done_again(state: str, given: str) -> None:
     """Another process completed it, and its echo is over: the outage's record must not stand before the ledger."""
-    async with site_of("cut off", wait_until) as site:
+    async with site_of("cut off") as site:
         ours, theirs = await site.gate(), await site.gate()
         here, there = ledger_of(ours), ledger_of(theirs)
         await here.open()
@@ -173,9 +167,9 @@ async def test_what_the_ledger_knows_by_then_is_not_done_again(
 
 
 @pytest.mark.parametrize("how", ["complete", "release", "renew", "fail"])
-async def test_a_claim_finds_its_record_by_the_stores_form(how: str, wait_until: WaitUntil) -> None:
+async def test_a_claim_finds_its_record_by_the_stores_form(how: str) -> None:
     """The process began in the outage, and founded the ledger by a secret of its own."""
-    async with site_of("cut off", wait_until) as site:
+    async with site_of("cut off") as site:
         theirs = await site.gate()
         there = await ledger_of(theirs).open()
         site.strike()
@@ -195,9 +189,9 @@ async def test_a_claim_finds_its_record_by_the_stores_form(how: str, wait_until:
         assert await there.seen("k") is (how == "complete")
 
 
-async def test_a_claim_ends_in_a_ledger_that_was_founded_anew(wait_until: WaitUntil) -> None:
+async def test_a_claim_ends_in_a_ledger_that_was_founded_anew() -> None:
     """The ledger has one bucket, so the record stays where it is, and its id has another digest."""
-    async with site_of("cut off", wait_until) as site:
+    async with site_of("cut off") as site:
         ours, theirs = await site.gate(), await site.gate()
         here, there = [gate.dedup.ledger("one", window=WEEK, capacity=50) for gate in (ours, theirs)]
         await here.open()

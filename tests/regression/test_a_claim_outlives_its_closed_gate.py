@@ -26,9 +26,9 @@ from fastdedup.sync import Dedup as SyncDedup
 
 from ..servers import RedisServer
 from ..stores import Backend
+from ..waiting import wait_until
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
-WaitUntil = Callable[..., Any]
 Body = Callable[[], Any]
 
 
@@ -100,7 +100,7 @@ async def forever() -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_body_that_the_programs_end_cancels_frees_its_key(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, way: Any, loop: Any
+    redis_url: str, redis_server: RedisServer, way: Any, loop: Any
 ) -> None:
     with redis_server.client() as raw:
         before = raw.info("clients")["connected_clients"]  # a test that failed may have left one
@@ -137,7 +137,7 @@ async def test_a_body_that_ends_after_its_gate_is_settled(redis_url: str, way: A
     assert await outcome(redis_url) == ("acquired" if free else "succeeded")
 
 
-async def test_a_list_that_waits_gives_back_what_it_took(redis_url: str, wait_until: WaitUntil) -> None:
+async def test_a_list_that_waits_gives_back_what_it_took(redis_url: str) -> None:
     async with gate(redis_url) as other:
         await other.claim("busy")
         async with gate(redis_url) as dedup:
@@ -148,7 +148,7 @@ async def test_a_list_that_waits_gives_back_what_it_took(redis_url: str, wait_un
         assert (await other.claim("k")).acquired
 
 
-async def test_a_renewed_body_keeps_its_key(redis_url: str, wait_until: WaitUntil) -> None:
+async def test_a_renewed_body_keeps_its_key(redis_url: str) -> None:
     """Its gate is closed in the first third of the lease."""
     began, goes_on = asyncio.Event(), asyncio.Event()
     lease = 0.6
@@ -184,7 +184,7 @@ async def test_in_memory_a_renewed_body_is_stopped() -> None:
             await forever()
 
     began = asyncio.Event()
-    async with Dedup(lease=0.3) as dedup:
+    async with Dedup("memory://", lease=0.3) as dedup:
         working = asyncio.create_task(work(dedup))
         await began.wait()
     with pytest.raises(ClaimLostError):

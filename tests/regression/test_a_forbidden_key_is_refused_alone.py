@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import redis
@@ -18,9 +17,9 @@ from fastdedup.kernel.verbs import Verb
 from ..servers import RedisServer
 from ..sidecars import Sidecar
 from ..topologies import ClusterGroup, refuse_undeclared_keys
+from ..waiting import acquired, wait_until
 from .test_records_that_cannot_be_used import HELD, MAKE, OWNER, fine
 
-WaitUntil = Callable[..., Any]
 MINUTE = 60_000
 RULES = ["on", ">pw", "resetkeys", "~t:=ok*", "~t:~*", "~fastdedup:*", "&*", "+@all"]
 
@@ -145,7 +144,7 @@ async def test_every_verb_refuses_a_readable_key_alone(group: ClusterGroup, name
         assert all(fine(name, reply) for reply in replies)
 
 
-async def test_undoing_goes_on_beside_a_forbidden_key(server: RedisServer, wait_until: WaitUntil) -> None:
+async def test_undoing_goes_on_beside_a_forbidden_key(server: RedisServer) -> None:
     async with (
         Dedup(as_app(server.url), namespace="t", timeout=0.2) as dedup,
         Dedup(server.url, namespace="t", timeout=5.0) as other,
@@ -157,13 +156,8 @@ async def test_undoing_goes_on_beside_a_forbidden_key(server: RedisServer, wait_
                     await dedup.claim(key, lease=60)
         undo = dedup.gate.connection.orphans
         assert len(undo) == 2
-
-        async def acquired() -> Claim | None:
-            claim = await other.claim("ok-given-up", lease=60)
-            return claim if claim.acquired else None
-
-        await wait_until(acquired, description="another caller acquires it", deadline=5.0)
-        await wait_until(lambda: len(undo) == 0, description="nothing is left to undo", deadline=5.0)
+        await acquired(other, "ok-given-up", lease=60)
+        await wait_until(lambda: len(undo) == 0, description="nothing is left to undo")
 
 
 async def test_a_sidecars_client_gives_no_forbidden_key_up(server: RedisServer) -> None:

@@ -266,7 +266,7 @@ def door_of_flask(dedup: SyncDedup) -> flask.Flask:
 @pytest.mark.parametrize("action", ["in", "out"])
 @pytest.mark.parametrize("cookie", ["old", "new"])
 def test_flask_says_that_it_was_done(action: str, cookie: str) -> None:
-    with SyncDedup(namespace="t") as dedup:
+    with SyncDedup("memory://", namespace="t") as dedup:
         client = door_of_flask(dedup).test_client()
         token = token_in(client.get("/door").text)
         old = client.get_cookie("session")
@@ -317,7 +317,7 @@ def door_of_fastapi(dedup: Dedup) -> FastAPI:
 @pytest.mark.parametrize("action", ["in", "out"])
 @pytest.mark.parametrize("cookie", ["old", "new"])
 async def test_fastapi_says_that_it_was_done(action: str, cookie: str) -> None:
-    async with Dedup(namespace="t") as dedup:
+    async with Dedup("memory://", namespace="t") as dedup:
         transport = httpx.ASGITransport(door_of_fastapi(dedup))
         async with httpx.AsyncClient(transport=transport, base_url="http://shop.test", headers=HTML) as http:
             data = {"one_time_token": token_in((await http.get("/door")).text), "do": action}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import httpx
@@ -30,6 +29,7 @@ from fastdedup.integrations.fastapi import Claimed, Idempotency, OneTimeToken, e
 from fastdedup.model import BreakerState
 
 from ..integrations import django_project  # noqa: F401 - configures Django
+from ..programs import until
 from ..servers import RedisServer
 
 from django.core.handlers.asgi import ASGIHandler  # isort: skip
@@ -42,12 +42,6 @@ LEASE = 0.8
 Work = Callable[[Any], str]
 """The handler's work, with the claim; it returns the text of its response."""
 AsyncWork = Callable[[], Awaitable[None]]
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 def claimed(dedup: Dedup, work: Work) -> Any:
@@ -241,14 +235,6 @@ APPS = (
 )
 
 
-def wait_for(predicate: Callable[[], bool], description: str) -> None:
-    """Wait in the handler's thread."""
-    ends = time.monotonic() + 10.0
-    while not predicate():
-        assert time.monotonic() < ends, f"waited in vain: {description}"
-        time.sleep(0.01)
-
-
 async def posted(app: Any, dedup: Dedup, times: int = 1) -> list[httpx.Response]:
     """Send the same request several times, one after the other."""
     headers = {**KEY, "x-one-time-token": await dedup.tokens.issue()}
@@ -259,18 +245,18 @@ async def posted(app: Any, dedup: Dedup, times: int = 1) -> list[httpx.Response]
 
 
 @pytest.mark.parametrize("make", APPS)
-async def test_a_handler_in_a_thread_keeps_its_response(server: RedisServer, make: Any) -> None:
+async def test_a_handler_in_a_thread_keeps_its_response(own_redis: RedisServer, make: Any) -> None:
     runs = []
-    async with Dedup(server.url, timeout=0.3, lease=LEASE) as dedup:
+    async with Dedup(own_redis.url, timeout=0.3, lease=LEASE) as dedup:
 
         def work(claim: Any) -> str:
             runs.append(claim)
-            server.freeze()
+            own_redis.freeze()
             try:
-                wait_for(lambda: claim.lost, "the lease is lost")
+                until(lambda: claim.lost, "the lease is lost")
             finally:
-                server.thaw()
-            wait_for(lambda: dedup.breaker is BreakerState.CLOSED, "Redis is back")
+                own_redis.thaw()
+            until(lambda: dedup.breaker is BreakerState.CLOSED, "Redis is back")
             return "done"
 
         first, again = await posted(make(dedup, work), dedup, 2)
@@ -309,7 +295,7 @@ def in_litestar(adapter: Any) -> Any:
 
 
 @pytest.mark.parametrize("place", [alone, Outer, ByProtocol, mounted, wrapped_and_mounted, in_litestar])
-async def test_a_wsgi_application_keeps_its_response(server: RedisServer, place: Any) -> None:
+async def test_a_wsgi_application_keeps_its_response(own_redis: RedisServer, place: Any) -> None:
     """Its adapter for ASGI runs it in a thread, under the middleware itself or mounted somewhere below."""
     runs, lost = [], threading.Event()
 
@@ -317,16 +303,16 @@ async def test_a_wsgi_application_keeps_its_response(server: RedisServer, place:
         if isinstance(event, LeaseLost):
             lost.set()
 
-    async with Dedup(server.url, timeout=0.3, lease=LEASE, on_event=note) as dedup:
+    async with Dedup(own_redis.url, timeout=0.3, lease=LEASE, on_event=note) as dedup:
 
         def wsgi(environ: Any, start_response: Any) -> list[bytes]:
             runs.append(environ)
-            server.freeze()
+            own_redis.freeze()
             try:
                 assert lost.wait(10.0)
             finally:
-                server.thaw()
-            wait_for(lambda: dedup.breaker is BreakerState.CLOSED, "Redis is back")
+                own_redis.thaw()
+            until(lambda: dedup.breaker is BreakerState.CLOSED, "Redis is back")
             start_response("200 OK", [])
             return [b"done"]
 
@@ -339,15 +325,15 @@ async def test_a_wsgi_application_keeps_its_response(server: RedisServer, place:
 
 @pytest.mark.parametrize("make", [claimed, starlette_function])
 async def test_a_handler_in_a_thread_that_was_overtaken_does_not_answer(
-    server: RedisServer, make: Any
+    own_redis: RedisServer, make: Any
 ) -> None:
-    async with Dedup(server.url, lease=LEASE) as dedup:
+    async with Dedup(own_redis.url, lease=LEASE) as dedup:
         loop = asyncio.get_running_loop()
 
         def work(claim: Any) -> str:
             forgotten = dedup.scoped("http").forget(claim.key)  # as if another owner had it
             asyncio.run_coroutine_threadsafe(forgotten, loop).result(10.0)
-            wait_for(lambda: claim.lost, "the lease is lost")
+            until(lambda: claim.lost, "the lease is lost")
             return "done"
 
         (lost,) = await posted(make(dedup, work), dedup)
@@ -444,14 +430,14 @@ def async_django_view(dedup: Dedup, work: AsyncWork) -> Any:
         async_django_view,
     ],
 )
-async def test_an_async_handler_is_cancelled(server: RedisServer, make: Any) -> None:
+async def test_an_async_handler_is_cancelled(own_redis: RedisServer, make: Any) -> None:
     """Also if it stands beside a function that has run in a thread: a retry is not to run beside it."""
-    async with Dedup(server.url, timeout=0.3, lease=LEASE) as dedup:
+    async with Dedup(own_redis.url, timeout=0.3, lease=LEASE) as dedup:
         cancelled = False
 
         async def work() -> None:
             nonlocal cancelled
-            server.freeze()
+            own_redis.freeze()
             try:
                 await asyncio.wait_for(asyncio.Event().wait(), 10.0)
             except asyncio.CancelledError:
@@ -461,7 +447,7 @@ async def test_an_async_handler_is_cancelled(server: RedisServer, make: Any) -> 
         try:
             (lost,) = await posted(make(dedup, work), dedup)
         finally:
-            server.thaw()
+            own_redis.thaw()
     assert (lost.status_code, cancelled) == (503, True)
 
 

@@ -26,8 +26,9 @@ from fastdedup.messages.rules import MessageRules
 
 from ..brokers import RabbitServer
 from ..messages.test_rabbitmq import shop as rabbit_shop
-from ..messages.test_redis_streams import Shop, Waiter, Work, shop_of
+from ..messages.test_redis_streams import Shop, Work, shop_of
 from ..servers import RedisServer
+from ..waiting import wait_until
 
 
 async def lay(decision: Decision) -> None:
@@ -45,7 +46,7 @@ async def test_it_is_tried_again() -> None:
             await shared
         return "done"
 
-    async with Dedup(namespace="shop") as dedup:
+    async with Dedup("memory://", namespace="shop") as dedup:
         shared = asyncio.get_running_loop().create_future()
         billing = deliveries(dedup)
         decision = await billing.handle("m-1", handler, lay)
@@ -61,7 +62,7 @@ async def test_a_cancelled_consumer_ends_as_ever() -> None:
         began.set()
         await asyncio.get_running_loop().create_future()
 
-    async with Dedup(namespace="shop") as dedup:
+    async with Dedup("memory://", namespace="shop") as dedup:
         working = asyncio.create_task(deliveries(dedup).handle("m-1", handler, lay))
         await began.wait()
         working.cancel()
@@ -74,7 +75,7 @@ async def test_a_handler_whose_own_time_is_over_raises_that() -> None:
         async with asyncio.timeout(0.01):
             await asyncio.get_running_loop().create_future()
 
-    async with Dedup(namespace="shop") as dedup:
+    async with Dedup("memory://", namespace="shop") as dedup:
         decision = await deliveries(dedup).handle("m-1", handler, lay)
         assert isinstance(decision.error, TimeoutError)
 
@@ -88,7 +89,7 @@ async def test_a_check_that_something_cancels_is_asked_again() -> None:
             raise asyncio.CancelledError  # as an awaited future that was cancelled
         return Resolution.done("done")
 
-    async with Dedup(namespace="shop") as dedup:
+    async with Dedup("memory://", namespace="shop") as dedup:
         rules = MessageRules("billing", lambda message: message)
         billing = Deliveries(rules, dedup, resolve=check)
         decision = await billing.handle("m-1", handler_of_no_use, lay, failed=1)
@@ -153,7 +154,6 @@ async def test_a_consumer_goes_on_and_its_other_handlers_too(
     server: RedisServer,
     redis_url: str,
     events: list[Event],
-    wait_until: Waiter,
     caplog: pytest.LogCaptureFixture,
     way: Callable[[], Awaitable[None]],
 ) -> None:
@@ -187,7 +187,7 @@ async def test_a_consumer_goes_on_and_its_other_handlers_too(
 
 
 async def test_a_cancellation_on_its_way_as_the_handler_returns_undoes_nothing(
-    server: RedisServer, redis_url: str, events: list[Event], wait_until: Waiter
+    server: RedisServer, redis_url: str, events: list[Event]
 ) -> None:
     """It was delivered where the success is recorded."""
 
@@ -205,11 +205,7 @@ async def test_a_cancellation_on_its_way_as_the_handler_returns_undoes_nothing(
 
 
 async def test_an_end_that_nobody_has_asked_for_is_told(
-    server: RedisServer,
-    redis_url: str,
-    events: list[Event],
-    wait_until: Waiter,
-    caplog: pytest.LogCaptureFixture,
+    server: RedisServer, redis_url: str, events: list[Event], caplog: pytest.LogCaptureFixture
 ) -> None:
     """What was begun ends first."""
     end = asyncio.Event()
@@ -236,7 +232,7 @@ async def test_an_end_that_nobody_has_asked_for_is_told(
 
 
 async def test_a_group_that_is_cut_off_is_told_too(
-    server: RedisServer, redis_url: str, events: list[Event], wait_until: Waiter
+    server: RedisServer, redis_url: str, events: list[Event]
 ) -> None:
     """A cancellation as the consumer ends what was begun cuts off what is left."""
     work = Work(lambda order: asyncio.Event().wait())
@@ -254,12 +250,7 @@ async def test_a_group_that_is_cut_off_is_told_too(
     "how", ["cancelled", "cancelled with all tasks", "in a scope", "timed out", "stopped"]
 )
 async def test_a_consumer_that_somebody_ends_ends_in_silence(
-    server: RedisServer,
-    redis_url: str,
-    events: list[Event],
-    wait_until: Waiter,
-    caplog: pytest.LogCaptureFixture,
-    how: str,
+    server: RedisServer, redis_url: str, events: list[Event], caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     """Its handler is cut off and leaves the key free. No line says that the attempt has failed."""
     scope, handlers = anyio.CancelScope(), list[asyncio.Task[Any]]()
@@ -304,7 +295,7 @@ async def test_a_consumer_that_somebody_ends_ends_in_silence(
 
 
 async def test_a_task_of_rabbitmq_goes_on_with_the_next_message(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: Waiter
+    rabbitmq: RabbitServer, redis_url: str
 ) -> None:
     async with rabbit_shop(rabbitmq, redis_url) as orders:
         hit: list[str | None] = []
@@ -323,7 +314,7 @@ async def test_a_task_of_rabbitmq_goes_on_with_the_next_message(
 
 
 async def test_a_timer_that_a_handler_has_left_ends_no_consumer_of_rabbitmq(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: Waiter
+    rabbitmq: RabbitServer, redis_url: str
 ) -> None:
     tasks: list[asyncio.Task[Any]] = []
     async with rabbit_shop(rabbitmq, redis_url) as orders:

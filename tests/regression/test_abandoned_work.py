@@ -38,6 +38,7 @@ from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.testing import FakeStore
 
 from ..brokers import RabbitServer
+from ..waiting import wait_until
 
 # The check of abandoned work: asked whenever it may be needed, and never answered under a lost lease.
 
@@ -323,7 +324,7 @@ async def test_the_work_has_a_whole_lease(redis_url: str) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "error"),
-    [(Resolution.done({1, 2}), ResultError), (Resolution.unknown("x" * 2000), ResultTooLargeError)],
+    [(Resolution.done(object()), ResultError), (Resolution.unknown("x" * 2000), ResultTooLargeError)],
 )
 async def test_an_answer_that_cannot_be_stored_is_a_failure(
     answer: Resolution, error: Any, store: FakeStore
@@ -343,7 +344,7 @@ async def test_an_answer_that_cannot_be_stored_is_a_failure(
 
 def test_without_asyncio_too(abandoned: SyncDedup) -> None:
     with pytest.raises(ResultError):
-        abandoned.claim("order:42", resolve=lambda takeover: Resolution.done({1, 2}))
+        abandoned.claim("order:42", resolve=lambda takeover: Resolution.done(object()))
     assert abandoned.claim("order:42").outcome is Outcome.FAILED
 
 
@@ -353,7 +354,7 @@ async def test_a_result_that_cannot_be_stored_leaves_no_cycle(store: FakeStore) 
         claim = await dedup.claim("order:42")
         before = sys.getrefcount(claim)
         with suppress(ResultError):
-            await claim.complete({1, 2})
+            await claim.complete(object())
         assert sys.getrefcount(claim) == before
 
 
@@ -473,7 +474,7 @@ async def test_a_result_that_cannot_be_kept_is_told_and_not_published(
 
 @KEPT
 async def test_the_result_is_published_on_a_real_broker(
-    redis_url: str, rabbitmq: RabbitServer, wait_until: Any, keep_result: bool
+    redis_url: str, rabbitmq: RabbitServer, keep_result: bool
 ) -> None:
     async with opened(redis_url) as dedup:
         shop = Shop(dedup, {"invoice": 7}, rabbitmq.name, keep_result=keep_result)

@@ -230,7 +230,7 @@ async def order(request: Request) -> PlainTextResponse:
 
 @pytest.mark.parametrize("names", [["bob", "ann"], ["ann", "bob"], ["ann", "ann"], ["ann", ""], ["", "ann"]])
 async def test_a_header_given_twice_names_nobody(names: list[str]) -> None:
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         inner = Starlette(routes=[Route("/orders", order, methods=["POST"])])
         app = IdempotencyMiddleware(inner, dedup, principal=by_header("X-Api-Key"))
         client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop.test")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,6 +17,7 @@ from fastdedup.stores.redis.scripts import CallHead
 from ..servers import RedisServer
 from ..stepping import SteppingClock, SteppingServer, clock_us
 from ..topologies import ClusterGroup, Member
+from ..waiting import wait_until
 
 # A key's fence rises also where the server's clock was set back: an expired or forgotten key got a lower
 # one.
@@ -119,7 +119,6 @@ def test_a_stepping_servers_clock_is_set_back(stepping: SteppingServer) -> None:
 # had not seen the faster node's latest time, only the time at which it had connected there.
 
 
-WaitUntil = Callable[..., Any]
 SECONDS = 10.0
 KEYS = [f"{{k}}{number}" for number in range(300)]
 
@@ -160,7 +159,7 @@ async def test_the_fence_rises_as_a_slot_moves_to_a_slow_node(
         assert all(late.fence > early.fence for early, late in zip(before, after, strict=True))
 
 
-async def test_a_node_whose_clock_is_off_is_an_event(group: SkewedGroup, wait_until: WaitUntil) -> None:
+async def test_a_node_whose_clock_is_off_is_an_event(group: SkewedGroup) -> None:
     """A primary's, and that of a replica, which nobody has asked for a key yet."""
     seen: list[Event] = []
 
@@ -175,7 +174,7 @@ async def test_a_node_whose_clock_is_off_is_an_event(group: SkewedGroup, wait_un
     }
 
 
-async def test_a_clock_may_differ_by_a_tenth_of_the_lease(group: SkewedGroup, wait_until: WaitUntil) -> None:
+async def test_a_clock_may_differ_by_a_tenth_of_the_lease(group: SkewedGroup) -> None:
     seen: list[Event] = []
     async with Dedup(group.url, namespace="t", lease=SECONDS * 11, on_event=seen.append) as gate:
         clocks = gate.gate.connection.store._clocks  # type: ignore[attr-defined]

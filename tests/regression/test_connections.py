@@ -25,12 +25,12 @@ from fastdedup.stores.redis.url import ServerURL
 
 from ..servers import RedisServer, free_port
 from ..topologies import ClusterGroup, Pair, SentinelGroup
+from ..waiting import wait_until
 
 # What lay in the system's send queue reached the server after its connection was given up, and was
 # executed.
 
 
-WaitUntil = Callable[..., Any]
 SIOCOUTQ = 0x5411
 """Linux: how many bytes the other side has not acknowledged."""
 SIZE = 1024 * 1024
@@ -54,9 +54,7 @@ def connections(raw: Any) -> int:
     return sum(client["addr"].startswith("127.0.0.1") for client in raw.client_list())
 
 
-async def test_a_connection_that_is_given_up_sends_nothing_more(
-    tcp: tuple[RedisServer, str], wait_until: WaitUntil
-) -> None:
+async def test_a_connection_that_is_given_up_sends_nothing_more(tcp: tuple[RedisServer, str]) -> None:
     """A command, larger than a frozen server's socket takes, is cut off there: so it is never executed."""
     server, url = tcp
     connection = await dial(ServerURL.of(url), 5.0, None, check_single)
@@ -126,7 +124,7 @@ async def test_a_claim_is_unavailable(redis_url: str, monkeypatch: pytest.Monkey
 
 ALL = ("on", ">pw", "~*", "&*", "+@all")
 RIGHTS = re.compile(
-    r"The user needs `([^`]+)` on\n`<namespace>:\*` and the channel `([^`]+)`; also (.+?), where used",
+    r"The user needs `([^`]+)` on\n`<namespace>:\*` and the channel `([^`]+)`; also (.+?), if used",
     re.DOTALL,
 )
 
@@ -196,9 +194,7 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     ],
     indirect=["site"],
 )
-async def test_the_breaker_stays_open_until_the_rights_are_back(
-    site: Site, lost: str, wait_until: WaitUntil
-) -> None:
+async def test_the_breaker_stays_open_until_the_rights_are_back(site: Site, lost: str) -> None:
     """Whatever callers do meanwhile; then it closes within a second."""
     events: list[Event] = []
     site.set(*ALL)
@@ -222,31 +218,28 @@ async def test_the_breaker_stays_open_until_the_rights_are_back(
         told = [type(event) for event in events if isinstance(event, BreakerOpened | BreakerClosed)]
         assert told == [BreakerOpened]
         site.set(*ALL)
-        await wait_until(
-            lambda: dedup.breaker is BreakerState.CLOSED, description="the rights are back", deadline=2.0
-        )
+        await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="the rights are back")
         assert (await dedup.claim(lost)).acquired
 
 
-async def test_the_rights_of_the_page_are_enough(wait_until: WaitUntil) -> None:
+async def test_the_rights_of_the_page_are_enough(own_redis: RedisServer) -> None:
     """To find out that an outage is over, too: nothing else is asked for then."""
     page = (Path(__file__).parents[2] / "docs" / "redis.md").read_text(encoding="utf-8")
     found = RIGHTS.search(page)
     assert found, "the page has another wording"
     commands = [f"+{name.lower()}" for name in found[1].split()]
-    with RedisServer() as server:
-        site = Site(server.url, [server.client])
-        site.set("on", ">pw", "~shop:*", "resetchannels", f"&{found[2]}", "-@all", *commands, "+select")
-        async with Dedup(site.url, namespace="shop", timeout=0.2) as dedup:
-            claim = await dedup.claim("key")
-            with server.frozen():
+    site = Site(own_redis.url, [own_redis.client])
+    site.set("on", ">pw", "~shop:*", "resetchannels", f"&{found[2]}", "-@all", *commands, "+select")
+    async with Dedup(site.url, namespace="shop", timeout=0.2) as dedup:
+        claim = await dedup.claim("key")
+        with own_redis.frozen():
 
-                async def is_away() -> bool:
-                    with suppress(UnavailableError):
-                        await dedup.claim("another")
-                    return dedup.breaker is BreakerState.OPEN
+            async def is_away() -> bool:
+                with suppress(UnavailableError):
+                    await dedup.claim("another")
+                return dedup.breaker is BreakerState.OPEN
 
-                await wait_until(is_away, description="the breaker opens")
-            await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="Redis answers")
-            await claim.complete("done")
-            assert (await dedup.claim("key")).result == "done"
+            await wait_until(is_away, description="the breaker opens")
+        await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="Redis answers")
+        await claim.complete("done")
+        assert (await dedup.claim("key")).result == "done"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from decimal import Decimal
 from types import SimpleNamespace
@@ -30,6 +30,7 @@ from ..brokers import RabbitServer
 from ..messages.dead_letter_desk import desk_at
 from ..messages.test_rabbitmq import Orders, shop
 from ..messages.test_rabbitmq_hostile import ODD
+from ..waiting import wait_until
 
 # How consumers start and end: with a plain error, with their cancellation, and without messages in hand.
 
@@ -40,10 +41,7 @@ from ..messages.test_rabbitmq_hostile import ODD
 # messages.
 
 
-WaitUntil = Callable[..., Awaitable[Any]]
-
-
-async def all_come_to_another(orders: Orders, wait_until: WaitUntil, *ids: str) -> None:
+async def all_come_to_another(orders: Orders, *ids: str) -> None:
     async def ready() -> bool:
         return await orders.left() == len(ids)
 
@@ -53,9 +51,7 @@ async def all_come_to_another(orders: Orders, wait_until: WaitUntil, *ids: str) 
         await wait_until(lambda: other.counts.first == len(ids), description="another consumer does them")
 
 
-async def test_a_stopped_consumer_returns_what_it_did_not_do(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
-) -> None:
+async def test_a_stopped_consumer_returns_what_it_did_not_do(rabbitmq: RabbitServer, redis_url: str) -> None:
     async with shop(rabbitmq, redis_url) as orders:
         orders.then = lambda message: asyncio.Event().wait()
         async with orders.consuming(grace=0.05) as consumer:
@@ -63,11 +59,11 @@ async def test_a_stopped_consumer_returns_what_it_did_not_do(
             await wait_until(lambda: len(orders.runs) == 2, description="both are begun")
             consumer.stop()
             consumer.stop()
-        await all_come_to_another(orders, wait_until, "1", "2")
+        await all_come_to_another(orders, "1", "2")
 
 
 async def test_a_cancelled_consumer_returns_what_it_did_not_do(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+    rabbitmq: RabbitServer, redis_url: str
 ) -> None:
     async with shop(rabbitmq, redis_url) as orders, orders.consumer() as consumer:
         orders.then = lambda message: asyncio.Event().wait()
@@ -78,7 +74,7 @@ async def test_a_cancelled_consumer_returns_what_it_did_not_do(
         await asyncio.wait([task])
         assert task.cancelled()
         await orders.publish("2")
-        await all_come_to_another(orders, wait_until, "1", "2")
+        await all_come_to_another(orders, "1", "2")
 
 
 # A consumer whose task was cancelled went on for ever where its broker's client had lost the cancellation.
@@ -199,7 +195,7 @@ def fault(message: AbstractIncomingMessage) -> None:
         raise ValueError("no such customer: " + "e" * 600)
 
 
-async def fail(orders: Orders, left: int, wait_until: WaitUntil, **options: Any) -> AbstractIncomingMessage:
+async def fail(orders: Orders, left: int, **options: Any) -> AbstractIncomingMessage:
     """Consume a message that fails three times, and others beside it; return its dead letter."""
     orders.then = fault
     others = [str(number) for number in range(10)]
@@ -219,34 +215,30 @@ async def fail(orders: Orders, left: int, wait_until: WaitUntil, **options: Any)
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 async def test_a_message_that_nearly_fills_a_frame_becomes_a_dead_letter(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil, kind: str
+    rabbitmq: RabbitServer, redis_url: str, kind: str
 ) -> None:
     async with shop(rabbitmq, redis_url, kind=kind, robust=True) as orders:
-        dead = await fail(orders, 600, wait_until)
+        dead = await fail(orders, 600)
     assert filling(600).items() <= dead.headers.items()
     assert (len(dead.headers[ERROR]), dead.headers[KEY], LEFT_OUT in dead.headers) == (100, "big", False)
 
 
 async def test_our_own_headers_are_left_out_before_the_messages(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+    rabbitmq: RabbitServer, redis_url: str
 ) -> None:
     async with shop(rabbitmq, redis_url, robust=True) as orders:
-        dead = await fail(orders, 30, wait_until)
+        dead = await fail(orders, 30)
     assert dead.headers == {**filling(30), ATTEMPTS: 3}
 
 
 @pytest.mark.parametrize("left", [0, -8])
 async def test_the_largest_headers_of_a_full_frame_are_left_out(
-    rabbitmq: RabbitServer,
-    redis_url: str,
-    wait_until: WaitUntil,
-    left: int,
-    caplog: pytest.LogCaptureFixture,
+    rabbitmq: RabbitServer, redis_url: str, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is held for its next attempt: a copy would lack what the handler needs."""
     caplog.set_level(logging.WARNING, "fastdedup.messages")
     async with shop(rabbitmq, redis_url, robust=True) as orders:
-        dead = await fail(orders, left, wait_until)
+        dead = await fail(orders, left)
         assert {len(each.headers["big"]) for each in orders.seen if each.message_id == "big"} == {
             len(filling(left)["big"])
         }
@@ -256,7 +248,7 @@ async def test_the_largest_headers_of_a_full_frame_are_left_out(
 
 
 async def test_the_header_that_holds_the_key_goes_after_all_smaller_ones(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+    rabbitmq: RabbitServer, redis_url: str
 ) -> None:
     """So little room is left beyond it that the dead letter can say only how many others are missing."""
 
@@ -281,7 +273,7 @@ async def test_the_header_that_holds_the_key_goes_after_all_smaller_ones(
 
 
 async def test_a_message_held_for_its_next_attempt_goes_back_by_stop(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+    rabbitmq: RabbitServer, redis_url: str
 ) -> None:
     async with shop(rabbitmq, redis_url) as orders:
         orders.then = fault
@@ -299,7 +291,7 @@ async def test_a_message_held_for_its_next_attempt_goes_back_by_stop(
 
 
 async def test_a_held_message_whose_channel_is_lost_is_delivered_again(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+    rabbitmq: RabbitServer, redis_url: str
 ) -> None:
     async with shop(rabbitmq, redis_url, robust=True) as orders:
         orders.then = fault

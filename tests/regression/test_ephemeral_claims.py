@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,11 +12,11 @@ from ..servers import RedisServer
 from ..sidecar.attacks import answered, connect
 from ..sidecar.fuzz import pack
 from ..sidecar.running import DEADLINE, Sidecar, figure
+from ..waiting import wait_until
 
 # Of 40,000 EPHEMERAL claims of a killed client 24,384 stayed, and other clients were refused meanwhile.
 
 
-WaitUntil = Callable[..., Any]
 CLAIMS = 6_000
 
 
@@ -43,9 +42,7 @@ def are_free(store: redis.Redis, keys: list[str]) -> bool:
     return all(record is not None and record[1:2] == b"R" for record in store.mget(keys))
 
 
-async def test_all_claims_of_a_killed_client_are_freed(
-    redis_server: RedisServer, redis_url: str, wait_until: WaitUntil
-) -> None:
+async def test_all_claims_of_a_killed_client_are_freed(redis_server: RedisServer, redis_url: str) -> None:
     options = ("--url", redis_url, "--namespace", "many", "--timeout", "0.25", "--ttl", "60")
     outcomes: set[bytes] = set()
     with Sidecar(*options) as sidecar, sidecar.client() as other, redis_server.client() as store:
@@ -141,7 +138,7 @@ KEYS = [b"%d" % number for number in range(200)]
 
 
 async def test_releases_are_tried_until_the_store_takes_them(
-    redis_server: RedisServer, redis_url: str, wait_until: WaitUntil
+    redis_server: RedisServer, redis_url: str
 ) -> None:
     options = ("--url", redis_url, "--namespace", "freeze", "--timeout", "0.4", "--ttl", "60")
     with Sidecar(*options) as sidecar, redis_server.client() as store:
@@ -160,9 +157,7 @@ async def test_releases_are_tried_until_the_store_takes_them(
         await wait_until(lambda: are_free(store, keys), description="all are free")
 
 
-async def test_an_owner_that_comes_back_keeps_its_claim(
-    redis_server: RedisServer, redis_url: str, wait_until: WaitUntil
-) -> None:
+async def test_an_owner_that_comes_back_keeps_its_claim(redis_server: RedisServer, redis_url: str) -> None:
     """Its former connection ended while the store was not asked."""
     options = ("--url", redis_url, "--namespace", "freeze", "--timeout", "0.4", "--ttl", "60")
     mine = ("FD.CLAIM", "mine", "OWNER", "worker:1", "EPHEMERAL")
@@ -206,9 +201,7 @@ def asked(client: redis.Redis, key: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("wire", ["resp", "http", "http, waiting"])
-async def test_they_do_not_end_with_the_first_connection(
-    wire: str, server: RedisServer, wait_until: Callable[..., Any]
-) -> None:
+async def test_they_do_not_end_with_the_first_connection(wire: str, server: RedisServer) -> None:
     moved, kept = f"moved by {wire}", f"kept by {wire}"
     with Sidecar("--url", server.url) as sidecar, sidecar.client() as ask, sidecar.http() as http:
         with sidecar.client() as first:
@@ -229,7 +222,7 @@ async def test_they_do_not_end_with_the_first_connection(
 # SIGTERM of the sidecar freed the EPHEMERAL claims of workers that lived: a restart made second owners.
 
 
-async def test_a_client_gets_its_claims_back_after_a_restart(redis_url: str, wait_until: WaitUntil) -> None:
+async def test_a_client_gets_its_claims_back_after_a_restart(redis_url: str) -> None:
     with Sidecar("--url", redis_url, "--ttl", "60") as sidecar:
         with sidecar.client() as worker:
             drawn = worker.execute_command("FD.CLAIM", "drawn", "EPHEMERAL")
@@ -249,9 +242,7 @@ async def test_a_client_gets_its_claims_back_after_a_restart(redis_url: str, wai
             )
 
 
-async def test_an_owner_on_a_new_connection_outlives_its_old_one(
-    redis_url: str, wait_until: WaitUntil
-) -> None:
+async def test_an_owner_on_a_new_connection_outlives_its_old_one(redis_url: str) -> None:
     mine = ("FD.CLAIM", "mine", "OWNER", "worker:1", "EPHEMERAL")
     with Sidecar("--url", redis_url, "--ttl", "60") as sidecar, sidecar.client() as new:
         with sidecar.client() as old:

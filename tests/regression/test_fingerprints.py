@@ -181,7 +181,7 @@ def test_a_nan_that_json_leaves_out_is_fine(value: Any) -> None:
 
 async def test_a_result_with_a_disguised_nan_is_refused() -> None:
     """A duplicate would get null where the first caller got NaN."""
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         claim = await dedup.claim("order:7")
         with pytest.raises(ResultError, match="NaN"):
             await claim.complete([Rate.UNKNOWN])

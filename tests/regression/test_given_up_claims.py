@@ -11,58 +11,48 @@ from typing import Any
 
 import pytest
 import redis
-import uvloop
 
-from fastdedup import BreakerState, Claim, Dedup, InProgressError, LocalLRU, UnavailableError
+from fastdedup import BreakerState, Claim, Dedup, UnavailableError
 from fastdedup import sync as synchronous
-from fastdedup.events import Conflict, Event, UndoOverflow
+from fastdedup.events import Event, UndoOverflow
 from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..servers import RedisServer
 from ..sidecar.conftest import Serve, serve  # noqa: F401 -- a fixture
 from ..sidecars import Sidecar
 from ..topologies import ClusterGroup
+from ..waiting import acquired, wait_until
 
 # A claim that was given up after it was sent held its key for the whole lease, and nobody was told of it.
 
 
-WaitUntil = Callable[..., Any]
 Ask = Callable[[Dedup, str], Awaitable[Any]]
 
 TIMEOUT = 0.15
-SOON = 1.0
-"""Seconds in which the key is free again."""
+SOON = 10.0
+"""Seconds in which the key is free again, on a busy machine too: a sixth of the lease that would hold it else."""
+A_WHILE = 1.0
+"""Seconds after which a key that is still held was not freed."""
 
 
 class Two:
     """A gate whose Redis hangs now and then, and one that nobody cuts off."""
 
-    def __init__(self, dedup: Dedup, other: Dedup, wait_until: WaitUntil, server: RedisServer) -> None:
+    def __init__(self, dedup: Dedup, other: Dedup, server: RedisServer) -> None:
         self.dedup = dedup
         self.other = other
         self.server = server
-        self.events: list[Event] = []
-        self._wait_until = wait_until
         self.orphans = dedup.gate.connection.orphans
 
-    async def taken(self, key: str, *, lock: bool = False) -> None:
+    async def taken(self, key: str) -> None:
         """Another caller gets the key soon."""
-
-        async def acquired() -> bool:
-            if not lock:
-                return (await self.other.claim(key)).acquired
-            with suppress(InProgressError):
-                async with self.other.lock(key):
-                    return True
-            return False
-
-        await self._wait_until(acquired, description=f"another caller acquires {key}", deadline=SOON)
+        await acquired(self.other, key, deadline=SOON)
 
     async def is_held(self, key: str) -> bool:
         return not (await self.other.claim(key)).acquired
 
     async def settled_down(self) -> None:
-        await self._wait_until(lambda: not len(self.orphans), description="nothing is left to be undone")
+        await wait_until(lambda: not len(self.orphans), description="nothing is left to be undone")
 
     async def loses(self, ask: Ask, key: str) -> UnavailableError:
         """Make a claim while Redis hangs, until it is given up."""
@@ -72,14 +62,11 @@ class Two:
 
 
 @asynccontextmanager
-async def two(server: RedisServer, wait_until: WaitUntil, **options: Any) -> AsyncIterator[Two]:
-    events: list[Event] = []
-    settings = {"namespace": "t", "timeout": TIMEOUT, "lease": 60.0, "on_event": events.append, **options}
+async def two(server: RedisServer, **options: Any) -> AsyncIterator[Two]:
+    settings = {"namespace": "t", "timeout": TIMEOUT, "lease": 60.0, **options}
     async with Dedup(server.url, **settings) as dedup, Dedup(server.url, namespace="t", timeout=5.0) as other:
         await asyncio.gather(dedup.get("warm"), other.get("warm"))
-        both = Two(dedup, other, wait_until, server)
-        both.events = events
-        yield both
+        yield Two(dedup, other, server)
 
 
 async def by_claim(dedup: Dedup, key: str) -> Claim:
@@ -108,24 +95,11 @@ async def by_lock(dedup: Dedup, key: str) -> None:
 WAYS: list[Ask] = [by_claim, by_waiting, by_list, by_context, by_lock]
 
 
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_claim_that_timed_out_is_undone_in_either_loop(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, new_loop: Callable[[], Any]
-) -> None:
-    async def lose_one() -> None:
-        async with two(redis_server, wait_until) as both:
-            await both.loses(by_claim, "k")
-            await both.taken("k")
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(lose_one())
-
-
 async def test_a_list_that_is_cancelled_while_redis_hangs_is_undone(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
+    redis_url: str, redis_server: RedisServer
 ) -> None:
     """It waited for one key more: what it took is given back, though the release cannot even be sent by then."""
-    async with two(redis_server, wait_until) as both:
+    async with two(redis_server) as both:
         assert (await both.other.claim("busy", lease=60)).acquired
         waiting = asyncio.create_task(both.dedup.claim_many(["free", "busy"], wait=30))
         await wait_until(lambda: both.other.get("free"), description="the list has taken what was free")
@@ -139,28 +113,11 @@ async def test_a_list_that_is_cancelled_while_redis_hangs_is_undone(
         await both.taken("free")
 
 
-async def test_claims_are_undone_soon_after_the_breaker_closed(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
-) -> None:
-    async with two(redis_server, wait_until) as both:
-        keys: list[str] = []
-        with redis_server.frozen():
-            while both.dedup.breaker is BreakerState.CLOSED:
-                keys.append(f"k{len(keys)}")
-                with suppress(UnavailableError):
-                    await by_claim(both.dedup, keys[-1])
-        await wait_until(
-            lambda: both.dedup.breaker is BreakerState.CLOSED, description="the breaker has closed"
-        )
-        for key in keys:
-            await both.taken(key)
-
-
 async def test_what_its_owner_asked_for_again_is_not_undone(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
+    redis_url: str, redis_server: RedisServer
 ) -> None:
     """At every moment between the first answer of Redis and the undoing."""
-    async with two(redis_server, wait_until) as both:
+    async with two(redis_server) as both:
         for number in range(10):
             key = f"k{number}"
             error = await both.loses(by_claim, key)
@@ -176,10 +133,8 @@ async def test_what_its_owner_asked_for_again_is_not_undone(
             await claim.complete("done")
 
 
-async def test_the_error_of_a_claim_names_its_owner(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
-) -> None:
-    async with two(redis_server, wait_until) as both:
+async def test_the_error_of_a_claim_names_its_owner(redis_url: str, redis_server: RedisServer) -> None:
+    async with two(redis_server) as both:
         token = await both.other.tokens.issue()
         held = await both.dedup.claim("held")
         machine = both.dedup.machine("m", initial="a", transitions={"a": ("b",), "b": ()})
@@ -215,10 +170,10 @@ def test_the_error_of_a_synchronous_claim_names_its_owner(redis_url: str, redis_
 
 
 async def test_a_forked_child_leaves_what_was_given_up_to_its_parent(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
+    redis_url: str, redis_server: RedisServer
 ) -> None:
     """It cannot ask the store, and would try for ever in its copy of the loop."""
-    async with two(redis_server, wait_until) as both:
+    async with two(redis_server) as both:
         await both.loses(by_claim, "k")
         assert len(both.orphans) == 1
         child = os.fork()
@@ -235,12 +190,6 @@ async def test_a_forked_child_leaves_what_was_given_up_to_its_parent(
 PATIENCE = 0.3
 LEASE = 600
 """Seconds: what is not undone stays."""
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 @asynccontextmanager
@@ -272,73 +221,36 @@ def states(server: RedisServer) -> dict[str, str]:
         return {key.decode()[3:]: chr(raw.getrange(key, 1, 1)[0]) for key in raw.keys("t:=*")}  # type: ignore[union-attr]
 
 
-async def undone(server: RedisServer, dedup: Dedup, wait_until: WaitUntil) -> dict[str, str]:
+async def undone(server: RedisServer, dedup: Dedup) -> dict[str, str]:
     """Thaw; return the records once nothing is left to be undone."""
     server.thaw()
     await wait_until(lambda: waiting(dedup) == 0, description="all is undone")
     return {key: state for key, state in states(server).items() if key != "warm"}
 
 
-async def test_thousands_that_were_given_up_are_released(server: RedisServer, wait_until: WaitUntil) -> None:
-    """More than one batch, and more than one look."""
-    async with frozen(server) as dedup:
-        await give_up(dedup, *(f"k{n}" for n in range(3000)))
-        left = await undone(server, dedup, wait_until)
-        assert set(left.values()) <= {"R"}
-
-
-async def test_a_claim_that_the_policy_granted_is_kept(server: RedisServer, wait_until: WaitUntil) -> None:
-    """Its owner is the one that the store knows, too."""
-    policy = LocalLRU()
-    async with frozen(server, on_unavailable=policy) as dedup:
-        claim = await ask(dedup, "k")
-        assert (claim.acquired, claim.degraded, waiting(dedup)) == (True, True, 0)
-        await undone(server, dedup, wait_until)
-        await wait_until(lambda: policy.lines == 0, description="the record is in the store")
-        assert states(server)["k"] == "P"
-        assert not (await ask(dedup, "k")).acquired
-        await claim.complete("done")
-
-
-async def test_what_the_policy_gave_to_another_is_undone(server: RedisServer, wait_until: WaitUntil) -> None:
-    """The first caller went away; the second has the key by the policy, and the store executes the first."""
-    policy, events = LocalLRU(), list[Event]()
-    async with frozen(server, on_unavailable=policy, on_event=events.append) as dedup:
-        first = asyncio.create_task(ask(dedup, "k"))
-        engine = dedup.gate.connection.engine
-        assert engine is not None
-        await wait_until(lambda: engine.in_flight > 0, description="it was sent")
-        first.cancel()
-        second = await ask(dedup, "k", owner="second")
-        assert (second.acquired, second.degraded) == (True, True)
-        await undone(server, dedup, wait_until)
-        await wait_until(lambda: policy.lines == 0, description="the record is in the store")
-        # Where the first was found before it was released, the second is lost, and was told so by an event.
-        lost = any(isinstance(event, Conflict) and event.ours == "second" for event in events)
-        assert states(server)["k"] == ("R" if lost else "P")
-
-
-async def test_closing_undoes_what_is_left(server: RedisServer) -> None:
-    async with frozen(server, timeout=2.0) as dedup:  # so long closing tries, which a busy machine may need
+async def test_closing_undoes_what_is_left(own_redis: RedisServer) -> None:
+    async with frozen(
+        own_redis, timeout=2.0
+    ) as dedup:  # so long closing tries, which a busy machine may need
         await give_up(dedup, *(f"k{n}" for n in range(600)))
-        server.thaw()
-    assert {state for key, state in states(server).items() if key != "warm"} <= {"R"}
+        own_redis.thaw()
+    assert {state for key, state in states(own_redis).items() if key != "warm"} <= {"R"}
 
 
-async def test_closing_does_not_wait_for_a_frozen_server(server: RedisServer) -> None:
-    async with frozen(server) as dedup:
+async def test_closing_does_not_wait_for_a_frozen_server(own_redis: RedisServer) -> None:
+    async with frozen(own_redis) as dedup:
         await give_up(dedup, *(f"k{n}" for n in range(600)))
         started = time.monotonic()
     assert time.monotonic() - started < 10 * PATIENCE
 
 
-async def test_the_oldest_is_dropped_with_an_event(server: RedisServer, wait_until: WaitUntil) -> None:
+async def test_the_oldest_is_dropped_with_an_event(own_redis: RedisServer) -> None:
     events: list[Event] = []
-    async with frozen(server, on_event=events.append) as dedup:
+    async with frozen(own_redis, on_event=events.append) as dedup:
         dedup.gate.connection.orphans.most = 2
         await give_up(dedup, "a", "b", "c")
         assert [event.key for event in events if isinstance(event, UndoOverflow)] == ["a"]
-        assert await undone(server, dedup, wait_until) == {"a": "P", "b": "R", "c": "R"}
+        assert await undone(own_redis, dedup) == {"a": "P", "b": "R", "c": "R"}
 
 
 # As `test_given_up_claims.py`, of claims that go through a sidecar or to a Cluster.
@@ -346,7 +258,7 @@ async def test_the_oldest_is_dropped_with_an_event(server: RedisServer, wait_unt
 
 SHORT, LONG = 0.15, 5.0
 TIMEOUTS = pytest.mark.parametrize(
-    ("own", "its"), [(SHORT, LONG), (LONG, SHORT)], ids=["the gate gives up", "the sidecar gives up"]
+    ("own", "its"), [(SHORT, 10 * SHORT), (LONG, SHORT)], ids=["the gate gives up", "the sidecar gives up"]
 )
 
 
@@ -366,16 +278,9 @@ async def behind_a_sidecar(server: RedisServer, own: float, its: float) -> Async
         await asyncio.to_thread(sidecar.stop)
 
 
-async def taken(other: Dedup, wait_until: WaitUntil, key: str) -> None:
-    async def acquired() -> bool:
-        return (await other.claim(key)).acquired
-
-    await wait_until(acquired, description=f"another caller acquires {key}", deadline=SOON)
-
-
 @TIMEOUTS
 async def test_a_claim_through_a_sidecar_is_undone(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, own: float, its: float
+    redis_url: str, redis_server: RedisServer, own: float, its: float
 ) -> None:
     async with behind_a_sidecar(redis_server, own, its) as (dedup, other):
         with redis_server.frozen():
@@ -384,12 +289,12 @@ async def test_a_claim_through_a_sidecar_is_undone(
                     await ask
                 assert info.value.owner
         for key in ("k", "a", "b"):
-            await taken(other, wait_until, key)
+            await acquired(other, key, deadline=SOON)
 
 
 @TIMEOUTS
 async def test_what_its_owner_asked_for_again_is_not_undone_through_a_sidecar(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, own: float, its: float
+    redis_url: str, redis_server: RedisServer, own: float, its: float
 ) -> None:
     async with behind_a_sidecar(redis_server, own, its) as (dedup, other):
         with redis_server.frozen(), pytest.raises(UnavailableError) as info:
@@ -401,7 +306,7 @@ async def test_what_its_owner_asked_for_again_is_not_undone_through_a_sidecar(
         for key in ("x", "y"):
             with redis_server.frozen(), pytest.raises(UnavailableError):
                 await dedup.claim(key)
-            await taken(other, wait_until, key)
+            await acquired(other, key, deadline=SOON)
         assert not (await other.claim("k")).acquired
         await claim.complete("done")
 
@@ -411,13 +316,13 @@ async def claimed(dedup: Dedup, owner: str | None) -> Any:
         return await dedup.claim("k", owner=owner)
 
 
-def frees_soon(server: RedisServer, key: str) -> bool:
+def frees(server: RedisServer, key: str, *, within: float = SOON) -> bool:
     """Ask as another caller until the key is acquired."""
 
     async def ask() -> bool:
         async with Dedup(server.url, namespace="fastdedup", timeout=LONG) as other:
             loop = asyncio.get_running_loop()
-            ends = loop.time() + SOON
+            ends = loop.time() + within
             while loop.time() < ends:
                 if (await other.claim(key)).acquired:
                     return True
@@ -432,7 +337,7 @@ def test_a_claim_over_resp_is_undone(redis_url: str, redis_server: RedisServer, 
         client.execute_command("FD.CLAIM", "warm")
         with redis_server.frozen(), pytest.raises(redis.ResponseError, match="UNAVAILABLE"):
             client.execute_command("FD.CLAIM", "k")
-    assert frees_soon(redis_server, "k")
+    assert frees(redis_server, "k")
 
 
 def test_a_claim_over_http_is_undone(redis_url: str, redis_server: RedisServer, serve: Serve) -> None:  # noqa: F811
@@ -445,7 +350,7 @@ def test_a_claim_over_http_is_undone(redis_url: str, redis_server: RedisServer, 
             ):
                 assert "unavailable" in http.post(path, json=body).text
     for key in ("k", "b"):
-        assert frees_soon(redis_server, key)
+        assert frees(redis_server, key)
 
 
 def test_a_client_that_names_its_owner_keeps_the_key(
@@ -454,11 +359,16 @@ def test_a_client_that_names_its_owner_keeps_the_key(
     serve: Serve,  # noqa: F811
 ) -> None:
     with serve(redis_url, timeout=SHORT).http() as http:
+
+        def says_it_again() -> int:
+            return http.post("/v1/claims", json={"key": "k", "owner": "w1"}).status_code
+
         http.post("/v1/claims", json={"key": "warm"})
         with redis_server.frozen():
-            assert http.post("/v1/claims", json={"key": "k", "owner": "w1"}).status_code == 503
-        assert not frees_soon(redis_server, "k")
-        assert http.post("/v1/claims", json={"key": "k", "owner": "w1"}).status_code == 201
+            assert says_it_again() == 503
+        assert not frees(redis_server, "k", within=A_WHILE)
+        # A busy machine may need more than SHORT for an answer: the claim is sent again, like by a client.
+        asyncio.run(wait_until(lambda: says_it_again() == 201, description="its owner has the key"))
 
 
 @contextmanager
@@ -467,7 +377,7 @@ def cluster() -> Iterator[ClusterGroup]:
         yield group
 
 
-async def test_a_claim_on_a_cluster_is_undone(wait_until: WaitUntil) -> None:
+async def test_a_claim_on_a_cluster_is_undone() -> None:
     """One node hangs, shorter than its replica waits before it takes over."""
     with cluster() as group:
         async with (
@@ -485,4 +395,4 @@ async def test_a_claim_on_a_cluster_is_undone(wait_until: WaitUntil) -> None:
             finally:
                 node.thaw()
             for key in ("k", "b"):
-                await taken(other, wait_until, key)
+                await acquired(other, key, deadline=SOON)

@@ -27,11 +27,12 @@ from fastdedup.testing import FakeStore
 
 from ..brokers import RabbitServer
 from ..messages.test_rabbitmq import shop as rabbit_shop
-from ..messages.test_redis_streams import Waiter, Work, shop_of
+from ..messages.test_redis_streams import Work, shop_of
 from ..messages.test_rules import Billing
 from ..messages.test_rules import Consumer as BareConsumer
 from ..messages.test_rules import Shop as Database
 from ..servers import RedisServer
+from ..waiting import wait_until
 
 # A handler's error that is no `Exception`, such as a panic of Rust code, is a failed attempt, and no end of
 # all. It ended the consumer without a line or an event, and cut off the other handlers; the message waited
@@ -56,7 +57,6 @@ async def panics_in_a_group() -> None:
 async def test_a_panic_is_tried_again_then_dead_lettered(
     server: RedisServer,
     redis_url: str,
-    wait_until: Waiter,
     caplog: pytest.LogCaptureFixture,
     work_of: Callable[[], Awaitable[None]],
 ) -> None:
@@ -81,9 +81,7 @@ async def test_a_panic_is_tried_again_then_dead_lettered(
     assert f"attempt 1 of 2 failed: consumer='billing' key='bad' error={name} at " in caplog.text
 
 
-async def test_a_consumer_of_rabbitmq_goes_on(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: Waiter
-) -> None:
+async def test_a_consumer_of_rabbitmq_goes_on(rabbitmq: RabbitServer, redis_url: str) -> None:
     async with rabbit_shop(rabbitmq, redis_url) as orders:
         orders.then = lambda message: panics() if message.message_id == "bad" else None
         async with orders.consuming(prefetch=1, attempts=2) as consumer:
@@ -184,9 +182,7 @@ def rules(**options: Any) -> MessageRules:
     return MessageRules("orders", str, wait=0.0, **options)
 
 
-async def test_an_error_without_a_text_becomes_a_dead_letter(
-    server: RedisServer, wait_until: Callable[..., Any]
-) -> None:
+async def test_an_error_without_a_text_becomes_a_dead_letter(server: RedisServer) -> None:
     async with (
         shop_of(server) as shop,
         Dedup(server.url, namespace="m", timeout=5.0) as dedup,
@@ -302,7 +298,7 @@ def test_no_value_of_the_rule_raises_another_error(make: Callable[[], Any], why:
         key_of(make())
 
 
-async def test_a_stream_with_such_a_key_is_worked_off(server: RedisServer, wait_until: Waiter) -> None:
+async def test_a_stream_with_such_a_key_is_worked_off(server: RedisServer) -> None:
     def key(entry: Any) -> str:
         return MuteKey(entry.fields[b"id"].decode())
 
@@ -388,7 +384,7 @@ async def durable() -> AsyncIterator[RedisServer]:
         yield server
 
 
-async def test_a_killed_redis_delays_no_retry_by_a_lease(server: RedisServer, wait_until: Waiter) -> None:
+async def test_a_killed_redis_delays_no_retry_by_a_lease(server: RedisServer) -> None:
     def outage(order: str) -> None:
         if len(work.begun) == 1:
             redis.kill()
@@ -410,9 +406,7 @@ async def test_a_killed_redis_delays_no_retry_by_a_lease(server: RedisServer, wa
 
 @pytest.mark.parametrize("gated_inbox", [False, True], ids=["gate", "gate and inbox"])
 @pytest.mark.parametrize("way", ["refused", "frozen", "lost_reply"])
-async def test_no_attempt_comes_before_the_delay_is_over(
-    way: str, gated_inbox: bool, tmp_path: Path, wait_until: Waiter
-) -> None:
+async def test_no_attempt_comes_before_the_delay_is_over(way: str, gated_inbox: bool, tmp_path: Path) -> None:
     """The outage is shorter than the delay: the key is then held until that is over."""
     store = FakeStore()
     inbox = Database(tmp_path / "shop.db").inbox if gated_inbox else None
@@ -427,7 +421,7 @@ async def test_no_attempt_comes_before_the_delay_is_over(
         assert message.attempts == 2
 
 
-async def test_a_delay_that_is_over_frees_the_key_at_once(wait_until: Waiter) -> None:
+async def test_a_delay_that_is_over_frees_the_key_at_once() -> None:
     store = FakeStore()
     async with Dedup(store, namespace="m", lease=NEVER, timeout=0.05) as dedup:
         message = Message(dedup, lambda: store.outage.start("refused"), 0.01)

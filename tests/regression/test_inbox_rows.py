@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from ..sql import conftest as sql
 from ..sql.conftest import Opener
 from ..sql.fresh import create_by_ddl, engine_at
 from ..sql.ways import WEEK
+from ..waiting import wait_until
 
 # A database that drops the inbox's insert was told to be a purge, and the transaction to be run again, for
 # ever. Neither a unique id nor an error: `INSERT IGNORE` ignores a missing partition and a foreign key, and
@@ -118,33 +119,43 @@ def rows(file: Path) -> Any:
         return connection.execute("SELECT count(*) FROM audit").fetchone()[0]
 
 
-def test_synchronous_purge_refuses_another_table(file: Path) -> None:
-    @contextmanager
-    def begin() -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(file)) as connection, connection:
-            yield connection
+Purge = Callable[..., Awaitable[int]]
 
+
+@pytest.fixture(params=["synchronous", "asyncio"])
+def purge(request: pytest.FixtureRequest) -> Purge:
+    """Purges an inbox in a file, in either kind of code; `meets` is called when a transaction begins."""
+
+    async def purged(
+        file: Path, meets: Callable[[], object] = lambda: None, on_batch: Any = None, **options: Any
+    ) -> int:
+        @contextmanager
+        def begin() -> Iterator[sqlite3.Connection]:
+            meets()
+            with closing(sqlite3.connect(file, timeout=0.0)) as connection, connection:
+                yield connection
+
+        @asynccontextmanager
+        async def abegin() -> AsyncIterator[aiosqlite.Connection]:
+            meets()
+            async with aiosqlite.connect(file, timeout=0.0) as connection:
+                yield connection
+                await connection.commit()
+
+        if request.param == "synchronous":
+            return SyncInbox("shop", keep=60.0, begin=begin, **options).purge(on_batch=on_batch)
+        return await Inbox("shop", keep=60.0, begin=abegin, **options).purge(on_batch=on_batch)
+
+    return purged
+
+
+async def test_a_purge_refuses_another_table(file: Path, purge: Purge) -> None:
     with pytest.raises(ConfigError, match="the table audit is no inbox: it has no column result"):
-        SyncInbox("shop", keep=60.0, table="audit", begin=begin).purge()
-    assert rows(file) == 1
-
-
-async def test_asynchronous_purge_refuses_another_table(file: Path) -> None:
-    @asynccontextmanager
-    async def begin() -> AsyncIterator[aiosqlite.Connection]:
-        async with aiosqlite.connect(file) as connection:
-            yield connection
-            await connection.commit()
-
-    with pytest.raises(ConfigError, match="the table audit is no inbox: it has no column result"):
-        await Inbox("shop", keep=60.0, table="audit", begin=begin).purge()
+        await purge(file, table="audit")
     assert rows(file) == 1
 
 
 # A purge ended with the first batch that the database ended, and had counted that batch's rows as deleted.
-
-
-KEEP = 60.0
 
 
 @pytest.fixture
@@ -174,46 +185,18 @@ class Obstacle:
         self._times -= 1
 
 
-OBSTACLES = ["BEGIN IMMEDIATE", "SELECT * FROM fastdedup_inbox"]
-
-
-@pytest.mark.parametrize("statement", OBSTACLES)
-def test_a_synchronous_purge_runs_an_ended_batch_again(inbox_file: Path, statement: str) -> None:
-    begin, counts = transactions(inbox_file, Obstacle(inbox_file, statement, times=2)), []
-    inbox = SyncInbox("shop", keep=KEEP, begin=begin)
-    assert inbox.purge(on_batch=counts.append) == 3
+@pytest.mark.parametrize("statement", ["BEGIN IMMEDIATE", "SELECT * FROM fastdedup_inbox"])
+async def test_a_purge_runs_an_ended_batch_again(inbox_file: Path, purge: Purge, statement: str) -> None:
+    counts: list[int] = []
+    obstacle = Obstacle(inbox_file, statement, times=2)
+    assert await purge(inbox_file, obstacle.meet, counts.append) == 3
     assert counts == [3]
 
 
-def transactions(inbox_file: Path, obstacle: Obstacle) -> Callable[[], object]:
-    @contextmanager
-    def begin() -> Iterator[sqlite3.Connection]:
-        obstacle.meet()
-        with closing(sqlite3.connect(inbox_file, timeout=0.0)) as connection, connection:
-            yield connection
-
-    return begin
-
-
-@pytest.mark.parametrize("statement", OBSTACLES)
-async def test_an_asynchronous_purge_runs_an_ended_batch_again(inbox_file: Path, statement: str) -> None:
-    obstacle, counts = Obstacle(inbox_file, statement, times=2), []
-
-    @asynccontextmanager
-    async def begin() -> AsyncIterator[aiosqlite.Connection]:
-        obstacle.meet()
-        async with aiosqlite.connect(inbox_file, timeout=0.0) as connection:
-            yield connection
-            await connection.commit()
-
-    assert await Inbox("shop", keep=KEEP, begin=begin).purge(on_batch=counts.append) == 3
-    assert counts == [3]
-
-
-def test_a_purge_does_not_try_for_ever(inbox_file: Path) -> None:
+async def test_a_purge_does_not_try_for_ever(inbox_file: Path, purge: Purge) -> None:
     obstacle = Obstacle(inbox_file, "BEGIN IMMEDIATE", times=5)
     with pytest.raises(RetryTransaction, match="database is locked"):
-        SyncInbox("shop", keep=KEEP, begin=transactions(inbox_file, obstacle)).purge()
+        await purge(inbox_file, obstacle.meet)
     obstacle.meet()
 
 
@@ -275,9 +258,7 @@ def standby(request: pytest.FixtureRequest) -> Standby:
     return kind(request.getfixturevalue(request.param))
 
 
-async def test_messages_are_held_until_it_takes_writes_again(
-    standby: Any, wait_until: Callable[..., Any]
-) -> None:
+async def test_messages_are_held_until_it_takes_writes_again(standby: Any) -> None:
     runs = []
 
     async def work(connection: Any, message: str) -> None:

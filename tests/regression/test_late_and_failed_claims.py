@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from functools import partial
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -14,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route as Path
 
-from fastdedup import BreakerState, Claim, ClaimLostError, Dedup, InProgressError, UnavailableError
+from fastdedup import BreakerState, ClaimLostError, Dedup, InProgressError, UnavailableError
 from fastdedup.core.orphans import Orphans
 from fastdedup.events import Event, UndoOverflow
 from fastdedup.integrations import asgi
@@ -28,20 +27,16 @@ from fastdedup.ledger.operations import FOREVER_MS, FirstOp, LedgerTerms, SeenOp
 from fastdedup.ledger.orphan_ids import OrphanIds
 from fastdedup.stores.memory import MemoryStore
 
-from ..proxy import Fate, Proxy, proxied
 from ..servers import RedisServer
+from ..waiting import acquired, wait_until
 
 # Fault: a claim that a proxy held back, and passed on after the release, took the key for nobody. The claim
 # had been sent again meanwhile, so its owner had worked and released the key. The late copy acquired it for
 # the same owner, who was gone, and the key was held until the lease ended. The same for a claim that was
-# given up: it was looked for twice within a second, and not again.
+# given up: it was looked for twice within a second, and not again. The model has the late copies.
 
 
-WaitUntil = Callable[..., Any]
 LEASE = 60.0
-SOON = 3.0
-EACH_CALL = 3
-"""Sendings of one call whose connection is cut each time, before it fails or looks again."""
 
 
 async def claim(dedup: Dedup) -> None:
@@ -60,52 +55,6 @@ async def claim_many(dedup: Dedup) -> None:
 async def lock(dedup: Dedup) -> None:
     async with dedup.lock("key", lease=LEASE):
         pass
-
-
-def keep_claims(proxy: Proxy, times: int) -> None:
-    """Keep back the next sendings of a claim."""
-
-    def plan(name: str) -> Fate:
-        return Fate.KEEP if name == "claim" and len(proxy.kept) < times else Fate.PASS
-
-    proxy.follow(plan)
-
-
-@asynccontextmanager
-async def gates(server: RedisServer) -> AsyncIterator[tuple[Proxy, Dedup, Dedup]]:
-    async with (
-        proxied(server) as proxy,
-        Dedup(proxy.url, namespace="t", timeout=1.0) as dedup,
-        Dedup(server.url, namespace="t", timeout=5.0) as other,
-    ):
-        await (await dedup.claim("warm")).release()
-        yield proxy, dedup, other
-
-
-async def is_free_soon(other: Dedup, wait_until: WaitUntil) -> None:
-    async def is_free() -> bool:
-        return (await other.claim("key")).acquired
-
-    await wait_until(is_free, description="the key is free", deadline=SOON)
-
-
-@pytest.mark.parametrize(
-    ("use", "kept"), [(claim, 1), (claim_and_wait, 1), (claim_and_wait, EACH_CALL), (claim_many, EACH_CALL)]
-)
-async def test_a_late_copy_holds_no_key_that_was_released(
-    redis_url: str,
-    redis_server: RedisServer,
-    wait_until: WaitUntil,
-    use: Callable[[Dedup], Awaitable[None]],
-    kept: int,
-) -> None:
-    async with gates(redis_server) as (proxy, dedup, other):
-        keep_claims(proxy, kept)
-        await use(dedup)
-        assert len(proxy.kept) == kept
-        await proxy.deliver()
-        assert not (await other.claim("key")).acquired
-        await is_free_soon(other, wait_until)
 
 
 async def test_a_claim_that_was_sent_once_is_not_watched(redis_url: str) -> None:
@@ -142,7 +91,7 @@ def is_taken(store: MemoryStore, op: ClaimOp | FirstOp) -> bool:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("make", [a_claim, a_use, an_id])
 async def test_a_copy_that_comes_after_the_taking_back_is_taken_back_as_well(
-    wait_until: WaitUntil, make: Callable[[], ClaimOp | FirstOp]
+    make: Callable[[], ClaimOp | FirstOp],
 ) -> None:
     loop = asyncio.get_running_loop()
     store, op = MemoryStore(clock=lambda: 1_700_000_000 + loop.time()), make()
@@ -227,22 +176,13 @@ def forbidding(redis_server: RedisServer) -> Any:
         raw.execute_command("ACL", "SETUSER", "default", "+@all")
 
 
-async def attempts(other: Dedup, keys: list[str], wait_until: WaitUntil) -> list[int]:
+async def attempts(other: Dedup, keys: list[str]) -> list[int]:
     """Acquire each key as another caller, soon; return how often each was acquired by then."""
-
-    async def acquired(key: str) -> Claim | None:
-        claim = await other.claim(key, lease=60)
-        return claim if claim.acquired else None
-
-    taken = [
-        await wait_until(partial(acquired, key), description=f"another caller acquires {key}", deadline=2.0)
-        for key in keys
-    ]
-    return [claim.attempt for claim in taken]
+    return [(await acquired(other, key, lease=60)).attempt for key in keys]
 
 
 async def test_what_a_failed_batch_had_written_is_undone(
-    redis_url: str, forbidding: Callable[[], None], wait_until: WaitUntil
+    redis_url: str, forbidding: Callable[[], None]
 ) -> None:
     async with (
         Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
@@ -260,12 +200,10 @@ async def test_what_a_failed_batch_had_written_is_undone(
         assert dedup.breaker is BreakerState.CLOSED
 
         # Written, and undone: each was acquired before.
-        assert await attempts(other, keys, wait_until) == [2] * len(keys)
+        assert await attempts(other, keys) == [2] * len(keys)
 
 
-async def test_a_list_in_a_failed_batch_is_undone(
-    redis_url: str, forbidding: Callable[[], None], wait_until: WaitUntil
-) -> None:
+async def test_a_list_in_a_failed_batch_is_undone(redis_url: str, forbidding: Callable[[], None]) -> None:
     async with (
         Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
         Dedup(redis_url, namespace="t") as other,
@@ -274,7 +212,7 @@ async def test_a_list_in_a_failed_batch_is_undone(
         forbidding()
         with pytest.raises(UnavailableError):
             await asyncio.gather(dedup.claim_many(["a", "b"]), dedup.claim("held", owner="w1", lease=60))
-        assert await attempts(other, ["a", "b"], wait_until) == [2, 2]
+        assert await attempts(other, ["a", "b"]) == [2, 2]
 
 
 # A claim that was lost in an outage, and whose body was stopped, is freed once the store answers. Its
@@ -290,19 +228,6 @@ AT_ONCE = 1.0
 async def by_block(dedup: Dedup, work: Freeze) -> None:
     async with dedup.claim("k", renew=True):
         await work()
-
-
-async def by_lock(dedup: Dedup, work: Freeze) -> None:
-    async with dedup.lock("k", renew=True):
-        await work()
-
-
-async def by_once(dedup: Dedup, work: Freeze) -> None:
-    @dedup.once(key=lambda: "k", renew=True)
-    async def run() -> None:
-        await work()
-
-    await run()
 
 
 async def by_middleware(dedup: Dedup, work: Freeze) -> None:
@@ -321,10 +246,8 @@ async def by_middleware(dedup: Dedup, work: Freeze) -> None:
         raise ClaimLostError("lease-lost", outage=True)
 
 
-@pytest.mark.parametrize("way", [by_block, by_lock, by_once, by_middleware])
-async def test_no_late_renewal_holds_the_key(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, way: Any
-) -> None:
+@pytest.mark.parametrize("way", [by_block, by_middleware])
+async def test_no_late_renewal_holds_the_key(redis_url: str, redis_server: RedisServer, way: Any) -> None:
     async def frozen() -> None:
         redis_server.freeze()
         await asyncio.Event().wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import orjson
 import pytest
@@ -14,10 +13,10 @@ from fastdedup.kernel.owners import owner_field
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.ids import ledger_wire, nonce_of
 from fastdedup.ledger.operations import FirstOp, LedgerOp
-from fastdedup.stores.memory import MemoryStore
-from fastdedup.testing import Clock
+from fastdedup.ledger.orphan_ids import OrphanIds
 
 from ..servers import RedisServer
+from ..waiting import wait_until
 
 # Fault: where a call was given up after some 1,100 ids had been taken back, only its first id was taken
 # back. A list of places was tidied while it was read, so a RuntimeError ended the loop, in place of the
@@ -34,7 +33,7 @@ async def give_up(ledger: Ledger, ids: list[str]) -> None:
         await call
 
 
-async def test_all_ids_of_a_later_call_are_taken_back(redis_url: str, wait_until: Callable[..., Any]) -> None:
+async def test_all_ids_of_a_later_call_are_taken_back(redis_url: str) -> None:
     async with Dedup(redis_url, namespace="t") as dedup:
         ledger = dedup.ledger("orders", window=60, capacity=10_000)
         await ledger.seen("the ledger is founded")
@@ -72,7 +71,7 @@ async def test_a_given_up_id_is_new_though_the_form_is_read_again(
         view = ledger.view
         assert view is not None
         wire, entry = view.addresses.entry(b"id", nonce_of(owner_field("lost")))
-        dedup.gate.connection.orphan_ids.add(FirstOp(wire, entry, view.terms, b"id"))
+        OrphanIds(dedup.gate.connection.orphans).add(FirstOp(wire, entry, view.terms, b"id"))
         view.terms.until_ms = 1
         assert await ask(ledger)
         assert not await ask(ledger)
@@ -106,20 +105,6 @@ async def test_a_bucket_without_expiry_keeps_its_other_ids(redis_url: str, redis
         assert raw.pttl(bucket) == -1
         assert [await ledger.seen(each) for each in (6, 7, 8)] == [True, False, True]
         raw.delete(bucket)  # a test leaves no key without a TTL
-
-
-# A ledger on `memory://` forgot ids up to a millisecond before their window ended: it cut the time of the
-# start.
-
-
-@pytest.mark.parametrize(("passed", "is_seen"), [(0.0995, True), (0.1, True), (0.1012, False)])
-async def test_an_id_is_kept_to_the_windows_end(passed: float, is_seen: bool) -> None:
-    clock = Clock(1_800_000_000.0009)  # the last tenth of a millisecond
-    async with Dedup(MemoryStore(clock=clock)) as dedup:
-        ledger = dedup.ledger("orders", window=0.1, capacity=100)
-        assert await ledger.first("id") is True
-        clock.advance(passed)
-        assert await ledger.seen("id") is is_seen
 
 
 # A ledger that version 0.1.0 founded keeps its buckets, and 0.1.0 refuses one whose buckets it would not

@@ -14,8 +14,7 @@ from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 
 from ..stores import Backend
-
-WaitUntil = Callable[..., Any]
+from ..waiting import wait_until
 
 
 class Moody(MemoryStore):
@@ -56,7 +55,7 @@ async def test_an_owner_may_be_as_short_and_as_long_as_it_is_said(backend: Backe
 
 async def test_a_claim_from_another_loop_leaves_nothing_behind() -> None:
     """It led a key for ever, and closing waited for it."""
-    dedup = await Dedup().open()
+    dedup = await Dedup("memory://").open()
 
     def elsewhere() -> None:
         async def claim() -> None:
@@ -70,35 +69,8 @@ async def test_a_claim_from_another_loop_leaves_nothing_behind() -> None:
     await dedup.aclose()
 
 
-async def test_a_cancelled_claim_many_leaves_no_orphan(backend: Backend, wait_until: WaitUntil) -> None:
-    async with backend.make() as dedup:
-        busy = await dedup.claim("b", lease=60)
-        task = asyncio.create_task(dedup.claim_many(["a", "b"], lease=60, wait=60))
-        await wait_until(lambda: dedup.gate.connection.wakeups.waiting, description="it waits for b")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await busy.release()
-        for key in ("a", "b"):
-
-            async def free(key: str = key) -> bool:
-                return (await dedup.claim(key)).acquired
-
-            # A claim that had been sent when it was cancelled is released once its reply comes.
-            await wait_until(free, description="the cancelled claim is released")
-
-
-async def test_a_failed_claim_many_frees_only_what_it_took_itself() -> None:
-    """The same owner's earlier claim goes on."""
-    async with Dedup("memory://?maxsize=2") as dedup:
-        mine = await dedup.claim("a", owner="me")
-        with pytest.raises(UnavailableError):
-            await dedup.claim_many(["a", "b", "c"], owner="me")
-        assert (await dedup.claim("b")).acquired
-        await mine.complete("kept")
-
-
 async def test_leaving_does_not_mask_the_bodys_error() -> None:
-    dedup = await Dedup().open()
+    dedup = await Dedup("memory://").open()
 
     async def work() -> None:
         async with dedup.claim("key"):
@@ -129,7 +101,7 @@ async def test_a_cancelled_body_ends_cancelled_while_closing() -> None:
 
 
 async def test_closing_twice_at_once_is_closing_once() -> None:
-    dedup = await Dedup().open()
+    dedup = await Dedup("memory://").open()
     task = asyncio.create_task(dedup.claim("key"))
     await asyncio.sleep(0)
     await asyncio.gather(dedup.aclose(), dedup.aclose())
@@ -148,16 +120,6 @@ async def test_a_refused_subscription_is_no_outage_of_claims(policy: Any) -> Non
         await first.complete("done")
         claim = await waiter
         assert (claim.result, claim.degraded) == ("done", False)
-
-
-async def test_forget_reaches_what_every_scope_of_the_namespace_knows() -> None:
-    async with Dedup() as dedup:
-        one, two = dedup.scoped("s"), dedup.scoped("s")
-        claim = await one.claim("key")
-        await claim.complete("r")
-        assert (await one.claim("key")).result == "r"
-        await two.forget("key")
-        assert (await one.claim("key")).acquired
 
 
 async def test_a_body_does_not_outlive_its_lease_while_the_store_hangs() -> None:
@@ -182,7 +144,7 @@ async def test_a_body_does_not_outlive_its_lease_while_the_store_hangs() -> None
 
 async def test_a_cancellation_from_outside_stays_one() -> None:
     """The body had seen that its claim was lost, and went on."""
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         went_on = asyncio.Event()
 
         async def work() -> None:
@@ -200,7 +162,7 @@ async def test_a_cancellation_from_outside_stays_one() -> None:
         assert task.cancelled()
 
 
-async def test_renewal_does_not_stop_a_body_whose_completion_is_recorded(wait_until: WaitUntil) -> None:
+async def test_renewal_does_not_stop_a_body_whose_completion_is_recorded() -> None:
     """The reply to `complete` was lost; the body is about to try again."""
     store = Moody()
     async with Dedup(store) as dedup, dedup.claim("key", lease=0.06, renew=True) as claim:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from fastdedup import BreakerState, Claim, Dedup, LocalLRU, Outcome
+from fastdedup import BreakerState, Dedup, LocalLRU, Outcome
 from fastdedup.events import Conflict, Event, Replayed, Unreplayed
 from fastdedup.kernel.operations import ClaimOp, Op, Reply
 from fastdedup.stores.redis.cluster.slot_table import slot_of
@@ -22,106 +22,31 @@ from ..servers import RedisServer
 from ..sidecars import Sidecar
 from ..stepping import clock_us
 from ..topologies import ClusterGroup, Member
+from ..waiting import acquired, wait_until
 
 # A claim without a reply took the key in the frozen store, from the one to whom LocalLRU had given it
-# meanwhile. The first claimant was told IN_PROGRESS, so nobody held the key there. The journal did not know
-# that claimant, and took it for another process: the live owner lost the key with a Conflict, and a waiting
-# claimant got it beside them.
+# meanwhile. The journal did not know that claimant, and took it for another process: the live owner lost the key with
+# a Conflict. tests/unit/test_journal.py has the claimants that were told IN_PROGRESS; here is one that was cancelled.
 
 
-WaitUntil = Callable[..., Awaitable[Any]]
-LONG = 30.0
-"""Seconds that a busy machine may add."""
-
-
-class Site(NamedTuple):
-    """A frozen server, and two gates with one policy: `quick` gives the server up before `patient` does."""
-
-    server: RedisServer
-    quick: Dedup
-    patient: Dedup
-    policy: LocalLRU
-    events: list[Event]
-
-    async def live_owner(self, wait_until: WaitUntil) -> Claim:
-        """Open the breaker of `quick`, and claim the key there: that claim is never sent."""
-        await self.quick.claim("other")
-        await wait_until(lambda: self.quick.breaker is BreakerState.OPEN, description="the breaker is open")
-        owner = await self.quick.claim("k")
-        assert (owner.outcome, owner.degraded) == (Outcome.ACQUIRED, True)
-        return owner
-
-    async def comes_back(self, wait_until: WaitUntil) -> None:
-        self.server.thaw()
-        await wait_until(lambda: not self.policy.lines, description="the store has the policy's records")
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
-@asynccontextmanager
-async def frozen(server: RedisServer) -> AsyncIterator[Site]:
+async def test_a_cancelled_claim_takes_no_key_from_its_owner(own_redis: RedisServer) -> None:
     policy, events = LocalLRU(), list[Event]()
     options: dict[str, Any] = {"namespace": "t", "on_unavailable": policy, "on_event": events.append}
-    async with (
-        Dedup(server.url, timeout=0.1, **options) as quick,
-        Dedup(server.url, timeout=0.5, **options) as patient,
-    ):
-        await asyncio.gather(quick.get("warm"), patient.get("warm"))
-        with server.frozen():
-            yield Site(server, quick, patient, policy, events)
-
-
-async def test_the_owner_keeps_the_key_after_the_thaw(server: RedisServer, wait_until: WaitUntil) -> None:
-    async with frozen(server) as site:
-        lost = asyncio.create_task(site.patient.claim("k"))
-        owner = await site.live_owner(wait_until)
-        assert (await lost).outcome is Outcome.IN_PROGRESS
-        await site.comes_back(wait_until)
-        assert (await site.patient.claim("k")).outcome is Outcome.IN_PROGRESS
+    async with Dedup(own_redis.url, timeout=0.1, **options) as dedup:
+        await dedup.get("warm")
+        with own_redis.frozen():
+            cancelled = asyncio.create_task(dedup.claim("k"))
+            engine = dedup.gate.connection.running_engine()
+            await wait_until(lambda: engine.in_flight, description="it is sent")
+            cancelled.cancel()
+            await dedup.claim("other")
+            await wait_until(lambda: dedup.breaker is BreakerState.OPEN, description="the breaker is open")
+            owner = await dedup.claim("k")  # which is never sent
+            assert (owner.outcome, owner.degraded) == (Outcome.ACQUIRED, True)
+        await wait_until(lambda: not policy.lines, description="the store has the policy's records")
+        assert (await dedup.claim("k")).outcome is Outcome.IN_PROGRESS
         await owner.complete("done")
-        assert (await site.patient.claim("k")).result == "done"
-        assert not [event for event in site.events if isinstance(event, Conflict)]
-
-
-async def test_a_waiter_gets_no_key_that_is_held(server: RedisServer, wait_until: WaitUntil) -> None:
-    async with frozen(server) as site:
-        waiting = asyncio.create_task(site.patient.claim("k", wait=LONG))
-        owner = await site.live_owner(wait_until)
-        await wait_until(lambda: site.patient.breaker is BreakerState.OPEN, description="its look is lost")
-        await site.comes_back(wait_until)
-        await owner.complete("done")
-        found = await waiting
-        assert (found.outcome, found.result) == (Outcome.SUCCEEDED, "done")
-
-
-async def test_a_lost_claims_result_here_is_no_conflict(server: RedisServer, wait_until: WaitUntil) -> None:
-    async with frozen(server) as site:
-        lost = asyncio.create_task(site.patient.claim("k"))
-        owner = await site.live_owner(wait_until)
-        await owner.complete("done")
-        assert (await lost).result == "done"
-        await site.comes_back(wait_until)
-        assert (await site.patient.claim("k")).result == "done"
-        assert not [event for event in site.events if isinstance(event, Conflict)]
-
-
-async def test_a_cancelled_claim_takes_no_key_from_its_owner(
-    server: RedisServer, wait_until: WaitUntil
-) -> None:
-    async with frozen(server) as site:
-        cancelled = asyncio.create_task(site.quick.claim("k"))
-        engine = site.quick.gate.connection.running_engine()
-        await wait_until(lambda: engine.in_flight, description="it is sent")
-        cancelled.cancel()
-        owner = await site.live_owner(wait_until)
-        await site.comes_back(wait_until)
-        assert (await site.patient.claim("k")).outcome is Outcome.IN_PROGRESS
-        await owner.complete("done")
-        assert not [event for event in site.events if isinstance(event, Conflict)]
+    assert not [event for event in events if isinstance(event, Conflict)]
 
 
 # Fault: while a gate closed, the policy of a scope gave its first answer, and no `aclose` ever ended well
@@ -156,33 +81,30 @@ MACHINE: dict[str, Any] = {
 }
 
 
-async def test_an_outage_forgets_nothing_that_was_read() -> None:
-    server, policy, events = RedisServer().start(), LocalLRU(), list[Event]()
-    try:
-        async with (
-            Dedup(server.url, namespace="t") as other,
-            Dedup(
-                server.url, namespace="t", timeout=0.5, on_unavailable=policy, on_event=events.append
-            ) as dedup,
-        ):
-            orders = other.machine("orders", **MACHINE)
-            await orders.transition("1", to="paid")
-            await orders.transition("1", to="sent")
-            await (await other.claim("done")).complete("result")
-            await other.claim("held")
-            seen = dedup.machine("orders", **MACHINE)
-            await dedup.get("done")
-            await dedup.get("held")
-            await seen.get("1")
-            with server.frozen():
-                done, held = await dedup.claim_many(["done", "held"])
-                moved = await seen.transition("1", to="back", version=2)
-            assert (done.outcome, done.result, done.degraded) == (Outcome.SUCCEEDED, "result", True)
-            assert (held.outcome, held.degraded) == (Outcome.IN_PROGRESS, True)
-            assert (moved.changed, moved.version, moved.degraded) == (True, 3, True)
-        assert not [event for event in events if isinstance(event, Conflict)]
-    finally:
-        server.stop()
+async def test_an_outage_forgets_nothing_that_was_read(own_redis: RedisServer) -> None:
+    policy, events = LocalLRU(), list[Event]()
+    async with (
+        Dedup(own_redis.url, namespace="t") as other,
+        Dedup(
+            own_redis.url, namespace="t", timeout=0.5, on_unavailable=policy, on_event=events.append
+        ) as dedup,
+    ):
+        orders = other.machine("orders", **MACHINE)
+        await orders.transition("1", to="paid")
+        await orders.transition("1", to="sent")
+        await (await other.claim("done")).complete("result")
+        await other.claim("held")
+        seen = dedup.machine("orders", **MACHINE)
+        await dedup.get("done")
+        await dedup.get("held")
+        await seen.get("1")
+        with own_redis.frozen():
+            done, held = await dedup.claim_many(["done", "held"])
+            moved = await seen.transition("1", to="back", version=2)
+        assert (done.outcome, done.result, done.degraded) == (Outcome.SUCCEEDED, "result", True)
+        assert (held.outcome, held.degraded) == (Outcome.IN_PROGRESS, True)
+        assert (moved.changed, moved.version, moved.degraded) == (True, 3, True)
+    assert not [event for event in events if isinstance(event, Conflict)]
 
 
 # A policy's own error, raised while a batch's replies were handed out, left the rest of the batch
@@ -219,7 +141,7 @@ class FaultyPolicy(LocalLRU):
 
 
 @pytest.mark.parametrize("at", ["saw", "answer", "holds"])
-async def test_others_of_its_batch_are_answered(redis_url: str, wait_until: WaitUntil, at: str) -> None:
+async def test_others_of_its_batch_are_answered(redis_url: str, at: str) -> None:
     """And the key that nobody was told of is freed."""
     policy = FaultyPolicy(at)
     async with (
@@ -234,15 +156,11 @@ async def test_others_of_its_batch_are_answered(redis_url: str, wait_until: Wait
         engine = dedup.gate.connection.engine
         assert engine is not None
         await wait_until(lambda: not engine.pending, description="nothing is left")
-
-        async def taken() -> bool:
-            return (await other.claim("bad")).acquired
-
-        await wait_until(taken, description="another caller acquires the key", deadline=1.0)
+        await acquired(other, "bad")
 
 
 @pytest.mark.parametrize("at", ["saw", "answer", "holds"])
-async def test_a_list_that_fails_holds_nothing(redis_url: str, wait_until: WaitUntil, at: str) -> None:
+async def test_a_list_that_fails_holds_nothing(redis_url: str, at: str) -> None:
     """Wherever it fails: before the rest is sent, or when the replies come."""
     async with (
         Dedup(redis_url, namespace="t", timeout=5.0, on_unavailable=FaultyPolicy(at)) as dedup,
@@ -256,11 +174,11 @@ async def test_a_list_that_fails_holds_nothing(redis_url: str, wait_until: WaitU
             claims = await other.claim_many(["a", "b", "bad", "c"], owner="w2")
             return all(claim.acquired for claim in claims)
 
-        await wait_until(all_taken, description="another caller acquires the keys", deadline=1.0)
+        await wait_until(all_taken, description="another caller acquires the keys")
 
 
 async def test_a_list_that_fails_while_others_are_under_way_holds_nothing(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
+    redis_url: str, redis_server: RedisServer
 ) -> None:
     """What it had accepted waits for its turn then, and must not be sent for nobody."""
     async with (
@@ -293,11 +211,9 @@ HOUR = 3600.0
 
 @pytest.mark.parametrize("ahead", [30.0, -HOUR, 72 * HOUR])
 @pytest.mark.parametrize("has_asked", [False, True], ids=["only connected", "has asked before"])
-async def test_local_fences_follow_the_stores_clock(
-    ahead: float, has_asked: bool, wait_until: WaitUntil
-) -> None:
+async def test_local_fences_follow_the_stores_clock(ahead: float, has_asked: bool) -> None:
     """Between the fences that the store gave before the outage and those that it gives afterwards."""
-    async with site_of("killed", wait_until) as site:
+    async with site_of("killed") as site:
         before, end = clock_us(site.server), time.monotonic
         started = end()
         gate = await site.gate(clock=lambda: time.time() + ahead)
@@ -318,9 +234,9 @@ async def test_local_fences_follow_the_stores_clock(
             assert (lock.degraded, lock.fence > fences[2]) == (False, True)
 
 
-async def test_a_fence_rises_after_adoption_and_expiry(wait_until: WaitUntil) -> None:
+async def test_a_fence_rises_after_adoption_and_expiry() -> None:
     """Another process, which has not seen the local fence, asks after the record has expired."""
-    async with site_of("killed", wait_until) as site:
+    async with site_of("killed") as site:
         gate, other = await site.gate(clock=lambda: time.time() + 30.0), await site.gate()
         site.strike()
         claim = await gate.dedup.claim("k", lease=60)
@@ -332,9 +248,9 @@ async def test_a_fence_rises_after_adoption_and_expiry(wait_until: WaitUntil) ->
         assert (await other.dedup.claim("k")).fence > claim.fence
 
 
-async def test_the_time_since_the_store_was_heard_counts(wait_until: WaitUntil) -> None:
+async def test_the_time_since_the_store_was_heard_counts() -> None:
     """Else another process's claim, made since, would have the higher fence."""
-    async with site_of("killed", wait_until) as site:
+    async with site_of("killed") as site:
         ours, theirs = await site.gate(clock=lambda: time.time() + 30.0), await site.gate()
         await ours.dedup.claim("first", lease=60)
         async with theirs.dedup.lock("k", lease=60) as lock:
@@ -344,30 +260,28 @@ async def test_the_time_since_the_store_was_heard_counts(wait_until: WaitUntil) 
         assert (claim.degraded, claim.fence > fence) == (True, True)
 
 
-async def test_local_fences_before_a_sidecar_follow_its_stores_clock() -> None:
-    server = RedisServer().start()
-    with Sidecar(server.url) as sidecar:
-        before = clock_us(server)
+async def test_local_fences_before_a_sidecar_follow_its_stores_clock(own_redis: RedisServer) -> None:
+    with Sidecar(own_redis.url) as sidecar:
+        before = clock_us(own_redis)
         policy = LocalLRU(clock=lambda: time.time() + HOUR)
         async with Dedup(sidecar.url, namespace="t", on_unavailable=policy) as dedup:
             first = await dedup.claim("first")
             sidecar.kill()
             claim = await dedup.claim("k")
             assert (first.degraded, claim.degraded) == (False, True)
-            assert before < first.fence < claim.fence < clock_us(server)
-        server.stop()
+            assert before < first.fence < claim.fence < clock_us(own_redis)
 
 
-async def test_a_process_that_never_heard_the_store_uses_its_own_clock(wait_until: WaitUntil) -> None:
+async def test_a_process_that_never_heard_the_store_uses_its_own_clock() -> None:
     policy, nobody = LocalLRU(clock=lambda: 1_000.0), "redis://localhost:1/0"
     async with Dedup(nobody, namespace="t", on_unavailable=policy) as dedup:
         claim: Any = await dedup.claim("k")
         assert 1_000_000_000 <= claim.fence < 1_000_002_000
 
 
-async def test_a_record_with_an_absurd_fence_spoils_no_other_keys_fences(wait_until: WaitUntil) -> None:
+async def test_a_record_with_an_absurd_fence_spoils_no_other_keys_fences() -> None:
     """Its own key's fences go on from there; those of the others are the store's time."""
-    async with site_of("killed", wait_until) as site:
+    async with site_of("killed") as site:
         fence = 2**52
         record = b"\1P" + fence.to_bytes(7, "big") + bytes(5) + b"\1\0\1\0" + b"0123456789"
         with site.server.client() as raw:
@@ -437,7 +351,7 @@ async def outage() -> AsyncIterator[tuple[Outage, Dedup]]:
             yield found, other
 
 
-async def test_a_returning_node_gets_its_keys_while_another_is_down(wait_until: WaitUntil) -> None:
+async def test_a_returning_node_gets_its_keys_while_another_is_down() -> None:
     async with outage() as (found, other):
         found.returning.thaw()
         await wait_until(lambda: found.policy.lines == EACH, description="the keys came home", deadline=SOON)

@@ -84,7 +84,7 @@ def key() -> str | None:
 
 
 async def test_a_generator_that_ends_within_another_block_leaves_its_keys_alone() -> None:
-    async with Dedup(namespace="shop") as dedup:
+    async with Dedup("memory://", namespace="shop") as dedup:
         received = messages(dedup)
         await anext(received)
         async with dedup.claim("order:42") as claim:
@@ -95,7 +95,7 @@ async def test_a_generator_that_ends_within_another_block_leaves_its_keys_alone(
 
 async def test_a_generator_that_another_context_ends_leaves_no_keys() -> None:
     """As the event loop ends one that its task has left."""
-    async with Dedup(namespace="shop") as dedup:
+    async with Dedup("memory://", namespace="shop") as dedup:
         received = messages(dedup)
         await anext(received)
         await asyncio.create_task(anext(received, None))  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ async def test_a_task_that_outlasts_its_claim_keeps_its_keys() -> None:
         return key()
 
     began, over = asyncio.Event(), asyncio.Event()
-    async with Dedup(namespace="shop") as dedup:
+    async with Dedup("memory://", namespace="shop") as dedup:
         async with dedup.claim("order:42") as claim:
             task = asyncio.create_task(later())
             await began.wait()

@@ -164,7 +164,7 @@ async def test_a_caught_error_behind_a_gate_is_told_truly(postgres_place: Place,
             yield session
             await session.commit()
 
-    async with Dedup(namespace="shop") as gate:
+    async with Dedup("memory://", namespace="shop") as gate:
         inbox = Inbox("tests", keep=WEEK, begin=get_session)
 
         @inbox.once(lambda session, key: key, gate=gate)
@@ -213,7 +213,7 @@ async def test_a_message_whose_handler_commits_is_a_dead_letter(
             await given[0].execute("BEGIN")
             await given[0].execute("INSERT INTO work VALUES ('more')")
 
-    async with Dedup(namespace="shop") as gate:
+    async with Dedup("memory://", namespace="shop") as gate:
         consumer = Committing(gate if gated else None, inbox=shop.inbox)
         assert (await consumer.get({"id": key})).action is Action.DEAD_LETTER
     assert "rolled back or committed before the work was done" in str(consumer.dead[0].error)

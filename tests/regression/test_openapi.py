@@ -28,11 +28,7 @@ from fastdedup.sidecar.http.request import HttpRequest
 from fastdedup.sidecar.limits import Limits
 
 from ..servers import RedisServer
-from ..sidecar.conftest import (
-    Running,
-    Serve,
-    serve,
-)
+from ..sidecar.conftest import Running, Serve, serve
 from ..sidecar.running import Sidecar, client, paste
 
 # Fault: each GET /openapi.json took the event loop for 0.7 s: 20 of a client stopped all others for 12 s.
@@ -78,7 +74,7 @@ def test_a_document_is_made_once_for_the_same_limits(
 )
 def test_a_header_is_a_string_that_may_be_left_out(dependency: Any, name: str, required: bool) -> None:
     app = FastAPI()
-    Idempotency(app, Dedup())
+    Idempotency(app, Dedup("memory://"))
 
     @app.post("/", dependencies=[dependency])
     async def order() -> None: ...
@@ -129,20 +125,16 @@ def lowest() -> Path:
     return folder
 
 
-def test_the_sidecar_serves_with_the_lowest_versions(lowest: Path) -> None:
-    redis = RedisServer().start()
+def test_the_sidecar_serves_with_the_lowest_versions(own_redis: RedisServer, lowest: Path) -> None:
     path = os.pathsep.join((str(lowest), str(ROOT)))
-    try:
-        with Sidecar("--url", redis.url, PYTHONPATH=path, FASTDEDUP_NAMESPACES__SMS__LEASE="7") as sidecar:
-            assert client(sidecar.path).execute_command("FD.CLAIM", "k", "NS", "sms")[4] == 7000
-            assert "fastdedup_operations_total" in sidecar.figures()
-            assert fetch(sidecar.path, "/readyz")[0] == 200
-            ask = f'curl --unix-socket {sidecar.path} http://localhost/v1/claims --json \'{{"key": "k"}}\''
-            assert '"outcome":"acquired"' in paste(ask)
-            assert '"outcome":"in_progress"' in paste(ask)
-            assert sidecar.end() == 0
-    finally:
-        redis.stop()
+    with Sidecar("--url", own_redis.url, PYTHONPATH=path, FASTDEDUP_NAMESPACES__SMS__LEASE="7") as sidecar:
+        assert client(sidecar.path).execute_command("FD.CLAIM", "k", "NS", "sms")[4] == 7000
+        assert "fastdedup_operations_total" in sidecar.figures()
+        assert fetch(sidecar.path, "/readyz")[0] == 200
+        ask = f'curl --unix-socket {sidecar.path} http://localhost/v1/claims --json \'{{"key": "k"}}\''
+        assert '"outcome":"acquired"' in paste(ask)
+        assert '"outcome":"in_progress"' in paste(ask)
+        assert sidecar.end() == 0
 
 
 def test_the_newest_uvicorn_here_is_within_the_bound() -> None:

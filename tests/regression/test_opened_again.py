@@ -21,9 +21,9 @@ from fastdedup.stores.memory import MemoryStore
 
 from ..servers import RedisServer
 from ..stores import TIMEOUT
+from ..waiting import wait_until
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
-WaitUntil = Callable[..., Any]
 
 
 def run(work: Callable[[], Coroutine[Any, Any, Any]], loop: Any = None) -> Any:
@@ -173,15 +173,14 @@ def test_a_hundred_loops_leave_nothing_in_memory() -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_journal_comes_home_in_the_next_loop(wait_until: WaitUntil, loop: Any) -> None:
+def test_a_journal_comes_home_in_the_next_loop(own_redis: RedisServer, loop: Any) -> None:
     """Nobody has to ask for a key of the outage before its record reaches the store."""
-    server = RedisServer().start()
     events: list[Event] = []
-    dedup = gate(server.url, on_unavailable=LocalLRU(), on_event=events.append)
+    dedup = gate(own_redis.url, on_unavailable=LocalLRU(), on_event=events.append)
 
     async def in_outage() -> None:
         await dedup.open()
-        server.kill()
+        own_redis.kill()
         async with dedup.claim("key") as claim:
             assert claim.degraded
             await claim.complete("local")
@@ -189,16 +188,13 @@ def test_a_journal_comes_home_in_the_next_loop(wait_until: WaitUntil, loop: Any)
     async def afterwards() -> None:
         await dedup.open()
         await wait_until(lambda: Replayed(1, 0) in events, description="the journal is in the store")
-        async with gate(server.url) as other:
+        async with gate(own_redis.url) as other:
             assert (await other.claim("key")).result == "local"
 
-    try:
-        run(in_outage, loop)
-        server.start()
-        run(afterwards, loop)
-        run(dedup.aclose, loop)
-    finally:
-        server.stop()
+    run(in_outage, loop)
+    own_redis.start()
+    run(afterwards, loop)
+    run(dedup.aclose, loop)
 
 
 class Moody(MemoryStore):
@@ -217,7 +213,7 @@ class Moody(MemoryStore):
         return await super().execute(verb, ops)
 
 
-def test_an_opening_that_fails_loses_nothing_of_the_loop_before(wait_until: WaitUntil) -> None:
+def test_an_opening_that_fails_loses_nothing_of_the_loop_before() -> None:
     """What that had left was dropped with it: the record never came into the store, and no event said so."""
     store, events = Moody(), list[Event]()
     dedup = Dedup(store, on_unavailable=LocalLRU(), on_event=events.append)

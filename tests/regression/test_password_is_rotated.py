@@ -23,9 +23,9 @@ from fastdedup.sync import Dedup as SyncDedup
 from ..servers import RedisServer
 from ..sidecar.running import Sidecar
 from ..topologies import ClusterGroup, SentinelGroup
+from ..waiting import is_answered, wait_until
 from .test_secrets_stay_secret import told
 
-WaitUntil = Callable[..., Any]
 USER = "shop"
 FIRST, SECOND = "s3cret-one", "s3cret-two"
 
@@ -91,14 +91,10 @@ def gate(url: str, credentials: Any, **settings: Any) -> Dedup:
 
 async def answered(dedup: Dedup) -> bool:
     """Every key gets an answer, of every node."""
-    try:
-        await dedup.claim_many([f"key-{number}" for number in range(64)])
-    except UnavailableError:
-        return False
-    return True
+    return await is_answered(dedup.claim_many([f"key-{number}" for number in range(64)]))
 
 
-async def test_a_gate_goes_on_with_the_new_password(every: Servers, wait_until: WaitUntil) -> None:
+async def test_a_gate_goes_on_with_the_new_password(every: Servers) -> None:
     """Without a restart, with its claims, and with the subscription of its waiters."""
     every.set(FIRST)
     secret = FIRST
@@ -118,7 +114,7 @@ async def test_a_gate_goes_on_with_the_new_password(every: Servers, wait_until: 
         await dedup.forget("order")
 
 
-async def test_slow_credentials_delay_and_do_not_break(every: Servers, wait_until: WaitUntil) -> None:
+async def test_slow_credentials_delay_and_do_not_break(every: Servers) -> None:
     """They may take longer than a call: callers are refused meanwhile, and later ones are answered."""
     every.set(FIRST)
     fetched = asyncio.Event()

@@ -167,7 +167,7 @@ def behind_middleware(dedup: Dedup) -> Any:
 
 @pytest.mark.parametrize("make", [decorated, behind_middleware])
 async def test_mounts_never_replay_each_others_responses(make: Callable[[Dedup], Any]) -> None:
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         app = Starlette(routes=[Mount("/shop/{name}", make(dedup))])
         client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop.test")
         async with client:
@@ -183,7 +183,7 @@ def test_mounts_of_a_wsgi_application_have_keys_of_their_own() -> None:
         start_response("200 OK", [("Content-Type", "text/plain")])
         return [environ["SCRIPT_NAME"].encode()]
 
-    with SyncDedup() as dedup:
+    with SyncDedup("memory://") as dedup:
         app = wsgi.IdempotencyMiddleware(inner, dedup, principal=asgi.everyone, routes=["/orders"])
         environs = [{"SCRIPT_NAME": mount, "PATH_INFO": "/orders"} for mount in ("/v1", "/v2", "/v1")]
         found = [call(app, HTTP_IDEMPOTENCY_KEY="k", **environ) for environ in environs]

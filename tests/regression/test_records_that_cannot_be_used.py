@@ -14,7 +14,6 @@ from fastdedup import Dedup, ForeignRecordError, Outcome, UnavailableError
 from fastdedup.kernel.codes import Code
 from fastdedup.kernel.keyspace import Keyspace, Kind
 from fastdedup.kernel.operations import (
-    Adopted,
     AdoptOp,
     ClaimOp,
     ForgetOp,
@@ -30,6 +29,7 @@ from fastdedup.kernel.operations import (
 )
 from fastdedup.kernel.owners import draw_owner
 from fastdedup.kernel.records import Stored, decode, encode, is_record, read_record
+from fastdedup.kernel.replies import Adopted
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.sidecar.namespaces import RawCodec
@@ -38,6 +38,7 @@ from fastdedup.stores.redis.scripts import MAX_RECORD, script_text
 from fastdedup.stores.redis.verbs import load_scripts
 
 from ..servers import RedisServer
+from ..waiting import wait_until
 
 # A malformed record is a fault of its own key: it stopped the whole batch, and with it everybody's claims.
 
@@ -305,13 +306,6 @@ SIZE = 300 * 1024 * 1024
 HUGE = "huge"
 
 
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """Its own, so that its memory goes when the test ends."""
-    with RedisServer() as server:
-        yield server
-
-
 def plant_huge(server: RedisServer, kind: Kind = Kind.CLAIM, name: str = HUGE, size: int = SIZE) -> None:
     """Make the value inside the server: over the wire it would take as long as what is tested."""
     wire = Keyspace("t", kind).wire(name)
@@ -321,10 +315,10 @@ def plant_huge(server: RedisServer, kind: Kind = Kind.CLAIM, name: str = HUGE, s
         raw.pexpire(wire, 600_000)
 
 
-async def test_no_claim_beside_a_huge_value_fails(server: RedisServer) -> None:
+async def test_no_claim_beside_a_huge_value_fails(own_redis: RedisServer) -> None:
     """600 claims of other keys at the default deadline, and 40 of the huge one among them."""
-    async with Dedup(server.url, namespace="t", timeout=0.25) as dedup:
-        plant_huge(server)
+    async with Dedup(own_redis.url, namespace="t", timeout=0.25) as dedup:
+        plant_huge(own_redis)
         for turn in range(40):
             claims = [dedup.claim(f"{turn}-{number}") for number in range(15)]
             hit, *others = await asyncio.gather(dedup.claim(HUGE), *claims, return_exceptions=True)
@@ -346,18 +340,18 @@ CALLS: dict[str, Callable[[Dedup], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_the_caller_of_a_huge_value_is_told_which_key(name: str, server: RedisServer) -> None:
-    async with Dedup(server.url, namespace="t") as dedup:
+async def test_the_caller_of_a_huge_value_is_told_which_key(name: str, own_redis: RedisServer) -> None:
+    async with Dedup(own_redis.url, namespace="t") as dedup:
         for kind in Kind:
-            plant_huge(server, kind, f"m/{HUGE}" if kind is Kind.MACHINE else HUGE, size=1_000_000)
+            plant_huge(own_redis, kind, f"m/{HUGE}" if kind is Kind.MACHINE else HUGE, size=1_000_000)
         with pytest.raises(ForeignRecordError, match=r"'(m/)?huge' that is larger than max_result allows"):
             await CALLS[name](dedup)
 
 
-async def test_an_owner_is_told_that_its_record_has_become_huge(server: RedisServer) -> None:
-    async with Dedup(server.url, namespace="t") as dedup:
+async def test_an_owner_is_told_that_its_record_has_become_huge(own_redis: RedisServer) -> None:
+    async with Dedup(own_redis.url, namespace="t") as dedup:
         claim = await dedup.claim(HUGE)
-        with server.client() as raw:
+        with own_redis.client() as raw:
             raw.setrange(Keyspace("t", Kind.CLAIM).wire(HUGE), 1_000_000, b"x")
         for act in (claim.renew, claim.complete, claim.release):
             with pytest.raises(ForeignRecordError, match="'huge' that is larger"):
@@ -366,10 +360,10 @@ async def test_an_owner_is_told_that_its_record_has_become_huge(server: RedisSer
 
 @pytest.mark.parametrize(("more", "outcome"), [(0, Outcome.SUCCEEDED), (1, None)])
 async def test_a_record_of_exactly_the_limit_is_read(
-    more: int, outcome: Outcome | None, server: RedisServer
+    more: int, outcome: Outcome | None, own_redis: RedisServer
 ) -> None:
-    async with Dedup(server.url, namespace="t") as dedup:
-        plant_huge(server, size=MAX_RECORD + more)
+    async with Dedup(own_redis.url, namespace="t") as dedup:
+        plant_huge(own_redis, size=MAX_RECORD + more)
         if outcome is None:
             with pytest.raises(ForeignRecordError):
                 await dedup.claim(HUGE)
@@ -377,10 +371,10 @@ async def test_a_record_of_exactly_the_limit_is_read(
             assert (await dedup.claim(HUGE)).outcome is outcome
 
 
-async def test_a_gate_that_stores_larger_results_reads_them(server: RedisServer) -> None:
+async def test_a_gate_that_stores_larger_results_reads_them(own_redis: RedisServer) -> None:
     """Its own limit, and that of the gates that share its connection."""
-    async with Dedup(server.url, namespace="t") as dedup:
-        plant_huge(server, size=1_000_000)
+    async with Dedup(own_redis.url, namespace="t") as dedup:
+        plant_huge(own_redis, size=1_000_000)
         with pytest.raises(ForeignRecordError):
             await dedup.claim(HUGE)
         large = dedup.scoped("large", max_result=1_000_000)
@@ -435,7 +429,7 @@ async def test_one_call_brings_some_megabytes(url: str, redis_server: RedisServe
         ]
         script = load_scripts()[Verb.CLAIM]
         with redis_server.client() as raw:
-            args = script.pack(ops)
+            args = script.call(ops)[1]
             reply = raw.eval(script.text, len(ops), *[op.wire for op in ops], b"\0" * 7, 1 << 20, *args)
         codes = list(reply[2::3])
         assert sum(len(record) for record in reply[3::3]) < 5_000_000
@@ -443,9 +437,7 @@ async def test_one_call_brings_some_megabytes(url: str, redis_server: RedisServe
         assert codes[-1] == Code.AGAIN
 
 
-async def test_a_claim_that_was_cancelled_meanwhile_is_dropped(
-    url: str, wait_until: Callable[..., Any]
-) -> None:
+async def test_a_claim_that_was_cancelled_meanwhile_is_dropped(url: str) -> None:
     async with gate(url) as dedup:
         await complete(dedup)
         calls = [dedup.claim(key, owner=f"o{number}") for number in range(4) for key in KEYS]

@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from fastdedup import Dedup, Outcome, ShortfallError, TransitionOutcome, UnavailableError
+from fastdedup import Dedup, Outcome, ShortfallError, TransitionOutcome
 from fastdedup.events import Event, PrimaryRestarted
-from fastdedup.kernel.codes import Code
-from fastdedup.kernel.operations import (
-    AdoptOp,
-    ClaimOp,
-    IssueOp,
-    Op,
-    ReleaseOp,
-    RenewOp,
-    Reply,
-    SettleOp,
-    TransitionOp,
-    TransitionReply,
-    Verdict,
-)
-from fastdedup.kernel.records import Stored
+from fastdedup.kernel.operations import ClaimOp, Op, Reply
 from fastdedup.kernel.terms import Mode, terms
-from fastdedup.stores import make_store
 from fastdedup.stores.redis.reconnect import Reconnector, process_of
 
+from ..outage.test_replicas import KEY, OWNER, WRITES, executed, is_done, is_short, store_at
 from ..servers import RedisServer
 from ..topologies import HOST, ClusterGroup, Member, Pair, SentinelGroup, until
+from ..waiting import is_answered, wait_until
 
 # A primary that restarted empty lost claims that its replicas had confirmed, and nothing said so.
 
 
-WaitUntil = Callable[..., Any]
 TIMEOUT = 1.0
 
 
@@ -43,12 +29,6 @@ TIMEOUT = 1.0
 def own_pair() -> Iterator[Pair]:
     with Pair() as own_pair:
         yield own_pair
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 class Gate:
@@ -71,11 +51,7 @@ class Gate:
 
     async def answers(self, key: str = "another") -> bool:
         """True once the store answers a claim."""
-        try:
-            await self.dedup.claim(key)
-        except UnavailableError:
-            return False
-        return True
+        return await is_answered(self.dedup.claim(key))
 
 
 def restart_empty(member: Member) -> None:
@@ -84,7 +60,7 @@ def restart_empty(member: Member) -> None:
     until(member.up, "it is up again")
 
 
-async def test_a_primary_that_restarted_empty_is_reported(own_pair: Pair, wait_until: WaitUntil) -> None:
+async def test_a_primary_that_restarted_empty_is_reported(own_pair: Pair) -> None:
     """Each claim was confirmed by the replica, which then copied the empty primary: all are lost, none is marked."""
     async with Gate(own_pair.url, replicas=1, timeout=5.0) as gate:  # two seconds of it for the replica
         claims = [await gate.dedup.claim(f"key-{number}") for number in range(20)]
@@ -96,30 +72,30 @@ async def test_a_primary_that_restarted_empty_is_reported(own_pair: Pair, wait_u
         assert gate.restarts == [PrimaryRestarted(f"Redis at {HOST}:{own_pair.primary.port}")]
 
 
-async def test_a_restart_is_reported_without_replicas_too(server: RedisServer, wait_until: WaitUntil) -> None:
-    async with Gate(server.url) as gate:
+async def test_a_restart_is_reported_without_replicas_too(own_redis: RedisServer) -> None:
+    async with Gate(own_redis.url) as gate:
         assert await gate.answers()
         for restarts in (1, 2):
-            server.kill()
-            server.start()
+            own_redis.kill()
+            own_redis.start()
             await wait_until(gate.answers, description="the server answers again")
-            assert gate.restarts == [PrimaryRestarted(f"Redis at {server.socket}")] * restarts
+            assert gate.restarts == [PrimaryRestarted(f"Redis at {own_redis.socket}")] * restarts
 
 
-async def test_a_lost_connection_is_no_restart(server: RedisServer, wait_until: WaitUntil) -> None:
+async def test_a_lost_connection_is_no_restart(own_redis: RedisServer) -> None:
     """The server's process is the same as before."""
-    async with Gate(server.url) as gate:
+    async with Gate(own_redis.url) as gate:
         assert await gate.answers()
-        with server.client() as raw:
+        with own_redis.client() as raw:
             opened = raw.info("stats")["total_connections_received"]
             raw.client_kill_filter(_type="normal", skipme=True)
         await wait_until(gate.answers, description="the server answers over a new connection")
-        with server.client() as raw:
+        with own_redis.client() as raw:
             assert raw.info("stats")["total_connections_received"] >= opened + 2
         assert gate.restarts == []
 
 
-async def test_sentinel_reports_a_restart_but_no_failover(wait_until: WaitUntil) -> None:
+async def test_sentinel_reports_a_restart_but_no_failover() -> None:
     """Another address is another server: a failover is not a restart."""
     with SentinelGroup() as group:
         async with Gate(group.url) as gate:
@@ -137,7 +113,7 @@ async def test_sentinel_reports_a_restart_but_no_failover(wait_until: WaitUntil)
             assert restart.store.startswith(f"Redis '{group.SERVICE}' of the sentinels at ")
 
 
-async def test_a_cluster_names_the_node_that_restarted(wait_until: WaitUntil) -> None:
+async def test_a_cluster_names_the_node_that_restarted() -> None:
     with ClusterGroup(replicas=0) as group:
         async with Gate(group.url) as gate:
             keys = [f"key-{number}" for number in range(60)]
@@ -192,72 +168,17 @@ def test_a_server_that_tells_no_run_id_has_no_process(info: Any) -> None:
 # changes shows the fault there.
 
 
-OWNER = b"\0" + b"o" * 10
-KEY, TOKEN = b"t:=key", b"t:!token"
-
-
-def claim() -> Op:
-    return ClaimOp(KEY, terms(Mode.CLAIM, 30_000, 60_000, False), OWNER, None)
-
-
-def consume() -> Op:
-    return ClaimOp(TOKEN, terms(Mode.CONSUME, 30_000, 60_000, False), OWNER, None)
-
-
-def issue() -> Op:
-    return IssueOp(TOKEN, OWNER, None, 60_000)
-
-
-def settle(*, succeeded: bool = True) -> Op:
-    return SettleOp(KEY, OWNER, 0, succeeded=succeeded, keep_ms=60_000, payload=b"1")
-
-
-def fail() -> Op:
-    return settle(succeeded=False)
-
-
-def release() -> Op:
-    return ReleaseOp(KEY, OWNER, 0)
-
-
-def release_token() -> Op:
-    return ReleaseOp(TOKEN, OWNER, 0, consumed=True)
-
-
-def renew() -> Op:
-    return RenewOp(KEY, OWNER, 0, 30_000, 60_000)
-
-
-def transition() -> Op:
-    return TransitionOp(
-        b"t:~machine",
-        to="b",
-        initial="a",
-        sources=frozenset("a"),
-        version=None,
-        change=b"c" * 10,
-        keep_ms=60_000,
-    )
-
-
-def adopt() -> Op:
-    record = Stored(
-        "S", owner=OWNER, fence=7, attempt=1, left_ms=60_000, ttl_ms=60_000, fingerprint=None, payload=b"1"
-    )
-    return AdoptOp(KEY, record, None)
-
-
 REPEATED = {
-    "claim": [claim],
-    "complete": [claim, settle],
-    "fail": [claim, fail],
-    "release": [claim, release],
-    "renew": [claim, renew],
-    "issue": [issue],
-    "consume": [issue, consume],
-    "release of a consumed token": [issue, consume, release_token],
-    "transition": [transition],
-    "adopt": [adopt],
+    "claim": ["claim"],
+    "complete": ["claim", "complete"],
+    "fail": ["claim", "fail"],
+    "release": ["claim", "release"],
+    "renew": ["claim", "renew"],
+    "issue": ["issue"],
+    "consume": ["issue", "consume"],
+    "release of a consumed token": ["issue", "consume", "release of a consumed token"],
+    "transition": ["transition"],
+    "adopt": ["adopt"],
 }
 """The operations that lead to a repeat; the last is sent twice."""
 
@@ -277,24 +198,8 @@ def pair(running: Pair) -> Iterator[Pair]:
 
 async def sent(pair: Pair, op: Op, timeout: float = 2.0) -> Reply:
     """Execute an operation over a connection of its own."""
-    store = make_store(pair.url, timeout, replicas=1)
-    await store.open()
-    try:
-        [reply] = await store.execute(op.verb, [op])
-        return reply
-    finally:
-        await store.aclose()
-
-
-def is_done(reply: Any) -> bool:
-    code = getattr(reply, "code", reply)
-    return code in (Code.OK, Code.UNCONFIRMED) or getattr(reply, "outcome", None) is Outcome.ACQUIRED
-
-
-def is_short(reply: Reply) -> bool:
-    return (
-        reply.underreplicated if isinstance(reply, Verdict | TransitionReply) else reply is Code.UNCONFIRMED
-    )
+    async with store_at(pair.url, 1, timeout) as store:
+        return await executed(store, op)
 
 
 def changes(pair: Pair) -> int:
@@ -306,10 +211,10 @@ def changes(pair: Pair) -> int:
 @pytest.mark.parametrize("name", REPEATED)
 async def test_a_repeat_writes_again(pair: Pair, name: str) -> None:
     """So WAIT behind the repeat waits for the first write as well; the answer stays the same."""
-    for make in REPEATED[name]:
-        assert is_done(await sent(pair, make()))
+    for each in REPEATED[name]:
+        assert is_done(await sent(pair, WRITES[each]()))
     before = changes(pair)
-    assert is_done(await sent(pair, REPEATED[name][-1]()))
+    assert is_done(await sent(pair, WRITES[name]()))
     assert changes(pair) > before
 
 
@@ -318,7 +223,7 @@ async def test_a_repeated_claim_with_a_shorter_lease_writes_again(pair: Pair) ->
     long_terms = terms(Mode.CLAIM, 60_000, 120_000, False)
     assert is_done(await sent(pair, ClaimOp(KEY, long_terms, OWNER, None)))
     before = changes(pair)
-    assert is_done(await sent(pair, claim()))
+    assert is_done(await sent(pair, WRITES["claim"]()))
     assert changes(pair) > before
 
 
@@ -326,12 +231,11 @@ async def test_a_repeated_claim_with_a_shorter_lease_writes_again(pair: Pair) ->
 @pytest.mark.parametrize("name", sorted(REPEATED.keys() - {"adopt"}))
 async def test_a_repeat_is_short_while_no_replica_has_it(pair: Pair, name: str, frozen: bool) -> None:
     """Each try has a connection of its own, as after a lost reply. An adoption is never marked."""
-    *before, last = REPEATED[name]
-    for make in before:
-        assert is_done(await sent(pair, make()))
+    for each in REPEATED[name][:-1]:
+        assert is_done(await sent(pair, WRITES[each]()))
     if frozen:
         pair.replica.freeze()
-    replies = [await sent(pair, last(), 0.1 if frozen else 2.0) for _ in range(2)]
+    replies = [await sent(pair, WRITES[name](), 0.1 if frozen else 2.0) for _ in range(2)]
     assert all(is_done(reply) for reply in replies)
     assert [is_short(reply) for reply in replies] == [frozen, frozen]
 
@@ -339,7 +243,7 @@ async def test_a_repeat_is_short_while_no_replica_has_it(pair: Pair, name: str, 
 async def test_a_fresh_claim_writes_once(pair: Pair) -> None:
     """Only repeats pay for the second write."""
     before = changes(pair)
-    assert is_done(await sent(pair, claim()))
+    assert is_done(await sent(pair, WRITES["claim"]()))
     assert changes(pair) == before + 1
 
 
@@ -371,7 +275,7 @@ async def test_a_token_that_fell_short_is_issued_again(frozen_pair: Pair) -> Non
         assert await other.tokens.consume(token) is Outcome.ACQUIRED
 
 
-async def test_a_named_use_that_fell_short_is_its_owners(frozen_pair: Pair, wait_until: WaitUntil) -> None:
+async def test_a_named_use_that_fell_short_is_its_owners(frozen_pair: Pair) -> None:
     """The same owner asks again, and is asked for by the replicas' word again."""
     async with gate(frozen_pair) as dedup, gate(frozen_pair, replicas=0) as other:
         token = await other.tokens.issue()
@@ -400,9 +304,7 @@ async def test_an_id_that_fell_short_is_new_again(frozen_pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("again", ["the same gate", "another gate"])
-async def test_a_repeated_transition_is_not_confirmed(
-    frozen_pair: Pair, wait_until: WaitUntil, again: str
-) -> None:
+async def test_a_repeated_transition_is_not_confirmed(frozen_pair: Pair, again: str) -> None:
     async with (
         gate(frozen_pair, on_shortfall="report") as dedup,
         gate(frozen_pair, on_shortfall="report") as other,

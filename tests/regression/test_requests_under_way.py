@@ -25,13 +25,14 @@ from starlette.routing import Route
 from werkzeug.test import Client
 
 from fastdedup import Dedup
-from fastdedup.integrations import asgi, settling, starlette, wsgi
+from fastdedup.integrations import asgi, starlette, wsgi
 from fastdedup.integrations import flask as for_flask
 from fastdedup.integrations.asgi import IdempotencyMiddleware, everyone
 from fastdedup.integrations.django import everyone as django_everyone
 from fastdedup.integrations.django import idempotent, one_time_form
 from fastdedup.integrations.django.tokens import token_for
-from fastdedup.integrations.lifespan import Message, Receive, Scope, Send
+from fastdedup.integrations.http import settling
+from fastdedup.integrations.http.lifespan import Message, Receive, Scope, Send
 from fastdedup.sync import Dedup as SyncDedup
 
 from ..integrations import django_project as django_project  # sets Django up
@@ -122,19 +123,16 @@ async def test_no_request_is_renewed_after_its_end(redis_url: str, ending: Calla
 
 
 async def test_no_request_is_renewed_after_a_response_that_could_not_be_stored(
+    own_redis: RedisServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(settling, "HOLD", 0.05)
-    redis = RedisServer().start()
 
     async def loses_redis(send: Send) -> None:
-        redis.kill()
+        own_redis.kill()
         await answers(send)
 
-    try:
-        assert not await still_renewed(redis.url, loses_redis)
-    finally:
-        redis.stop()
+    assert not await still_renewed(own_redis.url, loses_redis)
 
 
 # Two guards around one handler locked each other out: the inner one met the outer one's claim, 409, for

@@ -37,6 +37,7 @@ from fastdedup.testing import FakeStore, inbox_database
 
 from ..sidecars import Sidecar
 from ..stores import Backend
+from ..unit.test_codec import PickleCodec
 
 # A codec that encodes a value to `b""` gave the first caller None in place of its result, and duplicates as
 # well.
@@ -97,15 +98,7 @@ class OneType:
         return data
 
 
-class Pickle:
-    def dumps(self, value: Any) -> bytes:
-        return pickle.dumps(value)
-
-    def loads(self, data: bytes) -> Any:
-        return pickle.loads(data)
-
-
-class FormerPickle(Pickle):
+class FormerPickle(PickleCodec):
     """Stores errors as version 0.1.0 did."""
 
     stores_errors = True
@@ -148,14 +141,14 @@ async def test_each_caller_gets_the_functions_own_error(backend: Backend) -> Non
     ids=["long", "no UTF-8", "no text"],
 )
 async def test_each_exception_can_be_recorded(error: Exception, message: str) -> None:
-    async with Dedup(max_result=1000) as dedup:
+    async with Dedup("memory://", max_result=1000) as dedup:
         assert (await told(dedup, error))["message"] == message
 
 
 async def test_an_error_that_version_0_1_0_stored_can_be_read(backend: Backend) -> None:
-    async with backend.make(codec=FormerPickle()) as former, backend.make(codec=Pickle()) as dedup:
+    async with backend.make(codec=FormerPickle()) as former, backend.make(codec=PickleCodec()) as dedup:
         if backend.name == "memory":
-            dedup = former.scoped(codec=Pickle())
+            dedup = former.scoped(codec=PickleCodec())
         await (await former.claim("order:42")).fail({"declined", 7})
         claim = await dedup.claim("order:42")
         assert (claim.outcome, claim.error) == (Outcome.FAILED, {"declined", 7})
@@ -314,7 +307,7 @@ async def test_a_result_that_the_sidecar_refuses_is_kept_too(redis_url: str) -> 
 
 
 RESULTS = pytest.mark.parametrize(
-    "result", [Decimal(1), {1, 2}, b"x", float("nan"), 2**70, {1: "a"}, "x" * 2000], ids=repr
+    "result", [Decimal(1), {1, 2}, b"x", float("nan"), {1: "a"}, "x" * 2000], ids=repr
 )
 
 

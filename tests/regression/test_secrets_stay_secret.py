@@ -12,8 +12,6 @@ import contextlib
 import itertools
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,7 +45,9 @@ from fastdedup.sidecar.service.mistakes import Sources
 from fastdedup.stores import make_store
 from fastdedup.stores.redis.url import ServerURL
 
+from ..programs import ended
 from ..servers import RedisServer, free_port
+from ..waiting import wait_until
 
 WORD = "s3cret"
 USER, PASSWORD, OWNER, SUBJECT, TOKEN = (
@@ -141,14 +141,14 @@ def test_a_url_that_cannot_be_used_is_not_repeated(url: Any, everything_logged: 
 
 WRONG_SETTINGS: dict[str, Callable[[Any], Any]] = {
     **{
-        name: lambda value, name=name: Dedup(**{name: value})
+        name: lambda value, name=name: Dedup("memory://", **{name: value})
         for name in (
             *("namespace", "lease", "ttl", "failure_ttl", "token_ttl", "timeout", "replicas", "on_shortfall"),
             *("on_unavailable", "codec", "max_result", "max_pending", "readable_keys", "known_duplicates"),
             "on_event",
         )
     },
-    "scoped": lambda value: Dedup().scoped(value),
+    "scoped": lambda value: Dedup("memory://").scoped(value),
     "retry_after": lambda value: Reject(retry_after=value),
     "maxsize": lambda value: LocalLRU(maxsize=value),
     "window": lambda value: business_key("a", window=value),
@@ -167,7 +167,7 @@ def test_a_setting_does_not_repeat_the_wrong_variable(setting: str, value: Any) 
 
 async def test_what_utf8_cannot_hold_is_not_repeated() -> None:
     """Python's own error holds the whole text."""
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         for ask in (
             lambda: dedup.claim("k", owner=f"{OWNER}\ud800"),
             lambda: dedup.claim("k", fingerprint=f"{SUBJECT}\ud800"),
@@ -219,7 +219,7 @@ async def ask(url: str) -> list[BaseException]:
     """Everything that opening and claiming raise, events included."""
     events: list[Event] = []
     errors: list[BaseException] = []
-    gate = Dedup(url, timeout=2.0, on_event=events.append)
+    gate = Dedup(url, timeout=0.5, on_event=events.append)
     for step in (gate.open, lambda: gate.claim("k"), lambda: gate.tokens.consume(TOKEN, SUBJECT)):
         try:
             await step()
@@ -266,14 +266,8 @@ def test_no_command_prints_the_password(
         "forget": ["k"],
         "serve": ["--socket", str(tmp_path / "s")],
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "fastdedup", command, *more.get(command, [])],
-        env={**os.environ, "FASTDEDUP_URL": url},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environment = {**os.environ, "FASTDEDUP_URL": url}
+    done = ended("-m", "fastdedup", command, *more.get(command, []), environment=environment)
     assert done.returncode == 1
     assert done.stderr.strip()
     assert "Traceback" not in done.stderr
@@ -367,10 +361,7 @@ async def test_no_answer_shows_its_owner_or_token(redis_url: str, redis_server: 
 
 
 async def test_a_failing_on_event_logs_no_owner(
-    redis_url: str,
-    redis_server: RedisServer,
-    caplog: pytest.LogCaptureFixture,
-    wait_until: Callable[..., Any],
+    redis_url: str, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A lease is lost, and the callback raises an error that repeats the event."""
 

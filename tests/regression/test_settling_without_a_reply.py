@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from math import inf, nan
@@ -30,6 +30,7 @@ from ..proxy import Fate, Proxy, proxied
 from ..servers import RedisServer
 from ..sidecar.running import figure
 from ..sidecars import Sidecar
+from ..waiting import wait_until
 
 # A settling whose reply was lost says so: its record may have been made, and have expired since.
 
@@ -70,33 +71,26 @@ async def test_a_sidecar_passes_on_that_it_is_unsure(redis_server: RedisServer) 
 
 
 @pytest.mark.parametrize("how", ["complete", "fail"])
-async def test_an_outcome_that_the_store_has_lost_is_not_recorded(how: str) -> None:
+async def test_an_outcome_that_the_store_has_lost_is_not_recorded(own_redis: RedisServer, how: str) -> None:
     """It returned as if it were: a Redis that came back empty answers the second try, and nobody else has the key."""
-    server = RedisServer().start()
     told: list[Event] = []
-    try:
-        async with Dedup(server.url, namespace="t", timeout=5.0, on_event=told.append) as dedup:
-            claim = await dedup.claim("k", lease=60)
-            await dedup.claim("another")  # its connection waits for nothing
-            server.kill()
-            server.start()
-            with pytest.raises(
-                UnavailableError, match="the store answers again without the record"
-            ) as caught:
-                await getattr(claim, how)("done")
-            assert caught.value.unrecorded
-            assert [event.key for event in told if isinstance(event, LeaseLost)] == ["k"]
-            with pytest.raises(ClaimLostError):
-                await getattr(claim, how)("done")
-            assert (await dedup.claim("k")).acquired
-    finally:
-        server.stop()
+    async with Dedup(own_redis.url, namespace="t", timeout=5.0, on_event=told.append) as dedup:
+        claim = await dedup.claim("k", lease=60)
+        await dedup.claim("another")  # its connection waits for nothing
+        own_redis.kill()
+        own_redis.start()
+        with pytest.raises(UnavailableError, match="the store answers again without the record") as caught:
+            await getattr(claim, how)("done")
+        assert caught.value.unrecorded
+        assert [event.key for event in told if isinstance(event, LeaseLost)] == ["k"]
+        with pytest.raises(ClaimLostError):
+            await getattr(claim, how)("done")
+        assert (await dedup.claim("k")).acquired
 
 
 # `complete(ttl=0.01)` whose reply was lost said "nothing was changed", although it was recorded.
 
 
-WaitUntil = Callable[..., Any]
 every_way = pytest.mark.parametrize("by_sidecar", [False, True], ids=["redis", "sidecar"])
 
 
@@ -116,7 +110,7 @@ async def gate(server: RedisServer, by_sidecar: bool) -> AsyncIterator[tuple[Ded
         yield dedup, proxy, other
 
 
-async def loses_the_reply(dedup: Dedup, proxy: Proxy, other: Dedup, wait_until: WaitUntil, work: Any) -> None:
+async def loses_the_reply(dedup: Dedup, proxy: Proxy, other: Dedup, work: Any) -> None:
     """Let Redis act; its record is gone before the same is sent again."""
     proxy.hold()
     settling = asyncio.ensure_future(work)
@@ -133,11 +127,11 @@ async def loses_the_reply(dedup: Dedup, proxy: Proxy, other: Dedup, wait_until: 
 @every_way
 @pytest.mark.parametrize("how", ["complete", "fail"])
 async def test_a_settling_that_was_recorded_is_not_lost(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, by_sidecar: bool, how: str
+    redis_url: str, redis_server: RedisServer, by_sidecar: bool, how: str
 ) -> None:
     async with gate(redis_server, by_sidecar) as (dedup, proxy, other):
         claim = await dedup.claim("k", lease=60)
-        await loses_the_reply(dedup, proxy, other, wait_until, getattr(claim, how)("done", ttl=0.01))
+        await loses_the_reply(dedup, proxy, other, getattr(claim, how)("done", ttl=0.01))
         assert not claim.lost
 
 
@@ -163,9 +157,7 @@ DONE = {"complete": "completed", "fail": "failed", "release": "released"}
 ORDERS = [(first, then) for first in DONE for then in DONE if first != then]
 
 
-async def settled_unheard(
-    proxy: Any, settling: Any, verb: str, wait_until: WaitUntil, *, cancels: bool
-) -> None:
+async def settled_unheard(proxy: Any, settling: Any, verb: str, *, cancels: bool) -> None:
     """Settle, so that it takes effect and its reply is lost; then the caller gives up."""
     proxy.follow(lambda name: Fate.LOSE if name == verb else Fate.PASS)
     if cancels:
@@ -182,12 +174,7 @@ async def settled_unheard(
 @pytest.mark.parametrize(("cancels", "unread"), [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize(("first", "then"), ORDERS)
 async def test_what_took_effect_stands(
-    redis_server: RedisServer,
-    wait_until: WaitUntil,
-    first: str,
-    then: str,
-    cancels: bool,
-    unread: bool,
+    redis_server: RedisServer, first: str, then: str, cancels: bool, unread: bool
 ) -> None:
     """`unread`: the record cannot be looked at, at first."""
     events: list[Event] = []
@@ -196,7 +183,7 @@ async def test_what_took_effect_stands(
         claim = await dedup.claim(f"{first}-{then}-{cancels}-{unread}")
         settling = claim.release() if first == "release" else getattr(claim, first)(within=0.1)
         verb = "release" if first == "release" else "settle"
-        await settled_unheard(proxy, settling, verb, wait_until, cancels=cancels)
+        await settled_unheard(proxy, settling, verb, cancels=cancels)
         proxy.follow(lambda name: Fate.CUT if name in (verb, "read") and unread else Fate.PASS)
         if unread:
             with pytest.raises((UnavailableError, UsageError)):
@@ -236,7 +223,7 @@ class Slow(MemoryStore):
         return replies
 
 
-async def test_a_renewal_under_way_loses_no_claim_that_is_being_settled(wait_until: WaitUntil) -> None:
+async def test_a_renewal_under_way_loses_no_claim_that_is_being_settled() -> None:
     """The lease ends with both under way: ClaimLostError was raised inside of a `complete` that was recorded."""
     store, events = Slow(), list[Event]()
     async with Dedup(store, lease=0.5, timeout=30.0, on_event=events.append) as dedup:

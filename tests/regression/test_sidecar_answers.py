@@ -21,7 +21,7 @@ from fastdedup.sidecar.http import problems as sidecars
 from fastdedup.sidecar.service.config import load
 from fastdedup.sidecar.service.mistakes import Mistakes
 from fastdedup.stores.redis.verbs import FACES
-from fastdedup.stores.sidecar.wire import read
+from fastdedup.stores.sidecar.answers import read
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.web import problems as webs
 
@@ -312,8 +312,8 @@ def trusting(limited_sidecar: Sidecar) -> Iterator[redis.Redis]:
 
 
 def run(client: redis.Redis, op: Op) -> object:
-    reply = client.execute_command("FD.RUN", op.verb.value, 1, op.wire, *FACES[op.verb].pack([op]))
-    (answer,) = read(reply)
+    reply = client.execute_command("FD.RUN", op.verb.value, 1, op.wire, *FACES[op.verb].call([op])[1])
+    (answer,) = read(reply, 1)
     return answer
 
 

@@ -27,6 +27,7 @@ from ..servers import RedisServer
 from ..sidecar.conftest import Running, serve, sidecar
 from ..sidecar.fuzz import pack
 from ..sidecar.running import Sidecar, client
+from ..waiting import wait_until
 
 # Fault: a client that closed its sending side after its request got no answer over HTTP, as it does over
 # RESP.
@@ -61,12 +62,11 @@ def test_half_a_request_ends_the_connection(serve: Callable[..., Running]) -> No
 
 LEASE = ("LEASE", "60000")
 WAIT = (*LEASE, "WAIT", "60000")
-Waits = Callable[..., Any]
 
 
 @asynccontextmanager
 async def half_closed(
-    sidecar: Running, wait_until: Waits, *command: str
+    sidecar: Running, *command: str
 ) -> AsyncIterator[tuple[socket.socket, Callable[[], Any]]]:
     """A client that waits for the key, and sends nothing more; and what frees the key and lets it be answered."""
     wakeups = sidecar.namespaces.root.gate.connection.wakeups
@@ -94,9 +94,9 @@ async def half_closed(
 
 @pytest.mark.parametrize("command", [("FD.CLAIM", "k", *WAIT), ("FD.CLAIM", "k", *WAIT, "EPHEMERAL")])
 async def test_the_claim_of_a_client_that_died_is_released(
-    sidecar: Running, wait_until: Waits, command: tuple[str, ...]
+    sidecar: Running, command: tuple[str, ...]
 ) -> None:
-    async with half_closed(sidecar, wait_until, *command) as (raw, free):
+    async with half_closed(sidecar, *command) as (raw, free):
         raw.close()
         await free()
     with client(Path(sidecar.path)) as another:
@@ -105,16 +105,16 @@ async def test_the_claim_of_a_client_that_died_is_released(
         )
 
 
-async def test_the_claim_of_a_client_that_still_reads_is_kept(sidecar: Running, wait_until: Waits) -> None:
-    async with half_closed(sidecar, wait_until, "FD.CLAIM", "k", *WAIT) as (raw, free):
+async def test_the_claim_of_a_client_that_still_reads_is_kept(sidecar: Running) -> None:
+    async with half_closed(sidecar, "FD.CLAIM", "k", *WAIT) as (raw, free):
         await free()
         assert b"acquired" in raw.recv(1000)
     with client(Path(sidecar.path)) as another:
         assert another.execute_command("FD.CLAIM", "k")[0] == b"in_progress"
 
 
-async def test_a_named_owner_may_come_back(sidecar: Running, wait_until: Waits) -> None:
-    async with half_closed(sidecar, wait_until, "FD.CLAIM", "k", *WAIT, "OWNER", "job-7") as (raw, free):
+async def test_a_named_owner_may_come_back(sidecar: Running) -> None:
+    async with half_closed(sidecar, "FD.CLAIM", "k", *WAIT, "OWNER", "job-7") as (raw, free):
         raw.close()
         await free()
     with client(Path(sidecar.path)) as another:
@@ -148,9 +148,7 @@ ASKED: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("asked", ASKED)
-async def test_every_audited_request_of_a_gone_client_is_logged(
-    server: RedisServer, asked: str, wait_until: Callable[..., Any]
-) -> None:
+async def test_every_audited_request_of_a_gone_client_is_logged(server: RedisServer, asked: str) -> None:
     keys = [f"{number:02}" for number in range(20)]
     with Sidecar("--url", server.url, config=CONFIG) as sidecar:
         with server.frozen():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from ..servers import RedisServer
 from ..sidecar.attacks import connect
 from ..sidecar.fuzz import pack
 from ..sidecar.running import Sidecar, client, figure
+from ..waiting import wait_until
 
 # 1,024 connections that sent nothing locked everybody out, also health checks and metrics.
 
 
-WaitUntil = Callable[..., Any]
 PING = pack(b"PING")
 OPERATORS = 8
 ANN, BOB, ROOT = 1001, 1002, 0
@@ -59,7 +59,7 @@ def ask(sidecar: Sidecar, data: bytes) -> bytes:
         return b"".join(iter(lambda: raw.recv(65_536), b""))
 
 
-async def test_the_oldest_silent_connection_makes_room(sidecar: Sidecar, wait_until: WaitUntil) -> None:
+async def test_the_oldest_silent_connection_makes_room(sidecar: Sidecar) -> None:
     with ExitStack() as stack:
         silent = [stack.enter_context(connect(sidecar.path)) for _ in range(20 + OPERATORS)]
 

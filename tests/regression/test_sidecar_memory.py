@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ..servers import RedisServer
 from ..sidecar.attacks import RESULT, connect, peak, post, push, settle
 from ..sidecar.fuzz import pack
 from ..sidecar.running import Sidecar, figure
+from ..waiting import wait_until
 
 # 1,000 clients that sent a request of 1 MB but for its end took 1 GB; 40 that pipelined the shortest ones
 # 565 MB.
@@ -40,9 +41,7 @@ def sidecar() -> Iterator[Sidecar]:
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
-async def test_unfinished_and_waiting_requests_take_bounded_memory(
-    attack: bytes, sidecar: Sidecar, wait_until: Callable[..., Any]
-) -> None:
+async def test_unfinished_and_waiting_requests_take_bounded_memory(attack: bytes, sidecar: Sidecar) -> None:
     """The clients with the most are hung up on; one with a short request is served beside them."""
     before = peak(sidecar)
     with ExitStack() as stack, sidecar.http() as bystander, connect(sidecar.path) as holder:
@@ -60,7 +59,6 @@ async def test_unfinished_and_waiting_requests_take_bounded_memory(
 # MB.
 
 
-WaitUntil = Callable[..., Any]
 KEYS = [f"key:{number}" for number in range(12)]
 REPLIES_IN_ALL = 12 * 1024 * 1024
 
@@ -91,7 +89,7 @@ def read_results(raw: Any, count: int) -> bytes:
     return bytes(data)
 
 
-async def test_unread_replies_take_no_memory(narrow_sidecar: Sidecar, wait_until: WaitUntil) -> None:
+async def test_unread_replies_take_no_memory(narrow_sidecar: Sidecar) -> None:
     before, so_far = peak(narrow_sidecar), answered(narrow_sidecar)
     with connect(narrow_sidecar.path) as raw:
         raw.sendall(pack(b"FD.CLAIM", KEYS[0].encode()) * 300)
@@ -114,9 +112,7 @@ async def test_replies_without_room_come_later_and_in_order(narrow_sidecar: Side
                 assert [key.decode() for key in re.findall(rb'"key":"([^"]+)', read)] == asked
 
 
-async def test_clients_that_read_nothing_make_room_for_others(
-    narrow_sidecar: Sidecar, wait_until: WaitUntil
-) -> None:
+async def test_clients_that_read_nothing_make_room_for_others(narrow_sidecar: Sidecar) -> None:
     """The bystander is refused for a moment, until the others have read nothing for a second.
 
     The others' replies wait where there is no room for them. Before, the sidecar closed 20 of their connections in
@@ -182,9 +178,7 @@ def http_sidecar(redis_server: RedisServer) -> Iterator[Sidecar]:
         raw.flushdb()
 
 
-async def test_unread_answers_over_http_stay_within_their_limit(
-    http_sidecar: Sidecar, wait_until: WaitUntil
-) -> None:
+async def test_unread_answers_over_http_stay_within_their_limit(http_sidecar: Sidecar) -> None:
     """The bystander is refused for a moment, until the others have read nothing for a second."""
     before = peak(http_sidecar)
     statuses: list[int] = []

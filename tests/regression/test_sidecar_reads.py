@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from fastdedup.stores.redis.scripts import pack
 
 from ..servers import RedisServer
 from ..sidecar.running import DEADLINE, Sidecar, client, figure
+from ..waiting import wait_until
 
 # Fault: 500 pipelined FD.LEDGER of a client that may only read stopped the claims of all other tenants.
 
@@ -130,9 +131,7 @@ READS = 200
 
 
 @pytest.mark.parametrize("path", ["/v1/records/list", "/v1/ledgers/ids"])
-async def test_a_read_whose_client_has_gone_takes_no_turn(
-    server: RedisServer, wait_until: Callable[..., Any], path: str
-) -> None:
+async def test_a_read_whose_client_has_gone_takes_no_turn(server: RedisServer, path: str) -> None:
     def commands() -> int:
         return int(server.client().info("stats")["total_commands_processed"])
 

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from ..servers import RedisServer
 from ..sidecar.attacks import connect
 from ..sidecar.fuzz import pack
 from ..sidecar.running import DEADLINE, Sidecar, environment, figure
+from ..waiting import wait_until
 
 # Fault: a path that no socket can have passed check-config; a wrong descriptor of systemd's ended in a
 # traceback.
@@ -69,7 +70,7 @@ def test_a_descriptor_that_is_no_socket_is_a_sentence(descriptor: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=dict(os.environ)
     )
     assert ended.returncode == 1
-    assert "descriptor 3 is none" in ended.stderr
+    assert "descriptor 3 is not one" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
@@ -233,7 +234,6 @@ def test_a_member_of_other_groups_is_refused_and_named(sidecar: Sidecar) -> None
 # A sidecar that had no free file left reset connections without a word, and logged nothing.
 
 
-WaitUntil = Callable[..., Any]
 PING = pack(b"PING")
 ROOM, OPERATORS = 40, 8
 REFUSED = (
@@ -302,7 +302,7 @@ def test_who_is_refused_is_told_and_the_log_says_it_once(sidecar_with_few_files:
 
 
 async def test_a_full_sidecar_serves_again_once_a_connection_ends(
-    sidecar_with_few_files: Sidecar, crowd: list[Any], wait_until: WaitUntil
+    sidecar_with_few_files: Sidecar, crowd: list[Any]
 ) -> None:
     assert len(crowd) == ROOM + OPERATORS + 1
     crowd[0].close()

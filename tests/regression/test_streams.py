@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: FastAPI reads the annotations of handlers made in a function.
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
@@ -19,19 +19,17 @@ from fastdedup import Claim, Dedup
 from fastdedup.integrations.asgi import IdempotencyMiddleware, everyone
 from fastdedup.integrations.fastapi import Claimed, Idempotency
 from fastdedup.integrations.fastapi import everyone as anybody
-from fastdedup.integrations.lifespan import ASGIApp
+from fastdedup.integrations.http.lifespan import ASGIApp
 
 from ..integrations.live import Live, serving
 from ..integrations.server_process import gunicorn, uvicorn
 from ..servers import RedisServer
+from ..waiting import wait_until
 
 # An endless stream outlived its client: it held its key, and the server could not stop. Starlette's
 # StreamingResponse listens for the client's end before it sends, so it began to listen while the response
 # was still held back, and was never told. Uvicorn drops what is sent to a client that has left, without an
 # error.
-
-
-WaitUntil = Callable[..., Awaitable[Any]]
 
 
 class Ticker:
@@ -102,22 +100,20 @@ async def watch_and_leave(live: Live) -> None:
 @pytest.mark.parametrize("http", ["httptools", "h11"])
 @pytest.mark.parametrize("make", [behind_middleware, under_claimed])
 async def test_an_endless_stream_ends_when_its_client_leaves(
-    redis_url: str, ticker: Ticker, wait_until: WaitUntil, make: Callable[..., ASGIApp], http: str
+    redis_url: str, ticker: Ticker, make: Callable[..., ASGIApp], http: str
 ) -> None:
     """Its key is free again. The server then stops by itself, when `running` ends."""
     app = make(ticker, Dedup(redis_url, namespace="t", timeout=5.0))
     async with running(app, ticker, http) as live:
         await watch_and_leave(live)
-        await wait_until(lambda: ticker.ended, description="the stream has ended", deadline=5.0)
+        await wait_until(lambda: ticker.ended, description="the stream has ended")
         await wait_until(lambda: live.over == 1, description="the request is over")
         await watch_and_leave(live)
-        await wait_until(lambda: live.over == 2, description="the second is over", deadline=5.0)
+        await wait_until(lambda: live.over == 2, description="the second is over")
     assert (ticker.begun, ticker.ended) == (2, 2)
 
 
-async def test_a_client_that_left_before_the_stream_began_ends_it(
-    redis_url: str, ticker: Ticker, wait_until: WaitUntil
-) -> None:
+async def test_a_client_that_left_before_the_stream_began_ends_it(redis_url: str, ticker: Ticker) -> None:
     """The handler itself goes on to its end, as ever with on_disconnect="finish"."""
     ticker.may_begin.clear()
     app = behind_middleware(ticker, Dedup(redis_url, namespace="t", timeout=5.0))
@@ -129,13 +125,11 @@ async def test_a_client_that_left_before_the_stream_began_ends_it(
         await wait_until(lambda: live.connections == 0, description="the server knows that the client left")
         assert live.over == 0
         ticker.may_begin.set()
-        await wait_until(lambda: live.over == 1, description="the stream has ended", deadline=5.0)
+        await wait_until(lambda: live.over == 1, description="the stream has ended")
     assert ticker.begun == ticker.ended
 
 
-async def test_a_stream_that_polls_for_its_client_is_told(
-    redis_url: str, ticker: Ticker, wait_until: WaitUntil
-) -> None:
+async def test_a_stream_that_polls_for_its_client_is_told(redis_url: str, ticker: Ticker) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
         await request.body()
@@ -150,7 +144,7 @@ async def test_a_stream_that_polls_for_its_client_is_told(
     guarded = IdempotencyMiddleware(app, Dedup(redis_url, namespace="t", timeout=5.0), principal=everyone)
     async with running(guarded, ticker) as live:
         await watch_and_leave(live)
-        await wait_until(lambda: live.over == 1, description="the stream has ended", deadline=5.0)
+        await wait_until(lambda: live.over == 1, description="the stream has ended")
     assert (ticker.begun, ticker.ended) == (1, 1)
 
 

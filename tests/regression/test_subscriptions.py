@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,12 +19,12 @@ from ..servers import RedisServer
 from ..sidecar.running import Sidecar as SidecarProcess
 from ..sidecars import Sidecar
 from ..topologies import ClusterGroup, Member, SentinelGroup, until
+from ..waiting import wait_until
 
 # Waiters whose subscription was lost, and could not be made again, slept until their owners' leases ended.
 # Commands went on well. A waiter that began later slept as well, and no line was logged.
 
 
-WaitUntil = Callable[..., Any]
 USER = ("on", ">pw", "~*", "&*", "+@all")
 SOON = 10.0
 """Seconds: many times the pause between two looks, and a sixth of the leases and waits."""
@@ -91,15 +91,21 @@ def cluster(stack: ExitStack) -> Site:
     return Site(group.start().url, group.members)
 
 
-@pytest.fixture(params=[single, behind_a_sidecar, sentinel, cluster], ids=lambda make: make.__name__)
-def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+@pytest.fixture(
+    scope="module", params=[single, behind_a_sidecar, sentinel, cluster], ids=lambda make: make.__name__
+)
+def running(request: pytest.FixtureRequest) -> Iterator[Site]:
     with ExitStack() as stack:
-        made = request.param(stack)
-        made.allow()
-        yield made
+        yield request.param(stack)
 
 
-async def waiter_of(gate: Dedup, key: str, wait_until: WaitUntil) -> asyncio.Task[Claim]:
+@pytest.fixture
+def site(running: Site) -> Site:
+    running.allow()
+    return running
+
+
+async def waiter_of(gate: Dedup, key: str) -> asyncio.Task[Claim]:
     """Return a task that waits for a key."""
 
     async def waits() -> Claim:
@@ -114,16 +120,16 @@ async def waiter_of(gate: Dedup, key: str, wait_until: WaitUntil) -> asyncio.Tas
 
 @pytest.mark.parametrize("rule", ["-subscribe", "resetchannels"])
 async def test_waiters_look_while_nothing_is_subscribed(
-    rule: str, site: Site, wait_until: WaitUntil, caplog: pytest.LogCaptureFixture
+    rule: str, site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Waiters that began before and those that began later; one line says so."""
-    async with Dedup(site.owners_url, namespace="t") as owners, Dedup(site.url, namespace="t") as gate:
+    async with Dedup(site.owners_url, namespace=rule) as owners, Dedup(site.url, namespace=rule) as gate:
         first, later = await owners.claim("first", lease=60.0), await owners.claim("later", lease=60.0)
-        before = await waiter_of(gate, "first", wait_until)
+        before = await waiter_of(gate, "first")
         await wait_until(site.has_subscribers, description="it is subscribed")
         site.revoke(rule)
         await wait_until(lambda: not site.has_subscribers(), description="the subscription is lost")
-        after = await waiter_of(gate, "later", wait_until)
+        after = await waiter_of(gate, "later")
         await wait_until(lambda: "tells of no freed keys" in caplog.text, description="a line says so")
         await first.complete("one")
         await later.complete("two")
@@ -135,7 +141,7 @@ async def test_waiters_look_while_nothing_is_subscribed(
 
 
 async def test_waiters_stop_looking_once_they_are_subscribed_again(
-    site: Site, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then they are told again."""
     monkeypatch.setattr(waiting, "_DEAF_PAUSE", 0.05)
@@ -156,7 +162,7 @@ async def test_waiters_stop_looking_once_they_are_subscribed_again(
 
     async with Dedup(site.owners_url, namespace="t") as owners, Dedup(site.url, namespace="t") as gate:
         held = await owners.claim("k", lease=60.0)
-        waiter = await waiter_of(gate, "k", wait_until)
+        waiter = await waiter_of(gate, "k")
         await wait_until(site.has_subscribers, description="it is subscribed")
         site.revoke("-subscribe")
         before = looks
@@ -169,21 +175,20 @@ async def test_waiters_stop_looking_once_they_are_subscribed_again(
             assert (await waiter).result == "told"
 
 
-async def test_waiters_look_while_no_other_connection_is_accepted(wait_until: WaitUntil) -> None:
+async def test_waiters_look_while_no_other_connection_is_accepted(own_redis: RedisServer) -> None:
     """`maxclients` is reached: the open connections of commands go on, and a subscription cannot be made."""
-    with RedisServer() as server:
-        async with Dedup(server.url, namespace="t") as owners, Dedup(server.url, namespace="t") as gate:
-            held = await owners.claim("k", lease=60.0)
-            waiter = await waiter_of(gate, "k", wait_until)
-            with server.client() as raw:
-                await wait_until(
-                    lambda: raw.pubsub_numsub("fastdedup:settled")[0][1], description="it is subscribed"
-                )
-                raw.config_set("maxclients", 1)
-                raw.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-                await held.complete("found")
-                async with asyncio.timeout(SOON):
-                    assert (await waiter).result == "found"
+    async with Dedup(own_redis.url, namespace="t") as owners, Dedup(own_redis.url, namespace="t") as gate:
+        held = await owners.claim("k", lease=60.0)
+        waiter = await waiter_of(gate, "k")
+        with own_redis.client() as raw:
+            await wait_until(
+                lambda: raw.pubsub_numsub("fastdedup:settled")[0][1], description="it is subscribed"
+            )
+            raw.config_set("maxclients", 1)
+            raw.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+            await held.complete("found")
+            async with asyncio.timeout(SOON):
+                assert (await waiter).result == "found"
 
 
 # A waiter that may not subscribe logged the rights that a user needs without SUBSCRIBE, the missing one.
@@ -203,11 +208,11 @@ def refusing(server: RedisServer) -> Iterator[str]:
         raw.execute_command("ACL", "DELUSER", "app")
 
 
-async def line_of(url: str, key: str, wait_until: Callable[..., Any], caplog: Any, server: Any) -> str:
+async def line_of(url: str, key: str, caplog: Any, server: Any) -> str:
     """Let a waiter wait until the log says that it is told of nothing; return that line."""
     async with Dedup(server.url, namespace="t") as owners, Dedup(url, namespace="t") as gate:
         held = await owners.claim(key, lease=60.0)
-        waiter = await waiter_of(gate, key, wait_until)
+        waiter = await waiter_of(gate, key)
         await wait_until(lambda: LINE in caplog.text, description="a line says so")
         await held.complete("done")
         assert (await waiter).result == "done"
@@ -215,18 +220,18 @@ async def line_of(url: str, key: str, wait_until: Callable[..., Any], caplog: An
 
 
 async def test_the_line_names_the_missing_right(
-    server: RedisServer, refusing: str, wait_until: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    server: RedisServer, refusing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    line = await line_of(refusing, "direct", wait_until, caplog, server)
+    line = await line_of(refusing, "direct", caplog, server)
     assert FORBIDDEN in line
     assert "SUBSCRIBE on the channel fastdedup:settled" in line
 
 
 async def test_behind_a_sidecar_its_log_names_it(
-    server: RedisServer, refusing: str, wait_until: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    server: RedisServer, refusing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with SidecarProcess("--url", refusing, "--allow-stores") as sidecar:
-        line = await line_of(f"sidecar://{sidecar.path}", "behind", wait_until, caplog, server)
+        line = await line_of(f"sidecar://{sidecar.path}", "behind", caplog, server)
         assert "its store tells it of no freed keys at present; the sidecar's log says why" in line
         assert "does not answer" not in line
         await wait_until(lambda: "no freed keys" in sidecar.log, description="the sidecar says why")
@@ -267,7 +272,7 @@ class Waiting:
         self._group = group
         self._gate = gate
 
-    async def begin(self, wait_until: WaitUntil) -> None:
+    async def begin(self) -> None:
         """Subscribe by a first wait, find out where, then wait for another node's key."""
         await self._gate.claim("first")
         await self._gate.claim("first", owner="another", wait=0.1)
@@ -314,12 +319,12 @@ def forget(group: ClusterGroup, node: Member) -> None:
 
 @pytest.mark.parametrize("reset", [True, False], ids=["reset", "forgotten only"])
 async def test_waiters_hear_when_the_node_of_their_subscription_leaves(
-    reset: bool, leaving_cluster: ClusterGroup, wait_until: WaitUntil
+    reset: bool, leaving_cluster: ClusterGroup
 ) -> None:
     """Its slots move away, then the others forget it: what `redis-cli --cluster del-node` does."""
     async with Dedup(leaving_cluster.url, namespace="t") as gate:
         waiting = Waiting(leaving_cluster, gate)
-        await waiting.begin(wait_until)
+        await waiting.begin()
         node = waiting.node
         await gate.forget("first")
         await asyncio.to_thread(empty, leaving_cluster, node, waiting.others[0])
@@ -331,24 +336,22 @@ async def test_waiters_hear_when_the_node_of_their_subscription_leaves(
 
 
 async def test_waiters_hear_when_the_node_of_their_subscription_is_cut_off(
-    leaving_cluster: ClusterGroup, wait_until: WaitUntil
+    leaving_cluster: ClusterGroup,
 ) -> None:
     """It knows the others no more, and does not take their messages. It keeps its slots, in every layout."""
     async with Dedup(leaving_cluster.url, namespace="t") as gate:
         waiting = Waiting(leaving_cluster, gate)
-        await waiting.begin(wait_until)
+        await waiting.begin()
         for name in [leaving_cluster.id_of(member) for member in waiting.others]:
             waiting.node.ask("CLUSTER", "FORGET", name)
         await waiting.hears()
 
 
-async def test_a_subscription_stays_while_its_node_is_well(
-    leaving_cluster: ClusterGroup, wait_until: WaitUntil
-) -> None:
+async def test_a_subscription_stays_while_its_node_is_well(leaving_cluster: ClusterGroup) -> None:
     """The node is looked after each second."""
     async with Dedup(leaving_cluster.url, namespace="t") as gate:
         waiting = Waiting(leaving_cluster, gate)
-        await waiting.begin(wait_until)
+        await waiting.begin()
         store: Any = gate.gate.connection.store
         looks: list[bool] = []
         look = store.topology.is_cut_off

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from .. import warm
+from .. import sidecars, warm
+from ..waiting import wait_until
 
 PROGRAM = """
 import os, signal, sys
@@ -30,7 +29,7 @@ def started(end: str) -> int:
 
 
 @pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["ended", "killed"])
-async def test_what_tests_have_started_ends_with_them(end: str, wait_until: Callable[..., Any]) -> None:
+async def test_what_tests_have_started_ends_with_them(end: str) -> None:
     pid = started(end)
 
     def is_gone() -> bool:
@@ -41,3 +40,13 @@ async def test_what_tests_have_started_ends_with_them(end: str, wait_until: Call
         return False
 
     await wait_until(is_gone, description="the program has ended")
+
+
+def test_a_sidecar_that_does_not_come_up_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if no `with` stands around its start."""
+    monkeypatch.setattr(sidecars, "DEADLINE", 0)
+    sidecar = sidecars.Sidecar("memory://")
+    with pytest.raises(TimeoutError, match="did not come up"):
+        sidecar.start()
+    assert not sidecar.alive
+    assert not sidecar.folder.exists()

@@ -24,12 +24,13 @@ from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import inbox_database
 
 from ..messages.test_faststream import Shop as FastStreamShop
-from ..messages.test_redis_streams import Waiter, Work, shop_of
+from ..messages.test_redis_streams import Work, shop_of
 from ..messages.test_rules import Billing
 from ..messages.test_rules import Shop as Database
 from ..servers import RedisServer
 from ..sql import conftest as sql
 from ..sql.ways import WEEK, Party
+from ..waiting import wait_until
 
 key, way, database = sql.key, sql.way, sql.database
 postgres_place, mariadb_place, sqlite_place = sql.postgres_place, sql.mariadb_place, sql.sqlite_place
@@ -219,7 +220,7 @@ async def test_a_consumer_lays_down_another_message_under_a_used_id(
     assert (shop.effects(), consumer.runs) == (1, [first])
 
 
-async def test_a_broker_gets_the_dead_letter(server: RedisServer, wait_until: Waiter, tmp_path: Path) -> None:
+async def test_a_broker_gets_the_dead_letter(server: RedisServer, tmp_path: Path) -> None:
     database = Database(tmp_path / "shop.db")
     work = Work()
     async with shop_of(server) as shop:

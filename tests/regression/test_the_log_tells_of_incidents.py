@@ -9,25 +9,16 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from fastdedup import ConfigError, Dedup, LocalLRU, UnavailableError
 from fastdedup.core.incidents import AT_ONCE, Incidents
-from fastdedup.events import (
-    BreakerClosed,
-    BreakerOpened,
-    Conflict,
-    Degraded,
-    Event,
-    GateBypassed,
-    LeaseLost,
-)
+from fastdedup.events import BreakerClosed, BreakerOpened, Conflict, Degraded, Event, GateBypassed, LeaseLost
 
 from ..servers import RedisServer, free_port
+from ..waiting import wait_until
 
-WaitUntil = Callable[..., Any]
 PASSWORD = "s3cret"
 
 
@@ -50,7 +41,7 @@ async def ask(dedup: Dedup, times: int = 1) -> None:
 
 
 async def test_an_outage_is_one_line_opened_and_one_closed(
-    server: RedisServer, lines: Callable[[], list[str]], wait_until: WaitUntil
+    server: RedisServer, lines: Callable[[], list[str]]
 ) -> None:
     """Both gates of a process, of which one answers by its policy, have their own."""
 
@@ -120,9 +111,7 @@ async def test_a_closed_gate_says_unsteady_where_no_breaker_opened(lines: Callab
     assert lines()[1].startswith("gate 'shop': the store was unsteady for ")
 
 
-async def test_many_events_of_a_kind_are_counted(
-    lines: Callable[[], list[str]], wait_until: WaitUntil
-) -> None:
+async def test_many_events_of_a_kind_are_counted(lines: Callable[[], list[str]]) -> None:
     told = incidents(window=0.05)
     for number in range(100):
         told(LeaseLost("shop", f"order:{number}", "worker-1", 7))
@@ -146,9 +135,7 @@ async def test_a_conflict_names_its_key_and_no_owner(lines: Callable[[], list[st
     assert "worker" not in line
 
 
-async def test_few_unanswered_operations_end_by_themselves(
-    lines: Callable[[], list[str]], wait_until: WaitUntil
-) -> None:
+async def test_few_unanswered_operations_end_by_themselves(lines: Callable[[], list[str]]) -> None:
     """No breaker opened, so no event says that it is over."""
     told = incidents(window=0.02)
     for _ in range(2):
@@ -161,9 +148,7 @@ async def test_few_unanswered_operations_end_by_themselves(
     told.close()
 
 
-async def test_a_store_that_comes_and_goes_fills_no_log(
-    lines: Callable[[], list[str]], wait_until: WaitUntil
-) -> None:
+async def test_a_store_that_comes_and_goes_fills_no_log(lines: Callable[[], list[str]]) -> None:
     """A full one refuses, takes the next write, and refuses again: several outages a second."""
     told = incidents(window=0.2)
     for _ in range(100):

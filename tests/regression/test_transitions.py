@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -25,12 +25,11 @@ from ..outage.test_reconciliation import site_of, way_to
 from ..proxy import Fate, Proxy, proxied
 from ..servers import RedisServer
 from ..sidecars import Sidecar
+from ..waiting import wait_until
 
 # A transition's reply was lost, another caller moved the cyclic machine back, and the resend moved it
 # again.
 
-
-WaitUntil = Callable[..., Any]
 
 SWITCH = {"open": ("closed",), "closed": ("open",)}
 TIMEOUT = 5.0
@@ -44,15 +43,7 @@ class Door:
         self.door = door
         self.elsewhere = elsewhere
 
-    async def moved_to(self, version: int) -> None:
-        """Let another caller move it so often."""
-        for number in range(1, version + 1):
-            move = await self.elsewhere.transition("1", to="closed" if number % 2 else "open")
-            assert (move.changed, move.version) == (True, number)
-
-    async def loses_the_reply(
-        self, wait_until: WaitUntil, *, version: int | None, then: tuple[str, ...]
-    ) -> Transition:
+    async def loses_the_reply(self, *, version: int | None, then: tuple[str, ...]) -> Transition:
         """Close it; before that is sent again, another caller moves it on."""
         seen = self.proxy.seen["transition"]
         self.proxy.hold()
@@ -66,11 +57,6 @@ class Door:
 
     async def moves(self, to: str) -> bool:
         return (await self.elsewhere.transition("1", to=to)).changed
-
-    def never_arrives(self) -> None:
-        """Cut the connection before the next transition reaches Redis."""
-        fates = iter([Fate.CUT])
-        self.proxy.follow(lambda name: next(fates, Fate.PASS) if name == "transition" else Fate.PASS)
 
 
 @asynccontextmanager
@@ -93,22 +79,20 @@ async def door_of(server: RedisServer, *, by_sidecar: bool = False, **options: A
 @pytest.mark.parametrize("by_sidecar", [False, True], ids=["redis", "sidecar"])
 @pytest.mark.parametrize("version", [None, 0])
 async def test_one_call_moves_a_cyclic_machine_once(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, version: int | None, by_sidecar: bool
+    redis_url: str, redis_server: RedisServer, version: int | None, by_sidecar: bool
 ) -> None:
     async with door_of(redis_server, by_sidecar=by_sidecar) as door:
         with pytest.raises(UnknownTransitionError, match="pass version=") as info:
-            await door.loses_the_reply(wait_until, version=version, then=("open",))
+            await door.loses_the_reply(version=version, then=("open",))
         assert (info.value.state, info.value.version) == ("open", 2)
         assert isinstance(info.value, UnavailableError)
         assert await door.elsewhere.get("1") == ("open", 2)
 
 
-async def test_a_policy_moves_it_no_second_time_either(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
-) -> None:
+async def test_a_policy_moves_it_no_second_time_either(redis_url: str, redis_server: RedisServer) -> None:
     async with door_of(redis_server, on_unavailable=LocalLRU()) as door:
         with pytest.raises(UnknownTransitionError):
-            await door.loses_the_reply(wait_until, version=None, then=("open",))
+            await door.loses_the_reply(version=None, then=("open",))
         assert await door.elsewhere.get("1") == ("open", 2)
 
 
@@ -131,7 +115,7 @@ class Gates:
         self.ways[1].follow(lambda name: Fate.CUT)
         self.ways[1].cut()
 
-    async def came_home(self, wait_until: WaitUntil) -> None:
+    async def came_home(self) -> None:
         for way in self.ways:
             way.forward()
         await wait_until(
@@ -156,7 +140,7 @@ async def two_gates(server: RedisServer) -> AsyncIterator[Gates]:
 
 @pytest.mark.parametrize("version", [0, None])
 async def test_one_version_is_changed_once_in_a_process(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, version: int | None
+    redis_url: str, redis_server: RedisServer, version: int | None
 ) -> None:
     """Where the policy has moved the machine meanwhile, its answer stands, and the store takes its word."""
     async with two_gates(redis_server) as gates:
@@ -171,13 +155,13 @@ async def test_one_version_is_changed_once_in_a_process(
         there = await moving
         assert (there.outcome, there.version) == (TransitionOutcome.ALREADY, 1)
         assert there.degraded
-        await gates.came_home(wait_until)
+        await gates.came_home()
         assert await first.get("1") == ("closed", 1)
         assert not [event for event in gates.events if isinstance(event, Conflict)]
 
 
 async def test_a_cancelled_callers_change_is_known_in_an_outage(
-    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
+    redis_url: str, redis_server: RedisServer
 ) -> None:
     async with two_gates(redis_server) as gates:
         first, second = gates.machines()
@@ -192,7 +176,7 @@ async def test_a_cancelled_callers_change_is_known_in_an_outage(
         await gates.cut_off_second()
         move = await second.transition("1", to="open", version=1)
         assert (move.changed, move.version, move.degraded) == (True, 2, True)
-        await gates.came_home(wait_until)
+        await gates.came_home()
         assert not [event for event in gates.events if isinstance(event, Conflict)]
 
 
@@ -210,10 +194,8 @@ def signal(dedup: Dedup) -> StateMachine:
     ("to", "outcome"),
     [("green", TransitionOutcome.ALREADY), ("red", TransitionOutcome.ILLEGAL)],
 )
-async def test_a_refused_move_keeps_the_known_change(
-    to: str, outcome: TransitionOutcome, wait_until: WaitUntil
-) -> None:
-    async with site_of("killed", wait_until) as site:
+async def test_a_refused_move_keeps_the_known_change(to: str, outcome: TransitionOutcome) -> None:
+    async with site_of("killed") as site:
         gate = await site.gate()
         machine = signal(gate.dedup)
         assert (await machine.transition("1", to="green")).changed
@@ -228,9 +210,9 @@ async def test_a_refused_move_keeps_the_known_change(
         assert await machine.get("1") == ("amber", 2)
 
 
-async def test_another_processs_change_is_not_taken_for_our_own(wait_until: WaitUntil) -> None:
+async def test_another_processs_change_is_not_taken_for_our_own() -> None:
     """The version has moved on: that change is not known here, so the local move gives way."""
-    async with site_of("killed", wait_until) as site:
+    async with site_of("killed") as site:
         gate, other = await site.gate(), await site.gate()
         machine = signal(gate.dedup)
         assert (await machine.transition("1", to="green")).changed

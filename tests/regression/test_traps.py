@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +24,7 @@ from fastdedup.errors import ResultError
 from fastdedup.sync import Dedup as SyncDedup
 
 from ..stores import TIMEOUT
+from ..unit.test_codec import PickleCodec
 
 SMALL = 100
 
@@ -49,14 +49,6 @@ def warned(use: Callable[[], None]) -> list[str]:
         use()
         gc.collect()
     return [str(warning.message) for warning in caught]
-
-
-class Pickled:
-    def dumps(self, value: Any) -> bytes:
-        return pickle.dumps(value)
-
-    def loads(self, data: bytes) -> Any:
-        return pickle.loads(data)
 
 
 # The truth value
@@ -230,7 +222,7 @@ async def test_a_result_that_cannot_be_stored_is_a_recorded_failure(
 
 async def test_whatever_a_codec_raises_is_a_recorded_failure(url: str) -> None:
     """Pickle has errors of its own."""
-    async with gate(url, codec=Pickled()) as dedup:
+    async with gate(url, codec=PickleCodec()) as dedup:
         with pytest.raises(ResultError, match="list"):
             async with dedup.claim("key") as claim:
                 await claim.complete([lambda: 1])

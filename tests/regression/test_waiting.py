@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -35,12 +35,12 @@ from ..sidecar.conftest import Serve, serve  # noqa: F401 -- a fixture
 from ..sidecar.running import Sidecar, figure
 from ..stores import STORES, Backend, on_stores
 from ..topologies import ClusterGroup, until
+from ..waiting import wait_until
 
 # A claim with `wait=5` got UnavailableError at once when one of its looks fell into a failover of half a
 # second.
 
 
-WaitUntil = Callable[..., Any]
 TIMEOUT = 0.3
 LEASE = 600
 """Seconds: what is held by nobody stays held."""
@@ -68,69 +68,24 @@ def refused(events: list[Event]) -> bool:
     return any(isinstance(event, Degraded) and not event.answered for event in events)
 
 
-async def claim(dedup: Dedup, wait: float) -> bool:
-    return (await dedup.claim("k", lease=LEASE, wait=wait)).acquired
-
-
-async def claim_many(dedup: Dedup, wait: float) -> bool:
-    claims = await dedup.claim_many(["k", "l", "k"], lease=LEASE, wait=wait)
-    return [claim.outcome for claim in claims] == ["acquired", "acquired", "in_progress"]
-
-
-async def lock(dedup: Dedup, wait: float) -> bool:
-    async with dedup.lock("k", lease=LEASE, wait=wait) as lock:
-        return lock.fence > 0
-
-
-async def by_once(dedup: Dedup, wait: float) -> bool:
-    @dedup.once(key=lambda: "k", wait=wait)
-    async def work() -> bool:
-        return True
-
-    return await work()
-
-
-EACH_WAY = pytest.mark.parametrize("ask", [claim, claim_many, lock, by_once])
-
-
-@EACH_WAY
-async def test_a_refused_first_look_does_not_end_the_wait(
-    server: RedisServer, ask: Callable[..., Any], wait_until: WaitUntil
-) -> None:
+async def test_a_list_outlasts_a_refused_first_look(server: RedisServer) -> None:
+    """The model and tests/unit/test_wakeups.py have claims that wait alone; a list waits for each key by itself."""
     async with gate(server) as (dedup, events):
         server.kill()
-        waiting = asyncio.create_task(ask(dedup, LONG))
+        waiting = asyncio.ensure_future(dedup.claim_many(["k", "l", "k"], lease=LEASE, wait=LONG))
         await wait_until(lambda: refused(events), description="a look is refused")
         await asyncio.to_thread(server.start)
-        assert await waiting
+        assert outcomes(await waiting) == ["acquired", "acquired", "in_progress"]
 
 
-@EACH_WAY
-async def test_an_outage_longer_than_the_wait_ends_in_unavailable(
-    server: RedisServer, ask: Callable[..., Any]
-) -> None:
+async def test_an_outage_longer_than_the_wait_of_a_list_ends_in_unavailable(server: RedisServer) -> None:
     """At the end of the wait, not at the first refusal; and never as IN_PROGRESS, as nobody holds the key."""
     async with gate(server) as (dedup, _):
         server.kill()
         began = time.monotonic()
         with pytest.raises(UnavailableError):
-            await ask(dedup, 0.6)
+            await dedup.claim_many(["k", "l", "k"], lease=LEASE, wait=0.6)
         assert time.monotonic() - began >= 0.6
-
-
-async def test_a_refused_later_look_does_not_end_the_wait(server: RedisServer, wait_until: WaitUntil) -> None:
-    """Another owner was at work when the store went away, and is still when it is back."""
-    async with gate(server) as (dedup, events), gate(server) as (other, _):
-        held = await other.claim("k", lease=LEASE)
-        waiting = asyncio.create_task(dedup.claim("k", wait=LONG))
-        watched = dedup.gate.connection.wakeups
-        await wait_until(lambda: watched.waiting, description="it waits")
-        server.kill()
-        watched.freed(None)
-        await wait_until(lambda: refused(events), description="a look is refused")
-        await asyncio.to_thread(server.start)
-        await held.complete("news")
-        assert (await waiting).result == "news"
 
 
 async def test_local_lru_answers_a_waiter_at_once(server: RedisServer) -> None:
@@ -143,7 +98,7 @@ async def test_local_lru_answers_a_waiter_at_once(server: RedisServer) -> None:
         assert time.monotonic() - began < LONG / 2
 
 
-async def test_closing_the_gate_ends_the_wait(server: RedisServer, wait_until: WaitUntil) -> None:
+async def test_closing_the_gate_ends_the_wait(server: RedisServer) -> None:
     async with gate(server) as (dedup, events):
         server.kill()
         waiting = asyncio.create_task(dedup.claim("k", wait=LONG))
@@ -171,7 +126,6 @@ async def test_a_client_of_the_sidecar_waits_through_an_outage(
     server: RedisServer,
     serve: Serve,  # noqa: F811
     wire: str,
-    wait_until: WaitUntil,
 ) -> None:
     events: list[Event] = []
     sidecar = serve(server.url, timeout=TIMEOUT, on_event=events.append)
@@ -225,7 +179,7 @@ async def test_a_named_owner_gets_its_claim_each_time(backend: Backend) -> None:
         await claims[0].complete("done")
 
 
-async def test_duplicates_held_elsewhere_wait_once(redis_url: str, wait_until: WaitUntil) -> None:
+async def test_duplicates_held_elsewhere_wait_once(redis_url: str) -> None:
     async with (
         Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
         Dedup(redis_url, namespace="t") as other,
@@ -241,9 +195,7 @@ async def test_duplicates_held_elsewhere_wait_once(redis_url: str, wait_until: W
         assert {claim.result for claim in claims if claim.outcome is Outcome.SUCCEEDED} == {"done"}
 
 
-async def test_the_first_of_several_duplicates_takes_a_freed_key(
-    redis_url: str, wait_until: WaitUntil
-) -> None:
+async def test_the_first_of_several_duplicates_takes_a_freed_key(redis_url: str) -> None:
     async with (
         Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
         Dedup(redis_url, namespace="t") as other,
@@ -389,7 +341,7 @@ def test_a_wait_that_ends_with_the_result_of_a_thread_is_counted(tmp_path: Path)
         assert registry.get_sample_value("fastdedup_wait_seconds_count", {"namespace": "t"}) == 1
 
 
-async def test_a_list_that_waits_for_the_store_counts_no_wait_for_an_owner(wait_until: WaitUntil) -> None:
+async def test_a_list_that_waits_for_the_store_counts_no_wait_for_an_owner() -> None:
     store = FakeStore()
     dedup = fake_dedup(store)
     counters = dedup.gate.connections.count()

@@ -15,8 +15,8 @@ from starlette.routing import Route as Path
 
 from fastdedup import Claim, ConfigError, Dedup, UnavailableError, fingerprint
 from fastdedup.integrations import asgi, wsgi
-from fastdedup.integrations.exchange import AsgiExchange
 from fastdedup.integrations.fastapi import Claimed, Idempotency, OneTimeToken, everyone
+from fastdedup.integrations.http.exchange import AsgiExchange
 from fastdedup.sync import Dedup as SyncDedup
 
 
@@ -30,7 +30,7 @@ async def answer(request: Any) -> PlainTextResponse:
 
 @pytest.mark.parametrize("path", ["/orders", "/orders%0a", "/orders/", "//orders"])
 async def test_no_spelling_of_a_path_slips_past_a_required_key(path: str) -> None:
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         inner = Starlette(routes=[Path("/orders", answer, methods=["POST"])])
         routes = [asgi.Route("/orders", required=True)]
         app = asgi.IdempotencyMiddleware(inner, dedup, principal=asgi.everyone, routes=routes)
@@ -45,7 +45,7 @@ def test_no_spelling_of_a_method_slips_past_a_required_key(method: str) -> None:
     shop = flask.Flask("shop")
     shop.post("/orders")(lambda: "done")
     statuses = []
-    with SyncDedup() as dedup:
+    with SyncDedup("memory://") as dedup:
         routes = [wsgi.Route("/orders", required=True)]
         app = wsgi.IdempotencyMiddleware(shop.wsgi_app, dedup, principal=wsgi.everyone, routes=routes)
         environ = flask.Flask("x").test_request_context("/orders", method="POST").request.environ
@@ -59,7 +59,7 @@ async def somebody(x_user: Annotated[str | None, Header()] = None) -> str | None
 
 
 async def test_nobody_redeems_nor_replays_somebodys_token() -> None:
-    dedup = Dedup()
+    dedup = Dedup("memory://")
     app = FastAPI()
     Idempotency(app, dedup)
 
@@ -82,7 +82,7 @@ async def test_nobody_redeems_nor_replays_somebodys_token() -> None:
 
 
 async def test_one_key_for_two_resources_is_not_replayed_whatever_the_fingerprint_looks_at() -> None:
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         inner = Starlette(routes=[Path("/pay/{id}", answer, methods=["POST"])])
         app = asgi.IdempotencyMiddleware(
             inner,
@@ -100,7 +100,7 @@ async def test_one_key_for_two_resources_is_not_replayed_whatever_the_fingerprin
 
 
 async def test_a_mounted_application_without_a_gate_of_its_own_is_a_mistake() -> None:
-    dedup = Dedup()
+    dedup = Dedup("memory://")
     app, part = FastAPI(), FastAPI()
     Idempotency(app, dedup)
     app.mount("/part", part)
@@ -121,7 +121,7 @@ def test_mistakes_in_claimed_are_told_where_they_are_made(settings: Any) -> None
         Claimed(**{"principal": everyone, **settings})
 
 
-@pytest.mark.parametrize("gate", ["redis://localhost", SyncDedup(), None])
+@pytest.mark.parametrize("gate", ["redis://localhost", SyncDedup("memory://"), None])
 def test_asgi_takes_the_asyncio_gate(gate: Any) -> None:
     with pytest.raises(ConfigError, match=re.escape("must be a fastdedup.Dedup")):
         asgi.IdempotencyMiddleware(FastAPI(), gate, principal=asgi.everyone)
@@ -149,7 +149,7 @@ async def test_empty_chunks_of_a_body_take_no_memory() -> None:
 
 def test_a_body_with_two_lengths_is_refused() -> None:
     statuses = []
-    with SyncDedup() as dedup:
+    with SyncDedup("memory://") as dedup:
         app = wsgi.IdempotencyMiddleware(lambda environ, start: [b""], dedup, principal=wsgi.everyone)
         environ = flask.Flask("x").test_request_context("/", method="POST", data=b"abcde").request.environ
         environ |= {"CONTENT_LENGTH": "3", "HTTP_TRANSFER_ENCODING": "chunked", "HTTP_IDEMPOTENCY_KEY": "k"}
@@ -158,7 +158,7 @@ def test_a_body_with_two_lengths_is_refused() -> None:
 
 
 async def test_the_link_to_the_docs_is_below_the_root_path() -> None:
-    dedup = Dedup()
+    dedup = Dedup("memory://")
     app = FastAPI()
     Idempotency(app, dedup)
 
@@ -175,7 +175,7 @@ async def test_an_outage_that_a_handler_without_a_key_meets_is_its_own() -> None
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise UnavailableError("the handler's own store")
 
-    dedup = Dedup()
+    dedup = Dedup("memory://")
     async with dedup, client(asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)) as visitor:
         with pytest.raises(UnavailableError, match="own store"):
             await visitor.post("/orders")
@@ -185,7 +185,7 @@ def test_an_outage_that_a_wsgi_handler_without_a_key_meets_is_its_own() -> None:
     def app(environ: Any, start_response: Any) -> Any:
         raise UnavailableError("the handler's own store")
 
-    with SyncDedup() as dedup:
+    with SyncDedup("memory://") as dedup:
         middleware = wsgi.IdempotencyMiddleware(app, dedup, principal=wsgi.everyone)
         environ = flask.Flask("x").test_request_context("/orders", method="POST").request.environ
         with pytest.raises(UnavailableError, match="own store"):

@@ -12,8 +12,8 @@ import functools
 import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import chain
 
 import httpx
 import pytest
@@ -25,6 +25,7 @@ from fastdedup.kernel.granted import GRANTED
 from ..proxy import Proxy, proxied
 from ..servers import RedisServer
 from ..sidecar.running import Sidecar
+from ..waiting import wait_until
 
 TIMEOUT = 0.6
 LONGER = 2.4
@@ -44,10 +45,6 @@ Call = Callable[[Asking, str], Awaitable[bool]]
 
 async def first(at: Asking, name: str) -> bool:
     return await at.ledger.first(name)
-
-
-async def first_many(at: Asking, name: str) -> bool:
-    return (await at.ledger.first_many([name, name + "'"]))[0]
 
 
 async def consume(at: Asking, token: str) -> bool:
@@ -131,33 +128,32 @@ async def a_gate_on_a_sidecar(url: str) -> AsyncIterator[Use]:
 HOW = ("consume", "redeem", "redeem patiently")
 
 
-@pytest.mark.parametrize(
-    "asker", [a_gate, synchronous_code, a_sidecar, a_sidecar_by_resp, a_gate_on_a_sidecar]
-)
+WAYS = (a_gate, synchronous_code, a_sidecar, a_sidecar_by_resp, a_gate_on_a_sidecar)
+
+
 async def test_a_use_that_is_taken_back_is_never_told_as_used(
-    redis_url: str, redis_server: RedisServer, wait_until: Callable[..., Awaitable[None]], asker: Any
+    redis_url: str, redis_server: RedisServer
 ) -> None:
     """To another process that asks while the first still waits for its reply, in each way in which it may ask."""
-    async with (
-        proxied(redis_server) as proxy,
-        Dedup(proxy.url, namespace="t", timeout=LONGER) as dedup,
-        asker(redis_url) as use_there,
-    ):
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(proxied(redis_server))
+        dedup = await stack.enter_async_context(Dedup(proxy.url, namespace="t", timeout=LONGER))
+        uses = [await stack.enter_async_context(way(redis_url)) for way in WAYS]
         await dedup.tokens.consume(await dedup.tokens.issue())
-        tokens = [await dedup.tokens.issue() for _ in HOW]
+        tokens = [[await dedup.tokens.issue() for _ in HOW] for _ in WAYS]
         hold_for(proxy, 1.1 * LONGER)
-        ours = [asyncio.ensure_future(dedup.tokens.consume(token)) for token in tokens]
+        ours = [asyncio.ensure_future(dedup.tokens.consume(token)) for token in chain(*tokens)]
         await wait_until(
             lambda: all(record[1:2] == b"S" for record in records(redis_server).values()),
             description="they are used",
         )
-        theirs = await asyncio.gather(*map(use_there, HOW, tokens))
-        assert theirs == [Outcome.ACQUIRED] * len(HOW)
-        assert all(
-            isinstance(answer, UnavailableError)
-            for answer in await asyncio.gather(*ours, return_exceptions=True)
-        )
-        assert await use_there("consume", tokens[0]) == Outcome.SUCCEEDED
+        asked = [asyncio.gather(*map(use, HOW, own)) for use, own in zip(uses, tokens, strict=True)]
+        for way, theirs in zip(WAYS, await asyncio.gather(*asked), strict=True):
+            assert theirs == [Outcome.ACQUIRED] * len(HOW), way
+        answers = await asyncio.gather(*ours, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {UnavailableError}
+        for use, own in zip(uses, tokens, strict=True):
+            assert await use("consume", own[0]) == Outcome.SUCCEEDED
 
 
 async def test_a_use_that_stays_is_told_at_once_in_its_own_process(redis_url: str) -> None:
@@ -224,42 +220,41 @@ async def ledger_behind_a_sidecar(url: str, dense: bool) -> AsyncIterator[Rememb
             yield first
 
 
-@pytest.mark.parametrize("dense", [False, True], ids=["digests", "dense"])
-@pytest.mark.parametrize(
-    "asker",
-    [
-        ledger_of_a_gate,
-        list_of_a_gate,
-        ledger_of_synchronous_code,
-        ledger_of_a_sidecar,
-        ledger_behind_a_sidecar,
-    ],
+LEDGER_WAYS = (
+    ledger_of_a_gate,
+    list_of_a_gate,
+    ledger_of_synchronous_code,
+    ledger_of_a_sidecar,
+    ledger_behind_a_sidecar,
 )
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["digests", "dense"])
 async def test_an_id_that_is_given_back_is_never_told_as_a_duplicate(
-    redis_url: str,
-    redis_server: RedisServer,
-    wait_until: Callable[..., Awaitable[None]],
-    asker: Any,
-    dense: bool,
+    redis_url: str, redis_server: RedisServer, dense: bool
 ) -> None:
     """To another process that asks while the first still waits for its reply. One that was answered costs no wait."""
-    async with (
-        proxied(redis_server) as proxy,
-        Dedup(proxy.url, namespace="t", timeout=LONGER) as dedup,
-        Dedup(redis_url, namespace="t", timeout=5.0) as witness,
-        asker(redis_url, dense) as first_there,
-    ):
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(proxied(redis_server))
+        dedup = await stack.enter_async_context(Dedup(proxy.url, namespace="t", timeout=LONGER))
+        witness = await stack.enter_async_context(Dedup(redis_url, namespace="t", timeout=5.0))
+        firsts = [await stack.enter_async_context(way(redis_url, dense)) for way in LEDGER_WAYS]
         ours, theirs = (gate.ledger("orders", **LEDGER, dense=dense) for gate in (dedup, witness))
-        warm, new = next(_fresh), next(_fresh)  # of a dense ledger, this process knows which ids it was told
+        warm, *new = [next(_fresh) for _ in (None, *LEDGER_WAYS)]  # a process knows which ids it was told of
         assert await ours.first(warm)
-        await theirs.seen(new)
+        await theirs.seen(warm)
         hold_for(proxy, 1.1 * LONGER)
-        first = asyncio.ensure_future(ours.first(new))
-        await wait_until(lambda: theirs.seen(new), description="it is remembered")
-        assert await first_there(new)
-        with pytest.raises(UnavailableError):
-            await first
-        assert not await first_there(new)
+        calls = [asyncio.ensure_future(ours.first(each)) for each in new]
+
+        async def all_seen() -> bool:
+            return all([await theirs.seen(each) for each in new])
+
+        await wait_until(all_seen, description="they are remembered")
+        told = await asyncio.gather(*(first(each) for first, each in zip(firsts, new, strict=True)))
+        assert dict(zip(LEDGER_WAYS, told, strict=True)) == dict.fromkeys(LEDGER_WAYS, True)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {UnavailableError}
+        assert not any([await first(each) for first, each in zip(firsts, new, strict=True)])
 
 
 def records(server: RedisServer) -> dict[bytes, bytes]:

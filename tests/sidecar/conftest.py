@@ -68,7 +68,8 @@ class Running:
 
     @contextmanager
     def http(self) -> Iterator[httpx.Client]:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=self.path), base_url="http://sidecar") as client:
+        transport = httpx.HTTPTransport(uds=self.path)
+        with httpx.Client(transport=transport, base_url="http://sidecar", timeout=DEADLINE) as client:
             yield client
 
     @contextmanager
@@ -118,8 +119,7 @@ def serve() -> Iterator[Serve]:
             sidecar.stop()
 
 
-@pytest.fixture(params=["memory", "redis"])
-def sidecar(request: pytest.FixtureRequest, serve: Serve) -> Running:
-    """A running sidecar, over each kind of store."""
-    store = "memory://" if request.param == "memory" else request.getfixturevalue("redis_url")
-    return serve(store)
+@pytest.fixture
+def sidecar(serve: Serve) -> Running:
+    """A running sidecar, over a store in memory; those in processes of their own have a Redis."""
+    return serve()

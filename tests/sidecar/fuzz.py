@@ -18,7 +18,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import uvicorn
@@ -34,7 +34,7 @@ from fastdedup.sidecar.resp.connection import RespConnection
 from fastdedup.sidecar.resp.frames import FrameError, Frames
 from fastdedup.sidecar.service.metrics import Exposition
 from fastdedup.stores.memory import MemoryStore
-from fastdedup.stores.sidecar.wire import MAX_ARGUMENTS
+from fastdedup.stores.sidecar.wire import BY_NAME, MAX_ARGUMENTS, WITH_LEDGER
 
 LIMITS = Limits(frame=64 * 1024, arguments=16, in_flight=64, batch=10, namespaces=20)
 """Small, so that inputs reach them."""
@@ -43,8 +43,6 @@ MAX_GROWTH = 256 * 1024 * 1024
 """Bytes that the process may grow by, over any number of inputs."""
 TURNS = 2000
 """Of the loop, in which an input must be answered."""
-
-Check = Callable[[bytes, random.Random], Awaitable[None]]
 
 
 class Finding(AssertionError):
@@ -503,20 +501,30 @@ _GREETINGS: tuple[tuple[bytes, ...], ...] = (
 
 def some_run(choice: random.Random) -> bytes:
     """A batch of a store's: mostly as one would send it."""
-    verb = choice.choice(list(Verb))
+    run = choice.choice(list(BY_NAME.values()))
+    verb = run.verb
     count = choice.choice((1, 1, 2, 3, 8))
     keys = [choice.choice((b"default:=a%d" % place, b"sms:=a", b"default:%a")) for place in range(count)]
     number = b"%d" % count
+    if run in WITH_LEDGER.values():
+        keys = [b"default:~ids{AAAA}=a%d" % place for place in range(count)]
     match verb:
+        case Verb.CLAIM if run is WITH_LEDGER[verb]:
+            args = [number, b"1000", b"60000", b"claim", b"1", b"9000000", b"7", b"9" * 15]
+            args += [part for key in keys for part in (_OWNER_FIELD, key[-7:])] + [b"id"] * count
+        case Verb.SETTLE if run is WITH_LEDGER[verb]:
+            args = [number, b"9000000", b"999999", b"7", b"9", b"4", b"20", b"9" * 15, b"60000"]
+            args += [part for key in keys for part in (_PROOF, b"r" * 9, key[-7:] + bytes(5))]
+            args += [b"id"] * count
         case Verb.CLAIM:
-            mode = choice.choice((b"key", b"token", b"0", b"1", b"2", b"strict", b"c"))
-            tails = [choice.choice((_OWNER_FIELD, b"\x02me", b"\x42me" + b"f" * 16, b"")) for _ in keys]
+            mode = choice.choice((b"claim", b"claim", b"redeem", b"consume", b"unless", b"token", b"0"))
+            tails = [choice.choice((_OWNER_FIELD, b"\x02me", b"\x82me" + b"f" * 16, b"\x42me")) for _ in keys]
             args = [number, b"1000", b"60000", mode, b"1", *tails]
         case Verb.SETTLE:
             args = [number, choice.choice((b"S", b"F")), b"60000"]
             args += [part for _ in keys for part in (_PROOF, b"r" * choice.choice((0, 9, 3000)))]
         case Verb.RELEASE:
-            args = [_PROOF for _ in keys]
+            args = [number, choice.choice((b"0", b"1")), *(_PROOF for _ in keys)]
         case Verb.RENEW:
             args = [number, b"1000", b"60000", *(_PROOF for _ in keys)]
         case Verb.ISSUE:
@@ -525,7 +533,7 @@ def some_run(choice: random.Random) -> bytes:
             args = [
                 part
                 for _ in keys
-                for part in (b"1000", b"c" * 10, choice.choice((b"", b"1")), b"b", b"a", b"\na\n")
+                for part in (b"1000", b"c" * 10, choice.choice((b"", b"1")), b"b", b"a", b"\na\n", b"")
             ]
         case Verb.ADOPT:
             record = bytearray(_RECORD)
@@ -544,7 +552,7 @@ def some_run(choice: random.Random) -> bytes:
             (b"", b"\xff", b"-1", b"1_0", b"9" * 18, args[place][:-1], args[place] + b"x", b"0")
         )
     given = number if choice.random() < 0.9 else choice.choice((b"0", b"257", b"9999", b"-1", b"\xb2", b""))
-    return pack(b"FD.RUN", verb.value.encode(), given, *keys, *args)
+    return pack(b"FD.RUN", run.name.encode(), given, *keys, *args)
 
 
 def some_resp(choice: random.Random) -> bytes:

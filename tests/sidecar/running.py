@@ -25,7 +25,8 @@ from fastdedup.sidecar.client import UnixConnection, fetch
 
 from .. import warm
 
-DEADLINE = 20.0
+DEADLINE = 60.0
+"""Seconds that a sidecar may take on a machine that is busy with other work; a healthy one takes a tenth of one."""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -116,7 +117,8 @@ class Sidecar:
         return client(self.path)
 
     def http(self) -> httpx.Client:
-        return httpx.Client(transport=httpx.HTTPTransport(uds=str(self.path)), base_url="http://sidecar")
+        transport = httpx.HTTPTransport(uds=str(self.path))
+        return httpx.Client(transport=transport, base_url="http://sidecar", timeout=DEADLINE)
 
     def figures(self) -> str:
         """Return the text of /metrics."""

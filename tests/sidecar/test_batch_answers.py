@@ -77,8 +77,8 @@ def claims_alive() -> int:
 async def test_a_batch_leaves_nothing_to_the_garbage_collector() -> None:
     keys = [*map(str, range(30)), "0", "0"]
     async with Dedup("memory://", codec=RawCodec(), on_unavailable=LocalLRU()) as root:
-        asks = [models.ClaimItem(op="claim", key=key) for key in keys]
-        asks.append(models.ClaimItem(op="claim", key="ü" * 1000))
+        asks = [models.ITEMS["claim"](op="claim", key=key) for key in keys]
+        asks.append(models.ITEMS["claim"](op="claim", key="ü" * 1000))
         gc.collect()
         gc.disable()
         try:

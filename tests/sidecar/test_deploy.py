@@ -299,7 +299,9 @@ GROUPED = re.compile(r"\bby \(([^)]*)\)[^}]*?((?:fastdedup|process)_[a-z_]+)")
 def shown() -> dict[str, set[str]]:
     """The labels of each figure, by its name."""
     counters = Counters()
-    namespaces = Namespaces(Dedup(codec=RawCodec(), on_unavailable=LocalLRU()), counters=counters)
+    namespaces = Namespaces(
+        Dedup("memory://", codec=RawCodec(), on_unavailable=LocalLRU()), counters=counters
+    )
     counters.observe("fastdedup", "claim", "acquired", 0.1)
     counters.on_event(Degraded("fastdedup", "claim", True, "down"))
     counters.on_event(Shortfall("fastdedup", "claim", "k", 1))
@@ -307,7 +309,7 @@ def shown() -> dict[str, set[str]]:
     counters.on_event(ConsumerPaused("orders", "down"))
     labels: dict[str, set[str]] = {}
     registry = CollectorRegistry()
-    watch(Consumer(Redis(), Dedup(), stream="s", group="g", key=entry_id), registry=registry)
+    watch(Consumer(Redis(), Dedup("memory://"), stream="s", group="g", key=entry_id), registry=registry)
     text = Exposition(namespaces).render().decode().removesuffix("# EOF\n")
     for family in text_string_to_metric_families(text + generate_latest(registry).decode()):
         for sample in family.samples:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fastdedup.sidecar.http.gate import GateQuery
 from fastdedup.sidecar.limits import Limits
 
 from ..servers import RedisServer
+from ..waiting import wait_until
 from .conftest import Running, Serve
 from .running import figure
 
@@ -126,7 +127,7 @@ def test_a_key_passes_once_where_nobody_settles(http: httpx.Client) -> None:
     assert http.get(f"{once}&deny=own", headers=ANN).json()["type"].endswith(":passed-before")
 
 
-async def test_once_ends_after_its_time(http: httpx.Client, wait_until: Callable[..., Any]) -> None:
+async def test_once_ends_after_its_time(http: httpx.Client) -> None:
     once = f"{GATE}?{BY}&once=50"
     assert outcome(http.get(once, headers=ANN)) == (200, "acquired")  # noqa: ASYNC212 -- the sidecar has a thread
     await wait_until(lambda: http.get(once, headers=ANN).is_success, description="the key passes again")
@@ -185,10 +186,6 @@ def test_another_host_is_a_mismatch(http: httpx.Client, envoy: bool) -> None:
         (422, "mismatch"),
         (409, "in_progress"),
     ]
-
-
-def many(**headers: str) -> list[tuple[str, str]]:
-    return [*ANN.items(), *headers.items()]
 
 
 @pytest.mark.parametrize(
@@ -304,7 +301,7 @@ def test_in_an_outage_the_policy_answers(serve: Serve, redis_server: RedisServer
 
 
 async def test_a_claim_whose_answer_nobody_gets_is_released(
-    serve: Serve, redis_server: RedisServer, redis_url: str, wait_until: Callable[..., Any]
+    serve: Serve, redis_server: RedisServer, redis_url: str
 ) -> None:
     sidecar = serve(redis_url, timeout=5.0)
     tasks = sidecar.server.server_state.tasks
@@ -319,13 +316,10 @@ async def test_a_claim_whose_answer_nobody_gets_is_released(
         await wait_until(
             lambda: outcome(http.get(f"{GATE}?{BY}", headers=ANN)) == (200, "acquired"),
             description="the key is free",
-            deadline=5.0,
         )
 
 
-async def test_a_proxy_that_hangs_up_while_it_waits_claims_nothing(
-    serve: Serve, wait_until: Callable[..., Any]
-) -> None:
+async def test_a_proxy_that_hangs_up_while_it_waits_claims_nothing(serve: Serve) -> None:
     sidecar = serve()
     with sidecar.http() as http:
         first = http.get(f"{GATE}?{BY}", headers=ANN)

@@ -101,19 +101,10 @@ def test_a_waiting_claim_gets_the_result(http: httpx.Client, sidecar: Running) -
     mine = held(http)
 
     async def settle_once_somebody_waits() -> None:
-        from fastdedup.sidecar.verbs import held as hold
-        from fastdedup.sidecar.verbs import settling
+        from fastdedup.sidecar.verbs import changing
 
         root = sidecar.namespaces.root
-        op = settling(
-            root,
-            *hold(root, "k", mine["owner"], token=False),
-            fence=0,
-            succeeded=True,
-            ttl=None,
-            payload=b"42",
-        )
-        await root.gate.change(op)
+        await changing(root, "complete", "k", mine["owner"], fence=None, payload=b"42")()
 
     sidecar.loop.call_soon_threadsafe(
         sidecar.loop.call_later, 0.05, lambda: sidecar.loop.create_task(settle_once_somebody_waits())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,8 +15,6 @@ from fastdedup.sidecar.limits import Limits
 from ..programs import until
 from ..servers import RedisServer
 from .conftest import Running, Serve
-
-Wait = Callable[..., Any]
 
 
 def request(body: Any, path: str = "/v1/claims", *headers: str) -> bytes:

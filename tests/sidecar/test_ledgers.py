@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from fastdedup.sidecar.service.summary import summary
 from fastdedup.stores.redis.scripts import pack
 
 from ..servers import RedisServer
+from ..waiting import wait_until
 from .running import Sidecar, client, figure
 
 CONFIG = """
@@ -171,16 +172,21 @@ def test_a_ledger_shows_what_it_holds(served: Sidecar, resp: redis.Redis) -> Non
 
 def test_answers_are_counted_by_ledger(served: Sidecar, resp: redis.Redis) -> None:
     def counts() -> list[float]:
-        text = served.figures()
+        text, ids, done = served.figures(), "fastdedup_ledger_ids_total", "fastdedup_operations_total"
         return [
-            figure(text, "fastdedup_ledger_ids_total", namespace="mail", ledger="letters", answer=answer)
-            for answer in ("first", "duplicate")
-        ] + [figure(text, "fastdedup_operations_total", namespace="mail", verb="first", outcome="ok")]
+            figure(text, ids, namespace="mail", ledger="letters", answer="first"),
+            figure(text, ids, namespace="mail", ledger="letters", answer="duplicate"),
+            figure(text, done, namespace="mail", verb="first", outcome="ok"),
+            figure(text, done, namespace="mail", verb="claim", outcome="acquired"),
+        ]
 
     before = counts()
     ask(resp, "FD.FIRST", "letters", "counted", "counted", "counted too")
     post(served, "letters/first", {"ids": ["counted"]})
-    assert [now - then for now, then in zip(counts(), before, strict=True)] == [2, 2, 2]
+    ask(resp, "FD.CLAIM", "claimed", "REMEMBER", "letters")
+    with served.http() as http:
+        assert http.post("/v1/claims", json={"key": "claimed too", "remember": "letters"}).status_code == 201
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [2, 2, 2, 2]
 
 
 # Errors
@@ -230,9 +236,7 @@ def test_settings_that_differ_from_the_stores_are_no_fault_of_the_client(served:
     assert "was founded with capacity=200" in problem["detail"]
 
 
-def test_a_full_ledger_remembers_nothing(
-    served: Sidecar, resp: redis.Redis, wait_until: Callable[..., Any]
-) -> None:
+def test_a_full_ledger_remembers_nothing(served: Sidecar, resp: redis.Redis) -> None:
     """It has one bucket, of 2,000 entries and the places for young ones."""
     for start in range(0, 2000, 500):
         ask(resp, "FD.FIRST", "tiny", *range(start, start + 500))
@@ -275,7 +279,7 @@ def test_each_id_counts_towards_the_quota(served: Sidecar) -> None:
 
 
 def test_a_client_that_goes_leaves_nothing_remembered(
-    served: Sidecar, server: RedisServer, resp: redis.Redis, wait_until: Callable[..., Any]
+    served: Sidecar, server: RedisServer, resp: redis.Redis
 ) -> None:
     """Nobody was told that its ids are the first, so somebody else is."""
     ids = [f"gone{n}" for n in range(MAX_IDS)]
@@ -395,9 +399,7 @@ def test_what_failed_or_was_released_is_not_remembered(served: Sidecar, resp: re
     assert ask(resp, "FD.SEEN", "orders", "http:failed", "resp:failed") == [0, 0]
 
 
-def test_a_claim_for_a_ledger_ends_with_its_connection(
-    served: Sidecar, resp: redis.Redis, wait_until: Callable[..., Any]
-) -> None:
+def test_a_claim_for_a_ledger_ends_with_its_connection(served: Sidecar, resp: redis.Redis) -> None:
     with served.client() as leaves:
         assert ask(leaves, "FD.CLAIM", "brief", "EPHEMERAL", "REMEMBER", "orders")[0] == b"acquired"
         done = ask(leaves, "FD.CLAIM", "done", "EPHEMERAL", "REMEMBER", "orders")

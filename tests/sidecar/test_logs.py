@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -19,6 +20,7 @@ from fastdedup.sidecar.service.logs import EventLog, Throttle, facts, log, name_
 from fastdedup.sidecar.service.run import make_namespaces
 
 from ..servers import RedisServer
+from ..waiting import wait_until
 from .running import Sidecar
 
 Lines = Callable[[], list[dict[str, Any]]]
@@ -144,9 +146,7 @@ async def test_good_news_is_info(lines: Lines) -> None:
     assert [(line["level"], line["adopted"]) for line in lines()] == [("info", 5)]
 
 
-async def test_an_outage_is_a_line_a_second_for_each_namespace_with_the_number(
-    lines: Lines, wait_until: Callable[..., Any]
-) -> None:
+async def test_an_outage_is_a_line_a_second_for_each_namespace_with_the_number(lines: Lines) -> None:
     events = EventLog()
     for _ in range(1000):
         events(Degraded("shop", "claim", True, "down"))
@@ -177,6 +177,24 @@ async def test_what_came_before_an_outage_ended_is_told_before_its_end(lines: Li
     ]
     assert told[1]["count"] == 4
     assert told[2]["lasted"] == 0.202
+
+
+async def test_a_kind_whose_count_was_told_early_begins_one_new_second(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: the former second's timer went on beside the new one's, and told the next counts early."""
+    loop, timers = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+    set_timer = loop.call_later
+    monkeypatch.setattr(loop, "call_later", lambda *args: timers.append(set_timer(*args)) or timers[-1])
+    events = EventLog()
+    for _ in range(3):
+        events(Degraded("shop", "claim", True, "down"))
+        events(Degraded("shop", "claim", True, "down"))
+        events.flush()
+    assert [line["count"] for line in lines()[1:]] == [1, 2, 2]
+    assert [timer.cancelled() for timer in timers] == [True, True, True, False]
+    events.flush()  # nothing was counted: the kind is over, and its second with it
+    assert timers[-1].cancelled()
 
 
 async def test_of_conflicts_the_first_twenty_of_a_second_have_a_line_each(lines: Lines) -> None:

@@ -7,7 +7,7 @@ import json
 import logging
 import platform
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
@@ -27,7 +27,6 @@ from fastdedup.sidecar.service.metrics import Exposition, wire_of
 from fastdedup.sidecar.service.metrics_port import _shown
 from fastdedup.sidecar.service.run import make_namespaces
 
-from ..servers import RedisServer
 from .running import DEADLINE, Sidecar, figure
 
 TOTAL = "fastdedup_operations_total"
@@ -36,7 +35,7 @@ TOTAL = "fastdedup_operations_total"
 @asynccontextmanager
 async def running(**options: Any) -> AsyncIterator[Namespaces]:
     counters = Counters()
-    root = Dedup(codec=RawCodec(), on_event=counters.on_event, **options)
+    root = Dedup("memory://", codec=RawCodec(), on_event=counters.on_event, **options)
     root.gate.observers.beside = counters
     async with root:
         yield Namespaces(root, counters=counters)
@@ -127,7 +126,7 @@ async def test_forty_claims_of_one_moment_are_two_batches(redis_url: str) -> Non
 
 
 async def test_before_opening_there_is_nothing_pending() -> None:
-    text = shown(Namespaces(Dedup(codec=RawCodec())))
+    text = shown(Namespaces(Dedup("memory://", codec=RawCodec())))
     assert figure(text, "fastdedup_pending_operations") == 0
     assert figure(text, "fastdedup_breaker_state", state="closed") == 1
 
@@ -227,38 +226,29 @@ def test_what_http_is_answered_is_counted_too() -> None:
             assert ask.post("/v1/claims/complete", json=lost).status_code == 409
             many = [{"op": "claim", "key": str(number), "namespace": "sms"} for number in range(5)]
             assert ask.post("/v1/batch", json=many).status_code == 200
+            record = {"key": "a", "namespace": "shop"}
+            assert ask.get("/v1/records", params=record).status_code == 200
+            assert ask.get("/v1/records", params=record | {"key": "new"}).status_code == 404
+            assert [ask.delete("/v1/records", params=record).json()["forgotten"] for _ in "12"] == [
+                True,
+                False,
+            ]
+            assert ask.get("/v1/records/list", params={"namespace": "shop"}).status_code == 200
         text = sidecar.figures()
     assert figure(text, TOTAL, namespace="shop", verb="claim", outcome="acquired") == 1
     assert figure(text, TOTAL, namespace="shop", verb="claim", outcome="in_progress") == 1
     assert figure(text, TOTAL, namespace="shop", verb="complete", outcome="ok") == 1
     assert figure(text, TOTAL, namespace="shop", verb="complete", outcome="claim_lost") == 1
     assert figure(text, TOTAL, namespace="sms", verb="claim", outcome="acquired") == 5
-
-
-async def test_an_outage_shows_in_the_figures(
-    redis_server: RedisServer, redis_url: str, wait_until: Callable[..., Any]
-) -> None:
-    config = '[namespaces.local]\non_unavailable = "local"\n'
-    options = ("--url", redis_url, "--timeout", "0.1", "--ttl", "60")
-    with Sidecar(*options, config=config) as sidecar, sidecar.client() as ask:
-        redis_server.freeze()
-        try:
-            for number in range(5):
-                ask.execute_command("FD.CLAIM", f"k{number}", "NS", "local")
-                with pytest.raises(redis.ResponseError, match="UNAVAILABLE"):
-                    ask.execute_command("FD.CLAIM", "k")
-            text = sidecar.figures()
-        finally:
-            redis_server.thaw()
-        assert figure(text, "fastdedup_breaker_state", state="open") == 1
-        assert figure(text, "fastdedup_degraded_total", namespace="local", answered="yes") == 5
-        assert figure(text, "fastdedup_degraded_total", namespace="fastdedup", answered="no") == 5
-        assert figure(text, "fastdedup_journal_records", namespace="local") == 5
-        assert figure(text, TOTAL, namespace="fastdedup", outcome="unavailable") == 5
-        await wait_until(
-            lambda: figure(sidecar.figures(), "fastdedup_reconciled_total") == 5, description="reconciled"
-        )
-        assert figure(sidecar.figures(), "fastdedup_journal_records") == 0
+    for verb, outcome in (
+        ("get", "ok"),
+        ("get", "absent"),
+        ("forget", "ok"),
+        ("forget", "absent"),
+        ("list", "ok"),
+    ):
+        assert figure(text, TOTAL, namespace="shop", verb=verb, outcome=outcome) == 1, (verb, outcome)
+    assert figure(text, "fastdedup_bad_requests_total") == 0  # an absent record is no fault of the request
 
 
 def test_namespaces_that_nobody_configured_do_not_multiply_without_end() -> None:

@@ -43,7 +43,7 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @api.parametrize()
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_the_app_does_as_its_document_says(case: schemathesis.Case, base_url: str) -> None:
     for name in ("cursor", "digest"):  # what is drawn is no cursor that a list gave, and no key's digest
         if isinstance(case.query, dict):

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, cast
@@ -23,9 +23,8 @@ from fastdedup.sidecar.service.listener import bound
 from ..servers import RedisServer
 from ..sidecars import Sidecar
 from ..virtual import VirtualLoop, virtual
+from ..waiting import wait_until
 from .conftest import BriskServer
-
-WaitUntil = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +209,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def test_an_ephemeral_claim_is_freed_when_its_client_dies(
-    sidecar: Sidecar, client: redis.Redis, wait_until: WaitUntil
+    sidecar: Sidecar, client: redis.Redis
 ) -> None:
     def crash(*options: str) -> None:
         subprocess.run([sys.executable, "-c", CRASHING, str(sidecar.socket), *options], check=False)
@@ -227,9 +226,7 @@ async def test_an_ephemeral_claim_is_freed_when_its_client_dies(
     )
 
 
-async def test_an_ephemeral_claim_that_was_settled_stays(
-    sidecar: Sidecar, client: redis.Redis, wait_until: WaitUntil
-) -> None:
+async def test_an_ephemeral_claim_that_was_settled_stays(sidecar: Sidecar, client: redis.Redis) -> None:
     with connect(sidecar) as other:
         owner = other.execute_command("FD.CLAIM", "settled", "EPHEMERAL")[1]
         other.execute_command("FD.COMPLETE", "settled", owner, "done")
@@ -243,7 +240,7 @@ async def test_an_ephemeral_claim_that_was_settled_stays(
 
 
 async def test_a_client_that_goes_before_its_answer_leaves_no_orphan(
-    sidecar: Sidecar, client: redis.Redis, wait_until: WaitUntil
+    sidecar: Sidecar, client: redis.Redis
 ) -> None:
     """With an owner that nobody was told, a claim would be held by nobody for its whole lease."""
     for number in range(50):
@@ -318,7 +315,7 @@ async def test_an_idle_connection_is_closed_unless_it_holds_something(place: Pat
             each.close()
 
 
-async def test_who_does_not_read_is_not_read_from_and_closed(place: Path, wait_until: WaitUntil) -> None:
+async def test_who_does_not_read_is_not_read_from_and_closed(place: Path) -> None:
     """Nothing is buffered without end."""
     async with served(place, Limits(unread=65_536, request_timeout=0.2)) as namespaces:
         root = namespaces.root

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +19,8 @@ from fastdedup.sidecar.resp.commands import COMMANDS
 from fastdedup.sidecar.resp.connection import RespConnection
 from fastdedup.stores.memory import MemoryStore
 
+from ..waiting import wait_until
 from .fuzz import Transport, pack
-
-WaitUntil = Callable[..., Any]
 
 CLAIM = pack(b"FD.CLAIM", b"order:42")
 DRAWN = re.compile(rb"\$20\r\n[0-9a-f]{20}|id\r\n:\d+")
@@ -90,7 +89,7 @@ async def test_a_claim_in_two_reads_keeps_the_limits(limits: Limits) -> None:
     assert whole[0].startswith(b"-ERR Protocol error")
 
 
-async def test_replies_come_in_the_order_of_the_commands(wait_until: WaitUntil) -> None:
+async def test_replies_come_in_the_order_of_the_commands() -> None:
     async with connected(Limits()) as (connection, transport):
         connection.data_received(CLAIM)
         connection.data_received(pack(b"PING"))
@@ -103,7 +102,7 @@ async def test_replies_come_in_the_order_of_the_commands(wait_until: WaitUntil) 
         ]
 
 
-async def test_a_claim_whose_client_has_gone_is_released(wait_until: WaitUntil) -> None:
+async def test_a_claim_whose_client_has_gone_is_released() -> None:
     async with connected(Limits()) as (connection, transport):
         connection.data_received(CLAIM)
         transport.lose()
@@ -157,7 +156,7 @@ class Client:
         self.is_cut = True
 
 
-async def test_bytes_of_a_cut_client_count_until_they_are_freed(wait_until: WaitUntil) -> None:
+async def test_bytes_of_a_cut_client_count_until_they_are_freed() -> None:
     memory = ReplyMemory(100_000)
     client = Client(80_000)
     memory.connections = {client}

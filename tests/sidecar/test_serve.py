@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from fastdedup.sidecar.paths import default_socket
 
 from ..programs import ended
 from ..servers import RedisServer
+from ..waiting import wait_until
 from .running import DEADLINE, Sidecar, client, environment, figure, paste
 
 NAMESPACE = "drained"
@@ -75,19 +75,6 @@ def test_json_logs_are_all_that_it_prints() -> None:
     assert [line["event"] for line in lines] == ["started", "stopping", "stopped"]
     assert lines[0]["socket"] == str(sidecar.path)
     assert lines[1]["signal"] == "SIGTERM"
-
-
-@pytest.mark.parametrize("missing", ["uvicorn", "pydantic_settings", "prometheus_client"])
-def test_without_its_extra_it_names_it(missing: str) -> None:
-    script = (
-        f"import sys; sys.modules[{missing!r}] = None\n"
-        "from fastdedup.__main__ import main\n"
-        "sys.argv = ['fastdedup', 'serve']; main()"
-    )
-    done = ended("-c", script)
-    assert done.returncode == 1
-    assert "pip install 'fastdedup[sidecar]'" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -227,7 +214,7 @@ async def states(url: str, keys: set[str]) -> dict[str, State | None]:
 
 
 async def test_under_load_nothing_that_was_accepted_is_dropped_and_nothing_is_half_done(
-    redis_url: str, wait_until: Callable[..., Any]
+    redis_url: str,
 ) -> None:
     with Sidecar("--url", redis_url, "--namespace", NAMESPACE, "--ttl", "60", "--timeout", "5") as sidecar:
         load = Load(sidecar.path)
@@ -249,7 +236,7 @@ async def test_under_load_nothing_that_was_accepted_is_dropped_and_nothing_is_ha
 
 
 async def test_what_waits_for_the_store_when_told_to_stop_is_answered(
-    redis_server: RedisServer, redis_url: str, wait_until: Callable[..., Any]
+    redis_server: RedisServer, redis_url: str
 ) -> None:
     options = ("--url", redis_url, "--namespace", NAMESPACE, "--ttl", "60", "--timeout", "8")
     with ThreadPoolExecutor(30) as pool, Sidecar(*options) as sidecar:
@@ -279,7 +266,7 @@ def claim(sidecar: Sidecar, key: str, *options: str) -> Any:
 
 
 async def test_what_was_answered_in_an_outage_is_in_the_store_when_it_has_stopped(
-    redis_server: RedisServer, redis_url: str, wait_until: Callable[..., Any]
+    redis_server: RedisServer, redis_url: str
 ) -> None:
     options = ("--timeout", "0.1", "--on-unavailable", "local", "--ttl", "60")
     with Sidecar("--url", redis_url, "--namespace", NAMESPACE, *options) as sidecar, sidecar.client() as ask:
@@ -309,7 +296,7 @@ def start_waiting(sidecar: Sidecar) -> socket.socket:
     return waits
 
 
-async def test_a_second_signal_ends_it_at_once(wait_until: Callable[..., Any]) -> None:
+async def test_a_second_signal_ends_it_at_once() -> None:
     with Sidecar("--grace", "60") as sidecar, start_waiting(sidecar) as waits:
         assert sidecar.process is not None
         sidecar.process.send_signal(signal.SIGTERM)
@@ -332,7 +319,7 @@ def test_work_that_does_not_end_in_its_grace_is_cut() -> None:
 
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
-SOCKET = "/run/fastdedup/fd.sock"
+SOCKET = "/run/fastdedup/fastdedup.sock"
 
 
 def line(start: str) -> str:

@@ -116,12 +116,28 @@ def ask(connection: redis.Redis, *words: str) -> Any:
 def test_a_socket_serves_its_namespaces_only(tenants: Tenants) -> None:
     with tenants.resp("payments") as own:
         assert ask(own, "FD.CLAIM", "one", "NS", "payments")[0] == b"acquired"
-        for command in (("FD.CLAIM", "one"), ("FD.GET", "one"), ("FD.RELEASE", "one", "me"), ("FD.ISSUE",)):
+        remembered = (
+            ("FD.CLAIM", "one", "REMEMBER", "orders"),
+            ("FD.FAIL", "one", "me", "x", "REMEMBER", "orders"),
+        )
+        for command in (
+            ("FD.CLAIM", "one"),
+            ("FD.GET", "one"),
+            ("FD.RELEASE", "one", "me"),
+            ("FD.ISSUE",),
+            *remembered,
+        ):
             with pytest.raises(redis.exceptions.NoPermissionError, match="this socket serves payments only"):
                 ask(own, *command, "NS", "mail")
     for method, address, body in (
         ("POST", "/v1/claims", {"key": "one", "namespace": "mail"}),
         ("POST", "/v1/claims/release", {"key": "one", "owner": "me", "namespace": "mail"}),
+        ("POST", "/v1/claims", {"key": "one", "namespace": "mail", "remember": "orders"}),
+        (
+            "POST",
+            "/v1/claims/renew",
+            {"key": "one", "owner": "me", "namespace": "mail", "remember": "orders"},
+        ),
         ("GET", "/v1/records?key=one&namespace=mail", None),
     ):
         status, problem, _ = tenants.http("payments", method, address, body)

@@ -1,21 +1,14 @@
-"""`fastdedup.sync` over every kind of URL: the contract's fundamentals, forking servers, Flask, Celery."""
+"""`fastdedup.sync` over the URLs that processes share: the contract's fundamentals, and forking servers."""
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from urllib.request import Request, urlopen
 
-import celery
-import celery.contrib.testing.worker as worker
-import flask
-import kombu
 import pytest
-import werkzeug.serving as serving
 
 from fastdedup import (
     ClaimLostError,
@@ -43,21 +36,12 @@ pytestmark = pytest.mark.filterwarnings(
 @pytest.fixture(scope="module")
 def urls(server: RedisServer) -> Iterator[dict[str, str]]:
     sidecar = Sidecar(server.url).start()
-    yield {"memory": "memory://", "redis": server.url, "sidecar": sidecar.url}
+    yield {"redis": server.url, "sidecar": sidecar.url}
     sidecar.stop()
 
 
-@pytest.fixture(params=["memory", "redis", "sidecar"])
-def dedup(request: pytest.FixtureRequest, urls: dict[str, str]) -> Iterator[Dedup]:
-    with Dedup(
-        urls[request.param], namespace=f"n{abs(hash(request.node.name))}", lease=LONG, timeout=5
-    ) as dedup:
-        yield dedup
-
-
 @pytest.fixture(params=["redis", "sidecar"])
-def shared(request: pytest.FixtureRequest, urls: dict[str, str]) -> Iterator[Dedup]:
-    """What several processes share."""
+def dedup(request: pytest.FixtureRequest, urls: dict[str, str]) -> Iterator[Dedup]:
     dedup = Dedup(urls[request.param], namespace=f"n{abs(hash(request.node.name))}", lease=LONG, timeout=5)
     yield dedup
     dedup.close()
@@ -228,10 +212,10 @@ def test_machines_and_scopes(dedup: Dedup) -> None:
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_forked_workers_share_the_store(shared: Dedup, used: bool) -> None:
+def test_forked_workers_share_the_store(dedup: Dedup, used: bool) -> None:
     """As a pre-forking server does, with the gate at module level; before and after its first use."""
     if used:
-        shared.claim("parent").complete("parent's")
+        dedup.claim("parent").complete("parent's")
     children = []
     for n in range(4):
         pid = os.fork()
@@ -239,83 +223,16 @@ def test_forked_workers_share_the_store(shared: Dedup, used: bool) -> None:
             code = 1
             try:
                 for step in range(25):
-                    with shared.claim(f"key-{step}", wait=LONG) as claim:
+                    with dedup.claim(f"key-{step}", wait=LONG) as claim:
                         if claim.acquired:
                             claim.complete(n)
-                assert not used or shared.claim("parent").result == "parent's"
-                shared.close()
+                assert not used or dedup.claim("parent").result == "parent's"
+                dedup.close()
                 code = 0
             finally:
                 os._exit(code)
         children.append(pid)
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0] * 4
-    claims = shared.claim_many([f"key-{step}" for step in range(25)])
+    claims = dedup.claim_many([f"key-{step}" for step in range(25)])
     assert {claim.outcome for claim in claims} == {Outcome.SUCCEEDED}
     assert {claim.attempt for claim in claims} == {1}
-
-
-def test_a_flask_app_under_a_threaded_server(dedup: Dedup) -> None:
-    app = flask.Flask("shop")
-    charged: list[str] = []
-
-    @app.post("/orders/<order>")
-    def place(order: str) -> Any:
-        with dedup.claim(f"order:{order}", fingerprint=flask.request.data, wait=LONG) as claim:
-            if claim.outcome is Outcome.MISMATCH:
-                return {"error": "another request"}, 422
-            if not claim.acquired:
-                return claim.result
-            charged.append(order)
-            answer = {"order": order, "charge": len(charged)}
-            claim.complete(answer)
-            return answer, 201
-
-    server = serving.make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-
-        def click(n: int) -> tuple[int, Any]:
-            request = Request(f"http://127.0.0.1:{server.port}/orders/{n % 5}", data=b"{}", method="POST")
-            with urlopen(request, timeout=30) as response:
-                return response.status, json.loads(response.read())
-
-        with ThreadPoolExecutor(10) as pool:
-            answers = list(pool.map(click, range(50)))
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-    assert sorted(charged) == ["0", "1", "2", "3", "4"]
-    assert [status for status, _ in answers].count(201) == 5
-    assert len({json.dumps(answer, sort_keys=True) for _, answer in answers}) == 5
-
-
-@pytest.fixture
-def brisk_celery(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a worker look often whether it should end, which it does only as it looks for messages, every 2 s."""
-    wait = kombu.Connection.drain_events
-    monkeypatch.setattr(kombu.Connection, "drain_events", lambda self, timeout=None: wait(self, timeout=0.05))
-
-
-@pytest.mark.usefixtures("brisk_celery")
-def test_a_celery_task_runs_once_however_often_it_is_delivered(dedup: Dedup) -> None:
-    app = celery.Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.update(worker_hijack_root_logger=False, broker_connection_retry_on_startup=False)
-    app.conf.broker_transport_options = {"polling_interval": 0.02}  # else it looks for messages once a second
-    charged: list[str] = []
-
-    @app.task(name="charge", shared=False)
-    @dedup.once(key=lambda order: f"charge:{order}", wait=LONG)
-    def charge(order: str) -> dict[str, Any]:
-        charged.append(order)
-        return {"order": order, "charge": charged.index(order)}
-
-    with worker.start_worker(app, pool="threads", concurrency=4, perform_ping_check=False, loglevel="error"):
-        delivered = [charge.delay(f"{n % 5}") for n in range(25)]
-        results = [each.get(timeout=30) for each in delivered]
-    assert sorted(charged) == ["0", "1", "2", "3", "4"]
-    assert all(
-        result == {"order": f"{n % 5}", "charge": charged.index(f"{n % 5}")}
-        for n, result in enumerate(results)
-    )

@@ -224,7 +224,7 @@ def test_a_web_response_is_shown_by_its_parts(sidecar: Sidecar, run: Run) -> Non
     shown = run("inspect", "--http", "POST", "/pay/{int:no}", *named, "--json")
     assert json.loads(shown.stdout)["result"] == {"status": 201, "headers": {"x-a": "b"}, "body": "paid"}
     asked = run("inspect", "--http", "POST", "/pay/<int:no>", *named)
-    assert "Flask's names stand in braces, too, as in /pay/{int:no}. " in asked.stderr
+    assert "Flask's names are in braces too: /pay/{int:no}. " in asked.stderr
 
 
 def test_without_a_namespace_it_is_the_sidecars_default(sidecar: Sidecar, run: Run) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, pool
 
+from fastdedup.flows import drive
 from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sql.drivers import driver_of
-from fastdedup.sql.drivers.base import run_now
+from fastdedup.sql.drivers.base import run
 from fastdedup.sql.rules import TABLE
 
 KINDS = ("sqlite", "postgresql", "mysql")
@@ -49,4 +50,4 @@ def faults_of(engine: Engine, table: TableName = INBOX) -> list[str]:
     """Give what the inbox finds wrong with a table."""
     with engine.begin() as connection:
         driver: Any = driver_of(connection)
-        return run_now(driver, dialect_of(driver.dialect, table).faults_of_the_table(), table)
+        return drive(run(driver, dialect_of(driver.dialect, table).faults_of_the_table(), table))

@@ -324,7 +324,7 @@ def test_a_block_of_django_within_another_one_is_no_begin_of_a_gate(sqlite_place
         with transaction.atomic(using=alias):
             yield connections[alias]
 
-    with SyncDedup(namespace="shop") as gate:
+    with SyncDedup("memory://", namespace="shop") as gate:
         inbox = SyncInbox("tests", keep=WEEK, begin=begin)
         work = inbox.once(key=lambda transaction, key: key, gate=gate)(lambda transaction, key: key)
         alone = inbox.once(key=lambda transaction, key: f"alone {key}")(lambda transaction, key: key)
@@ -346,14 +346,14 @@ def test_a_test_case_of_django_is_no_outer_transaction(sqlite_place: Place, key:
 
     around = transaction.atomic(using=alias)
     around._from_testcase = True  # as django.test.TestCase marks it
-    with SyncDedup(namespace="shop") as gate, around:
+    with SyncDedup("memory://", namespace="shop") as gate, around:
         once = SyncInbox("tests", keep=WEEK, begin=begin).once(key=lambda transaction, key: key, gate=gate)
         assert once(lambda transaction, key: key)(key) == key
     connections[alias].close()
 
 
 async def test_a_nested_transaction_of_sqlalchemy_is_no_begin_of_a_gate(of: Of, key: str) -> None:
-    async with of("async session asyncpg")() as party, Dedup(namespace="shop") as gate:
+    async with of("async session asyncpg")() as party, Dedup("memory://", namespace="shop") as gate:
 
         @asynccontextmanager
         async def begin() -> AsyncIterator[Any]:

@@ -30,7 +30,6 @@ INSERTS = {
     "mysql": "INSERT INTO fastdedup_inbox (id, at) VALUES (UNHEX(MD5(RAND())), "
     "UTC_TIMESTAMP(3) - INTERVAL 24 * {days} HOUR);\n",
 }
-SQLITE = INSERTS["sqlite"]
 
 
 def run(*args: str) -> Result:

@@ -1,17 +1,30 @@
-"""A table that is no inbox is told at its first use, and what `fastdedup inbox ddl` prints is one."""
+"""The inbox's table: what `fastdedup inbox ddl` prints, in SQLAlchemy's metadata and in Django; and what is none."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic.autogenerate import compare_metadata, produce_migrations, render_python_code
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+from sqlalchemy import Connection, Engine, MetaData, inspect
+from sqlalchemy.dialects import mysql, postgresql
 
 from fastdedup import ConfigError
 from fastdedup.sql.dialects import TableName, dialect_of
+from fastdedup.sql.tables import inbox_table
 
 from ..databases import MariaServer
+from ..integrations import django_project as django_project  # sets Django up
 from .conftest import Opener
+from .fresh import INBOX, KINDS, SERVERS, create_by_ddl, engine_at, faults_of, fresh_urls
 from .places import place_of
 from .ways import WAYS
 
@@ -168,3 +181,159 @@ async def test_a_table_may_be_in_an_attached_database(of: Any, key: str, tmp_pat
                 assert (await party.receive(inbox, key)).first is first
         async with party.transaction():
             assert (await party.receive(party.inbox(), key)).first
+
+
+# The inbox's table in SQLAlchemy's metadata is the one of the DDL, and Alembic takes both for one.
+
+
+@pytest.fixture(params=KINDS)
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
+    """An engine at an empty database."""
+    return engine_at(fresh_urls(request, request.param, tmp_path))
+
+
+def a_metadata(**names: Any) -> MetaData:
+    metadata = MetaData()
+    inbox_table(metadata, **names)
+    return metadata
+
+
+def catalogue(engine: Engine) -> str:
+    """What the database tells of the table."""
+    look, table = inspect(engine), INBOX.table
+    facts = look.get_columns, look.get_pk_constraint, look.get_indexes, look.get_table_options
+    return "\n".join(repr(fact(table)) for fact in facts)
+
+
+def context_of(connection: Connection) -> MigrationContext:
+    return MigrationContext.configure(connection, opts={"compare_type": True})
+
+
+def test_create_makes_the_table_of_the_ddl(engine: Engine) -> None:
+    metadata = a_metadata()
+    metadata.create_all(engine)
+    assert faults_of(engine) == []
+    by_create = catalogue(engine)
+    metadata.drop_all(engine)
+    create_by_ddl(engine)
+    assert catalogue(engine) == by_create
+
+
+def test_alembic_takes_the_table_of_the_ddl_for_its_own(engine: Engine) -> None:
+    create_by_ddl(engine)
+    with engine.connect() as connection:
+        assert compare_metadata(context_of(connection), a_metadata()) == []
+        assert compare_metadata(context_of(connection), MetaData()) != []  # it does see the table
+
+
+def test_what_alembic_generates_creates_an_inbox(engine: Engine) -> None:
+    metadata = a_metadata()
+    with engine.begin() as connection:
+        context = context_of(connection)
+        upgrade = produce_migrations(context, metadata).upgrade_ops
+        assert upgrade is not None
+        imports: set[str] = {"import sqlalchemy as sa"}
+        code = render_python_code(upgrade, imports=imports, migration_context=context)
+        program = "\n".join([*sorted(imports), "def upgrade():", *code.splitlines(), "upgrade()"])
+        names = {
+            "op": Operations(context),
+            "sa": sys.modules["sqlalchemy"],
+            "mysql": mysql,
+            "postgresql": postgresql,
+        }
+        exec(program, names)
+    assert faults_of(engine) == []
+    with engine.connect() as connection:
+        assert compare_metadata(context_of(connection), metadata) == []
+
+
+def test_a_table_may_have_another_name_and_schema(postgres: Any) -> None:
+    engine = engine_at(dict(sorted(postgres.fresh().urls.items())))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA billing")
+    a_metadata(name="handled", schema="billing").create_all(engine)
+    assert faults_of(engine, TableName("handled", "billing")) == []
+    assert faults_of(engine, TableName("handled")) != []
+
+
+def test_the_schema_of_the_metadata_is_the_tables() -> None:
+    assert inbox_table(MetaData(schema="billing")).schema == "billing"
+
+
+def test_a_name_must_be_no_more_than_a_name() -> None:
+    with pytest.raises(ConfigError, match="table= must be a name"):
+        inbox_table(MetaData(), "a; DROP TABLE b")
+
+
+def test_a_missing_sqlalchemy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "fastdedup.sql.tables")
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    with pytest.raises(ImportError, match=r"fastdedup\[sql\]"):
+        __import__("fastdedup.sql.tables")
+
+
+# The Django app: `migrate` creates the inbox's table, in each database, and takes it away again.
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def migrated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a project with four databases found: one process, as Django takes its time to start."""
+    folder = tmp_path_factory.mktemp("django")
+    engine = "django.db.backends.sqlite3"
+    databases = {kind: request.getfixturevalue(server).fresh().django for kind, server in SERVERS.items()}
+    databases["default"] = {"ENGINE": engine, "NAME": str(folder / "inbox.db")}
+    databases["elsewhere"] = {"ENGINE": engine, "NAME": str(folder / "other.db")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.sql.django_migrating", json.dumps(databases)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
+
+
+@pytest.mark.parametrize(("alias", "dialect"), [("default", "sqlite"), *((each, each) for each in SERVERS)])
+def test_migrate_creates_the_inbox_and_drops_it(alias: str, dialect: str, migrated: dict[str, Any]) -> None:
+    facts = migrated[alias]
+    sql = dialect_of(dialect, TableName("handled"))
+    assert sql.ddl(marked=False) in facts["sql"][0]
+    assert sql.add_fingerprint() in facts["sql"][1]
+    assert (facts["tables"].count("handled"), facts["tables_after"].count("handled")) == (1, 0)
+    assert (facts["first"], facts["rows"], facts["purged"]) == ([True, False, None], 1, 0)
+    assert "Undo Create the inbox's table handled" in facts["plan"]
+
+
+def test_a_router_keeps_the_table_out_of_a_database(migrated: dict[str, Any]) -> None:
+    assert migrated["elsewhere"] == ["django_migrations"]
+
+
+def test_makemigrations_has_nothing_to_do(migrated: dict[str, Any]) -> None:
+    assert migrated["changes"] == "No changes detected\n"
+
+
+def test_a_setting_that_is_no_name_stops_django() -> None:
+    from fastdedup.sql.django.apps import InboxConfig
+    from fastdedup.sql.django.settings import table_name
+
+    config = InboxConfig.create("fastdedup.sql.django")
+    config.ready()
+    assert table_name() == TableName("fastdedup_inbox")
+    with (
+        override_settings(FASTDEDUP_INBOX_TABLE="a; DROP TABLE b"),
+        pytest.raises(ImproperlyConfigured, match=r"FASTDEDUP_INBOX_TABLE cannot be used: table="),
+    ):
+        config.ready()
+
+
+def test_a_missing_django_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "fastdedup.sql.django", raising=False)
+    monkeypatch.setitem(sys.modules, "django", None)
+    with pytest.raises(ImportError, match=r"fastdedup\[django\]"):
+        __import__("fastdedup.sql.django")

@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from pathlib import Path
 from typing import Any
 
+import aiosqlite
 import pytest
 
-from fastdedup import ConfigError, InProgressError, InvalidKeyError, ResultTooLargeError, UsageError
-from fastdedup.sql import RetryTransaction
+from fastdedup import (
+    ConfigError,
+    Dedup,
+    FailedError,
+    InProgressError,
+    InvalidKeyError,
+    ResultTooLargeError,
+    ResultWarning,
+    UsageError,
+    by,
+    sync,
+)
+from fastdedup.arguments import CallRules
+from fastdedup.results.values import same
+from fastdedup.sql import Inbox, RetryTransaction
 from fastdedup.sql import once as once_module
+from fastdedup.sync.sql import Inbox as SyncInbox
+from fastdedup.testing import inbox_database
 
+from ..kinds import ORDER, Order, returning
 from .conftest import Opener
 from .ways import Party, SyncParty
 
@@ -75,6 +93,34 @@ async def test_the_work_is_done_once_and_its_result_replayed(of: Of, key: str, n
         handler = Handler(party, then=lambda run: {"run": run})
         assert [await handler(key), await handler(key)] == [{"run": 1}] * 2
         assert (handler.runs, done(party, key)) == (1, 1)
+
+
+@pytest.mark.parametrize("name", BOTH)
+async def test_a_duplicate_gets_the_declared_type(of: Of, key: str, name: str) -> None:
+    async with of(name)() as party:
+        begin: Any = party.begin_now if isinstance(party, SyncParty) else party.begin
+        work = returning(Order, ORDER, is_async=not isinstance(party, SyncParty), before=True)
+        once = party.inbox(begin=begin).once(lambda transaction, key: key)(work)
+        for _ in range(2):
+            assert same(await party.call(once, key), ORDER)
+        late = returning(Any, (1, 2), is_async=not isinstance(party, SyncParty), before=True)
+        once = party.inbox(begin=begin).once(lambda transaction, key: f"lost:{key}")(late)
+        with pytest.raises(ResultWarning):
+            await party.call(once, key)
+        for _ in range(2):
+            with pytest.raises(FailedError, match="returned a tuple"):
+                await party.call(once, key)
+
+
+@pytest.mark.parametrize("name", BOTH)
+async def test_a_key_made_of_arguments_and_a_name_keep_functions_apart(of: Of, key: str, name: str) -> None:
+    async with of(name)() as party:
+        begin: Any = party.begin_now if isinstance(party, SyncParty) else party.begin
+        for said in ("charged", "shipped"):
+            work = returning(str, said, is_async=not isinstance(party, SyncParty), before=True)
+            once = party.inbox(begin=begin).once(by("key"), name=said)(work)
+            for _ in range(2):
+                assert await party.call(once, key) == said
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -158,7 +204,7 @@ async def test_the_last_attempts_error_is_raised(of: Of, key: str, name: str, pa
 
 
 def test_pauses_differ_and_grow(monkeypatch: pytest.MonkeyPatch, of: Of) -> None:
-    rules = once_module.OnceRules(None, str, None, 0, "wait", 100)  # type: ignore[arg-type]
+    rules = once_module.OnceRules(None, CallRules(str), None, 0, "wait", 100)  # type: ignore[arg-type]
     longest = [max(rules.pause(attempt, RetryTransaction()) for _ in range(200)) for attempt in (1, 3, 5, 50)]
     assert longest == sorted(longest)
     assert longest[-1] <= 1.0
@@ -315,3 +361,79 @@ async def test_once_needs_a_transaction_that_begins(of: Of, key: str) -> None:
 
         with pytest.raises(UsageError, match=r"connection\.transaction"):
             await party.inbox().once(lambda transaction, key: key, begin=acquire)(work)(key)
+
+
+# Fault: with a `begin` that logs an error and goes on, work that had failed was told as done, to its gate
+# too.
+
+
+DAY = 86_400
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "shop.db"
+    with inbox_database(Inbox("billing", keep=DAY), path=path):
+        yield path
+
+
+@pytest.mark.parametrize("proven", [False, True], ids=["at its first use", "once it is known to commit"])
+async def test_async_work_that_failed_is_not_done(file: Path, proven: bool) -> None:
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[aiosqlite.Connection]:
+        async with aiosqlite.connect(file, isolation_level=None) as connection:
+            await connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                await connection.commit()
+            except ValueError:
+                await connection.rollback()
+
+    async with Dedup("memory://") as dedup:
+        inbox, fails = Inbox("billing", keep=DAY, begin=begin), not proven
+
+        @inbox.once(key=lambda transaction, key: key, gate=dedup)
+        async def work(transaction: aiosqlite.Connection, key: str) -> str:
+            if fails:
+                raise ValueError("no such customer")
+            return key
+
+        if proven:
+            assert await work("m-0") == "m-0"
+            fails = True
+        with pytest.raises(ValueError, match="no such customer"):
+            await work("m-1")
+        fails = False
+        assert await work("m-1") == "m-1"
+
+
+@pytest.mark.parametrize("proven", [False, True], ids=["at its first use", "once it is known to commit"])
+def test_synchronous_work_that_failed_is_not_done(file: Path, proven: bool) -> None:
+    @contextmanager
+    def begin() -> Iterator[sqlite3.Connection]:
+        connection = sqlite3.connect(file, isolation_level=None)
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
+            connection.commit()
+        except ValueError:
+            connection.rollback()
+        finally:
+            connection.close()
+
+    with sync.Dedup("memory://") as dedup:
+        inbox, fails = SyncInbox("billing", keep=DAY, begin=begin), not proven
+
+        @inbox.once(key=lambda transaction, key: key, gate=dedup)
+        def work(transaction: sqlite3.Connection, key: str) -> str:
+            if fails:
+                raise ValueError("no such customer")
+            return key
+
+        if proven:
+            assert work("m-0") == "m-0"
+            fails = True
+        with pytest.raises(ValueError, match="no such customer"):
+            work("m-1")
+        fails = False
+        assert work("m-1") == "m-1"

@@ -15,6 +15,7 @@ from fastdedup.sql.purge import Ticker
 from fastdedup.sql.rules import TableRules
 from fastdedup.sync import Dedup as SyncDedup
 
+from ..waiting import wait_until
 from .conftest import Opener
 from .places import Place
 from .ways import Party, SyncParty
@@ -112,7 +113,7 @@ HELD = {"postgresql": "LOCK TABLE {} IN EXCLUSIVE MODE", "mysql": "SELECT id FRO
 
 
 @pytest.mark.parametrize("name", ON_SERVERS)
-async def test_the_database_lets_one_purge_of_a_table_at_a_time(of: Of, name: str, wait_until: Any) -> None:
+async def test_the_database_lets_one_purge_of_a_table_at_a_time(of: Of, name: str) -> None:
     async with of(name)() as holder, of(name)() as ours, of(name)() as other:
         place, table = ours.place, ours.place.fresh_table()
         await fill(ours, table, {HOUR * 2: 5})
@@ -172,7 +173,7 @@ async def test_a_purge_that_failed_leaves_no_lock(of: Of, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", ON_SERVERS)
-async def test_tables_of_different_schemas_are_purged_at_once(of: Of, name: str, wait_until: Any) -> None:
+async def test_tables_of_different_schemas_are_purged_at_once(of: Of, name: str) -> None:
     async with of(name)() as holder, of(name)() as ours, of(name)() as other:
         place, table = ours.place, ours.place.fresh_table()
         schema = f"other_{table}"

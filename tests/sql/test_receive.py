@@ -9,6 +9,7 @@ import pytest
 
 from fastdedup import InProgressError, Outcome, UsageError
 
+from ..waiting import wait_until
 from .conftest import Opener
 from .ways import WAYS, AsyncParty
 
@@ -80,14 +81,14 @@ ON_SERVERS = [
 
 
 @pytest.mark.parametrize("name", ON_SERVERS)
-async def test_a_cancelled_wait_leaves_no_row(of: Any, key: str, name: str, wait_until: Any) -> None:
+async def test_a_cancelled_wait_leaves_no_row(of: Any, key: str, name: str) -> None:
     async with of(name)() as ours:
         await ours.start()
         await ours.receive(ours.inbox(), key)
         async with of(name)() as other:
             await other.start()
             twin = asyncio.create_task(other.receive(other.inbox(), key))
-            await in_flight(ours, wait_until)
+            await in_flight(ours)
             twin.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await twin
@@ -133,13 +134,13 @@ async def test_many_keys_are_received_in_their_order(way: Opener, key: str) -> N
             assert (await party.receive(inbox, keys[0])).result == "new"
 
 
-async def test_a_twin_waits_for_the_commit(way: Opener, key: str, wait_until: Any) -> None:
+async def test_a_twin_waits_for_the_commit(way: Opener, key: str) -> None:
     async with way() as ours, way() as other:
         inbox = ours.inbox()
         await ours.start()
         receipt = await ours.receive(inbox, key)
         twin = asyncio.create_task(begin_and_receive(other, other.inbox(), key))
-        await in_flight(ours, wait_until)
+        await in_flight(ours)
         assert not twin.done()
         await ours.call(receipt.complete, "ours")
         await ours.commit()
@@ -147,12 +148,12 @@ async def test_a_twin_waits_for_the_commit(way: Opener, key: str, wait_until: An
         await other.commit()
 
 
-async def test_a_twin_is_first_after_a_rollback(way: Opener, key: str, wait_until: Any) -> None:
+async def test_a_twin_is_first_after_a_rollback(way: Opener, key: str) -> None:
     async with way() as ours, way() as other:
         await ours.start()
         await ours.receive(ours.inbox(), key)
         twin = asyncio.create_task(begin_and_receive(other, other.inbox(), key))
-        await in_flight(ours, wait_until)
+        await in_flight(ours)
         await ours.rollback()
         assert (await twin).first
         await other.rollback()
@@ -163,7 +164,7 @@ async def begin_and_receive(party: Any, inbox: Any, key: str) -> Any:
     return await party.receive(inbox, key)
 
 
-async def in_flight(party: Any, wait_until: Any) -> None:
+async def in_flight(party: Any) -> None:
     """Wait until a twin waits; SQLite, which has one writer, does not tell of it."""
     if party.place.kind != "sqlite":
         await wait_until(lambda: party.place.waiting() == 1, description="the twin waits")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -11,10 +11,10 @@ import psycopg
 import pymysql
 
 from ..databases import MariaServer, PostgresServer
+from ..waiting import wait_until
 from .pages import placed
 
 Rows = list[tuple[Any, ...]]
-Waiter = Callable[..., Awaitable[Any]]
 WAITS = {
     PostgresServer: "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'",
     MariaServer: "SELECT variable_value FROM information_schema.global_status "
@@ -50,7 +50,7 @@ class Desk:
         rows = self.run(statement, **values)
         return rows[0][0] if rows else None
 
-    async def begin(self, wait_until: Waiter, statement: str, **values: Any) -> asyncio.Task[Rows]:
+    async def begin(self, statement: str, **values: Any) -> asyncio.Task[Rows]:
         """Start a statement that waits for another transaction; return once it waits."""
         before = self._waits()
         task = asyncio.create_task(asyncio.to_thread(self.run, statement, **values))

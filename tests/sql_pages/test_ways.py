@@ -11,19 +11,91 @@ import pytest
 
 from fastdedup import business_key
 
-from .desks import Desk, Desks, Rows, Waiter
+from .desks import Desk, Desks, Rows
 from .pages import Page, label, statements
 
 PAGE = Page("sql-ways.md")
 taken: list[str] = []
 
 
-def way(section: str, name: str, number: int = 0) -> list[str]:
+def way(section: str, name: str) -> list[str]:
     """Give the statements of a block, by its label, such as "right" or "wrong, MariaDB"; tables have no label."""
-    block = [each for each in PAGE.blocks(section, "sql") if label(each) == name][number]
+    (block,) = (each for each in PAGE.blocks(section, "sql") if label(each) == name)
     taken.append(block)
     return statements(block)
 
+
+# Ways that the page tells in words
+
+BY_VALUE = """
+-- wrong: 500, then 400, then 500 again after a refund: the redelivered message withdraws a second time
+UPDATE account SET balance = 400 WHERE id = :id AND balance = 500;
+"""
+BY_VERSION = """
+-- right: the message carries the version that it was made for. Every writer of the table raises it
+UPDATE account SET balance = 400, version = version + 1 WHERE id = :id AND version = :version;
+"""
+LOCK_ABSENT_ROW = """
+-- wrong, MariaDB: a deadlock for each pair of first messages
+SELECT status FROM payment WHERE id = :id FOR UPDATE;
+INSERT INTO payment (id, status) VALUES (:id, 'pending');
+"""
+INSERT_IGNORE = """
+-- wrong, MariaDB: two waiting duplicates get a shared lock each; both want more, and one ends in a deadlock
+INSERT IGNORE INTO payment (id, status) VALUES (:id, 'pending');
+SELECT status FROM payment WHERE id = :id FOR UPDATE;
+"""
+LOOK_AND_PURCHASE = """
+-- wrong: two look at the same moment, both find nothing, and both insert
+SELECT 1 FROM purchase WHERE account = :account AND sku = :sku AND at > now() - interval '5 minutes';
+INSERT INTO purchase (business_key, account, sku) VALUES (:any, :account, :sku);
+"""
+NO_UNIQUE_KEY = """
+-- wrong: without a unique key two look, both find nothing, and both insert
+CREATE TABLE unguarded (account integer, idempotency_key varchar(255), id varchar(36), item varchar(64));
+SELECT id FROM unguarded WHERE account = :account AND idempotency_key = :key;
+INSERT INTO unguarded (account, idempotency_key, id, item) VALUES (:account, :key, :id, :item);
+"""
+CATCH_AND_LOOK = """
+-- wrong, PostgreSQL: the INSERT's error ends the transaction, so the SELECT in the except clause fails
+INSERT INTO orders (account, idempotency_key, id, item) VALUES (:account, :key, :id, :item);
+SELECT id FROM orders WHERE account = :account AND idempotency_key = :key;
+"""
+TEXT_COLUMN = """
+-- wrong, MariaDB
+CREATE TABLE keys_of_text (idempotency_key VARCHAR(64) PRIMARY KEY);
+INSERT IGNORE INTO keys_of_text (idempotency_key) VALUES (:key);
+"""
+UNION_IN_ONE = """
+-- wrong, PostgreSQL: one statement sees one moment. A duplicate that has waited for the first gets no row at all
+WITH inserted AS (
+    INSERT INTO orders (account, idempotency_key, id, item) VALUES (:account, :key, :id, :item)
+    ON CONFLICT (account, idempotency_key) DO NOTHING RETURNING id
+)
+SELECT id FROM inserted UNION ALL SELECT id FROM orders WHERE account = :account AND idempotency_key = :key;
+"""
+BINARY_COLUMN = """
+-- right, MariaDB
+CREATE TABLE keys_of_bytes (idempotency_key VARBINARY(255) PRIMARY KEY);
+INSERT INTO keys_of_bytes (idempotency_key) VALUES (:key)
+ON DUPLICATE KEY UPDATE idempotency_key = idempotency_key;
+"""
+UPDATE_IN_ONE = """
+-- right, PostgreSQL: one statement, which writes the row anew for each duplicate
+INSERT INTO orders (account, idempotency_key, id, item) VALUES (:account, :key, :id, :item)
+ON CONFLICT (account, idempotency_key) DO UPDATE SET id = orders.id RETURNING id;
+"""
+INSERT_FIRST = """
+-- right, MariaDB
+INSERT INTO payment (id, status) VALUES (:id, 'pending') ON DUPLICATE KEY UPDATE id = id;
+SELECT status FROM payment WHERE id = :id FOR UPDATE;
+"""
+PLAIN_SELECT = """
+-- wrong, MariaDB: a plain SELECT sees the time of the transaction's first SELECT, before the row was committed
+INSERT INTO orders (account, idempotency_key, id, item) VALUES (:account, :key, :id, :item)
+ON DUPLICATE KEY UPDATE id = id;
+SELECT id FROM orders WHERE account = :account AND idempotency_key = :key;
+"""
 
 TABLES = way("The tables of the examples", "")
 VERSION = "An optimistic version"
@@ -32,31 +104,30 @@ READ_VERSION, SWAP = way(VERSION, "right")
 CONDITION = "A condition in the UPDATE"
 LOOK_AT_STOCK, OVERSELL = way(CONDITION, "wrong")
 (SELL,) = way(CONDITION, "right")
-(WITHDRAW_BY_VALUE,) = way(CONDITION, "wrong", 1)
-(WITHDRAW_BY_VERSION,) = way(CONDITION, "right", 1)
+(WITHDRAW_BY_VALUE,) = statements(BY_VALUE)
+(WITHDRAW_BY_VERSION,) = statements(BY_VERSION)
 LOCK = "A pessimistic lock"
 GLANCE, PAY_UNLOCKED = way(LOCK, "wrong")
 LOCK_ROW, PAY = way(LOCK, "right")
-LOCK_ABSENT, INSERT = way(LOCK, "wrong, MariaDB")
-INSERT_AND_LOCK = {"postgres": way(LOCK, "right, PostgreSQL"), "mariadb": way(LOCK, "right, MariaDB")}
-IGNORE_AND_LOCK = way(LOCK, "wrong, MariaDB", 1)
+LOCK_ABSENT, INSERT = statements(LOCK_ABSENT_ROW)
+INSERT_AND_LOCK = {"postgres": way(LOCK, "right, PostgreSQL"), "mariadb": statements(INSERT_FIRST)}
+IGNORE_AND_LOCK = statements(INSERT_IGNORE)
 WINDOW = "A business key with a time window"
 PURCHASES = way(WINDOW, "")
-LOOK_FOR_PURCHASE, PURCHASE_UNGUARDED = way(WINDOW, "wrong")
+LOOK_FOR_PURCHASE, PURCHASE_UNGUARDED = statements(LOOK_AND_PURCHASE)
 (PURCHASE_ONCE,) = way(WINDOW, "right")
 COLUMN = "An `idempotency_key` column"
 ORDERS = way(COLUMN, "")
-UNGUARDED, LOOK_UNGUARDED, ORDER_UNGUARDED = way(COLUMN, "wrong")
-ORDER_AND_CATCH = way(COLUMN, "wrong, PostgreSQL")
+UNGUARDED, LOOK_UNGUARDED, ORDER_UNGUARDED = statements(NO_UNIQUE_KEY)
+ORDER_AND_CATCH = statements(CATCH_AND_LOOK)
 ORDER_ONCE, FIRST_ORDER = way(COLUMN, "right")
-KEYS_OF_TEXT, KEYS_OF_BYTES = way(COLUMN, "wrong, MariaDB"), way(COLUMN, "right, MariaDB")
+KEYS_OF_TEXT, KEYS_OF_BYTES = statements(TEXT_COLUMN), statements(BINARY_COLUMN)
 MACHINE = "A status machine"
 LOOK_AT_STATUS, OVERWRITE = way(MACHINE, "wrong")
 MOVE, LOOK_AFTER = way(MACHINE, "right")
-FIRST = "Insert, and return the first"
-(IN_ONE,) = way(FIRST, "wrong, PostgreSQL")
-(IN_ONE_WITH_UPDATE,) = way(FIRST, "right, PostgreSQL")
-PLAIN_READ, LOCKING_READ = way(FIRST, "wrong, MariaDB"), way(FIRST, "right, MariaDB")
+(IN_ONE,) = statements(UNION_IN_ONE)
+(IN_ONE_WITH_UPDATE,) = statements(UPDATE_IN_ONE)
+PLAIN_READ, LOCKING_READ = statements(PLAIN_SELECT), way(COLUMN, "right, MariaDB, read")
 
 ORDER = {"account": 7, "key": "k", "item": "lamp"}
 PURCHASE = {"account": 7, "sku": 9}
@@ -170,9 +241,9 @@ def test_two_who_look_first_sell_the_last_piece(ann: Desk, bob: Desk) -> None:
 
 
 @both_servers
-async def test_a_condition_sells_the_last_piece_once(ann: Desk, bob: Desk, wait_until: Waiter) -> None:
+async def test_a_condition_sells_the_last_piece_once(ann: Desk, bob: Desk) -> None:
     ann.run(SELL, id=9)
-    late = await bob.begin(wait_until, SELL, id=9)
+    late = await bob.begin(SELL, id=9)
     ann.commit()
     await late
     assert (ann.changed, bob.changed) == (1, 0)
@@ -204,18 +275,18 @@ def test_without_a_lock_two_call_the_provider(ann: Desk, bob: Desk) -> None:
 
 
 @both_servers
-async def test_a_lock_shows_the_second_what_the_first_did(ann: Desk, bob: Desk, wait_until: Waiter) -> None:
+async def test_a_lock_shows_the_second_what_the_first_did(ann: Desk, bob: Desk) -> None:
     assert ann.one(LOCK_ROW, id=1) == "pending"
-    late = await bob.begin(wait_until, LOCK_ROW, id=1)
+    late = await bob.begin(LOCK_ROW, id=1)
     ann.run(PAY, id=1)
     ann.commit()
     assert await late == [("paid",)]
 
 
 @on_mariadb
-async def test_a_lock_on_an_absent_row_deadlocks(ann: Desk, bob: Desk, wait_until: Waiter) -> None:
+async def test_a_lock_on_an_absent_row_deadlocks(ann: Desk, bob: Desk) -> None:
     assert ann.run(LOCK_ABSENT, id=2) == bob.run(LOCK_ABSENT, id=2) == []
-    late = await ann.begin(wait_until, INSERT, id=2)
+    late = await ann.begin(INSERT, id=2)
     both = (late, asyncio.to_thread(bob.run, INSERT, id=2))
     assert_one_deadlock(await asyncio.gather(*both, return_exceptions=True))
 
@@ -230,11 +301,11 @@ def test_a_lock_on_an_absent_row_locks_nothing(ann: Desk, bob: Desk) -> None:
 
 @both_servers
 async def test_three_who_insert_first_lock_one_after_another(
-    server: str, ann: Desk, bob: Desk, cat: Desk, wait_until: Waiter
+    server: str, ann: Desk, bob: Desk, cat: Desk
 ) -> None:
     insert, lock = INSERT_AND_LOCK[server]
     ann.run(insert, id=2)
-    late = [await desk.begin(wait_until, insert, id=2) for desk in (bob, cat)]
+    late = [await desk.begin(insert, id=2) for desk in (bob, cat)]
     assert ann.one(lock, id=2) == "pending"
     ann.run(PAY, id=2)
     ann.commit()
@@ -249,12 +320,10 @@ async def test_three_who_insert_first_lock_one_after_another(
 
 
 @on_mariadb
-async def test_two_duplicates_deadlock_after_insert_ignore(
-    ann: Desk, bob: Desk, cat: Desk, wait_until: Waiter
-) -> None:
+async def test_two_duplicates_deadlock_after_insert_ignore(ann: Desk, bob: Desk, cat: Desk) -> None:
     insert, lock = IGNORE_AND_LOCK
     ann.run(insert, id=2)
-    late = [await desk.begin(wait_until, insert, id=2) for desk in (bob, cat)]
+    late = [await desk.begin(insert, id=2) for desk in (bob, cat)]
     ann.commit()
     await asyncio.gather(*late)
     both = [asyncio.to_thread(desk.run, lock, id=2) for desk in (bob, cat)]
@@ -273,11 +342,11 @@ def test_two_who_look_first_both_buy(ann: Desk, bob: Desk) -> None:
         desk.commit()
 
 
-async def test_a_business_key_buys_once(ann: Desk, bob: Desk, wait_until: Waiter) -> None:
+async def test_a_business_key_buys_once(ann: Desk, bob: Desk) -> None:
     ann.set_up(PURCHASES)
     key = business_key("user:7", "sku:9", window=300, at=43_200.0)
     assert ann.one(PURCHASE_ONCE, key=key, **PURCHASE) == key
-    late = await bob.begin(wait_until, PURCHASE_ONCE, key=key, **PURCHASE)
+    late = await bob.begin(PURCHASE_ONCE, key=key, **PURCHASE)
     ann.commit()
     assert await late == []
 
@@ -311,10 +380,10 @@ def test_a_caught_unique_violation_leaves_a_dead_transaction(ann: Desk) -> None:
         ann.run(look, **ORDER)
 
 
-async def test_a_column_of_its_own_orders_once(ann: Desk, bob: Desk, wait_until: Waiter) -> None:
+async def test_a_column_of_its_own_orders_once(ann: Desk, bob: Desk) -> None:
     ann.set_up(ORDERS)
     assert ann.one(ORDER_ONCE, id="1", **ORDER) == "1"
-    late = await bob.begin(wait_until, ORDER_ONCE, id="2", **ORDER)
+    late = await bob.begin(ORDER_ONCE, id="2", **ORDER)
     ann.commit()
     assert (await late, bob.run(FIRST_ORDER, **ORDER)) == ([], [("1", "lamp")])
     assert bob.one(ORDER_ONCE, id="3", **{**ORDER, "account": 8}) == "3"  # another customer's key
@@ -346,9 +415,9 @@ def test_a_status_that_was_read_before_is_overwritten(ann: Desk, bob: Desk) -> N
 
 
 @both_servers
-async def test_a_status_machine_moves_once(ann: Desk, bob: Desk, wait_until: Waiter) -> None:
+async def test_a_status_machine_moves_once(ann: Desk, bob: Desk) -> None:
     ann.run(MOVE, id=1)
-    late = await bob.begin(wait_until, MOVE, id=1)
+    late = await bob.begin(MOVE, id=1)
     ann.commit()
     await late
     assert (ann.changed, bob.changed, bob.one(LOOK_AFTER, id=1)) == (1, 0, "paid")
@@ -361,12 +430,12 @@ async def test_a_status_machine_moves_once(ann: Desk, bob: Desk, wait_until: Wai
     ("statement", "rows"), [(IN_ONE, []), (IN_ONE_WITH_UPDATE, [("1",)])], ids=["nothing", "update"]
 )
 async def test_one_statement_does_not_see_whom_it_waited_for(
-    statement: str, rows: Rows, ann: Desk, bob: Desk, wait_until: Waiter
+    statement: str, rows: Rows, ann: Desk, bob: Desk
 ) -> None:
     """Unless it writes the row, which then is the newest one."""
     ann.set_up(ORDERS)
     assert ann.one(statement, id="1", **ORDER) == "1"
-    late = await bob.begin(wait_until, statement, id="2", **ORDER)
+    late = await bob.begin(statement, id="2", **ORDER)
     ann.commit()
     assert await late == rows
 

@@ -62,8 +62,21 @@ async def claimed(dedup: Dedup) -> None:
         assert_type(claim, Claim)
         if claim.acquired:
             await claim.complete({"order": 1})
+    assert_type(claim.replay(Receipt), Receipt)
+    assert_type(claim.replay(list[Receipt]), list[Receipt])
+    claim.replay(Receipt | None)
     claims = [claim, await dedup.claim("other", wait=1.0, renew=True), *await dedup.claim_many(["a", "b"])]
     assert_type(claims, list[Claim])
+
+
+def claimed_without_asyncio(dedup: SyncDedup) -> None:
+    with dedup.claim("key") as claim:
+        assert_type(claim.replay(Receipt), Receipt)
+
+
+async def received(inbox: Inbox, sync_inbox: SyncInbox, session: object) -> None:
+    assert_type((await inbox.receive(session, "key")).replay(Receipt), Receipt)
+    assert_type(sync_inbox.receive(session, "key").replay(Receipt), Receipt)
 
 
 def key_in_a_transaction(transaction: object, order: Order) -> str:

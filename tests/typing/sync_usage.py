@@ -12,7 +12,7 @@ dedup = Dedup("sidecar:///run/fastdedup.sock", namespace="shop", lease=1, on_una
 
 def life() -> None:
     assert_type(dedup.open(), Dedup)
-    with Dedup() as entered:
+    with Dedup("memory://") as entered:
         assert_type(entered, Dedup)
     assert_type(dedup.scoped("sms", ttl=60.0), Dedup)
     assert_type(dedup.settings, Settings)

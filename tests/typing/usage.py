@@ -120,9 +120,9 @@ def settings() -> None:
 
 
 async def life() -> None:
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         assert_type(dedup, Dedup)
-    assert_type(await Dedup().open(), Dedup)
+    assert_type(await Dedup("memory://").open(), Dedup)
 
 
 async def claims(dedup: Dedup) -> None:

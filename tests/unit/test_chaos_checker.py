@@ -294,7 +294,7 @@ def spoil(draw: random.Random, events: list[Event]) -> list[Event]:
 
 def test_what_intervals_report_brute_force_reports_too() -> None:
     both = only_brute = 0
-    for seed in range(1500):
+    for seed in range(500):
         draw = random.Random(seed)
         events = spoil(draw, simulate(draw, draw.randint(2, 6)))
         violations = found(*events).violations
@@ -302,7 +302,7 @@ def test_what_intervals_report_brute_force_reports_too() -> None:
         assert not (violations and explained), (seed, "\n".join(item.text() for item in violations))
         both += bool(violations)
         only_brute += not violations and not explained
-    assert both > 150, (both, only_brute)  # it is not blind either
+    assert both > 50, (both, only_brute)  # it is not blind either
 
 
 def test_degraded_answers_are_unique_within_a_process_only() -> None:

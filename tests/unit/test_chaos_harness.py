@@ -11,10 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,7 +31,7 @@ from tests.chaos.steps import draw_step
 from tests.chaos.table import table, totals
 from tests.servers import RedisServer
 
-WaitUntil = Callable[..., Any]
+from ..waiting import wait_until
 
 
 def test_a_seed_replays_the_plan_and_the_steps() -> None:
@@ -183,21 +182,20 @@ async def test_a_connection_whose_reply_was_lost_stays_deaf(tmp_path: Path) -> N
         line[1].close()
 
 
-async def test_a_pulse_tells_when_the_server_stood_still(wait_until: WaitUntil) -> None:
-    with RedisServer() as server:
-        pulse = Pulse(server.socket)
-        try:
-            frozen = time.monotonic_ns()
-            with server.frozen():
-                await asyncio.sleep(2 * SLOW / SECOND)
-            thawed = time.monotonic_ns()
-            description = "the pulse has seen it"
-            await wait_until(
-                lambda: any(start < thawed and end > frozen for start, end in pulse.slow),
-                description=description,
-            )
-        finally:
-            pulse.stop()
+async def test_a_pulse_tells_when_the_server_stood_still(own_redis: RedisServer) -> None:
+    pulse = Pulse(own_redis.socket)
+    try:
+        frozen = time.monotonic_ns()
+        with own_redis.frozen():
+            await asyncio.sleep(2 * SLOW / SECOND)
+        thawed = time.monotonic_ns()
+        description = "the pulse has seen it"
+        await wait_until(
+            lambda: any(start < thawed and end > frozen for start, end in pulse.slow),
+            description=description,
+        )
+    finally:
+        pulse.stop()
 
 
 def test_a_clock_that_is_set_back_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +208,7 @@ def test_a_clock_that_is_set_back_stays_behind(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "clock").read_text() == "-0.000\n"
 
 
-async def test_a_driver_that_is_killed_leaves_nothing_behind(wait_until: WaitUntil) -> None:
+async def test_a_driver_that_is_killed_leaves_nothing_behind() -> None:
     # Not tmp_path: a socket in there may get a path longer than the 107 bytes that a socket can have.
     folder = Path(tempfile.mkdtemp(prefix="fd-"))
     driver = subprocess.Popen(  # noqa: ASYNC220 -- it only starts it

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from fastdedup.stores.redis.cluster.clocks import ClockWatch, Reading, offsets
 from fastdedup.stores.redis.url import Address
 
-WaitUntil = Callable[..., Any]
+from ..waiting import wait_until
+
 A, B, C, D = ("a", 1), ("b", 2), ("c", 3), ("d", 4)
 
 
@@ -55,7 +53,7 @@ class Lab:
             raise ConnectionError("refused")
         return Reading(self.ahead[address], self.error)
 
-    async def look(self, wait_until: WaitUntil) -> None:
+    async def look(self) -> None:
         """Let it read all clocks now."""
         self.watch.begin()
         await wait_until(lambda: self.watch.reading is None, description="all clocks are read")
@@ -66,31 +64,31 @@ def lab() -> Lab:
     return Lab()
 
 
-async def test_a_clock_that_stays_off_is_reported_once(lab: Lab, wait_until: WaitUntil) -> None:
+async def test_a_clock_that_stays_off_is_reported_once(lab: Lab) -> None:
     """Again only after it was right in between."""
     lab.watch.watch([A, B, C])
     lab.ahead[C] = 3.5
-    await lab.look(wait_until)
-    await lab.look(wait_until)
+    await lab.look()
+    await lab.look()
     assert lab.told == [(C, 3.5)]
     lab.ahead[C] = 2.5
-    await lab.look(wait_until)
+    await lab.look()
     lab.ahead[C] = -3.5
-    await lab.look(wait_until)
+    await lab.look()
     assert lab.told == [(C, 3.5), (C, -3.5)]
     await lab.watch.aclose()
 
 
-async def test_an_uncertain_reading_is_not_reported(lab: Lab, wait_until: WaitUntil) -> None:
+async def test_an_uncertain_reading_is_not_reported(lab: Lab) -> None:
     """A blocked event loop must not look like a wrong clock."""
     lab.watch.watch([A, B, C])
     lab.ahead[C], lab.error = 3.5, 0.3
-    await lab.look(wait_until)
+    await lab.look()
     assert lab.told == []
     await lab.watch.aclose()
 
 
-async def test_clocks_are_read_when_a_server_is_new(lab: Lab, wait_until: WaitUntil) -> None:
+async def test_clocks_are_read_when_a_server_is_new(lab: Lab) -> None:
     """Not for each layout that names the same servers, or fewer."""
 
     async def reads(*servers: Address) -> list[Address]:

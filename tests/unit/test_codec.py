@@ -82,7 +82,7 @@ class PickleCodec:
 
 async def test_a_codec_of_ones_own_keeps_types() -> None:
     """Whoever needs more than JSON brings two functions."""
-    async with Dedup(codec=PickleCodec()) as dedup:
+    async with Dedup("memory://", codec=PickleCodec()) as dedup:
         claim = await dedup.claim("k")
         await claim.complete({1, 2})
         assert (await dedup.claim("k")).result == {1, 2}
@@ -90,7 +90,7 @@ async def test_a_codec_of_ones_own_keeps_types() -> None:
 
 async def test_a_scope_may_have_its_own_codec() -> None:
     """Settings are a namespace's."""
-    async with Dedup() as dedup:
+    async with Dedup("memory://") as dedup:
         scope = dedup.scoped("pickled", codec=PickleCodec())
         claim = await scope.claim("k")
         await claim.complete({3})

@@ -1,7 +1,6 @@
 """When the store cannot answer: the policy does, visibly, or says that nobody can."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
@@ -23,7 +22,8 @@ from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.testing import Clock
 
-WaitUntil = Callable[..., Any]
+from ..waiting import wait_until
+
 pytestmark = pytest.mark.virtual_time
 
 
@@ -56,7 +56,7 @@ class Gate:
     async def __aexit__(self, *_: object) -> None:
         await self.dedup.aclose()
 
-    async def is_up(self, wait_until: WaitUntil) -> None:
+    async def is_up(self) -> None:
         await wait_until(lambda: self.dedup.breaker is BreakerState.CLOSED, description="the store is back")
 
     def events_of(self, kind: type[Event]) -> list[Event]:
@@ -68,11 +68,11 @@ class Gate:
 
 async def test_reject_is_the_default() -> None:
     """Whoever chooses nothing gets the strict policy."""
-    assert "Reject(retry_after=1)" in repr(Dedup())
-    assert "LocalLRU(maxsize=100000)" in repr(Dedup(on_unavailable=LocalLRU()))
+    assert "Reject(retry_after=1)" in repr(Dedup("memory://"))
+    assert "LocalLRU(maxsize=100000)" in repr(Dedup("memory://", on_unavailable=LocalLRU()))
 
 
-async def test_under_reject_a_claim_can_be_settled_after_the_outage(wait_until: WaitUntil) -> None:
+async def test_under_reject_a_claim_can_be_settled_after_the_outage() -> None:
     """The owner's call failed, nothing was decided: it calls again."""
     async with Gate(Reject()) as gate:
         claim = await gate.dedup.claim("k", lease=0.02)
@@ -81,7 +81,7 @@ async def test_under_reject_a_claim_can_be_settled_after_the_outage(wait_until: 
             with pytest.raises(UnavailableError):
                 await settle()
         gate.store.down = False
-        await gate.is_up(wait_until)
+        await gate.is_up()
         await claim.complete({"sold": 1})
         assert (await gate.dedup.claim("k")).result == {"sold": 1}
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from fastdedup.stores.redis.first_good import NoneGoodError, first_good
-
-WaitUntil = Callable[..., Any]
 
 
 async def answer(value: str, turns: int = 0) -> str:
@@ -67,7 +63,7 @@ async def test_what_comes_second_is_discarded() -> None:
     assert sorted([winner, *discarded]) == ["a", "b", "late"]
 
 
-async def test_who_is_cancelled_leaves_nothing_behind(wait_until: WaitUntil) -> None:
+async def test_who_is_cancelled_leaves_nothing_behind() -> None:
     """Also where it is cancelled again while it tidies up."""
     ended: list[str] = []
     discarded: list[str] = []

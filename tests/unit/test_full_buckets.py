@@ -25,7 +25,7 @@ class Bucket:
     def __init__(self, raw: redis.Redis, key: bytes, terms: LedgerTerms, *, by_columns: bool) -> None:
         self._raw, self._key, self._terms = raw, key, terms
         script = load_scripts()[Verb.FIRST]
-        self._pack = script.pack
+        self._call = script.call
         # The time stands behind the other arguments, so that the server keeps one script.
         text = script.text.replace("redis.call('TIME')", "{ tostring(fixed), '0' }")
         text = "local fixed = tonumber(ARGV[#ARGV])\n" + text
@@ -39,7 +39,7 @@ class Bucket:
 
     def first(self, entry: bytes, now_s: int) -> list[int]:
         op = FirstOp(self._key, entry, self._terms)
-        return self._first([self._key], [bytes(7), 1 << 18, *self._pack([op]), now_s])
+        return self._first([self._key], [bytes(7), 1 << 18, *self._call([op])[1], now_s])
 
     @property
     def bytes(self) -> bytes:

@@ -18,7 +18,13 @@ PAGE = Page("ledger.md")
 (USE,) = PAGE.blocks("", "python")
 (FORGET,) = PAGE.blocks("What it does not promise", "python")
 (RETRY,) = PAGE.blocks("Retries", "python")
-(WIDER,) = PAGE.blocks("Capacity", "python")
+WIDER = """
+wider = dedup.ledger("clicks-2", window=timedelta(days=7), capacity=800_000_000, width=16)
+
+async def first(id):
+    return not await clicks.seen(id) and await wider.first(id)
+"""
+"""Both ledgers, for the window after the width was changed."""
 (OFFSETS,) = PAGE.blocks("Integers that follow each other", "python")
 (COMMANDS,) = PAGE.blocks("Capacity", "sh")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -14,14 +15,19 @@ from click.testing import CliRunner
 from fastdedup import ConfigError, Dedup, ForeignRecordError, Ledger, LedgerFullError, UnavailableError
 from fastdedup.cli.main import cli
 from fastdedup.events import Event, LedgerFilling
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.operations import ClaimOp, Op, Reply
+from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.ids import ledger_wire
+from fastdedup.stores.base import Store
+from fastdedup.testing import Clock, FakeStore
 
 from ..servers import RedisServer, evicting
 
 HOUR = 3600.0
 
 
-def gate_on(url: str, **settings: Any) -> Dedup:
+def gate_on(url: str | Store, **settings: Any) -> Dedup:
     return Dedup(url, **{"namespace": "refusals", "timeout": 5.0, **settings})
 
 
@@ -105,6 +111,10 @@ async def test_only_entries_count_for_the_fill(server: RedisServer) -> None:
             assert round((ledger.view.terms.seen_fill - before) * 2001 + before) == size
 
 
+WINDOW = 2.0
+"""Seconds, so many that a busy machine sends the ids of a window within it."""
+
+
 async def test_ids_that_are_over_do_not_count_for_its_filling(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,12 +123,12 @@ async def test_ids_that_are_over_do_not_count_for_its_filling(
     told: list[Event] = []
     ids, sent = 3000, 0
     async with gate_on(server.url, on_event=told.append) as dedup:
-        steady = ledger_of(dedup, "steady", window=1.0, capacity=ids * 4 // 3)
+        steady = ledger_of(dedup, "steady", window=WINDOW, capacity=ids * 4 // 3)
         last, windows, seemed = monotonic(), 0.0, False
         while windows < 2.2 or not seemed:
             assert windows < 10.0
             passed, last = monotonic() - last, monotonic()
-            windows += min(passed, 0.02)  # what a busy machine has not sent in time is never sent
+            windows += min(passed, 0.1) / WINDOW  # what a busy machine has not sent in time is never sent
             present = int(windows * ids) + 1
             await steady.first_many(range(sent, present))
             sent = present
@@ -179,3 +189,56 @@ async def test_the_secret_is_shown_nowhere(server: RedisServer, caplog: pytest.L
     for text in shown:
         assert secret.hex() not in text
         assert repr(secret)[2:-1] not in text
+
+
+class Unsteady(FakeStore):
+    """It finds the place of each completion stale."""
+
+    asked = 0
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        if verb is not Verb.SETTLE:
+            return await super().execute(verb, ops)
+        self.asked += len(ops)
+        return [Code.STALE] * len(ops)
+
+
+async def test_a_completion_whose_place_stays_stale_ends() -> None:
+    store = Unsteady()
+    async with gate_on(store) as dedup:
+        claim = await dedup.claim("k", remember=ledger_of(dedup))
+        with pytest.raises(UnavailableError, match="changes all the time"):
+            await claim.complete(within=0.0)
+    assert store.asked == 5
+
+
+class Older(FakeStore):
+    """It was written when claims with a ledger were verbs of their own."""
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        for op in ops:
+            if isinstance(op, ClaimOp):
+                op.unless = None
+        return await super().execute(verb, ops)
+
+
+async def test_a_store_that_does_not_look_at_ledgers_is_refused() -> None:
+    """It would forget `remember=` without a word."""
+    async with gate_on(Older()) as dedup:
+        ledger = ledger_of(dedup)
+        assert await ledger.first("id") is True
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"does not look at ClaimOp\.unless"):
+                await dedup.claim("k", remember=ledger)
+
+
+class Own(FakeStore):
+    """A user's own store, which looks at `ClaimOp.unless`."""
+
+
+async def test_a_store_that_looks_at_ledgers_is_asked_without_a_trace() -> None:
+    """At any time of its clock."""
+    store = Own(Clock(0.0))
+    async with gate_on(store) as dedup:
+        assert (await dedup.claim("k", remember=ledger_of(dedup))).acquired
+        assert "records=1" in repr(store)

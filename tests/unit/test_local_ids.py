@@ -8,7 +8,8 @@ import pytest
 
 from fastdedup import LocalLRU, UnavailableError
 from fastdedup.kernel.codes import Code
-from fastdedup.kernel.operations import Reply, StoredForm
+from fastdedup.kernel.operations import Reply
+from fastdedup.kernel.replies import StoredForm
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.ids import ledger_wire
 from fastdedup.ledger.operations import FirstOp, ForgetIdOp, LedgerOp, SeenOp

@@ -7,16 +7,16 @@ import pytest
 from fastdedup import Outcome, UnavailableError
 from fastdedup.events import Conflict, Unreplayed
 from fastdedup.kernel.codes import Code
-from fastdedup.kernel.operations import Adopted, AdoptOp, ReleaseOp, StoredForm, Verdict
+from fastdedup.kernel.operations import AdoptOp, ClaimOp, ReleaseOp, SettleOp, Verdict
 from fastdedup.kernel.owners import owner_field
+from fastdedup.kernel.replies import Adopted, StoredForm
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.ledger.ids import record_wire
 from fastdedup.ledger.operations import (
     FirstOp,
     ForgetIdOp,
     LedgerOp,
-    RememberedClaimOp,
-    RememberedSettleOp,
+    LedgerPlace,
     SeenOp,
 )
 
@@ -25,24 +25,22 @@ from .test_local_ids import DOWN, THEIRS, WIRE, Policy
 TERMS = terms(Mode.CLAIM, 1000, 5000, False, True)
 
 
-def claiming(policy: Policy, owner: str = "me") -> RememberedClaimOp:
-    place = (*policy.ledger.addresses.find(b"k"), policy.ledger.terms)
-    op = RememberedClaimOp(record_wire(place[0], b"shop:=k", "shop"), TERMS, owner_field(owner), None, place)
+def claiming(policy: Policy, owner: str = "me") -> ClaimOp:
+    place = LedgerPlace(*policy.ledger.addresses.find(b"k"), policy.ledger.terms, b"k")
+    op = ClaimOp(record_wire(place.bucket, b"shop:=k", "shop"), TERMS, owner_field(owner), None, place)
     op.key = "k"
     return op
 
 
-def claimed(policy: Policy, owner: str = "me") -> tuple[RememberedClaimOp, Verdict]:
+def claimed(policy: Policy, owner: str = "me") -> tuple[ClaimOp, Verdict]:
     op = claiming(policy, owner)
     reply = policy.answer(op, DOWN)
     assert isinstance(reply, Verdict)
     return op, reply
 
 
-def completing(op: RememberedClaimOp, verdict: Verdict, payload: bytes = b"1") -> RememberedSettleOp:
-    return RememberedSettleOp(
-        op.wire, op.owner, verdict.fence, keep_ms=60_000, payload=payload, place=op.place, id=b"k"
-    )
+def completing(op: ClaimOp, verdict: Verdict, payload: bytes = b"1") -> SettleOp:
+    return op.completion(verdict.fence, 60_000, payload)
 
 
 def reads_the_form(policy: Policy) -> None:
@@ -112,7 +110,7 @@ async def test_an_id_that_is_forgotten_here_is_new_when_the_echo_ends() -> None:
     policy = Policy()
     op, won = claimed(policy)
     assert policy.answer(completing(op, won), DOWN) is Code.OK
-    forget = ForgetIdOp(op.bucket, op.digest, policy.ledger.terms, b"k")
+    forget = ForgetIdOp(*policy.ledger.addresses.find(b"k"), policy.ledger.terms, b"k")
     assert policy.answer(forget, DOWN) is Code.OK
     assert claimed(policy, "you")[1].outcome is Outcome.SUCCEEDED
     policy.now += 61
@@ -186,9 +184,20 @@ async def test_a_ledger_that_cannot_be_read_frees_its_records() -> None:
 async def test_an_unknown_form_or_id_is_asked_for_again() -> None:
     policy = Policy()
     op = claiming(policy)
-    op.bucket, op.digest = policy.ledger.addresses.find(b"another")
+    place = op.unless
+    assert isinstance(place, LedgerPlace)
+    bucket, digest = policy.ledger.addresses.find(b"another")
+    op.unless = place._replace(bucket=bucket, digest=digest)
     assert policy.answer(op, DOWN) is Code.STALE
-    del op.key
+    op.unless = place._replace(id=b"")
     with pytest.raises(UnavailableError, match="down"):
         policy.answer(op, DOWN)
     assert WIRE in policy.ids.ledgers
+
+
+async def test_a_completion_goes_to_the_store_even_if_a_policy_has_its_id() -> None:
+    """The policy's answer would be in this process's memory alone, although the store is back."""
+    policy = Policy()
+    op, won = claimed(policy)
+    assert isinstance(op.of_id(), SeenOp)
+    assert completing(op, won).of_id() is None

@@ -34,9 +34,8 @@ from fastdedup.ledger.operations import (
     FirstOp,
     ForgetIdOp,
     LedgerOp,
+    LedgerPlace,
     LedgerTerms,
-    RememberedClaimOp,
-    RememberedSettleOp,
     SeenOp,
     WeighOp,
 )
@@ -55,11 +54,13 @@ WIRE = Keyspace("t", Kind.CLAIM).wire
 
 def whole_source(name: str) -> str:
     """The script with the shared texts that it names, but those that every script of its kind has."""
-    return re.sub(
-        r"-- Here stands (_claims|_remember|_settle)\.lua\.\n",
-        lambda line: lua_source(line[1]),
+    text, places = (
         lua_source(name),
+        re.compile(r" *-- Here stands (_claims|_remember|_unless|_also)\.lua\.\n"),
     )
+    while places.search(text):
+        text = places.sub(lambda line: lua_source(line[1]), text)
+    return text
 
 
 @dataclass
@@ -85,13 +86,18 @@ class Header:
         found = re.match(r"after floor_us and limit, runs(?:,[^:]*)?: ([^;]+);", self.argv)
         return [re.sub(r"\(.*?\)", "", name).strip() for name in found[1].split(",")] if found else []
 
+    def further_fields(self) -> list[str]:
+        """The names that a run with a second key for each operation has behind these."""
+        found = re.search(r"such a run also has (.+?), as for", self.argv)
+        return found[1].replace(" and ", ", ").split(", ") if found else []
+
     def codes(self) -> set[str]:
         return set(re.findall(r"\b[A-Z_]{2,}\b", self.returns))
 
 
 def test_every_verb_has_exactly_one_file() -> None:
     """And there are no other files but the shared ones."""
-    shared = ["_batch", "_claims", "_dense", "_ledger", "_record", "_remember", "_settle"]
+    shared = ["_also", "_batch", "_claims", "_dense", "_ledger", "_record", "_remember", "_unless"]
     assert sorted([*VERBS, *shared]) == FILES
 
 
@@ -164,17 +170,18 @@ def forget_id_op(number: int, window: int = 1000) -> ForgetIdOp:
     return ForgetIdOp(WIRE(str(number)), b"d" * 7, ledger_terms(window))
 
 
-def remembered_claim_op(number: int, lease: int = 30) -> RememberedClaimOp:
-    place = (b"t:~l{AAAA}", b"d" * 7, ledger_terms(1000))
-    return RememberedClaimOp(
-        b"t:~l{AAAA}=%d" % number, terms(Mode.CLAIM, lease, 90, False, True), draw_owner(), None, place
-    )
+def place_of(number: int) -> tuple[bytes, LedgerPlace]:
+    return b"t:~l{AAAA}=%d" % number, LedgerPlace(b"t:~l{AAAA}", b"d" * 7, ledger_terms(1000))
 
 
-def remembered_settle_op(number: int, keep: int = 30) -> RememberedSettleOp:
-    place = (b"t:~l{AAAA}", b"d" * 7, ledger_terms(1000))
-    wire = b"t:~l{AAAA}=%d" % number
-    return RememberedSettleOp(wire, draw_owner(), 7, keep_ms=keep, payload=b"[1]", place=place)
+def claim_unless_op(number: int, lease: int = 30) -> ClaimOp:
+    wire, place = place_of(number)
+    return ClaimOp(wire, terms(Mode.CLAIM, lease, 90, False, True), draw_owner(), None, place)
+
+
+def settle_also_op(number: int, keep: int = 30) -> SettleOp:
+    wire, place = place_of(number)
+    return SettleOp(wire, draw_owner(), 7, succeeded=True, keep_ms=keep, payload=b"[1]", also=place)
 
 
 def transition_op(number: int, keep: int = 30) -> TransitionOp:
@@ -191,70 +198,93 @@ def transition_op(number: int, keep: int = 30) -> TransitionOp:
 
 @dataclass
 class Run:
-    """A verb whose ARGV comes in runs: how an op is made, and how many arguments each adds."""
+    """A run of ARGV: how an op is made, how many arguments each adds, and what stands before these.
 
+    `second`: its operations have a second key.
+    """
+
+    script: str
     make: Callable[..., Any]
     per_key: int
-    values: dict[str, Any]
+    values: list[tuple[str, Any]]
+    second: bool = False
+
+    @property
+    def fields(self) -> list[str]:
+        """The names that the script's header gives."""
+        header = Header.of(self.script)
+        return header.run_fields() + (header.further_fields() if self.second else [])
+
+    def pack(self, *ops: Any) -> list[Any]:
+        return pack(self.script, list(ops))
 
 
-OF_LEDGER: dict[str, Any] = {
-    "slot_us": 10_000,
-    "keep_ms": 1_250,
-    "width": 7,
-    "young": 16,
-    "named": 4,
-    "most": 2_000,
-    "until_ms": 99,
-}
-OF_CLAIM: dict[str, Any] = {"lease_ms": "30", "keep_ms": "90", "mode": "claim", "watch": "0"}
+OF_LEDGER: list[tuple[str, Any]] = [
+    ("slot_us", 10_000),
+    ("keep_ms", 1_250),
+    ("width", 7),
+    ("young", 16),
+    ("named", 4),
+    ("most", 2_000),
+    ("until_ms", 99),
+]
+OF_LOOK: list[tuple[str, Any]] = [("slot_us", 10_000), ("width", 7), ("until_ms", 99)]
+
+
+def of_claim(mode: str) -> list[tuple[str, Any]]:
+    return [("lease_ms", "30"), ("keep_ms", "90"), ("mode", mode), ("watch", "0")]
+
+
 RUNS = {
-    "claim": Run(claim_op, 1, OF_CLAIM),
-    "claim_remembered": Run(
-        remembered_claim_op, 2, {**OF_CLAIM, "slot_us": 10_000, "width": 7, "until_ms": 99}
-    ),
-    "settle_remembered": Run(remembered_settle_op, 3, {**OF_LEDGER, "echo_ms": 30}),
-    "settle": Run(settle_op, 2, {"state": "S", "keep_ms": 30}),
-    "release": Run(release_op, 1, {"consumed": 0}),
-    "renew": Run(renew_op, 1, {"lease_ms": 30, "keep_ms": 90}),
-    "issue": Run(issue_op, 1, {"ttl_ms": 30}),
-    "first": Run(first_op, 1, OF_LEDGER),
-    "seen": Run(seen_op, 1, {"slot_us": 10_000, "width": 7, "until_ms": 99, "from_ms": 0}),
-    "forget_id": Run(forget_id_op, 1, {"slot_us": 10_000, "width": 7, "until_ms": 99}),
+    "claim": Run("claim", claim_op, 1, of_claim("claim")),
+    "claim unless": Run("claim", claim_unless_op, 2, [*of_claim("unless"), *OF_LOOK], True),
+    "settle": Run("settle", settle_op, 2, [("state", "S"), ("keep_ms", 30)]),
+    "settle also": Run("settle", settle_also_op, 3, [("state", "also"), ("keep_ms", 30), *OF_LEDGER], True),
+    "release": Run("release", release_op, 1, [("consumed", 0)]),
+    "renew": Run("renew", renew_op, 1, [("lease_ms", 30), ("keep_ms", 90)]),
+    "issue": Run("issue", issue_op, 1, [("ttl_ms", 30)]),
+    "first": Run("first", first_op, 1, OF_LEDGER),
+    "seen": Run("seen", seen_op, 1, [*OF_LOOK, ("from_ms", 0)]),
+    "forget_id": Run("forget_id", forget_id_op, 1, OF_LOOK),
 }
 
 
 def pack(name: str, ops: list[Any]) -> list[Any]:
-    return FACES[Verb(name)].pack(ops)
+    return FACES[Verb(name)].call(ops)[1]
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_opens_with_the_fields_that_the_header_names(name: str) -> None:
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_a_run_opens_with_the_fields_that_the_header_names(run: Run) -> None:
     """As many, in this order, with these values: then so much for each key, and nothing else."""
-    run, fields = RUNS[name], Header.of(name).run_fields()
-    assert fields == ["count", *run.values]
-    args = pack(name, [run.make(number) for number in range(3)])
-    assert args[: len(fields)] == [3, *run.values.values()]
-    assert len(args) == len(fields) + 3 * run.per_key
+    assert run.fields == ["count", *[name for name, _ in run.values]]
+    args = run.pack(*[run.make(number) for number in range(3)])
+    assert args[: len(run.fields)] == [3, *[value for _, value in run.values]]
+    assert len(args) == len(run.fields) + 3 * run.per_key
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_ends_where_the_terms_change(name: str) -> None:
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_a_run_ends_where_the_terms_change(run: Run) -> None:
     """Neighbours with equal terms share one run; A, A, B, A are three."""
-    run, fields = RUNS[name], Header.of(name).run_fields()
-    args = pack(name, [run.make(1), run.make(2), run.make(3, 31), run.make(4)])
-    assert len(args) == 3 * len(fields) + 4 * run.per_key
-    size = len(fields)
+    args = run.pack(run.make(1), run.make(2), run.make(3, 31), run.make(4))
+    size = len(run.fields)
+    assert len(args) == 3 * size + 4 * run.per_key
     second = size + 2 * run.per_key
     third = second + size + run.per_key
     assert [args[0], args[second], args[third]] == [2, 1, 1]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [name for name, run in RUNS.items() if not run.second])
 def test_the_script_steps_over_a_run_as_far_as_the_header_says(name: str) -> None:
     """`a = a + n` after the fields of a run, and once more per key."""
-    steps = [int(step) for step in re.findall(r"^ +a = a \+ (\d+)$", lua_source(name), flags=re.M)]
-    assert steps == [len(Header.of(name).run_fields()), RUNS[name].per_key]
+    header, further = Header.of(name), RUNS.get(f"{name} unless") or RUNS.get(f"{name} also")
+    expected = [len(header.run_fields()), RUNS[name].per_key]
+    if further:
+        expected += [len(header.further_fields()), further.per_key]
+    source = whole_source(name)
+    steps = [int(step) for step in re.findall(r"^ +a = a \+ (\d+)$", source, flags=re.M)]
+    if "a = a + 1 + each" in source:  # one key and two arguments, or two keys and three arguments
+        steps += [2, 3]
+    assert sorted(steps) == sorted(expected)
 
 
 def test_transition_takes_the_arguments_that_its_header_counts() -> None:
@@ -294,24 +324,22 @@ def test_the_codes_in_a_header_are_those_that_the_script_answers(name: str) -> N
         used |= {"ALREADY", "PENDING"}
     named = Header.of(name).codes()
     # A claim's codes are the outcome table; pairs are named for the keys that were not OK.
-    if name in ("claim", "claim_remembered"):
-        assert used - (named if name == "claim_remembered" else set()) == {
+    if name == "claim":
+        assert used == named - {"SET"} | {
             "TAKEN",
             "REENTERED",
             "IN_PROGRESS",
             "SUCCEEDED",
             "FAILED",
             "MISMATCH",
-            *(["UNKNOWN"] if name == "claim" else []),
             "FOREIGN",
             "TOO_LARGE",
             "ELSEWHERE",
             "REFUSED",
-            "AGAIN",
         }
     else:
         # A completion waits for no other call, and is content that the id is known.
-        quiet = {"OK", "ALREADY", "PENDING"} if name == "settle_remembered" else {"OK"}
+        quiet = {"OK", "ALREADY", "PENDING"} if name == "settle" else {"OK"}
         assert used - quiet == named - quiet
 
 
@@ -361,8 +389,8 @@ def test_both_languages_name_the_same_modes() -> None:
     modes = {mode.value for mode in Mode}
     listed = re.search(r"mode: (.+?) keep_ms:", Header.of("claim").argv)
     assert listed
-    assert {name.split()[0] for name in listed[1].split(" | ")} == modes
-    assert set(re.findall(r"mode [=~]= '(\w+)'", whole_source("claim"))) <= modes
+    assert {name.split()[0] for name in listed[1].split(" | ")} == modes | {"unless"}
+    assert set(re.findall(r"mode [=~]= '(\w+)'", whole_source("claim"))) <= modes | {"unless"}
 
 
 # What all servers share
@@ -390,7 +418,8 @@ def test_a_script_assigns_no_global(name: str) -> None:
     code = code_of(name)
     declared = set(re.findall(r"\w+", " ".join(re.findall(r"\blocal (?:function )?([\w, ]+)", code))))
     declared |= set(re.findall(r"\w+", " ".join(re.findall(r"\bfor ([\w, ]+?) (?:=|in)\b", code))))
-    declared |= set(re.findall(r"\w+", " ".join(re.findall(r"\bfunction \w+\(([\w, ]*)\)", code))))
+    declared |= set(re.findall(r"\w+", " ".join(re.findall(r"\bfunction ?\w*\(([\w, ]*)\)", code))))
+    declared |= {"_also": {"ledgers"}, "_unless": {"claim_unless"}}.get(name, set())  # by the text around it
     assigned = re.findall(r"^ *(?:if .* then )?((?:\w+)(?:, \w+)*) = ", code, flags=re.M)
     names = {name for group in assigned for name in group.split(", ")}
     fields = set(re.findall(r"^ +(\w+) = [^\n]*,$", code, flags=re.M))  # of a table
@@ -440,8 +469,6 @@ def op_for(verb: Verb) -> Op:
     makers: dict[Verb, Callable[[int], Op]] = {
         Verb.CLAIM: claim_op,
         Verb.SETTLE: settle_op,
-        Verb.CLAIM_REMEMBERED: remembered_claim_op,
-        Verb.SETTLE_REMEMBERED: remembered_settle_op,
         Verb.RELEASE: release_op,
         Verb.RENEW: renew_op,
         Verb.ISSUE: issue_op,

@@ -1,7 +1,6 @@
 """The embedded store's own matters: bounds, expiry, fences and the clock. Guarantees are the contract suite's."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -221,16 +220,6 @@ async def test_in_a_batch_only_the_keys_without_room_are_refused() -> None:
 # Expiry
 
 
-def test_a_renewed_claim_outlives_its_first_expiry(clock: Clock) -> None:
-    """The stale entry of the expiry order is passed over."""
-    store = MemoryStore(clock=clock)
-    claim(store, lease=10_000, keep=20_000)
-    for _ in range(10):
-        clock.now += 9
-        assert store.apply(RenewOp(b"k", owner(1), 0, 10_000, 20_000)) is Code.OK
-    assert claim(store, by=2).outcome is Outcome.IN_PROGRESS
-
-
 def test_the_expiry_order_stays_bounded_under_renewals(clock: Clock) -> None:
     """A claim renewed for days must not grow the store."""
     store = MemoryStore(clock=clock)
@@ -245,42 +234,19 @@ def test_the_expiry_order_stays_bounded_under_renewals(clock: Clock) -> None:
     assert (len(store), store.expiries) == (0, [])
 
 
-# Fences
-
-
-def take_over(store: MemoryStore, clock: Clock) -> None:
-    clock.now += 10
-
-
-def release(store: MemoryStore, clock: Clock) -> None:
-    store.apply(ReleaseOp(b"k", owner(1), 0))
-
-
-def forget(store: MemoryStore, clock: Clock) -> None:
-    store.apply(ForgetOp(b"k"))
-
-
-def expire(store: MemoryStore, clock: Clock) -> None:
-    clock.now += 61
-    store.apply(ReadOp(b"k"))
-
-
-@pytest.mark.parametrize("step_back", [0.0, 0.001, 3_600.0])
-@pytest.mark.parametrize("ends", [take_over, release, forget, expire])
-def test_the_fence_rises_even_when_the_clock_does_not(
-    ends: Callable[[MemoryStore, Clock], None], step_back: float, clock: Clock
-) -> None:
-    """From owner to owner of a key, whether the record lived on or not: promise 1."""
-    store = MemoryStore(clock=clock)
-    first = claim(store, by=1)
-    ends(store, clock)
-    clock.now -= step_back if ends is not take_over else 0
-    second = claim(store, by=2)
-    assert second.outcome is Outcome.ACQUIRED
-    assert second.fence > first.fence
-
-
 # Odds and ends
+
+
+def test_to_take_one_key_over_lowers_no_other_keys_fence(clock: Clock) -> None:
+    """Its fence rises above the former one's; the store's own must not fall with a clock that was set back."""
+    store = MemoryStore(clock=clock)
+    first = claim(store, b"forgotten")
+    store.apply(ForgetOp(b"forgotten"))
+    claim(store, b"free")
+    store.apply(ReleaseOp(b"free", owner(1), 0))
+    clock.now -= 3600
+    claim(store, b"free", by=2)
+    assert claim(store, b"forgotten", by=2).fence > first.fence
 
 
 async def test_a_listener_is_told_once() -> None:

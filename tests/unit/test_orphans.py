@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -17,7 +15,8 @@ from fastdedup.kernel.owners import Noted, draw_owner, owner_field
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.stores.memory import MemoryStore
 
-WaitUntil = Callable[..., Any]
+from ..waiting import wait_until
+
 TERMS = terms(Mode.CLAIM, 60_000, 120_000, False)
 
 
@@ -52,7 +51,7 @@ class Parts:
         return entry is not None and entry.state in "PW"
 
 
-async def test_an_owner_with_notes_is_taken_back_too(wait_until: WaitUntil) -> None:
+async def test_an_owner_with_notes_is_taken_back_too() -> None:
     """A gate with `holder=` draws such owners; a name that the caller chose gets its claim back instead."""
     parts = Parts(UnavailableError("down"))
     orphans = Orphans(parts.submit, lambda event: None)
@@ -65,7 +64,7 @@ async def test_an_owner_with_notes_is_taken_back_too(wait_until: WaitUntil) -> N
 
 
 @pytest.mark.parametrize("fault", [UnavailableError("down"), UsageError("closed")], ids=str)
-async def test_a_part_that_is_down_holds_up_no_other(wait_until: WaitUntil, fault: DedupError) -> None:
+async def test_a_part_that_is_down_holds_up_no_other(fault: DedupError) -> None:
     """Also where more was given up there than one round looks at."""
     events: list[Event] = []
     parts = Parts(fault)
@@ -73,7 +72,7 @@ async def test_a_part_that_is_down_holds_up_no_other(wait_until: WaitUntil, faul
     for number in range(600):
         orphans.add(parts.claimed(b"down:%d" % number))
     orphans.add(parts.claimed(b"up"))
-    await wait_until(lambda: not parts.holds(b"up"), description="the other part's is freed", deadline=2.0)
+    await wait_until(lambda: not parts.holds(b"up"), description="the other part's is freed")
     await wait_until(lambda: len(orphans) == 600, description="it is struck off the list")
     parts.down = b""
     orphans.retry_now()
@@ -83,7 +82,7 @@ async def test_a_part_that_is_down_holds_up_no_other(wait_until: WaitUntil, faul
     await orphans.finish(1.0)
 
 
-async def test_a_part_with_an_open_breaker_is_not_asked(wait_until: WaitUntil) -> None:
+async def test_a_part_with_an_open_breaker_is_not_asked() -> None:
     """Each refusal costs 10 µs, and there may be thousands: they kept the loop from the other parts' answers."""
     parts = Parts(UnavailableError("down"))
     orphans = Orphans(parts.submit, lambda event: None, parts.asks)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from fastdedup import BreakerState, ConfigError, Dedup, LocalLRU, UnavailableError
 from fastdedup.testing import FakeStore, fake_dedup, fake_sync_dedup, probe
 
-WaitUntil = Callable[..., Any]
+from ..waiting import wait_until
 
 
 async def test_a_gate_without_work_is_idle() -> None:
@@ -22,7 +20,7 @@ async def test_a_gate_without_work_is_idle() -> None:
     assert probe(dedup).is_idle, "a closed gate can be asked, too"
 
 
-async def test_a_claim_that_waits_is_counted(wait_until: WaitUntil) -> None:
+async def test_a_claim_that_waits_is_counted() -> None:
     async with Dedup("memory://") as dedup:
         claim = await dedup.claim("key", renew=True)
         waiter = asyncio.ensure_future(dedup.claim("key", wait=60.0))
@@ -33,7 +31,7 @@ async def test_a_claim_that_waits_is_counted(wait_until: WaitUntil) -> None:
         assert (probe(dedup).waiting, probe(dedup).renewals) == (0, 0)
 
 
-async def test_an_orphan_is_shown_by_its_key(wait_until: WaitUntil) -> None:
+async def test_an_orphan_is_shown_by_its_key() -> None:
     store = FakeStore()
     dedup = fake_dedup(store, timeout=0.05)
     async with dedup:
@@ -45,7 +43,7 @@ async def test_an_orphan_is_shown_by_its_key(wait_until: WaitUntil) -> None:
         await wait_until(lambda: probe(dedup).is_idle, description="it is freed")
 
 
-async def test_a_record_for_the_store_is_counted(wait_until: WaitUntil) -> None:
+async def test_a_record_for_the_store_is_counted() -> None:
     store = FakeStore()
     dedup = fake_dedup(store, on_unavailable=LocalLRU())
     async with dedup:

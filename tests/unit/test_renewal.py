@@ -91,6 +91,35 @@ def test_one_that_is_settled_before_never_starts_and_is_not_held() -> None:
     assert not clock.timers
 
 
+def test_a_lease_that_began_long_before_the_others_does_not_wait_behind_them() -> None:
+    """A claim whose block began late was lost: its renewal came a third of a lease after that of a later claim."""
+    clock = Clock()
+    queue = RenewalQueue(clock, 30.0)  # type: ignore[arg-type]
+    clock.now = 25.0
+    later, nearly, before = Started(queue), Started(queue), Started(queue)
+    nearly.began, before.began = 24.0, 0.5
+    for renewal in (later, nearly, before):
+        queue.add(renewal)  # type: ignore[arg-type]
+    assert [later.started, nearly.started, before.started] == [False, False, True]
+    assert len(queue.waiting()) == 2
+
+
+async def test_a_renewal_counts_the_lease_from_its_last_beginning() -> None:
+    """Of a claim that was renewed by hand, or by the one who answered `resolve=`, before its block began."""
+    now = asyncio.get_running_loop().time()
+    async with Dedup("memory://") as dedup:
+        claim = await dedup.claim("key", lease=30.0)
+        life = claim.settlement
+        life.op.at = now - 25.0
+        assert life.lease_began(now, 30.0) == now - 25.0
+        life.op.at = now - 40.0
+        assert life.lease_began(now, 30.0) == now - 20.0, "it has ended, so the store is asked at once"
+        await claim.renew()
+        assert now <= life.lease_began(now + 9.0, 30.0) < now + 9.0
+        await claim.renew(600.0)
+        assert life.lease_began(now, 30.0) == now
+
+
 async def test_leases_made_up_for_each_claim_do_not_pile_up() -> None:
     async with Dedup("memory://") as dedup:
         for number in range(500):
@@ -118,6 +147,7 @@ class HeldClaim:
     """A claim whose renewals end as told, and then well."""
 
     is_over = False
+    renewed_until = 0.0
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -138,7 +168,7 @@ async def test_an_error_of_the_policy_is_no_answer_and_the_renewal_tries_again()
     """The task ended without a word, and with it the lease."""
     loop = asyncio.get_running_loop()
     claim = HeldClaim(ZeroDivisionError(), UnavailableError("away"))
-    work = loop.create_task(keep_renewed(lambda: claim, loop, loop.time(), 3.0))
+    work = loop.create_task(keep_renewed(lambda: claim, loop, loop.time() - 1.0, 3.0))
     async with asyncio.timeout(10):
         await claim.renewed.wait()
     assert not work.done()
@@ -170,3 +200,23 @@ async def test_a_claim_that_is_settled_as_its_lease_ends_is_not_lost() -> None:
     claim.is_over = True
     await keep_renewed(lambda: claim, loop, loop.time() - 3.1, 3.0)
     assert not claim.lost.is_set()
+
+
+async def test_a_lease_that_was_renewed_for_longer_by_hand_is_not_made_shorter() -> None:
+    loop = asyncio.get_running_loop()
+    claim, looked = HeldClaim(), asyncio.Event()
+    claim.renewed_until = loop.time() + 600.0
+
+    def held() -> HeldClaim:
+        looked.set()
+        return claim
+
+    work = loop.create_task(keep_renewed(held, loop, loop.time() - 31.0, 30.0))
+    async with asyncio.timeout(10):
+        await looked.wait()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not claim.renewed.is_set()
+    assert not claim.lost.is_set()
+    assert not work.done()
+    work.cancel()

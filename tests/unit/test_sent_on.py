@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
 from fastdedup import Dedup, Outcome, UnavailableError
-from fastdedup.kernel.operations import MAX_HOPS, Op, Redirect, Reply
-from fastdedup.kernel.shards import ShardedEngine
+from fastdedup.kernel.operations import Op, Redirect, Reply
+from fastdedup.kernel.shards import MAX_HOPS, ShardedEngine
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.base import Store
 from fastdedup.stores.memory import MemoryStore
 
 from ..virtual import virtual
+from ..waiting import wait_until
 
 
 class Part(MemoryStore):
@@ -135,9 +135,7 @@ async def test_a_cancelled_claim_does_not_go_on_but_its_followers_do(store: Movi
 
 
 @virtual
-async def test_a_named_claim_that_is_cancelled_there_is_released(
-    store: Moving, wait_until: Callable[..., Any]
-) -> None:
+async def test_a_named_claim_that_is_cancelled_there_is_released(store: Moving) -> None:
     store.send_on("gone")
     async with gate(store) as dedup:
         store.there.held = asyncio.get_running_loop().create_future()

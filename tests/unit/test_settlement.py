@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,6 +12,8 @@ import pytest
 from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, DedupError, UnavailableError
 from fastdedup.core.held_claim import Life
 from fastdedup.testing import FakeStore, fake_dedup
+
+from ..waiting import acquired, wait_until
 
 
 @pytest.fixture
@@ -128,9 +129,7 @@ async def test_a_failure_is_remembered_as_long_as_a_success_if_the_work_is_done(
 
 
 @pytest.mark.parametrize("how", ["its time is over", "its caller is cancelled"])
-async def test_recording_goes_on_alone(
-    dedup: Dedup, store: FakeStore, how: str, wait_until: Callable[..., Any]
-) -> None:
+async def test_recording_goes_on_alone(dedup: Dedup, store: FakeStore, how: str) -> None:
     claim = await dedup.claim("key")
     line = ("results of a test", "%s: %s")
     with store.outage("refused"):
@@ -147,9 +146,7 @@ async def test_recording_goes_on_alone(
     assert (await dedup.claim("key")).result == 1
 
 
-async def test_what_goes_on_alone_in_vain_is_logged(
-    dedup: Dedup, wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_goes_on_alone_in_vain_is_logged(dedup: Dedup, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[object, ...]] = []
     claim, store = await dedup.claim("key", lease=0.05), dedup.gate.connection.store
     monkeypatch.setattr(type(claim.settlement), "warn", lambda _, *line: told.append(line))
@@ -189,9 +186,7 @@ async def test_freeing_says_what_failed(dedup: Dedup) -> None:
     assert isinstance(await claim.settlement.free(), ClaimLostError)
 
 
-async def test_a_key_is_free_in_time_although_its_caller_is_cancelled(
-    dedup: Dedup, store: FakeStore, wait_until: Callable[..., Any]
-) -> None:
+async def test_a_key_is_free_in_time_although_its_caller_is_cancelled(dedup: Dedup, store: FakeStore) -> None:
     claim = await dedup.claim("key", lease=600.0)
     with store.outage("frozen"):
         freeing = asyncio.create_task(claim.settlement.free(after=0.05))
@@ -199,11 +194,7 @@ async def test_a_key_is_free_in_time_although_its_caller_is_cancelled(
         freeing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await freeing
-
-    async def is_free() -> bool:
-        return (await dedup.claim("key")).acquired
-
-    await wait_until(is_free, description="the key is free")
+    await acquired(dedup, "key")
     await dedup.aclose()
 
 

@@ -31,7 +31,7 @@ claims = st.builds(
 
 def long(op: ClaimOp, floor_us: int) -> bytes:
     """The same claim by the script's own arguments."""
-    return pack("EVALSHA", CLAIM.sha, 1, op.wire, floor_us.to_bytes(7, "big"), LIMIT, *CLAIM.pack([op]))
+    return pack("EVALSHA", CLAIM.sha, 1, op.wire, floor_us.to_bytes(7, "big"), LIMIT, *CLAIM.call([op])[1])
 
 
 @given(st.lists(claims, min_size=1, max_size=8))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -24,6 +23,7 @@ from fastdedup.sql import Inbox
 from fastdedup.web.inspection import get_request, principal_of_header
 
 from ..sql_pages.pages import Page
+from ..waiting import wait_until
 
 PAGE = Page("stuck.md")
 (FIND,) = PAGE.blocks("Find what is stuck", "python")
@@ -69,9 +69,7 @@ async def test_it_finds_what_is_stuck_and_who_holds_it(redis_url: str) -> None:
         assert await names["stuck"](dedup) == []  # none is a minute old
 
 
-async def test_abandoned_work_is_looked_up_before_it_runs_again(
-    redis_url: str, wait_until: Callable[..., Any]
-) -> None:
+async def test_abandoned_work_is_looked_up_before_it_runs_again(redis_url: str) -> None:
     bank = Bank()
     text = RESOLVE.replace("redis://localhost:6379/0", redis_url)
     text = text.replace("AsyncIdempotentTransport()", "AsyncIdempotentTransport(provider)")

@@ -14,7 +14,7 @@ from fastdedup.sync import Dedup
 
 @pytest.fixture
 def dedup() -> Iterator[Dedup]:
-    with Dedup(lease=0.3, holder="sync") as dedup:
+    with Dedup("memory://", lease=0.3, holder="sync") as dedup:
         yield dedup
 
 

@@ -14,6 +14,7 @@ from fastdedup.sync import Claim, Dedup, Ledger
 from fastdedup.sync import loop as background
 
 from ..servers import RedisServer
+from ..waiting import wait_until
 
 
 @pytest.fixture
@@ -76,7 +77,6 @@ async def test_an_answer_too_late_for_its_caller_is_taken_back(
     answered: Callable[[Dedup, Ledger], Any],
     is_undone: Callable[[Dedup, Ledger], bool],
     monkeypatch: pytest.MonkeyPatch,
-    wait_until: Callable[..., Any],
 ) -> None:
     """An interrupt comes when the answer has: nobody knows that the id is remembered, so it is new again."""
     ledger = made(dedup, "late")
@@ -93,7 +93,7 @@ async def test_an_answer_too_late_for_its_caller_is_taken_back(
     await wait_until(lambda: is_undone(dedup, ledger), description="it is taken back")
 
 
-async def test_an_unanswered_call_is_taken_back(server: RedisServer, wait_until: Callable[..., Any]) -> None:
+async def test_an_unanswered_call_is_taken_back(server: RedisServer) -> None:
     """A frozen server finds the commands in its socket when it thaws. A named call is asked again by its owner."""
     with Dedup(server.url, namespace="sync-ledger", timeout=0.2) as dedup:
         ledger = made(dedup, "unanswered").open()
@@ -162,7 +162,7 @@ def test_once_runs_once_for_a_ledger(dedup: Dedup) -> None:
 
 
 def test_what_is_no_ledger_of_the_gate_is_refused(dedup: Dedup) -> None:
-    with Dedup() as other:
+    with Dedup("memory://") as other:
         for wrong in (made(other, "done"), "done"):
             with pytest.raises(ConfigError, match="remember must be a ledger of this gate"):
                 dedup.claim("k", remember=wrong)  # type: ignore[arg-type]

@@ -48,6 +48,8 @@ from fastdedup.testing import (
 )
 from fastdedup.tokens import draw_token
 
+from ..waiting import wait_until
+
 NOWHERE = "redis://localhost:1/0"
 """No server listens there: a gate that is not swapped shows itself by an UnavailableError."""
 
@@ -138,9 +140,7 @@ async def test_tokens_ledgers_and_results_end_by_the_same_clock(store: FakeStore
     assert await seen.first("id")
 
 
-async def test_a_waiter_looks_again_when_time_passes(
-    store: FakeStore, wait_until: Callable[..., Any]
-) -> None:
+async def test_a_waiter_looks_again_when_time_passes(store: FakeStore) -> None:
     dedup = fake_dedup(store)
     await dedup.claim("k")
     waiting = asyncio.create_task(dedup.claim("k", wait=10.0))
@@ -252,9 +252,7 @@ async def test_a_handler_that_meets_an_outage_completes_after_it(store: FakeStor
     assert (await dedup.claim("k")).result == "charged"
 
 
-async def test_local_answers_come_into_the_store_when_it_is_back(
-    store: FakeStore, wait_until: Callable[..., Any]
-) -> None:
+async def test_local_answers_come_into_the_store_when_it_is_back(store: FakeStore) -> None:
     dedup = fake_dedup(store, on_unavailable=LocalLRU())
     with store.outage():
         async with dedup.claim("k") as claim:
@@ -298,9 +296,7 @@ def test_a_gate_works_in_each_event_loop_one_after_another(store: FakeStore) -> 
     assert not dedup.is_open
 
 
-async def test_a_gate_works_in_two_event_loops_at_a_time(
-    store: FakeStore, wait_until: Callable[..., Any]
-) -> None:
+async def test_a_gate_works_in_two_event_loops_at_a_time(store: FakeStore) -> None:
     """A waiter in another thread's loop is woken by news, as another process is by Redis."""
     dedup = fake_dedup(store)
     results: list[object] = []
@@ -453,13 +449,13 @@ async def test_swaps_stand_within_each_other() -> None:
 
 
 async def test_an_open_gate_is_not_swapped() -> None:
-    async with Dedup(namespace="open") as dedup:
+    async with Dedup("memory://", namespace="open") as dedup:
         with pytest.raises(UsageError, match="swap it before the application opens it"), swapped(dedup):
             pass
 
 
 def test_an_open_synchronous_gate_is_not_swapped() -> None:
-    dedup = SyncDedup(namespace="open")
+    dedup = SyncDedup("memory://", namespace="open")
     dedup.claim("k")
     for gate in (dedup, dedup.scoped("scope")):
         with (
@@ -597,7 +593,7 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: fake_sync_dedup(ANY), "must be a FakeStore, got str"),
     (lambda: swapped(store=ANY).__enter__(), "must be a FakeStore, got str"),
     (lambda: FakeStore(ANY), r"clock must be a fastdedup.testing.Clock, got str: use Clock\(now\)"),
-    (lambda: Clock(float("nan")), "must be a number of seconds since 1970, as time.time.. returns, got nan"),
+    (lambda: Clock(float("nan")), "must be a number of seconds since 1970, like time.time.., got nan"),
     (lambda: Clock(-1.0), "got -1.0"),
     (lambda: Clock(1_700_000_000_000.0), "got 1700000000000.0"),
     (lambda: Clock().move_to(None), "must be a number of seconds since 1970.*got None"),  # type: ignore[arg-type]
@@ -609,7 +605,7 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: assert_not_claimed("k", ANY), "must be a Dedup or a fastdedup.sync.Dedup, got str"),  # type: ignore[arg-type]
     (
         lambda: claims_of(fake_dedup(), "k", http="POST /x"),
-        r'a method and a path, as \("POST", "/orders"\), got str',
+        r'a method and a path such as \("POST", "/orders"\), got str',
     ),  # type: ignore[arg-type]
     (lambda: claims_of(fake_dedup(), "k", http=("POST", None)), "a method and a path"),  # type: ignore[arg-type]
 ]
@@ -626,9 +622,7 @@ def test_a_mistake_is_named(call: Callable[[], object], message: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["refused", "frozen"])
-async def test_what_the_policy_answers_counts_as_claimed(
-    store: FakeStore, kind: Kind, wait_until: Callable[..., Any]
-) -> None:
+async def test_what_the_policy_answers_counts_as_claimed(store: FakeStore, kind: Kind) -> None:
     """Else `assert_not_claimed` passes where the work was done."""
     dedup = fake_dedup(store, timeout=0.05, on_unavailable=LocalLRU())
     async with dedup:

@@ -52,7 +52,7 @@ urlpatterns = [path("pay/", lambda request: HttpResponse(f"payment {next(numbers
 
 
 def test_the_page_runs(tmp_path: Path) -> None:
-    """In one run: what pytest imports for nothing, every fixture, three styles of tests, five clients."""
+    """In one run: what pytest imports for nothing, every fixture, three styles of tests, three clients."""
     for name, text in FILES.items() | {("site_of_page.py", SITE)}:
         (tmp_path / name).write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "site_of_page", "-p", "anyio.pytest_plugin"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fastdedup.kernel.operations import Op
-from fastdedup.kernel.verbs import CLAIMS, UNREPEATED, Effect, Keys, Resend, Verb
+from fastdedup.kernel.verbs import UNREPEATED, Effect, Keys, Resend, Verb
 from fastdedup.ledger import operations as of_ledgers  # noqa: F401 -- so that all classes are defined
 from fastdedup.sidecar.access import READING, VERBS
-from fastdedup.stores.redis.verbs import FACES
+from fastdedup.stores.sidecar.wire import runs_of
 
 from .test_sidecar_wire import BATCHES
 
@@ -39,18 +39,15 @@ def test_an_operation_can_be_marked_as_unsure_if_its_row_says_so(verb: Verb) -> 
 
 
 @pytest.mark.parametrize("ops", BATCHES, ids=lambda ops: ops[0].verb.value)
-def test_a_script_takes_as_many_arguments_as_the_row_says(ops: list[Op]) -> None:
-    form = ops[0].verb.row.form
-    head = 0 if form.head is None else 1 + form.head
-    assert len(FACES[ops[0].verb].pack(ops[:1])) == head + form.each
+def test_an_operation_takes_as_many_arguments_as_the_row_says(ops: list[Op]) -> None:
+    [(run, some)] = runs_of(ops[0].verb, ops[:1])
+    assert len(run.arguments.pack(some)) == run.arguments.most
 
 
 @pytest.mark.parametrize("ops", BATCHES, ids=lambda ops: ops[0].verb.value)
 def test_only_a_verb_with_a_result_records_one(ops: list[Op]) -> None:
-    assert ops[0].verb.row.form.result or not any(op.result for op in ops)
-    assert ("result" in vars(type(ops[0])) or ops[0].verb is Verb.SETTLE_REMEMBERED) == (
-        ops[0].verb.row.form.result
-    )
+    assert ops[0].verb.row.result or not any(op.result for op in ops)
+    assert ("result" in vars(type(ops[0]))) == ops[0].verb.row.result
 
 
 def test_what_names_no_owner_is_not_repeated() -> None:
@@ -60,7 +57,7 @@ def test_what_names_no_owner_is_not_repeated() -> None:
 def test_a_claim_cannot_write_into_a_bucket() -> None:
     """Nor can anything else that an owner does to a key."""
     of_owners = {verb for verb in Verb if verb.row.of_owner}
-    assert not any(verb.row.keys & (Keys.BUCKET | Keys.LEDGER) for verb in {*CLAIMS, *of_owners})
+    assert not any(verb.row.keys & (Keys.BUCKET | Keys.LEDGER) for verb in {Verb.CLAIM, *of_owners})
 
 
 def test_users_may_be_allowed_what_reads() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import orjson
 import pytest
 
 from fastdedup import Outcome, UnavailableError
-from fastdedup.web.forms import FormRefused, Refusal, check_contents, refusal_of, unavailable
+from fastdedup.web.forms import FormRefused, Refusal, admit_form, check_contents, unavailable
 from fastdedup.web.request import Request
 from fastdedup.web.response import Response
 
@@ -75,21 +77,6 @@ def test_the_page_leads_back_to_the_form_and_never_elsewhere(referer: str, path:
     assert link(sent) == back
 
 
-@pytest.mark.parametrize(
-    ("outcome", "reason", "waits"),
-    [
-        (Outcome.UNKNOWN, Refusal.EXPIRED, False),
-        (Outcome.IN_PROGRESS, Refusal.BUSY, True),
-    ],
-)
-def test_a_tokens_outcome_that_leaves_nothing_to_do_is_a_refusal(
-    outcome: Outcome, reason: Refusal, waits: bool
-) -> None:
-    refused = refusal_of(outcome)
-    assert refused.reason is reason
-    assert (refused.retry_after is not None) is waits
-
-
 def test_an_outage_says_when_to_try_again() -> None:
     refused = unavailable(UnavailableError("down", retry_after=3.0))
     assert (refused.reason, refused.retry_after) == (Refusal.UNAVAILABLE, 3.0)
@@ -103,3 +90,37 @@ def test_a_used_token_with_other_contents_is_refused() -> None:
     with pytest.raises(FormRefused) as refused:
         check_contents(stored, b"b" * 16)
     assert refused.value.reason is Refusal.CHANGED
+
+
+# The session of a form that was sent before
+
+
+@pytest.mark.parametrize(
+    ("outcome", "stored", "refused", "leaves"),
+    [
+        (Outcome.IN_PROGRESS, None, Refusal.BUSY, True),
+        (Outcome.SUCCEEDED, Response(303, ((b"location", b"/thanks"),), b"", request=b"mark"), None, True),
+        # These are shown with a form whose token is a new one, of this session.
+        (Outcome.SUCCEEDED, None, Refusal.DONE, False),
+        (Outcome.SUCCEEDED, Response(200, (), b"", request=b"other contents"), Refusal.CHANGED, False),
+        (Outcome.UNKNOWN, None, Refusal.EXPIRED, False),
+    ],
+)
+async def test_a_second_click_sets_no_sessions_cookie_while_or_after_the_first_one_may(
+    outcome: Outcome, stored: Response | None, refused: Refusal | None, leaves: bool
+) -> None:
+    """Fault: the refusal of a second click, while the first was at work, set the cookie of the former session."""
+    left: list[bool] = []
+
+    async def redeemed() -> Any:
+        return SimpleNamespace(outcome=outcome, result=stored, error=None, degraded=False)
+
+    admitted = admit_form(redeemed(), b"mark", None, lambda: left.append(True), person=True)
+    if refused is None:
+        assert isinstance(await admitted, Response)
+    else:
+        with pytest.raises(FormRefused) as found:
+            await admitted
+        assert found.value.reason is refused
+        assert (found.value.retry_after is not None) is (refused is Refusal.BUSY)
+    assert left == [True] * leaves

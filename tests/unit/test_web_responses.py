@@ -375,7 +375,7 @@ def test_retry_after_is_in_whole_seconds(seconds: float, text: bytes) -> None:
 
 def policy(*routes: Any, docs: str | None = "/idempotency", **settings: Any) -> PublishedPolicy:
     return PublishedPolicy(
-        make_rules(routes or ["/*"], {"principal": everyone, **settings}), Dedup().settings, docs
+        make_rules(routes or ["/*"], {"principal": everyone, **settings}), Dedup("memory://").settings, docs
     )
 
 

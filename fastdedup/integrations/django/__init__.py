@@ -25,6 +25,7 @@ from ...web.forms import FormRefused, Refusal
 from ...web.request import by_header, by_host, everyone
 from ...web.rules import UUID, Route
 from .capture import claim_of
+from .commits import commits
 from .config import gate
 from .decorators import idempotent, one_time_form
 from .forms import OneTimeFormMixin
@@ -45,6 +46,8 @@ __all__ = [
     "by_user",
     "everyone",
     "json_fingerprint",
+    # Transactions
+    "commits",
     # Forms
     "one_time_form",
     "OneTimeFormMixin",

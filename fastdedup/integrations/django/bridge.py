@@ -1,39 +1,33 @@
 """Lets one coroutine serve sync and async views, over one of two bridges.
 
-Over `BLOCKING` it never suspends, so `drive` runs it to its end without an event loop. Over `AWAITING` it is awaited
-and blocks no loop, as the `Dedup` is in a background thread (`fastdedup.sync`).
+Over `BLOCKING` it never suspends, so `web.admit.drive` runs it to its end without an event loop. Over `AWAITING` it
+is awaited and blocks no loop, because the `Dedup` is in a background thread (`fastdedup.sync`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from inspect import isawaitable
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from django.http import HttpRequest
 
 from ...failures import log
-from ...sync.background import BackgroundDedup
+from ...flows import drive
+from ...tasks import until_done
 
 T = TypeVar("T")
-Discard = Callable[[T], None]
 
 
 class Bridge(Protocol):
     """The steps of a flow that differ between sync and async views."""
 
-    async def run(
-        self,
-        background: BackgroundDedup,
-        make: Callable[[], Awaitable[T]],
-        seconds: float,
-        discard: Discard[T] | None = None,
-        *,
-        settles: bool = False,
-    ) -> T:
-        """Do something with the `Dedup`, in its thread. Arguments as for `LoopThread.run`."""
+    blocks: ClassVar[bool]
+    """See `run_in_background`."""
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of the application, sync or async, which may use the database."""
@@ -42,23 +36,13 @@ class Bridge(Protocol):
         """Run a view of this bridge's kind, or another function that returns a response."""
 
     async def finish(self, work: Coroutine[Any, Any, T], unsent: Callable[[T], Awaitable[None]]) -> T:
-        """Do some work to its end. Where the client leaves meanwhile, the result goes to `unsent`."""
+        """Do some work to its end. If the client leaves meanwhile, the result goes to `unsent`."""
 
 
 class Blocking:
     """For synchronous code."""
 
-    async def run(
-        self,
-        background: BackgroundDedup,
-        make: Callable[[], Awaitable[T]],
-        seconds: float,
-        discard: Discard[T] | None = None,
-        *,
-        settles: bool = False,
-    ) -> T:
-        """Block this thread."""
-        return background.run(make, seconds, discard, settles=settles)
+    blocks: ClassVar[bool] = True
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call the function here; await its result in a loop of its own."""
@@ -77,17 +61,7 @@ class Blocking:
 class Awaiting:
     """For asynchronous code, in any event loop."""
 
-    async def run(
-        self,
-        background: BackgroundDedup,
-        make: Callable[[], Awaitable[T]],
-        seconds: float,
-        discard: Discard[T] | None = None,
-        *,
-        settles: bool = False,
-    ) -> T:
-        """Await the other thread."""
-        return await background.arun(make, seconds, discard, settles=settles)
+    blocks: ClassVar[bool] = False
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a sync function in the thread that Django keeps for synchronous code."""
@@ -114,23 +88,31 @@ class Awaiting:
 
 BLOCKING: Bridge = Blocking()
 AWAITING: Bridge = Awaiting()
+Flow = Callable[[Bridge, HttpRequest, Callable[[], Any]], Coroutine[Any, Any, Any]]
+"""Called with a bridge, the request, and what calls a view; returns a flow for that bridge."""
 
 
-def drive(flow: Coroutine[Any, Any, T]) -> T:
-    """Run a flow over `BLOCKING`."""
-    try:
-        flow.send(None)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    flow.close()
-    raise RuntimeError("a flow of synchronous code waited for an event loop")
+def over_bridge(function: Callable[..., Any], flow: Flow) -> Callable[..., Any]:
+    """Return a function of the same kind, sync or async, that runs a flow around this one, over its bridge."""
+    if iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def awaited(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            return await flow(AWAITING, request, lambda: function(request, *args, **kwargs))
+
+        return awaited
+
+    @functools.wraps(function)
+    def called(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return drive(flow(BLOCKING, request, lambda: function(request, *args, **kwargs)))
+
+    return called
 
 
 async def _done(task: asyncio.Task[Any]) -> None:
     """Wait for a task, also through cancellations."""
-    while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([task])
+    with contextlib.suppress(asyncio.CancelledError):
+        await until_done(task)
 
 
 async def _to_its_end(task: asyncio.Task[T], unsent: Callable[[T], Awaitable[None]]) -> None:

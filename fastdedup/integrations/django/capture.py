@@ -1,6 +1,6 @@
 """Runs a view under a claim, and settles the claim by the view's response. Main path: `run` → `_finish`.
 
-A view's response is captured once it is rendered. A stream is passed on as it comes, and settles at its end.
+A view's response is captured once it is rendered. A stream is passed on part by part, and settles at its end.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from django.http.response import HttpResponseBase
 
 from ...downstream import claimed_work
 from ...errors import DedupError
+from ...flows import drive
 from ...sync import Claim
-from .bridge import AWAITING, BLOCKING, Bridge, drive
+from .bridge import AWAITING, BLOCKING, Bridge
 from .convert import mark, reply, take
 from .settling import Hold, give_back, settle
 
@@ -29,7 +30,7 @@ _HOLD = "_fastdedup_hold"
 def claim_of(request: HttpRequest) -> Claim | None:
     """Return the claim under which a view runs, a `fastdedup.sync.Claim`, for its `fence` and `lost`.
 
-    A view is not interrupted when its lease is lost: check `lost` before a step that cannot be undone. None where
+    A view is not interrupted when its lease is lost: check `lost` before a step that cannot be undone. Return None if
     the request has no key and no token.
     """
     hold = hold_of(request)
@@ -37,7 +38,7 @@ def claim_of(request: HttpRequest) -> Claim | None:
 
 
 def hold_of(request: HttpRequest) -> Hold | None:
-    """Return the claim that a request holds, with its background thread; None where it holds no claim."""
+    """Return the claim that a request holds, with its background thread; None if it holds no claim."""
     return getattr(request, _HOLD, None)
 
 
@@ -99,7 +100,7 @@ async def finish(bridge: Bridge, hold: Hold, response: HttpResponse) -> HttpResp
 
 
 def _settle_once_rendered(hold: Hold, response: Any) -> None:
-    """Settle when the response is rendered: after the view, as middleware may still change a TemplateResponse."""
+    """Settle when the response is rendered: after the view, middleware may still change a TemplateResponse."""
     render = response.render
     hold.pending = True
 
@@ -132,10 +133,10 @@ def _settle_after_transaction(hold: Hold, response: Any) -> None:
 
 
 def note_rollback(hold: Hold | None, response: Any) -> None:
-    """Let a response that tells of success free its key where the view's transaction will be rolled back.
+    """Let a response that tells of success free its key if the view's transaction will be rolled back.
 
-    A 4xx is kept all the same: it tells that nothing was done. Of several databases all must be rolled back, because
-    a retry would do again what another one has committed.
+    A 4xx is kept all the same: it tells that nothing was done. If there are several databases, each must be rolled
+    back: otherwise a retry would repeat what one of them has committed.
     """
     status = getattr(response, "status_code", 500)
     if hold is None or status >= 400:
@@ -211,7 +212,7 @@ class _Ending:
                 await (give_back(bridge, self._hold) if failed else settle(bridge, self._hold))
 
     def close(self) -> None:
-        """Settle when the response is closed: where the stream has not ended, its client has left.
+        """Settle when the response is closed: if the stream has not ended, its client has left.
 
         Django calls this in a thread that may block.
         """

@@ -66,7 +66,7 @@ def gate() -> Dedup:
 
 
 def http() -> Http:
-    """Return the contents of `settings.FASTDEDUP_HTTP`, empty where it is missing.
+    """Return the contents of `settings.FASTDEDUP_HTTP`, empty if it is missing.
 
     Raises:
         ImproperlyConfigured: it is not a dictionary, or names a function that cannot be imported.
@@ -124,7 +124,7 @@ def _made_of(given: Any) -> Dedup:
 
 
 def _changed(*, setting: str, **_: Any) -> None:
-    """Forget the `Dedup` where a test overrides the setting: the next call makes another one."""
+    """Forget the `Dedup` if a test overrides the setting: the next call makes another one."""
     global _dedup
     if setting == "FASTDEDUP":
         with _lock:

@@ -21,11 +21,10 @@ from django.http import (
 )
 
 from ...web.forms import contents
-from ...web.header import parse
 from ...web.recorder import Recorder
 from ...web.request import Request, RequestTooLarge, normal_host
 from ...web.response import Response
-from ..exchange import CLAIM
+from ..http.exchange import CLAIM
 
 SOURCE = "django.request"
 """The name under which a principal function finds the HttpRequest: `request.source["django.request"].user`."""
@@ -36,14 +35,10 @@ _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _PERMANENT = frozenset((301, 308))
 
 
-def key_of(request: HttpRequest) -> str | None:
-    """Return the Idempotency-Key, or None.
-
-    Raises:
-        BadKey: the header cannot be read.
-    """
+def key_fields(request: HttpRequest) -> list[bytes]:
+    """Return the value of the request's Idempotency-Key, for `admit`."""
     field = request.META.get("HTTP_IDEMPOTENCY_KEY")
-    return None if field is None else parse([field.encode("utf-8", "surrogateescape")])
+    return [] if field is None else [field.encode("utf-8", "surrogateescape")]
 
 
 def request_of(request: HttpRequest, body: bytes) -> Request:
@@ -73,7 +68,7 @@ def is_claimed_outside(request: HttpRequest) -> bool:
 
 
 def body_of(request: HttpRequest, limit: int, *, parsed: bool = True) -> bytes:
-    """Return the body. Where Django has parsed it as a form already, return the form's contents instead.
+    """Return the body. If Django has parsed it as a form already, return the form's contents instead.
 
     Raises:
         RawPostDataException: it is parsed already, and `parsed` is False.
@@ -136,14 +131,20 @@ def _size(fields: QueryDict, uploads: list[tuple[str, Any]]) -> int:
 
 
 def take(recorder: Recorder, response: HttpResponse) -> None:
-    """Let a recorder take a view's response: its head, and its body where that is no stream."""
+    """Let a recorder take a view's response: its head, and its body unless that is a stream."""
+    taken = taken_from(response)
+    recorder.start(taken.status, taken.headers, taken.reason, stream=response.streaming)
+    if not response.streaming:
+        recorder.body(taken.body)
+
+
+def taken_from(response: HttpResponse) -> Response:
+    """Return a view's response in the form that is stored; the body of a stream is empty."""
     headers = [(name.encode(), _latin(value)) for name, value in response.items()]
     headers += [(b"set-cookie", _latin(cookie.OutputString())) for cookie in response.cookies.values()]
     status, phrase = response.status_code, response.reason_phrase
     reason = "" if phrase == responses.get(status, _UNKNOWN) else phrase
-    recorder.start(status, headers, reason, stream=response.streaming)
-    if not response.streaming:
-        recorder.body(response.content)
+    return Response(status, headers, b"" if response.streaming else response.content, reason=reason)
 
 
 def reply(response: Response) -> HttpResponse:

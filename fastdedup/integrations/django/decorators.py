@@ -9,12 +9,12 @@ from django.http import HttpRequest, HttpResponse
 
 from ...errors import ConfigError
 from ...web.request import Principal, everyone
-from ...web.rules import KeySettings, Rule, declared, make_rules
+from ...web.rules import KeySettings, MadeByRoute, Rule, declared, make_rules
 from .bridge import Bridge
 from .config import function, http
 from .middleware import keyed
 from .one_time import one_time_form
-from .settling import Guards
+from .settling import DjangoClaims
 from .views import check_settings, wrap
 
 __all__ = ["Operation", "idempotent", "one_time_form"]
@@ -75,36 +75,37 @@ class Operation:
     """
 
     def __init__(self, principal: Principal | str | None, settings: dict[str, Any]) -> None:
-        # Also so that a mistake raises where it is made.
+        # Also so that a mistake raises at the decorator that has it.
         self.check: Rule = make_rules(["/"], {"principal": everyone, **settings})[0]
         self._principal = principal
         self._settings = settings
-        # Mutable: the guards by route; the settings that they were made of, which tests override.
-        self._guards: dict[str, Guards] = {}
+        self._claims = MadeByRoute(self._made)
+        # Mutable: the settings that they were made of, which tests override.
         self._shared: dict[str, Any] = {}
 
     async def handle(self, bridge: Bridge, request: HttpRequest, view: Callable[[], Any]) -> HttpResponse:
         """Answer a request."""
-        guards = self.guards_of(request)
-        if guards is None:
+        claims = self.claims_of(request)
+        if claims is None:
             return await bridge.view(view)
-        return await keyed(bridge, guards, guards.rule, request, view)
+        return await keyed(bridge, claims, request, view)
 
-    def guards_of(self, request: HttpRequest) -> Guards | None:
-        """Return the guards of a request's route, or None where its method takes no key."""
-        guards = self._guards_at(_route(request))
-        return guards if request.method in guards.rule.methods else None
+    def claims_of(self, request: HttpRequest) -> DjangoClaims | None:
+        """Return the claims of a request's route, or None if its method takes no key."""
+        claims = self.claims_at(request)
+        return claims if request.method in claims.rule.methods else None
 
-    def _guards_at(self, route: str) -> Guards:
+    def claims_at(self, request: HttpRequest) -> DjangoClaims:
+        """Return the claims of a request's route, whatever its method."""
+        shared = http().shared
+        if shared != self._shared:
+            self._claims, self._shared = MadeByRoute(self._made), shared
+        return self._claims[_route(request)]
+
+    def _made(self, route: str) -> DjangoClaims:
         given = http()
-        if given.shared != self._shared:
-            self._guards, self._shared = {}, given.shared
-        guards = self._guards.get(route)
-        if guards is None:
-            named = {} if self._principal is None else {"principal": function(self._principal, "principal")}
-            rule = _rule(route, {**given.shared, **self._settings, **named})
-            guards = self._guards[route] = Guards(rule, given.docs)
-        return guards
+        named = {} if self._principal is None else {"principal": function(self._principal, "principal")}
+        return DjangoClaims(_rule(route, {**given.shared, **self._settings, **named}), given.docs)
 
 
 def _rule(route: str, settings: dict[str, Any]) -> Rule:
@@ -117,6 +118,6 @@ def _rule(route: str, settings: dict[str, Any]) -> Rule:
 
 
 def _route(request: HttpRequest) -> str:
-    """Return the path as it is declared. The request's own path is part of the fingerprint."""
+    """Return the declared path. The request's own path is part of the fingerprint."""
     match = getattr(request, "resolver_match", None)
     return str(request.path) if match is None else declared(match.route)

@@ -13,7 +13,7 @@ __all__ = ["OneTimeFormMixin"]
 
 
 class OneTimeFormMixin:
-    """Adds a one-time token to a form, as a hidden field. Each rendering of the form gets a new token.
+    """Adds a hidden field with a one-time token to a form. Each rendering of the form gets a new token.
 
         class OrderForm(OneTimeFormMixin, forms.Form): ...
         form = OrderForm(request.POST or None, request=request)
@@ -42,7 +42,7 @@ class OneTimeFormMixin:
             reopen_invalid(self.request)
 
     def get_initial_for_field(self, field: forms.Field, field_name: str) -> Any:
-        """Return a field's initial value: the value that was sent, where the form was refused."""
+        """Return a field's initial value: the value that was sent, if the form was refused."""
         sent = form_of(self.request).data
         name = self.add_prefix(field_name)  # type: ignore[attr-defined]
         if not sent or field.widget.value_omitted_from_data(sent, {}, name):

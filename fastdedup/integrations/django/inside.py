@@ -31,7 +31,7 @@ async def answered(
     return await BLOCKING.view(view) if got is None else got
 
 
-async def begun(bridge: Bridge, operation: Operation, request: HttpRequest, view: Callable[[], Any]) -> Any:
+async def begun(operation: Operation, bridge: Bridge, request: HttpRequest, view: Callable[[], Any]) -> Any:
     """Run an operation under its claim. Return its result, or the answer to a request whose operation does not run.
 
     Raises:
@@ -53,15 +53,15 @@ async def begun(bridge: Bridge, operation: Operation, request: HttpRequest, view
         raise
 
 
-async def ended(bridge: Bridge, operation: Operation, request: HttpRequest, view: Callable[[], Any]) -> Any:
+async def ended(operation: Operation, bridge: Bridge, request: HttpRequest, view: Callable[[], Any]) -> Any:
     """Run a framework's function around an operation, and settle the claim of `begun` by the response.
 
     Raises:
         BaseException: any exception of the framework; then the claim is released.
     """
-    guards = operation.guards_of(request) if "HTTP_IDEMPOTENCY_KEY" in request.META else None
+    claims = operation.claims_of(request) if "HTTP_IDEMPOTENCY_KEY" in request.META else None
     work = _ended(bridge, request, view)
-    if guards is None or guards.rule.on_disconnect == "cancel":
+    if claims is None or claims.rule.on_disconnect == "cancel":
         return await work
     return await bridge.finish(work, unsent)
 
@@ -69,10 +69,10 @@ async def ended(bridge: Bridge, operation: Operation, request: HttpRequest, view
 async def _claimed(
     bridge: Bridge, operation: Operation, request: HttpRequest, read: ReadBody
 ) -> Hold | HttpResponse | None:
-    guards = operation.guards_of(request)
-    if guards is None:
+    claims = operation.claims_of(request)
+    if claims is None:
         return None
-    got = await claimed(bridge, guards, guards.rule, request, read)
+    got = await claimed(bridge, claims, request, read)
     if isinstance(got, Hold):
         got.within = bridge is BLOCKING  # Django has no transaction around an async view
     return got

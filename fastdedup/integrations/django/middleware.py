@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
@@ -10,19 +10,25 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, UnreadablePostError
 
 from ...errors import ConfigError
-from ...web.answers import REFUSALS, answer, refusal
+from ...flows import drive
+from ...keys import Fingerprint
+from ...sync import Claim
+from ...web.admit import admit
 from ...web.policy import PublishedPolicy, docs_at
-from ...web.rules import RouteTable, Rule
-from .bridge import AWAITING, BLOCKING, Bridge, drive
+from ...web.response import Response
+from ...web.rules import RouteTable
+from .bridge import AWAITING, BLOCKING, Bridge
 from .capture import hold_of, run
 from .config import gate, http
-from .convert import body_of, is_claimed_outside, key_of, reply, request_of
-from .settling import Guards, Hold
+from .convert import body_of, is_claimed_outside, key_fields, reply, request_of
+from .settling import DjangoClaims, Hold
 
 __all__ = ["IdempotencyMiddleware", "claimed", "keyed"]
 
 ReadBody = Callable[[HttpRequest, int], bytes]
 """A function that returns a request's body, of at most so many bytes."""
+Make = Callable[[str, str, Fingerprint], Awaitable[Claim | None]]
+"""A function that claims: called with an Idempotency-Key, the key of the request's record, and its fingerprint."""
 
 
 class IdempotencyMiddleware:
@@ -33,10 +39,10 @@ class IdempotencyMiddleware:
         FASTDEDUP_HTTP = {"principal": "fastdedup.integrations.django.by_user", "routes": ["/api/*"]}
 
     Put it after the middleware that authenticates, and after GZipMiddleware. `FASTDEDUP_HTTP` has `routes` (paths and
-    `Route`s, every path by default), `docs` (where the policy is published: a path, which is then served here,
-    or a URL), and what holds for all routes, see `fastdedup.web.rules.Rule`; `principal` is required. Functions
-    may be dotted paths. They get a `fastdedup.web.request.Request`; Django's own, with its `user`, is its
-    `source["django.request"]`. Sync functions are called where they may use the database.
+    `Route`s, every path by default), `docs` (the address of the policy: a path, which is then served here, or a URL),
+    and the settings of all routes, see `fastdedup.web.rules.Rule`; `principal` is required. Functions may be dotted
+    paths. They get a `fastdedup.web.request.Request`; Django's own request, with its `user`, is its
+    `source["django.request"]`. Sync functions are called in a thread that may use the database.
 
     Cookies that a view sets are not replayed unless `drop_headers` is empty. Exceptions, and the 500 that
     Django makes of them, release the key. Under ASGI a view whose client leaves is finished all the same;
@@ -58,9 +64,9 @@ class IdempotencyMiddleware:
         try:
             rules = given.rules()
             self._policy = PublishedPolicy(rules, gate().settings, given.docs)
-            self._table = RouteTable(rules, lambda rule: Guards(rule, given.docs))
-            for _, guards in self._table.entries:
-                guards.bound()
+            self._table = RouteTable(rules, lambda rule: DjangoClaims(rule, given.docs))
+            for _, claims in self._table.entries:
+                claims.present()
         except ConfigError as error:
             raise ImproperlyConfigured(f"settings.FASTDEDUP_HTTP cannot be used: {error}") from error
 
@@ -71,47 +77,55 @@ class IdempotencyMiddleware:
         return drive(self._handle(BLOCKING, request))
 
     async def _handle(self, bridge: Bridge, request: HttpRequest) -> HttpResponse:
-        guards = self._table.find(request.method, request.path_info)
-        if guards is not None:
-            return await keyed(bridge, guards, guards.rule, request, lambda: self.get_response(request))
+        claims = self._table.find(request.method, request.path_info)
+        if claims is not None:
+            return await keyed(bridge, claims, request, lambda: self.get_response(request))
         if request.path_info == self._policy.path and request.method in ("GET", "HEAD"):
             return reply(self._policy.page(request.headers.get("Accept")))
         return await bridge.view(lambda: self.get_response(request))
 
 
 async def keyed(
-    bridge: Bridge, guards: Guards, rule: Rule, request: HttpRequest, view: Callable[[], Any]
+    bridge: Bridge, claims: DjangoClaims, request: HttpRequest, view: Callable[[], Any]
 ) -> HttpResponse:
     """Answer a request of an operation that takes keys."""
-    got = await claimed(bridge, guards, rule, request)
+    got = await claimed(bridge, claims, request)
     if isinstance(got, Hold):
         return await run(bridge, got, request, view)
     return await bridge.view(view) if got is None else got
 
 
 async def claimed(
-    bridge: Bridge, guards: Guards, rule: Rule, request: HttpRequest, read: ReadBody = body_of
+    bridge: Bridge,
+    claims: DjangoClaims,
+    request: HttpRequest,
+    read: ReadBody = body_of,
+    make: Make | None = None,
 ) -> Hold | HttpResponse | None:
     """Claim a request's key. Return the claim, or the answer to a request whose view does not run.
 
-    Returns None for a request without a key, and for a request that is claimed already.
+    Returns None for a request without a key, and for a request that is claimed already. `make` claims in another way.
     """
-    docs = docs_at(guards.docs, request.META.get("SCRIPT_NAME", ""))
-    try:
-        key = key_of(request)
-        rule.check_key(key)
-        asked = None if key is None else request_of(request, read(request, rule.max_request))
+    rule, docs = claims.rule, docs_at(claims.docs, request.META.get("SCRIPT_NAME", ""))
+
+    async def claim(key: str) -> Claim | None:
+        asked = request_of(request, read(request, rule.max_request))
         # A request that a middleware has claimed, Django's or an outer one, is not claimed again.
-        if asked is None or key is None or hold_of(request) is not None or is_claimed_outside(request):
+        if hold_of(request) is not None or is_claimed_outside(request):
             return None
         principal = await bridge.call(rule.principal, asked)
         if rule.asks_application:
             name, mark = await bridge.call(rule.identify, asked, principal, key)
         else:
             name, mark = rule.identify(asked, principal, key)
-        got = await guards.ask(bridge, lambda guard: guard.claim(name, mark), path=asked.path, docs=docs)
+        if make is not None:
+            return await make(key, name, mark)
+        return await claims.present().make(lambda one: one.claim(name, mark), blocks=bridge.blocks)
+
+    try:
+        got = await admit(key_fields(request), claim, rule, docs)
     except UnreadablePostError:  # the client left before it had sent the request: nothing has happened
         return HttpResponseBadRequest()
-    except REFUSALS as error:
-        return reply(refusal(error, rule, docs))
-    return got.hold or reply(answer(got.claim, rule, docs))
+    if isinstance(got, Response):
+        return reply(got)
+    return None if got is None else claims.hold(got, request.path, docs)

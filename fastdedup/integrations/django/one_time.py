@@ -10,7 +10,6 @@ from weakref import WeakSet
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils.datastructures import MultiValueDict
 
-from ...errors import UnavailableError
 from ...web.answers import refusal
 from ...web.forms import (
     CONTENT_TYPES,
@@ -19,10 +18,8 @@ from ...web.forms import (
     WAIT,
     FormRefused,
     Refusal,
-    first_response,
+    admit_form,
     sent_token,
-    unavailable,
-    was_sent_before,
 )
 from ...web.problems import whole_seconds
 from ...web.request import RequestTooLarge, everyone
@@ -32,7 +29,7 @@ from . import convert
 from .bridge import Bridge
 from .capture import run
 from .config import http
-from .settling import Guards, Hold
+from .settling import DjangoClaims, Hold
 from .tokens import Form, Subject, leave_session, open_form, subject_of
 from .views import check_settings, wrap
 
@@ -54,7 +51,7 @@ def one_time_form(
     *,
     subject: Subject | str | None = None,
     field: str | None = None,
-    wait: float = WAIT,
+    wait: float | None = WAIT,
     refused: Refused | None = None,
     **settings: Unpack[ClaimSettings],
 ) -> Callable[[View], View]: ...
@@ -66,7 +63,7 @@ def one_time_form(
     *,
     subject: Subject | str | None = None,
     field: str | None = None,
-    wait: float = WAIT,
+    wait: float | None = WAIT,
     refused: Refused | None = None,
     **settings: Unpack[ClaimSettings],
 ) -> Any:
@@ -76,12 +73,12 @@ def one_time_form(
         def order(request):
             form = OrderForm(request.POST or None, request=request)   # with OneTimeFormMixin, or {% one_time_token %}
 
-    The same form again (a second click, a refresh, a duplicated tab) gets the first response. A form that is refused,
-    and has no response to replay, gets the view's own page, as for GET, with the refusal's status,
-    `request.form_refused` (a FormRefused, for `{% one_time_notice %}`) and a new form. A view that has not answered
-    a GET yet gets a short page instead. Where the same form may be sent again, the page has the same token, so that
-    the form still takes effect only once. A form that a script sends, with its token in the header X-One-Time-Token,
-    gets a problem or a short page.
+    The same form again (a second click, a refresh, a duplicated tab) gets the first response. If a form is refused
+    and has no response to replay, the answer is the view's own page for a GET, with the refusal's status,
+    `request.form_refused` (a FormRefused, for `{% one_time_notice %}`) and a new form. If the view has not answered a
+    GET yet, the answer is a short page. If the same form may be sent again, the page has the same token, so that the
+    form still takes effect only once. A form that a script sends, with its token in the header X-One-Time-Token, gets
+    a problem or a short page.
 
     Classes: `@method_decorator(one_time_form, name="dispatch")`. Put it inside of `login_required` and similar
     decorators. The token is released, so that the form can be sent again, by an exception, by a form that is not
@@ -89,7 +86,7 @@ def one_time_form(
     response is stored.
 
     Args:
-        view: the view, where the decorator is used without arguments.
+        view: the view, if the decorator is used without arguments.
         subject: a function of the HttpRequest that returns the subject of its tokens; by default
             `FASTDEDUP_HTTP["subject"]`, or else `session_subject`: this session and this user.
         field: the form's field; by default `FASTDEDUP_HTTP["field"]`, or else `one_time_token`.
@@ -100,7 +97,9 @@ def one_time_form(
     Raises:
         ConfigError: a setting cannot be used.
     """
-    rule = Rule("/", everyone, wait=wait, **settings)  # a form's key is its token alone
+    rule = Rule(
+        "/", everyone, wait=WAIT if wait is None else wait, **settings
+    )  # a form's key is its token alone
     form = _OneTime(rule, subject, field, refused)
 
     def decorate(view: Any) -> Any:
@@ -114,7 +113,7 @@ class _OneTime:
     def __init__(
         self, rule: Rule, subject: Subject | str | None, field: str | None, refused: Refused | None
     ) -> None:
-        self._guards = Guards(rule, None)
+        self._claims = DjangoClaims(rule, None)
         self._rule = rule
         self._subject = subject
         self._field = field
@@ -153,25 +152,16 @@ class _OneTime:
         form.token = token = sent_token(request.headers.get(HEADER) or request.POST.get(form.field))
         contents = self._mark(request, form.field)
         subject = await subject_of(bridge, request)
-        try:
-            got = await self._guards.ask(
-                bridge,
-                lambda guard: guard.redeem(token, subject),
-                path=request.path,
-                mark=contents,
-            )
-        except UnavailableError as error:
-            raise unavailable(error) from None
-        except FormRefused as error:
-            if was_sent_before(error):
-                form.elsewhere = True
-                leave_session(request)
-            raise
-        if got.hold is not None:
-            return got.hold
-        first = first_response(got.claim, contents, None, person=HEADER not in request.headers)
-        leave_session(request)
-        return first
+        redeeming = self._claims.present().make(
+            lambda claims: claims.redeem(token, subject), blocks=bridge.blocks
+        )
+
+        def leave() -> None:
+            form.elsewhere = True
+            leave_session(request)
+
+        got = await admit_form(redeeming, contents, None, leave, person=HEADER not in request.headers)
+        return got if isinstance(got, Response) else self._claims.hold(got, request.path, None, contents)
 
     def _mark(self, request: HttpRequest, field: str) -> bytes:
         if request.method == "POST" and request.content_type in CONTENT_TYPES:

@@ -16,9 +16,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, QueryDict
 
 from ...errors import UnavailableError
+from ...flows import drive
 from ...web.forms import issued_subject
 from ...web.request import Request, by_header, everyone
-from .bridge import AWAITING, BLOCKING, Bridge, drive
+from ..http.background_claims import run_in_background
+from .bridge import AWAITING, BLOCKING, Bridge
 from .capture import hold_of
 from .config import function, gate, http
 from .convert import SOURCE
@@ -40,17 +42,17 @@ class Form:
     token: str = ""
     """The token that the form was sent with."""
     again: bool = False
-    """True where that token stays good and is rendered again: with a new one, sending again would order twice."""
+    """True if that token stays good and is rendered again: with a new one, sending again would order twice."""
     elsewhere: bool = False
     """True if it was sent before, in another session: a page with a new token would need this request's session."""
     data: QueryDict | None = None
-    """The form's contents, where it was refused."""
+    """The form's contents, if it was refused."""
     prepared: list[str] = dataclasses.field(default_factory=list)
     """The tokens that were issued before rendering."""
 
 
 def form_of(request: HttpRequest) -> Form:
-    """Return the state of a request's form; where its view is not decorated, by the settings."""
+    """Return the state of a request's form; if its view is not decorated, the state that the settings give."""
     form = getattr(request, _FORM, None)
     if form is None:
         given = http()
@@ -92,23 +94,22 @@ def leave_session(request: HttpRequest) -> None:
     """Let SessionMiddleware save no session and send no cookie: the form's first answer may have made another one."""
     if hasattr(request, "session"):
         vars(request.session)["is_empty"] = lambda: True  # an empty session is not saved
-    request.COOKIES.pop(
-        settings.SESSION_COOKIE_NAME, None
-    )  # and the cookie of one is not deleted where none came
+    # Without a cookie in the request, the middleware does not delete the browser's cookie either.
+    request.COOKIES.pop(settings.SESSION_COOKIE_NAME, None)
 
 
 def by_user(request: Request) -> str | None:
     """Return the signed-in user as the principal: the user's model and primary key.
 
-    A request with a key but without such a user is answered 400, `principal-required`. A framework that authenticates
-    inside of the view has found no user yet where the middleware or `idempotent` looks: there use the decorator of
+    A request with a key but without such a user is answered 400, `principal-required`. If a framework authenticates
+    inside of the view, the middleware and `idempotent` run before it and find no user: use the decorator of
     `fastdedup.integrations.drf` or `.ninja`.
     """
     return name_of(getattr(request.source[SOURCE], "user", None))
 
 
 def name_of(account: Any) -> str | None:
-    """Return a name for the object that stands for a caller, such as a user; None where it stands for nobody.
+    """Return a name for the object that stands for a caller, such as a user; None if it does not name a caller.
 
     Objects of two models may have the same primary key, so the model is part of the name.
     """
@@ -134,7 +135,7 @@ def issue_token(request: HttpRequest, ttl: float | None = None) -> str:
 
 
 async def aissue_token(request: HttpRequest, ttl: float | None = None) -> str:
-    """Return a new token, as `issue_token`, for async views. The next form of this request shows this token.
+    """Return a new token, for async views; see `issue_token`. The next form of this request shows this token.
 
     A template is rendered in the event loop's thread. Without this call, `{% one_time_token %}` blocks the loop until
     the store answers, usually for less than a millisecond, and cannot read a session or user from the database.
@@ -162,7 +163,7 @@ def token_for(request: HttpRequest, ttl: float | None = None) -> str:
 
 
 def reopen(request: HttpRequest) -> None:
-    """Call this in a view where the form has not taken effect, whatever the response: its token can be used again.
+    """Call this in a view if the form has not taken effect, whatever the response: its token can be used again.
 
     For example after a declined card. `OneTimeFormMixin` does the same for a form that is not valid.
     """
@@ -193,7 +194,8 @@ async def _issue(bridge: Bridge, request: HttpRequest, ttl: float | None) -> str
     who = await subject_of(bridge, request)
     bound = gate().bind(lambda one: one.tokens)
     background, tokens = bound.get()
-    return await bridge.run(background, lambda: tokens.issue(who, ttl), bound.per_process.seconds)
+    seconds = bound.per_process.seconds
+    return await run_in_background(background, lambda: tokens.issue(who, ttl), seconds, blocks=bridge.blocks)
 
 
 def _user_of(request: HttpRequest) -> Any:

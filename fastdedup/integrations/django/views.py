@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction
@@ -11,14 +11,13 @@ from django.db import connections, transaction
 from django.http import HttpRequest
 
 from ...errors import ConfigError
+from ...flows import drive
 from ...web.rules import Rule
-from .bridge import AWAITING, BLOCKING, Bridge, drive
+from .bridge import AWAITING, BLOCKING, Flow
 from .capture import hold_of, note_rollback
 
-Handle = Callable[[Bridge, HttpRequest, Callable[[], Any]], Coroutine[Any, Any, Any]]
 
-
-def wrap(view: Callable[..., Any], handle: Handle) -> Callable[..., Any]:
+def wrap(view: Callable[..., Any], handle: Flow) -> Callable[..., Any]:
     """Return a view that calls `handle` with this view; it is sync or async as this view is."""
     if is_async(view):
 
@@ -42,7 +41,7 @@ def wrap(view: Callable[..., Any], handle: Handle) -> Callable[..., Any]:
 
 
 def is_async(view: Callable[..., Any]) -> bool:
-    """True where a view must be awaited, also for the `dispatch` of a class with async handlers."""
+    """True if a view must be awaited, also for the `dispatch` of a class with async handlers."""
     owner = getattr(getattr(view, "func", None), "__self__", None)
     return iscoroutinefunction(view) or bool(getattr(owner, "view_is_async", False))
 
@@ -65,7 +64,7 @@ def check_settings(rule: Rule, view: Callable[..., Any]) -> None:
 
 
 def check_request(request: Any) -> None:
-    """Raise ConfigError where a view's first argument is not a request, for example `self`."""
+    """Raise ConfigError if a view's first argument is not a request, for example `self`."""
     if not hasattr(request, "META"):
         raise ConfigError(
             f"a view's first argument must be a request, got {request!r}: decorate a class with "

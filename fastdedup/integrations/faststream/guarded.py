@@ -1,4 +1,4 @@
-"""`Guarded`: one subscriber, as the consumer that the rules know."""
+"""`Guarded`: one subscriber, in the role of a consumer for the rules."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ...messages.decisions import Action, Decision
-from ...messages.deliveries import Deliveries
 from ...messages.headers import dead_letter_headers
 from ...messages.room import lay_down
 from .brokers import broker_of
-from .results import keeping
 from .settings import GuardSettings
 
 Handler = Callable[..., Awaitable[Any]]
@@ -28,14 +26,9 @@ class Guarded:
         self.settings = settings
         self.broker = broker_of(subscriber)
         self.broker.check(subscriber, settings)
-        self.deliveries = _deliveries(settings, self.broker.name_of(subscriber))
+        self.deliveries = settings.deliveries(self.broker.name_of(subscriber))
         if patience := self.broker.redelivers_after(subscriber):
             self.deliveries.check_memory(*patience)
-
-    @staticmethod
-    def check_settings(settings: GuardSettings) -> None:
-        """Raise ConfigError where no subscriber could be guarded with these settings."""
-        _deliveries(settings, "any")
 
     async def handle(
         self, message: Any, subscriber: Any, handler: Handler, publisher: Any, *, failed: int, again: bool
@@ -55,7 +48,7 @@ class Guarded:
             await self.broker.ack(message, subscriber)
 
     async def _bury(self, message: Any, subscriber: Any, publisher: Any, decision: Decision) -> None:
-        """Publish a dead letter, where a place for it was named."""
+        """Publish a dead letter, if the settings name a place for it."""
         if (destination := self.settings.destination) is None:
             return
         headers = dead_letter_headers(message.headers, decision, self.deliveries.rules.consumer)
@@ -64,9 +57,3 @@ class Guarded:
             lambda some: self.broker.bury(message, subscriber, publisher, destination, dict(some)),
             self.broker.is_too_large,
         )
-
-
-def _deliveries(settings: GuardSettings, consumer: str) -> Deliveries:
-    rules = settings.rules(consumer)
-    resolve = None if settings.resolve is None else keeping(settings.resolve)
-    return Deliveries(rules, settings.dedup, settings.inbox, settings.begin, settings.remember, resolve)

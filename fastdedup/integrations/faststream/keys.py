@@ -1,6 +1,6 @@
-"""Where the key of a FastStream message comes from. Each reads what was on the wire.
+"""The sources of a FastStream message's key. Each reads the data that was on the wire.
 
-FastStream's own `message.message_id` is no key: on RabbitMQ and Redis it is random where the publisher has set none,
+FastStream's own `message.message_id` is not a key: on RabbitMQ and Redis it is random if the publisher has set none,
 on Kafka it names neither topic nor partition, and on NATS it is not the header `Nats-Msg-Id`.
 """
 
@@ -46,7 +46,7 @@ def header(name: str) -> Callable[[Message], str | None]:
 def body(message: Message) -> str:
     """Return a digest of the message's body.
 
-    Two orders with equal bodies are one order then: choose it only where a body names its event, by a time or a
+    Two orders with equal bodies are one order then: choose it only if a body names its event, by a time or a
     number.
     """
     return body_digest(message.body)

@@ -30,7 +30,7 @@ class _Stop(NoFailure):
 
 
 class Processing(BaseMiddleware):
-    """What `DedupMiddleware` does with one message, or with one publication.
+    """The work of `DedupMiddleware` for one message, or for one publication.
 
     FastStream calls `consume_scope`, then `publish_scope` for each publication of the handler's result, then
     `after_processed`. The message is acknowledged in the last, when its result is published.
@@ -38,7 +38,7 @@ class Processing(BaseMiddleware):
     Args:
         msg: the broker's own message; None for a publication.
         context: FastStream's.
-        find: returns the consumer of a subscriber; raises ConfigError where it cannot be guarded.
+        find: returns the consumer of a subscriber; raises ConfigError if it cannot be guarded.
         retry_delay: seconds until a message that is given back may come again.
     """
 
@@ -138,7 +138,7 @@ class Processing(BaseMiddleware):
             except Exception as error:
                 if guarded.broker.delivers_again(self._subscriber):
                     raise
-                log.exception("a message is held, as its dead letter was not published: %s", error)
+                log.exception("a message is held, because its dead letter was not published: %s", error)
             else:
                 if decision.action is not Action.RETRY:
                     return decision
@@ -151,7 +151,7 @@ class Processing(BaseMiddleware):
                 return Decision(Action.RETRY, Reason.LOST)
 
     def _handler(self, guarded: Guarded, call_next: CallNext) -> Callable[..., Awaitable[Any]]:
-        """Return the rest of FastStream's way, as the handler of a message, or of a transaction and a message."""
+        """Return a handler that runs the rest of FastStream's way; it takes a message, or a transaction too."""
 
         async def handler(*given: Any) -> Any:
             self._has_run = True
@@ -172,7 +172,7 @@ class Processing(BaseMiddleware):
         return handler
 
     def _to_publish(self, guarded: Guarded, decision: Decision) -> Any:
-        """Return the result that is published; be silent where there is none."""
+        """Return the result that is published; be silent if there is none."""
         is_first = decision.action is Action.ACK and decision.reason is Reason.FIRST
         if is_first and self._has_run:
             return self._result

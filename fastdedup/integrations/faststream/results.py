@@ -1,4 +1,4 @@
-"""What a handler returns, or a check of `resolve=` tells, as JSON that the gate or the inbox keeps for duplicates."""
+"""Turns the result of a handler, or of a `resolve=` check, into JSON, which the gate or the inbox keeps."""
 
 from __future__ import annotations
 

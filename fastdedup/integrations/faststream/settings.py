@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from ...admin.resolving import Check
-from ...checks import check_seconds
+from ...errors import ConfigError
 from ...gateway import Dedup
-from ...ledger.client import Ledger
+from ...messages.deliveries import Deliveries
 from ...messages.keys import KeyRule
 from ...messages.rules import MessageRules
-from ...sql.inbox import Inbox
-from ...sql.once import Begin
+from ...messages.settings import MessageSettings, deliveries_of
+from .results import keeping
 
 DISCARD: Final = "fastdedup:discard"
 """Given as `dead_letter=`: a dead letter is logged and acknowledged, and lies nowhere."""
@@ -23,44 +22,45 @@ DeadLetter = str | Literal["fastdedup:discard"] | None
 
 @dataclass(frozen=True, slots=True)
 class GuardSettings:
-    """What a `DedupMiddleware` was given; see there."""
+    """The arguments of a `DedupMiddleware`; see there.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        TypeError: there is no such setting.
+    """
 
     dedup: Dedup | None
     key: KeyRule
-    inbox: Inbox | None
-    begin: Begin | None
     consumer: str
-    wait: Any
-    attempts: int
-    retry_delay: float
     dead_letter: str | None
-    fingerprint: Any
     keep_result: bool
-    remember: Ledger | None
-    resolve: Check | None
+    given: MessageSettings
+    rules: MessageRules = field(init=False)
+    """The checked settings, but for the consumer's name."""
+
+    def __post_init__(self) -> None:
+        place = self.dead_letter
+        if place is not None and (not isinstance(place, str) or not place):
+            raise ConfigError(f"dead_letter= must be the name of a place to publish to, got {place!r}")
+        object.__setattr__(self, "rules", self.deliveries("any").rules)
 
     @property
     def destination(self) -> str | None:
-        """Where dead letters are published to; None where they are not."""
+        """The place that dead letters are published to; None if they are not published."""
         return None if self.dead_letter == DISCARD else self.dead_letter
 
     @property
     def held(self) -> float:
         """Seconds for which a message is held in place while another delivery of it is at work."""
-        return check_seconds(self.wait, "wait", least=0.0) + self.retry_delay
+        return self.rules.wait + self.rules.retry_delay
 
-    def rules(self, consumer: str) -> MessageRules:
-        """Return the rules of one subscriber.
-
-        Raises:
-            ConfigError: a setting is wrong.
-        """
-        return MessageRules(
-            f"{self.consumer}/{consumer}" if self.consumer else consumer,
-            self.key,
-            wait=self.wait,
-            attempts=self.attempts,
-            retry_delay=self.retry_delay,
-            fingerprint=self.fingerprint,
-            keep_result=self.keep_result,
+    def deliveries(self, consumer: str) -> Deliveries:
+        """Return what decides on the deliveries of one subscriber."""
+        name = f"{self.consumer}/{consumer}" if self.consumer else consumer
+        given: Any = dict(self.given)
+        if given.get("resolve") is not None:
+            given["resolve"] = keeping(given["resolve"])
+        own = ("key", "consumer", "dead_letter", "keep_result")
+        return deliveries_of(
+            name, self.dedup, self.key, given, own, MessageSettings, keep_result=self.keep_result
         )

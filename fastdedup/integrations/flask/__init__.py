@@ -1,4 +1,4 @@
-"""Flask 3.0 and later: `@idempotent` and `@one_time_form` for views, classes of views and blueprints.
+"""Flask 3.0 and later: `@idempotent`, `@commits` and `@one_time_form` for views, classes of views and blueprints.
 
     gate = FastDedup(app, Dedup("redis://localhost:6379/0", namespace="shop"))    # fastdedup.sync.Dedup
 
@@ -19,6 +19,8 @@ from ...web.fingerprints import json_fingerprint
 from ...web.forms import FormRefused, Refusal
 from ...web.request import by_header, by_host, everyone
 from ...web.rules import UUID
+from ..http.committing import Committed
+from .commits import commits
 from .exchange import claim_of
 from .extension import FastDedup
 from .keys import idempotent
@@ -38,6 +40,9 @@ __all__ = [
     "by_session",
     "everyone",
     "json_fingerprint",
+    # Transactions
+    "commits",
+    "Committed",
     # Forms
     "one_time_form",
     "FormRefused",

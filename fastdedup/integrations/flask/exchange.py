@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import flask
 
 from ...errors import ConfigError
+from ...flows import drive
 from ...sync import Claim
+from ...web.answers import streams
 from ...web.request import RequestTooLarge
 from ...web.response import Response
 from .. import wsgi
-from ..wsgi_exchange import ExcInfo, Write, WsgiExchange, native, raw, send
-from ..wsgi_request import BadBody, read_body
+from ..http.committing import CommittedWork
+from ..http.wsgi_exchange import Closing, ExcInfo, Write, WsgiExchange, native, raw, send
+from ..http.wsgi_request import BadBody, read_body
 
+log = logging.getLogger("fastdedup.web")
 _EXCHANGE = "fastdedup.flask"
 _READ = frozenset(("stream", "form", "files", "_cached_data"))
 """The attributes that a Flask request has once its body was read."""
@@ -35,6 +40,8 @@ class FlaskExchange(WsgiExchange):
         self._replay: Response | None = None
         self._live: list[tuple[str, str]] = []
         self._left_cookie = ""
+        # Mutable: the work that commits with the response.
+        self.committing: CommittedWork | None = None
 
     # The request
 
@@ -66,7 +73,7 @@ class FlaskExchange(WsgiExchange):
     def run(self, app: WSGIApplication, environ: WSGIEnvironment) -> Iterable[bytes]:
         """Run the application; see `WsgiExchange.run`."""
         environ[_EXCHANGE] = self
-        source = super().run(app, environ)
+        source = super().run(CommittingApp(app, self), environ)
         replay = self._replay
         if replay is None:
             return source
@@ -86,7 +93,7 @@ class FlaskExchange(WsgiExchange):
         if any(_of_cors(name) for name, _ in self._live):
             kept = [pair for pair in self._replay.headers if not _of_cors(pair[0].decode("latin-1"))]
             self._replay.headers = kept
-        return _written_by_nobody
+        return _without_writer
 
     def leave_session(self) -> None:
         """Send no cookie of the session: the form's first answer may have made another session since."""
@@ -97,6 +104,67 @@ class FlaskExchange(WsgiExchange):
         self._replay = response
         headers = [pair for pair in response.headers if not _of_this_request(pair[0].decode("latin-1"))]
         return reply(Response(response.status, headers, response.body, reason=response.reason))
+
+
+class CommittingApp:
+    """Holds a response back until its transaction has committed with it; other responses go through."""
+
+    def __init__(self, app: WSGIApplication, exchange: FlaskExchange) -> None:
+        self._app = app
+        self._exchange = exchange
+        # Mutable: the response's status line and headers.
+        self._status = ""
+        self._headers: list[tuple[str, str]] = []
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Serve one request."""
+
+        def start(status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None, /) -> Write:
+            work = self._exchange.committing
+            if work is None or not work.transaction.is_open:
+                return start_response(status, headers, *(() if exc_info is None else (exc_info,)))
+            self._status, self._headers = status, headers
+            return _without_writer
+
+        try:
+            source = self._app(environ, start)
+            if not self._status:
+                return source
+            work = self._exchange.committing
+            assert work is not None
+            try:
+                return self._send(self._end(work, source), start_response, source)
+            except Exception as error:
+                drive(work.roll_back(error))
+                log.exception("%s: nothing was committed", environ.get("PATH_INFO", ""))
+                return self._send(_FAILED, start_response, source)
+        finally:  # such as an error of a teardown function, or the exit of a worker
+            if self._exchange.committing is not None:
+                drive(self._exchange.committing.roll_back())
+
+    def _end(self, work: CommittedWork, source: Iterable[bytes]) -> Response:
+        """Commit with the response, or roll back; return the response to send."""
+        headers = raw(self._headers)
+        response = Response(int(self._status[:3]), headers, b"")
+        if streams(response.header(b"content-type")):
+            raise drive(work.refuse("it is a stream"))
+        chunks, size = [], 0
+        for chunk in source:
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > work.rule.max_response:
+                raise drive(work.refuse(work.too_large))
+        reason = self._status[4:]
+        return drive(work.end(Response(response.status, headers, b"".join(chunks), reason=reason)))
+
+    def _send(
+        self, response: Response, start_response: StartResponse, source: Iterable[bytes]
+    ) -> Iterable[bytes]:
+        body = send(start_response, response)
+        return Closing(body, source.close) if hasattr(source, "close") else body
+
+
+_FAILED = Response(500, [(b"content-type", b"text/plain")], b"Internal Server Error")
 
 
 def exchange() -> FlaskExchange:
@@ -117,7 +185,7 @@ def exchange() -> FlaskExchange:
 def claim_of() -> Claim | None:
     """Return the claim under which the current request runs, with its `fence` and `lost`.
 
-    A view is not interrupted when its lease is lost: check `lost` before a step that cannot be undone. None where
+    A view is not interrupted when its lease is lost: check `lost` before a step that cannot be undone. Return None if
     the request has no key and no token.
     """
     return wsgi.claim_of(flask.request.environ)
@@ -145,5 +213,5 @@ def _of_cors(name: str) -> bool:
     return name.lower().startswith("access-control-")
 
 
-def _written_by_nobody(data: bytes) -> None:
+def _without_writer(data: bytes) -> None:
     """Stand for the server's write(): Flask does not call it."""

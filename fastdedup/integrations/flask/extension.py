@@ -17,7 +17,7 @@ from ...web.policy import PublishedPolicy
 from ...web.request import everyone
 from ...web.response import Response
 from ...web.rules import KeySettings, Rule, make_rules
-from ..wsgi_request import request_of
+from ..http.wsgi_request import request_of
 from .exchange import FlaskExchange, reply
 from .names import Subject, session_subject
 from .state import MARK, NAME, AppState, Decorated, current, route_of
@@ -35,8 +35,8 @@ class FastDedup:
     Args:
         app: the application, or None to call `init_app` later.
         dedup: a `fastdedup.sync.Dedup`; by default `app.config["FASTDEDUP"]`, which is one, or has its arguments.
-        docs: where the policy is published: a path such as `/idempotency`, which is then served here, or a URL of
-            your own. Every error links to it.
+        docs: the address of the policy: a path such as `/idempotency`, which is then served here, or a URL of your
+            own. Every error links to it.
         subject: a function that returns the subject of a form's token; by default `session_subject`.
         field: the name of a form's field for its token.
         settings: what all views under `idempotent` share, see `fastdedup.web.rules.Rule`; also `principal`.

@@ -14,7 +14,7 @@ from ...errors import ConfigError
 from ...web.request import Principal, Request, everyone, name_of_caller
 from ...web.response import REPLAYED, Response
 from ...web.rules import KeySettings, Rule, declared, make_rules
-from ..wsgi import WsgiGuard
+from ..wsgi import WsgiClaims
 from .exchange import claim_of, exchange, reply
 from .state import MARK, AppState, current, route_of
 
@@ -32,7 +32,7 @@ def idempotent(
 
     Write it below the decorator of the route, and below those that authorize. Classes: decorate a method of a
     MethodView, or list it in `decorators`. Async views work as in Flask itself. The response settles the key, also
-    one that an error handler makes; an exception that nobody handles releases it.
+    one that an error handler makes. An exception without an error handler releases the key.
 
     Args:
         principal: a plain function that names the caller whom a key belongs to. It runs in the request's context, so
@@ -59,48 +59,49 @@ class FlaskOperation:
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        make_rules(["/"], {"principal": everyone, **settings})  # so that a mistake raises where it is made
+        make_rules(["/"], {"principal": everyone, **settings})  # so that a mistake raises at the decorator
         self._settings = settings
 
     def limit(self, state: AppState) -> int | None:
-        """Return how many bytes of the current request's body are read; None where it claims no key."""
+        """Return how many bytes of the current request's body are read; None if it claims no key."""
         if "HTTP_IDEMPOTENCY_KEY" not in flask.request.environ:
             return None
-        rule = self._guard(state).rule
+        rule = self.claims_of(state).rule
         return rule.max_request if flask.request.method in rule.methods and claim_of() is None else None
 
     def rule(self, state: AppState, route: str) -> Rule:
-        """Return the rule of a route. Raises ConfigError where there is no principal."""
+        """Return the rule of a route. Raises ConfigError if there is no principal."""
         rule = make_rules([declared(route)], {**state.settings, **self._settings})[0]
         principal = rule.principal
         return rule if principal is everyone else replace(rule, principal=_named_by(principal))
 
-    def _guard(self, state: AppState) -> WsgiGuard:
-        route = route_of(flask.request.url_rule)
-        guard = state.guards.get((self, route))
-        if guard is None:
-            guard = state.guards[self, route] = WsgiGuard(state.dedup, self.rule(state, route))
-        return guard
+    def claims_of(self, state: AppState) -> WsgiClaims:
+        """Return the claims of the current request's route."""
+        return state.claims[self, route_of(flask.request.url_rule)]
+
+    def claims_at(self, state: AppState, route: str) -> WsgiClaims:
+        """Return the claims of a route."""
+        return WsgiClaims(state.dedup, self.rule(state, route))
 
     def handle(self, view: Callable[[], Any]) -> Any:
         """Answer a request."""
         state, environ = current(), flask.request.environ
-        guard = self._guard(state)
-        if flask.request.method not in guard.rule.methods or claim_of() is not None:
+        claims = self.claims_of(state)
+        if flask.request.method not in claims.rule.methods or claim_of() is not None:
             return view()
         held = exchange()
         docs = state.docs_at(environ)
-        got = guard.ask(environ, docs, held.body_of)
+        got = claims.admit(environ, docs, held.body_of)
         if got is None:
             return view()
         if isinstance(got, Response):
             return held.instead(got) if got.header(REPLAYED[0]) else reply(got)
-        held.hold(environ, got, guard.rule, docs)
+        held.hold(environ, got, claims.rule, docs)
         return view()
 
 
 def _named_by(principal: Principal) -> Principal:
-    """Return a principal function that may also return a number or a UUID, as sessions have them."""
+    """Return a principal function that may also return a number or a UUID: sessions have them."""
 
     def named(request: Request) -> Any:
         found = principal(request)
@@ -109,8 +110,8 @@ def _named_by(principal: Principal) -> Principal:
     return named
 
 
-def decorated(view: View, rules: Any, handle: Callable[[Callable[[], Any]], Any]) -> View:
-    """Return a view that calls `handle` with the view.
+def decorated(view: View, rules: Any, handle: Callable[[Callable[..., Any]], Any]) -> View:
+    """Return a view that calls `handle` with the view, which takes further arguments by their names.
 
     Raises:
         ConfigError: the object is not a view.
@@ -123,7 +124,7 @@ def decorated(view: View, rules: Any, handle: Callable[[Callable[[], Any]], Any]
 
     @functools.wraps(view)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        return handle(lambda: flask.current_app.ensure_sync(view)(*args, **kwargs))
+        return handle(lambda **more: flask.current_app.ensure_sync(view)(*args, **kwargs, **more))
 
     setattr(guarded, MARK, rules)
     return guarded  # type: ignore[return-value] # it is called as the view is

@@ -33,7 +33,7 @@ def by_session(name: str) -> Callable[[Request], Named]:
 
 
 def session_subject() -> str:
-    """Return the session, and Flask-Login's user where there is one: no other session can use the token.
+    """Return the session, and Flask-Login's user if there is one: no other session can use the token.
 
     Clearing the session ends the token.
     """

@@ -11,23 +11,24 @@ from wsgiref.types import WSGIEnvironment
 import flask
 from werkzeug.datastructures import FileStorage
 
-from ...errors import ConfigError, UnavailableError
+from ...errors import ConfigError
+from ...flows import drive
+from ...web.answers import refusal
 from ...web.forms import (
     CONTENT_TYPES,
     HEADER,
     SAFE_METHODS,
     WAIT,
     FormRefused,
+    admit_form,
     contents,
-    first_response,
     sent_token,
-    unavailable,
-    was_sent_before,
 )
 from ...web.request import RequestTooLarge, everyone
+from ...web.response import Response
 from ...web.rules import ClaimSettings, Rule
-from ..wsgi import WsgiGuard, refused
-from ..wsgi_request import BadBody, request_of
+from ..http.wsgi_request import BadBody, request_of
+from ..wsgi import WsgiClaims
 from .exchange import FlaskExchange, exchange, reply
 from .keys import decorated
 from .names import Subject
@@ -48,7 +49,7 @@ def one_time_form(
     *,
     subject: Subject | None = None,
     field: str | None = None,
-    wait: float = WAIT,
+    wait: float | None = WAIT,
     **settings: Unpack[ClaimSettings],
 ) -> Callable[[View], View]: ...
 
@@ -59,7 +60,7 @@ def one_time_form(
     *,
     subject: Subject | None = None,
     field: str | None = None,
-    wait: float = WAIT,
+    wait: float | None = WAIT,
     **settings: Unpack[ClaimSettings],
 ) -> Any:
     """Decorate a view whose form takes effect once: GET passes, any other method redeems the form's token.
@@ -73,7 +74,7 @@ def one_time_form(
     shows the form anew. A script sends the token in the header X-One-Time-Token.
 
     Args:
-        view: the view, where the decorator is used without arguments.
+        view: the view, if the decorator is used without arguments.
         subject: a function that returns the subject of its tokens; by default the one of `FastDedup`.
         field: the form's field; by default the one of `FastDedup`.
         wait: seconds that a second click waits for the first click's page.
@@ -82,7 +83,7 @@ def one_time_form(
     Raises:
         ConfigError: a setting cannot be used.
     """
-    form = OneTimeView(Rule("/", everyone, wait=wait, **settings), subject, field)
+    form = OneTimeView(Rule("/", everyone, wait=WAIT if wait is None else wait, **settings), subject, field)
 
     def decorate(view: Any) -> Any:
         return decorated(view, form, form.handle)
@@ -99,12 +100,16 @@ class OneTimeView:
         self._field = field
 
     def limit(self, state: AppState) -> int | None:
-        """Return how many bytes of the current request's body are read; None where it sends no form."""
+        """Return how many bytes of the current request's body are read; None if it sends no form."""
         return None if flask.request.method in SAFE_METHODS else self._rule.max_request
 
     def rule(self, state: AppState, route: str) -> Rule | None:
         """Return None: a form has no key."""
         return None
+
+    def claims_at(self, state: AppState, route: str) -> WsgiClaims:
+        """Return the claims of a form's tokens."""
+        return WsgiClaims(state.dedup, self._rule)
 
     def handle(self, view: Callable[[], Any]) -> Any:
         """Answer a request. Raises FormRefused."""
@@ -115,13 +120,15 @@ class OneTimeView:
         held = exchange()
         if held.holds:
             raise ConfigError(
-                "a view can have idempotent() or one_time_form(), not both, as one response cannot settle two claims"
+                "a view can have idempotent() or one_time_form(), not both: one response cannot settle two claims"
             )
         docs = state.docs_at(environ)
         try:
             return self._answered(state, held, form, view, docs)
-        except (RequestTooLarge, BadBody) as error:
-            return reply(refused(error, self._rule, docs))
+        except RequestTooLarge as error:
+            return reply(refusal(error, self._rule, docs))
+        except BadBody as error:
+            return reply(error.response(docs))
         except FormRefused as error:
             form.refused = error
             form.again = error.retry_after is not None and bool(form.token)
@@ -130,31 +137,18 @@ class OneTimeView:
     def _answered(
         self, state: AppState, held: FlaskExchange, form: FlaskForm, view: Callable[[], Any], docs: str | None
     ) -> Any:
-        request, guard = flask.request, self._guard(state)
+        request, claims = flask.request, state.claims[self, ""]
         body = held.body_of(request.environ, self._rule.max_request)
         form.token = sent_token(request.headers.get(HEADER) or request.form.get(form.field))
         mark = self._mark(request.environ, form.field, body)
         subject = subject_of(form)
-        try:
-            claim = guard.redeem(form.token, subject)
-        except UnavailableError as error:
-            raise unavailable(error) from None
-        except FormRefused as error:
-            if was_sent_before(error):
-                held.leave_session()
-            raise
-        if not claim.acquired:
-            first = first_response(claim, mark, docs, person=HEADER not in request.headers)
-            held.leave_session()
-            return held.instead(first)
-        held.hold(request.environ, claim, self._rule, docs, mark)
+        person = HEADER not in request.headers
+        redeeming = claims.redeem(form.token, subject)
+        got = drive(admit_form(redeeming, mark, docs, held.leave_session, person=person))
+        if isinstance(got, Response):
+            return held.instead(got)
+        held.hold(request.environ, got, self._rule, docs, mark)
         return view()
-
-    def _guard(self, state: AppState) -> WsgiGuard:
-        guard = state.guards.get((self, ""))
-        if guard is None:
-            guard = state.guards[self, ""] = WsgiGuard(state.dedup, self._rule)
-        return guard
 
     def _mark(self, environ: WSGIEnvironment, field: str, body: bytes) -> bytes:
         if flask.request.mimetype in CONTENT_TYPES:

@@ -12,9 +12,9 @@ from ...errors import ConfigError
 from ...sync import Dedup
 from ...web.policy import PublishedPolicy, docs_at
 from ...web.record_keys import SCOPE
-from ...web.rules import Rule
-from ..wsgi import WsgiGuard
-from ..wsgi_request import mount_of
+from ...web.rules import MadeByRoute, Rule
+from ..http.wsgi_request import mount_of
+from ..wsgi import WsgiClaims
 from .names import Subject
 
 NAME = "fastdedup"
@@ -27,10 +27,13 @@ class Decorated(Protocol):
     """The rules of a decorated view."""
 
     def limit(self, state: AppState) -> int | None:
-        """Return how many bytes of the current request's body are read, or None where it is not read."""
+        """Return how many bytes of the current request's body are read, or None if it is not read."""
 
     def rule(self, state: AppState, route: str) -> Rule | None:
-        """Return the published rule of a route, or None where its requests have no key."""
+        """Return the published rule of a route, or None if its requests have no key."""
+
+    def claims_at(self, state: AppState, route: str) -> WsgiClaims:
+        """Return the claims of a route."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -42,8 +45,8 @@ class AppState:
     subject: Subject
     field: str
     settings: dict[str, Any]
-    guards: dict[tuple[Decorated, str], WsgiGuard] = dataclasses.field(default_factory=dict)
-    """Mutable: the guards by view and route, each made at its first request."""
+    claims: MadeByRoute[tuple[Decorated, str], WsgiClaims] = dataclasses.field(init=False)
+    """The claims by view and route."""
     policy: PublishedPolicy | None = None
     """Mutable: the policy of all views, made when it is first asked for."""
     web_keys: Dedup = dataclasses.field(init=False)
@@ -51,6 +54,7 @@ class AppState:
 
     def __post_init__(self) -> None:
         self.web_keys = self.dedup.scoped(SCOPE)
+        self.claims = MadeByRoute(lambda place: place[0].claims_at(self, place[1]))
 
     def docs_at(self, environ: WSGIEnvironment) -> str | None:
         """Return the policy's address: a path of this application's is below its mount."""
@@ -70,5 +74,5 @@ def current() -> AppState:
 
 
 def route_of(rule: Any) -> str:
-    """Return a route as it is declared, with its names in braces."""
+    """Return the declared path of a route, with its names in braces."""
     return str(rule.rule).replace("<", "{").replace(">", "}")

@@ -25,12 +25,12 @@ class FlaskForm:
     token: str = ""
     """The token that the form was sent with."""
     again: bool = False
-    """True where that token stays good and is rendered again: with a new one, sending again would order twice."""
+    """True if that token stays good and is rendered again: with a new one, sending again would order twice."""
     refused: FormRefused | None = None
 
 
 def form_of() -> FlaskForm:
-    """Return the state of the current request's form; where its view is not decorated, by the settings."""
+    """Return the state of the current request's form; if its view is not decorated, the state of the settings."""
     form = flask.g.get(_FORM)
     return open_form(None, None) if form is None else form
 
@@ -58,8 +58,8 @@ def issue_token(ttl: float | None = None) -> str:
 def one_time_token(ttl: float | None = None) -> Markup:
     """Render a hidden input with a token: a new token, unless the form that was sent may be sent again.
 
-    The token is empty while the store is unavailable. The page is still shown, and when the form is sent, it is
-    refused as it is in an outage.
+    The token is empty while the store is unavailable. The page is still shown, and when the form is sent, it gets the
+    refusal of an outage.
 
     Args:
         ttl: seconds in which the form can be sent; by default the `Dedup`'s `token_ttl`.
@@ -69,15 +69,15 @@ def one_time_token(ttl: float | None = None) -> Markup:
 
 
 def one_time_notice() -> Markup:
-    """Render why the form was refused; nothing where it was not refused."""
+    """Render why the form was refused; nothing if it was not refused."""
     refused = form_of().refused
     return Markup() if refused is None else Markup(notice(refused.title, refused.message))
 
 
 def reopen() -> None:
-    """Call this in a view where the form has not taken effect, whatever the response: its token can be used again.
+    """Call this in a view if the form has not taken effect, whatever the response: its token can be used again.
 
-    For example after a declined card, or where a field is not valid.
+    For example after a declined card, or if a field is not valid.
     """
     held, form = exchange(), form_of()
     if held.holds:

@@ -1,7 +1,7 @@
-"""Acknowledging messages: what is done in one turn of the event loop goes to the broker in one write.
+"""Acknowledging messages: all acks of one turn of the event loop go to the broker in one write.
 
-aiormq's own ack is a write to the socket, a future and two turns of the loop for each message: a third of what a bare
-consumer costs.
+aiormq's own ack is a write to the socket, a future and two turns of the loop for each message: a third of the cost of
+a bare consumer.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _ACK: Final = struct.Struct(">BHIHHQBB")
 """A frame of AMQP 0-9-1: kind, channel, size, class, method, delivery tag, flags, end."""
 _METHOD, _SIZE, _BASIC, _BASIC_ACK, _END = 1, 13, 60, 80, 0xCE
 _PROCESSED: Final = "_IncomingMessage__processed"
-"""By which aio-pika refuses to settle a message twice."""
+"""The attribute with which aio-pika refuses to settle a message twice."""
 log = logging.getLogger("fastdedup.messages")
 
 
 class Acks:
-    """The messages of one consumer that are done, and whose broker was not told yet."""
+    """The finished messages of one consumer whose acks are not sent yet."""
 
     def __init__(self, consumer: str) -> None:
         self._consumer = consumer
-        # Mutable: what is to be written, by the channel that the messages came by, and what says that there is some.
+        # Mutable: the acks to write, by the channel that the messages came by, and an event: there are some.
         self._waiting: dict[AbstractChannel, list[bytes]] = {}
         self._something = anyio.Event()
 
@@ -52,14 +52,14 @@ class Acks:
         self._something.set()
 
     async def run(self) -> None:
-        """Write what was added, until cancelled."""
+        """Write the added acks, until cancelled."""
         while True:
             await self._something.wait()
             self._something = anyio.Event()
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what was added so far; return once it has left this process."""
+        """Write the acks that were added so far; return once they have left this process."""
         waiting, self._waiting = self._waiting, {}
         for channel, frames in waiting.items():
             try:

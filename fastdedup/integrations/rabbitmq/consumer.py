@@ -1,4 +1,4 @@
-"""`Consumer`: takes a queue's messages, and tells the broker what came of each."""
+"""`Consumer`: takes a queue's messages, and settles each at the broker."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ from .replies import LOST, reply
 KeyRule = Callable[[AbstractIncomingMessage], str | None]
 Handler = Callable[..., Coroutine[Any, Any, Any]]
 PREFETCH: Final = 256
-"""Messages that the broker sends ahead of their acks, by default: so many claims share batches."""
+"""Messages that the broker sends ahead of their acks, by default: their claims share batches."""
 _GOODBYE: Final = 5.0
-"""Seconds that giving messages back may take, where the consumer ends: the broker also takes them back by itself."""
+"""Seconds to give messages back when the consumer ends. The broker also takes them back by itself."""
 _LOOK: Final = 1.0
 """Seconds between two looks whether the broker still delivers."""
 log = logging.getLogger("fastdedup.messages")
 
 
 class Consumer(ConsumerLife):
-    """Consumes a queue; the handler's work is done once for each message, however often the broker delivers it.
+    """Consumes a queue; the handler's work is done once for each message, for any number of deliveries.
 
     Use it as an async context manager, and call `run` in it. A message is acknowledged when it is done, waits
-    `retry_delay` seconds where it was not, and becomes a dead letter after `attempts`. It is held unacknowledged
+    `retry_delay` seconds if it was not, and becomes a dead letter after `attempts`. It is held unacknowledged
     while another delivery of it is at work, and while Redis (without an inbox) or the database (with one) does not
     answer.
 
     Args:
-        queue: an aio-pika queue; on a robust connection the consumer goes on after the connection was lost.
-        dedup: the gate, open before the consumer runs; None where an inbox decides alone.
+        queue: an aio-pika queue; on a robust connection the consumer goes on after a lost connection.
+        dedup: the gate, open before the consumer runs; None if an inbox decides alone.
         key: a function of the message: `message_id`, `header("order-id")`, or your own.
         dead_letter: an exchange for dead letters; by default they go to the queue `<queue>.dead`.
-        declare: make the queues for retries and dead letters, where they are not there yet.
+        declare: make the queues for retries and dead letters, if they do not exist yet.
         prefetch: messages that the broker sends ahead of their acks, and handlers at work at once.
         settings: those that all consumers have, see `fastdedup.messages.settings.ConsumerSettings`: inbox, begin,
-            remember, resolve, name, wait, attempts, retry_delay, fingerprint, grace.
+            remember, resolve, name, wait, attempts, retry_delay, lease, fingerprint, grace.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.
@@ -87,12 +87,12 @@ class Consumer(ConsumerLife):
         check_hold(queue.name, queue.arguments or {}, rules.wait, "wait")
         if timeout := ack_timeout(queue.arguments or {}):
             self._deliveries.check_memory(timeout, "x-consumer-timeout")
-        # Of a message that is held for its next attempts: all of them together end before the broker's patience.
+        # For a message that is held for its next attempts: all holds together end before the broker's ack timeout.
         self._pause = min(rules.retry_delay, patience(queue.arguments or {}) / (2 * rules.attempts))
         self._queue = queue
         self._prefetch = check_count(prefetch, "prefetch")
         self._acks = Acks(self.name)
-        # Mutable: deliveries in hand, by their ids, and whoever waits for their end; those that go back.
+        # Mutable: deliveries in hand, by their ids, and the waiter for their end; those that go back.
         self._in_hand: dict[int, AbstractIncomingMessage] = {}
         self._idle = anyio.Event()
         self._late: list[AbstractIncomingMessage] = []
@@ -120,13 +120,13 @@ class Consumer(ConsumerLife):
             await self._live(handler)
 
     async def _live(self, handler: Handler) -> None:
-        """Consume until `stop` is called; end what was begun, and raise what ended it."""
+        """Consume until `stop` is called; end the begun work, and raise the error that ended it."""
         channel = self._queue.channel
         await reply(channel.set_qos(prefetch_count=self._prefetch))
         if not isinstance(channel, AbstractRobustChannel):
             channel.close_callbacks.add(self._on_close)
         handout = Handout[AbstractIncomingMessage]()
-        # Before the group, which would wrap the error of a connection that is lost now.
+        # Before the group, because a group would wrap the error of a connection that is lost now.
         underlay = await channel.get_underlay_channel()
         tag = await reply(self._queue.consume(self._taker(handout)))
         try:
@@ -163,7 +163,7 @@ class Consumer(ConsumerLife):
 
         async def take(message: AbstractIncomingMessage) -> None:
             with suppress(*LOST):
-                # From the second message of a channel on without aio-pika's own task for each.
+                # From a channel's second message on, this avoids aio-pika's own task for each message.
                 consumers = getattr(message.channel, "consumers", {})
                 if message.consumer_tag in consumers:
                     consumers[message.consumer_tag] = at_once
@@ -181,7 +181,7 @@ class Consumer(ConsumerLife):
             except asyncio.CancelledError:
                 if self._is_cancelled():
                     raise
-                take_back_cancels(task)  # which its last handler has brought about
+                take_back_cancels(task)  # those that its last handler has caused
                 continue
             await self._deliver(message, handler)
 
@@ -191,14 +191,14 @@ class Consumer(ConsumerLife):
             await reply(self._queue.cancel(tag))
 
     async def _finish(self, group: TaskGroup) -> None:
-        """Let the deliveries in hand end; then stop what is left."""
+        """Let the deliveries in hand end; then stop the rest."""
         with anyio.move_on_after(self._grace):
             if self._in_hand:
                 await self._idle.wait()
         group.cancel_scope.cancel()
 
     async def _give_back(self, tag: str) -> None:
-        """Acknowledge what is done, and return the rest to the queue: its channel may stay open for long."""
+        """Acknowledge the finished messages, and return the rest to the queue: the channel may stay open for long."""
         if not self._stop.is_set():  # the task was cancelled
             self._stop.set()
             with anyio.move_on_after(_GOODBYE):
@@ -245,7 +245,7 @@ class Consumer(ConsumerLife):
             if self._stop.is_set():
                 self._late.append(message)
                 return
-            _ = message.channel  # raises where the broker delivers the message again
+            _ = message.channel  # raises if the broker delivers the message again
         if not message.processed:
             self._acks.add(cast(IncomingMessage, message))
 
@@ -254,8 +254,8 @@ class Consumer(ConsumerLife):
             self._give_up(ConnectionError(f"the channel of {self._queue.name!r} was closed: {error}"))
 
     async def _watch(self, underlay: Any, tag: str) -> None:
-        """Look whether the broker still delivers: it stops where the queue was deleted, and tells nobody."""
-        while tag in underlay.consumers:  # noqa: ASYNC110 -- as nobody tells
+        """Check that the broker still delivers: it stops without notice if the queue was deleted."""
+        while tag in underlay.consumers:  # noqa: ASYNC110 -- there is no notice
             await anyio.sleep(_LOOK)
         if not self._stop.is_set():
             self._give_up(

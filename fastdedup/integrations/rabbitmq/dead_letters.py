@@ -1,7 +1,7 @@
 """Dead letters: look at them, and send them back to the queue that they came from. Main path: `replay`.
 
 RabbitMQ cannot show a message without handing it out. So both functions take messages unacknowledged, on a channel of
-their own, and give back what stays. Whatever ends them in between, the broker then has every message.
+their own, and give back those that stay. If they end in between for any reason, the broker still has every message.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .places import DEATHS, HeadersTooLargeError, RefusedError, UnroutableError,
 from .replies import reply
 
 _GOODBYE: Final = 5.0
-"""Seconds that giving back may take. After that the broker takes everything back by itself."""
+"""Seconds to give messages back. After that the broker takes everything back by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One dead letter. What it does not tell is None: the broker, or another program, may have put it there.
+    """One dead letter. Unknown values are None: the broker, or another program, may have put it there.
 
     Attributes:
         key: the message's key; without one its message id.
         attempts: how often the handler was begun for it.
-        reason: why it is here: one of `fastdedup.messages.Reason`, or the broker's own word.
-        error: what the last attempt raised.
+        reason: the reason: one of `fastdedup.messages.Reason`, or the broker's own word.
+        error: the last attempt's error.
         consumer: the consumer that gave it up.
         queue: the queue that it came from, to which `replay` sends it.
         at: when it was given up, by ISO 8601.
@@ -58,13 +58,13 @@ class DeadLetter:
 
 @dataclass(slots=True)
 class Replay:
-    """What came of a `replay`.
+    """The result of a `replay`.
 
     Attributes:
         seen: dead letters that were looked at.
         replayed: those that were sent back, or would be with `dry_run`.
         keys: the keys of those.
-        kept: chosen ones that could not be sent back, by the reason. They are dead letters still.
+        kept: chosen ones that could not be sent back, by the reason. They are still dead letters.
     """
 
     seen: int = 0
@@ -75,7 +75,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """The oldest dead letters of a queue, and how many there are in all."""
+    """The oldest dead letters of a queue, and the number of all."""
 
     letters: tuple[DeadLetter, ...]
     total: int
@@ -84,7 +84,7 @@ class DeadLetters:
 async def list_dead_letters(channel: AbstractChannel, queue: str, limit: int = 50) -> DeadLetters:
     """Look at the oldest dead letters of a queue, and leave them there.
 
-    Each is marked as redelivered then. A quorum queue with no delivery limit has them at its end afterwards.
+    Afterwards each is marked as redelivered. A quorum queue without a delivery limit then has them at its end.
 
     Raises:
         ConfigError: there is no such queue.
@@ -107,20 +107,20 @@ async def replay(
     dry_run: bool = False,
     on_letter: Callable[[int], object] = lambda total: None,
 ) -> Replay:
-    """Send dead letters back to the queue that each came from, oldest first; the others stay where they are.
+    """Send dead letters back to the queue that each came from, oldest first; the others stay in their queue.
 
-    A copy is published and confirmed before its dead letter is acknowledged. So nothing is lost, wherever this ends;
-    what is sent back twice is one message to the consumer, by its key. The attempts begin anew. A message that fails
-    again is a dead letter again, which this call does not take once more.
+    A copy is published and confirmed before its dead letter is acknowledged. So nothing is lost if this ends early;
+    a letter that is sent back twice is one message for the consumer, by its key. The attempts begin anew. A message
+    that fails again is a dead letter again, which this call does not take once more.
 
     Args:
         channel: an open channel of aio-pika; another one is opened on its connection.
-        queue: where the dead letters lie, such as `orders.dead`.
-        keys: the keys of those to send back; None for all but those that lack headers of their message.
-        limit: send back so many at most.
+        queue: the queue of the dead letters, such as `orders.dead`.
+        keys: the keys of those to send back; None for all, except those that lack headers of their message.
+        limit: the most letters to send back.
         to: the queue to send them to, instead of the one that each came from.
         dry_run: only count them.
-        on_letter: called after each letter, with how many there are.
+        on_letter: called after each letter, with their number.
 
     Raises:
         ConfigError: there is no such queue.
@@ -166,7 +166,7 @@ async def _send_back(
 
 @asynccontextmanager
 async def _channel_of_ours(channel: AbstractChannel) -> AsyncIterator[Wire]:
-    """Yield a channel to take messages by. Afterwards give back what is unacknowledged.
+    """Yield a channel to take messages by. Afterwards give back the messages without an ack.
 
     One message is published at a time on it: aiormq takes a returned one for another that has the same message id.
     """
@@ -180,11 +180,9 @@ async def _channel_of_ours(channel: AbstractChannel) -> AsyncIterator[Wire]:
 
 
 async def _give_back(wire: Wire) -> None:
-    """Give back by a nack: RabbitMQ counts what a closed channel gives back as a failed delivery, from 4.3 on."""
+    """Give back with a nack, because RabbitMQ 4.3 counts messages of a closed channel as failed deliveries."""
     if not wire.is_closed:
-        await reply(
-            wire.basic_nack(0, multiple=True, requeue=True)
-        )  # 0: every message that is unacknowledged
+        await reply(wire.basic_nack(0, multiple=True, requeue=True))  # 0: every message without an ack
         await reply(wire.close())
 
 
@@ -194,7 +192,7 @@ class _Taken:
     def __init__(self, wire: Wire, queue: str) -> None:
         self._wire = wire
         self._queue = queue
-        # Mutable: how many there were. By the first message: a queue's own figure runs ahead of what is given back.
+        # Mutable: how many there were, from the first message: the queue's own figure may be ahead of the returns.
         self.total = 0
 
     async def messages(self, limit: int | None = None) -> AsyncIterator[IncomingMessage]:
@@ -206,7 +204,7 @@ class _Taken:
         seen = 0
         while seen != limit and (seen == 0 or seen < self.total):
             message = await self._next()
-            if message is None:  # somebody else has taken the rest
+            if message is None:  # another program has taken the rest
                 return
             if seen == 0:
                 self.total = 1 + (message.message_count or 0)
@@ -218,8 +216,8 @@ class _Taken:
             delivered = await reply(self._wire.basic_get(self._queue))
         except ChannelNotFoundEntity:
             raise ConfigError(
-                f"there is no queue {self._queue!r}: dead letters of the queue orders lie in orders.dead, or where "
-                "the consumer's dead_letter= routes them"
+                f"there is no queue {self._queue!r}: dead letters of the queue orders are in orders.dead, or in the "
+                "queue to which the consumer's dead_letter= routes them"
             ) from None
         if isinstance(delivered.delivery, spec.Basic.GetEmpty):
             return None
@@ -229,7 +227,7 @@ class _Taken:
 
 
 def letter_of(message: IncomingMessage) -> DeadLetter:
-    """Return what a dead letter tells."""
+    """Return the data of a dead letter."""
     headers = message.headers
     ours = REASON in headers
     return DeadLetter(
@@ -245,7 +243,7 @@ def letter_of(message: IncomingMessage) -> DeadLetter:
 
 
 def _time_of_death(headers: Mapping[str, Any]) -> str | None:
-    """Return when the broker gave the message up first."""
+    """Return the first time at which the broker gave the message up."""
     deaths = headers.get("x-death")
     last = deaths[-1] if isinstance(deaths, list) and deaths else None
     time = last.get("time") if isinstance(last, dict) else None

@@ -1,4 +1,4 @@
-"""Where the key of a RabbitMQ message comes from."""
+"""The sources of a RabbitMQ message's key."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ...messages.keys import body_digest, text_of
 
 
 def message_id(message: AbstractMessage) -> str | None:
-    """Return the property `message_id`, as its publisher has set it.
+    """Return the property `message_id`, which the publisher has set.
 
-    aio-pika sends a random one where its publisher sets none: then a message that is published again has another id.
+    aio-pika sends a random one if its publisher sets none: then a message that is published again has another id.
     """
     return message.message_id
 
@@ -29,7 +29,7 @@ def header(name: str) -> Callable[[AbstractMessage], str | None]:
 def body(message: AbstractMessage) -> str:
     """Return a digest of the message's body.
 
-    Two orders with equal bodies are one order then: choose it only where a body names its event, by a time or a
+    Two orders with equal bodies are one order then: choose it only if a body names its event, by a time or a
     number.
     """
     return body_digest(message.body)

@@ -1,4 +1,4 @@
-"""The two places beside a queue: where a message waits for its next attempt, and where dead letters lie."""
+"""The two places beside a queue: one for messages that wait for their next attempt, and one for dead letters."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from .replies import LOST, reply
 
 _EXCHANGE: Final = "x-fastdedup-exchange"
 _ROUTING_KEY: Final = "x-fastdedup-routing-key"
-"""Where a message was published to first: a retried one comes back through the default exchange."""
+"""The first place that a message was published to: a retried one comes back through the default exchange."""
 _NO_ID: Final = "x-fastdedup-no-message-id"
-"""The message was published without an id. aiormq makes one up for each copy, and that must never become a key."""
+"""The message was published without an id. aiormq invents one for each copy, and that must never become a key."""
 _TYPE: Final = "x-queue-type"
 _LIMIT: Final = "x-delivery-limit"
 _TIMEOUT: Final = "x-consumer-timeout"
 _USUAL_TIMEOUT: Final = 1800.0
-"""Seconds that RabbitMQ waits for an ack by default, until it closes the channel. A queue's argument says otherwise,
-or a policy or the server's own settings, of which no client is told."""
+"""Seconds that RabbitMQ waits for an ack by default, until it closes the channel. A queue's argument may change
+that, or a policy or the server's own settings, which no client can see."""
 DEATHS: Final = ("x-death", "x-first-death-exchange", "x-first-death-queue", "x-first-death-reason")
-"""RabbitMQ's own record of the wait for a retry; with it, it takes the next one for a cycle and drops the message."""
+"""RabbitMQ's own record of the wait for a retry; with it RabbitMQ takes the next wait for a cycle, and drops it."""
 _MANY: Final = 1_000_000_000
-"""Deliveries of a dead letter: to look at it is one, and RabbitMQ 4.0 drops what had 20 from a quorum queue."""
+"""Deliveries of a dead letter: each look at it is one, and RabbitMQ 4.0 drops it from a quorum queue after 20."""
 _PERSISTENT: Final = 2
 _REFUSED_PAUSE: Final = 0.5
 """Seconds until a place that has refused a message is asked again: it is full."""
 _OTHER_PROPERTIES: Final = 2200
-"""Bytes at most of a content header without its table of headers: eight texts of up to 256, and what frames them."""
+"""The most bytes of a content header without its table of headers: eight texts of up to 256, and what frames them."""
 _FRAME: Final = 20
 """Bytes of a content header's frame around its properties."""
 _MADE_UP_ID: Final = 33
-"""Bytes of the message id that aiormq makes up."""
+"""Bytes of the message id that aiormq invents."""
 _LOCKS: WeakKeyDictionary[AbstractChannel, dict[str, anyio.Lock]] = WeakKeyDictionary()
 """Held while a message of an id is published on a channel."""
 log = logging.getLogger("fastdedup.messages")
@@ -68,14 +68,14 @@ class Places:
     """The queue for retries, and the exchange or queue for dead letters, of one queue.
 
     A retry waits in a queue of its own, whose messages expire after `retry_delay` seconds and are routed back by the
-    broker: no plugin is needed. That queue's name ends in its delay, as a queue's TTL cannot be changed.
+    broker: no plugin is needed. That queue's name ends in its delay, because a queue's TTL cannot be changed.
 
     Args:
         queue: the consumer's queue.
         retry_delay: seconds until a message is delivered again.
         dead_letter: an exchange that dead letters are published to, by the queue's name as routing key; by default
             they go to the queue `<queue>.dead`.
-        declare: make the two places, where they are not there yet.
+        declare: make the two places, if they do not exist yet.
         attempts: how often the handler is begun for a message.
 
     Raises:
@@ -107,10 +107,10 @@ class Places:
         self._refusals, self._losses, self._unfit = LogThrottle(), LogThrottle(), LogThrottle()
 
     async def open(self, queue: AbstractQueue) -> None:
-        """Make the places, or see that they are there.
+        """Make the places, or check that they exist.
 
         Raises:
-            ConfigError: one of them is not there, or is another kind of queue.
+            ConfigError: one of them does not exist, or is another kind of queue.
         """
         underlay = await reply(queue.channel.get_underlay_channel())
         await self._place(underlay, self.retries, self._retry_arguments())
@@ -120,13 +120,13 @@ class Places:
             await self._place(underlay, self.dead_letters, self._dead_letter_arguments())
 
     async def retry(self, message: AbstractIncomingMessage, decision: Decision) -> bool:
-        """Put a copy of a message where it waits for its next attempt; return once the broker has confirmed it.
+        """Put a copy of a message into its waiting queue; return once the broker has confirmed it.
 
-        False where the copy's headers would not fit: the handler needs those of the message, and we need ours.
+        False if the copy's headers would not fit: the handler needs those of the message, and fastdedup its own.
 
         Raises:
             ChannelInvalidStateError: the channel was lost: the broker delivers the message again.
-            UnroutableError: that place is there no more.
+            UnroutableError: the waiting queue no longer exists.
         """
         headers = {name: value for name, value in message.headers.items() if name not in DEATHS}
         headers = retry_headers(headers, decision)
@@ -143,13 +143,11 @@ class Places:
         return True
 
     async def bury(self, message: AbstractIncomingMessage, decision: Decision, consumer: str) -> None:
-        """Put a copy of a message where dead letters lie, as far as it fits. Raises as `retry`."""
+        """Publish a copy of a message as a dead letter, with as many headers as fit. Errors: see `retry`."""
         headers = dead_letter_headers(message.headers, decision, consumer) | {QUEUE: self.queue}
         headers.setdefault(_EXCHANGE, message.exchange or "")
         headers.setdefault(_ROUTING_KEY, message.routing_key or "")
-        is_direct = (
-            not message.exchange and message.routing_key == self.queue
-        )  # as it will be when it is replayed
+        is_direct = not message.exchange and message.routing_key == self.queue  # a replay goes there too
         await lay_down(
             headers.items(),
             lambda some: self._publish(message, self.exchange, self.dead_letters, dict(some), None),
@@ -165,7 +163,7 @@ class Places:
         headers: dict[str, Any],
         expiration: Any,
     ) -> None:
-        """Publish a copy, as often as its place refuses it."""
+        """Publish a copy, and again if its place refuses it."""
         while True:
             try:
                 return await publish_copy(message, exchange, routing_key, headers, expiration)
@@ -173,9 +171,7 @@ class Places:
                 if self._refusals.passes():
                     log.warning("%s, and is asked again", refused)
                 await anyio.sleep(_REFUSED_PAUSE)
-            except (
-                LOST
-            ) as error:  # the message is delivered again, and if it was its copy that did it, this repeats
+            except LOST as error:  # the message is delivered again; if its copy was the cause, this repeats
                 if self._losses.passes():
                     log.warning("the channel was lost as a copy was published for %r: %s", routing_key, error)
                 raise
@@ -195,12 +191,12 @@ class Places:
             "x-dead-letter-routing-key": self.queue,
         }
         if arguments.get(_TYPE) == "quorum":
-            # Otherwise a broker that is killed as it moves an expired message back may lose it.
+            # Otherwise a broker that is killed while it moves an expired message back may lose it.
             arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
         return arguments
 
     async def _place(self, underlay: AbstractChannel, name: str, arguments: dict[str, Any]) -> None:
-        """Make a queue, or see that it is there; on a channel of its own, as an error closes it."""
+        """Make a queue, or check that it exists; on a channel of its own, because an error closes it."""
         channel = await reply(underlay.connection.channel())
         try:
             await reply(
@@ -231,7 +227,7 @@ class Places:
 
 
 def restore_origin(message: AbstractIncomingMessage) -> None:
-    """Give a message that comes back what it was published with: its exchange, its routing key, an id or none."""
+    """Give a message that comes back its published values: its exchange, its routing key, an id or none."""
     headers, incoming = message.headers, cast(IncomingMessage, message)
     if _NO_ID in headers:
         incoming.message_id = None
@@ -241,7 +237,7 @@ def restore_origin(message: AbstractIncomingMessage) -> None:
 
 
 def check_queue(name: str, arguments: Mapping[str, Any], attempts: int) -> None:
-    """Raise ConfigError where a queue keeps its messages after an ack, or gives one up before its last attempt."""
+    """Raise ConfigError if a queue keeps its messages after an ack, or gives one up before its last attempt."""
     if arguments.get(_TYPE) == "stream":
         raise ConfigError(
             f"{name!r} is a stream, which keeps its messages after an ack: consume from a queue"
@@ -255,25 +251,25 @@ def check_queue(name: str, arguments: Mapping[str, Any], attempts: int) -> None:
 
 
 def ack_timeout(arguments: Mapping[str, Any]) -> float | None:
-    """Return how many seconds the broker waits for an ack by a queue's own argument; None where it has none."""
+    """Return how many seconds the broker waits for an ack by a queue's own argument; None if it has none."""
     found = arguments.get(_TIMEOUT)
     return found / 1000 if isinstance(found, int) else None
 
 
 def patience(arguments: Mapping[str, Any]) -> float:
-    """Return how many seconds the broker waits for an ack: by a queue's own argument, or as it does by default."""
+    """Return how many seconds the broker waits for an ack: by a queue's own argument, or by default."""
     timeout = ack_timeout(arguments)
     return _USUAL_TIMEOUT if timeout is None else timeout
 
 
 def check_hold(name: str, arguments: Mapping[str, Any], held: float, setting: str) -> None:
-    """Raise ConfigError where a message is held for longer than the broker waits for its ack.
+    """Raise ConfigError if a message is held for longer than the broker waits for its ack.
 
     Args:
         name: the queue's.
-        arguments: those that it was declared with.
+        arguments: the arguments of its declaration.
         held: seconds for which a message is held while another delivery of it is at work.
-        setting: what sets that.
+        setting: the setting of that time.
     """
     limit = patience(arguments)
     if held >= limit:
@@ -316,12 +312,12 @@ async def publish_copy(
                 properties=properties,
                 mandatory=True,
             )
-    except PublishError:  # what came back, on a channel whose on_return_raises is true
+    except PublishError:  # a returned message, on a channel whose on_return_raises is true
         raise unroutable from None
     except ChannelNotFoundEntity as missing:
         if f"no exchange '{exchange}'" in str(missing):
             raise unroutable from None
-        raise  # of another call on this channel
+        raise  # the error of another call on this channel
     except DeliveryError as refused:
         raise RefusedError(f"{place} refuses a message: {refused}") from None
     if not isinstance(answer, spec.Basic.Ack):
@@ -329,16 +325,16 @@ async def publish_copy(
 
 
 def is_too_large(error: Exception) -> bool:
-    """True where a copy was not published for the size of its headers."""
+    """True if a copy was not published because of the size of its headers."""
     return isinstance(error, HeadersTooLargeError)
 
 
 def fits_into_frame(properties: spec.Basic.Properties, channel: AbstractChannel) -> bool:
-    """True where properties fit into one frame of a connection: AMQP does not split them, as it does a body."""
+    """True if properties fit into one frame of a connection: AMQP splits a body, but not them."""
     limit = channel.connection.connection_tune.frame_max
     if not limit:  # 0: any size
         return True
-    # Nothing takes more than 4 bytes a character of its repr, a tenth of the time of encoding it.
+    # No value takes more than 4 bytes for a character of its repr, which takes a tenth of the time of encoding.
     if 4 * len(repr(properties.headers)) + _OTHER_PROPERTIES <= limit:
         return True
     made_up = 0 if properties.message_id else _MADE_UP_ID
@@ -349,9 +345,9 @@ def fits_into_frame(properties: spec.Basic.Properties, channel: AbstractChannel)
 async def _alone(channel: AbstractChannel, message_id: str | None) -> AsyncIterator[None]:
     """Let one message of an id be published at a time.
 
-    aiormq tells a returned message by its id: of two that are under way it would count the other as confirmed.
+    aiormq recognizes a returned message by its id: if two are under way, it would count the other as confirmed.
     """
-    if not message_id:  # then aiormq makes up one for each
+    if not message_id:  # then aiormq invents one for each
         yield
         return
     locks = _LOCKS.setdefault(channel, {})
@@ -382,7 +378,7 @@ def _properties(
         timestamp=message.timestamp,
         message_type=message.type,
         app_id=message.app_id,
-    )  # no user_id: the broker refuses another's than the connection's own
+    )  # no user_id: the broker refuses any other than the connection's own
 
 
 async def _close(channel: AbstractChannel) -> None:

@@ -14,9 +14,10 @@ LOST: Final = (ChannelInvalidStateError, AMQPError, ConnectionError)
 
 
 async def reply(call: Awaitable[T]) -> T:
-    """Return what the broker replies.
+    """Return the broker's reply.
 
-    aiormq cancels whoever waits for a reply when the channel closes, as if the task itself were cancelled.
+    When the channel closes, aiormq raises CancelledError in each task that waits for a reply, although the task
+    itself was not cancelled.
 
     Raises:
         ConnectionError: the channel was closed.
@@ -28,7 +29,7 @@ async def reply(call: Awaitable[T]) -> T:
         if task is None or task.cancelling():
             raise
     except Exception as error:
-        # A call that is cancelled before the channel knows why it closes ends in a bare Exception.
-        if type(error) is not Exception or not isinstance(error.__cause__, asyncio.CancelledError):
+        # A call that is cancelled, or rejected, before the channel knows why it closes ends in a bare Exception.
+        if type(error) is not Exception or error.args:
             raise
     raise ConnectionError("the channel was closed before the broker has replied")

@@ -76,7 +76,7 @@ class HttpApp:
         self.hand(connection, answer, bodiless=request.method == "HEAD")
 
     def hand(self, connection: HttpProtocol, answer: HttpAnswer, *, bodiless: bool = False) -> None:
-        """Give a connection the answer to its request, or a refusal where a large result has no room in memory."""
+        """Give a connection the answer to its request, or a refusal if memory has no room for a large result."""
         headers, body = _text(answer)
         # A request whose answer has a large result has changed nothing, so it may be refused.
         if (
@@ -102,7 +102,7 @@ class HttpApp:
             return await route.handler(self._namespaces, ask, client)
         except Gone:
             raise
-        except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
+        except Exception as fault:  # noqa: BLE001 -- the client gets every error as an answer
             return problem(fault, self._namespaces.counters)
 
     def _found(self, request: HttpRequest) -> tuple[HttpRoute, Callable[[bytes], Any] | None]:
@@ -122,11 +122,10 @@ class HttpApp:
         self._namespaces.counters.bad_requests += is_bad(problem.facts())
 
     def quick(self, connection: HttpProtocol, request: HttpRequest) -> bool:
-        """Answer a claim without a task; return False where it waits, or names its owner or a ledger, and for others.
+        """Answer a claim without a task; return False for a request that needs a task.
 
-        A claim on a socket whose rules judge claims takes a task, too.
-
-        A task and its futures would add 68 % to a claim's instructions.
+        A claim needs a task if it waits, names its owner or a ledger, or if the socket's rules judge claims. Every
+        other request needs one. A task and its futures would add 68 % to a claim's instructions.
         """
         if request.path != self._quick_path or request.method != "POST":
             return False
@@ -142,7 +141,7 @@ class HttpApp:
             dedup = namespaces.root if ask.namespace is None else namespaces.dedup(ask.namespace)
             op = claim_op(dedup, ask)
             Quick(dedup, op, connection, self, since, self._acquired).begin()
-        except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
+        except Exception as fault:  # noqa: BLE001 -- the client gets every error as an answer
             self.hand(connection, problem(fault, self._namespaces.counters))
         return True
 
@@ -183,7 +182,7 @@ class Quick(Asked):
         self._app.hand(self._connection, problem(fault, self._counters))
 
     def done(self) -> bool:
-        """True once nobody waits, also where the client hung up; the engine then releases the claim."""
+        """True once the claim is answered, or its client hung up; the engine then releases the claim."""
         return self._op is None or self._connection.gone
 
 
@@ -243,7 +242,7 @@ class HttpClient:
         return body
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what `work` returns. Where the client hangs up first, cancel it and raise Gone."""
+        """Return what `work` returns. If the client hangs up first, cancel the work and raise Gone."""
         loop = asyncio.get_running_loop()
         task = loop.create_task(work, name="fastdedup-request")
         watch = loop.create_task(self._connection.until_gone(self._request), name="fastdedup-watch")
@@ -299,5 +298,5 @@ _CHECKS: dict[bytes, Callable[[bytes, int], None]] = {
 
 
 def _too_large(most: int) -> RequestProblem:
-    """Return the problem of a body that is too large; the connection closes, as the body's rest is not read."""
+    """Return the problem of a body that is too large. The connection closes: the body's rest stays unread."""
     return RequestProblem(problems.TOO_LARGE, f"a body takes at most {most} bytes", headers=[CLOSE])

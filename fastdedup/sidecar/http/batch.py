@@ -26,7 +26,7 @@ from ..verbs import Asked
 from .names import are_unique, refuse_repeats
 from .request import HttpRequest
 from .verbs import (
-    OPS,
+    HANDLERS,
     Client,
     Held,
     HttpAnswer,
@@ -46,7 +46,7 @@ _verdict_of = attrgetter("won")
 
 
 def read(check: Callable[[bytes], list[Any]], most: int, body: bytes) -> list[Any]:
-    """Return a batch's requests; where all are claims without options, only their keys, without a model for each.
+    """Return a batch's requests. If all are claims without options, return only their keys, without models.
 
     A model for each claim would add 82 % to the instructions of a claim in a batch.
 
@@ -150,7 +150,7 @@ class BatchRequest:
             self.end()
 
     def refuse(self, place: BatchClaim, payload: bytes) -> bool:
-        """Refuse an answer with a large result before it is made; return False where there is room for it."""
+        """Refuse an answer with a large result before it is made; return False if there is room for it."""
         if self._has_room(len(payload)):
             return False
         self.told(place, self._no_room())
@@ -187,7 +187,7 @@ class BatchRequest:
         self._held, self.won = [], []
 
     def _begin(self, ask: Any) -> BatchClaim | Told:
-        """Begin a request; return the place where its answer will be."""
+        """Begin a request; return the place that its answer will take."""
         try:
             if self._has_rules:
                 self._access.admit("claim" if type(ask) is str else ask.op)
@@ -205,7 +205,7 @@ class BatchRequest:
                 op = claim_op(dedup, ask)
             claim = BatchClaim(dedup, op, self)
             claim.begin()
-        except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
+        except Exception as fault:  # noqa: BLE001 -- the client gets every error as an answer
             place = Told()
             self.told(place, problem(fault, self.counters))
             return place
@@ -227,14 +227,14 @@ class BatchRequest:
         if ask.op in _WAITING and ask.wait:  # it counts from the batch's beginning
             ask.wait = max(0, ask.wait - round((perf_counter() - self.since) * 1000))
         try:
-            answer = await OPS[ask.op](self._namespaces, ask, self._one_client)
-        except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
+            answer = await HANDLERS[ask.op](self._namespaces, ask, self._one_client)
+        except Exception as fault:  # noqa: BLE001 -- the client gets every error as an answer
             answer = problem(fault, self.counters)
         self.told(place, answer)
 
 
 class BatchedClient:
-    """The client of a batch, for one of its requests: the batch as a whole is given up where the client hangs up.
+    """The client of a batch, for one of its requests. If the client hangs up, the batch as a whole is given up.
 
     Args:
         client: that of the batch.
@@ -276,20 +276,20 @@ class BatchClaim(Asked):
     won: Verdict | None
     """Set once it is answered: the verdict that it shares with others, or None and a text of its own."""
     held: Held
-    """Set where the claim was won."""
+    """Set if the claim was won."""
 
     def __init__(self, dedup: Dedup, op: ClaimOp, batch: BatchRequest) -> None:
         super().__init__(dedup, op)
         self._batch = batch
 
     def done(self) -> bool:
-        """True once nobody waits for the batch; the engine then releases its claims."""
+        """True once the claim is answered, or its batch given up; the engine then releases the claim."""
         return self._op is None or self._batch.given_up
 
     def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Take the verdict."""
         batch = self._batch
-        batch.judged(dedup, verdict, batch.since)  # first, as nothing after it can fail
+        batch.judged(dedup, verdict, batch.since)  # first: nothing after it can fail
         if verdict.outcome is not _ACQUIRED:
             if len(verdict.payload) > LARGE and batch.refuse(self, verdict.payload):
                 return

@@ -30,7 +30,7 @@ class UnreadBatch:
 
 
 async def in_turn(namespaces: Namespaces, unread: UnreadBatch, client: Client) -> HttpAnswer:
-    """`POST /v1/batch`: after the batches of other clients, where these take much memory."""
+    """`POST /v1/batch`: wait for the batches of other clients if these take much memory."""
     gate = namespaces.turns.batches(waiting=unread.may_wait)
     await gate.enter(unread.weight, len(unread.body))
     try:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ...errors import UnavailableError
@@ -20,6 +20,7 @@ from ...web import header
 from ...web.problems import ProblemType
 from ...web.record_keys import scope_key, shortened
 from ...web.request import EVERYONE, normal_host
+from ..fields import Milliseconds, Wait
 from ..namespaces import Namespaces
 from . import models, problems
 from .problems import RequestProblem, problem_of
@@ -29,7 +30,7 @@ from .verbs import Client, HttpAnswer, claim, counted
 
 PATH = "/v1/gate"
 BELOW = PATH + "/"
-"""Where the paths of Envoy's requests begin."""
+"""The beginning of the paths of Envoy's requests."""
 _SETTINGS = b"fastdedup-gate"
 _MAX_RESULT = 2048
 """Bytes of a result that a header may have: nginx has 4 KB for all headers of an answer."""
@@ -40,14 +41,11 @@ _KEEPS_MS = 1000
 HeaderName = Annotated[str, Field(pattern="^[A-Za-z0-9-]{1,64}$")]
 
 
-class GateQuery(BaseModel):
+class GateQuery(models.QueryModel):
     """How to decide. Several parameters name the header of the request that has a value."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    namespace: models.Namespace | None = None
     principal: HeaderName = Field(
-        description="The header that says whose key it is, or `everyone`, where callers share their keys."
+        description="The header that says whose key it is, or `everyone` if callers share their keys."
     )
     key: HeaderName = Field(header.NAME, description="The header that has the key.")
     route: HeaderName | None = Field(
@@ -56,12 +54,12 @@ class GateQuery(BaseModel):
     fingerprint: HeaderName | None = Field(
         None, description="A header with a digest of the request: with another value a key is a mismatch."
     )
-    lease: models.Milliseconds | None = None
-    ttl: models.Milliseconds | None = None
-    wait: models.Wait = 0
-    once: models.Milliseconds | None = Field(
+    lease: Milliseconds | None = None
+    ttl: Milliseconds | None = None
+    wait: Wait = 0
+    once: Milliseconds | None = Field(
         None,
-        description="Milliseconds in which a key passes once, where nobody completes or releases claims.",
+        description="Milliseconds in which a key passes once, if no caller completes or releases its claim.",
     )
     missing: Literal["refuse", "pass"] = Field(
         "refuse", description="What becomes of a request without a key; one that passes has no claim."
@@ -123,15 +121,13 @@ async def gate_below(namespaces: Namespaces, ask: None, client: Client) -> HttpA
     return await gate(namespaces, parse_query(found[0], GateQuery), client)
 
 
-def _judged(
-    ask: GateQuery, wanted: models.ClaimRequest, namespaces: Namespaces, answer: HttpAnswer
-) -> HttpAnswer:
+def _judged(ask: GateQuery, wanted: Any, namespaces: Namespaces, answer: HttpAnswer) -> HttpAnswer:
     facts = answer.facts
     outcome = facts["outcome"]
     if outcome == "acquired":
         name = ask.namespace or namespaces.root.settings.namespace
         return _passed(facts | {"key": wanted.key, "namespace": name}, answer.held)
-    if outcome == "in_progress" and ask.once is not None:  # nobody settles these: the first one has passed
+    if outcome == "in_progress" and ask.once is not None:  # its holder has passed, and never settles it
         facts = problems.PASSED_BEFORE.facts(**_claim_facts(facts) | {"outcome": "succeeded"})
         return _stopped(ask, problems.PASSED_BEFORE.status, "succeeded", facts | {"retry_after": None})
     if outcome in ("succeeded", "failed"):
@@ -148,7 +144,7 @@ def _claim_facts(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _key_of(ask: GateQuery, request: HttpRequest) -> str | None:
-    """Return the client's key, or None where it may go without."""
+    """Return the client's key, or None if the request has no key and needs none."""
     name = ask.key.lower()
     fields = [value.strip() for each, value in request.headers if each == name.encode()]
     if not any(fields):
@@ -171,11 +167,11 @@ def _key_of(ask: GateQuery, request: HttpRequest) -> str | None:
     return key
 
 
-def _claim_of(ask: GateQuery, request: HttpRequest, key: str) -> models.ClaimRequest:
+def _claim_of(ask: GateQuery, request: HttpRequest, key: str) -> Any:
     mark = b"" if ask.fingerprint is None else _one(request, ask.fingerprint) or b""
     # A proxy that passes the client's Host on may serve another tenant under each name.
     host = normal_host((_one(request, "Host") or b"").decode("latin-1"), "http")
-    return models.ClaimRequest(
+    return models.REQUESTS["claim"](
         key=scope_key(f"GATE {shortened(_route_of(ask, request))}", _principal_of(ask, request), key),
         namespace=ask.namespace,
         fingerprint=[host, mark.decode("latin-1")],
@@ -246,9 +242,9 @@ def _header(name: str, value: bytes) -> tuple[bytes, bytes]:
 
 
 def _ascii(value: Any) -> bytes:
-    """Return a result as JSON that fits into a header; nothing where it is too long for that.
+    """Return a result as JSON that fits into a header, or no bytes if it is too long for that.
 
-    In JSON other characters only stand inside of text, where they can be escaped, and line ends only outside of it.
+    JSON has other characters only inside strings, which can escape them, and line ends only outside of strings.
     """
     if value is None:
         return b""

@@ -1,90 +1,18 @@
-"""The bodies of requests and answers, as pydantic models. A request's model parses and checks it in one step.
+"""Pydantic models of the bodies of requests and answers. A request's model parses and checks it in one step.
 
-Times are whole milliseconds. The models of answers are for the OpenAPI document: the code writes answers by hand, and
-`tests/sidecar/test_openapi.py` holds them to these models.
+Times are whole milliseconds. The models of requests come from the table of verbs. Those of answers are for the
+OpenAPI document: the code writes answers by hand, and `tests/sidecar/test_openapi.py` holds them to these models.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Union
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from ...checks import MAX_SECONDS, MOST_REASON
-from ...kernel.keyspace import MAX_KEY_BYTES
-from ...kernel.owners import MAX_OWNER_BYTES
-from ...ledger.ids import MAX_ID
 from ...model import Outcome, RecordKind, State
-from ..ledgers import MAX_IDS
-from ..limits import MOST_LISTED, MOST_LISTING_MS
-
-_MAX_MS = round(MAX_SECONDS * 1000)
-_MAX_FENCE = 2**53 - 1
-
-
-def _whole(value: object) -> object:
-    """Return a float without fraction as an int: JSON has one kind of number, in which 5.0 is 5."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Key = Annotated[
-    str,
-    Field(min_length=1, max_length=MAX_KEY_BYTES, description=f"1 to {MAX_KEY_BYTES} bytes of UTF-8."),
-]
-Token = Annotated[str, Field(min_length=1, max_length=256, description="As `POST /v1/tokens` gave it.")]
-Owner = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=MAX_OWNER_BYTES,
-        description=f"Who claims: 1 to {MAX_OWNER_BYTES} bytes of UTF-8. The same owner gets its own claim back.",
-    ),
-]
-Namespace = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,64}$", description="The sidecar's default one where missing.")
-]
-Milliseconds = Annotated[int, Field(ge=1, le=_MAX_MS), BeforeValidator(_whole)]
-Wait = Annotated[
-    int,
-    Field(ge=0, le=_MAX_MS, description="Milliseconds to wait for a present owner to settle."),
-    BeforeValidator(_whole),
-]
-Fence = Annotated[
-    int,
-    Field(ge=0, le=_MAX_FENCE, description="The claim's fence, to be sure that it is that very claim."),
-    BeforeValidator(_whole),
-]
-Fingerprint = Annotated[
-    Any,
-    Field(
-        description="The request under this key: any JSON. It is always digested, text as text. "
-        "Another value under the same key is a mismatch."
-    ),
-]
-Subject = Annotated[Any, Field(description="The user or thing that the token is for: any JSON.")]
-Value = Annotated[Any, Field(description="Any JSON; every duplicate gets it.")]
-LedgerId = Annotated[
-    Annotated[str, Field(min_length=1, max_length=MAX_ID)] | int,
-    Field(description=f"1 to {MAX_ID} bytes of UTF-8; a whole number is the same id as its decimal text."),
-]
-CallName = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=MAX_OWNER_BYTES,
-        description="Your own name for this call: where its answer was lost, the same name gets it again.",
-    ),
-]
-
-
-Remember = Annotated[
-    str,
-    Field(
-        pattern=r"^[A-Za-z0-9_.:/-]{1,64}$",
-        description="The ledger, of the sidecar's settings, that remembers the success. The requests that settle or "
-        "renew the claim name it too.",
-    ),
-]
+from ..fields import Namespace
+from ..wire_verbs import VERBS, WireVerb
 
 
 class RequestModel(BaseModel):
@@ -92,207 +20,43 @@ class RequestModel(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    namespace: Namespace | None = None
+    both: ClassVar[str] = "a ledger remembers claims: leave token or remember out"
+    """The error's text if a request names a token and a ledger."""
 
 
-class ClaimRequest(RequestModel):
-    """Ask to be the first for a key."""
-
-    key: Key
-    fingerprint: Fingerprint = None
-    owner: Owner | None = None
-    lease: Milliseconds | None = None
-    ttl: Milliseconds | None = None
-    wait: Wait = 0
-    remember: Remember | None = None
-
-
-class HolderRequest(RequestModel):
-    """Name a claim, and prove that it is the caller's own."""
-
-    key: Key
-    owner: Annotated[str, Field(min_length=1, max_length=MAX_OWNER_BYTES, description="As the claim said.")]
-    fence: Fence = 0
-    token: Annotated[bool, Field(description="The key is a token that was redeemed.")] = False
-    remember: Remember | None = None
-
-
-class CompleteRequest(HolderRequest):
-    """Record success: every duplicate gets `result`."""
-
-    result: Value = None
-    ttl: Milliseconds | None = None
-
-
-class FailRequest(HolderRequest):
-    """Record a failure for good: every duplicate gets `error`."""
-
-    error: Value = None
-    ttl: Milliseconds | None = None
-
-
-class ReleaseRequest(HolderRequest):
-    """Free the key: nothing happened, the next claimant may try."""
-
-
-class RenewRequest(HolderRequest):
-    """Start the lease anew from now."""
-
-    lease: Milliseconds | None = None
-
-
-class IssueRequest(RequestModel):
-    """Make a one-time token."""
-
-    subject: Subject = None
-    ttl: Milliseconds | None = None
-
-
-class ConsumeRequest(RequestModel):
-    """Use a token up in one step."""
-
-    token: Token
-    subject: Subject = None
-
-
-class RedeemRequest(ConsumeRequest):
-    """Claim a token: do the work, then complete it, and a second click gets that result."""
-
-    lease: Milliseconds | None = None
-    ttl: Milliseconds | None = None
-    wait: Wait = 0
-
-
-class ClaimItem(ClaimRequest):
-    """A claim in a batch. Where it waits, so does the batch's answer."""
-
-    op: Literal["claim"]
-
-
-class CompleteItem(CompleteRequest):
-    """A completion in a batch."""
-
-    op: Literal["complete"]
-
-
-class FailItem(FailRequest):
-    """A failure in a batch."""
-
-    op: Literal["fail"]
-
-
-class ReleaseItem(ReleaseRequest):
-    """A release in a batch."""
-
-    op: Literal["release"]
-
-
-class RenewItem(RenewRequest):
-    """A renewal in a batch."""
-
-    op: Literal["renew"]
-
-
-class IssueItem(IssueRequest):
-    """A token to issue in a batch."""
-
-    op: Literal["issue"]
-
-
-class ConsumeItem(ConsumeRequest):
-    """A token to consume in a batch."""
-
-    op: Literal["consume"]
-
-
-class RedeemItem(RedeemRequest):
-    """A token to redeem in a batch."""
-
-    op: Literal["redeem"]
-
-
-Item = Annotated[
-    ClaimItem | CompleteItem | FailItem | ReleaseItem | RenewItem | IssueItem | ConsumeItem | RedeemItem,
-    Field(discriminator="op"),
-]
-
-
-Items = list[Item]
-
-
-Reason = Annotated[str, Field(max_length=MOST_REASON, description="Why, for the audit's line in the log.")]
-
-
-class RecordQuery(BaseModel):
-    """Which record is meant: the parameters of a query."""
+class QueryModel(BaseModel):
+    """The parameters of a query: nothing unknown."""
 
     model_config = ConfigDict(extra="forbid")
 
     namespace: Namespace | None = None
-    key: Key
-    kind: RecordKind = Field(
-        "claim", description='What the key is of; a machine\'s key is its name, "/" and the id.'
-    )
-    digest: bool = Field(
-        False, description="The key is # and 32 hexadecimal digits, as a list shows a token or a long key."
-    )
 
 
-class ForgetQuery(RecordQuery):
-    """Which record is to be removed, and why."""
-
-    reason: Reason | None = None
-
-
-class ListQuery(BaseModel):
-    """Which records to list: the parameters of a query."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    namespace: Namespace | None = None
-    kind: Literal["claim", "lock", "token"] | None = None
-    prefix: str = Field("", max_length=MAX_KEY_BYTES, description="How the keys begin.")
-    state: State | None = None
-    older: int = Field(0, ge=0, le=_MAX_MS, description="Milliseconds since the key was acquired, at least.")
-    limit: int = Field(
-        100, ge=1, le=MOST_LISTED, description="Stop at so many; the last step may bring some more."
-    )
-    within: int = Field(
-        MOST_LISTING_MS, ge=1, le=MOST_LISTING_MS, description="Milliseconds, after which it stops."
-    )
-    cursor: str | None = Field(
-        None, min_length=1, max_length=4096, description="Where an earlier list stopped."
-    )
-    reason: Reason | None = None
+def _request(verb: WireVerb) -> Any:
+    base = RequestModel if verb.method == "POST" else QueryModel
+    fields: dict[str, Any] = {field.name: field.member for field in verb.fields}
+    name = verb.model or f"{verb.name.capitalize()}Request"
+    return create_model(name, __base__=base, __doc__=verb.about, **fields)
 
 
-def _without_most(schema: dict[str, Any]) -> None:
-    """Leave the bound out of the document: a body of more ids may be too large as well, which is another problem."""
-    del schema["maxItems"]
+REQUESTS: dict[str, Any] = {verb.name: _request(verb) for verb in VERBS if verb.fields}
+"""The models of bodies and queries, by the verb's name."""
 
 
-class IdsRequest(BaseModel):
-    """Ids of a ledger."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    ids: list[LedgerId] = Field(
-        max_length=MAX_IDS,
-        description=f"At most {MAX_IDS} ids.",
-        json_schema_extra=_without_most,
-    )
+# Under other names: mypy takes no type that is computed.
+_list: Any = list
+_literal: Any = Literal
+_union: Any = Union
 
 
-class ForgetIdsRequest(IdsRequest):
-    """Make ids of a ledger new again."""
+def _item(verb: WireVerb) -> Any:
+    """Return a verb's model in a batch: that of its body, and the verb's name."""
+    name, base, op = f"{verb.name.capitalize()}Item", REQUESTS[verb.name], (_literal[verb.name], ...)
+    return create_model(name, __base__=base, __doc__=verb.item, op=op)
 
-    reason: Reason | None = None
 
-
-class FirstRequest(IdsRequest):
-    """Ask which of these ids come for the first time, and remember them."""
-
-    owner: CallName | None = None
+ITEMS: dict[str, Any] = {verb.name: _item(verb) for verb in VERBS if verb.item}
+Items: Any = _list[Annotated[_union[tuple(ITEMS.values())], Field(discriminator="op")]]
 
 
 class AnswerModel(BaseModel):
@@ -306,13 +70,13 @@ class ClaimAnswer(AnswerModel):
 
     outcome: Outcome
     owner: str = Field(description="This claimant's own name: send it to settle the claim.")
-    fence: int = Field(ge=0, description="Rises from owner to owner of the key; 0 where it is unknown.")
+    fence: int = Field(ge=0, description="Rises from owner to owner of the key; 0 if it is unknown.")
     attempt: int = Field(ge=0, description="How often the key was acquired.")
-    lease: int | None = Field(description="Milliseconds that the lease has left, where acquired.")
-    result: Any = Field(description="The result that `complete` recorded, where succeeded.")
-    error: Any = Field(description="The error that `fail` recorded, where failed.")
+    lease: int | None = Field(description="Milliseconds that the lease has left, if acquired.")
+    result: Any = Field(description="The result that `complete` recorded, if succeeded.")
+    error: Any = Field(description="The error that `fail` recorded, if failed.")
     retry_after: float | None = Field(
-        description="Seconds until the present owner's lease ends at the latest, where in progress."
+        description="Seconds until the present owner's lease ends at the latest, if in progress."
     )
     degraded: bool = Field(description="The fallback policy answered instead of the store.")
 
@@ -371,11 +135,11 @@ class RecordAnswer(AnswerModel):
     result: Any = Field(description="Of a machine the name of its state.")
     error: Any
     kind: RecordKind
-    age: int | None = Field(description="Milliseconds since the key was acquired, where that is known.")
+    age: int | None = Field(description="Milliseconds since the key was acquired, if that is known.")
     version: int | None = Field(description="The number of a machine's changes.")
-    holder: str | None = Field(description="Who holds it, or held it last, where the record says it.")
+    holder: str | None = Field(description="Who holds it, or held it last, if the record says it.")
     trace: str | None = Field(
-        description="The id of the trace in which it was claimed, where the record says it."
+        description="The id of the trace in which it was claimed, if the record says it."
     )
 
 
@@ -383,14 +147,14 @@ class ListAnswer(AnswerModel):
     """Some of a namespace's records, without their results."""
 
     records: list[RecordAnswer]
-    cursor: str | None = Field(description="Pass it to go on; null where all keys were looked at.")
+    cursor: str | None = Field(description="Pass it to go on; null if all keys were looked at.")
     looked_at: int = Field(description="About how many keys the store has looked at.")
 
 
 class ForgetAnswer(AnswerModel):
     """The key is new again."""
 
-    forgotten: bool = Field(description="False where there was no record.")
+    forgotten: bool = Field(description="False if there was no record.")
 
 
 class FirstAnswer(AnswerModel):
@@ -467,7 +231,7 @@ class Problem(BaseModel):
     title: str
     status: int
     detail: str | None = None
-    errors: list[Fault] | None = Field(None, description="Where fields are wrong, which ones.")
+    errors: list[Fault] | None = Field(None, description="The fields that are wrong, if fields are.")
 
 
 class ClaimProblem(Problem, ClaimAnswer):

@@ -31,10 +31,10 @@ def parse_once(check: Callable[[bytes], Any], body: bytes) -> Any:
 
 
 def are_unique(body: bytes, names: int) -> bool:
-    """True where a body surely has no name twice: it has as many names as its models have fields that are set.
+    """True if a body surely has no name twice: it has as many names as its models have fields that are set.
 
-    Each name is followed by a quote and a colon. So is other text at times, and a result has names of its own: then
-    this is False, and `refuse_repeats` looks closely, at eight times the cost.
+    A quote and a colon follow each name. Sometimes they follow other text too, and a result has names of its own.
+    Then this is False, and `refuse_repeats` looks closely, at eight times the cost.
     """
     return body.count(b'":') == names and _stands_apart(body) is None
 

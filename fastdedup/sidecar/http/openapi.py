@@ -32,7 +32,7 @@ _NAME = {
     "name": "name",
     "in": "path",
     "required": True,
-    "description": "The ledger's, as the sidecar's settings name it.",
+    "description": "The ledger's name in the sidecar's settings.",
     "schema": {"type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,64}$"},
 }
 _RETRY_AFTER = {

@@ -1,4 +1,4 @@
-"""The sidecar's problems, as application/problem+json (RFC 9457). To add a problem: a constant below.
+"""The sidecar's problems in application/problem+json (RFC 9457). To add a problem, add a constant below.
 
 Types are one catalogue with those of the web (`web/problems.py`): what both have is taken from there. The sidecar
 serves a page about each type under `PAGES` and the type's name.
@@ -38,7 +38,7 @@ _RETRY_MS = 1000
 
 
 PAGES = "/problems/"
-"""Where the pages about the problems are."""
+"""The path below which the pages about the problems are."""
 
 BAD_REQUEST = ProblemType("bad-request", 400, "The request is not HTTP", "Send HTTP/1.1, without an upgrade.")
 MALFORMED = ProblemType("malformed-json", 400, "The body is not JSON", "Send one JSON value, in UTF-8.")

@@ -45,7 +45,7 @@ class _Refused(Exception):
 
 
 class ServerState(Protocol):
-    """What the connections of a server share (uvicorn's `Server.server_state`)."""
+    """The state that the connections of a server share (uvicorn's `Server.server_state`)."""
 
     connections: set[Any]
     tasks: set[asyncio.Task[None]]
@@ -53,10 +53,10 @@ class ServerState(Protocol):
 
 
 class Application(Protocol):
-    """What answers requests; each answer goes to `HttpProtocol.respond`."""
+    """The application that answers requests; each answer goes to `HttpProtocol.respond`."""
 
     def quick(self, connection: HttpProtocol, request: HttpRequest) -> bool:
-        """Answer a request without a task; return False where it needs one."""
+        """Answer a request without a task; return False if it needs one."""
 
     def turned_down(self, problem: ProblemType) -> None:
         """Hear that a connection ends with a problem, which no request of it has had."""
@@ -227,7 +227,7 @@ class HttpProtocol(asyncio.Protocol):
         self._slow = self.loop.call_later(self._limits.request_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on, as the client has read all answers (asyncio calls this)."""
+        """Go on: the client has read all answers (asyncio calls this)."""
         self._read_again()
         self.unread.end()
         self.flow.resume_writing()
@@ -320,7 +320,7 @@ class HttpProtocol(asyncio.Protocol):
             task.add_done_callback(partial(self._ended, request))
 
     def _ended(self, request: HttpRequest, task: asyncio.Task[None]) -> None:
-        """Answer a request whose task was cancelled, as the server stops, or failed."""
+        """Answer a request whose task failed, or was cancelled because the server stops."""
         self._state.tasks.discard(task)
         fault = None if task.cancelled() else task.exception()
         if fault is not None:
@@ -360,7 +360,7 @@ class HttpProtocol(asyncio.Protocol):
     # The application's calls
 
     async def wait_for(self, request: HttpRequest) -> None:
-        """Wait for news of a request, and let its client send where it waits for leave. Raises what `wait` raises."""
+        """Wait for news of a request; first tell a client that waits for leave to send. Raises what `wait` raises."""
         leave = request.leave_to_send()
         if not self.transport.is_closing():
             if leave:
@@ -385,7 +385,7 @@ class HttpProtocol(asyncio.Protocol):
         Args:
             head: the status line and the headers except date and connection, each with its line end.
             body: the whole body.
-            held: the claims to release where the client surely does not get this answer.
+            held: the claims to release if the client surely does not get this answer.
             close: refuse further requests.
         """
         self.handing_over = held
@@ -415,7 +415,7 @@ class HttpProtocol(asyncio.Protocol):
 
     @property
     def full(self) -> bool:
-        """True where enough waits: requests for their turn, or a body for the application."""
+        """True if enough waits: requests for their turn, or a body for the application."""
         if len(self.pipeline) >= self._limits.in_flight:
             return True
         latest = self._latest

@@ -1,4 +1,4 @@
-"""Reads a query's parameters, as strictly as a body."""
+"""Reads a query's parameters just as strictly as a body."""
 
 from __future__ import annotations
 

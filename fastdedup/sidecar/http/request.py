@@ -18,7 +18,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Gone(Exception):
-    """The client hung up: nobody waits for an answer."""
+    """The client hung up: it does not wait for an answer any more."""
 
 
 class Flow:
@@ -42,7 +42,7 @@ class Flow:
         return not self._writable.is_set()
 
     def read_while(self, room: bool) -> None:
-        """Read where there is room, and stop reading where there is none."""
+        """Read while there is room, and stop reading while there is not."""
         if room is self._reading:
             return
         self._reading = room
@@ -89,8 +89,9 @@ class HttpRequest:
         self.query = b""
         self.headers: list[tuple[bytes, bytes]] = []
         self.keep_alive = True
-        # Mutable: does the client wait for leave to send the body; the piece of the body that nobody has taken; has
-        # the end of the request arrived; is it answered; has its client hung up; is there news of all this.
+        # Mutable: does the client wait for leave to send the body; the piece of the body that the application has not
+        # taken yet; has the end of the request arrived; is it answered; has its client hung up; is there news of any
+        # of these.
         self.expects_continue = False
         self.body = bytearray()
         self.whole = False
@@ -115,7 +116,7 @@ class HttpRequest:
         self.query = parsed.query or b""
 
     def tell(self) -> None:
-        """Wake whoever waits for news of this request."""
+        """Wake the task that waits for news of this request."""
         self._news.set()
 
     def hang_up(self) -> None:

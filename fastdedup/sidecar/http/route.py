@@ -50,7 +50,7 @@ class HttpRoute:
         return Annotated[self.asks, Field(max_length=most)] if self.asks is models.Items else self.asks
 
     def parser(self, most: int) -> Callable[[bytes], Any] | None:
-        """Return the function that parses and checks its body, or None where it has no body."""
+        """Return the function that parses and checks its body, or None if it has no body."""
         if self.method != "POST":
             return None
         check = TypeAdapter(self.body(most)).validator.validate_json
@@ -59,7 +59,7 @@ class HttpRoute:
         return partial(parse_once, check)
 
     def under(self, access: Access) -> HttpRoute:
-        """Return this route with a handler that asks the rules of a socket first, where it has some for it."""
+        """Return this route with a handler that asks the socket's rules first, if the socket has rules for it."""
         if self.verb is None and access.has_rules:
             return replace(self, handler=_refuse)
         if not self.verb or self.verb == EACH or not access.judges(self.verb):

@@ -16,11 +16,13 @@ from ...model import BreakerState
 from ...web.problems import ProblemType
 from ..limits import Limits
 from ..namespaces import Namespaces
-from . import gate, ledgers, models, openapi, problems, verbs
+from ..wire_verbs import VERBS, WireVerb
+from . import gate, models, openapi, problems
 from .batch_turn import in_turn
+from .ledgers import named
 from .problems import PAGES, RequestProblem
 from .route import EACH, HttpRoute
-from .verbs import OPS, Client, HttpAnswer, RawAnswer
+from .verbs import HANDLERS, Client, Handler, HttpAnswer, RawAnswer
 
 _PROBE_KEY = "fastdedup:ready"
 _TEXT = b"text/plain; charset=utf-8"
@@ -36,9 +38,9 @@ async def health(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswe
 
 
 async def ready(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:
-    """`GET /readyz`: the store answers. It is asked, as an idle sidecar would not notice that it has gone.
+    """`GET /readyz`: does the store answer? Ask it: an idle sidecar would not notice that its store has gone.
 
-    The policy is not asked: that would count each look as a degraded operation.
+    The policy is not asked: that would count each such request as a degraded operation.
     """
     root = namespaces.root
     able = True
@@ -54,7 +56,7 @@ async def ready(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer
 
 
 async def store_answers(root: Dedup) -> bool:
-    """Ask the store, and not the policy; return False where it does not answer."""
+    """Ask the store, and not the policy; return False if the store does not answer."""
     try:
         return not isinstance(await root.gate.begin(_probe(root)), UnavailableError)
     except UnavailableError:
@@ -88,118 +90,59 @@ async def about(problem: ProblemType, namespaces: Namespaces, ask: None, client:
     return RawAnswer(_TEXT, f"{problem.status} {problem.title}\n\n{problem.about}\n".encode())
 
 
-_CLAIM: dict[str, Any] = {
-    "answers": ((201, models.ClaimAnswer), (200, models.ClaimAnswer)),
-    "shaped": models.ClaimProblem,
-}
-_LEDGER_NAMED = (problems.UNKNOWN_LEDGER, problems.LEDGER_SETTINGS)
-_SETTLED: dict[str, Any] = {
-    "answers": ((200, models.SettledAnswer),),
-    "problems": (problems.CLAIM_LOST, *_LEDGER_NAMED),
-}
-_OF_LEDGER = (*_LEDGER_NAMED, problems.FOREIGN)
-_JUDGED = (problems.IN_PROGRESS, problems.MISMATCH)
+def _route(verb: WireVerb) -> HttpRoute:
+    """Return the route of a verb."""
+    handler = HANDLERS[verb.name]
+    return HttpRoute(
+        verb.method,
+        verb.path,
+        named(handler) if verb.of_ledger else handler,
+        verb.summary,
+        models.REQUESTS.get(verb.name),
+        tuple((status, getattr(models, verb.answer)) for status in verb.statuses),
+        tuple(_PROBLEMS[name] for name in verb.problems),
+        getattr(models, verb.shaped),
+        verb.rule,
+    )
+
+
+def _shown(path: str, handler: Handler, summary: str, answer: Any, **more: Any) -> HttpRoute:
+    """Return the route of what every client may see."""
+    more = {"answers": ((200, answer),)} | more
+    return HttpRoute("GET", path, handler, summary, verb="", **more)
+
+
+_PROBLEMS = {problem.name: problem for problem in problems.PROBLEMS}
+_OF_GATE = (
+    problems.STOPPED,
+    problems.PASSED_BEFORE,
+    problems.KEY_MISSING,
+    problems.KEY_MALFORMED,
+    problems.PRINCIPAL_REQUIRED,
+    problems.IN_PROGRESS,
+    problems.MISMATCH,
+)
 
 OPERATORS_ROUTES: tuple[HttpRoute, ...] = (
-    HttpRoute(
-        "GET", "/healthz", health, "Is the process alive", None, ((200, models.HealthAnswer),), verb=""
-    ),
-    HttpRoute(
-        "GET",
+    _shown("/healthz", health, "Is the process alive", models.HealthAnswer),
+    _shown(
         "/readyz",
         ready,
         "Can it answer claims",
-        None,
-        ((200, models.ReadyAnswer), (503, models.ReadyAnswer)),
-        verb="",
+        models.ReadyAnswer,
+        answers=((200, models.ReadyAnswer), (503, models.ReadyAnswer)),
     ),
-    HttpRoute("GET", "/metrics", metrics, "Metrics", None, ((200, None),), (problems.NOT_FOUND,), verb=""),
+    _shown("/metrics", metrics, "Metrics", None, problems=(problems.NOT_FOUND,)),
 )
 """The requests of an operator's tools. `metrics_address` serves these, and no other ones."""
 
 BELOW_GATE = HttpRoute(
     "GET", gate.BELOW, gate.gate_below, "The gate for Envoy, with any method", verb="claim"
 )
-"""All addresses below its path. The document does not name it, as it has the client's own path."""
+"""The route of all paths below the gate's. The document does not name it: its path is the client's own."""
 
 ROUTES: tuple[HttpRoute, ...] = (
-    HttpRoute(
-        "POST",
-        "/v1/claims",
-        OPS["claim"],
-        "Ask to be the first for a key",
-        models.ClaimRequest,
-        problems=(*_JUDGED, *_OF_LEDGER),
-        **_CLAIM,
-        verb="claim",
-    ),
-    HttpRoute(
-        "POST",
-        "/v1/claims/complete",
-        OPS["complete"],
-        "Record success",
-        models.CompleteRequest,
-        **_SETTLED,
-        verb="complete",
-    ),
-    HttpRoute(
-        "POST",
-        "/v1/claims/fail",
-        OPS["fail"],
-        "Record a failure",
-        models.FailRequest,
-        verb="fail",
-        **_SETTLED,
-    ),
-    HttpRoute(
-        "POST",
-        "/v1/claims/release",
-        OPS["release"],
-        "Free a key",
-        models.ReleaseRequest,
-        verb="release",
-        **_SETTLED,
-    ),
-    HttpRoute(
-        "POST",
-        "/v1/claims/renew",
-        OPS["renew"],
-        "Start a lease anew",
-        models.RenewRequest,
-        ((200, models.RenewAnswer),),
-        (problems.CLAIM_LOST, *_LEDGER_NAMED),
-        verb="renew",
-    ),
-    HttpRoute(
-        "POST",
-        "/v1/tokens",
-        OPS["issue"],
-        "Make a one-time token",
-        models.IssueRequest,
-        ((201, models.TokenAnswer),),
-        verb="issue",
-    ),
-    HttpRoute(
-        "POST",
-        "/v1/tokens/consume",
-        OPS["consume"],
-        "Use a token up",
-        models.ConsumeRequest,
-        ((200, models.ConsumeAnswer),),
-        (*_JUDGED, problems.TOKEN_USED, problems.UNKNOWN_TOKEN),
-        models.ConsumeProblem,
-        verb="consume",
-    ),
-    HttpRoute(
-        "POST",
-        "/v1/tokens/redeem",
-        OPS["redeem"],
-        "Claim a token",
-        models.RedeemRequest,
-        problems=(*_JUDGED, problems.UNKNOWN_TOKEN),
-        **_CLAIM,
-        verb="redeem",
-    ),
+    *map(_route, VERBS),
     HttpRoute(
         "POST",
         "/v1/batch",
@@ -216,92 +159,11 @@ ROUTES: tuple[HttpRoute, ...] = (
         "Ask for a proxy whether its client's request may go on",
         gate.GateQuery,
         ((200, models.GateAnswer),),
-        (
-            problems.STOPPED,
-            problems.PASSED_BEFORE,
-            problems.KEY_MISSING,
-            problems.KEY_MALFORMED,
-            problems.PRINCIPAL_REQUIRED,
-            *_JUDGED,
-        ),
+        _OF_GATE,
         models.ClaimProblem,
         verb="claim",
     ),
-    HttpRoute(
-        "GET",
-        "/v1/records",
-        verbs.inspect,
-        "Show a record",
-        models.RecordQuery,
-        ((200, models.RecordAnswer),),
-        (problems.NO_RECORD, problems.FOREIGN),
-        verb="get",
-    ),
-    HttpRoute(
-        "DELETE",
-        "/v1/records",
-        verbs.forget,
-        "Forget a key",
-        models.ForgetQuery,
-        ((200, models.ForgetAnswer),),
-        (problems.FOREIGN,),
-        verb="forget",
-    ),
-    HttpRoute(
-        "GET",
-        "/v1/records/list",
-        verbs.list_records,
-        "List records, to find what is stuck",
-        models.ListQuery,
-        ((200, models.ListAnswer),),
-        verb="list",
-    ),
-    HttpRoute(
-        "POST",
-        ledgers.FIRST,
-        ledgers.first,
-        "Remember ids, and say which are the first",
-        models.FirstRequest,
-        ((200, models.FirstAnswer),),
-        (*_OF_LEDGER, problems.LEDGER_FULL),
-        verb="first",
-    ),
-    HttpRoute(
-        "POST",
-        ledgers.SEEN,
-        ledgers.seen,
-        "Look whether ids are remembered",
-        models.IdsRequest,
-        ((200, models.SeenAnswer),),
-        _OF_LEDGER,
-        verb="seen",
-    ),
-    HttpRoute(
-        "POST",
-        ledgers.FORGET,
-        ledgers.forget,
-        "Forget ids",
-        models.ForgetIdsRequest,
-        ((200, models.ForgottenAnswer),),
-        _OF_LEDGER,
-        verb="forget",
-    ),
-    HttpRoute(
-        "GET",
-        ledgers.LEDGER,
-        ledgers.stats,
-        "Show what a ledger holds",
-        None,
-        ((200, models.LedgerAnswer),),
-        _OF_LEDGER,
-        verb="ledger",
-    ),
     *OPERATORS_ROUTES,
-    HttpRoute("GET", "/openapi.json", document, "This document", None, ((200, dict[str, Any]),), verb=""),
-    *(
-        HttpRoute(
-            "GET", PAGES + problem.name, partial(about, problem), problem.title, None, ((200, None),), verb=""
-        )
-        for problem in problems.PROBLEMS
-    ),
+    _shown("/openapi.json", document, "This document", dict[str, Any]),
+    *(_shown(PAGES + each.name, partial(about, each), each.title, None) for each in problems.PROBLEMS),
 )

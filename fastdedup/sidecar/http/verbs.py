@@ -1,4 +1,4 @@
-"""The handlers of HTTP requests. To add one: a model in `models.py`, a function here, a line in `ROUTES`.
+"""The handlers of HTTP requests, for the routes that `routes.py` makes of the table of verbs.
 
 A handler takes the namespaces, the checked request and its client, and returns the answer or raises an exception;
 `problems.py` turns that into the client's answer.
@@ -12,39 +12,20 @@ from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 import orjson
-import pydantic_core
 
 from ...claim import Claim
-from ...claiming import claim_call
-from ...codec import has_nan
-from ...core.options import PLAIN, ClaimOptions
-from ...errors import ResultError, UnavailableError
+from ...core.options import ClaimOptions
+from ...errors import UnavailableError
 from ...gateway import Dedup
-from ...kernel.operations import ClaimOp, ReleaseOp, RenewOp, SettleOp, Verdict
+from ...kernel.operations import ClaimOp, RenewOp, Verdict
 from ...kernel.owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
-from ...kernel.terms import Mode
 from ...keys import digest
-from ...ledger.operations import IdPlace
 from ...model import Outcome
-from ...tokens import token_op
 from ..counters import Counters, outcome_of_fault
-from ..ledgers import ServedLedger
 from ..namespaces import Namespaces
-from ..verbs import (
-    ListOptions,
-    as_json,
-    held,
-    record_facts,
-    records,
-    releasing,
-    renewing,
-    seconds,
-    settling,
-)
-from ..verbs import (
-    forget as forget_key,
-)
-from . import models, problems
+from ..verbs import BEGIN, Begin, Change, Home, as_json, claim_in, dedup_of, home_of, seconds
+from ..wire_verbs import VERBS, WireVerb
+from . import problems
 from .problems import RequestProblem, is_bad, problem_of
 from .request import HttpRequest
 
@@ -73,7 +54,7 @@ class Client(Protocol):
         """The request."""
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what `work` returns. Where the client hangs up first, cancel it and raise Gone."""
+        """Return what `work` returns. If the client hangs up first, cancel the work and raise Gone."""
         ...
 
 
@@ -82,7 +63,7 @@ class HttpAnswer:
 
     Args:
         retry_ms: after how many ms another try makes sense.
-        held: the claims to release where the client does not get the answer.
+        held: the claims to release if the client does not get the answer.
     """
 
     __slots__ = ("facts", "headers", "held", "retry_ms", "status")
@@ -101,6 +82,13 @@ class HttpAnswer:
         """The body."""
         return self.facts if type(self.facts) is bytes else orjson.dumps(self.facts)
 
+    @property
+    def outcome(self) -> str:
+        """The outcome in one word, for the counters: see `outcome_of_reply`, which counts the other wire's."""
+        unknown = self.status == problems.NO_RECORD.status and self.facts["type"] == problems.NO_RECORD.type
+        absent = unknown or self.facts.get("forgotten") is False
+        return "absent" if absent else self.facts.get("outcome", "ok")
+
 
 class RawAnswer(HttpAnswer):
     """An answer that is ready bytes of any content type."""
@@ -115,14 +103,14 @@ class RawAnswer(HttpAnswer):
 # Claims
 
 
-async def claim(namespaces: Namespaces, ask: models.ClaimRequest, client: Client) -> HttpAnswer:
+async def claim(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
     """`POST /v1/claims`. The main path."""
     if ask.remember is not None:
-        return await _claim_remembered(namespaces, ask, ask.remember, client)
+        served = namespaces.ledgers.find(ask.remember, ask.namespace)
+        return await _claim_in_task(namespaces, served, ask, client)
     dedup = namespaces.root if ask.namespace is None else namespaces.dedup(ask.namespace)
     if ask.wait:
-        call = claim_call(dedup.gate, _options(ask), ask.key, _mark(ask))
-        return _won(namespaces, dedup, await client.unless_gone(_wait(call)), ask.owner is not None)
+        return await _claim_in_task(namespaces, dedup, ask, client)
     op = claim_op(dedup, ask)
     op.named = ask.owner is not None
     if op.named:
@@ -133,26 +121,22 @@ async def claim(namespaces: Namespaces, ask: models.ClaimRequest, client: Client
     return claimed(dedup, op.wire, op.owner, op.named, verdict)
 
 
-async def _claim_remembered(
-    namespaces: Namespaces, ask: models.ClaimRequest, ledger: str, client: Client
-) -> HttpAnswer:
-    served = namespaces.ledgers.find(ledger, ask.namespace)
-    call = served.claim(_options(ask), ask.key, _mark(ask))
-    answer = await client.unless_gone(served.answered(call))
-    return _won(namespaces, served.dedup, answer, ask.owner is not None)
+async def _claim_in_task(namespaces: Namespaces, home: Home, ask: Any, client: Client) -> HttpAnswer:
+    """Return the answer to a claim that waits, or that a ledger remembers."""
+    options = ClaimOptions(ask.owner, seconds(ask.lease), seconds(ask.ttl), ask.wait / 1000)
+    answer = await client.unless_gone(_wait(claim_in(home, options, ask.key, _mark(ask))))
+    dedup, named = dedup_of(home), ask.owner is not None
+    if named and answer.acquired:  # one that a named owner has won does not end with another connection
+        namespaces.ephemeral.won_again((dedup, *answer.settlement.held_key), None)
+    return _waited(dedup, answer, named)
 
 
-def _options(ask: models.ClaimRequest) -> ClaimOptions:
-    """Return the options of a claim that waits, or that a ledger remembers."""
-    return ClaimOptions(ask.owner, seconds(ask.lease), seconds(ask.ttl), ask.wait / 1000)
-
-
-def _mark(ask: models.ClaimRequest) -> bytes | None:
+def _mark(ask: Any) -> bytes | None:
     """Return the fingerprint of a claim."""
     return None if ask.fingerprint is None else digest(ask.fingerprint)
 
 
-def claim_op(dedup: Dedup, ask: models.ClaimRequest) -> ClaimOp:
+def claim_op(dedup: Dedup, ask: Any) -> ClaimOp:
     """Return the operation of a claim that does not wait."""
     owner = draw_owner() if ask.owner is None else owner_field(ask.owner)
     plain = ask.lease is None and ask.ttl is None
@@ -160,17 +144,12 @@ def claim_op(dedup: Dedup, ask: models.ClaimRequest) -> ClaimOp:
     return ClaimOp(dedup.gate.claims.wire_of(ask.key.encode()), terms, owner, _mark(ask))
 
 
-async def redeem(namespaces: Namespaces, ask: models.RedeemRequest, client: Client) -> HttpAnswer:
+async def redeem(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
     """`POST /v1/tokens/redeem`."""
     dedup = namespaces.dedup(ask.namespace)
     options = ClaimOptions(None, seconds(ask.lease), seconds(ask.ttl), ask.wait / 1000)
-    if ask.wait:
-        call = dedup.tokens.redeem_with(options, ask.token, ask.subject)
-        return _waited(dedup, await client.unless_gone(_wait(call)), False)
-    op = token_op(dedup.gate, options, ask.token, ask.subject, Mode.REDEEM)
-    gate = dedup.gate
-    verdict = await gate.until_use_stays(op, await gate.claim(op))
-    return claimed(dedup, op.wire, op.owner, op.named, verdict)
+    call = _wait(dedup.tokens.redeem_with(options, ask.token, ask.subject))
+    return _waited(dedup, await (client.unless_gone(call) if ask.wait else call), False)
 
 
 def claimed(dedup: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdict) -> HttpAnswer:
@@ -199,13 +178,6 @@ def claimed(dedup: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdi
 
 async def _wait(call: Awaitable[Claim]) -> Claim:
     return await call
-
-
-def _won(namespaces: Namespaces, dedup: Dedup, answer: Claim, named: bool) -> HttpAnswer:
-    """Return the answer for a claim; one that a named owner has won does not end with another connection."""
-    if named and answer.acquired:
-        namespaces.ephemeral.won_again((dedup, *answer.settlement.held_key), None)
-    return _waited(dedup, answer, named)
 
 
 def _waited(dedup: Dedup, answer: Claim, named: bool) -> HttpAnswer:
@@ -267,124 +239,6 @@ def acquired_tail(verdict: Verdict) -> bytes:
     return _TAIL % (verdict.fence, verdict.attempt, verdict.left_ms, truth)
 
 
-# Settling
-
-
-async def complete(namespaces: Namespaces, ask: models.CompleteRequest, client: Client) -> HttpAnswer:
-    """`POST /v1/claims/complete`."""
-    return await _settle(namespaces, ask, True, ask.result, ask.ttl)
-
-
-async def fail(namespaces: Namespaces, ask: models.FailRequest, client: Client) -> HttpAnswer:
-    """`POST /v1/claims/fail`."""
-    return await _settle(namespaces, ask, False, ask.error, ask.ttl)
-
-
-async def _settle(
-    namespaces: Namespaces, ask: models.HolderRequest, succeeded: bool, value: Any, ttl: int | None
-) -> HttpAnswer:
-    payload = _payload(value)
-    if ask.remember is not None:
-        served, field = _ledger(namespaces, ask), owner_field(ask.owner)
-        if succeeded:
-            done = served.completing(ask.key, field, fence=ask.fence, ttl=ttl, payload=payload)
-            return await _changed_remembered(served, ask, done)
-        return await _changed_remembered(
-            served,
-            ask,
-            lambda wire, _: settling(
-                served.dedup, wire, field, fence=ask.fence, succeeded=False, ttl=ttl, payload=payload
-            ),
-        )
-    dedup, wire, owner = _held(namespaces, ask)
-    op = settling(dedup, wire, owner, fence=ask.fence, succeeded=succeeded, ttl=ttl, payload=payload)
-    return await _changed(dedup, op, {})
-
-
-async def release(namespaces: Namespaces, ask: models.ReleaseRequest, client: Client) -> HttpAnswer:
-    """`POST /v1/claims/release`."""
-    if ask.remember is not None:
-        served, field = _ledger(namespaces, ask), owner_field(ask.owner)
-        return await _changed_remembered(served, ask, lambda wire, _: releasing(wire, field, ask.fence))
-    dedup, wire, owner = _held(namespaces, ask)
-    return await _changed(dedup, releasing(wire, owner, ask.fence), {})
-
-
-async def renew(namespaces: Namespaces, ask: models.RenewRequest, client: Client) -> HttpAnswer:
-    """`POST /v1/claims/renew`."""
-    if ask.remember is not None:
-        served, field = _ledger(namespaces, ask), owner_field(ask.owner)
-        return await _changed_remembered(
-            served, ask, lambda wire, _: renewing(served.dedup, wire, field, ask.fence, ask.lease)
-        )
-    dedup, wire, owner = _held(namespaces, ask)
-    op = renewing(dedup, wire, owner, ask.fence, ask.lease)
-    return await _changed(dedup, op, {"lease": op.lease_ms})
-
-
-def _held(namespaces: Namespaces, ask: models.HolderRequest) -> tuple[Dedup, bytes, bytes]:
-    dedup = namespaces.passing(ask.namespace)
-    return dedup, *held(dedup, ask.key, ask.owner, token=ask.token)
-
-
-def _ledger(namespaces: Namespaces, ask: models.HolderRequest) -> ServedLedger:
-    served = namespaces.ledgers.find(ask.remember or "", ask.namespace)
-    if ask.token:
-        raise RequestProblem(problems.INVALID, "a ledger remembers claims: leave token or remember out")
-    return served
-
-
-async def _changed_remembered(
-    served: ServedLedger,
-    ask: models.HolderRequest,
-    make: Callable[[bytes, IdPlace], SettleOp | ReleaseOp | RenewOp],
-) -> HttpAnswer:
-    op = await served.change(ask.key, make)
-    return HttpAnswer(200, {"lease": op.lease_ms} if isinstance(op, RenewOp) else {})
-
-
-async def _changed(dedup: Dedup, op: SettleOp | ReleaseOp | RenewOp, facts: dict[str, Any]) -> HttpAnswer:
-    await dedup.gate.change(op)
-    return HttpAnswer(200, facts)
-
-
-def _payload(value: Any) -> bytes:
-    """Return a result as JSON. orjson would not do: it has no numbers above 64 bits."""
-    if value is None:
-        return b""
-    payload = pydantic_core.to_json(value)
-    if (b"NaN" in payload or b"Infinity" in payload) and has_nan(value):
-        raise ResultError("a result must be JSON, which has no NaN and no infinity")
-    return payload
-
-
-# Tokens
-
-
-async def issue(namespaces: Namespaces, ask: models.IssueRequest, client: Client) -> HttpAnswer:
-    """`POST /v1/tokens`."""
-    dedup = namespaces.dedup(ask.namespace)
-    token = await dedup.tokens.issue(ask.subject, seconds(ask.ttl))
-    ttl = round(dedup.settings.token_ttl * 1000) if ask.ttl is None else ask.ttl
-    return HttpAnswer(201, {"token": token, "ttl": ttl})
-
-
-async def consume(namespaces: Namespaces, ask: models.ConsumeRequest, client: Client) -> HttpAnswer:
-    """`POST /v1/tokens/consume`."""
-    dedup = namespaces.dedup(ask.namespace)
-    op = token_op(dedup.gate, PLAIN, ask.token, ask.subject, Mode.CONSUME)
-    verdict = await dedup.gate.use(op)
-    outcome = verdict.outcome
-    facts: dict[str, Any] = {"outcome": _WORDS[outcome], "degraded": verdict.degraded}
-    if outcome is _ACQUIRED:
-        return HttpAnswer(200, facts)
-    known = problems.OF_OUTCOME.get(outcome, problems.TOKEN_USED)
-    left = verdict.left_ms if outcome is _IN_PROGRESS else None
-    return HttpAnswer(
-        known.status, known.facts(**facts, retry_after=None if left is None else left / 1000), left
-    )
-
-
 # Faults and counts
 
 
@@ -408,54 +262,109 @@ Handler = Callable[[Namespaces, Any, Client], Awaitable[HttpAnswer]]
 """A function that answers one kind of request."""
 
 
+def namespace_of(namespaces: Namespaces, ask: Any) -> Dedup:
+    """Return the `Dedup` of a request's namespace."""
+    return namespaces.passing(ask.namespace)
+
+
 def counted(verb: str, handler: Handler) -> Handler:
-    """Return a handler that counts its answers."""
+    """Return a handler that counts its answers: a claim that names a ledger in the ledger's namespace."""
+    home_in = home_of if verb == "claim" else namespace_of
 
     async def count(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
-        since = perf_counter()
-        name = namespaces.passing(ask.namespace).settings.namespace
-        try:
-            answer = await handler(namespaces, ask, client)
-        except Exception as fault:
-            namespaces.counters.observe(name, verb, outcome_of_fault(fault), perf_counter() - since)
-            raise
-        outcome = answer.facts.get("outcome", "ok")
-        namespaces.counters.observe(name, verb, outcome, perf_counter() - since)
-        return answer
+        dedup = dedup_of(home_in(namespaces, ask))
+        return await _count(namespaces, dedup, verb, handler(namespaces, ask, client))
 
     return count
 
 
-OPS: dict[str, Handler] = {
-    handler.__name__: counted(handler.__name__, handler)
-    for handler in (claim, complete, fail, release, renew, issue, consume, redeem)
+async def _count(
+    namespaces: Namespaces, dedup: Dedup, verb: str, answering: Awaitable[HttpAnswer]
+) -> HttpAnswer:
+    since, name = perf_counter(), dedup.settings.namespace
+    try:
+        answer = await answering
+    except Exception as fault:
+        namespaces.counters.observe(name, verb, outcome_of_fault(fault), perf_counter() - since)
+        raise
+    namespaces.counters.observe(name, verb, answer.outcome, perf_counter() - since)
+    return answer
+
+
+def handler(
+    verb: str, begin: Begin, answer: Callable[[Any], HttpAnswer], *, cancels: bool = False
+) -> Handler:
+    """Return the handler of a verb that both wires begin in the same way; it counts its answers.
+
+    Args:
+        verb: the verb, for the counters.
+        begin: checks the request.
+        answer: returns the answer to what the work has found or done.
+        cancels: if the client hangs up, the work is cancelled. Then nothing stays remembered, and a read gives its
+            turn to the next one.
+    """
+
+    async def answered(work: Coroutine[Any, Any, Any], client: Client) -> HttpAnswer:
+        return answer(await (client.unless_gone(work) if cancels else work))
+
+    async def handle(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
+        home, begun = begin(namespaces, ask, client.peer)
+        return await _count(namespaces, dedup_of(home), verb, answered(begun(), client))
+
+    return handle
+
+
+# The answers
+
+
+def facts_of(name: str | None = None, *, status: int = 200) -> Callable[[Any], HttpAnswer]:
+    """Return what answers with what was found: it is the whole answer, or its member `name`."""
+    return lambda found: HttpAnswer(status, found if name is None else {name: found})
+
+
+def _settled(op: Change) -> HttpAnswer:
+    return HttpAnswer(200, {"lease": op.lease_ms} if isinstance(op, RenewOp) else {})
+
+
+def _consumed(verdict: Verdict) -> HttpAnswer:
+    outcome = verdict.outcome
+    facts: dict[str, Any] = {"outcome": _WORDS[outcome], "degraded": verdict.degraded}
+    if outcome is _ACQUIRED:
+        return HttpAnswer(200, facts)
+    known = problems.OF_OUTCOME.get(outcome, problems.TOKEN_USED)
+    left = verdict.left_ms if outcome is _IN_PROGRESS else None
+    return HttpAnswer(
+        known.status, known.facts(**facts, retry_after=None if left is None else left / 1000), left
+    )
+
+
+def _shown(record: dict[str, Any] | None) -> HttpAnswer:
+    known = problems.NO_RECORD
+    return HttpAnswer(known.status, known.facts()) if record is None else HttpAnswer(200, record)
+
+
+_ANSWERS: dict[str, Callable[[Any], HttpAnswer]] = {
+    "issue": facts_of(status=201),
+    "consume": _consumed,
+    "get": _shown,
+    "list": facts_of(),
+    "forget": facts_of("forgotten"),
+    "first": facts_of("first"),
+    "seen": facts_of("seen"),
+    "forget_id": facts_of("forgotten"),
+    "ledger": facts_of(),
 }
-"""The handlers of operations, by name; each counts its answers."""
+"""What answers the verbs that are not an owner's."""
 
 
-# Administration
+def _handler(verb: WireVerb) -> Handler:
+    answer = _settled if verb.of_owner else _ANSWERS[verb.name]
+    return handler(verb.name, BEGIN[verb.name], answer, cancels=verb.turns or verb.name == "first")
 
 
-async def inspect(namespaces: Namespaces, ask: models.RecordQuery, client: Client) -> HttpAnswer:
-    """`GET /v1/records`."""
-    dedup = namespaces.passing(ask.namespace)
-    record = await dedup.get(ask.key, ask.kind, digest=ask.digest)
-    if record is None:
-        raise RequestProblem(problems.NO_RECORD)
-    return HttpAnswer(200, record_facts(namespaces, record))
-
-
-async def forget(namespaces: Namespaces, ask: models.ForgetQuery, client: Client) -> HttpAnswer:
-    """`DELETE /v1/records`."""
-    dedup = namespaces.passing(ask.namespace)
-    how: dict[str, Any] = {"kind": ask.kind, "digest": ask.digest, "reason": ask.reason}
-    return HttpAnswer(200, {"forgotten": await forget_key(namespaces, dedup, ask.key, client.peer, **how)})
-
-
-async def list_records(namespaces: Namespaces, ask: models.ListQuery, client: Client) -> HttpAnswer:
-    """`GET /v1/records/list`."""
-    dedup = namespaces.passing(ask.namespace)
-    wanted = ListOptions(**ask.model_dump(exclude={"namespace"}))
-    # If the client hangs up, its read gives its turn to the next one.
-    found = await client.unless_gone(records(namespaces, dedup, wanted, client.peer))
-    return HttpAnswer(200, found)
+HANDLERS: dict[str, Handler] = {
+    **{verb.name: _handler(verb) for verb in VERBS if verb.name in BEGIN},
+    "claim": counted("claim", claim),
+    "redeem": counted("redeem", redeem),
+}
+"""The handlers of verbs, by name; each counts its answers."""

@@ -8,52 +8,48 @@ from functools import partial
 from typing import Final
 
 from ...claim import Claim
-from ...claiming import claim_call
-from ...core.calls import ClaimCall
 from ...gateway import Dedup
 from ...kernel.operations import ClaimOp, Verdict
 from ...kernel.owners import draw_owner, owner_text
 from ...model import Outcome
+from ..fields import text_of
 from ..reply_memory import LARGE
-from ..verbs import Asked, held
+from ..verbs import Asked, Home, claim_in, dedup_of, held_in, home_of
+from ..wire_verbs import VERBS
 from .connection import Command, RespConnection
 from .errors import error_reply
 from .frames import bulk, encode
-from .options import CommandOptions, check_count, left_of, read_options, text_of
+from .options import CommandOptions, check_count, left_of, read_options
 from .reply_places import ReplyPlace
 
 _ACQUIRED: Final = Outcome.ACQUIRED
 _ACQUIRED_HEAD: Final = b"*7\r\n$8\r\nacquired\r\n$20\r\n"
 _HEADS: Final = {outcome: b"*7\r\n" + bulk(outcome.value.encode()) for outcome in Outcome}
-_OPTIONS: Final = frozenset({"NS", "FP", "OWNER", "LEASE", "TTL", "WAIT", "EPHEMERAL", "REMEMBER"})
+_USAGE: Final = VERBS[0].usage
 
 
 # The command
 
 
 def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlace:
-    """`FD.CLAIM key [NS n] [FP text] [OWNER id] [LEASE ms] [TTL ms] [WAIT ms] [EPHEMERAL] [REMEMBER ledger]`.
-
-    The main path.
-    """
+    """Answer FD.CLAIM. The main path."""
     if len(command) == 2:
         # The options of a bare claim are not looked for: that saves 17 % of its instructions.
         dedup, key, mark, ephemeral = connection.namespaces.root, command[1], None, False
         terms = dedup.gate.claim_terms
     else:
-        check_count(command, 2)
-        options = read_options(command, 2, _OPTIONS)
+        check_count(command, _USAGE.least)
+        options = read_options(command, _USAGE.start, _USAGE.options)
         if options.remember is not None:
-            return _claim_remembered(connection, command[1], options)
+            return _claim_slowly(connection, home_of(connection.namespaces, options), command[1], options)
         dedup, key, mark, ephemeral = (
-            connection.namespaces.dedup(options.ns),
+            connection.namespaces.dedup(options.namespace),
             command[1],
-            options.fp,
+            options.fingerprint,
             options.ephemeral,
         )
         if options.owner is not None or options.wait:
-            slowly = partial(_claim_slowly, connection, dedup, key, options, left_of(options.wait))
-            return connection.spawn(slowly, dedup, "claim", repeatable=True, waits=bool(options.wait))
+            return _claim_slowly(connection, dedup, key, options)
         terms = dedup.gate.terms_ms(options.lease, options.ttl)
     if not key.isascii():
         text_of("the key", key)
@@ -65,39 +61,19 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
     return claiming
 
 
-def _claim_remembered(connection: RespConnection, key: bytes, options: CommandOptions) -> ReplyPlace:
-    """Claim a key whose success a ledger of the sidecar's settings remembers."""
-    served = connection.namespaces.ledgers.find(options.remember or "", options.ns)
-    dedup, name, wait = served.dedup, text_of("the key", key), left_of(options.wait)
+def _claim_slowly(connection: RespConnection, home: Home, key: bytes, options: CommandOptions) -> ReplyPlace:
+    """Claim a key in a task: the claim waits, a ledger remembers it, or the client names its owner."""
+    dedup, name, wait = dedup_of(home), text_of("the key", key), left_of(options.wait)
 
     async def work() -> bytes:
         if options.owner is not None:
-            connection.namespaces.ephemeral.claimed_again(await served.held(name, options.owner))
-        return await claim_in_task(connection, dedup, ask, options.ephemeral)
+            connection.namespaces.ephemeral.claimed_again(await held_in(home, name, options.owner))
+        return await claim_in_task(connection, dedup, call, options.ephemeral)
 
-    def ask() -> Awaitable[Claim]:
-        return served.answered(served.claim(options.of_claim(wait()), name, options.fp))
+    def call() -> Awaitable[Claim]:
+        return claim_in(home, options.of_claim(wait()), name, options.fingerprint)
 
     return connection.spawn(work, dedup, "claim", repeatable=True, waits=bool(options.wait))
-
-
-async def _claim_slowly(
-    connection: RespConnection,
-    dedup: Dedup,
-    key: bytes,
-    options: CommandOptions,
-    wait: Callable[[], float],
-) -> bytes:
-    """Return the reply to a claim that waits, or whose owner the client names."""
-    name = text_of("the key", key)
-    if options.owner is not None:
-        again = (dedup, *held(dedup, name, options.owner, token=False))
-        connection.namespaces.ephemeral.claimed_again(again)
-
-    def call() -> ClaimCall:
-        return claim_call(dedup.gate, options.of_claim(wait()), name, options.fp)
-
-    return await claim_in_task(connection, dedup, call, options.ephemeral)
 
 
 async def claim_in_task(
@@ -141,7 +117,7 @@ class Claiming(Asked):
         self.ephemeral = ephemeral
 
     def done(self) -> bool:
-        """True once nobody waits, also where the client has gone; the engine then releases the claim."""
+        """True once the claim is answered, or its client has gone; the engine then releases the claim."""
         return self._connection.has_gone() or self._op is None
 
     def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
@@ -171,7 +147,7 @@ class Claiming(Asked):
 
 
 class Repeated(Asked):
-    """A claim that is asked for again, as there was no room for its large reply."""
+    """A claim that is asked for again because there was no room for its large reply."""
 
     __slots__ = ("_connection", "_place")
 
@@ -181,7 +157,7 @@ class Repeated(Asked):
         self._place = place
 
     def done(self) -> bool:
-        """True once nobody waits, also where the client has gone; the engine then releases the claim."""
+        """True once the claim is answered, or its client has gone; the engine then releases the claim."""
         return self._connection.has_gone() or self._op is None
 
     def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
@@ -268,4 +244,4 @@ def _verdict_reply2(verdict: Verdict, owner: bytes) -> bytes:
     )
 
 
-COMMANDS: dict[bytes, Command] = {b"FD.CLAIM": claim}
+COMMANDS: dict[bytes, Command] = {_USAGE.name: claim}

@@ -1,7 +1,7 @@
 """The table of all RESP commands, and MULTI, behind which another table counts.
 
-To add one: write a function in the file of its kind, and name it in `COMMANDS` there. A command that has to wait
-returns `connection.spawn(work, dedup, verb)`: the reply is what the async function `work` returns or raises.
+Those of verbs come from the table of verbs. A command that has to wait returns
+`connection.spawn(work, dedup, verb)`: the reply is what the async function `work` returns or raises.
 """
 
 from __future__ import annotations
@@ -10,25 +10,18 @@ from functools import partial
 
 from ...errors import ConfigError
 from ..access import Access
-from . import (
-    claim_commands,
-    client_commands,
-    ledger_commands,
-    record_commands,
-    settle_commands,
-    store_commands,
-    token_commands,
-)
+from ..wire_verbs import VERBS
+from . import claim_commands, client_commands, store_commands, verb_commands
 from .connection import Command, RespConnection
 from .frames import OK, error
 from .reply_places import ReplyPlace
 
 
 def multi(connection: RespConnection, command: list[bytes]) -> bytes:
-    """`MULTI`: all up to `EXEC` or `DISCARD` is refused. Without that, what stands in it would run.
+    """`MULTI`: refuse all commands up to `EXEC` or `DISCARD`. Otherwise the commands of the transaction would run.
 
-    The reply is OK, as Redis's: a client that gets an error here (phpredis) sends no EXEC or DISCARD, so that all its
-    further commands would be refused.
+    The reply is Redis's OK. A client that gets an error here (phpredis) sends no EXEC or DISCARD, and all its further
+    commands would be refused.
     """
     connection.answer_only(_BEHIND_MULTI)
     return OK
@@ -53,25 +46,17 @@ def skip(connection: RespConnection, command: list[bytes]) -> bytes:
 
 # The table
 
-_RULED: dict[bytes, Command] = {
-    **claim_commands.COMMANDS,
-    **settle_commands.COMMANDS,
-    **token_commands.COMMANDS,
-    **record_commands.COMMANDS,
-    **ledger_commands.COMMANDS,
-}
 COMMANDS: dict[bytes, Command] = {
-    **_RULED,
+    **claim_commands.COMMANDS,
+    **verb_commands.COMMANDS,
     **client_commands.COMMANDS,
     b"MULTI": multi,
     **store_commands.REFUSALS,
 }
 WITH_STORES: dict[bytes, Command] = COMMANDS | store_commands.COMMANDS
 """The commands of a socket that also serves `sidecar://` stores."""
-VERB_OF: dict[bytes, str] = {name: name.removeprefix(b"FD.").decode().lower() for name in _RULED} | {
-    b"FD.FORGETID": "forget"
-}
-"""What a command does, in the words of `access.VERBS`. FD.RUN asks the rules for itself."""
+VERB_OF: dict[bytes, str] = {verb.usage.name: verb.rule for verb in VERBS}
+"""The verb of each command, one of `access.VERBS`. FD.RUN asks the rules for itself."""
 
 
 def commands_of(access: Access, *, stores: bool) -> dict[bytes, Command]:

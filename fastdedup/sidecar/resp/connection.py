@@ -82,7 +82,7 @@ class RespConnection(asyncio.Protocol):
         self.extra = 0
         self.listens = False
         self.on_gone: list[Callable[[], None]] = []
-        # Mutable: what of the socket's pending operations is this connection's, where the socket has that quota.
+        # Mutable: this connection's part of the socket's pending operations, if the socket has that quota.
         self._access = namespaces.access
         self._counts_pending = self._access.counts_pending
         self._pending = 0
@@ -100,7 +100,7 @@ class RespConnection(asyncio.Protocol):
         self._used = False
         self._transport: asyncio.Transport
         self.peer: Any = None
-        """The client's process, if the system tells it. Read as it connects: a closed connection does not tell it."""
+        """The client's process, if the system tells it. It is read at once: a closed connection does not tell it."""
 
     # The transport's calls
 
@@ -145,12 +145,12 @@ class RespConnection(asyncio.Protocol):
             self._watch()
 
     def eof_received(self) -> bool:
-        """Answer what the client has asked, where it still reads; it sends nothing more (asyncio calls this)."""
+        """Answer what the client has asked, if it still reads; it sends nothing more (asyncio calls this)."""
         self._run_backlog()
         self._draining = True
         self._stopping = False
         if hung_up(self._transport):
-            self.gone = True  # nobody reads the replies: claims that are won from now on are released
+            self.gone = True  # the client reads no replies: claims that are won from now on are released
             return False
         self._flush()
         return bool(self.places)
@@ -178,7 +178,7 @@ class RespConnection(asyncio.Protocol):
         self.unread.begin()
 
     def resume_writing(self) -> None:
-        """Read commands again, as the client has read all replies (asyncio calls this)."""
+        """Read commands again: the client has read all replies (asyncio calls this)."""
         was_slow = not self._writing
         self._writing = True
         self.unread.end()
@@ -243,7 +243,7 @@ class RespConnection(asyncio.Protocol):
             place: the command's.
             payload: what `build` keeps in memory until then.
             build: returns the reply; called when the client has read all replies before.
-            again: runs the command again; None where that cannot be.
+            again: runs the command again; None if it must not run twice.
         """
         if self.gone:
             return
@@ -258,7 +258,7 @@ class RespConnection(asyncio.Protocol):
             self._bound_the_wait()
 
     def push(self, message: bytes) -> bool:
-        """Send a message that is no reply; return False where the client does not read."""
+        """Send a message that is not a reply; return False if the client does not read."""
         if self._writing and not self.gone:
             self._send(message)
         return self._writing
@@ -322,7 +322,7 @@ class RespConnection(asyncio.Protocol):
                 answer = error("ERR", f"unknown command '{command[0][:64].decode(errors='replace')}'")
             else:
                 answer = handler(self, command)
-        except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
+        except Exception as fault:  # noqa: BLE001 -- the client gets every error as a reply
             self.counters.bad_requests += is_bad(fault)
             answer = error_reply(fault)
         self.places.append(Slot(answer) if isinstance(answer, bytes) else answer)
@@ -366,9 +366,9 @@ class RespConnection(asyncio.Protocol):
             self._bound_the_wait()
 
     def _bound_the_wait(self) -> None:
-        """Set a deadline where the client has too many bytes to read, or where a large reply waits for it.
+        """Set a deadline if the client has too many bytes to read, or if a large reply waits for it.
 
-        Read no further commands where both together are too many bytes.
+        If both together are too many bytes, read no further commands.
         """
         unread, most = self._transport.get_write_buffer_size(), self._limits.unread
         if unread > most or self._waiting:
@@ -379,7 +379,7 @@ class RespConnection(asyncio.Protocol):
                 self._pause()
 
     def _build_first(self) -> bool:
-        """Build the reply whose turn has come; return False where that is not there yet."""
+        """Build the reply whose turn has come; return False if it is not there yet."""
         if not self.places:
             return False
         place = self.places[0]
@@ -391,7 +391,7 @@ class RespConnection(asyncio.Protocol):
         elif large.again is not None:
             try:
                 large.again()
-            except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
+            except Exception as fault:  # noqa: BLE001 -- the client gets every error as a reply
                 place.reply = error_reply(fault)
         return place.reply is not None
 
@@ -402,7 +402,7 @@ class RespConnection(asyncio.Protocol):
         self._share.weigh(self._frames.size + places * PLACE + replies)
 
     def _shed(self) -> None:
-        """Hang up: at once where replies are due, as an error would be taken for one of them."""
+        """Hang up. If replies are due, do so without an error: the client would take it for one of these replies."""
         self._frames.give_up()
         self._backlog.clear()
         if self.places:
@@ -411,7 +411,7 @@ class RespConnection(asyncio.Protocol):
             self._hang_up(_TOO_MUCH)
 
     def count_pending(self) -> None:
-        """Count this connection's unanswered commands anew, where its socket has a quota of these."""
+        """Count this connection's unanswered commands anew, if its socket has a quota of these."""
         if self._counts_pending and not self.gone:
             before, self._pending = self._pending, len(self.places) + self.extra
             self._access.pending += self._pending - before

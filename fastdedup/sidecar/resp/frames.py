@@ -1,8 +1,8 @@
 """Cuts a RESP stream into commands, and writes replies.
 
 hiredis is not used: its reader allocates the announced size (gigabytes for `*400000000`), and does not report its
-position in the stream. So the input would have to be checked before hiredis reads it, and that check does all that
-parsing takes, as a command is an array of bulk strings.
+position in the stream. So the input would have to be checked before hiredis reads it. A command is an array of bulk
+strings, so that check already does all the work of parsing.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Frames:
         return parts, at
 
     def _number(self, data: bytes, at: int, kind: int, most: int) -> tuple[int, int]:
-        """Return the number in the header at `at`, and where the header ends. `kind`: its first byte, `*` or `$`."""
+        """Return the number in the header at `at`, and the header's end. `kind`: its first byte, `*` or `$`."""
         line = data.find(b"\r\n", at, at + 13)
         if at < len(data) and data[at] != kind:
             raise FrameError("a command must be an array of bulk strings")

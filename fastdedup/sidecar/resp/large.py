@@ -18,7 +18,7 @@ class LargeReply:
     Attributes:
         build: returns the reply.
         payload: what `build` keeps in memory; None once that was let go.
-        again: runs the command anew, where `payload` was let go.
+        again: runs the command anew, if `payload` was let go.
     """
 
     __slots__ = ("again", "build", "payload")
@@ -54,8 +54,8 @@ class LargeReplies:
     def put(self, place: Any, reply: LargeReply, *, first: bool) -> bool:
         """Keep a reply, or let it go until its turn comes.
 
-        Return False where its turn has come, and all connections together have no room for it, also after the
-        clients that were hung up on give their bytes back.
+        Return False if its turn has come and all connections together have no room for it, even after the clients
+        that were cut give their bytes back.
         """
         if not self._keep(reply, first):
             if first and not self._memory.is_clearing:
@@ -65,10 +65,10 @@ class LargeReplies:
         return True
 
     def take(self, place: Any) -> LargeReply | None:
-        """Return the reply of this place, which the caller builds and writes; None where it has no large one.
+        """Return the reply of this place, which the caller builds and writes; None if it has no large reply.
 
-        A payload that further replies share stays in memory beside the built reply. Where there is no room for both,
-        the further replies are let go.
+        A payload that further replies share stays in memory beside the built reply. If there is no room for both, the
+        further replies are let go.
         """
         reply = self.waiting.pop(place, None)
         if reply is not None and (payload := reply.payload) is not None:
@@ -78,7 +78,7 @@ class LargeReplies:
         return reply
 
     def reserve(self, size: int) -> bool:
-        """Reserve bytes for a part of a reply; return False where there is no room."""
+        """Reserve bytes for a part of a reply; return False if there is no room."""
         if self.held + size > self._most or not self._memory.reserve(size):
             return False
         self.held += size

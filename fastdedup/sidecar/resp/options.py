@@ -1,74 +1,62 @@
-"""The options of RESP commands: `NAME value` pairs and flags, in any order, after the positional arguments."""
+"""The arguments of RESP commands: positional arguments, then options, in any order: `NAME value` pairs and flags."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ...core.options import ClaimOptions
 from ...errors import ConfigError
-from ...keys import digest
+from ..fields import FIELDS
 from ..verbs import seconds
-
-_TEXTS = {"OWNER", "SUBJECT", "REMEMBER", "KIND", "REASON", "PREFIX", "STATE", "CURSOR"}
-_FLAGS = {"EPHEMERAL", "TOKEN", "DIGEST"}
-Options = TypeVar("Options", bound="CommandOptions")
-_MAX_MS = 10 * 365 * 86_400_000
+from ..wire_verbs import Usage
+from .connection import RespConnection
+from .reply_places import Slot
 
 
 class CommandOptions:
-    """The options that a command has; None or False stands for an option that it does not have. Times in ms."""
+    """A command's arguments, by their names in `FIELDS`; times in ms. One not given is None, a flag False."""
 
-    __slots__ = (
-        "ephemeral",
-        "fence",
-        "fp",
-        "lease",
-        "ns",
-        "owner",
-        "remember",
-        "subject",
-        "token",
-        "ttl",
-        "wait",
-    )
+    both = "REMEMBER and TOKEN exclude each other: a ledger remembers claims, not tokens"
+    """The error's text if a command names a token and a ledger."""
 
-    def __init__(self) -> None:
-        self.ns: bytes | None = None
-        self.fp: bytes | None = None
-        self.owner: str | None = None
-        self.subject: str | None = None
-        self.remember: str | None = None
-        self.lease: int | None = None
-        self.ttl: int | None = None
-        self.wait: int | None = None
-        self.fence: int | None = None
-        self.ephemeral = False
-        self.token = False
+    ledger: Any
+    ids: Any
+
+    if TYPE_CHECKING:  # while it runs, it would make each attribute slower
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a field: every name of one is an attribute of the class."""
 
     def of_claim(self, wait: float) -> ClaimOptions:
         """Return them as a claim's or a token's; `wait`: the seconds that are left of WAIT, see `left_of`."""
         return ClaimOptions(self.owner, seconds(self.lease), seconds(self.ttl), wait)
 
 
-class OperatorOptions(CommandOptions):
-    """The options of the commands that show, list and forget records."""
+for _field in FIELDS.values():
+    setattr(CommandOptions, _field.name, None if _field.read else False)
 
-    __slots__ = ("cursor", "digest", "kind", "limit", "older", "prefix", "reason", "state", "within")
+Answerer = Callable[[RespConnection, CommandOptions], Slot]
+"""Takes the connection, and a command's arguments; returns the place of the reply."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.kind: str | None = None
-        self.digest = False
-        self.reason: str | None = None
-        self.prefix: str | None = None
-        self.state: str | None = None
-        self.older: int | None = None
-        self.limit: int | None = None
-        self.within: int | None = None
-        self.cursor: str | None = None
+
+def read_command(usage: Usage, command: list[bytes]) -> CommandOptions:
+    """Return a command's arguments.
+
+    Raises:
+        ConfigError: there are too few arguments, a positional one is wrong, or as `read_options` says.
+    """
+    check_count(command, usage.least)
+    start = usage.start
+    if usage.ends_in_lease and not b"".join(command[start - 1 : start]).isdigit():
+        start -= 1
+    options = read_options(command, start, usage.options)
+    for at, data in enumerate(command[1:start]):
+        name, called, read = usage.readers[at]
+        setattr(options, name, read(called, data))
+    return options
 
 
 def check_count(command: list[bytes], least: int) -> None:
@@ -88,11 +76,7 @@ def read_options(command: list[bytes], start: int, allowed: frozenset[str]) -> C
     Raises:
         ConfigError: an option is unknown, not allowed here, given twice, without value, or of a wrong kind.
     """
-    return read_into(CommandOptions(), command, start, allowed)
-
-
-def read_into(options: Options, command: list[bytes], start: int, allowed: frozenset[str]) -> Options:
-    """Read the options from `command[start:]` into `options`; errors as of `read_options`."""
+    options = CommandOptions()
     seen: set[str] = set()
     at = start
     while at < len(command):
@@ -103,59 +87,20 @@ def read_into(options: Options, command: list[bytes], start: int, allowed: froze
         if name in seen:
             raise ConfigError(f"{name} is given twice: give it once")
         seen.add(name)
-        if name in _FLAGS:
-            setattr(options, name.lower(), True)
+        field = FIELDS[name]
+        if field.read is None:
+            setattr(options, field.name, True)
             at += 1
             continue
         if at + 1 == len(command):
             raise ConfigError(f"{name} must be followed by a value")
-        setattr(options, name.lower(), _value(name, command[at + 1]))
+        setattr(options, field.name, field.read(name, command[at + 1]))
         at += 2
     return options
 
 
-def _value(name: str, data: bytes) -> object:
-    if name == "NS":
-        return data
-    if name == "FP":
-        return fingerprint_of(data)
-    if name in _TEXTS:
-        return text_of(name, data)
-    least = 1 if name in ("LEASE", "TTL", "LIMIT", "WITHIN") else 0
-    return number_of(name, data, least)
-
-
-def number_of(name: str, data: bytes, least: int = 0) -> int:
-    """Return a whole number: milliseconds, or a fence.
-
-    Raises:
-        ConfigError: it is not a whole number, or is out of bounds.
-    """
-    if (
-        not data.isdigit()
-        or len(data) > 16
-        or not least <= int(data) <= (_MAX_MS if name != "FENCE" else 2**53)
-    ):
-        raise ConfigError(
-            f"{name} must be a whole number of milliseconds from {least} to ten years, got {_shown(data)}"
-        )
-    return int(data)
-
-
-def text_of(name: str, data: bytes) -> str:
-    """Return text from UTF-8.
-
-    Raises:
-        ConfigError: it is not UTF-8.
-    """
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise ConfigError(f"{name} must be UTF-8 text, got {_shown(data)}") from None
-
-
 def left_of(wait: int | None) -> Callable[[], float]:
-    """Return what tells how many seconds are left of a WAIT that begins now, also where its command begins later."""
+    """Return a function for the seconds left of a WAIT. The WAIT begins now, even if its command begins later."""
     if not wait:
         return _nothing
     return partial(_left, monotonic() + wait / 1000)
@@ -169,17 +114,5 @@ def _nothing() -> float:
     return 0.0
 
 
-def fingerprint_of(data: bytes) -> bytes:
-    """Digest what a client sent: as text where it is UTF-8, so that HTTP and RESP agree, else as bytes."""
-    try:
-        return digest(data.decode())
-    except UnicodeDecodeError:
-        return digest(data)
-
-
 def _name_of(command: list[bytes]) -> str:
     return command[0][:32].decode(errors="replace").upper()
-
-
-def _shown(data: bytes) -> str:
-    return repr(data[:32].decode(errors="replace"))

@@ -109,7 +109,7 @@ class CommandTasks:
         """Answer with what the command returns or raises, and count that, the first time that it runs."""
         try:
             reply = await command.work()
-        except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
+        except Exception as fault:  # noqa: BLE001 -- the client gets every error as a reply
             self._counters.bad_requests += is_bad(fault)
             reply = error_reply(fault)
         if command.verb:

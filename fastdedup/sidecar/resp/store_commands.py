@@ -26,21 +26,12 @@ from ...kernel.keyspace import check_wire, ledger_of, names_of, start_beside
 from ...kernel.operations import ClaimOp, ForgetOp, Op, RefusedAlone, ReleaseOp, Reply, SettleOp, Verdict
 from ...kernel.owners import trace_of, veiled
 from ...kernel.records import Stored
-from ...kernel.verbs import Keys, Verb
+from ...kernel.verbs import IdUse, Keys, Verb
 from ...ledger.operations import ForgetIdOp, LedgerTerms
 from ...stores.base import EvictingStore, ListedStore, Query
-from ...stores.sidecar.unpack import unpack
-from ...stores.sidecar.wire import (
-    MAX_OPERATIONS,
-    PATIENT,
-    PROTOCOL,
-    REMEMBERING,
-    UNSURE,
-    Fill,
-    Present,
-    encode,
-    terms_of,
-)
+from ...stores.sidecar.answers import UNSURE, Fill, Present, encode
+from ...stores.sidecar.wire import BY_NAME, MAX_OPERATIONS, PATIENT, PROTOCOL, RunKind, terms_of, unpack
+from ..fields import number_of, text_of
 from ..limits import MOST_PAGE, LimitError
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE
@@ -49,20 +40,17 @@ from .connection import Command, RespConnection
 from .errors import error_reply
 from .frames import OK, error
 from .frames import encode as encode_value
-from .options import check_count, number_of, text_of
+from .options import check_count
 from .reply_places import Slot
 
-_VERBS: Final = {verb.value.encode(): verb for verb in Verb}
 _MARKS: Final = b"=#?!&%@$"
 """The marks of the keys that records have."""
 _LEDGER_MARK: Final = b"~"
 _KEPT_OUT: Final = Keys.BUCKET | Keys.LEDGER
-_BESIDE: Final = tuple(
-    verb for verb in Verb if Keys.BESIDE in verb.row.keys and not verb.row.keys & _KEPT_OUT
+_BESIDE: Final = frozenset(
+    kind.name for kind in BY_NAME.values() if Keys.BESIDE in kind.keys and not kind.keys & _KEPT_OUT
 )
-"""Verbs for records beside a ledger's bucket, which may not touch the bucket."""
-_CREATING: Final = tuple(verb for verb in Verb if verb.row.creates)
-_OF_RESULTS: Final = tuple(verb for verb in Verb if verb.row.form.result)
+"""Names of runs on records beside a ledger's bucket, which may not touch the bucket."""
 _DEAF: Final = "its store tells it of no freed keys at present; the sidecar's log says why"
 _LOOK_AGAIN: Final = 0.05
 """Seconds between two checks whether a client reads again."""
@@ -123,12 +111,12 @@ class Run(Slot):
         self._fills = {terms_of(op): place for place, op in enumerate(ops)}
 
     def tell_present(self, place: int, owner: bytes) -> None:
-        """Tell with the answers in which trace the record was made that a claim has met, where it says so."""
+        """Tell with the answers the trace in which an existing record was made, if the record names its trace."""
         if trace := veiled(owner):
             self._present.append(Present(place, trace))
 
     def _with_room(self, answer: Reply, size: int) -> Reply:
-        """Return an answer with a large result, or an error where there is no room for that."""
+        """Return an answer with a large result, or an error if there is no room for it."""
         large = self._connection.large
         if self._ended or large.reserve(size):
             self._reserved += 0 if self._ended else size
@@ -182,9 +170,9 @@ class Place:
 
     A future would cost 24 % more instructions for each operation.
 
-    `done` is always False: the operation of a client that has gone is not taken back, as the client may have sent it
-    again over another connection. That is safe, as each operation names its owner. A client that died loses its
-    lease.
+    `done` is always False. If a client has gone, its operation is not taken back: the client may have sent it again
+    over another connection. That is safe because each operation names its owner. The claim of a client that died ends
+    with its lease.
     """
 
     __slots__ = ("_dedup", "_op", "_place", "_run")
@@ -218,7 +206,7 @@ class Place:
             reply = kind(without_addresses(refusal), retry_after=refusal.retry_after)
         except (ResultTooLargeError, ForeignRecordError) as refusal:
             reply = refusal
-        except Exception as other:  # noqa: BLE001 -- whatever it is, the client is told
+        except Exception as other:  # noqa: BLE001 -- the client gets every error as a reply
             self._run.fail(other)
             return
         if op.verb is Verb.FORGET:
@@ -234,21 +222,22 @@ class Place:
 
 def run(connection: RespConnection, command: list[bytes]) -> Slot:
     """`FD.RUN verb count key... args...`. See `stores/sidecar/wire.py`."""
-    verb = _VERBS.get(command[1]) if len(command) > 3 else None
-    count = int(command[2]) if verb and command[2].isdigit() and len(command[2]) < 5 else 0
-    if verb is None or not 0 < count <= min(MAX_OPERATIONS, len(command) - 3):
+    kind = BY_NAME.get(command[1]) if len(command) > 3 else None
+    count = int(command[2]) if kind and command[2].isdigit() and len(command[2]) < 5 else 0
+    if kind is None or not 0 < count <= min(MAX_OPERATIONS, len(command) - 3):
         raise ConfigError(
             f"FD.RUN takes a verb, a count of 1 to {MAX_OPERATIONS}, that many keys, and arguments"
         )
     connection.count_pending()
     access = connection.namespaces.access
+    verb = kind.verb
     some = access.admit_some(verb.value, count)
-    ops = unpack(verb, command[3 : 3 + count], command[3 + count :])
-    dedups = dedups_of(connection.namespaces, ops, verb)
+    ops = unpack(kind, command[3 : 3 + count], command[3 + count :])
+    dedups = dedups_of(connection.namespaces, ops, kind)
     batch = Run(connection, verb, dedups, some)
-    if verb in REMEMBERING:
+    if kind.ids is IdUse.REMEMBERS:
         batch.tell_fills(ops)
-    has_result = verb in _OF_RESULTS
+    has_result = verb.row.result
     for place, (op, dedup) in enumerate(zip(ops, dedups, strict=True)):
         if place >= some:
             batch.put(place, access.over_pending())
@@ -266,60 +255,61 @@ def run(connection: RespConnection, command: list[bytes]) -> Slot:
     return batch
 
 
-def dedups_of(namespaces: Namespaces, ops: Sequence[Op], verb: Verb) -> list[Dedup]:
+def dedups_of(namespaces: Namespaces, ops: Sequence[Op], kind: RunKind) -> list[Dedup]:
     """Return the `Dedup` of each operation's namespace, which its key begins with.
 
     Args:
         namespaces: the sidecar's.
-        ops: operations of one verb.
-        verb: their verb. If it creates nothing, a namespace does not take a place (`Namespaces.passing`).
+        ops: operations of one run.
+        kind: their run. If its verb creates nothing, a namespace does not take a place (`Namespaces.passing`).
 
     Raises:
-        ConfigError: a key is none of fastdedup's or not of the verb's kind, or its namespace is refused.
+        ConfigError: a key is not fastdedup's or not of the run's kind, or its namespace is refused.
         InvalidKeyError: a key is longer than a key may be.
     """
-    dedup, heads = dedup_of(namespaces, ops[0].wire, verb)
+    dedup, heads = dedup_of(namespaces, ops[0].wire, kind)
     dedups: list[Dedup] = []
-    beside = verb in _BESIDE
+    beside = kind.name in _BESIDE
     for op in ops:
         wire = op.wire
         if not wire.startswith(heads):
-            dedup, heads = dedup_of(namespaces, wire, verb)
+            dedup, heads = dedup_of(namespaces, wire, kind)
         start = len(heads[0])
         if beside and wire[start - 1 : start] == _LEDGER_MARK:
             start = start_beside(wire)
             if not start:
-                raise of_another_kind(wire, verb)
+                raise of_another_kind(wire, kind)
         check_wire(wire, start)
         dedups.append(dedup)
     return dedups
 
 
-def dedup_of(namespaces: Namespaces, wire: bytes, verb: Verb) -> tuple[Dedup, tuple[bytes, ...]]:
+def dedup_of(namespaces: Namespaces, wire: bytes, kind: RunKind) -> tuple[Dedup, tuple[bytes, ...]]:
     """Return the `Dedup` of a key's namespace, and the beginnings of its keys. Raises what `dedups_of` raises."""
     namespace = names_of(wire)[0]
     if not namespace:
         raise ConfigError("FD.RUN: a key must begin with a namespace")
-    dedup = namespaces.dedup(namespace) if verb in _CREATING else namespaces.passing(namespace)
-    heads = tuple(b"%b:%c" % (namespace.encode(), mark) for mark in _MARKS_OF[verb])
+    dedup = namespaces.dedup(namespace) if kind.verb.row.creates else namespaces.passing(namespace)
+    heads = tuple(b"%b:%c" % (namespace.encode(), mark) for mark in _MARKS_OF[kind.name])
     if not wire.startswith(heads):
-        raise of_another_kind(wire, verb)
+        raise of_another_kind(wire, kind)
     return dedup, heads
 
 
-def of_another_kind(wire: bytes, verb: Verb) -> ConfigError:
-    """Return the error for a key that a verb may not touch."""
-    return ConfigError(f"FD.RUN {verb}: the key {names_of(wire)[1]!r} is of another kind than this verb's")
+def of_another_kind(wire: bytes, kind: RunKind) -> ConfigError:
+    """Return the error for a key that a run may not touch."""
+    return ConfigError(
+        f"FD.RUN {kind.name}: the key {names_of(wire)[1]!r} is of another kind than this verb's"
+    )
 
 
-def marks_of(verb: Verb) -> bytes:
-    """Return the marks of the keys that a verb may touch: a record beside a bucket has the bucket's."""
-    keys = verb.row.keys
+def marks_of(keys: Keys) -> bytes:
+    """Return the marks of keys of these kinds: a record beside a bucket has the bucket's."""
     marks = _MARKS if Keys.RECORD in keys else b""
     return marks if keys is Keys.RECORD else marks + _LEDGER_MARK
 
 
-_MARKS_OF: Final = {verb: marks_of(verb) for verb in Verb}
+_MARKS_OF: Final = {kind.name: marks_of(kind.keys) for kind in BY_NAME.values()}
 
 
 def store(connection: RespConnection, command: list[bytes]) -> bytes:
@@ -351,7 +341,7 @@ def eviction(connection: RespConnection, command: list[bytes]) -> Slot:
 
 
 def page(connection: RespConnection, command: list[bytes]) -> Slot:
-    """`FD.PAGE namespace kinds prefix cursor count [reason]`: some records, as `ListedStore.page` returns them.
+    """`FD.PAGE namespace kinds prefix cursor count [reason]`: some records; see `ListedStore.page`.
 
     `kinds`: names, with commas. The reply: cursor, keys looked at, time in µs, store keys, and their records.
     """
@@ -380,7 +370,7 @@ def page(connection: RespConnection, command: list[bytes]) -> Slot:
 
 
 def listen(connection: RespConnection, command: list[bytes]) -> Slot:
-    """`FD.LISTEN`: after the reply, push `["freed", store key]` for each freed key, or null where news was missed."""
+    """`FD.LISTEN`: after the reply, push `["freed", store key]` for each freed key, or null if news was missed."""
 
     async def work() -> bytes:
         ear = Ear(connection, connection.namespaces.access.namespaces)
@@ -407,7 +397,7 @@ class Subscriber(Protocol):
     gone: bool
 
     def push(self, message: bytes) -> bool:
-        """Send a message that is no reply; return False where the client does not read."""
+        """Send a message that is not a reply; return False if the client does not read."""
 
 
 class Ear:
@@ -445,7 +435,7 @@ def refuse(connection: RespConnection, command: list[bytes]) -> bytes:
     """Refuse the commands of stores, on a socket that does not serve stores."""
     raise ConfigError(
         "this sidecar serves no sidecar:// stores, which may write any record: "
-        "set allow_stores = true (--allow-stores) where its clients are trusted with that"
+        "set allow_stores = true (--allow-stores) if its clients are trusted with that"
     )
 
 

@@ -1,4 +1,4 @@
-"""TCP addresses, as a configuration writes them."""
+"""TCP addresses in a configuration."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Decides who may connect while connections are short. Main path: `Admission.admit`.
 
-Where the limit is reached, the connection that has sent nothing for the longest time makes room for the next one.
-Where there is none, a few places are left for users that have few connections, and a few for the operator: root, and
-the sidecar's own user.
+If the limit is reached, the connection that has sent nothing for the longest time makes room for the next one. If
+each connection has sent something, a few places are left for users that have few connections, and a few for the
+operator: root, and the sidecar's own user.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..limits import Limits
 from ..resp.frames import error
 
 _OTHERS = 56
-"""Places beyond the limit, for users with fewer than `_FEW` connections, where another user has the most."""
+"""Places beyond the limit, for users with fewer than `_FEW` connections while another user has the most."""
 _FEW = 8
 _OPERATORS = 8
 """Further places, for the operator."""
 _PATIENCE = 0.25
 """Seconds that a connection may be silent before another one takes its place: many clients may connect at once."""
 _LOBBY = 64
-"""Refused connections that may wait for their first bytes at once, to be told in their own language."""
+"""Refused connections that may wait for their first bytes at once, to get the refusal in their own protocol."""
 _QUIET = 60.0
 """Seconds between two lines in the log that tell of refusals."""
 _LOOKS = tuple(b"GET /%b" % path for path in (b"healthz", b"readyz", b"metrics"))
@@ -61,8 +61,8 @@ class Admission:
         self._name = "open files: ulimit -n" if scarce else "limits.connections"
         self._most_of_uid = limits.connections_per_uid
         self._operators = {0, os.getuid()}
-        # Mutable: the open connections of each user, None where the user is unknown; all of them; those that have
-        # sent nothing yet, with their user and since when, and those that were refused, each the oldest first.
+        # Mutable: the open connections of each user (None is an unknown user); their sum; the connections that have
+        # sent nothing yet, with their user and start, the oldest first; those that were refused, the oldest first.
         self._of_uid: Counter[int | None] = Counter()
         self._open = 0
         self._silent: dict[Silent, tuple[int | None, float]] = {}
@@ -95,7 +95,7 @@ class Admission:
         self._lobby.pop(connection, None)
 
     def linger(self, connection: Silent) -> None:
-        """Let a refused connection wait for its first bytes; where too many do, the oldest is closed."""
+        """Let a refused connection wait for its first bytes; if too many wait, close the oldest."""
         self._lobby[connection] = None
         if len(self._lobby) > _LOBBY:
             oldest = next(iter(self._lobby))
@@ -129,7 +129,7 @@ class Admission:
         return max(self._of_uid, key=self._of_uid.__getitem__)
 
     def _shed(self, *of: int | None) -> bool:
-        """Close the oldest connection that has sent nothing, of this user where one is named."""
+        """Close the oldest connection that has sent nothing, of this user if a user is named."""
         before = self._clock() - _PATIENCE
         for connection, (uid, since) in self._silent.items():
             if since > before:
@@ -142,7 +142,7 @@ class Admission:
 
 
 def is_a_look(data: bytes) -> bool:
-    """True where a connection begins by asking for health or metrics."""
+    """True if the first bytes of a connection ask for health or metrics."""
     return data.startswith(_LOOKS)
 
 

@@ -1,4 +1,4 @@
-"""The types of settings, each with its check. What they raise is told beside the place of the mistake."""
+"""The types of settings, each with its check. The text of its error is shown beside the place of the mistake."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import os
 import pwd
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, GetPydanticSchema
 
 from ...checks import check_seconds, shown
 from ...errors import ConfigError
 from ...keys import check_namespace
 from ...stores import make_store
+from ..access import VERBS
 from .addresses import split_address
 
 _MOST_SOCKET_PATH = 107
@@ -104,3 +105,6 @@ StoreUrl = Annotated[str, AfterValidator(_url), Field(repr=False)]
 TcpAddress = Annotated[str, AfterValidator(_tcp)]
 SocketPath = Annotated[Path, AfterValidator(_socket_path)]
 ReadableFile = Annotated[Path, AfterValidator(_readable)]
+_literal: Any = Literal
+SocketVerb = Annotated[str, GetPydanticSchema(lambda _, schema_of: schema_of(_literal[VERBS]))]
+"""One of the verbs of the sidecar; a text for mypy, which takes no type that is computed."""

@@ -73,11 +73,11 @@ class Config(BaseSettings):
 
     url: StoreUrl = "memory://"
     """The store: memory:// (this process alone, gone when it ends), redis://, rediss://, unix://, redis+sentinel://
-    or redis+cluster://, as in redis://localhost:6379/0. Take `password_file` rather than a password in it."""
+    or redis+cluster://; for example redis://localhost:6379/0. Prefer `password_file` to a password in it."""
     password_file: ReadableFile | None = None
     """A file with the password of the store's user; it is read anew for each connection. The URL then has none."""
     socket: SocketPath = Field(default_factory=default_socket)
-    """Where to listen. The socket is made with mode 0660: its user and group may connect."""
+    """The path of the socket. The socket is made with mode 0660: its user and group may connect."""
     namespace: Name = "fastdedup"
     """The namespace of requests that name no other one; a prefix of every key."""
     timeout: Seconds = 0.25
@@ -85,12 +85,12 @@ class Config(BaseSettings):
     replicas: CountOrZero = 0
     """Replicas that must confirm each write (Redis's WAIT)."""
     on_shortfall: Literal["report", "raise"] = "report"
-    """Where fewer replicas confirm: "report" counts that and goes on, "raise" answers "unavailable"."""
+    """If fewer replicas confirm: "report" counts that and goes on, "raise" answers "unavailable"."""
     grace: Seconds = 10.0
     """Seconds that requests under way get to end when the sidecar stops."""
     metrics_address: TcpAddress | None = None
     """An IP address and a port that also answer /metrics, /healthz and /readyz, without a password: they show figures
-    and namespaces, no keys. Where Prometheus runs on this host, take the loopback address; a pod is asked by its own
+    and namespaces, no keys. If Prometheus runs on this host, take the loopback address; a pod is asked by its own
     address: "0.0.0.0:9464"."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least that is logged: "debug", "info", "warning" or "error"."""
@@ -105,7 +105,7 @@ class Config(BaseSettings):
     allow_stores: bool = False
     """True to serve `sidecar://` stores, which may write any record: for clients that are trusted with that."""
     allow_namespaces: Literal["any", "configured"] | None = None
-    """Which namespaces clients may name. Left out: the configured ones where there is a table, else any."""
+    """Which namespaces clients may name. Left out: the configured ones if there is a table, else any."""
     limits: LimitsTable = Field(default_factory=LimitsTable)
     """The limits of clients: sizes in bytes, times in seconds."""
     namespaces: dict[Name, NamespaceConfig] = Field(default_factory=dict)
@@ -147,7 +147,7 @@ class Config(BaseSettings):
         return self
 
     def credentials(self) -> Credentials | None:
-        """Return what reads the password file for each connection to the store; None where the URL has the login."""
+        """Return a function that reads the password file for each connection; None if the URL has the login."""
         return None if self.password_file is None else partial(_login, self.password_file)
 
     def default_options(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class Config(BaseSettings):
 
     @property
     def configured_only(self) -> bool:
-        """True where clients may name the default namespace and those with a table, and no other one."""
+        """True if clients may name the default namespace and those with a table, and no other namespace."""
         if self.allow_namespaces is None:
             return bool(self.namespaces)
         return self.allow_namespaces == "configured"

@@ -37,13 +37,13 @@ _LEDGER = "orders"
 _HEAD = """\
 # Settings of `fastdedup serve --config FILE`; `fastdedup check-config FILE` checks them. Flags and the environment
 # (FASTDEDUP_LEASE=60) stand above this file.
-# A line such as #lease = 30.0 shows a setting with its default, or with an example where it has no default:
+# A line such as #lease = 30.0 shows a setting with its default, or with an example if it has no default:
 # take the # away to change it.
 """
 
 
 def example_file() -> str:
-    """Return the file's text. It is valid as it is, and with each # before a setting taken away."""
+    """Return the file's text. It is valid unchanged, and also with each # before a setting taken away."""
     texts = {**texts_of(Config), **{f"limits.{name}": text for name, text in texts_of(Limits).items()}}
     blocks = [_HEAD]
     blocks += [

@@ -25,10 +25,10 @@ _GROUPS_BYTES = 1024
 
 
 class Peer(NamedTuple):
-    """The process at the other end of a connection, as it was when it connected.
+    """The process at the other end of a connection, at the moment it connected.
 
     Attributes:
-        groups: its supplementary groups; empty where the system does not tell them, or where there are over 256.
+        groups: its supplementary groups; empty if the system does not tell them, or if there are over 256.
     """
 
     pid: int
@@ -41,7 +41,7 @@ class BoundSocket:
     """A listening socket, and its file.
 
     Attributes:
-        path: the file's; another than the socket's own name where it was put in the place of a running sidecar's.
+        path: the file's; it is not the socket's own name if the file replaced that of a running sidecar.
         own: False for a socket of systemd, whose file stays.
     """
 
@@ -55,11 +55,11 @@ class BoundSocket:
 
     @property
     def replaced(self) -> bool:
-        """True where a later sidecar has put its own file in the place of ours."""
+        """True if a later sidecar has put its own file in the place of ours."""
         return self._file is not None and _identity(self.path) not in (None, self._file)
 
     def leave(self) -> bool:
-        """Remove the file; return True where a later sidecar has put its own in its place. Twice is fine."""
+        """Remove the file; return True if a later sidecar has put its own in its place. It may be called twice."""
         file, self._file = self._file, None  # once its socket is closed, another file may get its number
         if file is None:
             return False
@@ -90,7 +90,7 @@ def bound(path: Path, mode: int = 0o660, *, owner: int = -1, group: int = -1) ->
 
 @contextlib.contextmanager
 def listening_at(name: Path, path: Path, mode: int, owner: int, group: int) -> Iterator[BoundSocket]:
-    """Yield a socket that listens at `name`, and will be renamed to `path` where that is another one."""
+    """Yield a socket that listens at `name`, and will be renamed to `path` if that differs."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _bind(listening, name, mode, owner, group)
@@ -113,7 +113,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def peer_of(connection: socket.socket) -> Peer | None:
-    """Return the client (SO_PEERCRED, SO_PEERGROUPS), or None where the system does not tell its process."""
+    """Return the client (SO_PEERCRED, SO_PEERGROUPS), or None if the system does not tell its process."""
     if connection.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return None
     pid, uid, gid = _CREDENTIALS.unpack(
@@ -133,7 +133,7 @@ def _groups_of(connection: socket.socket) -> frozenset[int]:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing; others than our group may enter none of them."""
+    """Make a folder, and the missing ones above it. Only their owner and our group may enter them."""
     if not folder.exists():
         _make_folder(folder.parent)
         folder.mkdir(mode=0o750, exist_ok=True)
@@ -143,7 +143,7 @@ def _make_folder(folder: Path) -> None:
 def locked(path: Path, *, passing: bool = False) -> Iterator[None]:
     """Hold the lock of a socket. Raises what `bound` raises.
 
-    The file stays, as its clients look at it; `passing` removes it at the end.
+    The file stays, because clients look at it; `passing` removes it at the end.
     """
     file = path.with_name(path.name + ".lock")
     lock = _lock_of(file, path)
@@ -152,7 +152,7 @@ def locked(path: Path, *, passing: bool = False) -> Iterator[None]:
         yield
     finally:
         if passing:
-            file.unlink(missing_ok=True)  # still locked: whoever has opened it finds out in `_lock_of`
+            file.unlink(missing_ok=True)  # still locked: a process that has opened it finds out in `_lock_of`
         os.close(lock)
 
 
@@ -171,7 +171,7 @@ def _lock_of(file: Path, path: Path) -> int:
 
 
 def is_locked(file: Path) -> bool:
-    """True where another process holds this lock file."""
+    """True if another process holds this lock file."""
     if not file.exists():
         return False
     lock = _open_lock(file)
@@ -220,10 +220,10 @@ def clear(path: Path) -> None:
 
 
 def _is_served(path: Path) -> bool:
-    """Return whether a server listens at `path`; False also where nothing is there.
+    """Return whether a server listens at `path`; False also if the file is missing.
 
     Raises:
-        ConfigError: that cannot be told.
+        ConfigError: that cannot be known.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)

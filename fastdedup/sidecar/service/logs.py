@@ -1,4 +1,4 @@
-"""The sidecar's log: one line for each event, as text or as JSON. It never shows a token, and a key only on request.
+"""The sidecar's log: one line of text or JSON for each event. It never shows a token, and a key only on request.
 
 It uses the standard library: `log.warning("what happened", extra=facts(key=value))`. Events of the gate come through
 `EventLog`: an outage makes 100,000 a second, which it counts and logs once.
@@ -32,7 +32,7 @@ log = logging.getLogger("fastdedup.sidecar")
 _LEVELS: dict[type, int] = {BreakerClosed: logging.INFO, Replayed: logging.INFO}
 LOGGERS = ("fastdedup", "uvicorn", "asyncio")
 _LISTED_DIGEST = re.compile("#[0-9a-f]{32}")
-"""What a list of records shows of a token, and of a long key."""
+"""The form in which a list of records shows a token or a long key."""
 _SECRET = ("key", "owner", "ours", "theirs")
 AUDITED = "a key was forgotten"
 AUDITED_LIST = "records were listed"
@@ -68,7 +68,7 @@ def set_up(level: str, format: str, stream: TextIO | None = None) -> Callable[[]
 
 
 class Lines(logging.Formatter):
-    """The base of both formats. It shows an exception's type and place only, as its text may hold a key."""
+    """The base of both formats. It shows an exception's type and place only: its text may hold a key."""
 
     def values(self, record: logging.LogRecord) -> dict[str, Any]:
         """Return the line's facts, in order."""
@@ -140,17 +140,18 @@ class EventLog:
     """An `on_event` that logs: the first event of a kind and namespace at once, then a line a second with a count.
 
     Args:
-        keys: show keys as they are. Owners are never shown, as an owner may settle a claim.
+        keys: show keys instead of digests. Owners are never shown, because an owner may settle a claim.
     """
 
     def __init__(self, *, keys: bool = False) -> None:
         self._salt = secrets.token_bytes(16)
-        # Mutable: are keys shown; the lines of each kind in its second.
+        # Mutable: are keys shown; the lines of each kind in its second, and what ends that second.
         self._keys = keys
         self._kinds: dict[Kind, LogThrottle] = {}
+        self._timers: dict[Kind, asyncio.TimerHandle] = {}
 
     def show_keys(self, keys: bool) -> None:
-        """Show keys as they are from now on, or their digests."""
+        """Show keys from now on, or their digests."""
         self._keys = keys
 
     def __call__(self, event: Event) -> None:
@@ -177,7 +178,7 @@ class EventLog:
         reason: str = "",
     ) -> None:
         """Log that a client forgot a key, or listed records, each time; an `audit` of `Namespaces`."""
-        # A digest of a list is shown as it is, so that the line can be found by what the list has shown.
+        # A digest of a list is shown unchanged, so that the line can be found by what the list has shown.
         plain = self._keys or not key or (kind in KINDS and _LISTED_DIGEST.fullmatch(key) is not None)
         shown = key if plain else "#" + self._digest(key)
         who = {} if peer is None else {"pid": peer.pid, "uid": peer.uid}
@@ -197,10 +198,12 @@ class EventLog:
             self._tell(kind)
 
     def _look_later(self, kind: Kind) -> None:
-        asyncio.get_running_loop().call_later(1.0, self._tell, kind)
+        self._timers[kind] = asyncio.get_running_loop().call_later(1.0, self._tell, kind)
 
     def _tell(self, kind: Kind) -> None:
-        """Log how often a kind came in its second beyond the lines that were logged."""
+        """Log how often a kind came in its second beyond the lines that were logged. That second is over then."""
+        if timer := self._timers.pop(kind, None):
+            timer.cancel()
         throttle = self._kinds.get(kind)
         more = 0 if throttle is None else throttle.take_left_out()
         if not more:

@@ -1,7 +1,7 @@
 """`metrics_address`: metrics and health over TCP, for a Prometheus and for probes that cannot open the socket.
 
-Whoever reaches the port may ask, without a password: it answers `/metrics`, `/healthz` and `/readyz`, which show
-namespaces and figures, and no key, owner or result. It makes no claim.
+It answers `/metrics`, `/healthz` and `/readyz` without a password, to any client that reaches the port. They show
+namespaces and figures, and no key, owner or result. The port makes no claim.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _IDLE = 60.0
 
 @dataclass
 class _State:
-    """What the port's connections share."""
+    """The state that the port's connections share."""
 
     connections: set[Any] = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)

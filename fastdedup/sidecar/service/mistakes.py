@@ -46,7 +46,7 @@ class Sources:
     text: str = field(default="", repr=False)
 
     def place(self, path: Sequence[str]) -> str:
-        """Return where a setting was given: the flag, the variable, or the file and line."""
+        """Return the place that gave a setting: the flag, the variable, or the file and line."""
         if path and path[0] in self.flags:
             return f"--{path[0].replace('_', '-')}"
         variable = self._variable(path)
@@ -107,7 +107,7 @@ _WORDS = {
     "float_parsing": "must be a number, such as 30.0",
     "int_parsing": "must be a whole number, such as 1000",
 }
-"""What pydantic says in the words of Python, in those of TOML."""
+"""Pydantic's messages, which are in the words of Python, in the words of TOML."""
 
 
 def _what(error: ErrorDetails, path: Sequence[str], model: type[BaseModel]) -> str:
@@ -155,11 +155,11 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def line_of(text: str, path: Sequence[str]) -> int:
-    """Return the line that sets a key, or else the longest part of its path; 0 where no line does."""
+    """Return the line that sets a key, or else the longest part of its path; 0 if no line does."""
     best, depth = 0, 0
     for number, keys in _keys(text):
         shared = _shared(keys, path)
-        # The header of the key's table counts where no closer line is found; other keys of the table do not count.
+        # The header of the key's table counts if no closer line is found; other keys of the table do not count.
         if shared == min(len(keys), len(path)) and shared > depth:
             best, depth = number, shared
     return best

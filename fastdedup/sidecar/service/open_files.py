@@ -1,4 +1,4 @@
-"""How many connections the process may have open at once, as the system limits its open files (RLIMIT_NOFILE).
+"""How many connections the process may have open at once: the system limits its open files (RLIMIT_NOFILE).
 
 Without a free file the system refuses connections without a word, and the way to Redis cannot be opened again. So the
 sidecar raises its limit as far as it may, refuses connections before it is reached, and says why.

@@ -11,13 +11,13 @@ from .config import Config
 from .tables import SocketConfig
 
 _LIVE = ("log_level", "log_format", "log_keys", "grace", "allow_uids", "allow_gids", "allow_stores")
-"""Settings that take effect at once. The password file needs none of this: it is read for each connection."""
+"""Settings that take effect at once. The password file needs no reload: it is read for each connection."""
 _OF_FILE = ("path", "mode", "owner", "group")
 """Settings of a further socket that take effect when it is bound; all others of it take effect at once."""
 
 
 class Merged:
-    """What becomes of settings that were read again.
+    """The settings after they were read again, and what changed.
 
     Attributes:
         config: the settings now: the former ones, with those of the new ones that take effect at once.

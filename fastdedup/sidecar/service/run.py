@@ -58,8 +58,8 @@ def run(
     Args:
         config: its settings.
         on_listening: called with the socket's path once connections are accepted.
-        take_over: take the sockets over from the sidecar that serves them, where one does.
-        read_again: returns the settings as they are now, for SIGHUP; raises Mistakes.
+        take_over: take the sockets over from the sidecar that serves them, if one does.
+        read_again: returns the present settings, for SIGHUP; raises Mistakes.
 
     Raises:
         ConfigError: the socket or the store cannot be used as configured.
@@ -108,7 +108,7 @@ class Sidecar:
         self._until = 0.0
 
     async def main(self) -> int:
-        """Serve until a signal; return the exit code: 0, or 128 plus the signal where work was cut off."""
+        """Serve until a signal; return the exit code: 0, or 128 plus the signal if work was cut off."""
         self._task = asyncio.current_task()
         loop = asyncio.get_running_loop()
         for each in _SIGNALS:
@@ -161,7 +161,7 @@ class Sidecar:
         log.info("stopped", extra=facts(connections_cut=left))
 
     async def _check_store(self, namespaces: Namespaces) -> None:
-        """Refuse to take the place of a running sidecar where our own store does not answer."""
+        """Refuse to take the place of a running sidecar if our own store does not answer."""
         if not await store_answers(namespaces.root):
             raise ConfigError(
                 "not taken over: our own store does not answer; the running sidecar is left alone"

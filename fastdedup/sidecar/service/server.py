@@ -3,7 +3,7 @@
 Main path: `Sniffer.data_received`.
 
 uvicorn keeps the life cycle: it accepts connections, and drains them when it stops. It takes `Sniffer` for its HTTP
-protocol; that reads the first byte of a connection, and hands it over to RESP where the byte is `*`, else to HTTP.
+protocol. Sniffer reads the first byte of a connection, and hands it over to RESP if the byte is `*`, else to HTTP.
 What else is used of uvicorn: `Server.serve`, `startup`, `shutdown`, `capture_signals` and `should_exit`, and the
 `connections`, `tasks` and `default_headers` of `Server.server_state`. pyproject.toml bounds its versions by that.
 """
@@ -31,13 +31,13 @@ from .logs import facts
 log = logging.getLogger("fastdedup.sidecar")
 
 _LINGER = 1.0
-"""Seconds that a refused client has to send its first bytes, so that it is told why in its own language."""
+"""Seconds that a refused client has to send its first bytes, so that it gets the reason in its own protocol."""
 
 Allowed = Callable[[Peer | None], bool]
 
 
 class ServedSocket:
-    """One of the sidecar's sockets, as its clients see it.
+    """One of the sidecar's sockets, from its clients' side.
 
     Args:
         namespaces: those that its clients may use, with its rules.
@@ -133,7 +133,7 @@ class Sniffer(asyncio.Protocol):
         self._transport.close()
 
     def cut(self) -> None:
-        """Close at once; a refused client is told so first, whatever its language."""
+        """Close at once; a refused client gets the refusal first, in its own protocol if that is known."""
         if self._refusal:
             self._refuse(b"")
         else:
@@ -190,7 +190,7 @@ class SidecarServer(uvicorn.Server):
         )
         super().__init__(config)
         self.namespaces = namespaces
-        # Mutable, as SIGHUP changes them: the main socket, and the others.
+        # Mutable (SIGHUP changes them): the main socket, and the others.
         self.main = ServedSocket(namespaces, app, allowed=allowed, stores=stores)
         self.others = dict(others or {})
         self.admission = Admission(namespaces.limits, room=room)
@@ -207,7 +207,7 @@ class SidecarServer(uvicorn.Server):
         return self.main if own is None else self.others.get(own.getsockname(), self.main)
 
     def refusal(self, who: Peer | None, served: ServedSocket) -> str:
-        """Return why a client may not connect; the empty text where it may."""
+        """Return why a client may not connect; the empty text if it may."""
         if served.allowed(who):
             return ""
         if who is None:
@@ -232,6 +232,6 @@ class SidecarServer(uvicorn.Server):
 
 
 def peer_at(transport: asyncio.Transport) -> Peer | None:
-    """Return the client, or None where the system does not tell."""
+    """Return the client, or None if the system does not tell."""
     own: socket.socket | None = transport.get_extra_info("socket")
     return None if own is None else peer_of(own)

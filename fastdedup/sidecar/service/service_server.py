@@ -98,7 +98,7 @@ class ServiceServer(SidecarServer):
                     await asyncio.sleep(_LAST_CALL)
 
     def _has_waiting(self) -> bool:
-        """True where clients have connected that are not accepted yet."""
+        """True if clients have connected that are not accepted yet."""
         look = select.poll()
         for each in self._listeners:
             look.register(each.socket.fileno(), select.POLLIN)

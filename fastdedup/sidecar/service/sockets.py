@@ -64,7 +64,7 @@ class Listening:
         self.successors: list[Successor] = []
 
     def add(self, socket: SocketConfig) -> None:
-        """Bind a socket; beside a running sidecar's where that is to be taken over."""
+        """Bind a socket; if a running sidecar's socket is to be taken over, bind beside it."""
         owner = -1 if socket.owner is None else socket.owner
         group = -1 if socket.group is None else socket.group
         path, mode = socket.path, socket.mode

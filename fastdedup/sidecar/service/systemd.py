@@ -1,4 +1,4 @@
-"""What systemd and the sidecar tell each other: the socket that it passes, and the states that it hears of."""
+"""The exchange with systemd: it passes a socket, and the sidecar tells it of states."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def inherited() -> socket.socket | None:
         listener = socket.socket(fileno=_FIRST)
     except OSError as error:
         raise ConfigError(
-            f"LISTEN_FDS says that systemd passed a socket, but descriptor {_FIRST} is none ({error.strerror}): "
+            f"LISTEN_FDS says that systemd passed a socket, but descriptor {_FIRST} is not one ({error.strerror}): "
             "start the sidecar by its socket unit, or without LISTEN_FDS"
         ) from None
     if listener.type != socket.SOCK_STREAM:
@@ -39,7 +39,7 @@ def inherited() -> socket.socket | None:
 
 
 def notify(state: str) -> None:
-    """Tell systemd of a state (sd_notify(3)), where it has set $NOTIFY_SOCKET."""
+    """Tell systemd of a state (sd_notify(3)), if it has set $NOTIFY_SOCKET."""
     where = os.environ.get("NOTIFY_SOCKET", "")
     if not where:
         return

@@ -13,9 +13,9 @@ from ...fallback.local import LocalLRU
 from ...fallback.reject import Reject
 from ...keys import check_namespace
 from ...ledger.settings import LEAST_WINDOW, MOST_CAPACITY, check_width
-from ..access import READING, VERBS, Access, SocketVerb
+from ..access import READING, VERBS, Access
 from ..limits import Limits
-from .checked import Count, Gid, Mode, Name, Rate, Seconds, SocketPath, Uid
+from .checked import Count, Gid, Mode, Name, Rate, Seconds, SocketPath, SocketVerb, Uid
 
 
 class ConfigTable(BaseModel):
@@ -89,12 +89,12 @@ class LedgerConfig(ConfigTable):
     exact: bool = True
     """False for 4 bytes an id in place of 7: a new id is then taken for a duplicate once in 27 million times."""
     width: int | None = None
-    """Bytes of an id's digest where these two do not suit: 16 is a whole UUID, 3 needs exact = false."""
+    """Bytes of an id's digest, if these two do not suit: 16 is a whole UUID, 3 needs exact = false."""
     write: Literal["set", "append"] = "set"
     """"set" writes an id's whole bucket (0.6 kB to replicas and the append-only file), "append" its end, for more
     memory."""
     dense: bool = False
-    """True for ids that are integers and nearly follow each other, as a partition's offsets: some 0.3 bytes each."""
+    """True for ids that are integers and nearly follow each other, like a partition's offsets: 0.3 bytes each."""
     allow_eviction: bool = False
     """True to go on with a store that evicts keys when its memory is full, and so forgets ids."""
     namespace: Name | None = None
@@ -111,7 +111,7 @@ class LedgerConfig(ConfigTable):
 
 
 def _ledger_name(name: str) -> str:
-    """Check the name of a ledger: in HTTP it stands in the path, in RESP where an option may stand."""
+    """Check the name of a ledger: in HTTP it stands in the path, in RESP in the place of an option."""
     check_namespace(name, "a ledger's name")
     if "/" in name or name.upper() in ("OWNER", "NS"):
         raise ValueError("a ledger's name must have no '/', and must not be OWNER or NS")
@@ -132,15 +132,15 @@ class SocketConfig(ConfigTable):
     allow_uids: tuple[Uid, ...] = ()
     allow_gids: tuple[Gid, ...] = ()
     allow_stores: bool = False
-    """As the setting of the same name. Stores may do anything in the socket's namespaces, and see owners."""
+    """Like the setting of the same name. Stores may do anything in the socket's namespaces, and see owners."""
     namespaces: tuple[Name, ...] = ()
     """Namespaces that clients may name; the first one is for requests without one. Empty: those of `socket`."""
     verbs: Literal["all", "read"] = "all"
     """"read": clients may look at records, and change nothing."""
     deny: tuple[SocketVerb, ...] = ()
-    """What clients may not do, of `verbs`."""
+    """The verbs that clients may not use, of those that `verbs` allows."""
     show_owners: bool = False
-    """True to show the owners of records: whoever knows an owner may settle its claim."""
+    """True to show the owners of records: a client that knows an owner may settle its claim."""
     show_keys: bool = False
     """True to let clients list records: without it they learn only of keys that they know."""
     claims_per_second: Rate | None = None

@@ -73,7 +73,7 @@ def tell_to_stop(successors: list[Successor]) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """True where a running process holds the lock of a socket."""
+    """True if a running process holds the lock of a socket."""
     return is_locked(path.with_name(path.name + ".lock"))
 
 
@@ -82,7 +82,7 @@ def succeeding(path: Path, mode: int, *, owner: int, group: int) -> Iterator[Suc
     """Yield a socket beside a running sidecar's; at the end remove it, wherever it is then.
 
     Raises:
-        ConfigError: the running sidecar cannot be told to stop, or has records that the store does not have.
+        ConfigError: the running sidecar cannot be stopped, or has records that the store does not have.
     """
     pid = _process_of(path)
     _check_readiness(path)
@@ -115,7 +115,7 @@ def _process_of(path: Path) -> int:
         os.kill(peer.pid, 0)
     except OSError as error:
         raise ConfigError(
-            f"cannot take {path} over: process {peer.pid} cannot be told to stop ({error.strerror}): be its user"
+            f"cannot take {path} over: process {peer.pid} cannot be stopped ({error.strerror}): be its user"
         ) from None
     return peer.pid
 

@@ -1,7 +1,8 @@
-"""What each database is told: one file a dialect. To add one: its file, and a line in `DIALECTS`."""
+"""The SQL of each database: one file for each dialect. To add a dialect, add its file and a line in `DIALECTS`."""
 
 from ...errors import ConfigError
-from .base import Dialect, TableName
+from ..faults import DatabaseFault
+from .base import Dialect, TableName, fault_by
 from .mysql import MySQL
 from .postgresql import PostgreSQL
 from .sqlite import SQLite
@@ -12,15 +13,17 @@ DIALECTS: dict[str, type[Dialect]] = {
     "mariadb": MySQL,
     "sqlite": SQLite,
 }
+_READERS = (MySQL, PostgreSQL, SQLite)
+"""MySQL first, because PyMySQL's errors have a SQLSTATE as well, which is HY000 for most of them."""
 
 
 def dialect_of(name: str, table_name: TableName) -> Dialect:
-    """Return the dialect of a database, for a table; "asyncpg" is PostgreSQL's for that driver.
+    """Return the dialect of a database, for a table; "asyncpg" is PostgreSQL's dialect for that driver.
 
     Raises:
         ConfigError: no inbox can be kept in such a database.
     """
-    if name == "asyncpg":  # imported where it is used: the package need not be installed
+    if name == "asyncpg":  # imported here, because the package need not be installed
         from .asyncpg import Asyncpg
 
         return Asyncpg(table_name)
@@ -33,4 +36,9 @@ def dialect_of(name: str, table_name: TableName) -> Dialect:
     return dialect(table_name)
 
 
-__all__ = ["DIALECTS", "Dialect", "TableName", "dialect_of"]
+def fault_of(error: BaseException) -> DatabaseFault:
+    """Return the meaning of an error of any database."""
+    return fault_by(_READERS, error)
+
+
+__all__ = ["DIALECTS", "Dialect", "TableName", "dialect_of", "fault_of"]

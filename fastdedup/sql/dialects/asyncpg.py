@@ -1,4 +1,4 @@
-"""PostgreSQL by asyncpg, bare: its own UUIDs."""
+"""PostgreSQL with plain asyncpg: its own UUIDs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .postgresql import PostgreSQL
 
 
 class Asyncpg(PostgreSQL):
-    """asyncpg's UUID is a `uuid.UUID` that C makes and sends: a third of what a receive costs beyond the driver."""
+    """C code makes and sends asyncpg's UUID, a `uuid.UUID`. That is a third of a receive's cost beyond the driver."""
 
     def _uuid(self, row_id: bytes) -> Any:
         return pgproto.UUID(row_id)

@@ -1,6 +1,6 @@
-"""What a dialect gives: statements, and the order in which they are sent, without I/O.
+"""The interface of a dialect: statements, and the order in which they are sent, without I/O.
 
-A flow yields one statement after another and is sent what came of each. So one flow serves async and synchronous
+A flow yields one statement after another, and gets the rows of each. So one flow serves async and synchronous
 drivers: see `drivers/base.py`.
 """
 
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from ...errors import ConfigError
-from ..faults import DatabaseFault, fault_of
+from ..faults import DatabaseFault, layers
 
 T = TypeVar("T")
 MAX_NAME = 48
-"""Characters of a table's name at most: its index has the same name with an ending, and PostgreSQL cuts at 63."""
+"""The most characters of a table's name: its index has this name and a suffix, and PostgreSQL cuts at 63."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -31,7 +31,7 @@ class Statement(NamedTuple):  # not a frozen dataclass: each receive makes one, 
 
 @dataclass(slots=True)
 class Rows:
-    """What came of a statement: its rows, and how many rows it has changed."""
+    """The result of a statement: its rows, and the number of rows that it has changed."""
 
     rows: Sequence[Sequence[Any]]
     count: int
@@ -41,7 +41,7 @@ Flow = Generator[Statement, Rows, T]
 
 
 class Kept(NamedTuple):
-    """What a row keeps: the result's bytes, b"" for no result; and the fingerprint, or None for none."""
+    """The content of a row: the result's bytes, or b"" if there is no result; and the fingerprint, or None."""
 
     payload: bytes
     mark: bytes | None = None
@@ -52,22 +52,22 @@ Marks = Mapping[bytes, bytes | None]
 
 
 Database = tuple[Any, ...]
-"""The name of a database's dialect, and what else tells it from other databases of that dialect."""
+"""The name of a database's dialect, and a value that distinguishes it from other databases of that dialect."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """Where the inbox's rows are: a table, and the schema that it is in, or None for the connection's own.
+    """The place of the inbox's rows: a table and its schema, or None for the connection's own schema.
 
     Raises:
-        ConfigError: a name could be more than a name.
+        ConfigError: a name is too long, or has other characters than letters, digits and underscores.
     """
 
     table: str
     schema: str | None = None
 
     def __post_init__(self) -> None:
-        """Check both names, as they become part of statements."""
+        """Check both names, because they become part of statements."""
         check_name("table", self.table)
         if self.schema is not None:
             check_name("schema", self.schema)
@@ -82,7 +82,7 @@ class TableName:
 
 
 def check_name(what: str, name: object) -> None:
-    """Raise ConfigError where a name is not letters, digits and underscores, or is too long."""
+    """Raise ConfigError if a name has other characters than letters, digits and underscores, or is too long."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_NAME:
         raise ConfigError(
             f"{what}= must be a name of 1 to {MAX_NAME} letters, digits and underscores that does not begin with a "
@@ -92,7 +92,7 @@ def check_name(what: str, name: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What `stats` finds out about an inbox's table. Ages are seconds by the database's clock."""
+    """The figures of an inbox's table, for `stats`. Ages are seconds by the database's clock."""
 
     rows: int
     size: int
@@ -108,13 +108,18 @@ class Dialect(ABC):
     name: ClassVar[str]
     quote: ClassVar[str] = '"'
     batch: ClassVar[int] = 1000
-    """Rows of one purge's transaction by default: what the database deletes in about ten milliseconds."""
+    """Rows of one purge's transaction by default: as many as the database deletes in about ten milliseconds."""
     mark_type: ClassVar[str]
     """The type of the column `fingerprint`."""
 
     def __init__(self, table_name: TableName) -> None:
         self.table_name = table_name
         self.table = table_name.quoted(self.quote)
+
+    @staticmethod
+    @abstractmethod
+    def fault(error: BaseException) -> DatabaseFault | None:
+        """Return the meaning of an error of this database's drivers; None for any other error."""
 
     @abstractmethod
     def ddl(self, *, marked: bool = True) -> str:
@@ -129,40 +134,40 @@ class Dialect(ABC):
 
     @abstractmethod
     def columns(self) -> Flow[dict[str, str]]:
-        """Look at the table; return the type of each column, nothing for a table that is not there."""
+        """Look at the table; return the type of each column, or an empty dict if the table does not exist."""
 
     @abstractmethod
     def faults_of_the_table(self) -> Flow[list[str]]:
-        """Look at the table; return what does not fit, or nothing. A table that is not there is `MISSING`."""
+        """Look at the table; return the columns that do not fit. `MISSING` means: the table does not exist."""
 
     @abstractmethod
     def insert_one(self, row_id: bytes, mark: bytes | None = None) -> Statement:
-        """Return the statement that inserts a row. It changes one row where the id is new, and no row otherwise.
+        """Return the statement that inserts a row. It changes one row if the id is new, and no row otherwise.
 
-        Waits for a twin in flight, as `insert` does. `mark`: the fingerprint.
+        It waits for a twin in flight, like `insert`. `mark`: the fingerprint.
         """
 
     @abstractmethod
     def insert(self, ids: Sequence[bytes], marks: Marks) -> Flow[set[bytes]]:
         """Insert rows; return the ids that are new. `ids` are different and sorted.
 
-        Waits for a twin in flight: where that commits the id is not new, where it rolls back it is.
+        It waits for a twin in flight: if the twin commits, the id is not new; if the twin rolls back, it is new.
         """
 
     @abstractmethod
     def insert_unless_busy(self, row_id: bytes, mark: bytes | None) -> Flow[bool]:
-        """Insert one row; return whether it is new. Raises `LockedError` at once where a twin is in flight."""
+        """Insert one row; return whether it is new. Raises `LockedError` at once if a twin is in flight."""
 
     @abstractmethod
     def kept(self, ids: Sequence[bytes], *, marked: bool) -> Flow[dict[bytes, Kept]]:
-        """Return what the row of each of these ids keeps. Leaves out an id without a row.
+        """Return the content of the row of each of these ids. An id without a row is left out.
 
         `marked`: read the fingerprints as well.
         """
 
     @abstractmethod
     def complete(self, row_id: bytes, payload: bytes) -> Statement:
-        """Return the statement that keeps a result. It changes one row where the row is there, otherwise no row."""
+        """Return the statement that keeps a result. It changes one row if the row exists, otherwise no row."""
 
     def anchor(self, name: str) -> Flow[None]:
         """Set a savepoint in the transaction that has inserted a row. The transaction's end removes it."""
@@ -171,20 +176,20 @@ class Dialect(ABC):
     def finish(self, row_id: bytes, payload: bytes | None, anchor: str, *, look: bool) -> Flow[bool]:
         """Keep a row's result, if there is one; return whether the row was inserted by the present transaction.
 
-        A row that is merely there may be a twin's, or committed before, if a rollback or a commit has ended the
-        transaction of the row. If a statement has failed in the transaction, and the database has ended it for that,
-        this fails.
+        If a rollback or a commit has ended the row's transaction, a row that exists may be a twin's, or may have been
+        committed before. If a statement has failed in the transaction, and the database has ended the transaction
+        for that, this fails.
 
         Args:
             row_id: the row's id.
             payload: the result; None for a row that keeps no result.
-            anchor: the name that `anchor` was given.
-            look: look whether the row is still there, also if that takes a statement of its own.
+            anchor: the name that was passed to `anchor`.
+            look: check that the row still exists, even if that needs a statement of its own.
         """
         try:
             yield Statement(f"RELEASE SAVEPOINT {anchor}")
         except Exception as error:
-            if fault_of(error) is not DatabaseFault.REFUSED:
+            if fault_by([type(self)], error) is not DatabaseFault.REFUSED:
                 raise
             return False
         if payload is None:
@@ -195,20 +200,29 @@ class Dialect(ABC):
     def purge(self, keep: float, size: int) -> Flow[int | None]:
         """Delete up to `size` rows that are older than `keep` seconds; return how many.
 
-        None where another process purges the table just now.
+        None if another process is purging the table.
         """
 
     @abstractmethod
     def figures(self, stretch: float) -> Flow[Figures]:
-        """Return the table's figures; `stretch`: seconds of each stretch of ages."""
+        """Return the table's figures; `stretch`: the seconds of each range of ages."""
+
+
+def fault_by(dialects: Sequence[type[Dialect]], error: BaseException) -> DatabaseFault:
+    """Return an error's meaning, or a wrapped error's, from the first of these dialects that can read it."""
+    for each in layers(error):
+        for dialect in dialects:
+            if (fault := dialect.fault(each)) is not None:
+                return fault
+    return DatabaseFault.UNKNOWN
 
 
 MISSING = "missing"
-"""The fault of a table that is not there."""
+"""The fault of a table that does not exist."""
 
 
 def misfits(found: dict[str, str], wanted: dict[str, tuple[str, ...]]) -> list[str]:
-    """Compare columns and their types; return what does not fit, a sentence for each.
+    """Compare columns and their types; return a sentence for each column that does not fit.
 
     Args:
         found: the type of each column.

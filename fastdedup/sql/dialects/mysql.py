@@ -1,9 +1,9 @@
 """MySQL 8 and MariaDB 10.6, and later.
 
-`INSERT IGNORE` and its row count: `ON DUPLICATE KEY UPDATE` gives another count where the client asks for found rows,
-as SQLAlchemy does. A result is read with a lock, because a plain SELECT under REPEATABLE READ does not see what was
-committed since the transaction began. Bytes are sent as hexadecimal text, because not every driver escapes bytes as
-the character set of each connection needs it.
+`INSERT IGNORE` and its row count: `ON DUPLICATE KEY UPDATE` gives another count if the client asks for found rows,
+like SQLAlchemy. A result is read with a lock, because a plain SELECT under REPEATABLE READ does not see
+rows that were committed since the transaction began. Bytes are sent as hexadecimal text, because not every driver
+escapes bytes in the way that the character set of each connection needs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...errors import RetryTransaction
-from ..faults import LockedError
+from ..faults import DatabaseFault, LockedError
 from .base import (
     MISSING,
     Dialect,
@@ -33,14 +33,41 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
 }
 _IS_IT = "table_schema = COALESCE(?, DATABASE()) AND table_name = ?"
 
+_MYSQL_DRIVERS = ("pymysql", "MySQLdb", "mysql.connector", "asyncmy", "aiomysql")
+_BY_NUMBER = {
+    1213: DatabaseFault.RETRY,
+    1020: DatabaseFault.RETRY,
+    1205: DatabaseFault.LOCKED,
+    1146: DatabaseFault.NO_TABLE,
+    1049: DatabaseFault.NO_TABLE,
+    1054: DatabaseFault.MISFIT,
+    1290: DatabaseFault.STANDBY,
+    1792: DatabaseFault.READ_ONLY,
+    1836: DatabaseFault.STANDBY,
+    3101: DatabaseFault.RETRY,  # group replication has refused the COMMIT
+}
+# The server stops, the connection was lost or killed, or the COMMIT was interrupted. Numbers from 2000 to 2999
+# are the client's own: the connection is gone.
+_LOST_NUMBERS = {1053, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1317, 1927, 3169, 4031, *range(2000, 3000)}
+
 
 class MySQL(Dialect):
-    """Times are UTC, whatever the session's time zone is."""
+    """Times are UTC, for every time zone of a session."""
 
     name = "mysql"
     quote = "`"
     batch = 500
     mark_type = "BINARY(16)"
+
+    @staticmethod
+    def fault(error: BaseException) -> DatabaseFault | None:
+        """See `Dialect`."""
+        if not type(error).__module__.startswith(_MYSQL_DRIVERS):
+            return None
+        number = error.args[0] if error.args else None
+        if not isinstance(number, int) or number < 1000 or number in _LOST_NUMBERS:
+            return DatabaseFault.UNKNOWN
+        return _BY_NUMBER.get(number, DatabaseFault.REFUSED)
 
     def __init__(self, table_name: TableName) -> None:
         super().__init__(table_name)
@@ -97,7 +124,7 @@ class MySQL(Dialect):
         return Statement(self._insert_marked, (row_id.hex(), mark.hex()))
 
     def insert(self, ids: Sequence[bytes], marks: Marks) -> Flow[set[bytes]]:
-        """See `Dialect`. One by one, as the count of many does not say which of them are new."""
+        """See `Dialect`. One by one, because the count of many does not say which of them are new."""
         new = set()
         for each in ids:
             if (yield self.insert_one(each, marks.get(each))).count:
@@ -140,13 +167,13 @@ class MySQL(Dialect):
         return kept
 
     def complete(self, row_id: bytes, payload: bytes) -> Statement:
-        """See `Dialect`. The row has no result yet, so the update changes it, and counts under FOUND_ROWS or not."""
+        """See `Dialect`. The row has no result yet, so the update changes it, and counts even without FOUND_ROWS."""
         return Statement(self._complete, (payload.hex(), row_id.hex()))
 
     def purge(self, keep: float, size: int) -> Flow[int | None]:
-        """See `Dialect`. The lock is the connection's, so it is given back within the batch.
+        """See `Dialect`. The lock belongs to the connection, so the batch itself releases it.
 
-        Its name is the whole server's, so it holds that of the database.
+        The names of locks are shared by the whole server, so the name contains the database's.
         """
         name = "CONCAT('fastdedup:', MD5(CONCAT(COALESCE(?, DATABASE()), '.', ?)))"
         names = (self.table_name.schema, self.table_name.table)
@@ -169,7 +196,7 @@ class MySQL(Dialect):
         return deleted
 
     def figures(self, stretch: float) -> Flow[Figures]:
-        """See `Dialect`. The size is InnoDB's own, which it brings up to date every so often."""
+        """See `Dialect`. The size is InnoDB's own, which InnoDB updates from time to time."""
         size = yield Statement(
             "SELECT data_length + index_length FROM information_schema.tables "
             "WHERE table_schema = COALESCE(?, DATABASE()) AND table_name = ?",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from ..faults import LockedError
+from ..faults import DatabaseFault, LockedError
 from .base import (
     MISSING,
     Dialect,
@@ -31,13 +31,29 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     "result": ("bytea",),
 }
 _SECOND = "date_trunc('second', now()) + interval '1 second'"
-"""The next full second: never too early for a purge. Rows of one second share their place in the index of `at`, which
+"""The next full second: never too early for a purge. Rows of one second share an entry in the index of `at`, which
 saves 12 of an id's 126 bytes."""
 _OWN = "txid_status(txid_current() - age(xmin)) = 'in progress'"
 """True for a row that the present transaction, or a savepoint of it, has inserted: a transaction sees no other row
 before its COMMIT. `age` counts back from the present transaction's number, which gives xmin its leading digits."""
 _LOCKS = 0x0FA57DED << 32
-"""The advisory lock of a table is this, plus the table's number."""
+"""The advisory lock of a table is this number, plus the table's number."""
+
+_BY_STATE = {
+    "40001": DatabaseFault.RETRY,
+    "40P01": DatabaseFault.RETRY,
+    "55P03": DatabaseFault.LOCKED,
+    "42P01": DatabaseFault.NO_TABLE,
+    "3F000": DatabaseFault.NO_TABLE,
+    "42703": DatabaseFault.MISFIT,
+    "42804": DatabaseFault.MISFIT,
+    "42P10": DatabaseFault.MISFIT,
+    "25006": DatabaseFault.STANDBY,  # also in a transaction that the caller has made READ ONLY
+    "25P02": DatabaseFault.ABORTED,
+}
+"""Errors by SQLSTATE; see the manual, appendix A."""
+_LOST_STATES = ("08", "40003", "53", "57P0", "58", "F0", "XX")
+"""The beginnings of the SQLSTATEs after which it is unknown what has happened."""
 
 
 class PostgreSQL(Dialect):
@@ -46,6 +62,16 @@ class PostgreSQL(Dialect):
     name = "postgresql"
     batch = 3000
     mark_type = "uuid"
+
+    @staticmethod
+    def fault(error: BaseException) -> DatabaseFault | None:
+        """See `Dialect`."""
+        state = _state(error)
+        if state is None:
+            return None
+        if state.startswith(_LOST_STATES):
+            return DatabaseFault.UNKNOWN
+        return _BY_STATE.get(state, DatabaseFault.REFUSED)
 
     def __init__(self, table_name: TableName) -> None:
         super().__init__(table_name)
@@ -98,7 +124,7 @@ class PostgreSQL(Dialect):
         return faults
 
     def insert_one(self, row_id: bytes, mark: bytes | None = None) -> Statement:
-        """See `Dialect`. Without RETURNING, for which the server and the driver would handle a row more."""
+        """See `Dialect`. Without RETURNING, because the server and the driver would have to handle one more row."""
         if mark is None:
             return Statement(self._insert_one, (self._uuid(row_id),))
         return Statement(self._insert_marked, (self._uuid(row_id), self._uuid(mark)))
@@ -125,7 +151,7 @@ class PostgreSQL(Dialect):
         else:
             locked = False
         if locked:
-            yield Statement("ROLLBACK TO SAVEPOINT fastdedup_inbox")  # takes the setting back as well
+            yield Statement("ROLLBACK TO SAVEPOINT fastdedup_inbox")  # undoes the setting too
             yield Statement("RELEASE SAVEPOINT fastdedup_inbox")
             raise LockedError("a twin is in flight")
         yield Statement("SELECT set_config('lock_timeout', CAST(? AS text), true)", (before,))
@@ -133,7 +159,7 @@ class PostgreSQL(Dialect):
         return new
 
     def kept(self, ids: Sequence[bytes], *, marked: bool) -> Flow[dict[bytes, Kept]]:
-        """See `Dialect`. A statement of its own: the one that inserts does not see what its twin has committed."""
+        """See `Dialect`. This needs its own statement: the insert does not see a row that its twin has committed."""
         those = "= ?" if len(ids) == 1 else "= ANY(CAST(? AS uuid[]))"
         fingerprint = "fingerprint" if marked else "NULL"
         found = yield Statement(
@@ -149,25 +175,25 @@ class PostgreSQL(Dialect):
         return Statement(self._complete, (payload, self._uuid(row_id)))
 
     def anchor(self, name: str) -> Flow[None]:
-        """See `Dialect`. The row itself tells which transaction has inserted it."""
+        """See `Dialect`. The row itself shows which transaction has inserted it."""
         yield from ()
 
     def finish(self, row_id: bytes, payload: bytes | None, anchor: str, *, look: bool) -> Flow[bool]:
-        """See `Dialect`. Each way looks at the row."""
+        """See `Dialect`. Both statements look at the row."""
         if payload is not None:
             return bool((yield self.complete(row_id, payload)).count)
         return bool((yield Statement(self._is_own, (self._uuid(row_id),))).rows)
 
     def purge(self, keep: float, size: int) -> Flow[int | None]:
-        """See `Dialect`. By `ctid`, which needs no second look into the index of the ids.
+        """See `Dialect`. It deletes by `ctid`, which needs no second look into the index of the ids.
 
-        The age is asked twice, as rows of different partitions have the same ctid; the second time by IS TRUE, which
-        no index serves, whatever the planner believes to be the number of old rows.
+        The age is checked twice, because rows of different partitions have the same ctid. The second time it uses IS
+        TRUE, for which no index is used, even if the planner estimates the number of old rows wrongly.
         """
         leader = yield Statement(
             "SELECT pg_try_advisory_xact_lock(CAST(? AS bigint) + "
             "CAST(CAST(to_regclass(CAST(? AS text)) AS oid) AS bigint)), "
-            "set_config('synchronous_commit', 'off', true)",  # a batch that a crash loses is deleted the next time
+            "set_config('synchronous_commit', 'off', true)",  # if a crash loses a batch, the next purge deletes it
             (_LOCKS, self.table),
         )
         if not leader.rows[0][0]:
@@ -204,14 +230,22 @@ class PostgreSQL(Dialect):
         )
 
     def _uuid(self, row_id: bytes) -> Any:
-        """Return what the driver takes as a UUID."""
+        """Return the value that the driver takes for a UUID."""
         return UUID(bytes=row_id)
 
     def _parameter(self, ids: Sequence[bytes]) -> Any:
-        """Return ids as one parameter, so that there are not more different statements for more ids."""
+        """Return ids in one parameter, so that the statement is the same for any number of ids."""
         return self._uuid(ids[0]) if len(ids) == 1 else [self._uuid(each) for each in ids]
 
 
 def _id(value: Any) -> bytes:
-    """Return the id that a driver gives as a UUID, or as its text."""
+    """Return the id from a driver's UUID, or from a UUID's text."""
     return value.bytes if isinstance(value, UUID) else UUID(str(value)).bytes
+
+
+def _state(error: BaseException) -> str | None:
+    """Return PostgreSQL's SQLSTATE: an attribute of the error, or, with pg8000, a field of the server's message."""
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if state is None and error.args and isinstance(error.args[0], dict):
+        state = error.args[0].get("C")
+    return state if isinstance(state, str) else None

@@ -1,9 +1,10 @@
-"""SQLite, 3.35 and later. It has one writer at a time: begin with BEGIN IMMEDIATE, so that none has to give up."""
+"""SQLite, 3.35 and later. It has one writer at a time: use BEGIN IMMEDIATE, so that no transaction must give up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..faults import DatabaseFault
 from .base import (
     MISSING,
     Dialect,
@@ -22,12 +23,33 @@ _NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 """Milliseconds since 1970."""
 _COLUMNS: dict[str, tuple[str, ...]] = {"id": ("blob",), "at": ("integer",), "result": ("blob",)}
 
+_BY_CODE = {
+    5: DatabaseFault.RETRY,
+    6: DatabaseFault.RETRY,
+    8: DatabaseFault.READ_ONLY,
+    19: DatabaseFault.REFUSED,
+}
+"""The faults by the first byte of the result code."""
+
 
 class SQLite(Dialect):
     """Times are whole milliseconds since 1970."""
 
     name = "sqlite"
     mark_type = "BLOB"
+
+    @staticmethod
+    def fault(error: BaseException) -> DatabaseFault | None:
+        """See `Dialect`."""
+        code = getattr(error, "sqlite_errorcode", None)
+        if code is None:
+            return None
+        text = str(error)
+        if text.startswith("no such table"):
+            return DatabaseFault.NO_TABLE
+        if text.startswith(("no such column", "table ", "ON CONFLICT clause does not match")):
+            return DatabaseFault.MISFIT
+        return _BY_CODE.get(code & 0xFF, DatabaseFault.REFUSED if code & 0xFF == 1 else DatabaseFault.UNKNOWN)
 
     def __init__(self, table_name: TableName) -> None:
         super().__init__(table_name)
@@ -57,7 +79,7 @@ class SQLite(Dialect):
         return {text_of(name): text_of(kind) for name, kind in found.rows}
 
     def faults_of_the_table(self) -> Flow[list[str]]:
-        """See `Dialect`. SQLite itself refuses the insert where the id is not unique."""
+        """See `Dialect`. SQLite itself refuses the insert if the id is not unique."""
         columns = yield from self.columns()
         if not columns:
             return [MISSING]
@@ -105,7 +127,7 @@ class SQLite(Dialect):
         return Statement(self._complete, (payload, row_id))
 
     def purge(self, keep: float, size: int) -> Flow[int | None]:
-        """See `Dialect`. There is one writer, so nobody else purges just now."""
+        """See `Dialect`. There is one writer, so no other process is purging."""
         done = yield Statement(
             f"DELETE FROM {self.table} WHERE id IN "
             f"(SELECT id FROM {self.table} WHERE at < {_NOW} - ? ORDER BY at LIMIT {size:d})",
@@ -114,7 +136,7 @@ class SQLite(Dialect):
         return done.count
 
     def figures(self, stretch: float) -> Flow[Figures]:
-        """See `Dialect`. The size is the database's: SQLite does not tell a table's in each build."""
+        """See `Dialect`. The size is the database's: not every build of SQLite shows a table's size."""
         size = yield Statement("SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()")
         oldest = yield Statement(f"SELECT ({_NOW} - min(at)) / 1000.0 FROM {self.table}")
         ages = yield Statement(

@@ -1,7 +1,7 @@
-"""The inbox's table in a Django project: a migration creates it, in whichever database Django uses.
+"""The inbox's table in a Django project: a migration creates it, in every database that Django supports.
 
     INSTALLED_APPS += ["fastdedup.sql.django"]
-    FASTDEDUP_INBOX_TABLE = "fastdedup_inbox"       # optional: the table's name, as the inbox's table=
+    FASTDEDUP_INBOX_TABLE = "fastdedup_inbox"       # optional: the table's name, equal to the inbox's table=
 
 Then `manage.py migrate fastdedup_inbox`. The app has no models: `fastdedup.sync.sql.Inbox` reads and writes the rows.
 """

@@ -18,6 +18,6 @@ class InboxConfig(AppConfig):
         """Check the setting, so that a mistake shows when Django starts.
 
         Raises:
-            ImproperlyConfigured: it cannot be used.
+            ImproperlyConfigured: the setting cannot be used.
         """
         table_name()

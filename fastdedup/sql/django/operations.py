@@ -12,7 +12,7 @@ from .settings import table_name
 
 
 class CreateInbox(Operation):
-    """Create the inbox's table as 0.1.0 did, for the database at hand. Backwards: drop it."""
+    """Create the inbox's table in the form of 0.1.0, for the database in use. Backwards: drop it."""
 
     reduces_to_sql = True
     reversible = True
@@ -37,7 +37,7 @@ class CreateInbox(Operation):
             schema_editor.execute(f"DROP TABLE {schema_editor.quote_name(table_name().table)}", params=None)
 
     def describe(self) -> str:
-        """Return what `migrate --plan` shows."""
+        """Return the text for `migrate --plan`."""
         return f"Create the inbox's table {table_name()}"
 
 
@@ -57,5 +57,5 @@ class AddFingerprint(CreateInbox):
             schema_editor.execute(f"ALTER TABLE {table} DROP COLUMN fingerprint", params=None)
 
     def describe(self) -> str:
-        """Return what `migrate --plan` shows."""
+        """Return the text for `migrate --plan`."""
         return f"Add the column fingerprint to the inbox's table {table_name()}"

@@ -14,7 +14,7 @@ def table_name() -> TableName:
     """Return the table that `FASTDEDUP_INBOX_TABLE` names.
 
     Raises:
-        ImproperlyConfigured: it cannot be a table's name.
+        ImproperlyConfigured: the setting cannot be a table's name.
     """
     try:
         return TableName(getattr(settings, "FASTDEDUP_INBOX_TABLE", TABLE))

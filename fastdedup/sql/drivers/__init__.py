@@ -1,4 +1,4 @@
-"""The ways to run a statement in a caller's transaction: one file a driver. To add one: its file, and a line here."""
+"""Drivers: ways to run a statement in a caller's transaction, a file each. To add one: its file, and a line here."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from ...errors import UsageError
 from .base import Driver
 
-# By the package of a transaction's class: the module here, which imports that package. The caller has made such an
-# object, so the package is there.
+# For the package of a transaction's class: the module here that imports the package. The caller has made such an
+# object, so the package is installed.
 _MODULES = {
     "sqlalchemy": "sqlalchemy",
     "asyncpg": "asyncpg",
@@ -26,10 +26,10 @@ _MODULES = {
 
 
 def driver_of(transaction: Any) -> Driver:
-    """Return the driver for what a caller gives as the transaction.
+    """Return the driver for the caller's transaction.
 
     Raises:
-        UsageError: it is no session, no connection of a driver that is known here, or it is in no transaction.
+        UsageError: it is not a session or a connection of a known driver, or it is not in a transaction.
     """
     kind: Any = type(transaction)
     return _maker(kind)(transaction)

@@ -6,36 +6,25 @@ from typing import Any
 
 import aiomysql
 
-from ...errors import UsageError
-from ..dialects.base import Database, Rows, Statement
-from .base import Driver, no_transaction, placed
+from ..dialects.base import Rows, Statement
+from .base import Driver, no_connection, placed
+from .pymysql import MySQLDriver
 
 
 class QuietCursor(aiomysql.Cursor):  # type: ignore[misc]
-    """Does not ask for the warning that `INSERT IGNORE` leaves for each duplicate, to make a Python warning of it."""
+    """Does not fetch the warning that `INSERT IGNORE` leaves for each duplicate, so Python does not warn of it."""
 
     async def _show_warnings(self, _: Any) -> None:
         return
 
 
-class AiomysqlDriver(Driver):
-    """A connection. One that does not commit by itself, as is the default, begins with its first statement."""
+class AiomysqlDriver(MySQLDriver):
+    """A connection."""
 
     is_async = True
-    dialect = "mysql"
 
     def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        if connection.closed:
-            raise UsageError("this connection is closed: give the inbox one that is in a transaction")
-        if connection.get_autocommit() and not self.is_open():
-            raise no_transaction("await connection.begin()")
-
-    @property
-    def database(self) -> Database:
-        """See `Driver`."""
-        connection = self._connection
-        return (self.dialect, connection.host, connection.port, connection.unix_socket, connection.db)
+        super().__init__(connection, is_closed=connection.closed, begin="await connection.begin()")
 
     def is_open(self) -> bool:
         """See `Driver`."""
@@ -51,7 +40,5 @@ class AiomysqlDriver(Driver):
 def driver(transaction: Any) -> Driver:
     """Return the driver for a connection."""
     if not isinstance(transaction, aiomysql.Connection):
-        raise UsageError(
-            f"an inbox needs a connection in a transaction, got aiomysql's {type(transaction).__name__}"
-        )
+        raise no_connection("aiomysql", transaction)
     return AiomysqlDriver(transaction)

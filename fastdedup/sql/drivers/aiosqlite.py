@@ -6,25 +6,15 @@ from typing import Any
 
 import aiosqlite
 
-from ...errors import UsageError
 from ..dialects.base import Rows, Statement
-from .base import Driver
-from .sqlite3 import check, is_begun
+from .base import Driver, no_connection
+from .sqlite3 import SQLiteDriver
 
 
-class AiosqliteDriver(Driver):
+class AiosqliteDriver(SQLiteDriver):
     """A connection."""
 
     is_async = True
-    dialect = "sqlite"
-
-    def __init__(self, connection: Any) -> None:
-        check(connection)
-        self._connection = connection
-
-    def is_open(self) -> bool:
-        """See `Driver`."""
-        return is_begun(self._connection)
 
     async def execute(self, statement: Statement) -> Rows:
         """See `Driver`."""
@@ -38,7 +28,5 @@ class AiosqliteDriver(Driver):
 def driver(transaction: Any) -> Driver:
     """Return the driver for a connection."""
     if not isinstance(transaction, aiosqlite.Connection):
-        raise UsageError(
-            f"an inbox needs a connection in a transaction, got aiosqlite's {type(transaction).__name__}"
-        )
+        raise no_connection("aiosqlite", transaction)
     return AiosqliteDriver(transaction)

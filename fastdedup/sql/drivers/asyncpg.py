@@ -1,4 +1,4 @@
-"""asyncpg: a connection, or one that a pool lends."""
+"""asyncpg: a connection, or a connection of a pool."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 import asyncpg
 
-from ...errors import UsageError
 from ..dialects.base import Rows, Statement
-from .base import Driver, no_transaction, placed
+from .base import Driver, closed, no_connection, no_transaction, placed
 
 
 class AsyncpgDriver(Driver):
@@ -20,14 +19,14 @@ class AsyncpgDriver(Driver):
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        # A pool's proxy costs a microsecond for each call, so the connection inside is asked; None once it was given
-        # back to the pool.
+        # The connection inside a pool's proxy, because the proxy costs a microsecond for each call; None once it was
+        # given back to the pool.
         self._inner = inner = getattr(connection, "_con", connection)
         if inner is None or inner.is_closed():
-            raise UsageError("this connection is closed: give the inbox one that is in a transaction")
+            raise closed()
         if not inner.is_in_transaction():
             raise no_transaction("async with connection.transaction():")
-        # The transaction that commits; None where BEGIN was sent by hand, or where asyncpg does not tell.
+        # The transaction that commits; None if BEGIN was sent by hand, or if asyncpg does not show it.
         self._outermost = getattr(inner, "_top_xact", None)
 
     def is_open(self) -> bool:
@@ -41,7 +40,7 @@ class AsyncpgDriver(Driver):
         )
 
     async def execute(self, statement: Statement) -> Rows:
-        """See `Driver`. asyncpg gives rows by one call, and the count of changed rows by another."""
+        """See `Driver`. asyncpg returns rows from one method, and the count of changed rows from another."""
         sql, has_rows = _prepared(statement.sql)
         if has_rows:
             rows = await self._inner.fetch(sql, *statement.parameters)
@@ -64,10 +63,8 @@ def _prepared(sql: str) -> tuple[str, bool]:
 
 def driver(transaction: Any) -> Driver:
     """Return the driver for a connection."""
-    # The proxy first: asyncpg's own check of what is a connection is a call more.
+    # The proxy first: asyncpg's own check of a connection costs one more call.
     if not isinstance(transaction, (asyncpg.pool.PoolConnectionProxy, asyncpg.Connection)):
-        raise UsageError(
-            f"an inbox needs a connection in a transaction, got asyncpg's {type(transaction).__name__}: "
-            "async with pool.acquire() as connection, connection.transaction():"
-        )
+        how = "async with pool.acquire() as connection, connection.transaction():"
+        raise no_connection("asyncpg", transaction, how)
     return AsyncpgDriver(transaction)

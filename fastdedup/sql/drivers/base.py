@@ -1,4 +1,4 @@
-"""What a driver gives, and how a flow of statements is run: once for async drivers, once for synchronous ones."""
+"""The interface of a driver, and the loop that runs a flow of statements with it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from abc import ABC, abstractmethod
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
-from ...errors import UsageError
+from ...errors import DedupError, UsageError
+from ..dialects import fault_of
 from ..dialects.base import Database, Flow, Rows, Statement, TableName
-from ..faults import DatabaseFault, fault_of, translated
+from ..faults import DatabaseFault, layers, translated
 
 T = TypeVar("T")
 
 
 class Driver(ABC):
-    """Runs statements in one transaction of a caller's.
+    """Runs statements in one transaction of the caller.
 
     Raises on creation:
         UsageError: there is no transaction, and a statement would be committed by itself.
@@ -22,23 +23,23 @@ class Driver(ABC):
 
     is_async: ClassVar[bool]
     dialect: str
-    """The name of the database, or of a driver that has a dialect of its own: see `dialect_of`."""
+    """The name of the database, or of a driver with a dialect of its own: see `dialect_of`."""
 
     @property
     def database(self) -> Database:
-        """The database, as far as the driver can tell it without a statement.
+        """The database, as far as the driver knows it without a statement.
 
-        A table is looked at once in each. A dialect whose statements fail on a table without a unique id needs no
-        more than its name.
+        A table is checked once in each database. If a dialect's statements fail on a table without a unique id, its
+        name alone is enough here.
         """
         return (self.dialect,)
 
     @abstractmethod
     def is_open(self) -> bool:
-        """True while the transaction that the driver was made for goes on."""
+        """True until the transaction of this driver ends."""
 
     def is_nested(self) -> bool:
-        """True where the transaction is known to be a part of another one, which may still be rolled back."""
+        """True if the transaction is known to be a part of another one, which may still be rolled back."""
         return False
 
     @abstractmethod
@@ -47,7 +48,7 @@ class Driver(ABC):
 
 
 async def run(driver: Driver, flow: Flow[T], table_name: TableName) -> T:
-    """Run a flow by an async driver. Raises what `told` returns."""
+    """Run a flow of statements. It suspends only with an async driver. It raises the error that `told` returns."""
     done: Rows | None = None
     fault: Exception | None = None
     while True:
@@ -57,30 +58,15 @@ async def run(driver: Driver, flow: Flow[T], table_name: TableName) -> T:
             return end.value  # type: ignore[no-any-return]
         done = fault = None
         try:
-            done = await driver.execute(statement)
-        except Exception as error:  # noqa: BLE001 -- the flow gets it, and raises it again
-            fault = told(error, table_name)
-
-
-def run_now(driver: Driver, flow: Flow[T], table_name: TableName) -> T:
-    """Run a flow by a synchronous driver. Raises what `told` returns."""
-    done: Rows | None = None
-    fault: Exception | None = None
-    while True:
-        try:
-            statement = flow.send(done) if fault is None else flow.throw(fault)  # type: ignore[arg-type]
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        done = fault = None
-        try:
-            done = driver.execute(statement)
+            running = driver.execute(statement)
+            done = await running if driver.is_async else running
         except Exception as error:  # noqa: BLE001 -- the flow gets it, and raises it again
             fault = told(error, table_name)
 
 
 def told(error: Exception, table_name: TableName) -> Exception:
-    """Return the error for the caller: this library's where it has one, with the driver's own as its cause."""
-    ours = translated(error, table_name)
+    """Return the error for the caller: this library's, if it has one, with the driver's error as its cause."""
+    ours = translated(fault_of(error), error, table_name)
     if ours is None:
         return error
     ours.__cause__ = error
@@ -88,21 +74,74 @@ def told(error: Exception, table_name: TableName) -> Exception:
 
 
 def is_retryable(error: BaseException) -> bool:
-    """True where the whole transaction is to be run again."""
+    """True if the whole transaction must be run again."""
     return fault_of(error) in (DatabaseFault.RETRY, DatabaseFault.LOCKED, DatabaseFault.STANDBY)
 
 
+_LOST_NAMES = frozenset(
+    ("OperationalError", "PostgresConnectionError", "OperatorInterventionError", "InsufficientResourcesError")
+)
+"""The classes of drivers' errors for a connection that was lost, and for a server that gives none: by their names,
+because the drivers need not be installed. The dialects tell them from other errors of these classes."""
+_OUTAGE_NAMES = _LOST_NAMES | {"InterfaceError", "TimeoutError"}
+"""These classes, and those that mean so only while a transaction begins: SQLAlchemy's pool has a TimeoutError."""
+
+
+_DATABASE_NAMES = frozenset(
+    ("DatabaseError", "InterfaceError", "PostgresError", "MySQLError", "SQLAlchemyError", "RetryTransaction")
+)
+"""The base classes of drivers' errors, by PEP 249 and by the others' own names; and this library's."""
+
+
+def is_of_database(error: BaseException) -> bool:
+    """True if an error is a database's own, and not one that the work has raised because of it."""
+    return any(base.__name__ in _DATABASE_NAMES for base in type(error).__mro__)
+
+
+def is_connection_lost(error: BaseException) -> bool:
+    """True if an error of work in a transaction means that the database was lost, and not a fault of the work."""
+    if fault_of(error) is not DatabaseFault.UNKNOWN or isinstance(error, DedupError):
+        return False
+    return any(getattr(each, "connection_invalidated", False) for each in layers(error)) or _is_one_of(
+        _LOST_NAMES, error
+    )
+
+
+def is_outage(error: BaseException) -> bool:
+    """True if an error of the beginning of a transaction means that the database does not answer."""
+    if fault_of(error) is not DatabaseFault.UNKNOWN or isinstance(error, DedupError):
+        return False
+    return any(isinstance(each, OSError) for each in layers(error)) or _is_one_of(_OUTAGE_NAMES, error)
+
+
+def _is_one_of(names: frozenset[str], error: BaseException) -> bool:
+    return any(base.__name__ in names for each in layers(error) for base in type(each).__mro__)
+
+
 def no_transaction(how: str) -> UsageError:
-    """Return the error for a connection that commits each statement by itself; `how`: begins a transaction."""
+    """Return the error for a connection that commits each statement by itself; `how`: how to begin one."""
     return UsageError(
         "this connection is in no transaction, so the inbox's row would be committed by itself, before the work: "
         f"begin one, for example with {how}"
     )
 
 
-@lru_cache(256)  # texts with the places of up to a thousand keys are large
+def closed() -> UsageError:
+    """Return the error for a connection that is closed."""
+    return UsageError("this connection is closed: give the inbox one that is in a transaction")
+
+
+def no_connection(package: str, transaction: Any, how: str = "") -> UsageError:
+    """Return the error for another object of a driver's package; `how`: how to get a connection in a transaction."""
+    got = f"{package}'s {type(transaction).__name__}"
+    return UsageError(
+        f"an inbox needs a connection in a transaction, got {got}" + (f": {how}" if how else "")
+    )
+
+
+@lru_cache(256)  # a text with placeholders for a thousand keys is large
 def placed(sql: str, style: str) -> str:
-    """Return SQL with a driver's own places in place of each `?`: `style` is "%s", or "$" for numbered ones."""
+    """Return SQL with a driver's own placeholder for each `?`: `style` is "%s", or "$" for numbered ones."""
     parts = sql.split("?")
     if style == "$":
         return "".join(f"{part}${number}" for number, part in enumerate(parts[:-1], 1)) + parts[-1]
@@ -110,6 +149,6 @@ def placed(sql: str, style: str) -> str:
 
 
 def of_cursor(cursor: Any) -> Rows:
-    """Return what a synchronous cursor holds."""
+    """Return the result in a synchronous cursor."""
     rows = cursor.fetchall() if cursor.description else ()
     return Rows(rows, cursor.rowcount)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ...errors import UsageError
@@ -11,7 +12,7 @@ from .base import Driver, no_transaction, of_cursor, placed
 
 
 class DjangoDriver(Driver):
-    """A connection in an atomic block. Django's transactions are synchronous, also under its async views."""
+    """A connection in an atomic block. Django's transactions are synchronous, even in its async views."""
 
     is_async = False
 
@@ -38,9 +39,8 @@ class DjangoDriver(Driver):
         return _outermost(connection) is self._block
 
     def is_nested(self) -> bool:
-        """See `Driver`. The blocks around a test of Django's TestCase do not count, as for `durable=True`."""
-        outer = getattr(self._connection, "atomic_blocks", [])[:-1]
-        return not all(getattr(block, "_from_testcase", False) for block in outer)
+        """See `Driver`. The blocks around a test of Django's TestCase do not count; as in `durable=True`."""
+        return not are_of_a_test(getattr(self._connection, "atomic_blocks", [])[:-1])
 
     def execute(self, statement: Statement) -> Rows:
         """See `Driver`."""
@@ -49,8 +49,13 @@ class DjangoDriver(Driver):
             return of_cursor(cursor)
 
 
+def are_of_a_test(blocks: Iterable[Any]) -> bool:
+    """True if Django's TestCase has begun all of these atomic blocks: what is within them counts as outermost."""
+    return all(getattr(block, "_from_testcase", False) for block in blocks)
+
+
 def _outermost(connection: Any) -> Any:
-    """Return the atomic block that commits; None outside, and in a Django that does not tell."""
+    """Return the atomic block that commits; None outside a block, or if this Django does not show it."""
     blocks = getattr(connection, "atomic_blocks", None)
     return blocks[0] if blocks else None
 

@@ -8,15 +8,14 @@ import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
-from ...errors import UsageError
 from ..dialects.base import Rows, Statement
-from .base import Driver, no_transaction, of_cursor, placed
+from .base import Driver, closed, no_connection, no_transaction, of_cursor, placed
 
 
 class PsycopgDriver(Driver):
-    """What both drivers share. A connection that does not commit by itself begins with its first statement.
+    """The part that both drivers share. A connection that does not commit by itself begins with its first statement.
 
-    The cursor is psycopg's own: the connection's may take other places than `%s`, or give other rows than tuples.
+    The cursor is psycopg's own: the connection's may use other placeholders than `%s`, or other rows than tuples.
     """
 
     dialect = "postgresql"
@@ -24,7 +23,7 @@ class PsycopgDriver(Driver):
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         if connection.closed:
-            raise UsageError("this connection is closed: give the inbox one that is in a transaction")
+            raise closed()
         if connection.autocommit and connection.info.transaction_status is TransactionStatus.IDLE:
             raise no_transaction("with connection.transaction():")
 
@@ -36,7 +35,7 @@ class PsycopgDriver(Driver):
         )
 
     def _is_pipelined(self) -> bool:
-        """True where a statement's rows do not come before the pipeline is synchronised."""
+        """True if a statement's rows only come after the pipeline is synchronised."""
         return self._connection.pgconn.pipeline_status is not PipelineStatus.OFF
 
 
@@ -76,7 +75,4 @@ def driver(transaction: Any) -> Driver:
         return AsyncDriver(transaction)
     if isinstance(transaction, psycopg.Connection):
         return SyncDriver(transaction)
-    raise UsageError(
-        f"an inbox needs a connection in a transaction, got psycopg's {type(transaction).__name__}: "
-        "with pool.connection() as connection:"
-    )
+    raise no_connection("psycopg", transaction, "with pool.connection() as connection:")

@@ -8,29 +8,43 @@ from pymysql.connections import Connection
 from pymysql.constants.SERVER_STATUS import SERVER_STATUS_IN_TRANS
 from pymysql.cursors import Cursor
 
-from ...errors import UsageError
 from ..dialects.base import Database, Rows, Statement
-from .base import Driver, no_transaction, of_cursor, placed
+from .base import Driver, closed, no_connection, no_transaction, of_cursor, placed
 
 
-class PyMySQLDriver(Driver):
-    """A connection. One that does not commit by itself begins with its first statement."""
+class MySQLDriver(Driver):
+    """The part that the drivers of PyMySQL and aiomysql share.
 
-    is_async = False
+    A connection that does not commit by itself (the default) begins with its first statement.
+
+    Args:
+        is_closed: the connection is closed.
+        begin: the way to begin a transaction, for the error.
+    """
+
     dialect = "mysql"
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, *, is_closed: bool, begin: str) -> None:
         self._connection = connection
-        if not connection.open:
-            raise UsageError("this connection is closed: give the inbox one that is in a transaction")
+        if is_closed:
+            raise closed()
         if connection.get_autocommit() and not self.is_open():
-            raise no_transaction("connection.begin()")
+            raise no_transaction(begin)
 
     @property
     def database(self) -> Database:
         """See `Driver`."""
         connection = self._connection
         return (self.dialect, connection.host, connection.port, connection.unix_socket, connection.db)
+
+
+class PyMySQLDriver(MySQLDriver):
+    """A connection."""
+
+    is_async = False
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection, is_closed=not connection.open, begin="connection.begin()")
 
     def is_open(self) -> bool:
         """See `Driver`."""
@@ -46,7 +60,5 @@ class PyMySQLDriver(Driver):
 def driver(transaction: Any) -> Driver:
     """Return the driver for a connection."""
     if not isinstance(transaction, Connection):
-        raise UsageError(
-            f"an inbox needs a connection in a transaction, got PyMySQL's {type(transaction).__name__}"
-        )
+        raise no_connection("PyMySQL", transaction)
     return PyMySQLDriver(transaction)

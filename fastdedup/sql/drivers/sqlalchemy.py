@@ -37,7 +37,7 @@ def driver(transaction: Any) -> Driver:
 
 
 class SqlAlchemyDriver(Driver):
-    """What both drivers share. `inner`: the synchronous session or connection, which async ones have inside."""
+    """The part that both drivers share. `inner`: the synchronous session or connection; async ones contain one."""
 
     def __init__(self, transaction: Any, inner: Any) -> None:
         if inner is None or getattr(inner, "closed", False):
@@ -49,17 +49,17 @@ class SqlAlchemyDriver(Driver):
         bind = _bind(inner)
         self.dialect = str(bind.dialect.name)
         self._engine = bind.engine
-        # Mutable: the transaction, once there is one. A session begins it with its first statement.
+        # Mutable: the transaction, once it has begun. A session begins it with its first statement.
         self._root: Any = None
 
     @property
     def database(self) -> Database:
-        """See `Driver`. The pool tells engines apart whose connections a function of the caller's makes."""
+        """See `Driver`. If a function of the caller makes the connections, the pool distinguishes the engines."""
         url = self._engine.url
         return (self.dialect, url.host, url.port, url.database, id(self._engine.pool))
 
     def is_open(self) -> bool:
-        """See `Driver`. A session that was committed has another transaction, or none."""
+        """See `Driver`. After a commit a session has another transaction, or none."""
         root = self._inner.get_transaction()
         return root is not None and root is self._root and root.is_active
 
@@ -92,7 +92,7 @@ class SyncDriver(SqlAlchemyDriver):
             raise _unusable(error) from error
 
     def _begin(self) -> Connection:
-        """Begin where there is no transaction yet, as SQLAlchemy does itself with the first statement."""
+        """Begin a transaction if there is none yet; SQLAlchemy itself does this with the first statement."""
         inner = self._inner
         if isinstance(inner, Session):
             return inner.connection()
@@ -116,7 +116,7 @@ class AsyncDriver(SqlAlchemyDriver):
             raise _unusable(error) from error
 
     async def _begin(self) -> Any:
-        """Begin where there is no transaction yet, as SQLAlchemy does itself with the first statement."""
+        """Begin a transaction if there is none yet; SQLAlchemy itself does this with the first statement."""
         outer = self._transaction
         if isinstance(outer, AsyncSession):
             return (await outer.connection()).sync_connection
@@ -139,8 +139,8 @@ def _bind(inner: Any) -> Any:
         return inner.get_bind()
     except InvalidRequestError:
         raise UsageError(
-            "this session has no engine that all its tables share: give the inbox a connection, as "
-            "session.connection(bind_arguments={'mapper': …}) returns"
+            "this session has no engine that all its tables share: give the inbox a connection, from "
+            "session.connection(bind_arguments={'mapper': …})"
         ) from None
 
 

@@ -27,7 +27,7 @@ OnReply = Callable[[Any], None]
 _GOODBYE = 0.5
 """Seconds that the server gets to close the connection properly."""
 _AT_ONCE = struct.pack("ii", 1, 0)
-"""SO_LINGER: on, for no time."""
+"""SO_LINGER: on, with a time of zero."""
 MAX_REPLY_BYTES = 256 * 1024 * 1024
 
 
@@ -40,7 +40,7 @@ class RedisConnection(asyncio.Protocol):
     """
 
     process: tuple[str, str] | None = None
-    """The server's address, and the id that its process drew when it started. None where the server told no id."""
+    """The server's address, and the id that its process drew when it started. None if the server gave no id."""
 
     def __init__(self, connection: AbstractConnection, on_push: Callable[[Any], None] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -75,7 +75,7 @@ class RedisConnection(asyncio.Protocol):
     def call(self, packed: bytes, on_reply: OnReply) -> None:
         """Send one command; `on_reply` is called once, with its reply or with a ConnectionError.
 
-        `on_reply` is called directly as the socket is read: it must neither block nor raise.
+        The code that reads the socket calls `on_reply` directly, so it must neither block nor raise.
 
         Raises:
             ConnectionError: the connection has ended; nothing was sent.
@@ -86,9 +86,9 @@ class RedisConnection(asyncio.Protocol):
         self._transport.write(packed)
 
     def call_many(self, packed: bytes, count: int, on_replies: Callable[[list[Any]], None]) -> None:
-        """Send `count` commands in one write; `on_replies` gets all replies in one list. Else as `call`.
+        """Send `count` commands in one write; `on_replies` gets all replies in one list. See also `call`.
 
-        Where the connection ended between two replies, the last replies are ConnectionErrors.
+        If the connection ended between two replies, the last replies are ConnectionErrors.
         """
         if count == 1:
             self.call(packed, lambda reply: on_replies([reply]))
@@ -106,7 +106,7 @@ class RedisConnection(asyncio.Protocol):
         self._transport.write(packed)
 
     def send_many(self, packed: bytes, count: int) -> asyncio.Future[list[Any]]:
-        """Send `count` commands in one write, as `call_many` does, and return a future of all replies."""
+        """Send `count` commands in one write, like `call_many`, and return a future of all replies."""
         future: asyncio.Future[list[Any]] = self._loop.create_future()
 
         def on_replies(replies: list[Any]) -> None:
@@ -122,7 +122,7 @@ class RedisConnection(asyncio.Protocol):
             self._transport.write(packed)
 
     def send(self, packed: bytes) -> asyncio.Future[Any]:
-        """Send one command and return a future of its reply. Raises ConnectionError as `call` does."""
+        """Send one command and return a future of its reply. It raises ConnectionError like `call`."""
         future = self._loop.create_future()
 
         def on_reply(reply: Any) -> None:
@@ -166,11 +166,11 @@ class RedisConnection(asyncio.Protocol):
         self._forget_connection()
 
     def _drop(self) -> None:
-        """Close the socket of an event loop that is closed: nothing can be sent there, and nobody waits."""
+        """Close the socket of an event loop that is closed: nothing can be sent there, and no caller waits."""
         self._lost = ConnectionError("the event loop of this connection is closed")
         self.on_unusable = None
         self._waiting.clear()
-        # A transport closes its socket by a callback of its loop, which comes no more. (uvloop's are closed with it.)
+        # A transport closes its socket in a callback of its loop, which no longer runs. (uvloop closes its own.)
         transport: Any = self._transport
         lowest = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None) or transport
         with contextlib.suppress(RuntimeError):
@@ -179,7 +179,7 @@ class RedisConnection(asyncio.Protocol):
             lowest._call_connection_lost(None)
         if (
             not transport.is_closing()
-        ):  # uvloop's never says so, and a StreamWriter then warns when it is collected
+        ):  # uvloop's never says that, and a StreamWriter then warns when it is collected
             writer: Any = self._connection._writer
             writer._transport = SimpleNamespace(is_closing=lambda: True)
         self._forget_connection()
@@ -251,29 +251,16 @@ def take_transport(connection: AbstractConnection) -> asyncio.Transport:
     """
     writer = connection._writer
     assert writer is not None, "the connection is not connected"
-    return cast(asyncio.Transport, writer.transport)  # uvloop's transports are no subclass of asyncio's
+    return cast(asyncio.Transport, writer.transport)  # uvloop's transports are not a subclass of asyncio's
 
 
 def forget_unsent(transport: asyncio.Transport) -> None:
-    """Let the system drop what it has not delivered when the socket is closed.
+    """Let the system drop the bytes that it has not delivered when the socket is closed.
 
-    Else it goes on sending for minutes, and the server executes it after what was sent again over the next
-    connection: a machine would move twice, and a claim be held for nobody.
+    Otherwise it goes on sending for minutes. The server would execute these bytes after the commands that were sent
+    again over the next connection: a machine would move twice, and a claim would be held that no caller knows of.
     """
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family != socket.AF_UNIX:
-        with suppress(OSError, ValueError):  # it has been closed; uvloop says so by a ValueError
+        with suppress(OSError, ValueError):  # it is closed already; uvloop raises a ValueError then
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-
-
-async def stop(task: asyncio.Task[Any]) -> None:
-    """Cancel a task again and again until it ends: redis-py may mistake a cancellation for its own timeout.
-
-    A task of an event loop that is closed never ends, and is left alone.
-    """
-    if task.get_loop().is_closed():
-        cast(Any, task)._log_destroy_pending = False
-        return
-    while not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=0.05)

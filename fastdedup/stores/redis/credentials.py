@@ -1,4 +1,4 @@
-"""Asks what the user passed as `credentials` for a login. No error here shows what it returned or said."""
+"""Asks the user's `credentials` for a login. No error here shows what `credentials` returned or said."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..base import Credentials
 from .errors import MistakeError
 
 _PATIENCE = 10.0
-"""Seconds that `credentials` may take. No caller waits so long: its deadline is that of the operation."""
+"""Seconds that `credentials` may take. No caller waits as long: a caller has the deadline of its operation."""
 
 
 async def ask(credentials: Credentials) -> dict[str, str]:
     """Return redis-py's options for the login that `credentials` gives now.
 
     Raises:
-        UnavailableError: it took too long, or the system failed it: for example, a file could not be read.
-        MistakeError: it raised another error, or returned no login.
+        UnavailableError: `credentials` took too long, or the system failed: a file could not be read, for example.
+        MistakeError: `credentials` raised another error, or returned no login.
     """
     try:
         async with asyncio.timeout(_PATIENCE):
@@ -32,7 +32,7 @@ async def ask(credentials: Credentials) -> dict[str, str]:
         raise
     except TimeoutError:
         fault: DedupError = UnavailableError(f"credentials gave no answer within {_PATIENCE:g} s")
-    except Exception as error:  # noqa: BLE001 -- whatever the user's code raises
+    except Exception as error:  # noqa: BLE001 -- any error of the user's code
         fault = _fault(error)
     else:
         problem = _problem(answer)
@@ -65,10 +65,12 @@ def _question(credentials: Any) -> Any:
 def _fault(error: Exception) -> DedupError:
     kind = type(error).__name__
     if isinstance(error, OSError):
-        # The system's own text for the number: the error's may be the user's, and hold the password.
+        # The system's own text for the number: the error's text may be the user's, and hold the password.
         reason = os.strerror(error.errno) if error.errno else "without a known reason"
         return UnavailableError(f"credentials raised {kind}: {reason}")
-    return MistakeError(f"credentials raised {kind}; its text is not repeated, as it may hold the password")
+    return MistakeError(
+        f"credentials raised {kind}; its text is not repeated, because it may hold the password"
+    )
 
 
 def _problem(answer: Any) -> str:

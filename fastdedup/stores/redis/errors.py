@@ -1,7 +1,7 @@
-"""Errors of the driver and the server, translated once, here: which mean `unavailable`, and which a mistake.
+"""Translates errors of the driver and the server, in one place: some mean `unavailable`, others mean a mistake.
 
 Nothing outside `stores/redis/` knows redis-py's exceptions or Redis's error codes. No text of a server is
-repeated: where AUTH is renamed, Redis answers it with the password that it was sent.
+repeated: if AUTH is renamed, Redis's error repeats the password that it was sent.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ...errors import ConfigError, DedupError, UnavailableError
 
 
 class MistakeError(UnavailableError):
-    """At opening a mistake, which is raised as ConfigError; later an outage, which the policy answers."""
+    """While a gate opens, a mistake, which is raised as ConfigError; later an outage, which the policy answers."""
 
 
 class LoginRefusedError(MistakeError):
-    """The server answers, and refuses the login or what the login may do."""
+    """The server answers, but it refuses the login, or the login may not run a command."""
 
 
 class WrongPortError(MistakeError):
-    """The port speaks TLS and the URL does not, or the other way round."""
+    """The port speaks TLS and the URL does not, or the reverse."""
 
 
 _NEEDED = (
@@ -116,7 +116,7 @@ _COMMANDS = {
 _IN_A_SCRIPT = re.compile(r"Error running script .*?: (?:@user_script: ?\d+: )+-?(?:ERR )?")
 """The text that Redis 6.2 puts before the refusal of a command in a script; 7.0 adds no text."""
 _UNKNOWN_COMMAND = re.compile(r"unknown (?:redis )?command\b\W*(\w*)", re.IGNORECASE)
-"""In a script no name follows: Redis says "Unknown Redis command called from script", Valkey leaves its name out."""
+"""In a script the text has no command's name: "Unknown Redis command called from script" (Valkey: no "Redis")."""
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"})
 """OpenSSL's reasons for an answer that is not TLS."""
 
@@ -136,7 +136,7 @@ def translate(error: Exception, where: str) -> DedupError:
     exceptions does not show them.
 
     Raises:
-        Exception: `error` itself, where it comes neither from the driver nor from the network.
+        Exception: `error` itself, if it comes neither from the driver nor from the network.
     """
     inner = error.__cause__
     # Over a Unix socket redis-py wraps the server's errors during the handshake.
@@ -145,7 +145,7 @@ def translate(error: Exception, where: str) -> DedupError:
     meaning: Meaning | None = getattr(error, _KNOWN, None) or _meaning(said, text)
     if meaning is None:
         raise error
-    setattr(error, _KNOWN, meaning)  # several callers may share one attempt to connect, and so its error
+    setattr(error, _KNOWN, meaning)  # several callers may share one attempt to connect, and its error
     for each in (error, said):
         _conceal(each, text)
     kind, words = meaning
@@ -207,7 +207,7 @@ def _conceal(error: BaseException, text: str) -> None:
 
 
 def refusal(error: BaseException) -> str:
-    """Return the server's text, with its code first, however the driver reported it. Never show it in messages."""
+    """Return the server's text, with its code first. Drivers report it in several ways. Never show it in messages."""
     text = str(error).removeprefix("ERR ")
     text = _IN_A_SCRIPT.sub("", text, count=1)
     code = _CODES.get(type(error), "")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from .connection import stop
+from ...tasks import stop, until_done
 
 T = TypeVar("T")
 
@@ -38,7 +38,9 @@ async def first_good(
             winner = next((task for task in done if succeeded(task)), None)
     finally:
         try:
-            await _to_the_end([_give_up(task, discard) for task in tasks if task is not winner])
+            await until_done(
+                asyncio.gather(*(_give_up(task, discard) for task in tasks if task is not winner))
+            )
         except asyncio.CancelledError:
             if winner is not None and discard is not None:
                 await discard(winner.result())
@@ -51,19 +53,6 @@ async def first_good(
 def succeeded(task: asyncio.Task[Any]) -> bool:
     """True for a task that ended with a result."""
     return task.done() and not task.cancelled() and task.exception() is None
-
-
-async def _to_the_end(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Finish all works, also where the caller is cancelled meanwhile; the cancellation is raised at the end."""
-    doing = asyncio.gather(*works)
-    cancelled: asyncio.CancelledError | None = None
-    while not doing.done():
-        try:
-            await asyncio.wait([doing])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
 
 
 async def _give_up(task: asyncio.Task[T], discard: Callable[[T], Awaitable[None]] | None) -> None:

@@ -1,4 +1,4 @@
-"""Compares a server's clock with that of the server before it: after a failover leases end by another clock."""
+"""Compares a server's clock with that of the server before it: after a failover another clock ends the leases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 MAX_SKEW = 3.0
-"""Seconds by which a clock may differ where nobody has said how long a lease is."""
+"""Seconds by which a clock may differ if the store does not know how long a lease is."""
 
 
 class FormerClock:
@@ -22,11 +22,11 @@ class FormerClock:
         self._report = report
         self.max_skew = MAX_SKEW
         """Seconds by which a clock may differ."""
-        # Mutable: by how much the last server was ahead of this process's monotonic clock, and of its wall clock.
+        # Mutable: how far the last server was ahead of this process's monotonic clock, and of its wall clock.
         self._ahead: tuple[float, float] | None = None
 
     def heard(self, now_us: int) -> None:
-        """Take in what the server at a new connection shows; 0 where it did not say."""
+        """Compare the time of the server at a new connection; 0 if the server did not give its time."""
         if not now_us:
             return
         now = now_us / 1_000_000

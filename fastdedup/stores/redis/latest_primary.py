@@ -5,8 +5,8 @@ epochs" and "Configuration propagation"): each failover gets a number of its own
 greater version always wins over smaller versions". So one answer with a higher epoch is enough to follow. Answers
 with a lower epoch change nothing: sentinels that were cut off still name the primary from before the failover.
 
-There are two exceptions, both of which need the word of a majority. Where the sentinels were set up again, their
-epochs start from the beginning. And where somebody moved the service by hand, the epoch stays the same.
+There are two exceptions, and both need the answers of a majority. If the sentinels were set up again, their epochs
+start from the beginning. If an operator moved the service by hand, the epoch stays the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NamedPrimary(NamedTuple):
 
 
 class LatestPrimary:
-    """The present primary of a service, as far as this process was told.
+    """The present primary of a service, as far as this process knows.
 
     Args:
         sentinels: the number of sentinels in the store's URL.
@@ -41,12 +41,12 @@ class LatestPrimary:
         """The present primary; None before the first answer."""
 
     def hear(self, named: NamedPrimary) -> None:
-        """Take the answer of one sentinel. It counts where it is the first answer, or has a higher epoch."""
+        """Take the answer of one sentinel. It counts if it is the first answer, or has a higher epoch."""
         if self.known is None or named.epoch > self.known.epoch:
             self.known = named
 
     def conclude(self, answers: Sequence[NamedPrimary]) -> None:
-        """Take what several sentinels answered at the same time. It counts where they are a majority and agree."""
+        """Take the answers of several sentinels to one question. They count if they are a majority and agree."""
         if self.known is None or len(answers) < self.majority:
             return
         latest, votes = max(Counter(answers).items(), key=lambda each: (each[0].epoch, each[1]))
@@ -54,11 +54,11 @@ class LatestPrimary:
             self.known = latest
 
     def accepts(self, named: NamedPrimary) -> bool:
-        """True where the answer names the present primary, and not the primary from before a failover."""
+        """True if the answer names the present primary, and not the primary from before a failover."""
         known = self.known
         return known is None or named.address == known.address or named.epoch == known.epoch == NO_EPOCH
 
     def confirmed(self, named: NamedPrimary) -> None:
-        """Take an answer whose server has confirmed that it is a primary: without epochs that is the best word."""
+        """Take an answer whose server has confirmed that it is a primary: without epochs this is the best source."""
         if self.known is not None and self.known.epoch == NO_EPOCH:
             self.known = named

@@ -1,8 +1,8 @@
 """Hears which watched keys were freed: one subscription for all waiters of a store.
 
 Pub/sub delivers a message at most once, and loses it while the subscriber is not connected. So each loss of the
-connection and each reconnection reports `None`, after which every waiter asks again. It also asks again whether the
-store listens: `start` raises while there is no subscription. Waiters set a timer of their own for the lease's end.
+connection and each reconnection reports `None`, and then every waiter asks again. Each waiter also asks again whether
+the store listens: `start` raises while there is no subscription. Waiters set their own timer for the lease's end.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ...backoff import Backoff
-from .connection import RedisConnection, stop
+from ...tasks import stop
+from .connection import RedisConnection
 from .scripts import pack
 
 CHANNEL = "fastdedup:settled"
 _PAUSE = 0.2
-"""Seconds from a lost subscription, or from a first attempt in vain, to the next attempt."""
+"""Seconds from a lost subscription, or from a first attempt that failed, to the next attempt."""
 _LONGEST_PAUSE = 1.0
-"""Seconds to which the pause grows. Not more: ten thousand waiters look 40,000 times a second until then."""
+"""Seconds to which the pause grows. It is short: ten thousand waiters ask 40,000 times a second until then."""
 _QUIET = 1.0
 """Seconds of silence after which a PING is sent, and seconds within which the server must answer it."""
 
@@ -28,7 +29,7 @@ Connect = Callable[[Callable[[Any], None]], Awaitable[RedisConnection]]
 
 
 def _is_cancelled() -> bool:
-    """True if this task was cancelled: an event loop that ends cancels it once, and what connects may lose that."""
+    """True if this task was cancelled: an event loop cancels it once at its end, and a client may lose that."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -43,9 +44,9 @@ class Listener:
     Args:
         connect: connects to a server that gets the messages.
         timeout: seconds in which the server must answer SUBSCRIBE.
-        channel: what it subscribes to; each message of it is passed to `on_freed`.
+        channel: the channel to subscribe to; `on_freed` gets each of its messages.
         longest_pause: seconds to which the pause between two attempts grows while no subscription can be made.
-        look: called each second while subscribed. It calls `leave` where the server gets the messages no more.
+        look: called each second while subscribed. It calls `leave` if the server no longer gets the messages.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Listener:
         # Mutable: the connection that is subscribed, or the last that was.
         self.connection: RedisConnection | None = None
         # Mutable: the task that listens; a future that is done while it is subscribed, and has the last error while
-        # it is not; whether the server has sent anything in the present interval; was it closed, for good.
+        # it is not; whether the server has sent anything in the present interval; whether it was closed for good.
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._heard = False
@@ -75,7 +76,7 @@ class Listener:
         """Return if it is subscribed. The first callers wait for the first attempt, which they share.
 
         Raises:
-            Exception: it is not subscribed, for this reason. It goes on trying, until it is closed.
+            Exception: it is not subscribed; the error is the reason. It tries again until it is closed.
         """
         if self._closed:
             raise ConnectionError("the store was closed")
@@ -134,7 +135,7 @@ class Listener:
         self._ready.exception()  # marks it as retrieved: the callers of `start` may have been cancelled
 
     async def _until_ended(self, connection: RedisConnection) -> None:
-        """Return once the connection has ended, also by a frozen server or a cut cable, which send no sign of it."""
+        """Return once the connection has ended. A frozen server or a cut cable, which give no sign, count too."""
         while not connection.closed.done() and not _is_cancelled():
             self._heard = False
             await asyncio.wait([connection.closed], timeout=_QUIET)

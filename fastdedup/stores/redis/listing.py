@@ -14,7 +14,7 @@ from .connection import RedisConnection
 from .scripts import pack
 
 _HEAD = 18 + 63 + 16
-"""Bytes of a record without its payload, at most."""
+"""The most bytes of a record without its payload."""
 _MOST = 2**64 - 1
 _DIGITS = len(str(_MOST))
 
@@ -42,7 +42,7 @@ async def read_page(connection: RedisConnection, query: Query, cursor: str, coun
     now_us = int(seconds) * 1_000_000 + int(micros)
     found = []
     for wire, head, ttl_ms in zip(fitting, replies[1::2], replies[2::2], strict=True):
-        # An error is a list or a hash, or a key that has moved to another node by now: it is no record here.
+        # An error means a list, a hash, or a key that has moved to another node: it is not a record here.
         if type(head) is bytes and type(ttl_ms) is int:
             record = read_record(head, -(-now_us // 1000), ttl_ms)
             if isinstance(record, Stored):
@@ -51,7 +51,7 @@ async def read_page(connection: RedisConnection, query: Query, cursor: str, coun
 
 
 def answered(reply: Any) -> Any:
-    """Return a reply that is no error; raise one that is."""
+    """Return the reply; if it is an error, raise it."""
     if isinstance(reply, hiredis.ReplyError):
         raise reply
     return reply

@@ -1,6 +1,6 @@
 """Leaves a primary that was deposed but still answers: a client with an open connection would stay there for ever.
 
-A subscription to one sentinel tells of a failover at once. It may be lost, or be at a sentinel that is cut off. So
+A subscription to one sentinel reports a failover at once. It may be lost, or be at a sentinel that is cut off. So
 all sentinels are also asked once a second. `latest_primary.py` decides which of their answers counts.
 """
 
@@ -11,7 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from .connection import RedisConnection, stop
+from ...tasks import stop
+from .connection import RedisConnection
 from .first_good import NoneGoodError, first_good
 from .latest_primary import NamedPrimary
 from .listener import Listener
@@ -32,7 +33,7 @@ class PrimaryWatch:
     """Asks the sentinels of a service while the store is open.
 
     Args:
-        target: the service. What the sentinels answer is kept in its `latest`.
+        target: the service. Its `latest` keeps the sentinels' answers.
         leave_others: called with the address of the present primary, to drop each connection to another server.
         on_switch: called when there is another primary although the former one answers.
     """
@@ -84,14 +85,14 @@ class PrimaryWatch:
                     await self._woken.wait()
 
     async def _look(self) -> None:
-        """Ask all sentinels at once. Each answer counts as it comes: a frozen sentinel delays nothing."""
+        """Ask all sentinels at once. Each answer counts at once: a frozen sentinel delays nothing."""
         _, *answers = await asyncio.gather(self._subscribe(), *map(self._ask, self._links))
         self._latest.conclude([named for named in answers if named is not None])
         self._follow()
         await self._report_switch()
 
     async def _report_switch(self) -> None:
-        """Report another primary, unless the former one does not answer: then other events tell of the outage."""
+        """Report another primary, unless the former one does not answer: then other events report the outage."""
         if self._latest.known is None:
             return
         former, self._former = self._former, self._latest.known.address
@@ -103,7 +104,7 @@ class PrimaryWatch:
             async with asyncio.timeout(_ANSWER):
                 connection = await link.connected()
                 named = read_answer(*await connection.send_many(self._question, 2))
-        except Exception:  # noqa: BLE001 -- whatever the error, this sentinel says nothing now
+        except Exception:  # noqa: BLE001 -- after any error, this sentinel has no answer now
             link.abort("the sentinel did not answer in time")
             return None
         if named is not None:

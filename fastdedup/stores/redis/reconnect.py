@@ -10,15 +10,16 @@ from typing import Any
 import hiredis
 
 from ...errors import ConfigError, UnavailableError
-from .connection import RedisConnection, stop
+from ...tasks import stop
+from .connection import RedisConnection
 from .errors import MistakeError
 from .scripts import pack
 from .url import Target, name_of
-from .verbs import load_scripts
+from .verbs import all_scripts
 
 OLDEST = (6, 2)
 _NO_INFO = ("NOPERM", "ERR unknown command")
-"""The beginnings of refusals of INFO that are no fault: the login may not ask, or the server has no such command."""
+"""The beginnings of refusals of INFO that are not a fault: the login may not ask, or the server does not know it."""
 
 OnPush = Callable[[Any], None]
 Connect = Callable[[OnPush | None], Coroutine[Any, Any, RedisConnection]]
@@ -30,7 +31,7 @@ class Reconnector:
 
     Args:
         connect: opens a connection.
-        on_restart: called when the server at an address is another process than at the connection before.
+        on_restart: called if the server at an address is another process than at the previous connection.
     """
 
     def __init__(self, connect: Connect, on_restart: Callable[[], None] | None = None) -> None:
@@ -46,11 +47,11 @@ class Reconnector:
 
     @property
     def is_idle(self) -> bool:
-        """True where there is no connection left to close, and none is being opened."""
+        """True if there is no connection to close, and none is being opened."""
         return self._connecting is None and (self._last is None or self._last.closed.done())
 
     async def connected(self) -> RedisConnection:
-        """Return the connection; connect first where it has ended."""
+        """Return the connection; connect first if it has ended."""
         if self._closed:
             raise ConnectionError("the store is closed")
         if self.connection is not None and self.connection.usable:
@@ -124,8 +125,8 @@ async def dial(target: Target, timeout: float, on_push: OnPush | None, check: Ch
             check(info)
             connection.process = process_of(info, name_of(vars(link)))
             if on_push is None:
-                # So that the first batches need not be sent twice. Where the login may not SCRIPT LOAD, EVAL does it.
-                texts = [script.text for script in load_scripts().values()]
+                # So that the first batches need not be sent twice. If the login may not SCRIPT LOAD, EVAL loads them.
+                texts = [script.text for script in all_scripts()]
                 await asyncio.gather(*[connection.send(pack("SCRIPT", "LOAD", text)) for text in texts])
     except BaseException:
         connection.abort("not usable")
@@ -153,19 +154,19 @@ def check_version(info: Any) -> None:
 
 
 def server_time(info: Any) -> int:
-    """Return the server's time that INFO tells, in microseconds since 1970; 0 where it tells none."""
+    """Return the server's time from INFO, in microseconds since 1970; 0 if INFO has no time."""
     found = re.search(rb"server_time_usec:(\d{1,16})\b", info) if isinstance(info, bytes) else None
     return int(found[1]) if found else 0
 
 
 def process_of(info: Any, address: str) -> tuple[str, str] | None:
-    """Return the address, and the id of the server's process that INFO tells; None where it tells none."""
+    """Return the address, and the id of the server's process from INFO; None if INFO has no id."""
     found = re.search(rb"run_id:(\w+)", info) if isinstance(info, bytes) else None
     return (address, found[1].decode()) if found else None
 
 
 def policy_of(info: Any) -> str | None:
-    """Return the maxmemory-policy that INFO tells; None where it tells none.
+    """Return the maxmemory-policy from INFO; None if INFO has none.
 
     Raises:
         ReplyError: the server refused INFO for another reason than the login's rights.
@@ -194,7 +195,7 @@ def check_single(info: Any) -> None:
 
 
 def only_mistakes(fault: BaseException) -> str:
-    """Raise a mistake of the configuration that was found at opening; of an outage return the reason.
+    """Raise the fault if it is a mistake of the configuration; if it is an outage, return the reason.
 
     Raises:
         ConfigError: the login, the service or the port's protocol is wrong.

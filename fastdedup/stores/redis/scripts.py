@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import groupby
 from operator import attrgetter
@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol, cast
 from ...errors import ConfigError, too_large
 from ...kernel.answers import verdict
 from ...kernel.codes import Code
+from ...kernel.id_place import IdPlace
 from ...kernel.keyspace import names_of
 from ...kernel.operations import ClaimOp, Op, RefusedAlone, Reply, Verdict
 from ...kernel.records import MAX_FENCE, RECORD_HEAD, fence_bytes
@@ -31,20 +32,22 @@ from ...model import Outcome
 from .errors import FORBIDDEN
 
 Args = list[str | bytes | int]
+Call = tuple[list[bytes], Args]
+"""The keys of a script's call, and its own arguments."""
 MAX_RECORD: Final = 256 * 1024 + RECORD_HEAD
 """Bytes of the largest record by default: a result of 256 KiB and the bytes before it."""
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _TOO_LARGE: Final = Code.TOO_LARGE.value
 _REFUSED: Final = Code.REFUSED.value
+_UNKNOWN: Final = Code.UNKNOWN.value
+_STALE: Final = Code.STALE.value
 ONLY_CODES: Final = (_TOO_LARGE, Code.ELSEWHERE.value, _REFUSED, Code.AGAIN.value)
 """Answers of any script that come without a record."""
 _FAR_US: Final = 86_400_000_000
 """Microseconds by which a fence may be ahead of its server's clock: no real time is further ahead."""
 
-_RECORD_HERE: Final = "-- Here stands _record.lua.\n"
-"""The line of a script at which `_record.lua` stands; where there is none, it stands before the script's own text."""
 _HERE: Final = re.compile(r"^ *-- Here stands (_\w+)\.lua\.\n", re.MULTILINE)
-"""The line of a script at which a shared text stands."""
+"""The line of a script that a shared text replaces."""
 
 _SIZES: Final = [b"\r\n$%d\r\n" % size for size in range(1024)]
 """The bytes between two arguments, by the size of the second argument."""
@@ -63,13 +66,19 @@ def lua_source(name: str) -> str:
     )
 
 
-def script_text(own: str) -> str:
-    """Return a whole script: what every call begins with, the functions for records, and the script's own text."""
+_OF_LEDGERS: Final = ("_unless", "_also")
+"""The shared texts for operations with a ledger. Other calls have a text without them: a server's garbage collector
+visits all that a script could do, which costs a claim 1 %."""
+
+
+def script_text(own: str, *, with_ledger: bool = True) -> str:
+    """Return a whole script: the beginning of every call, the functions for records, and the script's own text."""
     text, missing = own, _HERE.search(own)
     while missing is not None:
         line, name = missing[0].lstrip(), missing[1]
-        # Where two texts name the same one, it stands at the first place.
-        text = text.replace(line, lua_source(name), 1).replace(line, "")
+        # If two texts name the same shared text, it stands at the first place.
+        source = lua_source(name) if with_ledger or name not in _OF_LEDGERS else ""
+        text = text.replace(line, source, 1).replace(line, "")
         missing = _HERE.search(text)
     if lua_source("_record") not in text:
         text = lua_source("_record") + text
@@ -91,11 +100,11 @@ class CallHead:
 
     @property
     def time_us(self) -> int:
-        """The servers' time: the one that was told last, and what has passed since. 0 where none was told."""
+        """The servers' time: the last one that a server gave, plus the time since then. 0 if no server gave one."""
         return max(self.latest_us, monotonic_ns() // 1000 + self._ahead_us) if self._ahead_us else 0
 
     def heard(self, now_us: int) -> None:
-        """Take in what a server's clock shows just now; 0 where it did not say."""
+        """Take the time that a server's clock shows now; 0 if the server did not give it."""
         if not 0 < now_us < MAX_FENCE:
             return
         self._ahead_us = now_us - monotonic_ns() // 1000
@@ -104,7 +113,7 @@ class CallHead:
             self.latest_us = now_us
 
     def catch_up(self) -> None:
-        """Raise the floor to what the fastest clock of all servers shows by now.
+        """Raise the floor to the time that the fastest clock of all servers shows now.
 
         A key may move from that clock's server to a slower one. Its last fence is then another client's, which this
         client has not seen, so the floor must follow the clock and not only the replies.
@@ -125,7 +134,7 @@ class CallHead:
         if self.latest_us < now_us < MAX_FENCE:
             self.latest_us = now_us
         if len(reply) == 1 and self._ahead_us:
-            return  # fresh claims: their fences are the floor's, or the clock's; nothing more, as they are the most
+            return  # fresh claims, the usual ones: their fences come from the floor or the clock, so stop here
         self.heard(now_us)
         for answer in answers:
             if type(answer) is Verdict and self.latest_us < answer.fence <= now_us + _FAR_US:
@@ -163,8 +172,8 @@ def pack_parts(command: Sequence[object], head: bytes = b"", heads: int = 0) -> 
 class Script(Protocol):
     """Packs the operations of one verb and reads their reply."""
 
-    def pack(self, ops: Sequence[Any]) -> Args:
-        """Return ARGV, without the floor and the limit that every script takes first."""
+    def call(self, ops: Sequence[Any]) -> Call:
+        """Return the keys, and ARGV without the floor and the limit that every script takes first."""
         ...
 
     def read(self, ops: Sequence[Any], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
@@ -175,101 +184,87 @@ class Script(Protocol):
         ...
 
 
+_TAKING_LEDGERS: Final = (Verb.CLAIM, Verb.SETTLE)
+
+
 class LoadedScript:
-    """A script with its text and SHA."""
+    """A script with its text and SHA. `with_ledger`: the same script for calls in which a ledger takes part."""
 
-    __slots__ = ("_head", "pack", "read", "sha", "text")
+    __slots__ = ("call", "head", "read", "sha", "text", "with_ledger")
 
-    def __init__(self, verb: Verb, face: Script) -> None:
+    def __init__(self, verb: Verb, face: Script, *, with_ledger: bool = False) -> None:
         ledger = lua_source("_ledger") if verb.row.keys is Keys.BUCKET else ""
-        self.text = script_text(ledger + lua_source(verb.value))
+        self.text = script_text(ledger + lua_source(verb.value), with_ledger=with_ledger)
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-        self._head = pack_parts(["EVALSHA", self.sha])[2:-2]
-        self.pack = face.pack
+        self.head = pack_parts(["EVALSHA", self.sha])[2:-2]
+        self.call = face.call
         self.read = face.read
+        takes_one = verb in _TAKING_LEDGERS and not with_ledger
+        self.with_ledger = LoadedScript(verb, face, with_ledger=True) if takes_one else self
 
-    def command(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
-        """Return the call of the script for these operations."""
-        parts: Args = [len(ops)]
-        if len(ops) == 1:
-            parts.append(ops[0].wire)
-        else:
-            parts += [op.wire for op in ops]
-        parts.append(fence_bytes(floor_us))
-        parts.append(limit)
-        parts += self.pack(ops)
-        return pack_parts(parts, self._head, 2)
+    def command(
+        self,
+        ops: Sequence[Op],
+        floor_us: int,
+        limit: int,
+        *,
+        declared: bool = True,
+        with_text: bool = False,
+    ) -> bytes:
+        """Return the call of the script for these operations.
 
-    def command_undeclared(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
-        """Return the same call with the keys behind all other arguments: for keys of many slots of one node."""
-        parts: Args = [0, fence_bytes(floor_us), limit]
-        parts += self.pack(ops)
-        parts += [op.wire for op in ops]
-        parts.append(len(ops))
-        return pack_parts(parts, self._head, 2)
-
-    def command_with_text(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
-        """Return the same call with the script's text, for a server that has lost the script."""
-        wires = [op.wire for op in ops]
-        return pack_parts(
-            ["EVAL", self.text, len(ops), *wires, fence_bytes(floor_us), limit, *self.pack(ops)]
-        )
-
-    def undeclared_with_text(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
-        """Return the call of `command_undeclared` with the script's text."""
-        wires = [op.wire for op in ops]
-        numbers = (fence_bytes(floor_us), limit)
-        return pack_parts(["EVAL", self.text, 0, *numbers, *self.pack(ops), *wires, len(wires)])
-
-
-class TwoKeyScript(LoadedScript):
-    """A script that takes two keys for each operation: its record's, and its bucket's."""
-
-    def command(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
-        """Return as `LoadedScript.command`."""
-        wires = both_keys(ops)
-        parts: Args = [len(wires), *wires, fence_bytes(floor_us), limit, *self.pack(ops)]
-        return pack_parts(parts, self._head, 2)
-
-    def command_undeclared(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
-        """Return as `LoadedScript.command_undeclared`."""
-        wires = both_keys(ops)
-        parts: Args = [0, fence_bytes(floor_us), limit, *self.pack(ops), *wires, len(wires)]
-        return pack_parts(parts, self._head, 2)
-
-    def command_with_text(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
-        """Return as `LoadedScript.command_with_text`."""
-        wires = both_keys(ops)
+        Args:
+            ops: the operations.
+            floor_us: see `CallHead.next_floor`.
+            limit: see `CallHead.max_record`.
+            declared: False for keys of many slots of one node: they stand behind all other arguments.
+            with_text: for a server that has lost the script.
+        """
+        keys, args = self.call(ops)
         floor = fence_bytes(floor_us)
-        return pack_parts(["EVAL", self.text, len(wires), *wires, floor, limit, *self.pack(ops)])
+        own: Args = [floor, limit, *args]
+        parts: Args = [len(keys), *keys, *own] if declared else [0, *own, *keys, len(keys)]
+        script = self if len(keys) == len(ops) else self.with_ledger
+        if with_text:
+            return pack_parts(["EVAL", script.text, *parts])
+        return pack_parts(parts, script.head, 2)
 
-    def undeclared_with_text(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
-        """Return as `LoadedScript.undeclared_with_text`."""
-        wires = both_keys(ops)
-        floor = fence_bytes(floor_us)
-        return pack_parts(["EVAL", self.text, 0, floor, limit, *self.pack(ops), *wires, len(wires)])
+
+def both_keys(ops: Sequence[Op]) -> list[bytes]:
+    """Return the keys of operations with a ledger: of each its record's and its bucket's."""
+    return [key for op in ops for key in (op.wire, cast(IdPlace, op.remembering).bucket)]
 
 
-def both_keys(ops: Sequence[Any]) -> list[bytes]:
-    """Return each operation's record's key and its bucket's key."""
-    return [wire for op in ops for wire in (op.wire, op.bucket)]
+def ops_of_keys(ops: Sequence[Op]) -> list[int]:
+    """Return for each key the place of its operation: those with a ledger have two keys."""
+    return [place for place, op in enumerate(ops) for _ in range(1 if op.remembering is None else 2)]
 
 
 class ClaimScript:
-    """`claim.lua`."""
+    """`claim.lua`. `pack_unless`: packs a run of claims with a ledger."""
 
-    def pack(self, ops: Sequence[ClaimOp]) -> Args:
+    def __init__(self, pack_unless: Callable[[Sequence[ClaimOp]], Args]) -> None:
+        self._pack_unless = pack_unless
+
+    def call(self, ops: Sequence[ClaimOp]) -> Call:
         """See the header of the script."""
-        if len(ops) == 1:
-            return [1, *ops[0].terms.header, ops[0].tail]
+        if len(ops) == 1 and ops[0].unless is None:
+            return [ops[0].wire], [1, *ops[0].terms.header, ops[0].tail]
+        keys: list[bytes] = []
         args: Args = []
         start = 0
         for terms, size in runs_of(ops):
+            run = ops if size == len(ops) else ops[start : start + size]
+            start += size
+            if terms.remembered:
+                keys += both_keys(run)
+                args += self._pack_unless(run)
+                continue
+            keys += [op.wire for op in run]
             args.append(size)
             args += terms.header
-            args += [op.tail for op in (ops if size == len(ops) else ops[start : start + size])]
-            start += size
-        return args
+            args += [op.tail for op in run]
+        return keys, args
 
     def read(self, ops: Sequence[ClaimOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
         """Return a Verdict for each claim. The fresh claims of a run share one: only their owners differ."""
@@ -278,17 +273,23 @@ class ClaimScript:
         if len(ops) == len(reply) == 1:
             return [Verdict(_ACQUIRED, fence=fence, attempt=1, left_ms=ops[0].terms.lease_ms)]
         verdicts: list[Reply] = []
-        for terms, size in runs_of(ops):
+        runs = runs_of(ops)
+        for terms, size in runs:
             fresh = Verdict(_ACQUIRED, fence=fence, attempt=1, left_ms=terms.lease_ms)
             verdicts += [fresh] * size
         now_ms = ceil_ms(now_us)
+        places = ops_of_keys(ops) if any(terms.remembered for terms, _ in runs) else range(len(ops))
         for at in range(1, len(reply), 3):
-            place = reply[at] - 1
+            place = places[reply[at] - 1]
             verdicts[place] = self._met(ops[place], reply[at + 1], reply[at + 2], now_ms)
         return verdicts
 
     def _met(self, op: ClaimOp, code: int, record: bytes, now_ms: int) -> Reply:
-        return answer_of(op, code) if code in ONLY_CODES else verdict(code, record, now_ms)
+        if code in ONLY_CODES:
+            return answer_of(op, code)
+        if op.unless is not None and code == _UNKNOWN:
+            return Verdict(Outcome.SUCCEEDED)  # only the ledger knows of it
+        return Code.STALE if code == _STALE else verdict(code, record, now_ms)
 
 
 def runs_of(ops: Sequence[ClaimOp]) -> Sequence[tuple[Terms, int]]:
@@ -324,5 +325,5 @@ def codes(ops: Sequence[Op], reply: list[Any]) -> list[Reply]:
 
 
 def key_of(op: Op) -> str:
-    """Return the key as its caller wrote it, or, for any operation but a claim, as the store key has it."""
+    """Return the key that the caller wrote; for an operation other than a claim, the key in the store key."""
     return getattr(op, "key", "") or names_of(op.wire)[1]

@@ -1,6 +1,6 @@
 """Sentinel: finds the present primary of a service, anew for each connection.
 
-So a failover that ends the connections needs nothing else. `primary_watch.py` ends those that a failover leaves open.
+So a failover that ends the connections needs nothing more. `primary_watch.py` ends those that a failover leaves open.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .url import Address, GroupURL, ServerURL, hang_up, is_database, question
 FORM = "redis+sentinel://user:password@host1:26379,host2:26379/service-name/0"
 PORT = 26_379
 _MORE = 0.1
-"""Seconds to wait for the answers of further sentinels, at most; fewer where the deadline is shorter."""
+"""The most seconds to wait for the answers of further sentinels; fewer if the deadline is shorter."""
 
 
 class UnknownServiceError(MistakeError):
-    """No sentinel knows the service: at opening a mistake, later an outage."""
+    """No sentinel knows the service: a mistake while a gate opens, an outage later."""
 
 
 class NoPrimaryError(UnavailableError):
@@ -39,7 +39,7 @@ class FormerPrimaryError(UnavailableError):
 
 
 class SeenError(UnavailableError):
-    """Another sentinel has named this server already, and it is being tried."""
+    """Another sentinel has named this server already, and an attempt to connect to it is under way."""
 
 
 _TELLING = (
@@ -54,7 +54,7 @@ class SentinelTarget:
 
     All sentinels are asked at once, so a sentinel that is down or frozen costs no time. During a failover
     they may name different servers: then `LatestPrimary` says which of them counts. The URL names every
-    sentinel, because a majority is counted by it.
+    sentinel, because it gives the number that a majority is counted from.
 
     Args:
         credentials: asked for the login of each connection to the primary; the sentinels' login is in the URL.
@@ -74,16 +74,16 @@ class SentinelTarget:
         if database and not is_database(database):
             raise group.refused("the database must be a number")
         self.server = group.server(database).with_credentials(credentials)
-        """The primary's login; its address is asked of the sentinels."""
+        """The primary's login; the sentinels give its address."""
         sentinel = self.server.with_login(*(group.own.get(name) for name in own))
         self.sentinels = [sentinel.at(address) for address in group.addresses]
-        # The epoch first: where a failover comes between the two, the new address has the old epoch: harmless.
+        # The epoch first: if a failover comes between the two, the new address has the old epoch: harmless.
         self.question = pack("SENTINEL", "MASTER", self.service) + pack(
             "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service
         )
         """Two commands, whose replies are for `read_answer`."""
         self.latest = LatestPrimary(len(self.sentinels))
-        """The primary that the sentinels name, as far as this process was told."""
+        """The primary that the sentinels name, as far as this process knows."""
         places = ", ".join(f"{host}:{port}" for host, port in group.addresses)
         self.name = f"Redis {self.service!r} of the sentinels at {places}"
 
@@ -116,14 +116,14 @@ class SentinelTarget:
             raise SeenError(f"{self.name}: this server is being tried already")
         asked.tried.add(named.address)
         connection = await self._primary_at(named.address, timeout)
-        if not self.latest.accepts(named):  # a failover was heard of meanwhile
+        if not self.latest.accepts(named):  # another sentinel reported a failover meanwhile
             await hang_up(connection)
             raise self._former()
         self.latest.confirmed(named)
         return connection
 
     async def still_answers(self, address: Address, timeout: float) -> bool:
-        """True where a server answers within `timeout` seconds, whatever it says."""
+        """True if a server answers within `timeout` seconds, with any answer."""
         connection: AbstractConnection | None = None
         try:
             async with asyncio.timeout(timeout):
@@ -132,7 +132,7 @@ class SentinelTarget:
                 await question(connection, "PING")
         except driver.ResponseError:
             return True
-        except Exception:  # noqa: BLE001 -- whatever the error, it does not answer
+        except Exception:  # noqa: BLE001 -- any error means that it does not answer
             return False
         finally:
             if connection is not None:
@@ -188,18 +188,18 @@ class SentinelTarget:
 
 
 class Answers:
-    """What the sentinels answer to one question, and the servers that are being tried."""
+    """The answers of the sentinels to one question, and the servers that are being tried."""
 
     def __init__(self, latest: LatestPrimary, sentinels: int) -> None:
         self._latest = latest
-        # Mutable: how many have not answered; the answers; the servers being tried; set once a majority answered.
+        # Mutable: how many have not answered; the answers; the servers being tried; an event: a majority answered.
         self._left = sentinels
         self._answers: list[NamedPrimary] = []
         self.tried: set[Address] = set()
         self._enough = asyncio.Event()
 
     def take(self, named: NamedPrimary | None) -> None:
-        """Count a sentinel's answer; None where it gave none."""
+        """Count a sentinel's answer; None if it gave no answer."""
         self._left -= 1
         if named is not None:
             self._answers.append(named)

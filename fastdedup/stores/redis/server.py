@@ -34,15 +34,15 @@ _UNTOUCHED = (
     *("NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "CROSSSLOT", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY"),
     *("READONLY", "NOREPLICAS", "MISCONF", "OOM", "NOAUTH"),
 )
-"""Refusals of a whole script: none of its operations has taken effect."""
+"""Refusals of a whole script: no operation of it has taken effect."""
 _INFO_MEMORY = pack("INFO", "memory")
 _COUNT = pack("WAIT", 0, 0)
 """Returns at once how many replicas have confirmed so far."""
 _PROBER = owner_field("probe")
-"""Owns what a probe claims, in every process: so a probe that meets another one's claim writes all the same."""
+"""The owner of a probe's claim, in every process: so a probe that meets the claim of another probe still writes."""
 _PROBES = (terms(Mode.CLAIM, 10, 10, False), terms(Mode.CLAIM, 20, 20, False))
 """A fresh claim, and the same owner's again with a longer lease: all the commands that a claim, its renewal, its
-completion and its release need. Milliseconds; nobody waits for their end."""
+completion and its release need. Milliseconds; no caller waits for their end."""
 _RETRY_WAIT = 1.0
 """Seconds between two attempts to wait for missing replicas."""
 
@@ -67,11 +67,9 @@ class ScriptCall:
 
     def command(self, script: LoadedScript, max_record: int, *, with_text: bool) -> bytes:
         """Return the call, packed; `with_text` for a server that has lost the script."""
-        if self.declared:
-            pack_call = script.command_with_text if with_text else script.command
-        else:
-            pack_call = script.undeclared_with_text if with_text else script.command_undeclared
-        return pack_call(self.ops, self.floor_us, max_record)
+        return script.command(
+            self.ops, self.floor_us, max_record, declared=self.declared, with_text=with_text
+        )
 
 
 class RedisServer:
@@ -79,13 +77,13 @@ class RedisServer:
 
     Args:
         timeout: seconds, the deadline of an operation.
-        replicas: how many replicas must confirm each write; a write that fewer confirm is marked as short.
+        replicas: how many replicas must confirm each write; a write with fewer confirmations is marked as short.
         head: the numbers that every call sends; one object for all servers of a store.
     """
 
     redirect: Callable[[Sequence[Op], Sequence[Reply]], Sequence[Reply]] | None = None
-    """Set where `begin` sends keys of many slots of a Cluster's node in one call: returns the replies, where some may
-    be ELSEWHERE."""
+    """Set if `begin` sends keys of many slots of a Cluster's node in one call: returns the replies, even if some are
+    ELSEWHERE."""
 
     def __init__(self, reconnector: Reconnector, *, timeout: float, replicas: int, head: CallHead) -> None:
         self._reconnector = reconnector
@@ -99,7 +97,7 @@ class RedisServer:
         self._wait = pack("WAIT", replicas, max(1, round(timeout * _CONFIRM * 1000))) if replicas else b""
 
     def begin(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
-        """Send a batch over the open connection, as `DirectStore` says; the main path of every claim.
+        """Send a batch over the open connection (see `DirectStore`); the main path of every claim.
 
         Any answer but a script's replies makes the engine use `execute`.
         """
@@ -110,7 +108,7 @@ class RedisServer:
             return self._begin_confirmed(verb, ops, done)
         script, head, redirect = self._scripts[verb], self.head, self.redirect
         floor_us = head.latest_us
-        head.latest_us = floor_us + 1  # the same as `next_floor`; saves a call for every batch
+        head.latest_us = floor_us + 1  # like `next_floor`; saves a call for every batch
 
         def on_reply(reply: Any) -> None:
             if type(reply) is not list:
@@ -127,8 +125,8 @@ class RedisServer:
                 return
             done(answers)
 
-        command = script.command if redirect is None else script.command_undeclared
-        connection.call(command(ops, floor_us, head.max_record), on_reply)
+        command = script.command(ops, floor_us, head.max_record, declared=redirect is None)
+        connection.call(command, on_reply)
         return True
 
     def _begin_confirmed(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
@@ -147,7 +145,7 @@ class RedisServer:
     def begin_calls(self, verb: Verb, calls: Sequence[ScriptCall], done: Callable[[], None]) -> bool:
         """Send calls over the open connection; `done` is called, later, when each call has its answer.
 
-        False: nothing was sent, because there is no open connection or because the verb must not be repeated.
+        Returns False if nothing was sent, because no connection is open or because the verb must not be repeated.
         """
         connection = self._reconnector.connection
         if connection is None or verb in UNREPEATED:
@@ -202,7 +200,7 @@ class RedisServer:
         return self._wait
 
     def confirmed(self, reply: Any) -> bool:
-        """True where the reply of a WAIT says that enough replicas have the writes before it."""
+        """True if the reply of a WAIT says that enough replicas have the writes before it."""
         enough = type(reply) is int and reply >= self._replicas
         if not isinstance(reply, ConnectionError):
             self._missing = not enough
@@ -213,12 +211,13 @@ class RedisServer:
         self._reconnector.abort(_LATE)
 
     async def try_claim(self, key: bytes) -> Answer:
-        """Return the server's answer to what claims send, for a key that is free again at once.
+        """Return the server's answer to the commands of a claim, for a key that is free again at once.
 
-        No lesser write will do: a server that refuses scripts, or a command within them, would take that one.
+        A simpler write is not enough: a server that refuses scripts, or a command in them, would accept it.
 
         Raises:
-            Exception: the server did not answer within the timeout; for `translate`, as an error that is returned.
+            Exception: the server did not answer within the timeout; for `translate`. An error of the server is
+                returned.
         """
         call = ScriptCall([ClaimOp(key, each, _PROBER, None) for each in _PROBES])
         async with asyncio.timeout(self._timeout):
@@ -227,7 +226,7 @@ class RedisServer:
         return call.answer
 
     async def eviction_policy(self) -> str | None:
-        """Return the server's maxmemory-policy; None where it does not tell.
+        """Return the server's maxmemory-policy; None if the server does not say.
 
         Raises:
             Exception: the server cannot be reached, or did not answer within the timeout; for `translate`.
@@ -235,7 +234,7 @@ class RedisServer:
         return policy_of(await self._asked(_INFO_MEMORY))
 
     async def page(self, query: Query, cursor: str, count: int) -> Page:
-        """Return a page of the records that this server holds. Raises as `eviction_policy`, and as `read_page`."""
+        """Return a page of the records that this server holds. Errors: see `eviction_policy` and `read_page`."""
         async with asyncio.timeout(self._timeout):
             connection = await self._reconnector.connected()
             try:
@@ -268,7 +267,7 @@ class RedisServer:
         try:
             return await connection.send_many(b"".join(commands), len(commands))
         except asyncio.CancelledError:
-            # The deadline passed before the reply came. The replies after it are late as well, so all are dropped.
+            # The deadline passed before the reply came. The replies after it are late too, so all are dropped.
             for call in calls:
                 mark_resent(call.ops)
             if not guest:
@@ -316,7 +315,7 @@ class RedisServer:
         return reply if isinstance(reply, Exception) else hiredis.ProtocolError(f"not a list: {reply!r}")
 
     def _mind(self, reply: Any) -> None:
-        """Leave a server that has become a replica: a new connection may find the new primary."""
+        """Leave the server if it has become a replica: a new connection may find the new primary."""
         connection = self._reconnector.connection
         if connection is not None and starts(reply, "READONLY"):
             # Later, because further replies that came together with this one are still to be read.
@@ -324,7 +323,7 @@ class RedisServer:
 
 
 def starts(answer: Any, prefix: str) -> bool:
-    """True for an error of the server with this prefix, also where a script raised it (Redis 6.2 wraps it)."""
+    """True for an error of the server with this prefix, also if a script raised it (Redis 6.2 wraps it)."""
     return type(answer) is hiredis.ReplyError and (
         str(answer).startswith(prefix) or f": -{prefix} " in str(answer)
     )
@@ -336,20 +335,20 @@ def is_untouched(answer: Exception) -> bool:
 
 
 def _forbids_call(answer: Any) -> bool:
-    """True where the ACL refused the call itself; a command inside a script is refused in other words."""
+    """True if the ACL refused the call itself; the refusal of a command inside a script has other words."""
     text = str(answer) if type(answer) is hiredis.ReplyError else ""
     return text.startswith("NOPERM ") and "script" not in text
 
 
 def refuses_keys(answer: Any) -> bool:
-    """True where the ACL refused a whole call for one of the keys that it declares; other keys may be allowed."""
+    """True if the ACL refused a whole call for one of the keys that it declares; other keys may be allowed."""
     return _forbids_call(answer) and "permissions to access" in str(answer) and "key" in str(answer)
 
 
 def marked_short(replies: Sequence[Reply | None]) -> list[Any]:
-    """Return the replies, each that took effect marked as short: too few replicas have confirmed it.
+    """Return the replies. Each that took effect is marked as short: too few replicas have confirmed it.
 
-    So is a transition that took effect before: ALREADY.
+    A transition that took effect before (ALREADY) is marked too.
     """
     for reply in replies:
         if type(reply) is Verdict:

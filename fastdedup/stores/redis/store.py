@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ...errors import DedupError
-from ...events import ClockSkew, Event, PrimaryRestarted, PrimarySwitched
+from ...events import ClockSkew, PrimaryRestarted, PrimarySwitched
 from ...kernel.operations import Op, RefusedAlone, Reply, mark_resent
 from ...kernel.verbs import Verb
 from ..base import Credentials, Page, Query
 from .connection import RedisConnection
-from .errors import translate
 from .former_clock import FormerClock
 from .listener import Listener
 from .primary_watch import PrimaryWatch
@@ -28,6 +26,7 @@ from .reconnect import (
 )
 from .scripts import CallHead
 from .sentinel import SentinelTarget
+from .served import WholeStore
 from .server import RedisServer, ScriptCall, refuses_keys, starts
 from .url import Address, ServerURL, Target
 
@@ -45,13 +44,13 @@ def target_of(url: str, credentials: Credentials | None = None) -> Target:
     return ServerURL.of(url).with_credentials(credentials)
 
 
-class RedisStore:
+class RedisStore(WholeStore):
     """A single Redis (or Valkey) server, or the primary that Sentinel names. Guarantees: see `Store`.
 
     Args:
         timeout: seconds for connecting, and for one command of the handshake.
-        replicas: how many replicas must confirm each write (WAIT) within 40 % of `timeout`; a write that fewer
-            confirm is marked as short.
+        replicas: how many replicas must confirm each write (WAIT) within 40 % of `timeout`; a write with fewer
+            confirmations is marked as short.
         credentials: asked for the login of each new connection; see `Dedup`.
         connect: makes the connections instead of the URL; for tests.
     """
@@ -66,44 +65,18 @@ class RedisStore:
         connect: Connect | None = None,
     ) -> None:
         self._target = target_of(url, credentials)
-        self.name = self._target.name
-        self._timeout = timeout
         connect = connect or self._dial
-        self.on_report: Callable[[Event], None] | None = None
-        """Hears of a primary that restarted or was left, and of a clock that is off: see `ReportingStore`."""
-        self.unreached = ""
-        """Why it did not answer when it was opened: see `OpeningStore`."""
+        super().__init__(self._target.name, CallHead(), timeout, Listener(connect, timeout))
         self.reconnector = Reconnector(connect, self._restarted)
         """Connects to the server, again and again."""
-        self._head = CallHead()
         self._clock = FormerClock(timeout, self._report_clock)
-        self.server = RedisServer(self.reconnector, timeout=timeout, replicas=replicas, head=self._head)
+        self.server = RedisServer(self.reconnector, timeout=timeout, replicas=replicas, head=self.head)
         """Sends the batches."""
-        self._listener = Listener(connect, timeout)
         self._watch: PrimaryWatch | None = None
         if isinstance(self._target, SentinelTarget):
             self._watch = PrimaryWatch(self._target, self._leave_others, self._switched)
         self.begin = self.server.begin
-        """Send a batch, as `DirectStore` says. It is the server's own method, which saves a call on the main path."""
-
-    @property
-    def latest_us(self) -> int:
-        """The latest time that the server has reported: see `TimedStore`."""
-        return self._head.latest_us
-
-    @property
-    def time_us(self) -> int:
-        """The time by the servers' clock: see `TimedStore`."""
-        return self._head.time_us
-
-    @property
-    def max_record(self) -> int:
-        """Bytes of the largest record that the store reads. A gate that stores larger results raises it."""
-        return self._head.max_record
-
-    @max_record.setter
-    def max_record(self, size: int) -> None:
-        self._head.max_record = size
+        """Sends a batch: see `DirectStore`. It is the server's own method, which saves a call on the main path."""
 
     @property
     def max_clock_skew(self) -> float:
@@ -115,13 +88,13 @@ class RedisStore:
         self._clock.max_skew = seconds
 
     async def open(self) -> None:
-        """Connect once, to find mistakes early. A server that is down is no mistake: then the policy answers."""
+        """Connect once, to find mistakes early. A server that is down is not a mistake: then the policy answers."""
         self.unreached = ""
         try:
             async with asyncio.timeout(self._timeout * 4):
                 await self.reconnector.connected()
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            self.unreached = only_mistakes(self._fault(error))
+            self.unreached = only_mistakes(self.fault_of(error))
         if self._watch is not None:
             self._watch.start()
 
@@ -129,13 +102,13 @@ class RedisStore:
         """Close the connections."""
         if self._watch is not None:
             await self._watch.aclose()
-        await self._listener.aclose()
+        await self.listener.aclose()
         await self.reconnector.aclose()
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         """Send one EVALSHA for the whole batch, and send it once more when the connection breaks.
 
-        Where the server refuses the batch for the keys in it, each operation goes in a call of its own.
+        If the server refuses the batch for the keys in it, each operation goes in a call of its own.
         """
         call = ScriptCall(ops)
         await self.server.deliver(verb, [call])
@@ -143,7 +116,7 @@ class RedisStore:
             return await self._one_by_one(verb, call)
         assert call.answer is not None
         if isinstance(call.answer, Exception):
-            raise self._fault(call.answer) from None
+            raise self.fault_of(call.answer) from None
         return call.answer
 
     async def _one_by_one(self, verb: Verb, refused: ScriptCall) -> Sequence[Reply]:
@@ -157,10 +130,10 @@ class RedisStore:
             answer = call.answer
             assert answer is not None
             if refuses_keys(answer):
-                replies.append(RefusedAlone(*self._fault(answer).args))
+                replies.append(RefusedAlone(*self.fault_of(answer).args))
             elif isinstance(answer, Exception):
                 mark_resent(ops)  # also those that were answered
-                raise self._fault(answer) from None
+                raise self.fault_of(answer) from None
             else:
                 replies += answer
         return replies
@@ -171,38 +144,24 @@ class RedisStore:
 
     async def probe(self, wire: bytes) -> None:
         """Try to claim: see `ProbedStore`."""
-        try:
+        with self.translated():
             answer = await self.server.try_claim(wire)
-        except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self._fault(error) from None
         if isinstance(answer, Exception):
-            raise self._fault(answer) from None
+            raise self.fault_of(answer) from None
 
     async def eviction_policy(self) -> str | None:
         """Return the server's maxmemory-policy: see `EvictingStore`."""
-        try:
+        with self.translated():
             return await self.server.eviction_policy()
-        except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self._fault(error) from None
 
     async def page(self, query: Query, cursor: str, count: int) -> Page:
         """List some of the server's records: see `ListedStore`."""
-        try:
+        with self.translated():
             return await self.server.page(query, cursor, count)
-        except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self._fault(error) from None
-
-    async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
-        """Subscribe once, over a separate connection."""
-        try:
-            async with asyncio.timeout(self._timeout):
-                await self._listener.start(on_freed)
-        except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self._fault(error) from None
 
     def _leave_others(self, primary: Address) -> None:
         """Drop each connection to another server: the next call and the waiters' subscription go to the primary."""
-        for connection in (self.reconnector.connection, self._listener.connection):
+        for connection in (self.reconnector.connection, self.listener.connection):
             if connection is not None and connection.usable and connection.address != primary:
                 connection.abort("the sentinels name another primary")
 
@@ -210,24 +169,22 @@ class RedisStore:
         def check(info: Any) -> None:
             check_single(info)
             now_us = server_time(info)
-            self._head.heard(now_us)
+            self.head.heard(now_us)
             self._clock.heard(now_us)
 
         return await dial(self._target, self._timeout, on_push, check)
 
     def _restarted(self) -> None:
-        if self.on_report is not None:
-            self.on_report(PrimaryRestarted(self.name))
+        self.report(PrimaryRestarted(self.name))
 
     def _switched(self) -> None:
-        if self.on_report is not None:
-            self.on_report(PrimarySwitched(self.name))
+        self.report(PrimarySwitched(self.name))
 
     def _report_clock(self, offset: float) -> None:
-        if self.on_report is not None:
-            self.on_report(ClockSkew(self.name, offset))
+        self.report(ClockSkew(self.name, offset))
 
-    def _fault(self, error: Any) -> Exception:
+    def fault_of(self, error: Any) -> Exception:
+        """Return an error of this package that names the server; it says so if the server is one of a Cluster."""
         if any(starts(error, prefix) for prefix in _REDIRECTIONS):
             return no_single_server()
-        return error if isinstance(error, DedupError) else translate(error, self.name)
+        return super().fault_of(error)

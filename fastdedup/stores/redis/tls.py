@@ -1,4 +1,4 @@
-"""TLS: checks the host name on every version of redis-py, and finds out a port that speaks the other protocol."""
+"""TLS: checks the host name on every version of redis-py, and detects a port that speaks the other protocol."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_host_name(options: dict[str, Any], connection_class: type[AbstractConn
 
 
 def may_be_other_protocol(error: Exception, *, tls: bool) -> bool:
-    """True where a connection may have failed because one side speaks TLS and the other does not.
+    """True if a connection may have failed because one side speaks TLS and the other does not.
 
     Args:
         error: the error of the connection.
@@ -79,6 +79,6 @@ async def _answers_tls(address: tuple[str, int]) -> bool:
     try:
         _, writer = await asyncio.open_connection(*address, ssl=context)
     except ssl.SSLError as error:
-        return "ALERT" in reason_of(error)  # TLS, too: for example, the server asks for a client certificate
+        return "ALERT" in reason_of(error)  # this is TLS too: the server may ask for a certificate
     writer.transport.abort()
     return True

@@ -29,7 +29,7 @@ class Target(Protocol):
     """The server that a store connects to: always the same one, or the present primary of a service."""
 
     name: str
-    """Its name in messages, without the password."""
+    """The server's name in messages, without the password."""
 
     async def connection(self, timeout: float) -> AbstractConnection:
         """Return a new connection that is logged in and can take commands.
@@ -83,7 +83,7 @@ class ServerURL:
         )
 
     def with_credentials(self, credentials: Credentials | None) -> ServerURL:
-        """Return the same server; the login of each of its connections is asked of `credentials`.
+        """Return the same server; `credentials` gives the login of each of its connections.
 
         Raises:
             ConfigError: the URL has a password as well.
@@ -95,7 +95,7 @@ class ServerURL:
         return ServerURL(self._options, self._connection_class, credentials)
 
     async def logged_in(self) -> ServerURL:
-        """Return the same server with the login of now. `credentials` may take longer than a connection.
+        """Return the same server with the present login. `credentials` may take longer than a connection.
 
         Raises:
             UnavailableError: `credentials` gave no login.
@@ -155,7 +155,7 @@ class ServerURL:
             self.protocol_settled = server.protocol_settled
 
     async def _wrong_port(self, fault: Exception, timeout: float) -> Exception | None:
-        """Ask the port for its protocol, once, where no connection was made before."""
+        """Ask the port for its protocol, once, if no connection was made before."""
         tls = issubclass(self._connection_class, SSLConnection)
         if self.protocol_settled or not may_be_other_protocol(fault, tls=tls):
             return None
@@ -252,7 +252,7 @@ def split(url: str) -> SplitResult:
     """Split a URL. No message shows a part of it: a URL that cannot be read may hold its password anywhere."""
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018 -- the property raises where the port is not a number
+        parts.port  # noqa: B018 -- the property raises if the port is not a number
     except ValueError:
         scheme = url.partition("://")[0]
     else:
@@ -292,7 +292,7 @@ def check_files(options: dict[str, Any]) -> None:
 
 
 def is_database(text: str) -> bool:
-    """True for a number as a URL writes it."""
+    """True for a number in the form of a URL."""
     return text.isascii() and text.isdecimal()
 
 
@@ -313,9 +313,9 @@ class GroupURL:
     """A URL with several hosts, taken apart.
 
     Args:
-        form: how such a URL looks, for messages.
-        port: that of a host without a port.
-        own: names of options that are ours and not redis-py's.
+        form: the form of such a URL, for messages.
+        port: the port of a host that names none.
+        own: names of options that are fastdedup's and not redis-py's.
 
     Raises:
         ConfigError: the URL cannot be read; the message shows no part of it.

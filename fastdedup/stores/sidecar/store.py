@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from time import monotonic_ns
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 from urllib.parse import unquote, urlsplit
 
 import hiredis
@@ -21,8 +22,8 @@ from ..redis.connection import RedisConnection
 from ..redis.listener import Listener
 from ..redis.reconnect import OnPush, Reconnector
 from ..redis.scripts import pack
-from ..redis.verbs import FACES
-from .wire import OF_IDS, PATIENT, PROTOCOL, UNSURE, Fill, Present, ids_of, read, terms_of, with_reasons
+from .answers import UNSURE, Fill, Present, read
+from .wire import PROTOCOL, RunKind, pack_run, runs_of, terms_of
 
 _FORM = "sidecar:///run/fastdedup/fastdedup.sock"
 _LONGEST_PATH = 107
@@ -69,17 +70,14 @@ class SidecarStore:
         """Connect once, to find mistakes early. A sidecar that does not answer is an outage, not a mistake."""
         self.unreached = ""
         try:
-            async with asyncio.timeout(self._timeout * 4):
-                await self._reconnector.connected()
-        except PermissionError:
-            raise ConfigError(
-                f"this user may not connect to {self.name}: add it to the socket's group"
-            ) from None
-        except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            fault = self._fault(error)
-            if not isinstance(fault, UnavailableError):
-                raise fault from None
-            self.unreached = str(fault)
+            async with self._translated(self._timeout * 4):
+                try:
+                    await self._reconnector.connected()
+                except PermissionError:
+                    text = f"this user may not connect to {self.name}: add it to the socket's group"
+                    raise ConfigError(text) from None
+        except UnavailableError as error:
+            self.unreached = str(error)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -87,7 +85,7 @@ class SidecarStore:
         await self._reconnector.aclose()
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        """Send the batch, and send it once more where the connection breaks.
+        """Send the batch, and send it once more if the connection breaks.
 
         An operation names its owner, so a repeated operation gets the same answer as the first time. Those of
         `UNREPEATED` name no owner and are not repeated.
@@ -126,49 +124,47 @@ class SidecarStore:
 
     async def probe(self, wire: bytes) -> None:
         """Ask whether the sidecar answers. The sidecar's own breaker knows whether its store answers."""
-        try:
-            async with asyncio.timeout(self._timeout):
-                reply = await (await self._reconnector.connected()).send(pack("PING"))
-        except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self._fault(error) from None
-        if isinstance(reply, Exception):
-            raise self._fault(reply)
+        async with self._translated(self._timeout):
+            await self._ask("PING")
 
     async def eviction_policy(self) -> str | None:
-        """Return what the sidecar's store does when its memory is full; None where that is not known."""
-        try:
-            async with asyncio.timeout(self._timeout):
-                reply = await (await self._reconnector.connected()).send(pack("FD.EVICTION"))
-        except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self._fault(error) from None
-        if isinstance(reply, Exception):
-            raise self._fault(reply)
+        """Return what the sidecar's store does when its memory is full; None if that is not known."""
+        async with self._translated(self._timeout):
+            reply = await self._ask("FD.EVICTION")
         return None if reply is None else str(reply.decode())
 
     async def page(self, query: Query, cursor: str, count: int) -> Page:
         """List some records of the sidecar's store: see `ListedStore`."""
         kinds = ",".join(kind.name.lower() for kind in query.kinds)
-        try:
-            async with asyncio.timeout(self._timeout * 4):
-                connection = await self._reconnector.connected()
-                why = [query.reason] if query.reason and self._takes_reasons else []
-                page = (query.namespace, kinds, query.prefix, cursor, count)
-                reply = await connection.send(pack("FD.PAGE", *page, *why))
-            if isinstance(reply, Exception):
-                raise reply
+        async with self._translated(self._timeout * 4):
+            await self._reconnector.connected()  # it tells whether it takes reasons
+            why = [query.reason] if query.reason and self._takes_reasons else []
+            reply = await self._ask("FD.PAGE", query.namespace, kinds, query.prefix, cursor, count, *why)
             following, seen, now_us, wires, records = reply[:5]  # a newer sidecar may say more
-            found = list(zip(wires, read(records), strict=True))
-            return Page(found, following.decode(), seen, now_us)
-        except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self._fault(error) from None
+            return Page(
+                list(zip(wires, read(records, len(wires)), strict=True)), following.decode(), seen, now_us
+            )
 
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
         """Let the sidecar report freed keys, over a separate connection."""
+        async with self._translated(self._timeout):
+            await self._listener.start(on_freed)
+
+    @asynccontextmanager
+    async def _translated(self, seconds: float) -> AsyncIterator[None]:
+        """Turn what goes wrong, or takes longer than `seconds`, into an error of this package."""
         try:
-            async with asyncio.timeout(self._timeout):
-                await self._listener.start(on_freed)
+            async with asyncio.timeout(seconds):
+                yield
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
+
+    async def _ask(self, *command: str | bytes | int) -> Any:
+        """Return the reply to one command; raise it if it is an error."""
+        reply = await (await self._reconnector.connected()).send(pack(*command))
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     # Batches
 
@@ -191,21 +187,20 @@ class SidecarStore:
         return self._answers(calls, replies)
 
     def _cut(self, verb: Verb, ops: Sequence[Op]) -> list[RunCall]:
-        """Return the commands for a batch: nearly always one command, more where it would be too large."""
-        args = FACES[verb].pack(ops)
-        if verb in OF_IDS:
-            args += ids_of(ops)
-        if self._takes_reasons and verb in UNREPEATED:
-            args = with_reasons(ops, args)
-        if self._tells_pending and verb is Verb.FIRST:
-            args = [PATIENT, *args]
-        packed = pack("FD.RUN", verb.value, len(ops), *[op.wire for op in ops], *args)
+        """Return the commands for a batch: nearly always one, more if it would be too large or has several runs."""
+        calls: list[RunCall] = []
+        for run, some in runs_of(verb, ops):
+            calls += self._cut_run(run, some)
+        return calls
+
+    def _cut_run(self, run: RunKind, ops: Sequence[Op]) -> list[RunCall]:
+        packed = pack_run(run, ops, reasons=self._takes_reasons, patience=self._tells_pending)
         if len(packed) <= self._frame:
             return [RunCall(ops, packed)]
         if len(ops) == 1:
             return [RunCall(ops, b"")]
         half = len(ops) // 2
-        return self._cut(verb, ops[:half]) + self._cut(verb, ops[half:])
+        return self._cut_run(run, ops[:half]) + self._cut_run(run, ops[half:])
 
     def _answers(self, calls: Sequence[RunCall], replies: Sequence[Any]) -> list[Reply]:
         answers: list[Reply] = []
@@ -269,8 +264,12 @@ class SidecarStore:
         return error
 
 
+_MOST_ANSWERS: Final = 3
+"""For each operation at most: its answer, and what `take_extras` takes away."""
+
+
 class RunCall:
-    """Operations of one verb for one command; `packed` is empty where the command would be too large."""
+    """Operations of one run for one command; `packed` is empty if the command would be too large."""
 
     __slots__ = ("ops", "packed")
 
@@ -320,7 +319,7 @@ def answers_of(call: RunCall, reply: Any) -> list[Reply]:
     if isinstance(reply, Exception):
         raise reply
     try:
-        answers = read(reply)
+        answers = read(reply, _MOST_ANSWERS * len(call.ops))
         if len(answers) > len(call.ops):
             take_extras(call.ops, answers)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -356,7 +355,7 @@ def mark_sent(calls: Sequence[RunCall], replies: Sequence[Any]) -> None:
 
 
 def is_leaving(reply: Any) -> bool:
-    """True where the sidecar refuses further commands over this connection."""
+    """True if the sidecar refuses further commands over this connection."""
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("UNAVAILABLE")
 
 

@@ -29,7 +29,7 @@ def one_time_token(context: template.Context, ttl: float | None = None) -> SafeS
 
 @register.simple_tag(takes_context=True)
 def one_time_notice(context: template.Context) -> SafeString:
-    """Render why the form was refused; nothing where it was not refused."""
+    """Render why the form was refused; nothing if it was not refused."""
     refused = getattr(_request(context), "form_refused", None)
     if refused is None:
         return SafeString()

@@ -1,4 +1,4 @@
-"""What one broker's subscribers and messages are like: a file for each, found by FastStream's module for it."""
+"""The rules for each broker's subscribers and messages: a file for each, found by FastStream's module for it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ BROKERS: Final[dict[str, BrokerWay]] = {
 
 
 def broker_of(subscriber: Any) -> BrokerWay:
-    """Return what is known of a subscriber's broker.
+    """Return the rules for a subscriber's broker.
 
     Raises:
-        ConfigError: it is a broker that is not known here.
+        ConfigError: the broker is not known here.
     """
     return _find(subscriber, "subscribers")
 
 
 def broker_of_message(message: Any) -> BrokerWay:
-    """Return what is known of a message's broker. Raises as `broker_of`."""
+    """Return the rules for a message's broker. Errors: see `broker_of`."""
     return _find(message, "messages")
 
 

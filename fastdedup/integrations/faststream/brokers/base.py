@@ -1,4 +1,4 @@
-"""`BrokerWay`: what differs from broker to broker. A new broker is one subclass, and one line in the table."""
+"""`BrokerWay`: the differences between brokers. A new broker is one subclass, and one line in the table."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ class BrokerWay(ABC):
 
     @abstractmethod
     def check(self, subscriber: Any, settings: GuardSettings) -> None:
-        """See that a subscriber can be guarded.
+        """Check that a subscriber can be guarded.
 
         Raises:
-            ConfigError: it cannot, as it is set up.
+            ConfigError: it cannot, with its present settings.
         """
 
     def delivers_again(self, subscriber: Any) -> bool:
-        """True where a message that is given back is delivered again."""
+        """True if a message that is given back is delivered again."""
         return True
 
     def redelivers_after(self, subscriber: Any) -> tuple[float, str] | None:
-        """Return how many seconds the broker waits for an ack, and what sets that; None where it is not known."""
+        """Return the seconds that the broker waits for an ack, and the setting's name; None if it is not known."""
         return None
 
     # Messages
 
     @asynccontextmanager
     async def kept_alive(self, message: Any, subscriber: Any) -> AsyncIterator[None]:
-        """Keep the broker from delivering a message again while it is worked on."""
+        """Keep the broker from delivering a message again while its work runs."""
         yield
 
     async def retry(self, message: Any, subscriber: Any, delay: float) -> bool:
-        """Let the broker deliver a message again after a pause. False where only holding it delays it."""
+        """Let the broker deliver a message again after a pause. False if it can only be delayed by holding it."""
         return False
 
     async def ack(self, message: Any, subscriber: Any) -> None:
@@ -70,12 +70,12 @@ class BrokerWay(ABC):
         """Publish a dead letter; return once the broker has confirmed it."""
 
     def is_too_large(self, error: Exception) -> bool:
-        """True where an error of `bury` says that the dead letter may have room with fewer headers."""
+        """True if an error of `bury` says that the dead letter may have room with fewer headers."""
         return False
 
 
 def refuse_batches(subscriber: Any) -> None:
-    """Raise ConfigError where a subscriber takes many messages at once: they would share one key and one outcome."""
+    """Raise ConfigError if a subscriber takes many messages at once: they would share one key and one outcome."""
     if "Batch" in type(subscriber).__name__:
         raise ConfigError(
             "DedupMiddleware guards single messages, and this subscriber takes batches: remove batch=True, or put "
@@ -84,7 +84,7 @@ def refuse_batches(subscriber: Any) -> None:
 
 
 def refuse_ack_first(subscriber: Any, instead: str) -> None:
-    """Raise ConfigError where a message is acknowledged before it is worked on: a crash would lose it."""
+    """Raise ConfigError if a message is acknowledged before its work: a crash would lose it."""
     if subscriber.ack_policy is AckPolicy.ACK_FIRST:
         raise ConfigError(
             f"the subscriber {subscriber_words(subscriber)} acknowledges a message before the work, so a crash would "
@@ -93,7 +93,7 @@ def refuse_ack_first(subscriber: Any, instead: str) -> None:
 
 
 def need_dead_letter(settings: GuardSettings, what: str) -> None:
-    """Raise ConfigError where a dead letter would lie nowhere, and nobody has chosen that."""
+    """Raise ConfigError if dead letters would have no place, and the settings do not say `DISCARD`."""
     if settings.dead_letter is None:
         raise ConfigError(
             f"{what} has no place for dead letters: give dead_letter='orders.dead', a name to publish them to, or "
@@ -102,7 +102,7 @@ def need_dead_letter(settings: GuardSettings, what: str) -> None:
 
 
 def refuse_loop(settings: GuardSettings, places: list[str]) -> None:
-    """Raise ConfigError where dead letters would come back to the subscriber."""
+    """Raise ConfigError if dead letters would come back to the subscriber."""
     if settings.destination in places:
         raise ConfigError(
             f"dead_letter={settings.destination!r} is what the subscriber consumes: dead letters would come back "
@@ -111,7 +111,7 @@ def refuse_loop(settings: GuardSettings, places: list[str]) -> None:
 
 
 def subscriber_words(subscriber: Any) -> str:
-    """Name a subscriber for an error: by its handler, where it has one."""
+    """Name a subscriber for an error: by its handler, if it has one."""
     return repr(subscriber.calls.name) if subscriber.calls else "without a handler"
 
 

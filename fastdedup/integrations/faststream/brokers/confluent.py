@@ -1,4 +1,4 @@
-"""Kafka by confluent-kafka in FastStream: as by aiokafka, but for how a record is read."""
+"""Kafka with confluent-kafka in FastStream: the same as with aiokafka, except for the reading of a record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ConfluentWay(KafkaWay):
         return place_in_log(raw.topic(), raw.partition(), raw.offset(), raw.timestamp()[1])
 
     def is_too_large(self, error: Exception) -> bool:
-        """True where the record is larger than the producer, or the topic, takes."""
+        """True if the record is larger than the producer, or the topic, takes."""
         code = (
             getattr(error.args[0], "code", None) if error.args else None
         )  # a KafkaError, in a KafkaException

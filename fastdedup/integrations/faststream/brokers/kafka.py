@@ -18,7 +18,7 @@ class KafkaWay(BrokerWay):
     """Kafka, by aiokafka."""
 
     def offset(self, raw: Any) -> str | None:
-        """Return topic, partition and offset, and the record's time: a topic that is made anew begins at 0 again."""
+        """Return topic, partition and offset, and the record's time: a topic that is made again begins at 0."""
         return place_in_log(raw.topic, raw.partition, raw.offset, raw.timestamp)
 
     def name_of(self, subscriber: Any) -> str:
@@ -39,7 +39,7 @@ class KafkaWay(BrokerWay):
     async def bury(
         self, message: Any, subscriber: Any, publisher: Any, destination: str, headers: Mapping[str, Any]
     ) -> None:
-        """Publish a copy, by the same record key."""
+        """Publish a copy, with the same record key."""
         await publisher.publish(
             message.body,
             topic=destination,
@@ -48,7 +48,7 @@ class KafkaWay(BrokerWay):
         )
 
     def is_too_large(self, error: Exception) -> bool:
-        """True where the record is larger than the producer, or the topic, takes."""
+        """True if the record is larger than the producer, or the topic, takes."""
         return getattr(error, "errno", None) == TOO_LARGE
 
     def record_key(self, raw: Any) -> Any:
@@ -57,7 +57,7 @@ class KafkaWay(BrokerWay):
 
 
 def _topics(subscriber: Any) -> list[str]:
-    """Return what a subscriber consumes: topics, or the topics of its partitions, or its pattern."""
+    """Return a subscriber's sources: topics, or the topics of its partitions, or its pattern."""
     topics = [getattr(topic, "name", topic) for topic in subscriber.topics]  # FastStream 0.6 has them as text
     topics += [partition.topic for partition in subscriber.partitions]
     if pattern := getattr(subscriber, "_pattern", None):

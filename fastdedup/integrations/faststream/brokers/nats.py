@@ -23,14 +23,14 @@ class NatsWay(BrokerWay):
     """NATS, core and JetStream."""
 
     def message_id(self, raw: Any) -> str | None:
-        """Return the header `Nats-Msg-Id`, by which JetStream itself drops what is published twice."""
+        """Return the header `Nats-Msg-Id`, by which JetStream itself drops duplicates."""
         return (raw.headers or {}).get(_ID)
 
     def offset(self, raw: Any) -> str | None:
-        """Return stream and sequence number, and the time: a stream that is made anew begins at 1 again."""
+        """Return stream and sequence number, and the time: a stream that is made again begins at 1."""
         try:
             about = raw.metadata
-        except Exception:  # noqa: BLE001 -- nats-py has an error of its own, and others where it cannot read it
+        except Exception:  # noqa: BLE001 -- nats-py has an error of its own, and others if it cannot read it
             return None
         return f"{about.stream}/{about.sequence.stream}@{about.timestamp.timestamp()}"
 
@@ -57,11 +57,11 @@ class NatsWay(BrokerWay):
                 "ack_policy, such as AckPolicy.REJECT_ON_ERROR"
             )
         refuse_ack_first(subscriber, "another ack_policy, such as AckPolicy.REJECT_ON_ERROR")
-        limit = subscriber.config.max_deliver
-        if limit is not None and 0 < limit < settings.attempts:
+        limit, attempts = subscriber.config.max_deliver, settings.rules.attempts
+        if limit is not None and 0 < limit < attempts:
             raise ConfigError(
-                f"JetStream gives a message up after max_deliver={limit} deliveries, before its {settings.attempts} "
-                "attempts: leave max_deliver out, as a message that waits for another delivery spends them too"
+                f"JetStream gives a message up after max_deliver={limit} deliveries, before its {attempts} "
+                "attempts: leave max_deliver out, because a message that waits for another delivery spends them too"
             )
 
     def delivers_again(self, subscriber: Any) -> bool:
@@ -81,7 +81,7 @@ class NatsWay(BrokerWay):
             yield
             return
         pause = (subscriber.config.ack_wait or _ACK_WAIT) / 3
-        # A task, no task group: that would wrap the handler's errors.
+        # A task, not a task group, because a group would wrap the handler's errors.
         signs = asyncio.create_task(_signs_of_life(message, pause))
         try:
             yield
@@ -113,7 +113,7 @@ class NatsWay(BrokerWay):
             await publisher.publish(message.body, subject=destination, headers=texts)
 
     def is_too_large(self, error: Exception) -> bool:
-        """True where the message is larger than the server, JetStream or its stream takes."""
+        """True if the message is larger than the server, JetStream or its stream takes."""
         from ...nats import is_too_large
 
         return is_too_large(error)
@@ -133,7 +133,7 @@ def _subjects(subscriber: Any) -> list[str]:
 
 
 def _takes(subscriber: Any, subject: str) -> bool:
-    """True where one of a subscriber's subjects, with `*` and `>` in them, covers a subject."""
+    """True if one of a subscriber's subjects, with `*` and `>` in them, covers a subject."""
     return any(re.fullmatch(_pattern(each), subject) for each in _subjects(subscriber))
 
 

@@ -14,14 +14,14 @@ class RabbitWay(BrokerWay):
     """RabbitMQ, by aio-pika."""
 
     def message_id(self, raw: Any) -> str | None:
-        """Return the property `message_id`, as it was on the wire when the message was published."""
+        """Return the property `message_id` from the wire, which the publisher has set."""
         from ...rabbitmq.places import restore_origin
 
-        restore_origin(raw)  # aiormq makes an id up for a dead letter's copy that had none
+        restore_origin(raw)  # aiormq invents an id for a dead letter's copy that had none
         return raw.message_id  # type: ignore[no-any-return]
 
     def name_of(self, subscriber: Any) -> str:
-        """Return the queue's name, as `fastdedup.integrations.rabbitmq.Consumer` does."""
+        """Return the queue's name, like `fastdedup.integrations.rabbitmq.Consumer`."""
         return f"{subscriber._outer_config.prefix}{subscriber.queue.name}"
 
     def check(self, subscriber: Any, settings: GuardSettings) -> None:
@@ -30,12 +30,12 @@ class RabbitWay(BrokerWay):
 
         refuse_ack_first(subscriber, "another ack_policy, such as AckPolicy.REJECT_ON_ERROR")
         name = self.name_of(subscriber)
-        check_queue(name, subscriber.queue.arguments or {}, settings.attempts)
+        check_queue(name, subscriber.queue.arguments or {}, settings.rules.attempts)
         check_hold(name, subscriber.queue.arguments or {}, settings.held, "wait + retry_delay")
         refuse_loop(settings, [name])
 
     def redelivers_after(self, subscriber: Any) -> tuple[float, str] | None:
-        """Return the queue's own `x-consumer-timeout`, where it was declared with one."""
+        """Return the queue's own `x-consumer-timeout`, if it was declared with one."""
         from ...rabbitmq.places import ack_timeout
 
         timeout = ack_timeout(subscriber.queue.arguments or {})
@@ -44,7 +44,7 @@ class RabbitWay(BrokerWay):
     async def bury(
         self, message: Any, subscriber: Any, publisher: Any, destination: str, headers: Mapping[str, Any]
     ) -> None:
-        """Publish a copy to a queue, by the channel that the message came by."""
+        """Publish a copy to a queue, on the message's channel."""
         from aio_pika import Message
 
         from ...rabbitmq.places import publish_copy
@@ -58,7 +58,7 @@ class RabbitWay(BrokerWay):
         await publisher.publish(copy, queue=destination)
 
     def is_too_large(self, error: Exception) -> bool:
-        """True where the headers do not fit into one frame."""
+        """True if the headers do not fit into one frame."""
         from ...rabbitmq.places import is_too_large
 
         return is_too_large(error)

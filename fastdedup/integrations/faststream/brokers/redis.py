@@ -30,7 +30,7 @@ class RedisWay(BrokerWay):
         return f"redis:{kind}:{place}"
 
     def check(self, subscriber: Any, settings: GuardSettings) -> None:
-        """Raise ConfigError for a stream without a group, or whose entries are acknowledged as they are read."""
+        """Raise ConfigError for a stream without a group, or whose entries are acknowledged when they are read."""
         refuse_batches(subscriber)
         if stream := _part(subscriber, "stream_sub"):
             if not stream.group or stream.no_ack:
@@ -43,7 +43,7 @@ class RedisWay(BrokerWay):
         refuse_loop(settings, [_place(subscriber)[1]])
 
     def delivers_again(self, subscriber: Any) -> bool:
-        """False: an entry that is given back only waits among those that are pending."""
+        """Return False: an entry that is given back only waits among the pending ones."""
         return False
 
     async def ack(self, message: Any, subscriber: Any) -> None:
@@ -67,7 +67,7 @@ def _part(subscriber: Any, name: str) -> Any:
 
 
 def _place(subscriber: Any) -> tuple[str, str]:
-    """Return what kind of place a subscriber reads, and its name."""
+    """Return the kind of place that a subscriber reads, and its name."""
     for kind, name in (("stream", "stream_sub"), ("list", "list_sub"), ("channel", "channel")):
         if found := _part(subscriber, name):
             return kind, found.name

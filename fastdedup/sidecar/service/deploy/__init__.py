@@ -15,6 +15,6 @@ FILES = {
 
 
 def printed(what: str) -> str:
-    """Return the files of one kind, one after the other; each begins with where it goes, but JSON."""
+    """Return the files of one kind, one after the other; each but JSON begins with the path to install it at."""
     folder = files(__name__)
     return "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in FILES[what])

@@ -21,7 +21,7 @@ _EVERY = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a server's clock showed.
+    """The time that a server's clock showed.
 
     Attributes:
         ahead: seconds by which it was ahead of this process's monotonic clock.
@@ -36,7 +36,7 @@ class ClockWatch:
     """Reads the clocks of all servers when a server is new, and once a minute; reports those that are off.
 
     Args:
-        read: reads one server's clock; raises any error where it gives no answer.
+        read: reads one server's clock; raises any error if the server gives no answer.
         report: called with the address of a server whose clock is off, and by how many seconds. Called again only
             after the clock was right in between.
     """
@@ -54,11 +54,11 @@ class ClockWatch:
         self._servers: frozenset[Address] = frozenset()
         self._off: set[Address] = set()
         self.reading: asyncio.Task[None] | None = None
-        """What reads the clocks just now; None between two readings."""
+        """The task that reads the clocks now; None between two readings."""
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, servers: Collection[Address]) -> None:
-        """Watch these servers from now on. Their clocks are read at once where one of them is new."""
+        """Watch these servers from now on. If one of them is new, all clocks are read at once."""
         new = not self._servers.issuperset(servers)
         self._servers = frozenset(servers)
         self._off &= self._servers
@@ -91,7 +91,7 @@ class ClockWatch:
     async def _reading_of(self, address: Address) -> Reading | None:
         try:
             return await self._read(address)
-        except Exception:  # noqa: BLE001 -- whatever the error, the clock is read again later
+        except Exception:  # noqa: BLE001 -- after any error the clock is read again later
             return None
 
     def _judge(self, readings: Mapping[Address, Reading]) -> None:
@@ -104,7 +104,7 @@ class ClockWatch:
 
 
 def offsets(readings: Mapping[Address, Reading], own: Reading) -> Mapping[Address, Reading]:
-    """Return by how much each clock is ahead of the median. Of an even number of clocks, `own` is one more."""
+    """Return by how much each clock is ahead of the median. If their number is even, `own` counts as one more."""
     if len(readings) < 2:
         return {}
     clocks = sorted([*readings.values(), *([] if len(readings) % 2 else [own])], key=attrgetter("ahead"))

@@ -1,8 +1,8 @@
-"""One primary of a Cluster: a store for the keys in its slots. What belongs elsewhere leaves the batch: a Redirect.
+"""One primary of a Cluster: a store for the keys in its slots. A key of another node leaves the batch: a Redirect.
 
-A batch goes to its node in one script call, whatever the slots of its keys, and the script answers ELSEWHERE for a
+A batch goes to its node in one script call, for keys of any slots, and the script answers ELSEWHERE for a
 key that the node does not serve. Such a key is sent again in a call of its own, which the server answers with the
-way (MOVED, ASK). Where a server, or a proxy before it, refuses keys that a call does not declare, a batch becomes a
+way (MOVED, ASK). If a server, or a proxy before it, refuses keys that a call does not declare, a batch becomes a
 call for each slot; all of them are sent in one write.
 """
 
@@ -16,16 +16,17 @@ from typing import Any, cast
 
 import hiredis
 
-from ....errors import DedupError, UnavailableError
+from ....errors import UnavailableError
 from ....events import BatchedBySlot, Event, PrimaryRestarted
 from ....kernel.codes import Code
 from ....kernel.operations import ClaimOp, Op, ReadOp, Redirect, RefusedAlone, Reply, mark_resent
 from ....kernel.verbs import Verb
 from ...base import Done, Page, Query
 from ..connection import RedisConnection
-from ..errors import CLUSTER_IS_DOWN, LoginRefusedError, translate
+from ..errors import CLUSTER_IS_DOWN, LoginRefusedError
 from ..reconnect import OnPush, Reconnector, check_version, dial, server_time
 from ..scripts import CallHead
+from ..served import ServedStore
 from ..server import RedisServer, marked_short, refuses_keys, starts
 from ..url import ServerURL
 from ..verbs import load_scripts
@@ -36,14 +37,14 @@ from .slots import Redirection, read_redirection
 from .topology import Topology
 
 _ASK_AROUND = ("CLUSTERDOWN", "MASTERDOWN", "LOADING", "READONLY")
-"""Errors after which the other nodes are asked for the layout."""
+"""After these errors the topology asks the other nodes for the layout."""
 _ANY_KEY = b"fastdedup:~batching"
-"""Asked for to find out how a server takes batches: it need not be served by that node."""
+"""A key for the test of how a server takes batches. The node need not serve this key."""
 
 Listen = Callable[[Callable[[bytes | None], None]], Coroutine[Any, Any, None]]
 
 
-class Node:
+class Node(ServedStore):
     """A `Store` for some keys of a Cluster; see `ClusterStore`.
 
     Args:
@@ -65,7 +66,7 @@ class Node:
         head: CallHead,
         report: Callable[[Event], None],
     ) -> None:
-        self.name = url.name
+        super().__init__(url.name, head)
         self.reconnector = Reconnector(self._dial, lambda: report(PrimaryRestarted(url.name)))
         self.listen = listen
         self.server = RedisServer(self.reconnector, timeout=timeout, replicas=replicas, head=head)
@@ -74,7 +75,7 @@ class Node:
         self.asked = SinglyPart(self, asking=True)
         """The same node, for operations whose slots are still moving to it."""
         self.batches_whole: bool | None = None
-        """False where the server refuses calls that do not declare their keys; None before it was asked."""
+        """False if the server refuses calls that do not declare their keys; None before it was asked."""
         self._url = url
         self._topology = topology
         self._timeout = timeout
@@ -82,22 +83,10 @@ class Node:
         # Mutable: a key in a slot of this node, to probe with.
         self._probe_key = b""
 
-    @property
-    def latest_us(self) -> int:
-        """The latest time that any node of the Cluster has reported: see `TimedStore`."""
-        return self.server.head.latest_us
-
-    @property
-    def time_us(self) -> int:
-        """The time by the Cluster's clocks: see `TimedStore`."""
-        return self.server.head.time_us
-
     async def open(self) -> None:
         """Connect. Raises the errors that `translate` returns."""
-        try:
+        with self.translated():
             await self.reconnector.connected()
-        except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self.fault_of(error) from None
 
     async def aclose(self) -> None:
         """Close the connection."""
@@ -113,7 +102,7 @@ class Node:
         """Send a batch over the open connection."""
         if self.batches_whole is None:
             return False
-        self.server.head.catch_up()
+        self.head.catch_up()
         if self.batches_whole:
             return self.server.begin(verb, ops, done)
         claims = single_claims(verb, ops)
@@ -123,11 +112,11 @@ class Node:
         return self.server.begin_calls(verb, calls, partial(self._end, calls, [None] * len(ops), done))
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        """Send a batch, and wait for the connection where there is none.
+        """Send a batch, and wait for the connection if there is none.
 
-        UnavailableError is a reply where it concerns some of the slots; it is raised where it concerns all of them.
+        UnavailableError is a reply if it concerns some of the slots; it is raised if it concerns all of them.
         """
-        self.server.head.catch_up()
+        self.head.catch_up()
         try:
             if self.batches_whole is None:
                 await self._learn_batching(await self.reconnector.connected())
@@ -151,7 +140,7 @@ class Node:
         if connection is None:
             return False
         wait = self.server.confirmation(Verb.CLAIM)
-        head = self.server.head
+        head = self.head
         floor_us = head.latest_us
         head.latest_us = floor_us + len(claims)
 
@@ -172,7 +161,7 @@ class Node:
         return True
 
     def _end(self, calls: Sequence[PlacedCall], replies: list[Reply | None], done: Done) -> None:
-        """Deliver the replies, with what `calls` have brought; None where the engine must send the batch again."""
+        """Deliver the replies, with the answers of `calls`; None if the engine must send the batch again."""
         found: Sequence[Reply] | None = None
         answers = [call.answer for call in calls]
         if not any(isinstance(answer, ConnectionError) or starts(answer, "NOSCRIPT") for answer in answers):
@@ -187,10 +176,10 @@ class Node:
     # Answers
 
     def replies(self, calls: Sequence[PlacedCall], replies: list[Reply | None]) -> Sequence[Reply]:
-        """Put what the calls have brought into its places among the replies.
+        """Put the answers of the calls into their places among the replies.
 
         Raises:
-            Exception: an error that the server answered, but for UnavailableError, which is a reply.
+            Exception: an error that the server answered, except UnavailableError, which is a reply.
         """
         for call in calls:
             answer = call.answer
@@ -204,7 +193,7 @@ class Node:
         return cast("list[Reply]", replies)
 
     def _redirected(self, ops: Sequence[Op], replies: Sequence[Reply]) -> Sequence[Reply]:
-        """Return the replies; a key that this node does not serve goes to its node, or asks for the way by itself."""
+        """Return the replies; a key that this node does not serve goes to its node, or in a call of its own."""
         if Code not in map(type, replies) or Code.ELSEWHERE not in replies:
             return replies
         return [
@@ -246,7 +235,7 @@ class Node:
         """Return the part to which a redirection of a call leads."""
         if to.moved:
             return self._topology.learn(to.slot, to.address)
-        # Redis 6.2 says ASK where only some of the keys are missing. The others are still here, and would get a
+        # Redis 6.2 says ASK if only some of the keys are missing. The others are still here, and would get a
         # second owner at the other node, so each key asks for its own way.
         return self._topology.node_at(to.address).asked if keys == 1 else self.singly
 
@@ -255,31 +244,24 @@ class Node:
     async def probe(self, wire: bytes) -> None:
         """Try to claim a key like `wire` in a slot of this node: see `ProbedStore`.
 
-        Meanwhile the other nodes are asked for the present layout: a frozen
+        Meanwhile the topology asks the other nodes for the present layout: a frozen
         node gives no answer, and its replica may have been promoted.
         """
-        try:
-            with self._topology.asking():
-                answer = await self.server.try_claim(self._own_key(wire))
-                # ASK: the slot is moving away from this node, so the node answers and takes writes.
-                if isinstance(answer, Exception) and not starts(answer, "ASK"):
-                    raise self.fault_of(answer)
-        except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self.fault_of(error) from None
+        with self.translated(), self._topology.asking():
+            answer = await self.server.try_claim(self._own_key(wire))
+            # ASK: the slot is moving away from this node, so the node answers and takes writes.
+            if isinstance(answer, Exception) and not starts(answer, "ASK"):
+                raise self.fault_of(answer)
 
     async def eviction_policy(self) -> str | None:
         """Return the node's maxmemory-policy: see `EvictingStore`."""
-        try:
+        with self.translated():
             return await self.server.eviction_policy()
-        except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self.fault_of(error) from None
 
     async def page(self, query: Query, cursor: str, count: int) -> Page:
         """List some of the records that this node holds: see `ListedStore`."""
-        try:
+        with self.translated():
             return await self.server.page(query, cursor, count)
-        except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self.fault_of(error) from None
 
     def _own_key(self, wire: bytes) -> bytes:
         """Return a key that begins like `wire`, in a slot of this node.
@@ -301,7 +283,7 @@ class Node:
     async def _dial(self, on_push: OnPush | None) -> RedisConnection:
         def check(info: Any) -> None:
             check_version(info)
-            self.server.head.heard(server_time(info))
+            self.head.heard(server_time(info))
 
         connection = await dial(self._url, self._timeout, on_push, check)
         if on_push is None and self.batches_whole is None:
@@ -314,9 +296,11 @@ class Node:
 
     async def _learn_batching(self, connection: RedisConnection) -> None:
         """Find out, once, whether a call may touch keys of many slots that it does not declare: any key will do."""
-        script, limit = load_scripts()[Verb.READ], self.server.head.max_record
+        script, limit = load_scripts()[Verb.READ], self.head.max_record
         async with asyncio.timeout(self._timeout):
-            reply = await connection.send(script.undeclared_with_text([ReadOp(_ANY_KEY)], 0, limit))
+            reply = await connection.send(
+                script.command([ReadOp(_ANY_KEY)], 0, limit, declared=False, with_text=True)
+            )
         self._judge_batching(reply)
 
     def _judge_batching(self, reply: Any) -> None:
@@ -328,15 +312,11 @@ class Node:
             self.batches_whole = False
             self._report(BatchedBySlot(self.name, str(fault)))
 
-    def fault_of(self, error: Exception) -> Exception:
-        """Return an error of the driver, or of Redis, as one of fastdedup's that names this node."""
-        return error if isinstance(error, DedupError) else translate(error, self.name)
 
+class SinglyPart(ServedStore):
+    """A part of a Cluster (see `ShardedStore`): one node, for operations that each go there in a call of their own.
 
-class SinglyPart:
-    """A part of a Cluster (see `ShardedStore`): one node, for operations that each go there in a call of its own.
-
-    It has an engine of its own, so what a batch sends on to a node that hangs does not keep the batch waiting.
+    It has an engine of its own. So a batch need not wait for the operations that it passes on to a node that hangs.
 
     Args:
         asking: the slots are still moving to the node (ASK).
@@ -344,21 +324,11 @@ class SinglyPart:
 
     def __init__(self, node: Node, *, asking: bool) -> None:
         way = "slots that move there" if asking else "keys one by one"
-        self.name = f"{node.name}, {way}"
+        super().__init__(f"{node.name}, {way}", node.head)
         self.listen = node.listen
         self.side_way_of = node
         self._node = node
         self._asking = asking
-
-    @property
-    def latest_us(self) -> int:
-        """See `TimedStore`."""
-        return self._node.latest_us
-
-    @property
-    def time_us(self) -> int:
-        """See `TimedStore`."""
-        return self._node.time_us
 
     async def open(self) -> None:
         """Do nothing: the node opens itself."""
@@ -370,9 +340,9 @@ class SinglyPart:
         """Send a call for each operation, all in one write.
 
         Raises:
-            UnavailableError: the node does not answer. What it refuses for a slot is no outage of the node.
+            UnavailableError: the node does not answer. If it refuses a slot, that is not an outage of the node.
         """
-        self._node.server.head.catch_up()
+        self.head.catch_up()
         calls = [PlacedCall([op], [place]) for place, op in enumerate(ops)]
         await self._node.server.deliver(verb, calls, asking=self._asking, guest=True)
         replies = self._node.replies(calls, [None] * len(ops))
@@ -383,15 +353,13 @@ class SinglyPart:
         return useful(replies) if unanswered else replies
 
     async def probe(self, wire: bytes) -> None:
-        """Return normally if the node answers, whatever it says of a slot that need not be its own.
+        """Return normally if the node answers, with any answer: the slot need not be its own.
 
         Raises:
-            UnavailableError: it does not answer, or it is loading its data.
+            UnavailableError: the node does not answer, or it is loading its data.
         """
-        try:
+        with self._node.translated():
             answer = await self._node.server.try_claim(wire)
-        except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self._node.fault_of(error) from None
         refused = type(answer) is hiredis.ReplyError
         is_away = not refused or any(starts(answer, prefix) for prefix in ("LOADING", "MASTERDOWN"))
         if isinstance(answer, Exception) and is_away:
@@ -402,7 +370,7 @@ def useful(replies: Sequence[Reply]) -> Sequence[Reply]:
     """Return the replies of a batch.
 
     Raises:
-        UnavailableError: that is what every operation got, and for more than its key.
+        UnavailableError: every operation got this error, and not only for its key.
     """
     if all(type(reply) is UnavailableError for reply in replies):
         raise cast(UnavailableError, replies[0])

@@ -1,4 +1,4 @@
-"""Packs and reads claims that each need a call of their own, as nearly always on a Cluster.
+"""Packs and reads claims that each need a call of their own: nearly all claims on a Cluster.
 
 `scripts.py` with `pack_parts` costs four times as much for a single key. Here it packs one claim for each set of
 terms; the key, the owner and the floor of every further claim are filled into that text.
@@ -29,7 +29,7 @@ def single_claims(verb: Verb, ops: Sequence[Op]) -> Sequence[ClaimOp] | None:
         return None
     claims = cast("Sequence[ClaimOp]", ops)
     terms = claims[0].terms
-    if [op.terms for op in claims].count(terms) != len(claims):
+    if terms.remembered or [op.terms for op in claims].count(terms) != len(claims):
         return None
     if b"{" not in b"".join([op.wire for op in claims]):
         return claims  # without hash tags hardly any of the thousands of slots comes twice
@@ -53,7 +53,7 @@ def pack_singles(claims: Sequence[ClaimOp], floor_us: int, limit: int) -> bytes:
 def read_singles(
     claims: Sequence[ClaimOp], answers: Sequence[Any], floor_us: int, head: CallHead
 ) -> list[Reply | None]:
-    """Return a reply for each claim; None where the answer is an error. `floor_us`: as for `pack_singles`."""
+    """Return a reply for each claim; None if the answer is an error. `floor_us`: the floor of `pack_singles`."""
     read = load_scripts()[Verb.CLAIM].read
     lease_ms = claims[0].terms.lease_ms
     replies: list[Reply | None] = []
@@ -61,7 +61,7 @@ def read_singles(
     for floor, (op, answer) in enumerate(zip(claims, answers, strict=True), floor_us):
         if type(answer) is not list:
             replies.append(None)
-        elif len(answer) == 1:  # only the time: the claim is fresh, as in `ClaimScript.read`
+        elif len(answer) == 1:  # only the time: the claim is fresh; see `ClaimScript.read`
             told, fence = answer, max(answer[0], floor + 1)
             replies.append(Verdict(_ACQUIRED, fence=fence, attempt=1, left_ms=lease_ms))
         else:

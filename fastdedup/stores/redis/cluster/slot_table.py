@@ -15,7 +15,7 @@ N = TypeVar("N")
 
 
 def slot_of(wire: bytes) -> int:
-    """Return a key's slot: of the text between the first braces, or of the whole key where that is empty."""
+    """Return a key's slot: that of the text between the first braces, or of the whole key if that text is empty."""
     if _BRACE in wire:
         tag, closed, _ = wire.partition(b"{")[2].partition(b"}")
         if tag and closed:
@@ -33,13 +33,13 @@ class SlotTable(Generic[N]):
     def __init__(self, unassigned: Callable[[], Exception]) -> None:
         self._unassigned = unassigned
         self.owners: list[N | None] = [None] * SLOTS
-        """The node of each slot; None where it is not known. The list stays the same one, its items change."""
+        """The node of each slot; None if it is not known. The list object stays the same, its items change."""
 
     def node_of(self, wire: bytes) -> N:
         """Return the node that holds a key now.
 
         Raises:
-            UnavailableError: no node is known to hold it.
+            UnavailableError: the node of this key's slot is not known.
         """
         node = self.owners[slot_of(wire)]
         if node is None:

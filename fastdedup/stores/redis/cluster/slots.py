@@ -1,4 +1,4 @@
-"""The layout of a Redis Cluster, as its servers report it. No I/O."""
+"""The layout of a Redis Cluster, from its servers' reports. No I/O."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def read_redirection(error: str, host: str) -> Redirection | None:
 
 @dataclass(slots=True)
 class Layout:
-    """The nodes and their slots, as one node reported them."""
+    """The nodes and their slots, from one node's report."""
 
     ranges: list[tuple[int, int, Address]] = field(default_factory=list)
     """First slot, last slot, primary."""
     replicas: set[Address] = field(default_factory=set)
     epoch: int = 0
-    """The cluster's epoch that the node knows: higher is newer. 0 where the login may not ask for it."""
+    """The cluster's epoch that the node knows: higher is newer. 0 if the login may not ask for it."""
     ok: bool = True
-    """False where the node says that the cluster is down: it may be cut off from most of the other nodes."""
+    """False if the node says that the cluster is down: it may be cut off from most of the other nodes."""
     ids: set[bytes] = field(default_factory=set)
-    """Redis's own names of the primaries, which are the same whichever node is asked."""
+    """Redis's own names of the primaries. Every node gives the same names."""
 
 
 def read_layout(slots: Sequence[Any], info: Any, host: str) -> Layout:
@@ -69,5 +69,5 @@ def _address(node: Sequence[Any], host: str) -> Address:
 
 
 def host_or(named: str, host: str) -> str:
-    """Return the host that a node announces, or, where it announces none, the host of the node that was asked."""
+    """Return the host that a node announces. If it announces none, return the host of the node that was asked."""
     return named if named not in ("", "?") else host

@@ -7,18 +7,19 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from ....errors import ConfigError, DedupError, UnavailableError
-from ....events import ClockSkew, Event
-from ....kernel.operations import MAX_HOPS, Op, Redirect, Reply, on_the_move
+from ....errors import ConfigError, UnavailableError
+from ....events import ClockSkew
+from ....kernel.operations import Op, Redirect, Reply
+from ....kernel.shards import MAX_HOPS, on_the_move
 from ....kernel.verbs import Verb
 from ....model import Batching
 from ...base import NO_EVICTION, Credentials, Page, Query, Store
 from ..connection import RedisConnection
-from ..errors import translate
 from ..first_good import NoneGoodError, first_good
 from ..listener import Listener
 from ..reconnect import OnPush, check_version, dial, only_mistakes
 from ..scripts import CallHead, pack
+from ..served import WholeStore
 from ..url import Address, GroupURL, ServerURL
 from .clocks import ClockWatch, Reading, read_clock
 from .node import Node
@@ -31,8 +32,8 @@ _ASKED = 3
 """Primaries that are asked for a subscription at once, at most."""
 
 
-class ClusterStore:
-    """A Redis Cluster. Guarantees: see `Store`; its parts: see `ShardedStore`.
+class ClusterStore(WholeStore):
+    """A Redis Cluster. It gives the guarantees of `Store`; `ShardedStore` describes its nodes.
 
     Args:
         timeout: seconds, the deadline of an operation, and of connecting.
@@ -50,34 +51,18 @@ class ClusterStore:
         self._seed = group.server().with_credentials(credentials)
         if group.path not in ([], ["0"]) or self._seed.database:
             raise group.refused("a Cluster has only database 0, leave the database out")
-        self._timeout = timeout
         self._replicas = replicas
-        self._head = CallHead()
         self.topology = Topology(
             self._seed, group.addresses, self._make_node, self._follow_layout, timeout=timeout
         )
-        """Which node has which slots, as the cluster said last."""
+        """The slots of each node, from the last answer of the cluster."""
         self.shard: Callable[[bytes], Node] = self.topology.table.node_of
         """Returns the node that holds a key; the table's own method, because every operation calls it."""
-        self.listener = Listener(self._dial_any, timeout, look=self._look_after_subscription)
-        """The subscription to freed keys, at one of the nodes."""
-        self.name = self.topology.name
+        listener = Listener(self._dial_any, timeout, look=self._look_after_subscription)
+        super().__init__(self.topology.name, CallHead(), timeout, listener)
         self._clocks = ClockWatch(self._read_clock, self._report_clock)
-        self.unreached = ""
-        """Why it did not answer when it was opened: see `OpeningStore`."""
-        # Mutable: see `ReportingStore`; the server that the last connection for a subscription leads to.
-        self.on_report: Callable[[Event], None] | None = None
+        # Mutable: the server that the last connection for a subscription leads to.
         self._heard_at: Address | None = None
-
-    @property
-    def latest_us(self) -> int:
-        """The latest time that any node has reported: see `TimedStore`."""
-        return self._head.latest_us
-
-    @property
-    def time_us(self) -> int:
-        """The time by the servers' clock: see `TimedStore`."""
-        return self._head.time_us
 
     @property
     def batching(self) -> Batching:
@@ -86,15 +71,6 @@ class ClusterStore:
         if refused == {True}:
             return Batching.BY_SLOT
         return Batching.PARTLY_BY_SLOT if True in refused else Batching.WHOLE
-
-    @property
-    def max_record(self) -> int:
-        """Bytes of the largest record that the store reads. A gate that stores larger results raises this limit."""
-        return self._head.max_record
-
-    @max_record.setter
-    def max_record(self, size: int) -> None:
-        self._head.max_record = size
 
     @property
     def max_clock_skew(self) -> float:
@@ -106,7 +82,7 @@ class ClusterStore:
         self._clocks.max_skew = seconds
 
     async def open(self) -> None:
-        """Learn the layout and connect to all nodes, to find mistakes early. An outage is no mistake."""
+        """Learn the layout and connect to all nodes, to find mistakes early. An outage is not a mistake."""
         self.unreached = ""
         try:
             async with asyncio.timeout(self._timeout * 4):
@@ -118,7 +94,7 @@ class ClusterStore:
                 if fault is not None:
                     self.unreached = only_mistakes(fault)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            self.unreached = only_mistakes(self._fault(error))
+            self.unreached = only_mistakes(self.fault_of(error))
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -165,10 +141,10 @@ class ClusterStore:
         await asyncio.gather(*(node.probe(wire) for node in self.topology.primaries))
 
     async def eviction_policy(self) -> str | None:
-        """Return the maxmemory-policy of the primaries: see `EvictingStore`. One that evicts speaks for all.
+        """Return the maxmemory-policy of the primaries: see `EvictingStore`. One that evicts comes first.
 
         Raises:
-            UnavailableError: not one primary answers.
+            UnavailableError: no primary answers.
         """
         primaries = self.topology.primaries
         if not primaries:
@@ -186,8 +162,8 @@ class ClusterStore:
     async def page(self, query: Query, cursor: str, count: int) -> Page:
         """List some of a primary's records, one primary after the other: see `ListedStore`.
 
-        A cursor names the primary that it is of, by its address. Where a failover replaces that one meanwhile, the
-        list must begin anew.
+        A cursor holds the address of its primary. If a failover replaces that primary meanwhile, the list must begin
+        again.
         """
         if not self.topology.primaries:
             raise self.topology.unassigned()
@@ -204,19 +180,6 @@ class ClusterStore:
         following = names[names.index(name) + 1 :]
         return Page(found, f"{following[0]}/0" if following else "", seen, now_us)
 
-    async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
-        """Subscribe at any primary: a published message goes to all nodes of the Cluster."""
-        try:
-            async with asyncio.timeout(self._timeout):
-                await self.listener.start(on_freed)
-        except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self._fault(error) from None
-
-    def report(self, event: Event) -> None:
-        """Report what a node notices."""
-        if self.on_report is not None:
-            self.on_report(event)
-
     def _make_node(self, server: ServerURL) -> Node:
         return Node(
             server,
@@ -224,7 +187,7 @@ class ClusterStore:
             timeout=self._timeout,
             replicas=self._replicas,
             listen=self.listen,
-            head=self._head,
+            head=self.head,
             report=self.report,
         )
 
@@ -232,8 +195,7 @@ class ClusterStore:
         return await read_clock(self._seed.at(address), self.topology.connection_to(address), self._timeout)
 
     def _report_clock(self, address: Address, offset: float) -> None:
-        if self.on_report is not None:
-            self.on_report(ClockSkew(self._seed.at(address).name, offset))
+        self.report(ClockSkew(self._seed.at(address).name, offset))
 
     def _follow_layout(self) -> None:
         if self.on_report is not None:
@@ -242,12 +204,12 @@ class ClusterStore:
             self.listener.leave("the server is no primary of the Cluster any more")
 
     async def _look_after_subscription(self) -> None:
-        """Leave a server that gets no messages any more: it has left the Cluster, or is cut off from most nodes."""
+        """Leave a server that no longer gets messages: it has left the Cluster, or is cut off from most nodes."""
         if self._heard_at is not None and await self.topology.is_cut_off(self._heard_at):
             self.listener.leave("the server is cut off from most of the Cluster")
 
     async def _dial_any(self, on_push: OnPush) -> RedisConnection:
-        """Connect to the primary that answers first."""
+        """Connect to the primary that answers first: a published message goes to all nodes of the Cluster."""
         if not self.topology.addresses:
             await self.topology.refresh()
         primaries = self.topology.addresses
@@ -273,9 +235,6 @@ class ClusterStore:
             raise
         return connection, address
 
-    def _fault(self, error: Exception) -> Exception:
-        return error if isinstance(error, DedupError) else translate(error, self.name)
-
 
 def spread(answer: Sequence[Reply] | BaseException, places: Sequence[int], replies: list[Reply]) -> None:
     """Put a node's replies into their places; UnavailableError becomes a reply, any other error is raised."""
@@ -288,7 +247,7 @@ def spread(answer: Sequence[Reply] | BaseException, places: Sequence[int], repli
 
 
 def redirected(replies: Sequence[Reply]) -> dict[Store, list[int]]:
-    """Return the places of the operations that must go on, for each part that they must go to."""
+    """Return, for each node, the places of the operations that must go on to it."""
     todo: dict[Store, list[int]] = {}
     for place, reply in enumerate(replies):
         if isinstance(reply, Redirect):
@@ -297,5 +256,5 @@ def redirected(replies: Sequence[Reply]) -> dict[Store, list[int]]:
 
 
 async def drop(found: tuple[RedisConnection, Address]) -> None:
-    """Close a connection that was opened later than another."""
+    """Close a connection, because another one was opened first."""
     found[0].abort("another connection was opened first")

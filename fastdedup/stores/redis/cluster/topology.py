@@ -11,7 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import redis.exceptions as driver
 
 from ....errors import ConfigError, DedupError, UnavailableError
-from ..connection import RedisConnection, stop
+from ....tasks import stop
+from ..connection import RedisConnection
 from ..errors import MistakeError, translate
 from ..first_good import NoneGoodError, first_good
 from ..reconnect import Reconnector
@@ -22,9 +23,9 @@ from .slots import Layout, read_layout
 
 _QUESTION = pack("CLUSTER", "INFO") + pack("CLUSTER", "SLOTS")
 _PAUSE = 0.25
-"""Seconds between two questions for the layout, at least."""
+"""The least seconds between two questions for the layout."""
 _ASKED = 8
-"""Servers that are asked at once, at most."""
+"""The most servers that are asked at once."""
 _HEAD_START = 0.02
 """Seconds that the connected servers have to answer, before others are asked: to connect costs a millisecond."""
 
@@ -57,7 +58,7 @@ class Topology(Generic[N]):
         seed: the URL of the first of `seeds`, with the login for all nodes.
         seeds: the addresses in the store's URL.
         make_node: called once for each primary that appears.
-        on_layout: called after each layout that was taken in.
+        on_layout: called after each layout that was adopted.
         timeout: seconds within which a server must answer.
     """
 
@@ -105,16 +106,16 @@ class Topology(Generic[N]):
 
     @property
     def addresses(self) -> list[Address]:
-        """Where the primaries are."""
+        """The addresses of the primaries."""
         return [address for address, node in self._nodes.items() if node in self.primaries]
 
     @property
     def replicas(self) -> set[Address]:
-        """Where the replicas are."""
+        """The addresses of the replicas."""
         return self._replicas
 
     def connection_to(self, address: Address) -> RedisConnection | None:
-        """Return the open connection to a server, where there is one."""
+        """Return the open connection to a server, or None."""
         node = self._nodes.get(address)
         return None if node is None else node.reconnector.connection
 
@@ -124,7 +125,7 @@ class Topology(Generic[N]):
         return UnavailableError(f"{self.name}: no node is known to hold the key's slot: {self._trouble}")
 
     def node_at(self, address: Address) -> N:
-        """Return the node at an address; make it where the address is new."""
+        """Return the node at an address; make the node if the address is new."""
         node = self._nodes.get(address)
         if node is None:
             node = self._nodes[address] = self.make_node(self._seed.at(address))
@@ -169,9 +170,9 @@ class Topology(Generic[N]):
             await asyncio.shield(self._refreshing)
 
     async def is_cut_off(self, address: Address) -> bool:
-        """Ask other nodes for the layout, and one node: True where that does not know most of the primaries.
+        """Ask other nodes for the layout, and this node: True if this node does not know most of the primaries.
 
-        False also where no other node answers: then nothing is known.
+        Also False if no other node answers, because then there is nothing to compare with.
         """
         others = [other for other in self.ask_around() if other != address][:2]
         try:
@@ -223,7 +224,7 @@ class Topology(Generic[N]):
         self.adopt(layout)
 
     async def _ask_in_turn(self, address: Address) -> Layout:
-        """Ask a server; one without a connection a moment later, which is rarely needed and costs more."""
+        """Ask a server. If it has no connection, ask a moment later: this is rarely needed and costs more."""
         if self.connection_to(address) is None and any(
             node.reconnector.connection for node in self._nodes.values()
         ):
@@ -244,7 +245,7 @@ class Topology(Generic[N]):
             raise OutdatedError(layout)
 
     def adopt(self, layout: Layout) -> None:
-        """Take a layout as the present one: what is sent from now on goes by it."""
+        """Use this layout from now on, for everything that is sent."""
         self._epoch = layout.epoch or self._epoch
         owners: list[N | None] = [None] * SLOTS
         for first, last, address in layout.ranges:
@@ -252,7 +253,7 @@ class Topology(Generic[N]):
         self.owners[:] = owners
         self._primaries = None
         self._replicas = layout.replicas
-        # Nobody else knows them: one may have been connecting just then, or wait for replies of a frozen server.
+        # Nothing else refers to them: one may be connecting just now, or wait for replies of a frozen server.
         self._retired = {node for node in self._retired if not node.reconnector.is_idle}
         for node in self._retired:
             node.retire()
@@ -307,6 +308,6 @@ def _fault(error: Exception, name: str) -> Exception:
 
 
 def most_telling(errors: Sequence[BaseException]) -> BaseException:
-    """Return the error to show where every server failed: rather a mistake than an outage."""
+    """Return the error to show if every server failed: rather a mistake than an outage."""
     kinds = (ConfigError, MistakeError, UnavailableError, BaseException)
     return next(error for kind in kinds for error in errors if isinstance(error, kind))

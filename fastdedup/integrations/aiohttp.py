@@ -1,0 +1,186 @@
+"""aiohttp.web: `setup` puts the handlers under the ASGI middleware, which sees them as an ASGI application.
+
+Main path: `setup` → `idempotency`, the middleware of aiohttp → `IdempotencyMiddleware` → `AiohttpRequest.handle`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import nullcontext
+from typing import Any, Final, Unpack
+
+from ..claim import Claim
+from ..errors import ConfigError
+from ..gateway import Dedup
+from ..web.fingerprints import json_fingerprint
+from ..web.request import by_header, by_host, everyone
+from ..web.rules import UUID, Route, RouteSettings, make_rules
+from .asgi import IdempotencyMiddleware
+from .http.exchange import CLAIM as SCOPE_CLAIM
+from .http.exchange import RECORDER
+from .http.lifespan import Message, Receive, Scope, Send
+
+try:
+    from aiohttp import StreamReader, web
+except ImportError as error:
+    raise ImportError(
+        "fastdedup.integrations.aiohttp needs aiohttp: pip install 'fastdedup[aiohttp]'"
+    ) from error
+
+__all__ = ["UUID", "Route", "by_header", "by_host", "claim_of", "everyone", "json_fingerprint", "setup"]
+
+CLAIM: Final = web.RequestKey("fastdedup.claim", Claim)
+_REQUEST: Final = "fastdedup.request"
+_OWN: Final = "fastdedup.own"
+"""Marks the start of the handler's own response: any other one stands in its place."""
+
+
+def setup(
+    app: web.Application,
+    dedup: Dedup,
+    *,
+    routes: Sequence[Route | str] = ("/*",),
+    docs: str | None = None,
+    **settings: Unpack[RouteSettings],
+) -> None:
+    """Make requests with an Idempotency-Key happen once, and replay the first response to the others.
+
+        app = web.Application(middlewares=[authentication])
+        setup(app, dedup, principal=by_header("x-api-key"))
+
+    It appends a middleware, so call it after those that authenticate were added. It opens `dedup` when the
+    application starts, and closes it at the end, unless it was open before. Arguments, errors and records are those
+    of `fastdedup.integrations.asgi.IdempotencyMiddleware`. A function of `settings` gets aiohttp's request as
+    `request.source["aiohttp"]`, with what other middlewares have put there.
+
+    Raises:
+        ConfigError: also for `on_disconnect="cancel"`: the server cancels handlers, if it is run with
+            `handler_cancellation=True`. Such a handler releases its key.
+    """
+    if any(rule.on_disconnect == "cancel" for rule in make_rules(routes, dict(settings))):
+        raise ConfigError(
+            "on_disconnect='cancel': aiohttp cancels the handlers whose clients have left for a whole server: run it "
+            "with handler_cancellation=True"
+        )
+    guarded = IdempotencyMiddleware(_handled, dedup, routes=routes, docs=docs, **settings)
+
+    @web.middleware
+    async def idempotency(request: web.Request, handler: Any) -> web.StreamResponse:
+        adapted = AiohttpRequest(request, handler)
+        await guarded(adapted.scope, adapted.receive, adapted.send)
+        if isinstance(adapted.response, web.HTTPException):
+            raise adapted.response
+        return adapted.response
+
+    async def opened(_: web.Application) -> AsyncIterator[None]:
+        async with nullcontext() if dedup.is_open else dedup:
+            yield
+
+    app.middlewares.append(idempotency)
+    app.cleanup_ctx.append(opened)
+
+
+def claim_of(request: web.Request) -> Claim | None:
+    """Return the claim under which a request runs, with its `fence` and `lost`; None if it came without a key."""
+    return request.get(CLAIM)
+
+
+async def _handled(scope: Scope, receive: Receive, send: Send) -> None:
+    """Run the handler: the application under `IdempotencyMiddleware`."""
+    await scope[_REQUEST].handle(scope, receive, send)
+
+
+class AiohttpRequest:
+    """A request of aiohttp as the middleware sees it: its server, and its handler as an application."""
+
+    response: web.StreamResponse
+
+    def __init__(self, request: web.Request, handler: Any) -> None:
+        self._request = request
+        self._handler = handler
+        # Mutable: bytes of the body so far; how many headers the handler's own response has.
+        self._size = 0
+        self._own_headers = 0
+        self.scope: Scope = {
+            "type": "http",
+            "method": request.method,
+            "path": request.path,
+            "query_string": request.rel_url.raw_query_string.encode(),
+            "headers": [(name.lower(), value) for name, value in request.raw_headers],
+            "scheme": request.scheme,
+            "aiohttp": request,
+            _REQUEST: self,
+        }
+
+    async def receive(self) -> Message:
+        """Give the middleware the next piece of the body.
+
+        Raises:
+            ConfigError: another middleware has taken the body, or a part of it.
+        """
+        payload = self._request._payload  # `content` would keep this one, also once it is replaced
+        piece = await payload.readany()
+        self._size += len(piece)
+        if payload.at_eof() and self._size < payload.total_bytes:
+            piece = await self._request.read()  # what it has returned before, it returns again
+            if len(piece) < payload.total_bytes:
+                raise ConfigError(
+                    "a middleware outside of fastdedup's has taken the request's body, so it cannot be compared: let "
+                    "it use request.read(), or call setup() before it is added"
+                )
+        return {"type": "http.request", "body": piece, "more_body": not payload.at_eof()}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Give the handler its request, whose body it reads anew, and the middleware the response."""
+        request, recorder = self._request, scope.get(RECORDER)
+        if recorder is not None:
+            request[CLAIM] = scope[SCOPE_CLAIM]
+            parts, more = list[bytes](), True
+            while more:
+                message = await receive()
+                parts.append(message["body"])
+                more = message["more_body"]
+            if request.body_exists:
+                request._payload = refilled(request, b"".join(parts))
+        try:
+            response: web.StreamResponse = await self._handler(request)
+        except web.HTTPException as raised:  # in aiohttp these are responses
+            response = raised
+        if not isinstance(response, web.StreamResponse):
+            raise TypeError(f"{self._handler!r} must return a response, got {type(response).__name__}")
+        self.response = response
+        content = response.body if isinstance(response, web.Response) else response
+        whole = not response.prepared and (content is None or isinstance(content, bytes | bytearray))
+        if recorder is not None and not whole:
+            recorder.passing = True  # it was sent part by part, or the server reads a file
+        pairs = [*response.headers.items()]
+        pairs += [("Set-Cookie", cookie.OutputString()) for cookie in response.cookies.values()]
+        headers = [(name.lower().encode(), value.encode("utf-8", "surrogateescape")) for name, value in pairs]
+        self._own_headers = len(headers)
+        start = {"type": "http.response.start", "status": response.status, "headers": headers, _OWN: True}
+        await send(start)
+        await send({"type": "http.response.body", "body": bytes(content or b"") if whole else b""})  # type: ignore[arg-type]
+
+    async def send(self, message: Message) -> None:
+        """Take the response: the handler's own with the middleware's marks, or the one in its place."""
+        if message["type"] == "http.response.body":
+            if message["body"] and isinstance(self.response, web.Response):
+                self.response.body = message["body"]
+        elif _OWN in message:
+            marks = message["headers"][self._own_headers :]
+            for name, value in () if self.response.prepared else marks:
+                self.response.headers.add(name.decode(), value.decode())
+        else:
+            self.response = web.Response(status=message["status"])
+            for name, value in message["headers"]:
+                if name != b"content-length":  # aiohttp counts the bytes itself
+                    self.response.headers.add(name.decode(), value.decode("utf-8", "surrogateescape"))
+
+
+def refilled(request: web.Request, body: bytes) -> StreamReader:
+    """Return a stream of a request's body. With less room it would stop the connection's reading."""
+    stream = StreamReader(request.protocol, max(len(body), 1), loop=asyncio.get_running_loop())
+    stream.feed_data(body)
+    stream.feed_eof()
+    return stream

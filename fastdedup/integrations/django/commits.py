@@ -1,0 +1,186 @@
+"""`@commits`: a view's work, an inbox's row and the response commit in one transaction of Django's.
+
+Main path: `DjangoCommits.handle` → the view → `CommittedWork.end`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from typing import Any, TypeVar, Unpack
+
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+
+from ...downstream import claimed_work
+from ...errors import ConfigError, DedupError
+from ...keys import Fingerprint
+from ...sql.drivers.django import are_of_a_test
+from ...sync import Claim, Dedup
+from ...sync.sql import BlockedGate, Inbox
+from ...web.policy import docs_at
+from ...web.record_keys import SCOPE
+from ...web.request import Principal
+from ...web.response import Response
+from ...web.rules import KeySettings, MadeByRoute
+from ..http.committing import CommittedWork, DirectSteps, Named, RouteCommits
+from .bridge import Bridge
+from .capture import mark_held
+from .config import gate
+from .convert import mark, reply, take, taken_from
+from .decorators import Operation
+from .middleware import claimed
+from .settling import DjangoClaims, Hold, give_back, settle
+from .views import check_settings, is_async, wrap
+
+View = TypeVar("View", bound=Callable[..., Any])
+_STEPS = DirectSteps()
+
+
+def commits(
+    inbox: Inbox,
+    *,
+    principal: Principal | str | None = None,
+    using: str = "default",
+    **settings: Unpack[KeySettings],
+) -> Callable[[View], View]:
+    """Decorate a view: its work, an inbox's row and the response commit in one transaction.
+
+        @commits(inbox, principal=by_user, required=True)
+        def pay(request):
+            Payment.objects.create(...)
+            return JsonResponse({"paid": 1}, status=201)
+
+    The view runs in an outermost `transaction.atomic()` of its database, which commits before the response is sent.
+    A retry gets the response from the row. A returned response that the rule does not keep, an exception, and
+    `transaction.set_rollback(True)` roll back. For the whole table see `docs/committing-endpoint.md`.
+
+    Args:
+        inbox: the inbox, of `fastdedup.sync.sql`.
+        principal: see `idempotent`.
+        using: the database.
+        settings: see `fastdedup.web.rules.Rule`; `unstored` has no effect.
+
+    Raises:
+        ConfigError: a setting cannot be used or is unknown; or the view is async, and Django's transactions are not.
+    """
+    operation = DjangoCommits(inbox, using, principal, dict(settings))
+
+    def decorate(view: View) -> View:
+        check_settings(operation.check, view)
+        if is_async(view):
+            raise ConfigError(
+                f"commits() needs a view that is not async, got {view!r}: Django's transactions are not"
+            )
+        decorated: Any = wrap(view, operation.handle)
+        return decorated  # type: ignore[no-any-return] # it is called as the view is
+
+    return decorate
+
+
+class DjangoCommits(Operation):
+    """The rules of a view that commits with its response: a rule for each route that leads to it."""
+
+    def __init__(
+        self, inbox: Inbox, using: str, principal: Principal | str | None, settings: dict[str, Any]
+    ) -> None:
+        super().__init__(principal, settings)
+        self._using = using
+
+        def made(place: tuple[DjangoClaims, Dedup]) -> RouteCommits:
+            return RouteCommits(place[0], place[1].scoped(SCOPE), inbox, partial(begin, using), BlockedGate)
+
+        self._routes = MadeByRoute(made)
+
+    async def handle(self, bridge: Bridge, request: HttpRequest, view: Callable[[], Any]) -> HttpResponse:
+        """Answer a request."""
+        claims = self.claims_at(request)
+        route = self._routes[claims, gate()]  # of the process's `Dedup`: tests have several
+        named: Named | None = None
+
+        async def make(key: str, name: str, digest: Fingerprint) -> Claim | None:
+            nonlocal named
+            named = name, digest
+            claiming = claims.present().make(lambda one: one.claim(name, digest), blocks=bridge.blocks)
+            return await route.claimed(claiming)
+
+        got = await claimed(bridge, claims, request, make=make)
+        if got is not None and not isinstance(got, Hold):
+            return got
+        if named is None and "HTTP_IDEMPOTENCY_KEY" in request.META:
+            raise ConfigError(
+                "IdempotencyMiddleware has claimed this request already: leave its route to commits() alone"
+            )
+        if got is not None:
+            mark_held(request, got)
+        docs = docs_at(claims.docs, request.META.get("SCRIPT_NAME", ""))
+        work = CommittedWork(
+            route, None if got is None else got.recorder, docs, request.path, request.method, _STEPS
+        )
+        try:
+            with nullcontext() if named is None else claimed_work(route.rules.gate_wire(named[0])):
+                response = await self._worked(bridge, work, named, view)
+        except BaseException:
+            if got is not None:
+                with suppress(DedupError):  # the view's own error matters more
+                    await give_back(bridge, got)
+            raise
+        return await _recorded(bridge, got, response)
+
+    async def _worked(
+        self, bridge: Bridge, work: CommittedWork, named: Named | None, view: Callable[[], Any]
+    ) -> HttpResponse:
+        """Run the view in its transaction, and end that; return the response to send."""
+        answer = await work.begin(named)
+        if answer is not None:
+            return reply(answer)
+        try:
+            response = await bridge.view(view)
+            if not isinstance(response, HttpResponseBase):
+                raise TypeError(f"a view must return an HttpResponse, got {response!r}")
+            if callable(getattr(response, "render", None)):
+                response = response.render()  # it may ask the database
+        except BaseException as error:
+            answer = await work.raised(error)
+            if answer is None:
+                raise
+            return reply(answer)
+        if response.streaming:
+            raise await work.refuse("it is a stream")
+        if transaction.get_rollback(self._using):
+            await work.roll_back()
+        return await _ended(work, response)
+
+
+async def _ended(work: CommittedWork, response: Any) -> Any:
+    """Commit with a response, or roll back; return the response to send."""
+    taken: Response = taken_from(response)
+    sent = await work.end(taken)
+    return response if sent is taken else reply(sent)
+
+
+async def _recorded(bridge: Bridge, hold: Hold | None, response: Any) -> Any:
+    """Settle the claim at the gate by the response to send; return it with its marks."""
+    if hold is None:
+        return response
+    take(hold.recorder, response)
+    marks = await settle(bridge, hold)
+    return reply(hold.recorder.refusal()) if marks is None else mark(response, marks)
+
+
+@contextmanager
+def begin(using: str) -> Iterator[Any]:
+    """Begin an outermost transaction of a database of Django's.
+
+    Raises:
+        ConfigError: there is one already, which is not of Django's own TestCase.
+    """
+    if not are_of_a_test(connections[using].atomic_blocks):
+        raise ConfigError(
+            f"commits() begins the outermost transaction of the database {using!r}, and this request is in one "
+            "already: end that one before the view (a middleware's atomic(), or another commits() around the view)"
+        )
+    with transaction.atomic(using=using, durable=True):
+        yield connections[using]

@@ -1,0 +1,141 @@
+"""`@commits`: a view's work, an inbox's row and the response commit in one transaction.
+
+Main path: `FlaskCommits.handle` → the view → `CommittingApp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, Unpack
+
+import flask
+
+from ...errors import ConfigError
+from ...flows import drive
+from ...sync import Claim
+from ...sync.sql import BlockedGate, Inbox
+from ...web.request import Principal
+from ...web.response import REPLAYED, Response
+from ...web.rules import KeySettings, MadeByRoute
+from ..http.committing import Committed, CommittedWork, DirectSteps, Named, RouteCommits
+from ..http.wsgi_request import whole_path
+from ..wsgi import WsgiClaims
+from .exchange import FlaskExchange, claim_of, exchange, reply
+from .keys import FlaskOperation, decorated
+from .state import AppState, current
+
+View = TypeVar("View", bound=Callable[..., Any])
+_STEPS = DirectSteps()
+
+
+def commits(
+    inbox: Inbox,
+    *,
+    begin: Any = None,
+    principal: Principal | None = None,
+    **settings: Unpack[KeySettings],
+) -> Callable[[View], View]:
+    """Decorate a view: its work, an inbox's row and the response commit in one transaction.
+
+        @app.post("/payments")
+        @commits(inbox, begin=Session.begin, principal=by_session("user_id"), required=True)
+        def pay(committed):
+            committed.session.add(Payment(...))
+            return {"paid": 1}, 201
+
+    The view gets a `Committed` by the name `committed`. The response is sent after the COMMIT, and a retry gets it
+    from the row. A returned response that the rule does not keep, and an error, roll back, also one that an error
+    handler answers. For the whole table see `docs/committing-endpoint.md`.
+
+    Args:
+        inbox: the inbox, of `fastdedup.sync.sql`.
+        begin: begins the transaction, like `Session.begin`; by default the inbox's.
+        principal: see `idempotent`.
+        settings: see `fastdedup.web.rules.Rule`; `unstored` has no effect.
+
+    Raises:
+        ConfigError: a setting cannot be used, or there is no `begin`.
+    """
+    named = {} if principal is None else {"principal": principal}
+    operation = FlaskCommits(inbox, begin, {**settings, **named})
+
+    def decorate(view: View) -> View:
+        return decorated(view, operation, operation.handle)
+
+    return decorate
+
+
+class FlaskCommits(FlaskOperation):
+    """The rules of a view that commits with its response: a rule for each route that leads to it.
+
+    Raises:
+        ConfigError: a setting cannot be used, or there is no `begin`.
+    """
+
+    def __init__(self, inbox: Inbox, begin: Any, settings: dict[str, Any]) -> None:
+        super().__init__(settings)
+        inbox.beginning(begin)
+
+        def made(place: tuple[WsgiClaims, AppState]) -> RouteCommits:
+            return RouteCommits(place[0], place[1].web_keys, inbox, begin, BlockedGate)
+
+        self._routes = MadeByRoute(made)
+
+    def handle(self, view: Callable[..., Any]) -> Any:
+        """Answer a request."""
+        state, held = current(), exchange()
+        route = self._routes[self.claims_of(state), state]
+        docs = state.docs_at(flask.request.environ)
+        got = _begin(route, held, docs)
+        if isinstance(got, Response):
+            return _answer(held, got)
+        work = held.committing
+        assert work is not None
+        try:
+            response = view(committed=got)
+            drive(work.handled())
+        except BaseException as error:
+            answer = drive(work.raised(error))
+            if answer is None:
+                raise
+            return reply(answer)
+        return response
+
+
+def _begin(route: RouteCommits, held: FlaskExchange, docs: str | None) -> Committed[Any] | Response:
+    """Claim the request's key at the gate, and begin its transaction; or return the answer in the view's place."""
+    environ, claims = flask.request.environ, route.claims
+    if claim_of() is not None:
+        raise ConfigError(
+            "IdempotencyMiddleware has claimed this request already: leave its route to commits()"
+        )
+    if held.committing is not None:
+        raise ConfigError("this request has a transaction already: let one commits() lead to a view, not two")
+    header: str | None = None
+    named: Named | None = None
+
+    async def claim(key: str) -> Claim | None:
+        nonlocal header, named
+        header, named = key, claims.identify(environ, held.body_of, key)
+        return await route.claimed(claims.claim(*named))
+
+    got = claims.admit_by(environ, docs, claim)
+    if isinstance(got, Response):
+        return got
+    if got is not None:
+        held.hold(environ, got, claims.rule, docs)
+    elif named is not None:
+        held.work_under(route.rules.gate_wire(named[0]), held)
+    recorder = None if got is None else held.recorder
+    work = held.committing = CommittedWork(
+        route, recorder, docs, whole_path(environ), environ["REQUEST_METHOD"], _STEPS
+    )
+    answer = drive(work.begin(named))
+    return Committed(work.transaction.transaction, header, got) if answer is None else answer
+
+
+def _answer(held: FlaskExchange, response: Response) -> Any:
+    """Answer in the view's place: by a replay, or by a problem."""
+    if held.holds and held.recorder.replayed:
+        return held.instead(held.mend(response))
+    return held.instead(response) if response.header(REPLAYED[0]) else reply(response)

@@ -1,0 +1,398 @@
+"""A request and its response, between an ASGI server and an application: the response settles the claim."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any, Final
+
+from ...claim import Claim
+from ...downstream import enter, leave
+from ...errors import ClaimLostError
+from ...web.recorder import Marks, Recorder
+from ...web.request import RequestTooLarge
+from ...web.response import Response
+from ...web.rules import Rule
+from .lifespan import ASGIApp, Message, Receive, Scope, Send
+from .settling import settle
+from .threads import runs_in_thread
+
+CLAIM: Final = "fastdedup.claim"
+RECORDER: Final = "fastdedup.recorder"
+WORK: Final = "fastdedup.committed_work"
+"""The keys of a scope under which a claim is, what becomes of its response, and the work that commits with it."""
+_GRACE: Final = 0.1
+"""Seconds in which an application may stop by itself after the news of the end, before it is cancelled; and until a
+handler that could not be stopped is tried again, because a dependency of it ran in a thread."""
+_GONE: Final[Message] = {"type": "http.disconnect"}
+_CLIENT_GONE: Final = 499
+"""The status that nginx logs for a client that left."""
+_UNSUPPORTED: Final = frozenset(
+    ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
+)
+"""Extensions of ASGI that would send a response past the capture."""
+
+
+class NotSent(Exception):
+    """Ends an application whose response was replaced, because its work was not committed.
+
+    Otherwise its background tasks would run, and dependencies of FastAPI with `yield` would commit.
+    """
+
+
+class AsgiExchange:
+    """Takes the server's place for the application, which gets its `receive` and `send`.
+
+    It keeps the request's body, up to a limit, so that the body can be digested before or after the application reads
+    it. From `hold` on a `Recorder` decides when the response is sent.
+
+    Args:
+        limit: how many bytes of the request's body it keeps.
+    """
+
+    def __init__(self, receive: Receive, send: Send, limit: int) -> None:
+        self._receive = receive
+        self._send = send
+        self._limit = limit
+        # Mutable, of the request: its chunks, how many the application has, their size, and what came after.
+        self._chunks: list[Any] = []
+        self._delivered = 0
+        self._size = 0
+        self._ended = False
+        self._gone = False
+        # Of the claim, once there is one: its response; until the application has ended the scope of its request, the
+        # application and its coroutine; who cancels the handler when the client leaves.
+        self.recorder: Recorder | None = None
+        self._scope: Scope | None = None
+        self._app: ASGIApp | None = None
+        self._running: Any = None
+        self._task: asyncio.Task[Any] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        # What ends the work that clients of HTTP ask for, while the application runs.
+        self._work: Any = None
+        # What the response passes before it comes here, until it is whole: see `ResponseStage`.
+        self.stage: Any = None
+        # Of stopping the handler: how many listen for the end; whether it is being stopped; whether it was cancelled;
+        # the timer after which it is cancelled; the news of the end, and whether the listeners may know it.
+        self._listening = 0
+        self._stopping = False
+        self._cancelled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._news: asyncio.Event | None = None  # made if a handler listens: few do
+        self._told = False
+        # Of the response: its start; whether it broke off because the client was gone; whether it is over.
+        self._start: Message | None = None
+        self._torn = False
+        self._over = False
+
+    # The request
+
+    async def body(self) -> bytes | None:
+        """Return the whole body, or None if the client left before it came.
+
+        Raises:
+            RequestTooLarge: the body exceeds the limit.
+        """
+        while not (self._ended or self._gone) and self._size <= self._limit:
+            self._take(await self._receive())
+        if self._size > self._limit:
+            raise RequestTooLarge
+        if not self._ended:
+            return None
+        chunks = self._chunks
+        return bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
+
+    def _take(self, message: Message) -> None:
+        if message["type"] == "http.disconnect":
+            self._gone = True
+            return
+        chunk = message.get("body", b"")
+        self._size += len(chunk)
+        self._ended = not message.get("more_body", False)
+        if chunk or self._ended:  # there may be any number of empty pieces
+            self._chunks.append(chunk)
+
+    async def receive(self) -> Message:
+        """Give the application the body, and later the end of the connection, once it may know of that."""
+        while self._delivered == len(self._chunks) and not (self._ended or self._gone):
+            self._take(await self._receive())
+        if self._delivered < len(self._chunks):
+            return self._next_chunk()
+        if self.recorder is not None:
+            await self._news_of_the_end(self.recorder)
+        if not (self._gone or self._stopping):
+            if self._watcher is None:
+                return await self._receive()
+            await asyncio.wait([self._watcher])
+        return _GONE
+
+    async def _news_of_the_end(self, recorder: Recorder) -> None:
+        """Wait until the application may know that the client left: a handler that finishes in any case may not."""
+        self._listening += 1
+        self._watch_for_listener(recorder)
+        try:
+            if not self._told:
+                if self._news is None:
+                    self._news = asyncio.Event()
+                await self._news.wait()
+        finally:
+            self._listening -= 1
+
+    def _tell(self) -> None:
+        self._told = True
+        if self._news is not None:
+            self._news.set()
+
+    def _watch_for_listener(self, recorder: Recorder) -> None:
+        """Tell a stream that its client left, because it may be endless, and no retry gets the rest of it."""
+        if recorder.passing and self._listening and self._watcher is None:
+            self._watcher = asyncio.ensure_future(self._watch(recorder))
+
+    def _next_chunk(self) -> Message:
+        chunk = self._chunks[self._delivered]
+        if self._size > self._limit:
+            self._chunks[self._delivered] = b""  # beyond the limit
+        self._delivered += 1
+        more = not self._ended or self._delivered < len(self._chunks)
+        return {"type": "http.request", "body": chunk, "more_body": more}
+
+    # The application
+
+    async def answer(self, response: Response) -> None:
+        """Send a response in the application's place."""
+        await self._send(
+            {"type": "http.response.start", "status": response.status, "headers": list(response.headers)}
+        )
+        await self._send({"type": "http.response.body", "body": response.body})
+
+    def hold(self, scope: Scope, claim: Claim, rule: Rule, docs: str | None, mark: bytes = b"") -> None:
+        """Settle a claim by the response. If the lease is lost, `cancel` stops the handler."""
+        recorder = self.recorder = Recorder(claim, rule, docs, scope["path"], mark)
+        scope[CLAIM], scope[RECORDER] = claim, recorder
+        self._scope = scope
+        claim.settlement.guard(self)  # the task that it cancels and uncancels
+        self.work_under(claim.settlement.store_key)
+        if rule.on_disconnect == "cancel":
+            self._watcher = asyncio.ensure_future(self._watch(recorder))
+
+    def work_under(self, store_key: bytes) -> None:
+        """Make the application's work that of a claim, for the HTTP clients that it uses: see `enter`."""
+        self._work = enter(store_key)
+
+    async def _watch(self, recorder: Recorder) -> None:
+        """When the client leaves, cancel the handler; if it finishes in any case, only tell it."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        if recorder.rule.on_disconnect == "finish":
+            self._tell()
+        elif not recorder.settled:
+            self.cancel()
+
+    def cancel(self) -> bool:
+        """Stop the handler: if it listens for the connection's end, tell it; else cancel it.
+
+        A cancelled Django leaves its view running, but it cancels the view when it hears that the client is gone.
+        Return False for a handler in a thread: it would go on beside a retry, so its end is awaited, and its response
+        kept unless another request has taken over. If only a dependency is in a thread, the handler is stopped later.
+        """
+        in_thread = self._scope is not None and runs_in_thread(self._scope, self._app, self._running)
+        if in_thread and not (self.recorder is not None and self.recorder.passing):
+            self._timer = asyncio.get_running_loop().call_later(_GRACE, self._cancel_again)
+            return False
+        self._stopping = True
+        self._tell()
+        if self._listening:
+            self._timer = asyncio.get_running_loop().call_later(_GRACE, self._cancel)
+        else:
+            self._cancel()
+        return True
+
+    def _cancel_again(self) -> None:
+        recorder = self.recorder
+        if recorder is None or recorder.settled or not self.cancel():
+            return
+        if recorder.claim.lost:
+            recorder.claim.settlement.stopped_body = True
+
+    def _cancel(self) -> None:
+        if self.recorder is None or not self.recorder.settled:
+            self._cancelled = self._task is not None and self._task.cancel()
+
+    def uncancel(self) -> int:
+        """Take back a cancellation by `cancel`; return how many others there are."""
+        if self._task is None:
+            return 0
+        cancelled, self._cancelled = self._cancelled, False
+        return self._task.uncancel() if cancelled else self._task.cancelling()
+
+    async def run(self, app: ASGIApp, scope: Scope) -> None:
+        """Run the application; release the claim unless a response settles it.
+
+        Raises:
+            BaseException: the application's exception, and its cancellation unless that was for the claim.
+        """
+        # By the claim's loop if it is known: Python 3.11 asks the system for each look at the running one.
+        loop = None if self.recorder is None else self.recorder.claim.settlement.gate.connection.loop
+        self._task = asyncio.current_task(loop)
+        self._app = app
+        failure: BaseException | None = None
+        try:
+            running = self._running = app(scope, self.receive, self.send)
+            await running
+        except BaseException as error:  # noqa: BLE001 -- raised again below: a compiled module may not await here
+            failure = None if isinstance(error, NotSent) else error
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            if self.stage is not None:
+                await self.stage.close()
+            if failure is None:
+                await self._ran()
+            elif not await self._broke_off(failure):
+                raise failure
+        finally:
+            failure = None  # its traceback refers to this frame
+            self._scope = self._app = self._running = None  # they refer to this exchange
+            leave(self._work)
+            if self._timer is not None:
+                self._timer.cancel()  # the lease may have been lost meanwhile
+            if self._watcher is not None:
+                self._watcher.cancel()
+            if self.recorder is not None:
+                self.recorder.claim.settlement.unguard()
+
+    async def _ran(self) -> None:
+        recorder = self.recorder
+        if recorder is None:
+            return
+        if recorder.counts_in_part and not self._stopping:
+            await settle(recorder)
+        if recorder.settled:
+            return
+        if await _left(recorder.claim, None):
+            if self._gone and self._stopping:
+                await self._answer_nobody(recorder)
+        else:  # the application has swallowed its cancellation, and has not answered
+            await self._refuse(recorder)
+
+    async def _answer_nobody(self, recorder: Recorder) -> None:
+        """Answer a client that is gone: outer middleware (Starlette's BaseHTTPMiddleware) requires some response."""
+        if not recorder.passing:
+            with suppress(OSError):
+                await self.answer(Response(_CLIENT_GONE, (), b""))
+
+    async def _broke_off(self, error: BaseException) -> bool:
+        """Release the claim. Return whether the error was fastdedup's own, and is dealt with."""
+        recorder = self.recorder
+        if recorder is None:
+            return False
+        cut = self._torn and not self._stopping and isinstance(error, Exception)
+        if cut and recorder.counts_in_part:
+            await settle(recorder)
+            return False
+        if not await _left(recorder.claim, error):
+            await self._refuse(recorder)
+            return True
+        if not (self._cancelled and self.uncancel() == 0):
+            return False
+        await self._answer_nobody(recorder)
+        return True
+
+    # The response
+
+    async def send(self, message: Message) -> None:
+        """Take a message from the application."""
+        if self.stage is not None:
+            await self.stage.send(message)
+            return
+        recorder = self.recorder
+        if recorder is None or self._over:
+            await self._send(message)
+            return
+        kind = message["type"]
+        if kind == "http.response.start":
+            self._start = message
+            headers = message["headers"] = list(message.get("headers", ()))
+            if recorder.start(message["status"], headers):
+                await self._pass_on(recorder)
+        elif kind == "http.response.body" and self._start is not None:
+            if recorder.passing:
+                await self._send_piece(recorder, message)
+            elif recorder.body(message.get("body", b"")):
+                await self._pass_on(recorder)
+                more = message.get("more_body", False)
+                piece = {"type": "http.response.body", "body": recorder.taken(), "more_body": more}
+                await self._send_piece(recorder, piece)
+            elif not message.get("more_body", False):
+                marks = await settle(recorder)
+                self._end()
+                if marks is None:
+                    await self._refuse(recorder)
+                else:
+                    await self._send_whole(recorder, marks)
+        else:
+            await self._send(message)
+
+    async def _send_piece(self, recorder: Recorder, message: Message) -> None:
+        if recorder.passes(len(message.get("body", b""))) or not message.get("more_body", False):
+            await settle(recorder)
+            self._end()
+        await self._send_on(recorder, message)
+
+    async def _pass_on(self, recorder: Recorder) -> None:
+        self._watch_for_listener(recorder)
+        await self._send_on(recorder, self._marked_start(recorder.marks(stored=False)))
+
+    async def _send_whole(self, recorder: Recorder, marks: Marks) -> None:
+        """Send a response that was held back; if the client is gone, its handler goes on."""
+        if self._gone:
+            return
+        try:
+            await self._send(self._marked_start(marks))
+            await self._send({"type": "http.response.body", "body": recorder.taken()})
+        except OSError:
+            self._gone = True
+
+    def _marked_start(self, marks: Marks) -> Message:
+        start = self._start
+        assert start is not None
+        return {**start, "headers": [*start["headers"], *marks]} if marks else start
+
+    async def _send_on(self, recorder: Recorder, message: Message) -> None:
+        """Send a message. If the client is gone, a handler goes on, but a stream must end: it may be endless."""
+        if self._gone and not recorder.passing:
+            return
+        try:
+            await self._send(message)
+        except OSError:
+            self._gone = True
+            if recorder.passing and not recorder.settled:
+                self._torn = True
+                raise
+
+    def _end(self) -> None:
+        self._over = True
+        self._tell()
+
+    async def _refuse(self, recorder: Recorder) -> None:
+        if not recorder.passing:
+            await self.answer(recorder.refusal())
+
+
+async def _left(claim: Claim, error: BaseException | None) -> bool:
+    """Release a claim on the way out. Return False if it was lost."""
+    try:
+        await claim.settlement.leave(error, release=error is None)
+    except ClaimLostError:
+        return False
+    return True
+
+
+def supported(scope: Scope) -> Scope:
+    """Return the scope for the application, without extensions that would bypass the recorder."""
+    extensions = scope.get("extensions")
+    scope = {**scope}
+    if extensions:
+        scope["extensions"] = {name: it for name, it in extensions.items() if name not in _UNSUPPORTED}
+    return scope

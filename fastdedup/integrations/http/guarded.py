@@ -1,0 +1,120 @@
+"""An ASGI application whose requests run under their claim. Main path: `GuardedApp._guarded` → `AsgiExchange.run`."""
+
+from __future__ import annotations
+
+from functools import partial
+from inspect import isawaitable
+from typing import Any, cast
+
+from ...checks import not_a_gate
+from ...claim import Claim
+from ...compiled import mypyc_attr
+from ...gateway import Dedup
+from ...keys import Fingerprint
+from ...web.admit import admit
+from ...web.request import EVERYONE, Request, host_of
+from ...web.response import Response
+from ...web.route_claims import RouteClaims
+from ...web.rules import Rule
+from ..unreached import watch
+from .exchange import CLAIM, AsgiExchange, supported
+from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class GuardedApp:
+    """An ASGI application whose requests run under their claim. It opens the `Dedup` if that is not open yet.
+
+    Raises:
+        ConfigError: `dedup` is not a `fastdedup.Dedup`.
+    """
+
+    def __init__(self, app: ASGIApp, dedup: Any) -> None:
+        if not isinstance(dedup, Dedup):
+            call = "IdempotencyMiddleware(app, dedup) or idempotent(dedup)"
+            raise not_a_gate(dedup, f"dedup in {call}", "fastdedup.Dedup")
+        self.app = app
+        self._lifespan = Lifespan(dedup)
+        # Mutable: was the application searched for FastAPI, whose errors are watched.
+        self._watched = False
+
+    async def _guarded(
+        self, claims: RouteClaims, docs: str | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if not self._watched:
+            self._watched = True
+            watch(scope.get("app", self.app))
+        if CLAIM in scope:
+            # An outer guard has claimed the request, and one response cannot settle two claims.
+            return await self.app(scope, receive, send)
+        exchange = AsgiExchange(receive, send, claims.rule.max_request)
+        claim = partial(self._claim, claims, scope, exchange)
+        try:
+            got = await admit(key_fields(scope), claim, claims.rule, docs)
+        except ClientLeft:  # nothing has happened
+            return None
+        # From here on nothing may come between the claim and `AsgiExchange.run`, which ends its renewal in any case.
+        if got is None:
+            return await self.app(scope, receive, send)
+        if isinstance(got, Response):
+            return await exchange.answer(got)
+        scope = supported(scope)
+        exchange.hold(scope, got, claims.rule, docs)
+        return await exchange.run(self.app, scope)
+
+    async def _claim(self, claims: RouteClaims, scope: Scope, exchange: AsgiExchange, key: str) -> Claim:
+        """Claim a request's key. Its renewal is ended by `AsgiExchange.run`.
+
+        Raises:
+            ClientLeft: its body did not come.
+        """
+        name, mark = await identify(claims.rule, self._lifespan, scope, exchange, key)
+        return await claims.claim(name, mark, owns_renewal=True)
+
+
+async def identify(
+    rule: Rule, lifespan: Lifespan, scope: Scope, exchange: AsgiExchange, key: str
+) -> tuple[str, Fingerprint]:
+    """Open the `Dedup`; return the key of a request's record, and the fingerprint. See `Rule.identify`.
+
+    Raises:
+        ClientLeft: the request's body did not come.
+    """
+    body = await exchange.body()
+    if body is None:
+        raise ClientLeft
+    if not lifespan.is_ready:
+        await lifespan.ready()
+    request = request_of(scope, body)
+    principal: Any = rule.principal(request)
+    if principal is not EVERYONE and type(principal) is not str and isawaitable(principal):
+        principal = await principal
+    return rule.identify(request, principal, key)
+
+
+class ClientLeft(Exception):
+    """The client left before it had sent the whole request."""
+
+
+def key_fields(scope: Scope) -> list[bytes]:
+    """Return the value of each Idempotency-Key line of a request."""
+    return [value for name, value in scope["headers"] if name == b"idempotency-key"]
+
+
+def request_of(scope: Scope, body: bytes) -> Request:
+    """Return the request of an ASGI scope."""
+    path = scope["path"]
+    headers = scope["headers"]
+    mount = scope.get("root_path", "")
+    if mount and not f"{path}/".startswith(mount.rstrip("/") + "/"):
+        path = mount.rstrip("/") + path  # a proxy has removed the mount, and a retry may come past that proxy
+    host = host_of(headers, scope.get("scheme", "http"))
+    return Request(scope["method"].upper(), path, scope["query_string"], headers, body, scope, mount, host)
+
+
+def claim_of(scope: Scope) -> Claim | None:
+    """Return the claim under which a request runs, by its scope (`request.scope`), with its `fence` and `lost`.
+
+    None if the request came without a key.
+    """
+    return cast("Claim | None", scope.get(CLAIM))

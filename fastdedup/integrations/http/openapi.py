@@ -1,0 +1,141 @@
+"""Completes an OpenAPI document for claimed operations: their header, their form field, their problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ...core.settings import Settings
+from ...web import problems
+from ...web.forms import CONTENT_TYPES, FormRefused, Refusal
+from ...web.header import DRAFT
+from ...web.problems import ProblemType
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+MARK = "x-fastdedup"
+"""The key of a header parameter's schema under which its facts are."""
+_FACTS = "x-idempotency"
+"""The key of an operation under which its rules are published."""
+_OF_CLAIMS = [
+    problems.IN_PROGRESS,
+    problems.TOO_LARGE,
+    problems.MISMATCH,
+    problems.UNAVAILABLE,
+]
+_SCHEMA = {
+    "type": "object",
+    "title": "Problem",
+    "description": "RFC 9457",
+    "properties": {
+        "type": {"type": "string", "format": "uri"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+    },
+    "required": ["type", "title", "status"],
+}
+
+
+def describe(app: FastAPI, settings: Settings, max_request: int) -> None:
+    """Have the application's OpenAPI document completed whenever it is made.
+
+    Args:
+        app: the application.
+        settings: the settings of its `Dedup`.
+        max_request: the longest body of a request, in bytes, for operations without a limit of their own.
+    """
+    make = app.openapi
+    defaults = {
+        "lifetime_seconds": settings.ttl,
+        "failure_lifetime_seconds": settings.failure_ttl,
+        "largest_request_bytes": max_request,
+    }
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = make()
+            for operation in _operations(schema):
+                _complete(operation, defaults)
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _operations(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for path in schema.get("paths", {}).values():
+        yield from (operation for operation in path.values() if isinstance(operation, dict))
+
+
+def _complete(operation: dict[str, Any], defaults: dict[str, Any]) -> None:
+    for parameter in operation.get("parameters", ()):
+        mark = parameter.get("schema", {}).pop(MARK, None)
+        if mark is None:
+            continue
+        parameter["schema"] = _text(parameter["schema"])
+        if "field" in mark:
+            parameter["description"] = f"The one-time token, if it is not the form's field {mark['field']!r}."
+            _add_field(operation, mark["field"])
+            _add_refusals(operation)
+        else:
+            facts = {**defaults, **mark["facts"]}
+            operation[_FACTS] = facts
+            parameter["required"] = facts["key"] == "required"
+            parameter["description"] = _about(facts)
+            for problem in _problems_of(facts):
+                _add(operation, problem.status, problem.title, problem)
+
+
+def _text(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a header: a string that may be left out, and never null, which no header can be."""
+    given = {name: fact for name, fact in schema.items() if name != "anyOf"}
+    return {"type": "string", "minLength": 1, **given}
+
+
+def _problems_of(facts: dict[str, Any]) -> list[ProblemType]:
+    """Return the problems that a claimed operation may answer."""
+    missing = [problems.KEY_MISSING] if facts["key"] == "required" else []
+    unknown = [problems.PRINCIPAL_REQUIRED] if facts["caller"] == "required" else []
+    return [*missing, problems.KEY_MALFORMED, *unknown, *_OF_CLAIMS]
+
+
+def _about(facts: dict[str, Any]) -> str:
+    """Describe the header to the author of a client, with the lifetimes, statuses and limits that hold."""
+    kept = ", ".join(facts["replayed_statuses"])
+    return (
+        "A new UUID for each new request, the same one for each retry of it: the operation happens once, and its "
+        f"response is repeated for {facts['lifetime_seconds']:g} s (a 4xx for "
+        f"{facts['failure_lifetime_seconds']:g} s), with Idempotency-Replayed: true. Repeated are the statuses "
+        f"{kept}, and bodies of at most {facts['largest_replayed_response_bytes']} bytes; a request's body has at "
+        f"most {facts['largest_request_bytes']} bytes. While the first request runs: {facts['in_flight']}. "
+        f"See {DRAFT}."
+    )
+
+
+def _add(operation: dict[str, Any], status: int, title: str, problem: ProblemType) -> None:
+    response = operation.setdefault("responses", {}).setdefault(str(status), {"description": title})
+    if title not in response["description"]:
+        response["description"] += f"; {title}"
+    example = {**problem.facts(problem.about)}
+    response.setdefault("content", {})["application/problem+json"] = {"schema": _SCHEMA, "example": example}
+    if status in (409, 503):
+        response["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds"}}
+
+
+def _add_refusals(operation: dict[str, Any]) -> None:
+    for reason in Refusal:
+        refused = FormRefused(reason)
+        problem = ProblemType(f"form-{reason}", refused.status, refused.title, refused.message)
+        _add(operation, refused.status, refused.title, problem)
+
+
+def _add_field(operation: dict[str, Any], field: str) -> None:
+    """Add the token's field to the form's schema, beside the fields that the handler reads."""
+    token = {"type": "object", "properties": {field: {"type": "string", "title": "One-time token"}}}
+    body = operation.setdefault("requestBody", {"content": {}})
+    forms = [kind for kind in CONTENT_TYPES if kind in body["content"]] or CONTENT_TYPES[:1]
+    for kind in forms:
+        given = body["content"].get(kind, {}).get("schema")
+        body["content"][kind] = {"schema": token if given is None else {"allOf": [given, token]}}

@@ -1,0 +1,242 @@
+"""ASGI: a handler's response is held back until its transaction has committed with it.
+
+Main path: `begin_committed` → the handler → `ResponseStage.send` → `AsgiExchange.send`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+from ...claim import Claim
+from ...flows import drive
+from ...tasks import until_done
+from ...web.admit import admit
+from ...web.answers import streams
+from ...web.response import Response
+from .committing import Committed, CommittedWork, DirectSteps, Named, RouteCommits
+from .exchange import WORK, AsgiExchange, NotSent
+from .guarded import key_fields
+from .lifespan import Message, Scope, Send
+
+try:
+    from anyio import CapacityLimiter, to_thread
+except ImportError as error:
+    raise ImportError("fastdedup commits with Starlette's responses: pip install 'fastdedup[web]'") from error
+
+T = TypeVar("T")
+
+
+async def begin_committed(
+    route: RouteCommits,
+    scope: Scope,
+    exchange: AsgiExchange,
+    docs: str | None,
+    identify: Callable[[str], Awaitable[Named]],
+) -> Committed[Any] | Response:
+    """Claim a request's key at the gate and begin its transaction; return what its handler gets.
+
+    A response is the answer in the handler's place. It runs inside of `exchange.run`, which ends what it begins.
+
+    Args:
+        route: the request's route.
+        scope: the request's.
+        exchange: between the server and the application that has the handler.
+        docs: the address of the documentation, which every error links to.
+        identify: returns the request's name and fingerprint for its Idempotency-Key; it reads the body.
+    """
+    header: str | None = None
+    named: Named | None = None
+
+    async def claim(key: str) -> Claim | None:
+        nonlocal header, named
+        header, named = key, await identify(key)
+        return await route.claimed(route.claims.claim(*named))
+
+    got = await admit(key_fields(scope), claim, route.claims.rule, docs)
+    if isinstance(got, Response):
+        return got
+    if got is not None:
+        exchange.hold(scope, got, route.claims.rule, docs)
+        got.settlement.guard(StoppedByOwner(exchange, got))
+    elif named is not None:
+        exchange.work_under(route.rules.gate_wire(named[0]))
+    steps = AWAITED if route.inbox.bridge.is_async else IN_THREADS
+    work = scope[WORK] = CommittedWork(route, exchange.recorder, docs, scope["path"], scope["method"], steps)
+    exchange.stage = ResponseStage(
+        exchange, work
+    )  # it ends the transaction also if this request is cancelled now
+    answer = await work.begin(named)
+    if answer is not None:
+        exchange.stage = None
+        return answer
+    return Committed(work.transaction.transaction, header, got)
+
+
+class StoppedByOwner:
+    """The body of a claim whose row decides: a lost lease stops the handler only if another owner may have it."""
+
+    def __init__(self, exchange: AsgiExchange, claim: Claim) -> None:
+        self._exchange = exchange
+        self._claim = claim
+
+    def cancel(self) -> bool:
+        """See `AsgiExchange.cancel`."""
+        return not self._claim.settlement.lost_in_outage and self._exchange.cancel()
+
+    def uncancel(self) -> int:
+        """See `AsgiExchange.uncancel`."""
+        return self._exchange.uncancel()
+
+
+class ResponseStage:
+    """Stands before an exchange's `send` until the response is whole and its transaction has ended."""
+
+    def __init__(self, exchange: AsgiExchange, work: CommittedWork) -> None:
+        self.work = work
+        self._exchange = exchange
+        # Mutable: the response's start, its body so far, and its size; is another one sent in its place.
+        self._start: Message | None = None
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._replaced = False
+
+    async def send(self, message: Message) -> None:
+        """Take a message from the application.
+
+        Raises:
+            ResultError, ResultTooLargeError: the response cannot be stored, so nothing was committed.
+            NotSent: another response was sent in its place: nothing was committed, or that is unknown.
+        """
+        kind = message["type"]
+        if self._replaced:
+            return  # middleware within may answer NotSent
+        if kind == "http.response.start":
+            self._start, self._chunks, self._size = message, [], 0  # it may replace another one
+            if self.work.transaction.is_open and any(
+                name.lower() == b"content-type" and streams(value) for name, value in message["headers"]
+            ):
+                raise await self.work.refuse("it is a stream")
+        elif kind == "http.response.body" and self._start is not None:
+            await self._take(self._start, message)
+        else:
+            await self._pass_on(message)
+
+    async def _take(self, start: Message, message: Message) -> None:
+        chunk = message.get("body", b"")
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+        if not self.work.transaction.is_open:
+            return await self._leave(start, message.get("more_body", False))
+        if self._size > self.work.rule.max_response:
+            raise await self.work.refuse(self.work.too_large)
+        if message.get("more_body", False):
+            return None
+        headers = list(start["headers"])
+        response = Response(start["status"], headers, b"".join(self._chunks))
+        sent = await self.work.end(response)
+        if sent is response:
+            return await self._leave(start, more_body=False)
+        self._exchange.stage = None
+        await send_response(self._exchange.send, sent)
+        self._replaced = True
+        self._exchange.stage = self
+        raise NotSent
+
+    async def _leave(self, start: Message, more_body: bool) -> None:
+        """Pass the response on, and what comes after it."""
+        self._exchange.stage = None
+        body = b"".join(self._chunks)
+        await self._exchange.send(start)
+        await self._exchange.send({"type": "http.response.body", "body": body, "more_body": more_body})
+
+    async def _pass_on(self, message: Message) -> None:
+        """Pass a message on that is not a part of the response, such as an early hint."""
+        self._exchange.stage = None
+        try:
+            await self._exchange.send(message)
+        finally:
+            self._exchange.stage = self
+
+    async def close(self) -> None:
+        """Roll back what has not ended, because the application has: without a response, or by an error."""
+        self._exchange.stage = None
+        await self.work.roll_back()
+
+
+async def send_response(send: Send, response: Response) -> None:
+    """Send a response by ASGI."""
+    start = {"type": "http.response.start", "status": response.status, "headers": list(response.headers)}
+    await send(start)
+    await send({"type": "http.response.body", "body": response.body, "more_body": False})
+
+
+class AwaitedSteps(DirectSteps):
+    """Runs the flows of async code in the event loop."""
+
+    async def finish(self, flow: Coroutine[Any, Any, T]) -> T:
+        """See `Steps.finish`. A cancelled caller leaves; the flow goes on in a task of its own."""
+        task = asyncio.ensure_future(flow)
+        _going_on.add(task)
+        task.add_done_callback(_ended)
+        return await asyncio.shield(task)
+
+
+def _ended(task: asyncio.Future[Any]) -> None:
+    """Forget a task. Its error is its caller's; if that has left, the next request asks the row what happened."""
+    _going_on.discard(task)
+    if not task.cancelled():
+        task.exception()  # else asyncio would log it as never retrieved
+
+
+class ThreadSteps:
+    """Runs the flows of synchronous code in threads.
+
+    Transactions begin in threads of their own. If all of those wait for one request's row, that request still has
+    threads for its handler and its COMMIT.
+    """
+
+    async def begin(self, flow: Coroutine[Any, Any, T]) -> T:
+        """See `Steps.begin`."""
+        return await in_thread(flow, _limits().beginning)
+
+    async def go_on(self, flow: Coroutine[Any, Any, T]) -> T:
+        """See `Steps.go_on`."""
+        return await in_thread(flow, _limits().ending)
+
+    async def finish(self, flow: Coroutine[Any, Any, T]) -> T:
+        """See `Steps.finish`."""
+        return await in_thread(flow, _limits().ending)
+
+
+class ThreadLimits(NamedTuple):
+    """How many threads may begin transactions at once in an event loop, and how many may end them."""
+
+    beginning: CapacityLimiter
+    ending: CapacityLimiter
+
+
+async def in_thread(flow: Coroutine[Any, Any, T], limiter: CapacityLimiter) -> T:
+    """Run a flow in a thread. A cancelled caller waits for its end, because a thread cannot be stopped."""
+    task = asyncio.ensure_future(to_thread.run_sync(drive, flow, limiter=limiter))
+    await until_done(task)
+    return task.result()
+
+
+def _limits() -> ThreadLimits:
+    loop = asyncio.get_running_loop()
+    found = _limits_of.get(loop)
+    if found is None:
+        found = _limits_of[loop] = ThreadLimits(CapacityLimiter(THREADS), CapacityLimiter(THREADS))
+    return found
+
+
+THREADS: Final = 40
+"""The threads of each kind in an event loop; anyio gives as many to handlers."""
+_limits_of: WeakKeyDictionary[asyncio.AbstractEventLoop, ThreadLimits] = WeakKeyDictionary()
+_going_on: set[asyncio.Future[Any]] = set()
+"""The tasks that end transactions: without a reference the loop would forget them."""
+AWAITED = AwaitedSteps()
+IN_THREADS = ThreadSteps()

@@ -1,0 +1,132 @@
+"""Finds out whether a request's handler runs in a thread. Such a handler cannot be cancelled."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from inspect import isasyncgenfunction, isclass, isfunction, ismethod, unwrap
+from typing import Any
+
+from .late_exits import dependencies_of
+from .lifespan import ASGIApp, Scope
+
+if sys.version_info >= (3, 13):
+    from inspect import iscoroutinefunction
+else:
+    from asyncio import iscoroutinefunction  # as Starlette does: it also knows the mark of older decorators
+
+_WSGI_ADAPTERS = frozenset(("WSGIMiddleware", "WsgiToAsgi", "WsgiToAsgiInstance"))
+"""Classes of a2wsgi, Starlette and asgiref: each runs a WSGI application in a thread."""
+_DJANGO = ("django.core.handlers.asgi", "ASGIHandler")
+_INNER = ("app", "application", "inner")
+"""The attributes in which middleware has its application by custom; the last two are those of Django, Channels."""
+_DEEPEST = 100
+"""The number of middlewares, one in the other, that are looked through."""
+
+
+def runs_in_thread(scope: Scope, app: ASGIApp | None = None, running: Any = None) -> bool:
+    """Return whether a request's handler runs in a thread; False if that is not known.
+
+    If a framework also runs dependencies in a thread, the answer is True until the async handler is seen at work.
+
+    Args:
+        scope: of the request, with the handler that a router has found.
+        app: what the request was passed to.
+        running: the coroutine that `app` returned.
+    """
+    endpoint = scope.get("endpoint")  # of Starlette and FastAPI
+    handler = scope.get("route_handler")
+    if handler is not None and endpoint is None:
+        return _litestar_threads(handler, scope, running)
+    dependant = getattr(_route(scope), "dependant", None)
+    if dependant is not None:
+        threads = any(not is_awaited(one.call) for one in dependencies_of(dependant))
+        return not is_awaited(endpoint) or (threads and not _is_at_work(endpoint, running))
+    if isclass(endpoint):  # Starlette's HTTPEndpoint has a method for each method of HTTP
+        endpoint = getattr(endpoint, scope["method"].lower(), None)
+        return endpoint is not None and not is_async(endpoint)
+    if isfunction(_bare(endpoint)) or ismethod(_bare(endpoint)):
+        return not is_async(endpoint)
+    return _ends_in_thread(app if endpoint is None else endpoint, scope)
+
+
+def _litestar_threads(handler: Any, scope: Scope, running: Any) -> bool:
+    if not hasattr(handler, "sync_to_thread"):  # it mounts an ASGI application
+        return _ends_in_thread(handler.fn, scope)
+    threads = any(one.sync_to_thread for one in handler.resolve_dependencies().values())
+    return bool(handler.sync_to_thread) or (threads and not _is_at_work(handler.fn, running))
+
+
+def is_async(call: Any) -> bool:
+    """Return whether a handler is async, by Starlette's rule: it is an `async def`, or its `__call__` is one."""
+    call = _bare(call)
+    both = (call, type(call).__call__)
+    return not isclass(call) and any(iscoroutinefunction(one) or isasyncgenfunction(one) for one in both)
+
+
+def is_awaited(call: Any) -> bool:
+    """Return whether FastAPI awaits a handler or dependency, and does not run it in a thread.
+
+    It also awaits the result of a decorator's plain function, if the decorated function is async.
+    """
+    return is_async(call) or is_async(unwrap(_bare(call)))
+
+
+def _bare(call: Any) -> Any:
+    while isinstance(call, partial):
+        call = call.func
+    return call
+
+
+def _route(scope: Scope) -> Any:
+    """Return the route of a request, by FastAPI's own entry in the scope if its routers are nested."""
+    return scope.get("fastapi", {}).get("effective_route_context") or scope.get("route")
+
+
+def _is_at_work(call: Any, running: Any) -> bool:
+    """Return whether a coroutine awaits an async function, itself or through others; False if that is not seen."""
+    call = _bare(call)
+    code = getattr(call, "__code__", None) or getattr(type(call).__call__, "__code__", None)
+    while running is not None:
+        frame = getattr(running, "cr_frame", None)
+        if code is not None and frame is not None and frame.f_code is code:
+            return True
+        running = getattr(running, "cr_await", None)
+    return False
+
+
+def _ends_in_thread(app: Any, scope: Scope) -> bool:
+    """Return whether an ASGI application is, or has in it, one that calls its handlers in a thread."""
+    for _ in range(_DEEPEST):
+        kinds = type(app).__mro__
+        if any(kind.__name__ in _WSGI_ADAPTERS for kind in kinds):
+            return True
+        if any((kind.__module__, kind.__name__) == _DJANGO for kind in kinds):
+            return not _has_async_view(scope)
+        app = _inner(app)
+        if app is None:
+            break
+    return False
+
+
+def _inner(app: Any) -> Any:
+    for name in _INNER:
+        found = getattr(app, name, None)
+        if callable(found):
+            return found
+    by_protocol = getattr(app, "application_mapping", None)  # of ProtocolTypeRouter of Channels
+    return by_protocol.get("http") if isinstance(by_protocol, dict) else None
+
+
+def _has_async_view(scope: Scope) -> bool:
+    """Return whether Django's view for a request is async; False if the view is not found."""
+    from asgiref.sync import iscoroutinefunction as is_async_view
+    from django.conf import settings
+    from django.urls import resolve
+
+    mount = settings.FORCE_SCRIPT_NAME or scope.get("root_path", "")
+    try:
+        view = resolve(scope["path"].removeprefix(mount), settings.ROOT_URLCONF).func
+    except Exception:  # noqa: BLE001 -- middleware may choose other patterns, and a converter may raise any error
+        return False
+    return is_async_view(view)

@@ -1,0 +1,1 @@
+"""The part that `prometheus` and `opentelemetry` share: the figures of gates, and their instruments."""

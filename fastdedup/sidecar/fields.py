@@ -1,0 +1,212 @@
+"""The fields of requests, a row each: how a field is read in the Redis protocol, and its type over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field
+
+from ..checks import MAX_SECONDS, MOST_REASON
+from ..errors import ConfigError
+from ..kernel.keyspace import MAX_KEY_BYTES
+from ..kernel.owners import MAX_OWNER_BYTES
+from ..keys import digest
+from ..ledger.ids import MAX_ID
+from ..model import RecordKind, State
+from .ledgers import MAX_IDS
+from .limits import MOST_LISTED, MOST_LISTING_MS
+
+_MAX_MS: Final = round(MAX_SECONDS * 1000)
+_MAX_FENCE: Final = 2**53 - 1
+
+# Values in the Redis protocol
+
+
+def number_of(name: str, data: bytes, least: int = 0) -> int:
+    """Return a whole number: milliseconds, or a fence.
+
+    Raises:
+        ConfigError: it is not a whole number, or is out of bounds.
+    """
+    if (
+        not data.isdigit()
+        or len(data) > 16
+        or not least <= int(data) <= (_MAX_MS if name != "FENCE" else 2**53)
+    ):
+        raise ConfigError(
+            f"{name} must be a whole number of milliseconds from {least} to ten years, got {_shown(data)}"
+        )
+    return int(data)
+
+
+def text_of(name: str, data: bytes) -> str:
+    """Return text from UTF-8.
+
+    Raises:
+        ConfigError: it is not UTF-8.
+    """
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{name} must be UTF-8 text, got {_shown(data)}") from None
+
+
+def fingerprint_of(data: bytes) -> bytes:
+    """Digest what a client sent. UTF-8 is digested as text, so that HTTP and RESP agree; else the bytes are."""
+    try:
+        return digest(data.decode())
+    except UnicodeDecodeError:
+        return digest(data)
+
+
+def _shown(data: bytes) -> str:
+    return repr(data[:32].decode(errors="replace"))
+
+
+# Types over HTTP
+
+
+def _typed(kind: Any, about: str, **bounds: Any) -> Any:
+    return Annotated[kind, Field(description=about, **bounds)]
+
+
+def _text(most: int, about: str) -> Any:
+    return _typed(str, about, min_length=1, max_length=most)
+
+
+def _whole(value: object) -> object:
+    """Return a float without fraction as an int: JSON has one kind of number, in which 5.0 is 5."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _without_most(schema: dict[str, Any]) -> None:
+    """Leave the bound out of the document: a body of more ids may be too large as well, which is another problem."""
+    del schema["maxItems"]
+
+
+_NAME: Final = r"^[A-Za-z0-9_.:/-]{1,64}$"
+Namespace = Annotated[str, Field(pattern=_NAME, description="The sidecar's default one if missing.")]
+Milliseconds = Annotated[int, Field(ge=1, le=_MAX_MS), BeforeValidator(_whole)]
+Wait = Annotated[
+    int,
+    Field(ge=0, le=_MAX_MS, description="Milliseconds to wait for a present owner to settle."),
+    BeforeValidator(_whole),
+]
+_Fence = Annotated[
+    int,
+    Field(ge=0, le=_MAX_FENCE, description="The claim's fence, to be sure that it is that very claim."),
+    BeforeValidator(_whole),
+]
+_VALUE: Final = _typed(Any, "Any JSON; every duplicate gets it.")
+_CALLER: Final = f"Who claims: 1 to {MAX_OWNER_BYTES} bytes of UTF-8. The same owner gets its own claim back."
+_CALL: Final = "Your own name for this call: if its answer was lost, the same name gets it again."
+_FINGERPRINT: Final = (
+    "The request under this key: any JSON. It is always digested, text as text. "
+    "Another value under the same key is a mismatch."
+)
+_REMEMBER: Final = (
+    "The ledger, of the sidecar's settings, that remembers the success. The requests that settle or "
+    "renew the claim name it too."
+)
+_KIND: Final = 'What the key is of; a machine\'s key is its name, "/" and the id.'
+_DIGEST: Final = "The key is # and 32 hexadecimal digits: a list shows a token or a long key so."
+_ID: Final = f"1 to {MAX_ID} bytes of UTF-8; a whole number is the same id as its decimal text."
+_Id = Annotated[Annotated[str, Field(min_length=1, max_length=MAX_ID)] | int, Field(description=_ID)]
+_Ids = Annotated[
+    list[_Id],
+    Field(max_length=MAX_IDS, description=f"At most {MAX_IDS} ids.", json_schema_extra=_without_most),
+]
+
+# The table
+
+
+class WireField(NamedTuple):
+    """A field of requests.
+
+    Attributes:
+        name: its name over HTTP.
+        read: reads its value in the Redis protocol; None for a flag, which has no value.
+        type: its type over HTTP; None if it is no member of a body or query.
+        default: its value over HTTP if it is missing; `...` if it may not be missing. If that is None, the field may
+            be null as well.
+    """
+
+    name: str
+    read: Callable[[str, bytes], object] | None
+    type: Any = None
+    default: Any = ...
+
+    @property
+    def member(self) -> tuple[Any, Any]:
+        """The type and the default value, for a model."""
+        as_it_is = self.default is not None or getattr(self.type, "__origin__", None) is Any
+        return self.type if as_it_is else self.type | None, self.default
+
+
+def _raw(name: str, data: bytes) -> bytes:
+    return data
+
+
+_milliseconds = partial(number_of, least=1)
+
+FIELDS: Final[dict[str, WireField]] = {
+    "key": WireField("key", text_of, _text(MAX_KEY_BYTES, f"1 to {MAX_KEY_BYTES} bytes of UTF-8.")),
+    "owner": WireField("owner", text_of, _text(MAX_OWNER_BYTES, "As the claim said.")),
+    "token": WireField("token", text_of, _text(256, "As `POST /v1/tokens` gave it.")),
+    "result": WireField("result", _raw, _VALUE, None),
+    "error": WireField("error", _raw, _VALUE, None),
+    "lease": WireField("lease", _milliseconds, Milliseconds, None),
+    "ledger": WireField("ledger", _raw),
+    "id": WireField("ids", _raw, _Ids),
+    "NS": WireField("namespace", _raw, Namespace, None),
+    "FP": WireField("fingerprint", lambda name, data: fingerprint_of(data), _typed(Any, _FINGERPRINT), None),
+    "OWNER": WireField("owner", text_of, _text(MAX_OWNER_BYTES, _CALLER), None),
+    "first OWNER": WireField("owner", text_of, _text(MAX_OWNER_BYTES, _CALL), None),
+    "LEASE": WireField("lease", _milliseconds, Milliseconds, None),
+    "TTL": WireField("ttl", _milliseconds, Milliseconds, None),
+    "WAIT": WireField("wait", number_of, Wait, 0),
+    "EPHEMERAL": WireField("ephemeral", None),
+    "REMEMBER": WireField("remember", text_of, _typed(str, _REMEMBER, pattern=_NAME), None),
+    "FENCE": WireField("fence", number_of, _Fence, 0),
+    "TOKEN": WireField("token", None, _typed(bool, "The key is a token that was redeemed."), False),
+    "SUBJECT": WireField(
+        "subject", text_of, _typed(Any, "The user or thing that the token is for: any JSON."), None
+    ),
+    "KIND": WireField("kind", text_of, _typed(RecordKind, _KIND), "claim"),
+    "list KIND": WireField("kind", text_of, Literal["claim", "lock", "token"], None),
+    "DIGEST": WireField("digest", None, _typed(bool, _DIGEST), False),
+    "REASON": WireField(
+        "reason",
+        text_of,
+        _typed(str, "Why, for the audit's line in the log.", max_length=MOST_REASON),
+        None,
+    ),
+    "PREFIX": WireField("prefix", text_of, _typed(str, "How the keys begin.", max_length=MAX_KEY_BYTES), ""),
+    "STATE": WireField("state", text_of, State, None),
+    "OLDER": WireField(
+        "older",
+        number_of,
+        _typed(int, "Milliseconds since the key was acquired, at least.", ge=0, le=_MAX_MS),
+        0,
+    ),
+    "LIMIT": WireField(
+        "limit",
+        _milliseconds,
+        _typed(int, "Stop at so many; the last step may bring some more.", ge=1, le=MOST_LISTED),
+        100,
+    ),
+    "WITHIN": WireField(
+        "within",
+        _milliseconds,
+        _typed(int, "Milliseconds, after which it stops.", ge=1, le=MOST_LISTING_MS),
+        MOST_LISTING_MS,
+    ),
+    # Of an earlier list, to go on from there.
+    "CURSOR": WireField("cursor", text_of, Annotated[str, Field(min_length=1, max_length=4096)], None),
+}
+"""The fields by their words in a command's usage: a positional argument in small letters, an option in capitals.
+
+A verb's own field of that word stands behind the verb's name.
+"""

@@ -1,0 +1,145 @@
+"""The commands of all verbs but FD.CLAIM: each is read by its usage, and its verb's work runs in a task.
+
+The options of a ledger's command stand before the ledger's name. After the name, everything is an id, and an id
+may be any bytes, "OWNER" too. The reply has a 1 for each id that is new (FD.FIRST) or remembered (FD.SEEN), else a 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import orjson
+
+from ...core.calls import ClaimCall
+from ...gateway import Dedup
+from ...kernel.operations import RenewOp
+from ...kernel.verbs import Effect, Verb
+from ..verbs import BEGIN, Change, dedup_of
+from ..wire_verbs import VERBS, Usage, WireVerb
+from .claim_commands import claim_in_task
+from .connection import Command, RespConnection
+from .frames import OK, encode
+from .options import Answerer, CommandOptions, check_count, left_of, read_command, read_options
+from .reply_places import Slot
+
+_ENDING: Final = tuple(verb for verb in Verb if verb.row.effect is Effect.FREES)
+"""Verbs after which the connection holds the key no more."""
+
+
+def answer(
+    verb: WireVerb, value_of: Callable[[Any], Any], connection: RespConnection, options: CommandOptions
+) -> Slot:
+    """Answer a command of a verb; `value_of` makes the reply of what its work has found or done.
+
+    The task ends with the client: no client reads the answer then, so FD.FIRST remembers nothing.
+    """
+    home, begun = BEGIN[verb.name](connection.namespaces, options, connection.peer)
+
+    async def work() -> bytes:
+        return encode(value_of(await begun()), connection.resp3)
+
+    dedup = dedup_of(home)
+    return connection.spawn(work, dedup, verb.name, repeatable=verb.shows, reads=verb.turns)
+
+
+def settle(verb: WireVerb, connection: RespConnection, options: CommandOptions) -> Slot:
+    """Answer FD.COMPLETE, FD.FAIL, FD.RELEASE or FD.RENEW."""
+    home, begun = BEGIN[verb.name](connection.namespaces, options, connection.peer)
+    dedup = dedup_of(home)
+
+    async def work() -> bytes:
+        _note(connection, dedup, await begun())
+        return OK
+
+    return connection.spawn(work, dedup, verb.name)
+
+
+def _note(connection: RespConnection, dedup: Dedup, op: Change) -> None:
+    """Take note of a change of what may be an EPHEMERAL claim."""
+    if isinstance(op, RenewOp):
+        connection.holdings.renew((dedup, op.wire, op.owner), op.lease_ms)
+    elif op.verb in _ENDING:
+        connection.holdings.remove((dedup, op.wire, op.owner))
+
+
+def redeem(verb: WireVerb, connection: RespConnection, options: CommandOptions) -> Slot:
+    """Answer FD.REDEEM: the reply is that of a claim."""
+    dedup = connection.namespaces.dedup(options.namespace)
+    wait = left_of(options.wait)
+
+    def call() -> ClaimCall:
+        return dedup.tokens.redeem_with(options.of_claim(wait()), options.token, options.subject)
+
+    redeems = partial(claim_in_task, connection, dedup, call, options.ephemeral)
+    return connection.spawn(redeems, dedup, verb.name, repeatable=True, waits=bool(options.wait))
+
+
+# Reading a command
+
+_NO_NAMES: Final = frozenset({"OWNER", "NS"})
+"""No ledger is meant by these words, also in a command that does not take such an option: that is a mistake."""
+
+
+def run(
+    usage: Usage,
+    read: Callable[[Usage, list[bytes]], CommandOptions],
+    answerer: Answerer,
+    connection: RespConnection,
+    command: list[bytes],
+) -> Slot:
+    """Read a command of a verb, and answer it."""
+    return answerer(connection, read(usage, command))
+
+
+def read_of_ledger(usage: Usage, command: list[bytes]) -> CommandOptions:
+    """Return the arguments of a ledger's command; errors as of `read_command`."""
+    at = 1
+    names = usage.options | _NO_NAMES
+    while command[at : at + 1] and command[at][:16].decode(errors="replace").upper() in names:
+        at += 2
+    options = read_options(command[:at], 1, usage.options)
+    check_count(command, at - 1 + usage.least)
+    options.ledger, options.ids = command[at], command[at + 1 :]
+    if len(usage.places) == 1:
+        read_options(command, at + 1, frozenset())  # it takes no ids
+    return options
+
+
+# Replies
+
+
+def in_json(found: dict[str, Any] | None) -> bytes | None:
+    """Return facts as JSON, or None for null."""
+    return None if found is None else orjson.dumps(found)
+
+
+def numbers(found: list[bool]) -> list[int]:
+    """Return a 1 or a 0 for each id."""
+    return [int(each) for each in found]
+
+
+_VALUES: Final[dict[str, Callable[[Any], Any]]] = {
+    "issue": lambda found: found["token"],
+    "consume": lambda verdict: verdict.outcome.value,
+    "forget": int,
+    **dict.fromkeys(("get", "list", "ledger"), in_json),
+    **dict.fromkeys(("first", "seen", "forget_id"), numbers),
+}
+
+
+def answerer_of(verb: WireVerb) -> Answerer:
+    """Return what answers the commands of a verb."""
+    if verb.name == "redeem":
+        return partial(redeem, verb)
+    return partial(settle, verb) if verb.of_owner else partial(answer, verb, _VALUES[verb.name])
+
+
+def command_of(verb: WireVerb) -> Command:
+    """Return the command of a verb."""
+    read = read_of_ledger if verb.of_ledger else read_command
+    return partial(run, verb.usage, read, answerer_of(verb))
+
+
+COMMANDS: dict[bytes, Command] = {verb.usage.name: command_of(verb) for verb in VERBS if verb.name != "claim"}

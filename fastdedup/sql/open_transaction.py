@@ -1,0 +1,148 @@
+"""A transaction that one call begins and another one ends, around work that a framework calls.
+
+The order is `begin`, which receives the row; the work; then `commit`, which keeps the work's result in the row, or
+`roll_back`. `Once` has the work as a function, so it needs no such object.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ..keys import Fingerprint
+from .any_inbox import AnyInbox
+from .drivers.base import is_retryable
+from .local_calls import Answer
+from .once import CommitUnknown, OnceRules, is_committed_perhaps, pause_after, prove_commit
+from .receipt import AnyReceipt
+
+log = logging.getLogger("fastdedup.sql")
+
+
+class RolledBackError(Exception):
+    """Ends a transaction whose work has not raised an error: no caller sees it."""
+
+
+class OpenTransaction:
+    """One transaction, and the row that it has received. Its methods are flows; see `fastdedup.flows`.
+
+    Args:
+        inbox: the inbox.
+        begin: begins a transaction; see `Begin` and `SyncBegin`.
+        rules: the rules of the inbox's use, with the gate.
+    """
+
+    def __init__(self, inbox: AnyInbox[Any], begin: Any, rules: OnceRules) -> None:
+        self._inbox = inbox
+        self._begin = begin
+        self._rules = rules
+        self._key = ""
+        # Mutable: what `begin` yields; the block, until its end begins; the row's receipt.
+        self.transaction: Any = None
+        """What `begin` yields: a session or a connection."""
+        self._block: Any = None
+        self._receipt: AnyReceipt | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """True until its end has begun: a COMMIT, or a rollback."""
+        return self._block is not None
+
+    async def begin(self, key: str | None, mark: Fingerprint | None) -> Answer | None:
+        """Begin the transaction, and receive a key in it. None as the key stands for work without a row.
+
+        Return None for the first, whose work may begin; for a duplicate, whose transaction has ended, return a
+        function that returns the first result. If the database ends the transaction, another one is begun.
+
+        Raises:
+            MismatchError: the key has another fingerprint in its row.
+            RetryTransaction: the database has ended every transaction that one call may begin.
+            any other error of `begin` or of the database: there is no transaction.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await self._try(key, mark)
+            except Exception as error:
+                if not is_retryable(error) or attempt >= self._rules.attempts:
+                    raise
+            await self._inbox.bridge.pause(pause_after(attempt))
+
+    async def _try(self, key: str | None, mark: Fingerprint | None) -> Answer | None:
+        block = self._begin()
+        self.transaction = await self._inbox.bridge.enter(block)
+        self._block = block
+        if key is None:
+            return None
+        try:
+            receipt: AnyReceipt = await self._inbox.receive_flow(self.transaction, key, mark)
+            self._rules.check_outermost(receipt.driver)
+            if receipt.first:
+                await receipt.begin_work()
+            else:
+                receipt.replay()  # may raise
+        except BaseException as error:
+            await self.roll_back(error)
+            raise
+        self._key, self._receipt = key, receipt
+        if receipt.first:
+            return None
+        self._block = None
+        await self._inbox.bridge.exit(block, None)
+        return receipt.answer(None)
+
+    async def flush(self) -> None:
+        """Send the database what the work has left in a session of SQLAlchemy; connections have nothing left."""
+        session = self.transaction
+        if not self.is_open or not hasattr(session, "flush"):
+            return
+        if session.new or session.dirty or session.deleted:
+            flushing = session.flush()
+            if self._inbox.bridge.is_async:
+                await flushing
+
+    async def commit(self, result: Any) -> None:
+        """Keep the result in the row, and commit; or roll back and raise.
+
+        Once it has begun, `roll_back` does nothing: a cancelled caller rolls back while this goes on.
+
+        Raises:
+            ResultError, ResultTooLargeError: the result cannot be stored, so nothing is committed.
+            UsageError: the work has ended the transaction.
+            CommitUnknown: the COMMIT's reply was lost.
+            ConfigError: `begin` does not commit; see `prove_commit`.
+            any other error of the database: the transaction is rolled back.
+        """
+        receipt, rules = self._receipt, self._rules
+        block, self._block = self._block, None
+        try:
+            if receipt is not None:
+                await receipt.finish(result, look=not rules.proven)
+        except BaseException as error:
+            await self._roll_back(block, error)
+            raise
+        try:
+            await self._inbox.bridge.exit(block, None)
+        except BaseException as error:
+            if is_committed_perhaps(error):
+                raise CommitUnknown(error) from None
+            raise
+        if receipt is not None:
+            await prove_commit(self._inbox.bridge, self._begin, self._inbox.receive_flow, rules, self._key)
+
+    async def roll_back(self, error: BaseException | None = None) -> None:
+        """Roll the transaction back if it is open, because of an error of the work or without one.
+
+        An error of the rollback is only logged: the database rolls back what is not committed.
+        """
+        block, self._block = self._block, None
+        if block is not None:
+            await self._roll_back(block, RolledBackError() if error is None else error)
+
+    async def _roll_back(self, block: Any, cause: BaseException) -> None:
+        try:
+            await self._inbox.bridge.exit(block, cause)
+        except Exception as failed:
+            if failed is not cause:
+                log.debug("a transaction was not rolled back by its connection", exc_info=failed)

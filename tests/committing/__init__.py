@@ -1,0 +1,1 @@
+"""Endpoints that commit with their work: row, work and response in one transaction."""

@@ -1,0 +1,354 @@
+"""The failure table of an endpoint that commits with its work: each line with real servers that fail at that point.
+
+The lines of a process that dies are in `test_killed_servers.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from fastapi.responses import JSONResponse
+from sqlalchemy import text
+
+from fastdedup import LocalLRU, UnavailableError
+from fastdedup.events import GateBypassed, Replayed
+from fastdedup.integrations.fastapi import Committed
+from fastdedup.integrations.http import settling
+from fastdedup.model import State
+from fastdedup.web.inspection import get_request
+
+from ..gated_inbox.shop import Place, broken, flush
+from ..gated_inbox.times import LEASE
+from ..integrations.desk import problem
+from ..servers import RedisServer
+from .bank import Bank, answering, open_postgres, pay_until_done
+
+Waiter = Callable[..., Awaitable[Any]]
+BRIEF = {"timeout": 0.1}
+PROMPT = 10.0
+"""Seconds: far below the 30 that these tests would wait at the gate, also on a busy machine."""
+
+
+async def state(bank: Bank, key: str) -> State | None:
+    """Return what the gate knows of a request."""
+    record = await get_request(bank.gate, "POST", "/payments", key=key, principal="ann")
+    return None if record is None else record.state
+
+
+async def at_work(bank: Bank, key: str) -> tuple[asyncio.Event, asyncio.Task[Any]]:
+    """Start a request whose handler waits; give the event that lets it go on, and the request's task."""
+    go_on, is_there = asyncio.Event(), asyncio.Event()
+
+    async def act(request: Committed[Any]) -> None:
+        is_there.set()
+        await go_on.wait()
+
+    bank.act = act
+    task = asyncio.create_task(bank.pay(key, key))
+    await is_there.wait()
+    return go_on, task
+
+
+# Before COMMIT: rolled back, and the retry is a first run
+
+
+@pytest.mark.parametrize("how", ["error", "5xx"])
+async def test_what_fails_before_commit_is_rolled_back(
+    how: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    async with open_postgres(mortal_postgres, mortal_redis) as bank:
+        bank.act = answering(LookupError() if how == "error" else JSONResponse({}, 502))
+        assert (await bank.pay(key, key)).status_code >= 500
+        assert (mortal_postgres.effects(key), await state(bank, key)) == (0, State.RELEASED)
+        bank.act = answering(None)
+        answer = await bank.pay(key, key)
+        assert (answer.json(), mortal_postgres.effects(key)) == ({"paid": 1, "run": 2}, 1)
+
+
+async def test_an_owner_that_lost_its_lease_is_rolled_back(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    """Another owner has the key; it waits at the row until the first one is rolled back, and is then the first."""
+    async with open_postgres(mortal_postgres, mortal_redis, gate={"lease": LEASE}) as bank:
+        _, first = await at_work(bank, key)
+        flush(mortal_redis)
+        bank.act = answering(None)
+        second = asyncio.create_task(bank.pay(key, key))
+        problem(await first, "claim-lost", 409)
+        assert (await second).json() == {"paid": 1, "run": 2}
+        assert mortal_postgres.effects(key) == 1
+
+
+async def test_a_lease_lost_at_the_handlers_end_rolls_back(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+) -> None:
+    """Its loss is known, and the handler could not be stopped any more: it has swallowed its cancellation."""
+    async with open_postgres(mortal_postgres, mortal_redis, gate={"lease": LEASE}) as bank:
+
+        async def act(request: Committed[Any]) -> None:
+            flush(mortal_redis)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                return
+
+        bank.act = act
+        problem(await bank.pay(key, key), "claim-lost", 409)
+        assert mortal_postgres.effects(key) == 0
+
+
+# The COMMIT's reply is lost: what the row says
+
+
+async def test_a_lost_reply_of_commit_is_told_and_the_row_answers(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    async with open_postgres(mortal_postgres, mortal_redis) as bank:
+        mortal_postgres.proxy.lose()
+        answer = await bank.pay(key, key)
+        problem(answer, "commit-unknown", 503)
+        assert answer.headers["retry-after"] == "1"
+        again = await bank.pay(key, key)
+        assert (again.status_code, again.json()) == (201, {"paid": 1, "run": 1})
+        assert again.headers["idempotency-replayed"] == "true"
+        assert (bank.runs, mortal_postgres.effects(key)) == (1, 1)
+        assert await state(bank, key) is State.SUCCEEDED
+
+
+async def test_a_commit_that_never_arrived_is_done_by_the_retry(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    async with open_postgres(mortal_postgres, mortal_redis) as bank:
+        mortal_postgres.proxy.cut()
+        problem(await bank.pay(key, key), "commit-unknown", 503)
+        assert mortal_postgres.effects(key) == 0
+        assert (await bank.pay(key, key)).json() == {"paid": 1, "run": 2}
+        assert mortal_postgres.effects(key) == 1
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+async def test_a_database_killed_at_commit_is_asked_by_the_retry(
+    how: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    server, proxy = mortal_postgres.server, mortal_postgres.proxy
+    async with open_postgres(mortal_postgres, mortal_redis) as bank:
+        (proxy.cut if how == "before" else proxy.lose)(server.kill)
+        try:
+            problem(await bank.pay(key, key), "commit-unknown", 503)
+            problem(await bank.pay(key, key), "database-unavailable", 503)
+        finally:
+            server.start()
+        assert (await bank.pay(key, key)).status_code == 201
+        assert (bank.runs, mortal_postgres.effects(key)) == (2 if how == "before" else 1, 1)
+
+
+async def test_a_client_that_leaves_at_commit_leaves_no_half(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+) -> None:
+    """The request is cancelled while its COMMIT runs: that goes on, and the retry gets the row's response."""
+    async with open_postgres(mortal_postgres, mortal_redis) as bank:
+        at_commit = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        gone = threading.Event()
+
+        def leave() -> None:
+            loop.call_soon_threadsafe(at_commit.set)
+            gone.wait(5.0)
+
+        mortal_postgres.proxy.hold(leave)
+        task = asyncio.create_task(bank.pay(key, key))
+        await at_commit.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        gone.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        again = await pay_until_done(bank, key, wait_until)
+        assert (again.status_code, again.json()) == (201, {"paid": 1, "run": 1})
+        assert (bank.runs, mortal_postgres.effects(key)) == (1, 1)
+
+
+# Redis is down, forgets, fails over: the row decides
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+async def test_without_redis_the_row_decides(
+    how: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+) -> None:
+    async with open_postgres(mortal_postgres, mortal_redis, wait=30.0, gate=BRIEF) as bank:
+        with broken(mortal_redis, how):
+            began = time.monotonic()
+            first, again = await bank.pay(key, key), await bank.pay(key, key)
+            other = await bank.pay(key, key, amount=2)
+            assert time.monotonic() - began < PROMPT
+        assert (first.status_code, again.content) == (201, first.content)
+        assert again.headers["idempotency-replayed"] == "true"
+        assert not {"idempotency-replayed", "idempotency-stored"} & first.headers.keys()
+        problem(other, "key-reused", 422)
+        assert [event.inbox for event in bank.bypasses] == ["bank"] * 3
+        assert (bank.runs, mortal_postgres.effects(key)) == (1, 1)
+
+        async def is_mended() -> bool:
+            assert (await bank.pay(key, key)).content == first.content
+            with suppress(UnavailableError):
+                return await state(bank, key) is State.SUCCEEDED
+            return False
+
+        await wait_until(is_mended, description="the row mends the gate")
+
+
+async def test_without_redis_duplicates_wait_at_the_row(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+) -> None:
+    async with open_postgres(mortal_postgres, mortal_redis, gate=BRIEF) as bank:
+        with broken(mortal_redis, "killed"):
+            go_on, first = await at_work(bank, key)
+            second = asyncio.create_task(bank.pay(key, key))
+            await wait_until(mortal_postgres.waiting, description="the second waits for the first's row")
+            go_on.set()
+            assert (await first).content == (await second).content
+        assert (bank.runs, mortal_postgres.effects(key)) == (1, 1)
+
+
+async def test_redis_dies_under_the_work(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate cannot learn of the response; the retry gets it from the row."""
+    monkeypatch.setattr(settling, "HOLD", 0.1)
+    async with open_postgres(mortal_postgres, mortal_redis) as bank:
+
+        async def kill_redis(request: Committed[Any]) -> None:
+            mortal_redis.kill()
+
+        bank.act = kill_redis
+        try:
+            first = await bank.pay(key, key)
+        finally:
+            mortal_redis.start()
+        assert (first.status_code, first.json()) == (201, {"paid": 1, "run": 1})
+        assert "idempotency-stored" not in first.headers  # it is stored, in the row
+        again = await bank.pay(key, key)
+        assert (again.status_code, again.content) == (201, first.content)
+        assert (bank.runs, mortal_postgres.effects(key)) == (1, 1)
+
+
+async def test_a_lease_that_ends_in_an_outage_does_not_stop_the_work(
+    mortal_postgres: Place,
+    mortal_redis: RedisServer,
+    key: str,
+    wait_until: Waiter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gate is away for longer than the lease: the row decides, so the response is committed and sent."""
+    monkeypatch.setattr(settling, "HOLD", 0.1)
+    async with open_postgres(mortal_postgres, mortal_redis, gate={"lease": LEASE, **BRIEF}) as bank:
+        got: list[Committed[Any]] = []
+
+        async def act(request: Committed[Any]) -> None:
+            got.append(request)
+            mortal_redis.kill()
+            assert request.claim is not None
+            claim = request.claim
+            await wait_until(lambda: claim.lost, description="the lease is lost")
+
+        bank.act = act
+        try:
+            first = await bank.pay(key, key)
+        finally:
+            mortal_redis.start()
+        assert (first.status_code, mortal_postgres.effects(key)) == (201, 1)
+        again = await pay_until_done(bank, key, wait_until)
+        assert (again.content, bank.runs) == (first.content, 1)
+
+
+async def test_the_row_answers_when_redis_forgot(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    async with open_postgres(mortal_postgres, mortal_redis) as bank:
+        first = await bank.pay(key, key)
+        flush(mortal_redis)
+        again = await bank.pay(key, key)
+        assert (again.status_code, again.content) == (201, first.content)
+        assert (bank.runs, await state(bank, key)) == (1, State.SUCCEEDED)
+
+
+async def test_a_gate_that_answers_alone_is_no_bypass(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+) -> None:
+    """LocalLRU answers in the outage: the duplicate does not reach the database, and Redis learns of it later."""
+    policy = {"on_unavailable": LocalLRU()}
+    async with open_postgres(mortal_postgres, mortal_redis, gate=policy) as bank:
+        with broken(mortal_redis, "killed"):
+            first, again = await bank.pay(key, key), await bank.pay(key, key)
+            assert again.content == first.content
+            assert not [event for event in bank.events if isinstance(event, GateBypassed)]
+        await wait_until(
+            lambda: [event for event in bank.events if isinstance(event, Replayed)],
+            description="Redis has learnt of it",
+        )
+        assert (bank.runs, mortal_postgres.effects(key)) == (1, 1)
+
+
+async def test_a_record_that_cannot_be_read_is_a_bypass(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    async with open_postgres(mortal_postgres, mortal_redis) as bank:
+        first = await bank.pay(key, key)
+        with mortal_redis.client() as client:
+            names = client.keys(f"{bank.gate.settings.namespace}:http*")
+            assert names
+            for name in names:
+                client.set(name, b"foreign", px=60_000)
+        assert (await bank.pay(key, key)).content == first.content
+        assert len(bank.bypasses) == 1
+
+
+# The database is down
+
+
+@pytest.mark.parametrize("when", ["before", "under the work"])
+async def test_without_a_database_the_answer_is_503(
+    when: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    server = mortal_postgres.server
+    async with open_postgres(mortal_postgres, mortal_redis) as bank:
+
+        async def act(request: Committed[Any]) -> None:
+            if bank.runs == 1 and when != "before":
+                server.kill()
+                await request.session.execute(text("SELECT 1"))
+
+        bank.act = act
+        if when == "before":
+            server.kill()
+        try:
+            answer = await bank.pay(key, key)
+            problem(answer, "database-unavailable", 503)
+            assert answer.headers["retry-after"] == "1"
+            assert await state(bank, key) is State.RELEASED
+        finally:
+            server.start()
+        assert (await bank.pay(key, key)).status_code == 201
+        assert mortal_postgres.effects(key) == 1
+
+
+async def test_a_transaction_that_the_database_ends_is_503(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    """A serialization failure or a deadlock: the retry is a first run."""
+    async with open_postgres(mortal_postgres, mortal_redis) as bank:
+
+        async def act(request: Committed[Any]) -> None:
+            if bank.runs == 1:
+                await request.session.execute(text("DO $$BEGIN RAISE SQLSTATE '40001'; END$$"))
+
+        bank.act = act
+        problem(await bank.pay(key, key), "database-unavailable", 503)
+        assert (await bank.pay(key, key)).json() == {"paid": 1, "run": 2}
+        assert mortal_postgres.effects(key) == 1

@@ -1,0 +1,179 @@
+"""`Commits` used in a wrong way, or beside another dependency: an error, and never work that is lost in silence."""
+
+# No `from __future__ import annotations` here: FastAPI reads the annotations of handlers made in a function.
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import httpx
+import pytest
+from fastapi import Depends, FastAPI, HTTPException
+from sqlalchemy.exc import OperationalError
+from starlette.requests import Request
+
+from fastdedup import ConfigError
+from fastdedup.integrations.fastapi import Claimed, Commits, Committed, everyone
+from fastdedup.integrations.starlette import by_header, commits
+from fastdedup.sql import Inbox
+from fastdedup.sql.once import CommitUnknown
+from fastdedup.sql.open_transaction import OpenTransaction
+from fastdedup.sync.sql import Inbox as BlockingInbox
+
+from ..gated_inbox.times import WEEK
+from ..integrations.desk import client, problem
+from .bank import PAID, Bank, answering
+from .conftest import Open
+from .test_fastapi import is_undone
+
+LOST = OperationalError("SELECT", {}, OSError("gone"), connection_invalidated=True)
+
+
+async def send(app: FastAPI, path: str, key: str | None = "k") -> httpx.Response:
+    """Send a request; an error without a handler is raised."""
+    async with client(app, x_account="ann") as ann:
+        ann._transport = httpx.ASGITransport(app)
+        return await ann.post(path, headers={} if key is None else {"idempotency-key": key})
+
+
+@pytest.mark.parametrize("key", ["k", None])
+@pytest.mark.parametrize("also", ["Commits", "Claimed"])
+async def test_an_operation_has_one_transaction(open_here: Open, also: str, key: str | None) -> None:
+    """Also without a key: one of the two would be left open, and its work lost."""
+    async with open_here() as bank:
+        another: Any = Claimed(principal=everyone)
+        if also == "Commits":
+            another = Commits(Inbox("other", keep=WEEK), begin=bank.sessions.begin, principal=everyone)
+
+        @bank.app.post("/two")
+        async def two(
+            request: Annotated[Committed[Any], bank.depends], other: Annotated[Any, another]
+        ) -> None:
+            await request.session.execute(PAID, {"note": "n"})
+
+        with pytest.raises(ConfigError, match="only one Claimed"):
+            await send(bank.app, "/two", key)
+        assert (await bank.effects(), bank.sessions.kw["bind"].pool.checkedout()) == ([], 0)
+
+
+async def test_a_plain_function_needs_the_synchronous_inbox(open_here: Open) -> None:
+    """It cannot await an async session: its statement would never be sent, and the response would be a success."""
+    async with open_here() as bank:
+
+        @bank.app.post("/plain")
+        def plain(request: Annotated[Committed[Any], bank.depends]) -> None: ...
+
+        with pytest.raises(ConfigError, match=r"plain\(\) is a plain function, and its inbox is async"):
+            await send(bank.app, "/plain")
+
+
+async def test_an_async_handler_needs_the_async_inbox(open_here: Open) -> None:
+    async with open_here() as bank:
+        blocking = Commits(BlockingInbox("bank", keep=WEEK), begin=bank.sessions.begin, principal=everyone)
+
+        @bank.app.post("/async")
+        async def handler(request: Annotated[Committed[Any], blocking]) -> None: ...
+
+        with pytest.raises(ConfigError, match=r"handler\(\) is async, and its inbox is of fastdedup\.sync"):
+            await send(bank.app, "/async")
+
+
+async def test_starlette_checks_the_kind_of_an_endpoint_at_once(open_here: Open) -> None:
+    async with open_here() as bank:
+
+        def plain(request: Request, committed: Committed[Any]) -> None: ...
+
+        decorate = commits(bank.gate, bank.inbox, begin=bank.sessions.begin, principal=by_header("x"))
+        with pytest.raises(ConfigError, match=r"plain\(\) is a plain function"):
+            decorate(plain)
+
+
+def no_context_manager(bank: Bank) -> Callable[[], Any]:
+    """Give a `begin` that is not a context manager."""
+    return lambda: bank.sessions
+
+
+def synchronous(bank: Bank) -> Callable[[], Any]:
+    """Give a synchronous `begin`."""
+
+    @contextmanager
+    def begin() -> Any:
+        yield bank.sessions
+
+    return begin
+
+
+@pytest.mark.parametrize("make", [no_context_manager, synchronous])
+async def test_a_begin_of_another_kind_is_named(open_here: Open, make: Callable[[Bank], Any]) -> None:
+    async with open_here() as bank:
+        bank.use(make(bank))
+        with pytest.raises(ConfigError, match="must return an async context manager, such as"):
+            await send_payment(bank)
+
+
+async def send_payment(bank: Bank) -> httpx.Response:
+    """Send a payment over the other `begin`; an error without a handler is raised."""
+    bank.ann._transport = httpx.ASGITransport(bank.app)
+    return await bank.pay("k", path="/other")
+
+
+@pytest.mark.parametrize("how", ["complete", "fail"])
+async def test_a_handler_cannot_settle_its_claim(open_here: Open, how: str) -> None:
+    """The gate would know of work that is rolled back, and answer the retry without doing it."""
+    async with open_here() as bank:
+
+        async def settle(request: Committed[Any]) -> None:
+            await getattr(request.claim, how)()
+
+        bank.act = settle
+        assert (await bank.pay("k")).status_code == 500
+        assert await is_undone(bank, "k")
+        bank.act = answering(None)
+        assert (await bank.pay("k")).json() == {"paid": 1, "run": 2}
+
+
+async def test_an_error_in_the_exit_of_another_dependency_rolls_back(open_here: Open) -> None:
+    """It comes after the handler, and an exception handler makes a response of it that would be kept."""
+
+    async def late() -> AsyncIterator[None]:
+        yield
+        raise HTTPException(400, "late")
+
+    async with open_here() as bank:
+
+        @bank.app.post("/late")
+        async def handler(
+            first: Annotated[None, Depends(late, scope="function")],
+            request: Annotated[Committed[Any], bank.depends],
+        ) -> None:
+            await request.session.execute(PAID, {"note": "n"})
+
+        for key in ("k", None):
+            assert (await send(bank.app, "/late", key)).status_code == 400
+            assert (await bank.effects(), await bank.rows()) == ([], 0)
+
+
+async def test_an_exception_that_the_handler_chose_is_answered_as_it_says(open_here: Open) -> None:
+    """Its cause is an error of a database, perhaps of another one."""
+    async with open_here() as bank:
+        declined = HTTPException(400, "no")
+        declined.__cause__ = LOST
+        bank.act = answering(declined)
+        assert (await bank.pay("k")).status_code == 400
+        assert await is_undone(bank, "k")
+        bank.act = answering(LOST)
+        problem(await bank.pay("k"), "database-unavailable", 503)
+
+
+async def test_without_a_key_an_unknown_commit_invites_no_repetition(
+    open_here: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(transaction: OpenTransaction, result: Any) -> None:
+        await transaction.roll_back()
+        raise CommitUnknown(LOST)
+
+    monkeypatch.setattr(OpenTransaction, "commit", fail)
+    async with open_here() as bank:
+        answer = await bank.pay(None)
+        assert "may take effect twice" in problem(answer, "commit-unknown", 503)["detail"]
+        assert "retry-after" not in answer.headers

@@ -1,0 +1,324 @@
+"""aiohttp's own server, with handlers under `setup`, on a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from fastdedup import ConfigError, Dedup
+from fastdedup.integrations.aiohttp import Route, by_header, claim_of, everyone, setup
+
+from ..servers import RedisServer
+from ..sql_pages.pages import Page
+
+KEY = {"Idempotency-Key": "order-42"}
+REPLAYED = "Idempotency-Replayed"
+Client = TestClient[web.Request, web.Application]
+Serve = Callable[..., AbstractAsyncContextManager[Client]]
+
+
+@pytest.fixture
+def serve(redis_url: str) -> Serve:
+    @asynccontextmanager
+    async def serve(
+        handler: Any, url: str = redis_url, outer: Any = (), **settings: Any
+    ) -> AsyncIterator[Client]:
+        app = web.Application(middlewares=outer)
+        app.router.add_route("*", "/orders", handler)
+        setup(app, Dedup(url, namespace="shop", timeout=1.0), **{"principal": everyone, **settings})
+        async with TestClient(TestServer(app)) as client:
+            yield client
+
+    return serve
+
+
+async def test_a_request_happens_once_and_its_response_is_replayed(serve: Serve) -> None:
+    bodies, fences = list[Any](), list[int]()
+
+    async def order(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        claim = claim_of(request)
+        assert claim is not None
+        fences.append(claim.fence)
+        response = web.json_response({"number": len(bodies)}, status=201, headers={"X-Shop": "tea ☕"})
+        response.set_cookie("cart", "7")
+        return response
+
+    async with serve(order) as client:
+        first = await client.post("/orders", json={"item": "tea"}, headers=KEY)
+        second = await client.post("/orders", json={"item": "tea"}, headers=KEY)
+        other = await client.post("/orders", json={"item": "tea"}, headers={"Idempotency-Key": "order-43"})
+        another = await client.post("/orders", json={"item": "coffee"}, headers=KEY)
+        for response in (first, second):
+            assert (response.status, await response.json()) == (201, {"number": 1})
+            assert response.headers["X-Shop"] == "tea ☕"
+            assert response.headers["Content-Type"] == "application/json; charset=utf-8"
+            assert response.content_length == len(b'{"number": 1}')
+        assert (REPLAYED in first.headers, second.headers[REPLAYED]) == (False, "true")
+        assert "Set-Cookie" in first.headers
+        assert await other.json() == {"number": 2}
+        assert another.status == 422
+    assert bodies == [{"item": "tea"}] * 2
+    assert fences[0] < fences[1]
+
+
+async def test_requests_without_a_key_and_other_methods_pass_through(serve: Serve) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        assert claim_of(request) is None
+        return web.Response(body=request.method.encode() + await request.read())
+
+    async with serve(handler, docs="/rules") as client:
+        assert await (await client.post("/orders", data=b"1")).read() == b"POST1"
+        assert await (await client.get("/orders", headers=KEY)).read() == b"GET"
+        rules = await client.get("/rules", headers={"Accept": "application/json"})
+        assert (await rules.json())["header"] == "Idempotency-Key"
+        required = await client.post("/elsewhere")
+        assert required.status == 404
+
+
+async def test_of_requests_at_once_one_runs(serve: Serve) -> None:
+    runs, begun, go_on = list[int](), asyncio.Event(), asyncio.Event()
+
+    async def order(request: web.Request) -> web.Response:
+        runs.append(1)
+        begun.set()
+        await go_on.wait()
+        return web.Response(text="done")
+
+    async with serve(order, wait=10.0) as client:
+        twins = [asyncio.create_task(client.post("/orders", data=b"1", headers=KEY)) for _ in range(5)]
+        await begun.wait()
+        go_on.set()
+        answers = [await (await twin).text() for twin in twins]
+    assert (answers, runs) == (["done"] * 5, [1])
+
+
+async def by_read(request: web.Request) -> bytes:
+    return await request.read()
+
+
+async def by_content(request: web.Request) -> bytes:
+    return b"".join([part async for part in request.content.iter_chunked(1000)])
+
+
+async def by_post(request: web.Request) -> bytes:
+    file: Any = (await request.post())["file"]
+    return bytes(file.file.read())
+
+
+async def by_multipart(request: web.Request) -> bytes:
+    part: Any = await (await request.multipart()).next()
+    return bytes(await part.read())
+
+
+@pytest.mark.parametrize("size", [0, 5, 400_000])
+@pytest.mark.parametrize("read", [by_read, by_content, by_post, by_multipart])
+async def test_the_handler_reads_the_body_in_each_way(serve: Serve, read: Any, size: int) -> None:
+    """Of any size: beyond some 130 kB aiohttp's own streams stop the reading of their connection."""
+
+    async def order(request: web.Request) -> web.Response:
+        return web.Response(body=await read(request))
+
+    async with serve(order) as client:
+        data: Any = b"x" * size
+        if read in (by_post, by_multipart):
+            data = aiohttp.FormData(default_to_multipart=True)
+            data.add_field("file", b"x" * size, filename="a.bin")
+        assert await (await client.post("/orders", data=data, headers=KEY)).read() == b"x" * size
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("encoding", ["", "gzip"])
+async def test_bodies_are_compared_however_they_are_sent(serve: Serve, chunked: bool, encoding: str) -> None:
+    async def order(request: web.Request) -> web.Response:
+        return web.Response(body=await request.read())
+
+    async def post(client: Client, body: bytes) -> tuple[int, bytes]:
+        data: Any = gzip.compress(body, mtime=0) if encoding else body
+        if chunked:
+            data = pieces(data)
+        headers = {**KEY, **({"Content-Encoding": encoding} if encoding else {})}
+        answer = await client.post("/orders", data=data, headers=headers)
+        return answer.status, await answer.read()
+
+    async with serve(order) as client:
+        assert [await post(client, b"tea") for _ in range(2)] == [(200, b"tea")] * 2
+        assert (await post(client, b"coffee"))[0] == 422
+
+
+async def pieces(data: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(data), 2):
+        yield data[at : at + 2]
+
+
+async def test_a_middleware_outside_may_read_the_body(serve: Serve) -> None:
+    @web.middleware
+    async def reading(request: web.Request, handler: Any) -> web.StreamResponse:
+        assert await request.read()
+        return await handler(request)  # type: ignore[no-any-return]
+
+    async def order(request: web.Request) -> web.Response:
+        return web.Response(body=await request.read())
+
+    async with serve(order, outer=[reading]) as client:
+        assert await (await client.post("/orders", data=b"tea", headers=KEY)).read() == b"tea"
+        assert (await client.post("/orders", data=b"coffee", headers=KEY)).status == 422
+
+
+@pytest.mark.parametrize("most", [2, 100], ids=["a part", "all"])
+async def test_a_body_that_was_taken_is_told(
+    serve: Serve, most: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else two bodies under one key would be the same request."""
+
+    @web.middleware
+    async def taking(request: web.Request, handler: Any) -> web.StreamResponse:
+        assert await request.content.read(most)
+        return await handler(request)  # type: ignore[no-any-return]
+
+    async with serve(by_read, outer=[taking]) as client:
+        assert (await client.post("/orders", data=b"coffee", headers=KEY)).status == 500
+    assert "has taken the request's body" in caplog.text
+
+
+async def test_a_handler_without_a_response_is_told(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    async def order(request: web.Request) -> None:
+        return None
+
+    async with serve(order) as client:
+        assert (await client.post("/orders", headers=KEY)).status == 500
+    assert "must return a response, got NoneType" in caplog.text
+
+
+async def test_a_response_that_is_raised_is_kept(serve: Serve) -> None:
+    async def order(request: web.Request) -> web.Response:
+        response = web.HTTPSeeOther("/thanks")
+        response.set_cookie("cart", "7")
+        raise response
+
+    async with serve(order) as client:
+        answers = [await client.post("/orders", headers=KEY, allow_redirects=False) for _ in range(2)]
+    assert [(each.status, each.headers["Location"]) for each in answers] == [(303, "/thanks")] * 2
+    assert [REPLAYED in each.headers for each in answers] == [False, True]
+
+
+async def test_a_stream_passes_and_is_not_run_again(serve: Serve) -> None:
+    runs = list[int]()
+
+    async def order(request: web.Request) -> web.StreamResponse:
+        runs.append(1)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for part in (b"one", b"two"):
+            await response.write(part)
+        await response.write_eof()
+        return response
+
+    async with serve(order) as client:
+        assert await (await client.post("/orders", headers=KEY)).read() == b"onetwo"
+        assert (await client.post("/orders", headers=KEY)).status == 409
+    assert runs == [1]
+
+
+async def test_a_large_response_is_sent_and_marked(serve: Serve) -> None:
+    async def order(request: web.Request) -> web.Response:
+        return web.Response(body=b"x" * 2000)
+
+    async with serve(order, max_response=1000) as client:
+        first = await client.post("/orders", headers=KEY)
+        assert (len(await first.read()), first.headers["Idempotency-Stored"]) == (2000, "false")
+        assert (await client.post("/orders", headers=KEY)).status == 409
+
+
+async def test_a_lost_lease_stops_the_handler(serve: Serve, redis_server: RedisServer) -> None:
+    begun, stopped = asyncio.Event(), list[bool]()
+
+    async def order(request: web.Request) -> web.Response:
+        claim = claim_of(request)
+        assert claim is not None
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            stopped.append(claim.lost)
+            raise
+        return web.Response()
+
+    async with serve(order, lease=0.3) as client:
+        answer = asyncio.create_task(client.post("/orders", headers=KEY))
+        await begun.wait()
+        with redis_server.client() as redis:
+            redis.flushall()
+        assert (await answer).status == 409
+    assert stopped == [True]
+
+
+async def test_a_gate_that_is_open_stays_open(redis_url: str) -> None:
+    async with Dedup(redis_url) as dedup:
+        app = web.Application()
+        setup(app, dedup, principal=by_header("x-api-key"))
+        async with TestClient(TestServer(app)):
+            pass
+        assert dedup.is_open
+
+
+@pytest.mark.parametrize(
+    "settings", [{"on_disconnect": "cancel"}, {"routes": [Route("/orders", on_disconnect="cancel")]}]
+)
+def test_a_setting_that_cannot_be_honoured_is_refused(settings: Any) -> None:
+    with pytest.raises(ConfigError, match="handler_cancellation=True"):
+        setup(web.Application(), Dedup("memory://"), principal=everyone, **settings)
+    with pytest.raises(ConfigError, match="dedup"):
+        setup(web.Application(), "redis://", principal=everyone)  # type: ignore[arg-type]
+
+
+async def test_a_client_that_leaves_within_its_body_takes_no_key(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    @web.middleware
+    async def watching(request: web.Request, handler: Any) -> web.StreamResponse:
+        begun.set()
+        try:
+            return await handler(request)  # type: ignore[no-any-return]
+        finally:
+            ended.set()
+
+    async def order(request: web.Request) -> web.Response:
+        return web.Response(text=(await request.read()).decode())
+
+    async with serve(order, outer=[watching]) as client:
+        assert client.port is not None
+        _, writer = await asyncio.open_connection(client.host, client.port)
+        head = (
+            "POST /orders HTTP/1.1\r\nHost: a\r\nIdempotency-Key: order-42\r\nContent-Length: 9\r\n\r\nhalf"
+        )
+        writer.write(head.encode())
+        await writer.drain()
+        await begun.wait()
+        writer.close()
+        await ended.wait()
+        assert await (await client.post("/orders", data=b"whole", headers=KEY)).text() == "whole"
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_the_page_shows_a_program_that_runs(redis_url: str) -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in Page("aiohttp.md").all_blocks("python"):
+        exec(compile(block.replace("redis://localhost:6379/0", redis_url), "docs/aiohttp.md", "exec"), names)
+    async with TestClient(TestServer(names["create_app"]())) as client:
+        order = {"json": {"item": "tea"}, "headers": {**KEY, "X-Api-Key": "k"}}
+        first, second = [await client.post("/orders", **order) for _ in range(2)]  # type: ignore[arg-type]
+        assert await first.json() == await second.json()
+        assert (first.status, second.headers[REPLAYED]) == (201, "true")
+        assert (await client.post("/orders", json={}, headers={"X-Api-Key": "k"})).status == 400
+        assert (await client.post("/orders", json={}, headers=KEY)).status == 400

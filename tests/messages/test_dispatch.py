@@ -1,0 +1,231 @@
+"""`dispatch`: what a poller of any queue is told about its messages."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fastdedup import ConfigError, Dedup, UsageError
+from fastdedup.messages import Action, DeadLetterError, Reason
+from fastdedup.messages.dispatch import Dispatcher, Disposition, SyncDispatcher
+from fastdedup.sync import Dedup as SyncDedup
+
+from ..servers import RedisServer
+from ..waiting import wait_until
+from .test_pages import names_of
+
+
+def key(message: Any) -> Any:
+    return message
+
+
+async def ends(message: Any) -> None:
+    return None
+
+
+async def fails(message: Any) -> None:
+    raise ValueError("no such customer")
+
+
+def seen(found: Disposition) -> tuple[Action, Reason, float]:
+    return found.action, found.reason, found.retry_after
+
+
+ACKED = (Action.ACK, Reason.FIRST, 0.0)
+DUPLICATE = (Action.ACK, Reason.DUPLICATE, 0.0)
+
+
+async def test_the_second_delivery_is_acknowledged_without_work() -> None:
+    """So does the delivery that follows a poller that died before it deleted the message."""
+    async with Dedup("memory://", namespace="m") as dedup:
+        orders = Dispatcher("orders", dedup, key=key)
+        assert seen(await orders.dispatch("a", ends)) == ACKED
+        assert seen(await orders.dispatch("a", fails)) == DUPLICATE
+        assert (orders.counts.first, orders.counts.duplicate) == (1, 1)
+
+
+async def test_poison_is_retried_and_then_a_dead_letter_at_each_delivery() -> None:
+    """A poller that dies before it has laid the message down is told again."""
+    async with Dedup("memory://", namespace="m") as dedup:
+        orders = Dispatcher("orders", dedup, key=key, attempts=2, retry_delay=0.01)
+        assert seen(await orders.dispatch("a", fails)) == (Action.RETRY, Reason.FAILED, 0.01)
+        found = [await orders.dispatch("a", fails) for _ in range(2)]
+        assert [each.action for each in found] == [Action.DEAD_LETTER, Action.DEAD_LETTER]
+        assert [each.reason for each in found] == [Reason.FAILED, Reason.DUPLICATE]
+        assert seen(await orders.dispatch("a", ends, again=True)) == ACKED
+
+
+async def test_a_message_without_key_is_a_dead_letter() -> None:
+    async with Dedup("memory://", namespace="m") as dedup:
+        found = await Dispatcher("orders", dedup, key=key).dispatch(None, ends)
+        assert seen(found) == (Action.DEAD_LETTER, Reason.NO_KEY, 0.0)
+
+
+async def test_a_twin_at_work_is_retried_later_and_a_cancelled_one_is_free() -> None:
+    async with Dedup("memory://", namespace="m") as dedup:
+        orders = Dispatcher("orders", dedup, key=key, wait=0.0, retry_delay=3.0)
+        begun = asyncio.Event()
+
+        async def forever(message: Any) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        running = asyncio.create_task(orders.dispatch("a", forever))
+        await begun.wait()
+        assert seen(await orders.dispatch("a", ends)) == (Action.RETRY, Reason.IN_PROGRESS, 3.0)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        assert seen(await orders.dispatch("a", ends)) == ACKED
+
+
+async def test_a_setting_that_a_dispatcher_does_not_have_is_named() -> None:
+    more: Any = {"grace": 1.0}
+    with pytest.raises(TypeError, match="no setting 'grace'; it has key, inbox, begin"):
+        Dispatcher("orders", Dedup("memory://"), key=key, **more)
+
+
+async def test_a_gate_that_forgets_before_the_queue_is_refused() -> None:
+    orders = Dispatcher("orders", Dedup("memory://", ttl=60.0), key=key)
+    with pytest.raises(ConfigError, match="retention"):
+        orders.check_memory(3600.0, "retention")
+
+
+def told(orders: SyncDispatcher, handler: Callable[[Any], Any], message: Any = "a") -> Any:
+    return seen(orders.dispatch(message, handler))
+
+
+def test_blocking_code_is_told_the_same() -> None:
+    def give_up(message: Any) -> None:
+        raise DeadLetterError("cancelled")
+
+    def divide(message: Any) -> float:
+        return 1 / 0
+
+    with SyncDedup("memory://", namespace="m") as dedup:
+        orders = SyncDispatcher("orders", dedup, key=key, attempts=2, retry_delay=0.1)
+        assert told(orders, divide) == (Action.RETRY, Reason.FAILED, 0.1)
+        assert told(orders, lambda message: None) == ACKED
+        assert told(orders, divide) == DUPLICATE
+        assert told(orders, give_up, "b") == (Action.DEAD_LETTER, Reason.FAILED, 0.0)
+        assert told(orders, divide, "b") == (Action.DEAD_LETTER, Reason.DUPLICATE, 0.0)
+        assert told(orders, divide, None) == (Action.DEAD_LETTER, Reason.NO_KEY, 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            orders.dispatch("c", interrupted)
+        assert told(orders, lambda message: time.monotonic(), "c") == ACKED
+        assert orders.counts.delivered == 8
+        assert seen(orders.dispatch("b", lambda message: None, again=True)) == ACKED
+        assert seen(orders.dispatch("b", divide, again=True)) == DUPLICATE
+
+
+def test_a_failed_attempt_of_blocking_code_keeps_its_key_for_the_delay() -> None:
+    """Or a copy of the message that is here already would spend the next attempt at once."""
+    with SyncDedup("memory://", namespace="m") as dedup:
+        orders = SyncDispatcher("orders", dedup, key=key, wait=0.0, retry_delay=7.0, lease=60.0)
+        assert told(orders, lambda message: 1 / 0) == (Action.RETRY, Reason.FAILED, 7.0)
+        assert told(orders, lambda message: None) == (Action.RETRY, Reason.IN_PROGRESS, 7.0)
+        (record,) = dedup.records().records
+        assert record.lease is not None
+        assert 0.0 < record.lease <= 7.1
+
+
+def test_blocking_code_is_told_that_it_has_no_inbox() -> None:
+    more: Any = {"inbox": object()}
+    with pytest.raises(ConfigError, match="SyncDispatcher takes no inbox: decorate the work by"):
+        SyncDispatcher("orders", SyncDedup("memory://"), key=key, **more)
+
+
+async def test_a_handler_that_is_not_async_is_refused_before_it_works() -> None:
+    """Its work would be done, and then its result awaited in vain: a failed attempt, and the work done again."""
+    done: list[Any] = []
+    blocking: Any = done.append
+    async with Dedup("memory://", namespace="m") as dedup:
+        orders = Dispatcher("orders", dedup, key=key)
+        with pytest.raises(ConfigError, match="the handler must be async def"):
+            await orders.dispatch("a", blocking)
+        assert (done, seen(await orders.dispatch("a", ends))) == ([], ACKED)
+
+
+def test_a_handler_that_returns_a_coroutine_has_done_nothing() -> None:
+    with SyncDedup("memory://", namespace="m") as dedup:
+        orders = SyncDispatcher("orders", dedup, key=key)
+        with pytest.raises(ConfigError, match="not async"):
+            orders.dispatch("a", ends)
+        with pytest.raises(UsageError, match="returned a coroutine, which was never run"):
+            orders.dispatch("a", lambda message: ends(message))
+        assert told(orders, lambda message: None) == ACKED
+
+
+async def test_dispatch_waits_while_the_store_is_away(own_redis: RedisServer) -> None:
+    async with Dedup(own_redis.url, namespace="m", timeout=0.1) as dedup:
+        orders = Dispatcher("orders", dedup, key=key)
+        own_redis.kill()
+        running = asyncio.create_task(orders.dispatch("a", ends))
+        await wait_until(lambda: orders.counts.held, description="it is held")
+        own_redis.start()
+        assert seen(await running) == ACKED
+
+
+def test_blocking_code_gets_a_retry_while_the_store_is_away(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a message that an operator sends again is worked on once the store is back."""
+    monkeypatch.setattr("fastdedup.messages.blocking.HOLD", 0.0)
+    with SyncDedup(own_redis.url, namespace="m", timeout=0.2) as dedup:
+        orders = SyncDispatcher("orders", dedup, key=key, attempts=1)
+        assert told(orders, lambda message: 1 / 0) == (Action.DEAD_LETTER, Reason.FAILED, 0.0)
+        own_redis.freeze()
+        found = orders.dispatch("a", lambda message: None, again=True)
+        own_redis.thaw()
+        assert seen(found) == (Action.RETRY, Reason.UNAVAILABLE, 1.0)
+        while seen(found)[0] is Action.RETRY:
+            found = orders.dispatch("a", lambda message: None, again=True)
+        assert seen(found) == ACKED
+
+
+def interrupted(message: Any) -> None:
+    raise KeyboardInterrupt
+
+
+class Queue:
+    """A queue in memory that delivers each message twice."""
+
+    def __init__(self, *ids: str | None) -> None:
+        self.left = [SimpleNamespace(headers={"order-id": each} if each else {}) for each in ids] * 2
+        self.deleted: list[Any] = []
+        self.dead: list[Any] = []
+
+    async def receive(self, most: int) -> list[Any] | None:
+        found, self.left = self.left[:most], self.left[most:]
+        return found or None
+
+    async def return_after(self, message: Any, seconds: float) -> None:
+        self.left.append(message)
+
+    async def put_dead_letter(self, message: Any, reason: str) -> None:
+        self.dead.append(reason)
+
+    async def delete(self, message: Any) -> None:
+        self.deleted.append(message)
+
+
+async def test_the_page_of_any_queue_runs() -> None:
+    names = names_of("any-queue.md")
+    done: list[str] = []
+
+    async def on_order(message: Any) -> None:
+        done.append(message.headers["order-id"])
+
+    names["on_order"] = on_order
+    queue = Queue("a", "b", None)
+    async with Dedup("memory://", namespace="m") as dedup:
+        await names["consume"](queue, dedup)
+    assert (sorted(done), queue.dead, len(queue.deleted)) == (["a", "b"], ["no_key", "no_key"], 6)
+    with SyncDedup("memory://", namespace="m") as blocking:
+        message = SimpleNamespace(headers={"order-id": "c"})
+        assert names["take"](message, lambda message: None, blocking).action is Action.ACK

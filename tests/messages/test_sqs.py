@@ -1,0 +1,586 @@
+"""Consumers of Amazon SQS, on moto's server and a real Redis behind the gate."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import boto3
+import pytest
+from aiobotocore.session import get_session
+from botocore.config import Config
+
+from fastdedup import ConfigError, Dedup
+from fastdedup.integrations import sqs as of_sqs
+from fastdedup.integrations.sqs import Consumer
+from fastdedup.messages import DeadLetterError
+from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, LEFT_OUT, REASON
+from fastdedup.messages.key_turns import KeyTurns
+from fastdedup.messages.keys import gate_key
+from fastdedup.sql import Inbox
+
+from ..brokers import SqsServer
+from ..servers import free_port
+from ..waiting import wait_until
+from .consumers import at_work, opened
+from .test_pages import names_of, stopped
+from .test_rules import WEEK
+from .test_rules import Shop as Database
+
+ACCESS = {"region_name": "us-east-1", "aws_access_key_id": "none", "aws_secret_access_key": "none"}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_sqs, "_POLL", 0)
+
+
+def client_of(url: str) -> Any:
+    """A client of boto3 that does not wait before it says that its server is away."""
+    config = Config(retries={"max_attempts": 0})
+    return boto3.client("sqs", endpoint_url=url, config=config, **ACCESS)
+
+
+@asynccontextmanager
+async def aio_client_of(url: str) -> AsyncIterator[Any]:
+    """A client of aiobotocore."""
+    async with get_session().create_client("sqs", endpoint_url=url, **ACCESS) as client:
+        yield client
+
+
+class Shop:
+    """A queue, and one for its dead letters."""
+
+    def __init__(
+        self, server: SqsServer, *, fifo: bool = False, redrive: bool = True, seen: str = "30"
+    ) -> None:
+        self.server = server
+        self.client = client_of(server.url)
+        end, kind = (".fifo", {"FifoQueue": "true"}) if fifo else ("", {})
+        self.dead = self.client.create_queue(QueueName=server.name("dead") + end, Attributes=kind)["QueueUrl"]
+        found = self.client.get_queue_attributes(QueueUrl=self.dead, AttributeNames=["QueueArn"])[
+            "Attributes"
+        ]
+        policy = {"deadLetterTargetArn": found["QueueArn"], "maxReceiveCount": 20}
+        more = {"RedrivePolicy": json.dumps(policy)} if redrive else {}
+        self.url = self.client.create_queue(
+            QueueName=server.name("orders") + end, Attributes={"VisibilityTimeout": seen, **kind, **more}
+        )["QueueUrl"]
+
+    def send(self, *orders: str, **more: Any) -> None:
+        for order in orders:
+            self.client.send_message(QueueUrl=self.url, MessageBody=order, **more)
+
+    def left(self, url: str | None = None) -> int:
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        found = self.client.get_queue_attributes(QueueUrl=url or self.url, AttributeNames=names)["Attributes"]
+        return sum(map(int, found.values()))
+
+    def dead_letters(self) -> list[Any]:
+        return self.client.receive_message(  # type: ignore[no-any-return]
+            QueueUrl=self.dead, MaxNumberOfMessages=10, MessageAttributeNames=["All"]
+        ).get("Messages", [])
+
+
+@asynccontextmanager
+async def shop_of(server: SqsServer, **options: Any) -> AsyncIterator[Shop]:
+    yield Shop(server, **options)
+
+
+def see_messages(client: Any, see: Callable[[Any], object]) -> None:
+    """Let a function see, or change, each message that a client of boto3 receives."""
+    whole = client.receive_message
+
+    def receive(**given: Any) -> Any:
+        found = whole(**given)
+        for each in found.get("Messages", ()):
+            see(each)
+        return found
+
+    client.receive_message = receive
+
+
+def text(value: str) -> dict[str, str]:
+    return {"DataType": "String", "StringValue": value}
+
+
+async def test_poison_goes_to_the_redrive_target(sqs: SqsServer, redis_url: str) -> None:
+    shop = Shop(sqs)
+
+    async def handler(message: Any) -> None:
+        if message.body == "a":
+            raise ValueError("no such customer")
+        if AGAIN not in message.attributes:
+            raise DeadLetterError("cancelled")
+
+    shop.send("a", MessageAttributes={name: text(name) for name in "abcdefghij"})
+    shop.send("b", MessageAttributes={"message-id": text("b")})
+    async with opened(redis_url) as dedup:
+        options: Any = {"queue_url": shop.url, "attempts": 2, "retry_delay": 0.0}
+        async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
+            counts = consumer.counts
+            await wait_until(lambda: counts.dead_lettered == 2, description="both are dead letters")
+            await wait_until(lambda: shop.left() == 0, description="both are deleted")
+            shop.send("b", MessageAttributes={"message-id": text("b"), AGAIN: text("1")})
+            await wait_until(lambda: counts.first == 1, description="one is done after all")
+        dead = {each["Body"]: each["MessageAttributes"] for each in shop.dead_letters()}
+        assert (dead["a"][ATTEMPTS]["StringValue"], dead["b"][ATTEMPTS]["StringValue"]) == ("2", "1")
+        assert dead["b"][KEY]["StringValue"] == "b"
+        assert dead["b"][REASON]["StringValue"] == "failed"
+        assert len(dead["a"]) <= 10
+        assert LEFT_OUT in dead["a"]
+
+
+async def test_a_slow_handler_keeps_its_message(sqs: SqsServer, redis_url: str) -> None:
+    """Also if someone sets a shorter timeout of the queue meanwhile: the consumer goes on with its own."""
+    shop, end, begun = Shop(sqs, seen="1"), asyncio.Event(), asyncio.Event()
+
+    async def handler(message: Any) -> None:
+        begun.set()
+        await end.wait()
+
+    async with opened(redis_url) as dedup:
+        options: Any = {"queue_url": shop.url}
+        async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
+            shop.client.set_queue_attributes(QueueUrl=shop.url, Attributes={"VisibilityTimeout": "0"})
+            shop.send("a")
+            await begun.wait()
+            loop = asyncio.get_running_loop()
+            ends = loop.time() + 2.4
+            await wait_until(lambda: loop.time() > ends, description="more than twice the timeout")
+            assert consumer.counts.delivered == 1
+            end.set()
+        assert (consumer.counts.first, shop.left()) == (1, 0)
+
+
+async def test_a_retried_message_of_a_group_blocks_those_after_it(sqs: SqsServer, redis_url: str) -> None:
+    """Also at another consumer. Those after it are in hand meanwhile, and spend no delivery."""
+    shop, begun = Shop(sqs, fifo=True, seen="2"), []
+
+    async def handler(message: Any) -> None:
+        begun.append((message.body, message.system["ApproximateReceiveCount"]))
+        if begun.count(("1", "1")) < 3:
+            raise ValueError("not yet")
+
+    for each in "123":
+        shop.send(each, MessageGroupId="customer", MessageDeduplicationId=each)
+    async with opened(redis_url) as dedup:
+        options: Any = {"queue_url": shop.url, "retry_delay": 1.0}
+        async with (
+            Consumer(shop.client, dedup, **options) as one,
+            Consumer(client_of(sqs.url), dedup, **options) as other,
+            at_work(one, handler),
+            at_work(other, handler),
+        ):
+            await wait_until(lambda: one.counts.first + other.counts.first == 3, description="all are done")
+        assert begun == [("1", "1")] * 3 + [("2", "1"), ("3", "1")]
+        assert shop.left() == 0
+
+
+async def test_a_poison_message_of_a_group_spends_no_attempts_of_those_after_it(
+    sqs: SqsServer, tmp_path: Path
+) -> None:
+    """An inbox without a gate counts deliveries as attempts."""
+    shop, database, begun = Shop(sqs, fifo=True), Database(tmp_path / "shop.db"), []
+
+    async def handler(transaction: Any, message: Any) -> None:
+        begun.append(message.body)
+        if message.body == "1":
+            raise ValueError("no such customer")
+
+    for each in "123":
+        shop.send(each, MessageGroupId="customer", MessageDeduplicationId=each)
+    options: Any = {"queue_url": shop.url, "attempts": 2, "retry_delay": 0.0, "inbox": database.inbox}
+    async with Consumer(shop.client, None, **options) as consumer, at_work(consumer, handler):
+        await wait_until(lambda: consumer.counts.first == 2, description="the others are done")
+    assert (begun, consumer.counts.dead_lettered) == (["1", "1", "2", "3"], 1)
+
+
+async def test_groups_of_a_standard_queue_do_not_wait(sqs: SqsServer, redis_url: str) -> None:
+    """There a group is a tenant of a fair queue, and promises no order. moto leaves it out, so it is put in."""
+    shop, end, begun = Shop(sqs), asyncio.Event(), []
+    see_messages(shop.client, lambda message: message["Attributes"].update(MessageGroupId="tenant"))
+
+    async def handler(message: Any) -> None:
+        begun.append(message.body)
+        await end.wait()
+
+    shop.send("a", "b")
+    async with (
+        opened(redis_url) as dedup,
+        Consumer(shop.client, dedup, queue_url=shop.url) as consumer,
+        at_work(consumer, handler),
+    ):
+        await wait_until(lambda: len(begun) == 2, description="both are at work")
+        end.set()
+
+
+async def test_a_failed_delete_is_told_and_a_duplicate_later(
+    sqs: SqsServer, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = Shop(sqs, seen="1")
+    lost = [{"Failed": [{"Id": "0", "Code": "InternalError", "SenderFault": False}]}]
+    whole = shop.client.delete_message_batch
+    shop.client.delete_message_batch = lambda **given: lost.pop() if lost else whole(**given)
+
+    async def handler(message: Any) -> None:
+        return None
+
+    shop.send("a")
+    async with opened(redis_url) as dedup:
+        options: Any = {"queue_url": shop.url}
+        async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
+            await wait_until(lambda: consumer.counts.duplicate, description="it comes again")
+    assert "because their delete failed: 1, the first by InternalError" in caplog.text
+    assert (consumer.counts.first, shop.left()) == (1, 0)
+
+
+async def test_a_queue_without_a_place_for_dead_letters_is_refused(sqs: SqsServer, redis_url: str) -> None:
+    shop = Shop(sqs, redrive=False)
+    async with opened(redis_url) as dedup:
+        with pytest.raises(ConfigError, match="has no RedrivePolicy: SQS deletes what is settled"):
+            await Consumer(shop.client, dedup, queue_url=shop.url).__aenter__()
+        async with Consumer(shop.client, dedup, queue_url=shop.url, dead_letter=shop.dead):
+            pass
+        with pytest.raises(ConfigError, match="after 20 deliveries"):
+            await Consumer(shop.client, dedup, queue_url=Shop(sqs).url, attempts=21).__aenter__()
+        for url in (shop.url, f"{shop.dead}.fifo"):
+            with pytest.raises(ConfigError, match="dead_letter must be another queue of the same kind"):
+                Consumer(shop.client, dedup, queue_url=shop.url, dead_letter=url)
+        with pytest.raises(ConfigError, match="client must be an SQS client"):
+            Consumer(object(), dedup, queue_url=shop.url)
+
+
+class Relay:
+    """A port before a server, which can be closed: moto's server forgets its queues if it ends itself."""
+
+    def __init__(self, server: SqsServer) -> None:
+        self.server = server
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.pipes: list[asyncio.StreamWriter] = []
+
+    async def open(self) -> None:
+        self.listening = await asyncio.start_server(self.serve, "127.0.0.1", self.port)
+
+    async def close(self) -> None:
+        self.listening.close()
+        for pipe in self.pipes:
+            pipe.close()
+        await self.listening.wait_closed()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind, before = await asyncio.open_connection("127.0.0.1", self.server.port)
+        self.pipes += [writer, before]
+        with suppress(OSError):
+            await asyncio.gather(copy(reader, before), copy(behind, writer))
+
+
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    finally:
+        writer.close()
+
+
+async def test_an_outage_of_sqs_pauses_the_consumer(
+    sqs: SqsServer, redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler goes on meanwhile. Its delete fails, so its message is a duplicate later."""
+    monkeypatch.setattr("fastdedup.messages.consumer._AWAY_PAUSE", 0.02)
+    shop, relay, end, begun = Shop(sqs, seen="2"), Relay(sqs), asyncio.Event(), []
+
+    async def handler(message: Any) -> None:
+        begun.append(message.body)
+        if message.body == "a":
+            await end.wait()
+
+    shop.send("a")
+    await relay.open()
+    async with opened(redis_url) as dedup:
+        options: Any = {"queue_url": shop.url}
+        async with Consumer(client_of(relay.url), dedup, **options) as consumer, at_work(consumer, handler):
+            await wait_until(lambda: begun == ["a"], description="it is begun")
+            await relay.close()
+            await wait_until(lambda: consumer.is_paused, description="it is paused")
+            end.set()
+            await wait_until(
+                lambda: "their delete failed: 1" in caplog.text, description="its delete has failed"
+            )
+            shop.send("b")
+            await relay.open()
+            await wait_until(lambda: consumer.counts.first == 2, description="the next one is done")
+            await wait_until(lambda: consumer.counts.duplicate == 1, description="the first comes again")
+            assert not consumer.is_paused
+        await relay.close()
+    assert (begun, shop.left()) == (["a", "b"], 0)
+
+
+async def test_a_handler_that_outlives_grace_is_cancelled_and_its_message_is_visible_at_once(
+    sqs: SqsServer, redis_url: str
+) -> None:
+    shop, begun = Shop(sqs), asyncio.Event()
+
+    async def handler(message: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    shop.send("a")
+    async with opened(redis_url) as dedup:
+        options: Any = {"queue_url": shop.url, "grace": 0.05}
+        async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
+            await begun.wait()
+        (back,) = shop.client.receive_message(QueueUrl=shop.url)["Messages"]
+        assert back["Body"] == "a"
+        claim = await dedup.claim(gate_key(consumer.name, back["MessageId"]))
+        assert claim.acquired
+        await claim.release()
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["boto3", "aiobotocore"])
+async def test_messages_of_a_run_that_is_cancelled_as_it_receives_come_again(
+    sqs: SqsServer, redis_url: str, is_async: bool
+) -> None:
+    """After the queue's visibility timeout."""
+    shop, done, received, go_on = Shop(sqs, seen="1"), [], threading.Event(), threading.Event()
+
+    async def handler(message: Any) -> None:
+        done.append(message.body)
+
+    shop.send("a")
+    client = aio_client_of(sqs.url) if is_async else nullcontext(shop.client)
+    async with client as own, opened(redis_url) as dedup:
+        hold_replies(own, received, go_on)
+        async with Consumer(own, dedup, queue_url=shop.url) as consumer:
+            running = asyncio.create_task(consumer.run(handler))
+            await wait_until(received.is_set, description="a message was received")
+            running.cancel()
+            go_on.set()
+            await asyncio.wait([running])
+            assert running.cancelled()
+        async with Consumer(own, dedup, queue_url=shop.url) as consumer, at_work(consumer, handler):
+            await wait_until(lambda: consumer.counts.first == 1, description="it is done")
+    assert done == ["a"]
+
+
+def hold_replies(client: Any, received: threading.Event, go_on: threading.Event) -> None:
+    """Let a client's receive return late."""
+    whole = client.receive_message
+
+    def receive(**given: Any) -> Any:
+        found = whole(**given)
+        received.set()
+        assert go_on.wait(10.0)
+        return found
+
+    async def receive_async(**given: Any) -> Any:
+        found = await whole(**given)
+        received.set()
+        await wait_until(go_on.is_set, description="it may go on")
+        return found
+
+    client.receive_message = receive_async if of_sqs._is_async(client) else receive
+
+
+async def test_messages_that_wait_for_a_slow_one_are_not_delivered_again(
+    sqs: SqsServer, redis_url: str
+) -> None:
+    shop, end, begun = Shop(sqs, fifo=True, seen="1"), asyncio.Event(), []
+
+    async def handler(message: Any) -> None:
+        begun.append(message.body)
+        await end.wait()
+
+    received: list[str] = []
+    see_messages(shop.client, lambda message: received.append(message["Body"]))
+    for each in "0123456789":
+        shop.send(each, MessageGroupId="customer", MessageDeduplicationId=each)
+    async with opened(redis_url) as dedup:
+        options: Any = {"queue_url": shop.url}
+        async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
+            await wait_until(lambda: begun, description="the first is at work")
+            loop = asyncio.get_running_loop()
+            ends = loop.time() + 2.5
+            await wait_until(lambda: loop.time() > ends, description="more than twice the timeout")
+            end.set()
+            await wait_until(lambda: consumer.counts.first == 10, description="all are done")
+    assert begun == received == list("0123456789")
+    assert shop.left() == 0
+
+
+async def test_a_receipt_handle_that_is_no_longer_valid_ends_nothing(
+    sqs: SqsServer, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither at a delete nor at a retry: here an operator purges the queue meanwhile."""
+    shop = Shop(sqs)
+
+    async def handler(message: Any) -> None:
+        if message.body != "c":
+            shop.client.purge_queue(QueueUrl=shop.url)
+        if message.body == "b":
+            raise ValueError("no such customer")
+
+    async with opened(redis_url) as dedup:
+        options: Any = {"queue_url": shop.url}
+        async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
+            counts = consumer.counts
+            shop.send("a")
+            await wait_until(lambda: "by ReceiptHandleIsInvalid" in caplog.text, description="it is logged")
+            shop.send("b")
+            await wait_until(lambda: counts.retried == 1, description="one failed")
+            shop.send("c")
+            await wait_until(lambda: counts.first == 2, description="the consumer goes on")
+
+
+def test_a_binary_attribute_is_a_key() -> None:
+    """As text: with `str()` a publisher in another language would get another key."""
+    attributes = {"message-id": b"7f3c", "order-id": b"\xff"}
+    message = of_sqs.SqsMessage("id", "body", attributes, {}, {})
+    assert (of_sqs.identity(message), of_sqs.attribute("order-id")(message)) == ("7f3c", "ff")
+
+
+async def test_an_error_with_a_character_that_sqs_refuses_is_a_dead_letter(
+    sqs: SqsServer, redis_url: str
+) -> None:
+    shop = Shop(sqs)
+
+    async def handler(message: Any) -> None:
+        raise DeadLetterError("no such customer: \x00")
+
+    shop.send("a")
+    async with opened(redis_url) as dedup:
+        options: Any = {"queue_url": shop.url}
+        async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
+            await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
+    (dead,) = shop.dead_letters()
+    assert dead["MessageAttributes"][ERROR]["StringValue"].endswith("no such customer: \ufffd")
+
+
+async def test_a_turn_ends_with_a_consumer_that_ends_by_the_message_before() -> None:
+    turns, begun, scope = KeyTurns(), [], anyio.CancelScope()
+
+    async def second() -> None:
+        with scope:
+            async with turns.of("customer"):
+                begun.append("second")
+
+    async with anyio.create_task_group() as tasks:
+        async with turns.of("customer"):
+            tasks.start_soon(second)
+            await anyio.wait_all_tasks_blocked()
+        scope.cancel()  # in the step in which the second message gets its turn
+    assert begun == []
+
+
+class Reopened(Database):
+    """A database that another process has made."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.away = self.lose_commit = False
+        self.inbox = Inbox("billing", keep=WEEK, begin=self.begin)
+
+
+async def bill(transaction: Any, message: Any) -> None:
+    await transaction.execute("INSERT INTO work VALUES (?)", (message.body,))
+
+
+WORKER = """
+import asyncio, sys
+from pathlib import Path
+from fastdedup import Dedup
+from fastdedup.integrations.sqs import Consumer
+from tests.messages.test_sqs import Reopened, bill, client_of
+
+async def forever(*given):
+    if len(given) > 1:
+        await bill(*given)
+    print("begun", flush=True)
+    await asyncio.Event().wait()
+
+async def main(server, redis, url, path, kind):
+    inbox = Reopened(Path(path)).inbox if path else None
+    async with Dedup(redis, namespace="m", timeout=5.0) as dedup:
+        gate = None if kind == "inbox" else dedup
+        async with Consumer(client_of(server), gate, queue_url=url, inbox=inbox) as consumer:
+            await consumer.run(forever)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@contextmanager
+def dying(server: SqsServer, redis_url: str, shop: Shop, path: str, kind: str) -> Iterator[None]:
+    """A worker that is killed within the handler of the one message of its queue."""
+    root = Path(__file__).parents[2]
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, server.url, redis_url, shop.url, path, kind],
+        stdout=subprocess.PIPE,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert worker.stdout is not None
+    try:
+        assert worker.stdout.readline() == b"begun\n"
+        yield
+    finally:
+        worker.kill()
+        worker.wait()
+        worker.stdout.close()
+
+
+@pytest.mark.parametrize("kind", ["gate", "inbox"])
+async def test_a_killed_workers_message_is_worked_on_as_its_visibility_ends(
+    sqs: SqsServer, redis_url: str, tmp_path: Path, kind: str
+) -> None:
+    """Not as the gate's lease of 30 s ends. With an inbox the effect is there once: the killed worker's is undone."""
+    shop, database, done = Shop(sqs, seen="2"), Database(tmp_path / "shop.db"), []
+    has_inbox = kind != "gate"
+    shop.send("a")
+
+    async def handler(*given: Any) -> None:
+        done.append(given[-1].body)
+        if has_inbox:
+            await bill(*given)
+
+    with dying(sqs, redis_url, shop, str(database.path) if has_inbox else "", kind):
+        assert database.effects() == 0
+    options: Any = {"queue_url": shop.url, "inbox": database.inbox if has_inbox else None}
+    async with (
+        opened(redis_url) as dedup,
+        Consumer(shop.client, None if kind == "inbox" else dedup, **options) as consumer,
+        at_work(consumer, handler),
+    ):
+        await wait_until(lambda: consumer.counts.first, description="it is done")
+        assert (consumer.counts.delivered, consumer.counts.retried) == (1, 0)
+    assert (done, database.effects(), shop.left()) == (["a"], int(has_inbox), 0)
+
+
+async def test_the_page_of_sqs_runs(sqs: SqsServer, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop, done = Shop(sqs), []
+    url = "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"
+    names = names_of("sqs.md", redis=redis_url, **{url: shop.url})
+    monkeypatch.setattr(boto3, "client", lambda kind: shop.client)
+
+    async def on_order(message: Any) -> None:
+        done.append(message.body)
+
+    names["on_order"] = on_order
+    shop.send("a")
+    running = asyncio.create_task(names["main"]())
+    made = names["create"](shop.client, sqs.name("made"))
+    async with Dedup(redis_url, namespace="m") as dedup, Consumer(shop.client, dedup, queue_url=made):
+        pass
+    await wait_until(lambda: done == ["a"] and shop.left() == 0, description="it is done")
+    await stopped(running)

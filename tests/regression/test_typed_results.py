@@ -1,0 +1,418 @@
+"""A typed result never runs the work again, and never comes back as another value without an error."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sqlite3
+import warnings
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime, time
+from enum import Enum
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
+
+import pytest
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ImportString, field_validator, model_validator
+from pydantic_core import core_schema
+
+from fastdedup import ConfigError, Dedup, FailedError, ResultError, ResultWarning
+from fastdedup.sync import Dedup as SyncDedup
+from fastdedup.sync.sql import Inbox
+from fastdedup.testing import inbox_database
+
+from ..kinds import returning
+
+if TYPE_CHECKING:
+    from .nowhere import Missing
+
+
+def key_of(key: str) -> str:
+    return key
+
+
+# A result whose own code raises an error
+
+
+class Uncomparable:
+    """Like an array: comparing two of them raises an error."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("the truth value is ambiguous \ud800")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        writer = core_schema.plain_serializer_function_ser_schema(lambda value: value.number)
+        return core_schema.no_info_after_validator_function(
+            cls, core_schema.int_schema(), serialization=writer
+        )
+
+
+@dataclass
+class Deep:
+    inner: Deep | None = None
+
+
+def chain(length: int) -> Deep | None:
+    value = None
+    for _ in range(length):
+        value = Deep(value)
+    return value
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = [None]
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def called_at_depth(depth: int, call: Callable[[], Any]) -> Any:
+    return call() if depth == 0 else called_at_depth(depth - 1, call)
+
+
+RAISING: list[tuple[Any, Any, int, str]] = [
+    (Uncomparable, Uncomparable(1), 0, "ValueError: the truth value is ambiguous"),
+    (Deep, chain(100), 700, "RecursionError"),
+    (Any, nested(250), 450, "RecursionError"),
+]
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "depth", "why"), RAISING, ids=["comparing", "deep", "deep in a deep stack"]
+)
+def test_work_is_done_once_if_its_result_raises_an_error(
+    declared: Any, value: Any, depth: int, why: str
+) -> None:
+    with SyncDedup("memory://") as dedup:
+        work = dedup.once(key=key_of)(returning(declared, value, is_async=False))
+        with pytest.raises(ResultWarning) as told:
+            called_at_depth(depth, lambda: work("k"))
+        assert told.value.result is value
+        with pytest.raises(FailedError, match=why):
+            work("k")
+
+
+async def test_so_it_is_in_async_code() -> None:
+    async with Dedup("memory://") as dedup:
+        value = Uncomparable(1)
+        work = dedup.once(key=key_of)(returning(Uncomparable, value))
+        with pytest.raises(ResultWarning):
+            await work("k")
+        with pytest.raises(FailedError, match="ambiguous"):
+            await work("k")
+
+
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    with inbox_database(Inbox("billing", keep=60.0)) as made:
+        yield made
+
+
+def test_so_it_is_in_an_inbox(connection: sqlite3.Connection) -> None:
+    @contextmanager
+    def begin() -> Iterator[sqlite3.Connection]:
+        with connection:
+            yield connection
+
+    work = Inbox("billing", keep=60.0).once(lambda transaction, key: key, begin=begin)(
+        returning(Uncomparable, Uncomparable(1), is_async=False, before=True)
+    )
+    with pytest.raises(ResultWarning):
+        work("k")
+    with pytest.raises(FailedError, match="ambiguous"):
+        work("k")
+
+
+# Where the declared type is looked for
+
+
+def helping(dedup: SyncDedup) -> Callable[[Callable[..., Any]], Any]:
+    def helper(function: Callable[..., Any]) -> Any:
+        Local = int  # noqa: F841, N806 -- of the same name as the type of the function that it decorates
+        return dedup.once(key=lambda *args: "k")(function)
+
+    return helper
+
+
+def test_a_helpers_own_names_are_not_the_types_of_the_function_that_it_decorates() -> None:
+    @dataclass
+    class Local:
+        number: int
+
+    with SyncDedup("memory://") as dedup:
+
+        @helping(dedup)
+        def work() -> Local:
+            return Local(1)
+
+        assert [work(), work()] == [Local(1)] * 2
+
+
+def test_a_partial_finds_a_type_that_is_defined_in_a_function() -> None:
+    @dataclass
+    class Local:
+        number: int
+
+    def work(number: int) -> Local:
+        return Local(number)
+
+    with SyncDedup("memory://") as dedup:
+        once = dedup.once(key=lambda *args: "k")(functools.partial(work, 7))
+        assert [once(), once()] == [Local(7)] * 2
+
+
+# Callers that wait for each other in one process
+
+
+def test_a_caller_that_waited_does_not_share_the_result_of_the_first(tmp_path: Path) -> None:
+    """It gets what any other duplicate gets: if that is an error, then not the object of the first caller."""
+    inbox = Inbox("billing", keep=60.0)
+    begun, may_end = Event(), Event()
+
+    @contextmanager
+    def begin() -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(tmp_path / "file")) as connection, connection:
+            yield connection
+
+    def work(transaction: Any, key: str) -> Any:
+        begun.set()
+        assert may_end.wait(10)
+        return {1, 2}
+
+    def answer(call: Future[Any]) -> type:
+        return type(call.exception(10) or call.result())
+
+    with (
+        inbox_database(inbox, path=tmp_path / "file"),
+        SyncDedup("memory://") as gate,
+        ThreadPoolExecutor() as threads,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        once = inbox.once(lambda transaction, key: key, begin=begin, gate=gate, wait=5.0)(work)
+        first = threads.submit(once, "k")
+        assert begun.wait(10)
+        others = [threads.submit(once, "k") for _ in range(3)]
+        may_end.set()
+        assert first.result(10) == {1, 2}
+        assert [answer(each) for each in others] == [FailedError] * 3
+
+
+# Values that `==` calls equal, although they are not the same
+
+
+DIFFERENT: list[tuple[Any, Any]] = [
+    (datetime, datetime(2026, 10, 25, 2, 30, fold=1)),
+    (time, time(2, 30, fold=1)),
+    (complex, complex(-0.0, 1)),
+    (deque[int], deque([1], maxlen=1)),
+    (defaultdict[str, list[int]], defaultdict(dict, a=[1])),
+    (defaultdict[str, int], defaultdict(None, a=1)),
+]
+
+
+@pytest.mark.parametrize(("declared", "value"), DIFFERENT, ids=repr)
+def test_a_difference_that_equality_leaves_out_is_told(declared: Any, value: Any) -> None:
+    with SyncDedup("memory://") as dedup:
+        work = dedup.once(key=key_of)(returning(declared, value, is_async=False))
+        with pytest.raises(ResultWarning):
+            work("k")
+        with pytest.raises(FailedError, match="another content"):
+            work("k")
+
+
+ALIKE: list[tuple[Any, Any]] = [
+    (deque[int], deque([1])),
+    (defaultdict[str, list[int]], defaultdict(list, a=[1])),
+    (complex, complex(math.nan, -0.0)),
+]
+
+
+@pytest.mark.parametrize(("declared", "value"), ALIKE, ids=repr)
+def test_without_that_difference_it_comes_back(declared: Any, value: Any) -> None:
+    with SyncDedup("memory://") as dedup:
+        work = dedup.once(key=key_of)(returning(declared, value, is_async=False))
+        assert [repr(work("k")), repr(work("k"))] == [repr(value)] * 2
+
+
+# Types that can never come back, or that the stored bytes could choose
+
+
+class Kind(Enum):
+    CAT = "cat"
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+
+
+class Loading(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    load: ImportString[Any]
+
+    @model_validator(mode="before")
+    @classmethod
+    def checked(cls, value: Any) -> Any:
+        return value
+
+
+NEVER: list[tuple[Any, str]] = [
+    (dict[tuple[int, str], int], "a key that is a tuple"),
+    (list[dict[Point, int]], "a key that is a dataclass"),
+    (dict[frozenset[int], int], "a key that is a frozenset"),
+    (Literal[b"a"], "the literal b'a'"),
+    (Literal[Kind.CAT], "the literal <Kind.CAT"),
+    (ImportString, "ImportString"),
+    (Loading | None, "ImportString"),
+]
+
+
+@pytest.mark.parametrize(("declared", "what"), NEVER, ids=str)
+def test_it_is_refused_when_it_decorates(declared: Any, what: str) -> None:
+    with SyncDedup("memory://") as dedup, pytest.raises(ConfigError, match=f"cannot come back.*{what}"):
+        dedup.once(key=key_of)(returning(declared, None, is_async=False))
+
+
+class Pet(BaseModel):
+    kind: Annotated[Literal[Kind.CAT], BeforeValidator(Kind)]
+
+
+def test_a_type_that_a_validator_of_its_own_brings_back_is_not_refused() -> None:
+    with SyncDedup("memory://") as dedup:
+        work = dedup.once(key=key_of)(returning(Pet, Pet(kind=Kind.CAT), is_async=False))
+        assert [work("k"), work("k")] == [Pet(kind=Kind.CAT)] * 2
+
+
+# Another type than the one that a result was stored for
+
+
+class Row(TypedDict):
+    number: int
+    label: NotRequired[str]
+
+
+CHANGED: list[Any] = [int, str, bool, None, list[str], dict[str, str], Row, Literal["a"], list[int] | None]
+
+
+@pytest.mark.parametrize("declared", CHANGED, ids=str)
+def test_a_type_that_became_plain_json_does_not_get_another_types_result(declared: Any) -> None:
+    with SyncDedup("memory://") as dedup:
+        dedup.once(key=key_of)(returning(Point, Point(1), is_async=False))("k")
+        work = dedup.once(key=lambda key: f"{key}")(returning(declared, 7, is_async=False))
+        with pytest.raises(ResultError, match="another version of this type"):
+            work("k")
+
+
+@pytest.mark.parametrize("declared", [Any, dict, dict[str, int], list[int] | dict[str, int]], ids=str)
+def test_it_gets_the_json_if_that_is_of_the_type(declared: Any) -> None:
+    with SyncDedup("memory://") as dedup:
+        dedup.once(key=key_of)(returning(Point, Point(1), is_async=False))("k")
+        assert dedup.once(key=lambda key: f"{key}")(returning(declared, 7, is_async=False))("k") == {"x": 1}
+
+
+@pytest.mark.parametrize("value", [2**70, {"a": 1}], ids=str)
+def test_plain_json_comes_back_as_it_was_also_if_the_declared_type_is_another(value: Any) -> None:
+    with SyncDedup("memory://") as dedup:
+        for declared in (str, Point):
+            work = dedup.once(key=lambda key: f"{key}")(returning(str, value, is_async=False))
+            assert [work("k"), work("k")] == [value, value]
+            assert dedup.once(key=key_of)(returning(declared, 7, is_async=False))("k") == value
+
+
+WRONG: list[tuple[Any, Any]] = [
+    ({"a": 1}, dict[str, str]),
+    (["a"], list[int]),
+    ([1, None], list[int]),
+    ({"x": 1}, Row),
+    ({"number": 1, "label": 2}, Row),
+    ("c", Literal["a", "b"]),
+    (1, Literal[True]),
+    ({"a": [{"number": "1"}]}, dict[str, list[Row]]),
+]
+
+
+@pytest.mark.parametrize(("value", "declared"), WRONG, ids=str)
+def test_replay_looks_at_the_parts_of_plain_json(value: Any, declared: Any) -> None:
+    with SyncDedup("memory://") as dedup:
+        dedup.claim("k").complete(value)
+        with pytest.raises(ResultError, match="was completed with"):
+            dedup.claim("k").replay(declared)
+
+
+def test_replay_takes_parts_of_the_type() -> None:
+    value = {"a": [{"number": 1}, {"number": 2, "label": "b", "more": None}]}
+    with SyncDedup("memory://") as dedup:
+        dedup.claim("k").complete(value)
+        for declared in (dict[str, list[Row]], dict[str, list[dict[str, int | str | None]]], dict[str, Any]):
+            assert dedup.claim("k").replay(declared) == value
+
+
+# Errors that say where
+
+
+@dataclass
+class Item:
+    price: float
+    more: Any = None
+
+
+class Even(BaseModel):
+    number: int
+
+    @field_validator("number")
+    @classmethod
+    def checked(cls, value: int) -> int:
+        if value % 2:
+            raise ValueError("only even numbers")
+        return value
+
+
+WHERE: list[tuple[Any, Any, str]] = [
+    (list[Item], [Item(1.5), Item(1)], r"content in \[1\]\.price, which would be a float"),
+    (Item, Item(1.5, {"a": {"b": (1,)}}), r"content in \.more\.a\.b, which would be a list"),
+    (dict[str, Item], {"ann@example.org": Item(1)}, r"content in \[…\]\.price, which"),
+    (tuple[Even, ...], (Even.model_construct(number=1),), r"\[0\]\.number: Value error, only even numbers"),
+    (set[float], {1}, r"another content\. Declare"),
+]
+
+
+@pytest.mark.parametrize(("declared", "value", "where"), WHERE, ids=str)
+def test_the_warning_says_where_a_result_differs(declared: Any, value: Any, where: str) -> None:
+    with SyncDedup("memory://") as dedup:
+        work = dedup.once(key=key_of)(returning(declared, value, is_async=False))
+        with pytest.raises(ResultWarning, match=where) as told:
+            work("k")
+        assert "ann" not in str(told.value)
+        with pytest.raises(FailedError, match=where):
+            work("k")
+
+
+def test_the_warning_says_that_a_name_is_known_to_type_checkers_alone() -> None:
+    def work(key: str) -> Missing:
+        return Point(1)
+
+    with SyncDedup("memory://") as dedup:
+        once = dedup.once(key=key_of)(work)
+        with pytest.raises(
+            ResultWarning, match="declared type 'Missing' has a name that is not known at run time"
+        ):
+            once("k")
+
+
+@pytest.mark.parametrize("around", [classmethod, property])
+def test_what_cannot_be_called_is_refused_when_it_decorates(around: Callable[[Any], Any]) -> None:
+    """It was a TypeError at the first call."""
+    with SyncDedup("memory://") as dedup, pytest.raises(ConfigError, match="below @classmethod"):
+        dedup.once(key=lambda *args: "k")(around(key_of))

@@ -1,0 +1,67 @@
+"""The only way in which async tests wait: for a predicate to come true. `programs.until` is for code that blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext, suppress
+from typing import Any, TypeVar
+
+from fastdedup import Claim, Dedup, UnavailableError
+
+T = TypeVar("T")
+
+
+async def wait_until(
+    predicate: Callable[[], Any], *, description: str | Callable[[], str], deadline: float = 20.0
+) -> Any:
+    """Return what the predicate, plain or async, returns once that is true."""
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + deadline
+    while loop.time() < ends:
+        value = predicate()
+        if inspect.isawaitable(value):
+            value = await value
+        if isinstance(value, Claim) or value:  # a claim has no truth value
+            return value
+        await asyncio.sleep(0.002)
+    said = description if isinstance(description, str) else description()
+    raise AssertionError(f"waited {deadline:g} s in vain: {said}")
+
+
+async def acquired(
+    dedup: Dedup, key: str, *, deadline: float = 20.0, is_away: bool = False, **options: Any
+) -> Claim:
+    """Claim a key until it is acquired, as another caller does; return the claim. `is_away`: the store may be."""
+
+    async def claimed() -> Claim | None:
+        with suppress(UnavailableError) if is_away else nullcontext():
+            claim = await dedup.claim(key, **options)
+            return claim if claim.acquired else None
+        return None
+
+    claim: Claim = await wait_until(claimed, description=f"{key} is acquired", deadline=deadline)
+    return claim
+
+
+async def is_answered(call: Awaitable[Any]) -> bool:
+    """Return whether the store answers a call."""
+    try:
+        await call
+    except UnavailableError:
+        return False
+    return True
+
+
+async def answered(ask: Callable[[], Awaitable[T]]) -> T:
+    """Call until the store answers, like a client after a 503; return its answer."""
+    answers: list[T] = []
+
+    async def asked() -> bool:
+        with suppress(UnavailableError):
+            answers.append(await ask())
+        return bool(answers)
+
+    await wait_until(asked, description="the store answers")
+    return answers[0]
