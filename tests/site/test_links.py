@@ -16,7 +16,7 @@ from scripts.mkdocs_outside import CODE, links_of, outside_files, path_of, place
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
-READ = [*PAGES, "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
+READ = [*PAGES, "README.md", "README.zh-CN.md", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
 
 
 def named(nav: Any) -> Iterator[str]:

@@ -24,9 +24,10 @@ from fastdedup.integrations.redis_streams import _entries
 from fastdedup.testing import swapped
 
 from ..sql_pages.pages import DOCS, Page, statements
+from ..waiting import wait_until
 
 URL = "redis://localhost:6379/0"
-PAGES = ["index.md", "choosing.md", "concepts.md", "outages.md", "errors.md", "security.md"]
+PAGES = ["index.md", "choosing.md", "claims.md", "concepts.md", "outages.md", "errors.md", "security.md"]
 PAGES += sorted(f"recipes/{path.name}" for path in (DOCS / "recipes").glob("*.md"))
 START = Page("start.md")
 
@@ -100,9 +101,7 @@ async def test_a_key_that_is_freed_meanwhile_is_never_done(redis_url: str) -> No
     assert names["placed"] == []
 
 
-async def test_old_and_new_consumers_side_by_side_do_each_message_once(
-    redis_url: str, wait_until: Callable[..., Any]
-) -> None:
+async def test_old_and_new_consumers_side_by_side_do_each_message_once(redis_url: str) -> None:
     """Each message comes twice. One was done long ago, and a new consumer died with another one.
 
     An old consumer has failed with one and freed its key, and another old consumer has one in hand.
@@ -268,9 +267,7 @@ def test_a_write_with_a_lower_fence_changes_no_row() -> None:
         assert database.execute("SELECT body FROM report").fetchall() == [("second, again",)]
 
 
-async def test_release_2_buries_what_has_failed_more_often_than_it_tries(
-    redis_url: str, wait_until: Callable[..., Any]
-) -> None:
+async def test_release_2_buries_what_has_failed_more_often_than_it_tries(redis_url: str) -> None:
     """Six attempts of release 1 are more than the five of release 2: no handler runs."""
     names = migration(redis_url)
     redis, dedup, stream, runs = names["redis"], names["dedup"], f"orders-{uuid.uuid4().hex}", []

@@ -19,8 +19,8 @@ DIRECTIVES = {
 INTEGRATIONS = [
     f"fastdedup.integrations.{path.stem}"
     for path in sorted((ROOT / "fastdedup" / "integrations").iterdir())
-    if (path.is_dir() and not path.name.startswith("_"))
-    or (path.is_file() and re.search(r"^__all__ = ", path.read_text("utf-8"), re.MULTILINE))
+    if (source := path / "__init__.py" if path.is_dir() else path).is_file()
+    and re.search(r"^__all__ = ", source.read_text("utf-8"), re.MULTILINE)
 ]
 NEED_SETTINGS = (
     "fastdedup.integrations.django",
