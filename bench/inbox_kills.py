@@ -18,7 +18,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -182,11 +182,12 @@ class Consumer(Forked):
 
 
 class Broker:
-    """Delivers each message twice, and again what was not acknowledged."""
+    """Delivers each message twice, or `copies` times, and again what was not acknowledged."""
 
-    def __init__(self, run: Run, kills: int) -> None:
+    def __init__(self, run: Run, kills: int, copies: int = 2) -> None:
         self._run = run
         self._kills = kills
+        self._copies = copies
         # Mutable: what is to be delivered, by when; the consumers; the counts.
         self._queue: list[tuple[float, int, str]] = []
         self._order = 0
@@ -227,7 +228,8 @@ class Broker:
             return None
         message = f"message-{self.published}"
         self.published += 1
-        self._put(message, now + random.choice((0.0, 0.0, 0.002, 0.05)))  # its second delivery
+        for _ in range(1, self._copies):
+            self._put(message, now + random.choice((0.0, 0.0, 0.002, 0.05)))
         return message
 
     def _put(self, message: str, at: float) -> None:
@@ -291,10 +293,14 @@ class Tally:
 
 
 def measure(name: str, kills: int, database: PostgresDatabase, url: str) -> Tally:
-    """Kill consumers of one way; count. No other thread may run in this process, as it forks."""
-    way = WAYS[name]
+    """Kill consumers of one of `WAYS`; count. See `measure_way`."""
+    return measure_way(WAYS[name], kills, database, url)
+
+
+def measure_way(way: Way, kills: int, database: PostgresDatabase, url: str, copies: int = 2) -> Tally:
+    """Kill consumers; count. No other thread may run in this process, because it forks."""
     make_tables(database)
-    broker = Broker(lambda wire: consume(way, database, url, wire), kills)
+    broker = Broker(lambda wire: consume(way, database, url, wire), kills, copies)
     gc.freeze()
     began = time.perf_counter()
     broker.deliver()
@@ -311,14 +317,19 @@ def measure(name: str, kills: int, database: PostgresDatabase, url: str) -> Tall
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.inbox_kills", description=__doc__)
+    print_tallies("python -m bench.inbox_kills", __doc__, WAYS)
+
+
+def print_tallies(program: str, about: str | None, ways: Mapping[str, Way], copies: int = 2) -> None:
+    """Measure the ways that a command names, and print a table."""
+    parser = argparse.ArgumentParser(prog=program, description=about)
     parser.add_argument("--kills", type=int, default=KILLS, help="of each way; %(default)s by default")
-    parser.add_argument("--way", choices=WAYS, action="append", help="only this way; may be given again")
+    parser.add_argument("--way", choices=ways, action="append", help="only this way; may be given again")
     arguments = parser.parse_args()
     print("| | kills | messages | deliveries | lost | doubled | seconds |\n|---|---|---|---|---|---|---|")
-    for name in arguments.way or WAYS:
+    for name in arguments.way or ways:
         with PostgresServer(durable=True) as server, private_server() as url:
-            tally = measure(name, arguments.kills, server.fresh(), url)
+            tally = measure_way(ways[name], arguments.kills, server.fresh(), url, copies)
         figures = f"{tally.kills:,} | {tally.messages:,} | {tally.deliveries:,} | {tally.lost:,} | {tally.doubled:,}"
         print(f"| {name} | {figures} | {tally.seconds:.0f} |", flush=True)
 

@@ -184,6 +184,46 @@ async def idempotency_kit(setting: Setting) -> AsyncIterator[Ops]:
 
 
 @asynccontextmanager
+async def idemkit(setting: Setting) -> AsyncIterator[Ops]:
+    """The package idemkit: a claim is its backend's, a cycle its decorated function, with its local cache."""
+    from idemkit import MethodConfig, RedisBackend, idempotent
+
+    client = redis_client(setting)
+    backend = RedisBackend(client, namespace=setting.namespace)
+    config = MethodConfig(
+        key_fields=["order"],
+        scope=lambda: setting.namespace,
+        lease_ttl_seconds=LEASE_S,
+        expires_after_seconds=60.0,
+        use_local_cache=True,
+    )
+    firsts: set[str] = set()  # filled by the function, because a caller cannot tell whether it ran
+
+    @idempotent(backend=backend, config=config)
+    async def pay(order: str) -> str:
+        firsts.add(order)
+        return result_of(order)
+
+    async def cycle(key: str) -> bool:
+        await pay(key)
+        won = key in firsts
+        firsts.discard(key)
+        return won
+
+    async def replay(key: str) -> bool:
+        result = await pay(key)
+        return as_expected(key, key in firsts, result)
+
+    async def claim(key: str) -> bool:
+        return (await backend.claim(key, "", 1, LEASE_S)).our_claim_token is not None
+
+    try:
+        yield Ops(claim, cycle, replay)
+    finally:
+        await backend.aclose()  # its client too
+
+
+@asynccontextmanager
 async def powertools(setting: Setting) -> AsyncIterator[Ops]:
     """AWS Lambda Powertools' Redis layer: blocking, so it is called from `width` threads."""
     from aws_lambda_powertools.utilities.idempotency import IdempotencyConfig, idempotent_function
@@ -281,6 +321,7 @@ BATCHED = Contestant("redis-py, batches by hand", batched, (1, 4))
 COREDIS = Contestant("coredis SET NX PX", coredis, (1, 8, 32))
 VALKEY_GLIDE = Contestant("valkey-glide SET NX PX", valkey_glide)
 IDEMPOTENCY_KIT = Contestant("idempotency-kit", idempotency_kit, (0, 32))
+IDEMKIT = Contestant("idemkit", idemkit, (0, 8, 32))
 POWERTOOLS = Contestant("aws-lambda-powertools", powertools, (1, 8, 64), unit="threads")
 UNTUNED = Contestant("fastdedup, default gc", ours, tuned=False)
 PURE = Contestant("fastdedup, pure Python", pure_python)
@@ -288,10 +329,10 @@ IN_LISTS = Contestant("fastdedup, claim_many of 256", in_lists, (1, 4), unit="li
 UNCACHED = Contestant("fastdedup, known duplicates off", partial(ours, known_duplicates=0.0))
 
 CLIENTS_ONLY = (COREDIS, VALKEY_GLIDE)
-LIBRARIES = (IDEMPOTENCY_KIT, POWERTOOLS)
+LIBRARIES = (IDEMPOTENCY_KIT, IDEMKIT, POWERTOOLS)
 
 EVERYONE = (REDIS_BENCHMARK, REDIS_PY, BATCHED, *CLIENTS_ONLY, *LIBRARIES, FASTDEDUP, UNTUNED, PURE, IN_LISTS)
 ONE_CALL_EACH = (REDIS_PY, *CLIENTS_ONLY, *LIBRARIES, FASTDEDUP)
 FULL_CYCLE = (REDIS_PY, *LIBRARIES, FASTDEDUP)
-REPLAYING = (REDIS_PY, IDEMPOTENCY_KIT, FASTDEDUP, UNCACHED)
+REPLAYING = (REDIS_PY, IDEMPOTENCY_KIT, IDEMKIT, FASTDEDUP, UNCACHED)
 KEEPING_RECORDS = (REDIS_PY, *LIBRARIES, FASTDEDUP)

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter
 from bench.contest import OURS
 from bench.inbox import BY_HAND, PEER
 from bench.pairs import ABOVE
-from bench.peers import COREDIS, IDEMPOTENCY_KIT, POWERTOOLS, REDIS_PY, VALKEY_GLIDE
+from bench.peers import COREDIS, IDEMKIT, IDEMPOTENCY_KIT, POWERTOOLS, REDIS_PY, VALKEY_GLIDE
 from bench.report import Report
 
 mpl.use("Agg")
@@ -35,6 +35,7 @@ COLOURS = {  # the colour of each contestant in every plot
     COREDIS.name: "#9aa0a6",
     VALKEY_GLIDE.name: "#17a2a2",
     IDEMPOTENCY_KIT.name: "#8c6bb1",
+    IDEMKIT.name: "#2e8540",
     POWERTOOLS.name: "#d08c00",
 }
 

@@ -2,8 +2,10 @@
 
 import os
 import platform
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,10 @@ from redis.asyncio import Redis
 from bench.contest import GC_THRESHOLDS, Plan, Row, Table, cells
 from fastdedup.compiled import build
 
+CODE = Path(__file__).parents[1]
 PACKAGES = (
     *("fastdedup", "redis", "hiredis", "uvloop", "orjson", "uvicorn", "httptools"),
-    *("coredis", "valkey-glide", "idempotency-kit", "aws-lambda-powertools"),
+    *("coredis", "valkey-glide", "idempotency-kit", "idemkit", "aws-lambda-powertools"),
 )
 CAVEATS = (
     "Compare ratios within this run. Absolute figures belong to this machine, and vary from run to run.",
@@ -72,7 +75,19 @@ async def machine(plan: Plan) -> dict[str, str]:
         }
         | {package: _version(package) for package in PACKAGES}
         | {"fastdedup": f"{_version('fastdedup')}, {build()}"}
+        | {"date": datetime.now(UTC).date().isoformat(), "commit": _commit()}
     )
+
+
+def _commit() -> str:
+    """Return the commit that is measured; "" outside of a clone, or if its code was changed after it."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        done = subprocess.run(command, cwd=CODE, capture_output=True, text=True, check=False)
+        return "changed" if done.returncode else done.stdout.strip()
+
+    return "" if git("status", "--porcelain", "fastdedup", "lua") else git("rev-parse", "--short=8", "HEAD")
 
 
 def _cpu_model() -> str:

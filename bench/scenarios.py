@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bench.cluster import cluster, cluster_steps
+from bench.committing import committing, committing_steps
 from bench.contest import BASELINE, SCENARIOS, Contestant, Row, Scenario, Table, contest, turns
 from bench.frozen import frozen, frozen_steps
 from bench.growth import growth, growth_steps, soak, soak_steps
@@ -80,6 +81,7 @@ JOBS = (
     Job("sidecar", sidecar, sidecar_steps, needs_private=True),  # counts the keys that its claims leave
     Job("held", held, held_steps, needs_private=True),  # its keys would pile up
     Job("web", web, web_steps, needs_private=True),  # other programs' keys have no namespace
+    Job("committing", committing, committing_steps, needs_private=True),  # it starts a database of its own
     Job("inbox", inbox, inbox_steps, needs_private=True),  # these three start databases of their own
     Job("inbox-storm", inbox_storm, inbox_storm_steps, needs_private=True),
     Job("inbox-purge", inbox_purge, inbox_purge_steps, needs_private=True),

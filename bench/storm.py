@@ -46,7 +46,8 @@ def storm_steps(run: Run) -> int:
 async def storm(run: Run) -> Table:
     notes = (
         "Every replay is compared with its key's first result.",
-        "idempotency-kit also completes the 5 % that are first: its coordinator offers no claim alone.",
+        "idempotency-kit and idemkit also complete the 5 % that are first: a claim alone replays nothing there.",
+        "idemkit has its local cache of results, as fastdedup has its cache of known duplicates.",
     )
     return replace(await contest(run.plan, STORM, REPLAYING, (BASELINE,)), notes=notes)
 

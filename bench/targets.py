@@ -6,6 +6,14 @@ from math import nan
 from typing import Any
 
 from bench.cluster import CLIENT, SERVER, three
+from bench.committing import (
+    ASYNCPG,
+    GATE_ASYNCPG,
+    GATE_SQLALCHEMY,
+    INBOX_ASYNCPG,
+    INBOX_SQLALCHEMY,
+    SQLALCHEMY,
+)
 from bench.contest import BASELINE, OURS, P99
 from bench.frozen import HEALTHY
 from bench.growth import FEW_KEYS
@@ -36,7 +44,7 @@ from bench.messages import A_KEY_EACH, BARE, BARE_LISTS, FASTSTREAM, GATE, ONE_K
 from bench.messages_inbox import NAMES as DUPLICATES
 from bench.messages_waits import DOWN, DOWN_BY_HAND, TWIN, TWIN_BY_HAND, TWIN_SHORT
 from bench.pairs import ABOVE
-from bench.peers import IDEMPOTENCY_KIT, IN_LISTS, POWERTOOLS, REDIS_BENCHMARK
+from bench.peers import IDEMKIT, IDEMPOTENCY_KIT, IN_LISTS, POWERTOOLS, REDIS_BENCHMARK
 from bench.processes import ONE, SAME, TWO
 from bench.report import Report
 from bench.sidecar import BATCHED, HOP, HTTP, RESP, RESP_PIPELINED
@@ -46,6 +54,7 @@ from bench.web import (
     DEFAULT_GC,
     DEPENDENCY,
     FASTAPI_PEER,
+    IDEMKIT_WEB,
     MIDDLEWARE,
     PASS_THROUGH,
     REDIS_PY,
@@ -134,6 +143,10 @@ def _web(names: tuple[str, str], base: str = ABOVE) -> Callable[[Report], float]
     return _ratio("web", base, names[1])
 
 
+def _commits(names: tuple[str, str], base: str = ABOVE) -> Callable[[Report], float]:
+    return _ratio("committing", base, names[1])
+
+
 def _cluster(callers: int, base: str) -> Callable[[Report], float]:
     return _ratio("cluster", base, three(callers))
 
@@ -202,6 +215,7 @@ TARGETS = (
     Target("2", "64 callers, p99, ratio to redis-py's", _ratio("fresh-64", BASELINE + P99), 0.35, **AT_MOST),
     Target("3", "alone, p50, ratio to redis-py's", _ratio("alone", BASELINE), 1, 0.5, **AT_MOST),
     Target("4", "64 callers, full cycle, ratio to idempotency-kit", _ratio("cycle-64", IDEMPOTENCY_KIT.name), 10),
+    Target("4", "64 callers, full cycle, ratio to idemkit", _ratio("cycle-64", IDEMKIT.name), 10),
     Target("4", "64 callers, full cycle, ratio to Powertools", _ratio("cycle-64", POWERTOOLS.name), 10),
     Target("5", "storm on settled keys, ratio to our fresh claims", _storm, 3),
     Target("5", "1000 callers of an absent key: commands we send", _crowd("sent"), HANDFUL, **AT_MOST),
@@ -235,6 +249,7 @@ TARGETS = (
     Target("13", "… by hand, redis-py", _web(REDIS_PY)),
     Target("13", "… with asgi-idempotency-header", _web(ASGI_HEADER)),
     Target("13", "… with fastapi-idempotency, in memory", _web(FASTAPI_PEER)),
+    Target("13", "… with idemkit's middleware", _web(IDEMKIT_WEB)),
     Target("15", "Cluster, server CPU per claim, 1000 callers, to 1 Redis", _cluster(1000, SERVER), 1.15, **AT_MOST),
     Target("15", "… 64 callers", _cluster(64, SERVER), 1.6, **AT_MOST),
     Target("15", "Cluster, client CPU per claim, 1000 callers, to 1 Redis", _cluster(1000, CLIENT), 1.15, **AT_MOST),
@@ -293,6 +308,13 @@ TARGETS = (
     Target("27", "… while keys of SET NX PX expire", _get_p99(EXPIRING_KEYS)),
     Target("28", "uvloop, 1000 callers, fresh, ratio to asyncio's own loop", _ratio("loops", ABOVE, LOOPS[1])),
     Target("28", "… client CPU per claim", _ratio("loops", LOOPS_CPU, LOOPS[1])),
+    Target("29", "an endpoint that commits with its response, asyncpg, ratio to its row", _commits(ASYNCPG), 0.8),
+    Target("29", "… by SQLAlchemy's ORM", _commits(SQLALCHEMY), 0.8),
+    Target("29", "… the server's CPU for a request, asyncpg", _commits(ASYNCPG, CPU)),
+    Target("29", "… ratio to the inbox's row by hand, asyncpg", _commits(INBOX_ASYNCPG)),
+    Target("29", "… ratio to the inbox's row by hand, SQLAlchemy's ORM", _commits(INBOX_SQLALCHEMY)),
+    Target("29", "… with Claimed(), the gate alone, asyncpg", _commits(GATE_ASYNCPG)),
+    Target("29", "… with Claimed(), by SQLAlchemy's ORM", _commits(GATE_SQLALCHEMY)),
 )  # fmt: skip
 
 
@@ -325,6 +347,7 @@ PLAYED = {
     "26": ("ledger",),
     "27": ("ledger-windows",),
     "28": ("loops",),
+    "29": ("committing",),
 }
 """The scenarios of each target: without a played scenario the target has no verdict."""
 

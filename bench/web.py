@@ -31,6 +31,7 @@ DEPENDENCY = (f"{BARE} (2)", "… with Claimed()")
 REDIS_PY = (f"{BARE} (5)", "… by hand: redis-py, SET NX PX before, SET after")
 ASGI_HEADER = (f"{BARE} (3)", "… with asgi-idempotency-header, Redis")
 FASTAPI_PEER = (f"{BARE} (4)", "… with fastapi-idempotency, its memory")
+IDEMKIT_WEB = (f"{BARE} (6)", "… with idemkit's IdempotencyMiddleware, Redis")
 PAIRS = {
     MIDDLEWARE: ("middleware", ORDERS),
     DEFAULT_GC: ("middleware", ORDERS),
@@ -40,6 +41,7 @@ PAIRS = {
     REDIS_PY: ("by_hand", ORDERS),
     ASGI_HEADER: ("asgi_idempotency_header", ORDERS),
     FASTAPI_PEER: ("fastapi_idempotency", ORDERS),
+    IDEMKIT_WEB: ("idemkit", ORDERS),
 }
 NOTES = (
     "The servers have the collector's thresholds that every contestant has, but for the rows that say otherwise: "
@@ -49,7 +51,8 @@ NOTES = (
     "By hand: the least that a middleware with redis-py does. It keeps no fingerprint, no owner and no headers, and "
     "replays nothing: it shows how much of the cost is two round trips to Redis, without any rule.",
     "asgi-idempotency-header keeps no fingerprint, no lease and no owner, and reads before it writes. "
-    "fastapi-idempotency offers no Redis: its row asks nobody, and holds for one process.",
+    "fastapi-idempotency offers no Redis: its row asks nobody, and holds for one process. "
+    "idemkit keeps a fingerprint, a lease that it does not renew, and an owner.",
 )
 
 
@@ -84,19 +87,20 @@ def _pairs(run: Run, folder: Path, stack: ExitStack) -> Iterator[tuple[tuple[str
     def served(gate: str, tuned: bool) -> Server:
         if (gate, tuned) not in servers:
             place = folder / f"{gate}{tuned:d}.sock"
-            process = stack.enter_context(listening(_command(place), place, _environment(run, gate, tuned)))
+            process = stack.enter_context(listening(command(place), place, _environment(run, gate, tuned)))
             servers[gate, tuned] = Server(place, process.pid)
         return servers[gate, tuned]
 
     async def pair(names: tuple[str, str], gate: str, path: str) -> Pair:
-        turns = [partial(_turn, run, served(each, names != DEFAULT_GC), path) for each in ("bare", gate)]
+        turns = [partial(turn, run, served(each, names != DEFAULT_GC), path) for each in ("bare", gate)]
         return Pair(names, (turns[0], turns[1]), GENERATOR, also={"cpu_us": CPU})
 
     for names, (gate, path) in PAIRS.items():
         yield names, partial(pair, names, gate, path)
 
 
-async def _turn(run: Run, server: Server, path: str) -> Figures:
+async def turn(run: Run, server: Server, path: str) -> Figures:
+    """Ask a server as fast as it answers; return the rate, and the server's CPU time for a request."""
     load = Load("web", str(server.place), run.plan.seconds, CONNECTIONS, path=path)
     began = server.cpu()
     answer = await generate(load)
@@ -104,13 +108,14 @@ async def _turn(run: Run, server: Server, path: str) -> Figures:
     return {"rate": answer["claims"] / answer["seconds"], "cpu_us": 1e6 * spent / answer["answered"]}
 
 
-def _command(place: Path) -> list[str]:
+def command(place: Path, factory: str = "bench.webapp:create") -> list[str]:
+    """Return the command of a uvicorn server at a socket."""
     # uvicorn puts its --app-dir, the working directory by default, before all other places of modules. That is the
     # checkout, so the servers would run its interpreted package in place of the build that is measured.
     options = ["--app-dir", str(place.parent)]
     options += ["--uds", str(place), "--loop", "uvloop", "--http", "httptools", "--ws", "none"]
     options += ["--log-level", "warning", "--no-access-log", "--no-proxy-headers"]
-    return [sys.executable, "-m", "uvicorn", "--factory", "bench.webapp:create", *options]
+    return [sys.executable, "-m", "uvicorn", "--factory", factory, *options]
 
 
 def _environment(run: Run, gate: str, tuned: bool) -> dict[str, str]:

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from bench.contest import GC_THRESHOLDS, LEASE_MS
 from fastdedup import Claim, Dedup
-from fastdedup.integrations.lifespan import ASGIApp, Message, Receive, Scope, Send
+from fastdedup.integrations.http.lifespan import ASGIApp, Message, Receive, Scope, Send
 
 URL = os.environ.get("BENCH_URL", "memory://")
 NAMESPACE = os.environ.get("BENCH_NAMESPACE", "bench")
@@ -141,6 +141,19 @@ def fastapi_idempotency() -> FastAPI:
     return app
 
 
+def idemkit() -> FastAPI:
+    """Return the application with the peer idemkit, over the same Redis."""
+    from idemkit import HttpConfig, IdempotencyMiddleware, RedisBackend
+
+    app = bare()
+    config = HttpConfig(
+        scope_mode="single_tenant", lease_ttl_seconds=LEASE_MS / 1000, expires_after_seconds=60.0
+    )
+    backend = RedisBackend.from_url(URL, namespace=NAMESPACE)
+    app.add_middleware(IdempotencyMiddleware, backend=backend, config=config)
+    return app
+
+
 GATES: dict[str, Callable[[], FastAPI]] = {
     each.__name__: each
     for each in (
@@ -151,6 +164,7 @@ GATES: dict[str, Callable[[], FastAPI]] = {
         by_hand,
         asgi_idempotency_header,
         fastapi_idempotency,
+        idemkit,
     )
 }
 
