@@ -36,21 +36,35 @@ def test_a_double_click_is_one_order(ada: Visitor, sold: Sold) -> None:
     assert sold() == 1
 
 
-def test_a_second_click_while_the_first_is_under_way_shows_its_order(ada: Visitor, sold: Sold) -> None:
-    box = ada.tab.locator("#buy").bounding_box()
+def clicked_twice(tab: Page) -> Seen:
+    """Click again as soon as the request of the first click is on its way; return the second's response."""
+    box = tab.locator("#buy").bounding_box()
     assert box
 
     def click() -> None:
-        ada.tab.mouse.click(box["x"] + 40, box["y"] + 20)  # Playwright's own would wait for the navigation
+        tab.mouse.click(box["x"] + 40, box["y"] + 20)  # Playwright's own would wait for the navigation
 
-    with ada.tab.expect_request("**/orders"):
+    with tab.expect_request("**/orders"):
         click()
-    with ada.tab.expect_request("**/orders") as sent:
+    with tab.expect_request("**/orders") as sent:
         click()
-    second = Seen.of(sent.value.response())  # the browser drops the first; the shop does not
-    assert (second.method, second.status, second.replayed) == ("POST", 201, True)
-    assert ada.reload().html == second.html
-    assert sold() == 1
+    return Seen.of(sent.value.response())
+
+
+def test_a_second_click_while_the_first_is_under_way_shows_its_order(ada: Visitor, sold: Sold) -> None:
+    """The browser drops the first response, but the shop does not.
+
+    A busy machine's browser may drop the first request before it is sent: then the second is the order, and a new
+    form shows the next pair of clicks.
+    """
+    for orders in range(1, 6):
+        second = clicked_twice(ada.tab)
+        assert (second.method, second.status, sold()) == ("POST", 201, orders)
+        assert ada.reload().html == second.html
+        if second.replayed:
+            return
+        ada.tab = ada.new_tab()
+    pytest.fail("the browser sent none of five first clicks")
 
 
 def test_refreshing_the_receipt_sends_the_form_again_and_shows_the_same_order(
