@@ -68,6 +68,7 @@ class HeldClaim:
     """
 
     __slots__ = (
+        "_done_elsewhere",
         "_ends",
         "_outage",
         "_told_lost",
@@ -85,6 +86,8 @@ class HeldClaim:
     )
     # Attributes that most claims never need are not set for all of them.
 
+    _done_elsewhere: bool
+    """Set once it is known that another object of the same named owner has completed the claim."""
     _ends: float
     """The end of the lease, in the loop's time; set when it is first read, or when the lease is renewed."""
     _outage: bool
@@ -122,8 +125,8 @@ class HeldClaim:
 
     @property
     def is_over(self) -> bool:
-        """True if its lease no longer matters: it is settled or abandoned, or an outcome was given."""
-        return self.settling or self.settled is not None
+        """True if its lease no longer matters: it is settled or abandoned, an outcome was given, or it is done."""
+        return self.settling or self.settled is not None or hasattr(self, "_done_elsewhere")
 
     @property
     def key(self) -> str:
@@ -367,6 +370,11 @@ class HeldClaim:
             if recorded:
                 self.settled = recorded
                 raise UsageError(f"this claim was {recorded} already; settle it once")
+        # A success keeps others out; a key that was freed, or a failure, which may be tried again, does not.
+        shared = code == Code.LOST and isinstance(op, RenewOp) and self.op.named
+        if shared and await self._recorded() == "completed":
+            self._done_elsewhere = True
+            raise UsageError("this claim was completed already, by another call of the same owner")
         if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.resent:
             if self.lease_left > 0:
                 # Within its lease no other owner takes a key that was not freed: the first sending did it. A settled

@@ -21,7 +21,7 @@ class Renewable(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """True if it is settled, or about to be."""
+        """True if it is settled, or about to be; also if another object of the same owner has completed it."""
 
     @property
     def renewed_until(self) -> float:

@@ -6,8 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from fastdedup import Dedup, UnavailableError
+import pytest
+
+from fastdedup import ClaimLostError, Dedup, UnavailableError, UsageError
 from fastdedup.core.renewal import RenewalQueue, keep_renewed
+
+from ..waiting import wait_until
 
 
 class Clock:
@@ -220,3 +224,42 @@ async def test_a_lease_that_was_renewed_for_longer_by_hand_is_not_made_shorter()
     assert not claim.lost.is_set()
     assert not work.done()
     work.cancel()
+
+
+# A named owner's claim that another call of that owner has settled
+
+
+async def test_a_success_that_the_same_owner_recorded_elsewhere_is_no_lost_lease() -> None:
+    async with Dedup("memory://") as dedup:
+        async with dedup.claim("key", owner="worker", lease=30.0) as claim:
+            await (await dedup.claim("key", owner="worker")).complete("done")
+            with pytest.raises(UsageError, match="completed already, by another call of the same owner"):
+                await claim.renew()
+            assert not claim.lost
+            await claim.complete("done")
+        assert (await dedup.claim("key")).result == "done"
+
+
+@pytest.mark.parametrize("settle", ["fail", "release"])
+async def test_a_key_that_the_same_owner_gave_back_elsewhere_is_lost(settle: str) -> None:
+    """Another owner may claim it, so the work must not go on as if it held the key."""
+    async with Dedup("memory://") as dedup:
+        claim = await dedup.claim("key", owner="worker", lease=30.0)
+        other = await dedup.claim("key", owner="worker")
+        await (other.fail("no") if settle == "fail" else other.release())
+        with pytest.raises(ClaimLostError):
+            await claim.renew()
+        assert claim.lost
+
+
+async def test_a_block_whose_owner_has_completed_the_claim_elsewhere_goes_on_unrenewed() -> None:
+    async with Dedup("memory://", lease=0.3) as dedup:
+        async with dedup.claim("key", owner="worker") as claim:
+            await (await dedup.claim("key", owner="worker")).complete("done")
+            renewal = claim.settlement.renewal
+            assert renewal is not None
+            await wait_until(
+                lambda: renewal.task is not None and renewal.task.done(), description="it renews no more"
+            )
+            assert not claim.lost
+        assert (await dedup.claim("key")).result == "done"
