@@ -32,13 +32,13 @@ class Claim:
     write to.
     """
 
-    __slots__ = ("__weakref__", "_background", "_claim", "_said", "_seconds", "_work", "renews")
+    __slots__ = ("__weakref__", "_background", "_claim", "_renews", "_said", "_seconds", "_work")
 
-    def __init__(self, background: BackgroundDedup, claim: AsyncClaim) -> None:
+    def __init__(self, background: BackgroundDedup, claim: AsyncClaim, *, renews: bool | None = None) -> None:
         self._background = background
         self._claim = claim
-        # Mutable: what its caller said of `renew=`; None: the lease is renewed while a `with` block runs.
-        self.renews: bool | None = None
+        # What its caller said of `renew=`; None: the lease is renewed while a `with` block runs.
+        self._renews = renews
         # Mutable: the longest lease that it had, which is the time to retry settling.
         self._seconds = claim.lease or 0.0
         # Mutable, within `with`: the object that ends the work for HTTP clients.
@@ -108,7 +108,7 @@ class Claim:
 
     def with_answer(self, found: AsyncClaim) -> Claim:
         """Return another asyncio claim of the same background thread as a claim for synchronous code."""
-        return Claim(self._background, found)
+        return Claim(self._background, found, renews=self._renews)
 
     def tell(self, callback: Callable[[AsyncClaim], object]) -> None:
         """Call `callback` with `asynchronous` in the background thread, and do not wait."""
@@ -129,11 +129,11 @@ class Claim:
         if self.acquired:
             try:
                 self._work = downstream.enter(self._claim.settlement.store_key, self)
-                if self.renews is None and self._background.here:
+                if self._renews is None and self._background.here:
                     self._background.tell(partial(_renew_in_block, ref(self)))
             except BaseException:  # such as a signal's: a block that was not entered is never left
                 self._end_block()
-                if self.renews is None and self._background.here:
+                if self._renews is None and self._background.here:
                     self._background.tell(self._claim.settlement.renew_no_more)
                 raise
         return self
@@ -414,12 +414,15 @@ def _take_back_what_is_left(settling: asyncio.Task[AsyncClaim]) -> None:
         take_back(settling.result())
 
 
-def answered(bound: Bound[T], ask: Callable[[T], ClaimCall]) -> Claim:
-    """Make a claim in the background thread, and block for its answer: an operation's time plus the claim's wait."""
+def answered(bound: Bound[T], ask: Callable[[T], ClaimCall], renews: bool | None = None) -> Claim:
+    """Make a claim in the background thread, and block for its answer: an operation's time plus the claim's wait.
+
+    `renews`: what the caller said of `renew=`.
+    """
     background, asked = bound.get()
     return background.make(
         ask(asked),
         bound.per_process.seconds,
-        lambda found: Claim(background, found),
+        lambda found: Claim(background, found, renews=renews),
         lambda claim: take_back(claim.asynchronous),
     )

@@ -21,8 +21,7 @@ def claim_now(bound: Bound[AsyncDedup], options: ClaimOptions, key: str, fingerp
     if resolve is not None:
         check_resolve(resolve, asynchronous=False)
     options = _in_background(options)
-    claim = answered(bound, lambda dedup: claim_call(dedup.gate, options, key, fingerprint))
-    claim.renews = renews
+    claim = answered(bound, lambda dedup: claim_call(dedup.gate, options, key, fingerprint), renews)
     return claim if resolve is None else resolved(claim, resolve, renews=renews)
 
 
@@ -34,12 +33,8 @@ def claim_list_now(
     options = _in_background(options)
 
     async def made() -> list[Claim]:
-        claims = [
-            Claim(background, each) for each in await claim_list(dedup.gate, options, keys, fingerprints)
-        ]
-        for claim in claims:
-            claim.renews = options.renew
-        return claims
+        claims = await claim_list(dedup.gate, options, keys, fingerprints)
+        return [Claim(background, each, renews=options.renew) for each in claims]
 
     def discard(claims: list[Claim]) -> None:
         for claim in claims:

@@ -33,9 +33,7 @@ class Tokens:
 
     def redeem_with(self, options: ClaimOptions, token: str, subject: Any = None) -> Claim:
         """Do what `redeem` does, for an integration that makes its options once."""
-        claim = answered(self.bound, lambda it: it.redeem_with(options, token, subject))
-        claim.renews = options.renew
-        return claim
+        return answered(self.bound, lambda it: it.redeem_with(options, token, subject), options.renew)
 
     # The rest of the class is written by scripts/write_sync.py, which `make format` runs.
 
