@@ -1,5 +1,5 @@
 -- The functions of a claim for keys that are not fresh: stores/redis/scripts.py puts this text into claim.lua.
--- `terms.known`: a ledger knows that the key is done, so nobody acquires it where it is free.
+-- `terms.known`: a ledger knows that the key is done, so no owner acquires it, even if it is free.
 
 -- Makes the functions for keys that are not fresh, and returns `meet` and `claim_unless`. Called at the first such key,
 -- because these functions cost as much as three fresh claims, and most calls do not need them.

@@ -5,7 +5,7 @@
 claim_unless = function(i, last, a, terms)
   -- Here stands _ledger.lua.
 
-  -- Returns whether the ledger knows the id; nil and a code where the bucket cannot be read.
+  -- Returns whether the ledger knows the id; nil and a code if the bucket cannot be read.
   local function is_known(key, digest, slot, width)
     local bucket, tags, old = fetch_bucket(key, width)
     if bucket == nil then return nil, tags end

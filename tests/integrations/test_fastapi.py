@@ -55,7 +55,7 @@ def account(request: Request) -> str:
 
 
 def session(request: Request) -> str:
-    return request.cookies.get("session", "nobody")
+    return request.cookies.get("session", "guest")
 
 
 OnceFor = Annotated[Claim | None, Claimed(principal=account)]
@@ -134,7 +134,7 @@ class Shop:
             await self.work()
             return RedirectResponse(f"/orders/{self.runs}", 303)
 
-    async def token(self, subject: str = "nobody") -> str:
+    async def token(self, subject: str = "guest") -> str:
         return await self.dedup.tokens.issue(subject=subject)
 
 
@@ -546,7 +546,7 @@ async def test_a_token_comes_in_the_form_or_a_header(make_gate: MakeGate, how: s
 )
 async def test_all_else_is_refused_and_nothing_runs(make_gate: MakeGate, case: str, status: int) -> None:
     async with open_shop(make_gate()) as shop:
-        token = await shop.token("somebody" if case == "foreign" else "nobody")
+        token = await shop.token("somebody" if case == "foreign" else "guest")
         if case == "changed":
             await shop.ann.post("/buy", data={"one_time_token": token, "sku": "a"})
         ran = shop.runs
@@ -569,7 +569,7 @@ async def test_all_else_is_refused_and_nothing_runs(make_gate: MakeGate, case: s
 async def test_a_token_that_was_merely_consumed_is_not_run_again(make_gate: MakeGate) -> None:
     async with open_shop(make_gate()) as shop:
         token = await shop.token()
-        await shop.dedup.tokens.consume(token, subject="nobody")
+        await shop.dedup.tokens.consume(token, subject="guest")
         problem(await shop.ann.post("/buy", data={"one_time_token": token}), "response-not-stored", 409)
     assert shop.runs == 0
 
