@@ -2,8 +2,8 @@
 
 PYTHON  ?= python3
 CORES   := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-# Three more than there are cores: tests wait for servers and deadlines a quarter of their time.
-WORKERS ?= $(shell expr $(CORES) + 3)
+# Two more than there are cores: tests wait for servers and deadlines a quarter of their time.
+WORKERS ?= $(shell expr $(CORES) + 2)
 
 BIN   := .venv/bin
 VENV  := .venv/.stamp-venv

@@ -32,7 +32,7 @@ from fastdedup import Dedup, DedupError
 
 async def ask(url):
     try:
-        async with Dedup(url, timeout=2.0, ttl=60.0) as dedup:
+        async with Dedup(url, timeout=6.0, ttl=60.0) as dedup:
             return "acquired" if (await dedup.claim(f"{redis.__version__} {url}")).acquired else "not acquired"
     except DedupError as error:
         return str(error)

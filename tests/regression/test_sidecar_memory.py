@@ -226,7 +226,7 @@ def fresh(redis_server: RedisServer) -> Iterator[Sidecar]:
         "--ttl",
         "60",
         "--timeout",
-        "4",
+        "20",
         "--grace",
         "0.1",
     )
