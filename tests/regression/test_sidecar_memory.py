@@ -263,7 +263,7 @@ def test_waiting_commands_take_bounded_memory_and_time(fresh: Sidecar) -> None:
         holder.recv(1000)
         for _ in range(20):
             push(stack.enter_context(connect(fresh.path)), WAITING)
-        assert longest_claim(fresh.path, 20) < 5.0
+        assert longest_claim(fresh.path, 20) < 15.0
         assert peak(fresh) - before < 60
 
 
@@ -281,16 +281,16 @@ def test_who_waits_keeps_nobody_from_completing(working_sidecar: Sidecar) -> Non
 
 
 def test_a_wait_counts_from_its_arrival(working_sidecar: Sidecar) -> None:
-    """Of 320 claims on one connection only 64 wait at once: in five rows of 0.5 s they would take 2.5 s."""
+    """Of 320 claims on one connection only 64 wait at once: in five rows of 2 s they would take 10 s."""
     with connect(working_sidecar.path) as raw:
         raw.sendall(pack(b"FD.CLAIM", b"late"))
         raw.recv(1000)
         began = time.monotonic()
-        raw.sendall(pack(b"FD.CLAIM", b"late", b"WAIT", b"500") * 320)
+        raw.sendall(pack(b"FD.CLAIM", b"late", b"WAIT", b"2000") * 320)
         read = b""
         while read.count(b"in_progress") < 320:
             read += raw.recv(1 << 20)
-    assert 0.5 <= time.monotonic() - began < 2.3
+    assert 2.0 <= time.monotonic() - began < 9.0
 
 
 def test_batches_take_bounded_memory_and_time(fresh: Sidecar) -> None:
@@ -301,7 +301,7 @@ def test_batches_take_bounded_memory_and_time(fresh: Sidecar) -> None:
     with ExitStack() as stack:
         for _ in range(16):
             push(stack.enter_context(connect(fresh.path)), post("/v1/batch", orjson.dumps(asks)))
-        assert longest_claim(fresh.path, 5) < 5.0
+        assert longest_claim(fresh.path, 5) < 15.0
         waiting = stack.enter_context(fresh.http())
         assert waiting.post("/v1/batch", json=[{"op": "claim", "key": "last"}]).json()[0]["status"] == 201
     assert peak(fresh) - before < 140
@@ -316,7 +316,7 @@ def test_waiting_batches_leave_room_for_others(working_sidecar: Sidecar) -> None
             push(stack.enter_context(connect(working_sidecar.path)), post("/v1/batch", orjson.dumps(asks)))
         began = time.monotonic()
         assert http.post("/v1/batch", json=[{"op": "claim", "key": "other"}]).json()[0]["status"] == 201
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 15.0
 
 
 def test_commands_of_one_client_take_turns_with_others(working_sidecar: Sidecar) -> None:
