@@ -6,6 +6,7 @@ Main path: `setup` → `idempotency`, the middleware of aiohttp → `Idempotency
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
 from typing import Any, Final, Unpack
@@ -34,6 +35,8 @@ CLAIM: Final = web.RequestKey("fastdedup.claim", Claim)
 _REQUEST: Final = "fastdedup.request"
 _OWN: Final = "fastdedup.own"
 """Marks the start of the handler's own response: any other one stands in its place."""
+_ENCODED_SLASH: Final = re.compile("%(?:25)*2F")
+"""A slash within a segment, in a path whose slashes and percent signs are still encoded; and a text like that."""
 
 
 def setup(
@@ -105,7 +108,7 @@ class AiohttpRequest:
         self.scope: Scope = {
             "type": "http",
             "method": request.method,
-            "path": request.path,
+            "path": path_of(request),
             "query_string": request.rel_url.raw_query_string.encode(),
             "headers": [(name.lower(), value) for name, value in request.raw_headers],
             "scheme": request.scheme,
@@ -176,6 +179,17 @@ class AiohttpRequest:
             for name, value in message["headers"]:
                 if name != b"content-length":  # aiohttp counts the bytes itself
                     self.response.headers.add(name.decode(), value.decode("utf-8", "surrogateescape"))
+
+
+def path_of(request: web.Request) -> str:
+    """Return a request's path as text. A slash that was sent as %2F stays encoded, because it ends no segment.
+
+    Otherwise `/orders/a%2Fb`, which aiohttp serves by `/orders/{id}`, would slip past the rule of that route; and
+    `/c/1%2F2/3` and `/c/1/2%2F3`, which have other parameters, would be one request. If the text itself has %2F, its
+    percent signs stay encoded as well, so that no two paths become one.
+    """
+    safe = request.rel_url.path_safe
+    return safe if _ENCODED_SLASH.search(safe) else request.path
 
 
 def refilled(request: web.Request, body: bytes) -> StreamReader:

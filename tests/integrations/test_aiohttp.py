@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from yarl import URL
 
 from fastdedup import ConfigError, Dedup
 from fastdedup.integrations.aiohttp import Route, by_header, claim_of, everyone, setup
@@ -82,6 +84,30 @@ async def test_requests_without_a_key_and_other_methods_pass_through(serve: Serv
         assert (await rules.json())["header"] == "Idempotency-Key"
         required = await client.post("/elsewhere")
         assert required.status == 404
+
+
+@pytest.mark.parametrize("routes", [["/c/{cart}/{item}", "/orders/{number}"], ["/*"]])
+async def test_an_encoded_slash_ends_no_segment(redis_url: str, routes: list[str]) -> None:
+    """The router reads the encoded path: such a path needs its route's rule, and is one request with no other."""
+    runs = itertools.count(1)
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response([next(runs), *request.match_info.values()])
+
+    app = web.Application()
+    for path in ("/c/{cart}/{item}", "/orders/{number}"):
+        app.router.add_post(path, handler)
+    setup(app, Dedup(redis_url, namespace="slashes", timeout=1.0), routes=routes, principal=everyone)
+    async with TestClient(TestServer(app)) as client:
+
+        async def post(path: str) -> Any:
+            response = await client.post(URL(path, encoded=True), headers=KEY)
+            return await response.json() if response.status == 200 else response.status
+
+        assert [await post("/c/1%2F2/3") for _ in range(2)] == [[1, "1/2", "3"]] * 2
+        assert [await post(f"/orders/a%2{f}b") for f in "Ff"] == [[2, "a/b"]] * 2
+        others = [await post("/c/1/2%2F3"), await post("/orders/a%252Fb"), await post("/orders/a%25252Fb")]
+    assert others == ([422] * 3 if routes != ["/*"] else [[3, "1", "2/3"], [4, "a%2Fb"], [5, "a%252Fb"]])
 
 
 async def test_of_requests_at_once_one_runs(serve: Serve) -> None:
