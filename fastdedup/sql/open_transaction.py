@@ -11,7 +11,9 @@ from typing import Any
 
 from ..keys import Fingerprint
 from .any_inbox import AnyInbox
-from .drivers.base import is_retryable
+from .bridge import driver_over
+from .dialects.base import Flow, Statement
+from .drivers.base import is_retryable, run
 from .local_calls import Answer
 from .once import CommitUnknown, OnceRules, is_committed_perhaps, pause_after, prove_commit
 from .receipt import AnyReceipt
@@ -109,7 +111,7 @@ class OpenTransaction:
 
         Raises:
             ResultError, ResultTooLargeError: the result cannot be stored, so nothing is committed.
-            UsageError: the work has ended the transaction.
+            UsageError: the work has ended the transaction, or went on after a failed statement.
             CommitUnknown: the COMMIT's reply was lost.
             ConfigError: `begin` does not commit; see `prove_commit`.
             any other error of the database: the transaction is rolled back.
@@ -119,6 +121,10 @@ class OpenTransaction:
         try:
             if receipt is not None:
                 await receipt.finish(result, look=not rules.proven)
+            else:
+                # PostgreSQL answers the COMMIT of a transaction that has failed by rolling back, without an error,
+                # and psycopg leaves the block of a connection that was lost in silence.
+                await run(driver_over(self._inbox.bridge, self.transaction), _look(), self._inbox.table)
         except BaseException as error:
             await self._roll_back(block, error)
             raise
@@ -146,3 +152,8 @@ class OpenTransaction:
         except Exception as failed:
             if failed is not cause:
                 log.debug("a transaction was not rolled back by its connection", exc_info=failed)
+
+
+def _look() -> Flow[None]:
+    """Fail if the transaction cannot commit."""
+    yield Statement("SELECT 1")

@@ -5,7 +5,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -88,12 +88,13 @@ each_way = pytest.mark.parametrize("way", [*ASYNC, *SYNC])
 
 
 class Till:
-    """An application over a driver. `act` is called after the work."""
+    """An application over a driver. `act` is called after the work; errors of the statement `last` are ignored."""
 
     def __init__(self, gate: Dedup, way: str, begin: Begin) -> None:
         self.gate = gate
         self.runs = 0
         self.act: Callable[[], int] = lambda: 201
+        self.last = "SELECT 1"
         self.app = FastAPI()
         Idempotency(self.app, gate)
         inbox: Any = (Inbox if way in ASYNC else BlockingInbox)("till", keep=WEEK)
@@ -107,6 +108,8 @@ class Till:
                 await request.session.execute(INSERT.replace("%s", "$1"), note)
             else:
                 await request.session.execute(INSERT, [note])
+            with suppress(Exception):
+                await request.session.execute(self.last)
             response.status_code = self.act()
             return {"run": self.runs}
 
@@ -118,15 +121,18 @@ class Till:
                 request.session.execute(INSERT, [note])
             else:
                 request.session.execute(text("INSERT INTO work VALUES (:note)"), {"note": note})
+            with suppress(Exception):
+                last: Any = text(self.last) if way == "sqlalchemy in threads" else self.last
+                request.session.execute(last)
             response.status_code = self.act()
             return {"run": self.runs}
 
         self.app.post("/payments/{note}")(pay if way in ASYNC else pay_in_thread)
         self.client = client(self.app)
 
-    async def pay(self, key: str) -> httpx.Response:
+    async def pay(self, key: str, *, keyed: bool = True) -> httpx.Response:
         """Send a request."""
-        return await self.client.post(f"/payments/{key}", headers={"idempotency-key": key})
+        return await self.client.post(f"/payments/{key}", headers={"idempotency-key": key} if keyed else {})
 
 
 @asynccontextmanager
@@ -169,6 +175,24 @@ async def test_what_fails_is_rolled_back(
         assert mortal_postgres.effects(key) == 0
         till.act = lambda: 201
         assert (await till.pay(key)).json() == {"run": 2}
+        assert mortal_postgres.effects(key) == 1
+
+
+@each_way
+@pytest.mark.parametrize("keyed", [True, False], ids=["key", "no key"])
+@pytest.mark.parametrize(
+    "last", ["SELECT 1/0", "SELECT pg_terminate_backend(pg_backend_pid())"], ids=["failed", "killed"]
+)
+async def test_work_that_cannot_commit_is_no_success(
+    last: str, keyed: bool, way: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    """Also if the handler ignores the error, and if the COMMIT would pass without one."""
+    async with open_till(mortal_postgres, mortal_redis, way) as till:
+        till.last = last
+        assert (await till.pay(key, keyed=keyed)).status_code >= 500
+        assert mortal_postgres.effects(key) == 0
+        till.last = "SELECT 1"
+        assert (await till.pay(key, keyed=keyed)).json() == {"run": 2}
         assert mortal_postgres.effects(key) == 1
 
 
