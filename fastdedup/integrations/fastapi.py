@@ -25,7 +25,7 @@ from ..web.policy import docs_at, rule_facts
 from ..web.record_keys import SCOPE
 from ..web.request import EVERYONE, RequestTooLarge, Shared, by_host, name_of_caller
 from ..web.request import everyone as everybody
-from ..web.response import Response
+from ..web.response import REPLAYED, Response
 from ..web.route_claims import RouteClaims
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
 from .http.committing import Committed, Named, RouteCommits, check_kinds
@@ -34,7 +34,7 @@ from .http.guarded import claim_of, key_fields, request_of
 from .http.late_exits import dependencies_of, warn_of_late_exits
 from .http.lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 from .http.openapi import MARK, describe
-from .http.response_stage import begin_committed
+from .http.response_stage import ReplayStage, begin_committed
 from .http.threads import is_awaited
 from .unreached import watch_handlers
 
@@ -212,7 +212,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
 
         got = await admit(key_fields(request.scope), claim, rule, docs)
         if isinstance(got, Response):
-            raise _Answered(got)
+            raise _answer(exchange, got)
         if got is not None:
             watch_handlers(request.scope)
             exchange.hold(request.scope, got, rule, docs)
@@ -281,7 +281,7 @@ def Commits(  # noqa: N802
         watch_handlers(request.scope)  # the exit of another dependency may raise an error
         got = await begin_committed(route, request.scope, exchange, idempotency.docs_at(request), identify)
         if isinstance(got, Response):
-            raise _Answered(got)
+            raise _answer(exchange, got)
         work = exchange.stage.work
         try:
             yield got
@@ -350,7 +350,7 @@ def OneTimeToken(  # noqa: N802
         leave_session = partial(_leave_session, request)
         got = await forms.admit_form(redeeming, contents, docs, leave_session, person=False)
         if isinstance(got, Response):
-            raise _Answered(got)
+            raise _answer(exchange, got)
         watch_handlers(request.scope)
         exchange.hold(request.scope, got, claims.rule, docs, contents)
         return got
@@ -463,6 +463,15 @@ def _leave_session(request: Request) -> None:
     session = request.scope.get("session")
     if getattr(session, "modified", False):
         session.modified = False  # type: ignore[union-attr] # of Starlette's Session
+
+
+def _answer(exchange: AsgiExchange, response: Response) -> _Answered:
+    """Return the answer to raise. A stored response is sent past the middleware that is inside of `Idempotency`."""
+    recorder = exchange.recorder
+    if response.header(REPLAYED[0]) is None and not (recorder is not None and recorder.replayed):
+        return _Answered(response)
+    exchange.stage = ReplayStage(exchange, response)
+    return _Answered(response.before_middleware())
 
 
 async def _answered(request: Request, answered: Exception) -> FastAPIResponse:

@@ -79,9 +79,31 @@ class Response:
             self.status, [*self.headers, *marks], self.body, self.whole, self.request, self.reason
         )
 
+    def for_request(self, headers: Headers) -> Response:
+        """Return the response with the cookies and CORS headers among those that middleware has set for a request."""
+        pairs: Any = headers
+        live = [(bytes(name), bytes(value)) for name, value in pairs if is_of_request(name)]
+        has_cors = any(_is_of_cors(name) for name, _ in live)
+        kept = [pair for pair in self.headers if not (has_cors and _is_of_cors(pair[0]))]
+        return Response(self.status, [*kept, *live], self.body, self.whole, self.request, self.reason)
+
+    def before_middleware(self) -> Response:
+        """Return the response without cookies and CORS headers, for middleware that sets its own."""
+        headers = [pair for pair in self.headers if not is_of_request(pair[0])]
+        return Response(self.status, headers, self.body, self.whole, self.request, self.reason)
+
     def without_content(self) -> Response:
         """Return the response without headers and body, which were not kept."""
         return Response(self.status, (), b"", False, self.request, self.reason)
+
+
+def is_of_request(name: bytes) -> bool:
+    """True for a header that middleware sets for a request, whatever its response: a cookie, or one of CORS."""
+    return name.lower() == b"set-cookie" or _is_of_cors(name)
+
+
+def _is_of_cors(name: bytes) -> bool:
+    return name.lower().startswith(b"access-control-")
 
 
 class HeaderFilter:

@@ -25,7 +25,7 @@ from fastdedup.sql import Inbox
 from fastdedup.web.inspection import forget_request, get_request
 
 from ..gated_inbox.times import WEEK
-from ..integrations.desk import problem
+from ..integrations.desk import enveloping, problem
 from .bank import PAID, Bank, answer_errors, answering
 from .conftest import Open
 
@@ -118,6 +118,20 @@ async def test_the_handler_gets_session_key_and_claim(open_here: Open) -> None:
 
 
 # The gate forgets: the row decides
+
+
+async def test_middleware_inside_changes_a_response_once(open_here: Open) -> None:
+    """Neither the row's response is changed again, nor the one that the gate is mended with."""
+    async with open_here() as bank:
+        bank.app.user_middleware.append(Middleware(BaseHTTPMiddleware, dispatch=enveloping))
+        first = await bank.pay("k")
+        await forget(bank, "k")
+        for _ in range(2):
+            again = await bank.pay("k")
+            assert again.headers.pop("idempotency-replayed") == "true"
+            assert (again.status_code, again.content) == (201, first.content)
+            assert sorted(again.headers.multi_items()) == sorted(first.headers.multi_items())
+        assert await state(bank, "k") is State.SUCCEEDED
 
 
 async def test_what_the_row_keeps_of_a_response(open_here: Open) -> None:

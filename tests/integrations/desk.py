@@ -14,6 +14,8 @@ from hashlib import sha256
 from typing import Any
 
 import httpx
+from starlette.requests import Request
+from starlette.responses import Response
 
 from fastdedup.integrations.http.lifespan import ASGIApp, Receive, Scope, Send
 
@@ -146,3 +148,13 @@ def problem(response: httpx.Response, name: str, status: int) -> dict[str, Any]:
     assert body["title"]
     assert body["detail"]
     return body
+
+
+async def enveloping(request: Request, call_next: Any) -> Response:
+    """Put each response into an envelope: what `BaseHTTPMiddleware` takes for `dispatch`."""
+    answer = await call_next(request)
+    body = b"".join([part async for part in answer.body_iterator])
+    enveloped = Response(b"<%b>" % body, answer.status_code, media_type=answer.headers["content-type"])
+    enveloped.headers.append("x-enveloped", answer.headers.get("x-enveloped", "") + "once")
+    enveloped.set_cookie("envelope", "new")
+    return enveloped

@@ -21,8 +21,10 @@ from fastapi import (
     Request,
     UploadFile,
 )
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 
 from fastdedup import Claim, ConfigError, Dedup, LocalLRU, Outcome, UnavailableError
 from fastdedup.integrations.asgi import IdempotencyMiddleware, claim_of
@@ -32,7 +34,7 @@ from fastdedup.web.response import ResponseCodec
 
 from ..servers import RedisServer
 from .conftest import MakeGate
-from .desk import client, key, problem
+from .desk import client, enveloping, key, problem
 
 
 @pytest.fixture
@@ -491,6 +493,36 @@ async def test_background_tasks_run_after_the_response_is_stored() -> None:
     async with dedup, client(app) as http:
         await http.post("/a", headers=key("k"))
     assert found[0].outcome is Outcome.ACQUIRED
+
+
+async def test_middleware_inside_changes_a_response_once(make_gate: MakeGate) -> None:
+    """A stored response has its changes already; its cookies are those of this request. A refusal passes through."""
+    async with open_shop(make_gate()) as shop:
+        shop.app.user_middleware.append(Middleware(BaseHTTPMiddleware, dispatch=enveloping))
+        form = {"one_time_token": await shop.token(), "sku": "a"}
+        requests: dict[str, Any] = {"/orders": {"json": {"sku": "a"}}, "/buy": {"data": form}}
+        for path, sent in requests.items():
+            first = await shop.ann.post(path, **sent, headers=key("k"))
+            again = await shop.ann.post(path, **sent, headers=key("k"))
+            assert again.headers.pop("idempotency-replayed") == "true"
+            assert (again.status_code, again.content) == (first.status_code, first.content)
+            assert sorted(again.headers.multi_items()) == sorted(first.headers.multi_items())
+            assert again.headers["set-cookie"].startswith("envelope=new")
+        refused = await shop.ann.post("/orders", json={"sku": "b"}, headers=key("k"))
+        assert (refused.status_code, refused.headers["x-enveloped"]) == (422, "once")
+
+
+async def test_middleware_inside_may_answer_for_a_stored_response(make_gate: MakeGate) -> None:
+    async def close(request: Request, call_next: Any) -> Any:
+        answer = await call_next(request)
+        return Response(status_code=403) if closed else answer
+
+    async with open_shop(make_gate()) as shop:
+        closed = set[str]()
+        shop.app.user_middleware.append(Middleware(BaseHTTPMiddleware, dispatch=close))
+        await shop.ann.post("/orders", json={"sku": "a"}, headers=key("k"))
+        closed.add("now")
+        assert (await shop.ann.post("/orders", json={"sku": "a"}, headers=key("k"))).status_code == 403
 
 
 # OneTimeToken

@@ -13,7 +13,7 @@ from ...flows import drive
 from ...sync import Claim
 from ...web.answers import streams
 from ...web.request import RequestTooLarge
-from ...web.response import Response
+from ...web.response import Headers, Response
 from .. import wsgi
 from ..http.committing import CommittedWork
 from ..http.wsgi_exchange import Closing, ExcInfo, Write, WsgiExchange, native, raw, send
@@ -34,11 +34,11 @@ class FlaskExchange(WsgiExchange):
 
     def __init__(self, start_response: StartResponse) -> None:
         super().__init__(start_response)
-        # Mutable: the body, or why it could not be read; the replay, and Flask's headers for this request; the name
-        # of the session's cookie, if that is not sent.
+        # Mutable: the body, or why it could not be read; the replay, and Flask's headers in its place; the name of
+        # the session's cookie, if that is not sent.
         self._body: bytes | RequestTooLarge | BadBody | None = None
         self._replay: Response | None = None
-        self._live: list[tuple[str, str]] = []
+        self._live: Headers = ()
         self._left_cookie = ""
         # Mutable: the work that commits with the response.
         self.committing: CommittedWork | None = None
@@ -79,7 +79,7 @@ class FlaskExchange(WsgiExchange):
             return source
         if hasattr(source, "close"):
             source.close()
-        return send(self._server, replay.marked(*raw(self._live)))
+        return send(self._server, replay.for_request(self._live))
 
     def start_response(
         self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None, /
@@ -89,10 +89,7 @@ class FlaskExchange(WsgiExchange):
             headers = [pair for pair in headers if not _sets_cookie(pair, self._left_cookie)]
         if self._replay is None:
             return super().start_response(status, headers, exc_info)
-        self._live = [pair for pair in headers if _of_this_request(pair[0])]
-        if any(_of_cors(name) for name, _ in self._live):
-            kept = [pair for pair in self._replay.headers if not _of_cors(pair[0].decode("latin-1"))]
-            self._replay.headers = kept
+        self._live = raw(headers)
         return _without_writer
 
     def leave_session(self) -> None:
@@ -102,8 +99,7 @@ class FlaskExchange(WsgiExchange):
     def instead(self, response: Response) -> flask.Response:
         """Send a stored response. Return the response for Flask's `after_request` functions."""
         self._replay = response
-        headers = [pair for pair in response.headers if not _of_this_request(pair[0].decode("latin-1"))]
-        return reply(Response(response.status, headers, response.body, reason=response.reason))
+        return reply(response.before_middleware())
 
 
 class CommittingApp:
@@ -201,16 +197,8 @@ def reply(response: Response) -> flask.Response:
     return made
 
 
-def _of_this_request(name: str) -> bool:
-    return name.lower() == "set-cookie" or _of_cors(name)
-
-
 def _sets_cookie(header: tuple[str, str], cookie: str) -> bool:
     return header[0].lower() == "set-cookie" and header[1].startswith(f"{cookie}=")
-
-
-def _of_cors(name: str) -> bool:
-    return name.lower().startswith("access-control-")
 
 
 def _without_writer(data: bytes) -> None:

@@ -166,6 +166,40 @@ class ResponseStage:
         await self.work.roll_back()
 
 
+class ReplayStage:
+    """Stands before an exchange's `send` if the answer is a stored response, and sends that past inner middleware.
+
+    A stored response has the changes of the middleware within the exchange already, and a second run would change it
+    again. The middleware runs all the same, and its cookies and CORS headers for this request are sent.
+    """
+
+    def __init__(self, exchange: AsgiExchange, stored: Response) -> None:
+        self._exchange = exchange
+        self._stored = stored
+        # Mutable: was it sent.
+        self._sent = False
+
+    async def send(self, message: Message) -> None:
+        """Take a message from the application."""
+        kind = message["type"]
+        if kind == "http.response.body" and self._sent:
+            return
+        self._exchange.stage = None
+        if kind != "http.response.start":
+            await self._exchange.send(message)
+        elif message["status"] != self._stored.status:
+            await self._exchange.send(message)
+            return  # middleware answers in its place
+        else:
+            self._sent = True
+            await send_response(self._exchange.send, self._stored.for_request(message.get("headers", ())))
+        self._exchange.stage = self
+
+    async def close(self) -> None:
+        """Let the exchange's own messages through."""
+        self._exchange.stage = None
+
+
 async def send_response(send: Send, response: Response) -> None:
     """Send a response by ASGI."""
     start = {"type": "http.response.start", "status": response.status, "headers": list(response.headers)}
