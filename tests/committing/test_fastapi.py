@@ -120,6 +120,23 @@ async def test_the_handler_gets_session_key_and_claim(open_here: Open) -> None:
 # The gate forgets: the row decides
 
 
+async def test_a_response_may_begin_without_headers(open_here: Open) -> None:
+    """In ASGI a message may leave out `headers`."""
+
+    class Bare(Response):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 202})
+            await send({"type": "http.response.body", "body": b"bare"})
+
+    async with open_here() as bank:
+        bank.act = answering(Bare())
+        first = await bank.pay("k")
+        await forget(bank, "k")
+        again = await bank.pay("k")
+        assert (first.status_code, first.content) == (again.status_code, again.content) == (202, b"bare")
+        assert (bank.runs, await bank.effects()) == (1, ["n"])
+
+
 async def test_middleware_inside_changes_a_response_once(open_here: Open) -> None:
     """Neither the row's response is changed again, nor the one that the gate is mended with."""
     async with open_here() as bank:

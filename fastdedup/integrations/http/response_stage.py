@@ -115,8 +115,9 @@ class ResponseStage:
             return  # middleware within may answer NotSent
         if kind == "http.response.start":
             self._start, self._chunks, self._size = message, [], 0  # it may replace another one
+            headers = message["headers"] = list(message.get("headers", ()))
             if self.work.transaction.is_open and any(
-                name.lower() == b"content-type" and streams(value) for name, value in message["headers"]
+                name.lower() == b"content-type" and streams(value) for name, value in headers
             ):
                 raise await self.work.refuse("it is a stream")
         elif kind == "http.response.body" and self._start is not None:
@@ -134,8 +135,7 @@ class ResponseStage:
             raise await self.work.refuse(self.work.too_large)
         if message.get("more_body", False):
             return None
-        headers = list(start["headers"])
-        response = Response(start["status"], headers, b"".join(self._chunks))
+        response = Response(start["status"], start["headers"], b"".join(self._chunks))
         sent = await self.work.end(response)
         if sent is response:
             return await self._leave(start, more_body=False)
