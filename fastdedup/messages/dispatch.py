@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Unpack
 
-from ..checks import Seconds
+from ..checks import Seconds, check_count
 from ..errors import ConfigError, ForeignRecordError, InvalidKeyError, UsageError
 from ..gateway import Dedup
 from ..sync.gateway import Dedup as SyncDedup
@@ -108,10 +108,11 @@ class Dispatcher:
             again: an operator has taken it from the dead letters: work on it though it has failed for good.
 
         Raises:
-            ConfigError: the gate or the inbox is set up wrongly; the handler is not async.
+            ConfigError: the gate or the inbox is set up wrongly; the handler is not async; `failed` is no count.
             UsageError: the gate or the inbox is not open.
         """
         check_handler(handler)
+        check_count(failed, "failed", least=0)
         decision = await self._deliveries.handle(
             message, handler, _laid_by_poller, failed=failed, again=again
         )
@@ -190,16 +191,18 @@ class SyncDispatcher:
             again: an operator has taken it from the dead letters: work on it though it has failed for good.
 
         Raises:
-            ConfigError: the gate is set up wrongly; the handler is async.
+            ConfigError: the gate is set up wrongly; the handler is async; `failed` is no count.
             UsageError: the gate is not open; the handler returned a coroutine, so its work is not done.
         """
         check_rule(handler, "handler")
+        check_count(failed, "failed", least=0)  # after the claim, an error would leave it held and renewed
         self.counts.delivered += 1
+        key = None
         try:
             key = self._rules.key_of(message)
             found = self._way.begin(key, self._rules.mark_of(message), failed=failed, again=again)
         except (InvalidKeyError, ForeignRecordError) as error:
-            found = self._rules.without_key(error)
+            found = self._rules.without_key(error, key)
         decision = found if isinstance(found, Decision) else self._work(found, message, handler)
         self.counts.count(decision)
         return _disposition(decision, self._rules)
