@@ -19,25 +19,23 @@ from .ledgers import MAX_IDS
 from .limits import MOST_LISTED, MOST_LISTING_MS
 
 _MAX_MS: Final = round(MAX_SECONDS * 1000)
-_MAX_FENCE: Final = 2**53 - 1
+MAX_NUMBER: Final = 2**53 - 1
+"""The largest number of both wires: every reader of JSON keeps it exactly."""
 
 # Values in the Redis protocol
 
 
-def number_of(name: str, data: bytes, least: int = 0) -> int:
-    """Return a whole number: milliseconds, or a fence.
+def number_of(name: str, data: bytes, least: int = 0, most: int = _MAX_MS) -> int:
+    """Return a whole number: milliseconds, a fence, or a count.
 
     Raises:
         ConfigError: it is not a whole number, or is out of bounds.
     """
-    if (
-        not data.isdigit()
-        or len(data) > 16
-        or not least <= int(data) <= (_MAX_MS if name != "FENCE" else 2**53)
-    ):
-        raise ConfigError(
-            f"{name} must be a whole number of milliseconds from {least} to ten years, got {_shown(data)}"
+    if not data.isdigit() or len(data) > 16 or not least <= int(data) <= most:
+        bounds = (
+            f"of milliseconds from {least} to ten years" if most == _MAX_MS else f"from {least} to {most}"
         )
+        raise ConfigError(f"{name} must be a whole number {bounds}, got {_shown(data)}")
     return int(data)
 
 
@@ -96,7 +94,7 @@ Wait = Annotated[
 ]
 _Fence = Annotated[
     int,
-    Field(ge=0, le=_MAX_FENCE, description="The claim's fence, to be sure that it is that very claim."),
+    Field(ge=0, le=MAX_NUMBER, description="The claim's fence, to be sure that it is that very claim."),
     BeforeValidator(_whole),
 ]
 _VALUE: Final = _typed(Any, "Any JSON; every duplicate gets it.")
@@ -169,7 +167,7 @@ FIELDS: Final[dict[str, WireField]] = {
     "WAIT": WireField("wait", number_of, Wait, 0),
     "EPHEMERAL": WireField("ephemeral", None),
     "REMEMBER": WireField("remember", text_of, _typed(str, _REMEMBER, pattern=_NAME), None),
-    "FENCE": WireField("fence", number_of, _Fence, 0),
+    "FENCE": WireField("fence", partial(number_of, most=MAX_NUMBER), _Fence, 0),
     "TOKEN": WireField("token", None, _typed(bool, "The key is a token that was redeemed."), False),
     "SUBJECT": WireField(
         "subject", text_of, _typed(Any, "The user or thing that the token is for: any JSON."), None
@@ -193,7 +191,7 @@ FIELDS: Final[dict[str, WireField]] = {
     ),
     "LIMIT": WireField(
         "limit",
-        _milliseconds,
+        partial(number_of, least=1, most=MAX_NUMBER),  # a larger one than the list's own is no mistake
         _typed(int, "Stop at so many; the last step may bring some more.", ge=1, le=MOST_LISTED),
         100,
     ),

@@ -325,8 +325,13 @@ def get(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
 
 
 async def _get(namespaces: Namespaces, dedup: Dedup, ask: Any) -> dict[str, Any] | None:
-    record = await dedup.get(ask.key, ask.kind or "claim", digest=ask.digest)
+    record = await dedup.get(ask.key, _kind(ask), digest=ask.digest)
     return None if record is None else record_facts(namespaces, record)
+
+
+def _kind(ask: Any) -> RecordKind:
+    """Return the kind of the record that is meant. Empty text is a mistake: it must not forget a claim."""
+    return "claim" if ask.kind is None else ask.kind
 
 
 def forget(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
@@ -337,7 +342,7 @@ def forget(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
 
 async def _forget(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> bool:
     name, why = dedup.settings.namespace, check_reason(ask.reason)
-    kind: RecordKind = ask.kind or "claim"
+    kind = _kind(ask)
     # The report names the key like a list does: a long key by its digest, however the client has named it.
     listed = names_of(inspection.wire_of(dedup.gate, ask.key, kind, digest=ask.digest))[1]
 

@@ -162,6 +162,13 @@ def test_a_record_can_be_seen_and_forgotten(client: redis.Redis) -> None:
         (("FD.CLAIM", "k", "LEASE", "0"), "LEASE must be a whole number of milliseconds from 1"),
         (("FD.CLAIM", "k", "LEASE", "1", "lease", "2"), "LEASE is given twice"),
         (("FD.CLAIM", "k", "WAIT", "soon"), "WAIT must be a whole number"),
+        (
+            ("FD.RELEASE", "k", "o", "FENCE", str(2**53)),
+            "FENCE must be a whole number from 0 to 9007199254740991,",
+        ),
+        (("FD.LIST", "LIMIT", "0"), "LIMIT must be a whole number from 1 to"),
+        (("FD.GET", "k", "KIND", ""), "kind must be one of"),
+        (("FD.FORGET", "k", "KIND", ""), "kind must be one of"),
         (("FD.CLAIM", "k", "OWNER", ""), "an owner must have 1 to 63 bytes"),
         (("FD.CLAIM", "k", "NS", "no spaces"), "a namespace must have 1 to 64"),
         (("FD.COMPLETE", "k"), "wrong number of arguments"),

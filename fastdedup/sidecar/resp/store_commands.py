@@ -31,7 +31,7 @@ from ...ledger.operations import ForgetIdOp, LedgerTerms
 from ...stores.base import EvictingStore, ListedStore, Query
 from ...stores.sidecar.answers import UNSURE, Fill, Present, encode
 from ...stores.sidecar.wire import BY_NAME, MAX_OPERATIONS, PATIENT, PROTOCOL, RunKind, terms_of, unpack
-from ..fields import number_of, text_of
+from ..fields import MAX_NUMBER, number_of, text_of
 from ..limits import MOST_PAGE, LimitError
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE
@@ -357,7 +357,7 @@ def page(connection: RespConnection, command: list[bytes]) -> Slot:
         if not isinstance(backend, ListedStore):
             raise ConfigError("the store of this sidecar cannot list its records")
         wanted = tuple(KINDS[kind] for kind in kinds.split(",") if kind in LISTED)
-        count = min(max(number_of("FD.PAGE", command[5], 1), 1), MOST_PAGE)
+        count = min(number_of("FD.PAGE", command[5], 1, MAX_NUMBER), MOST_PAGE)
         with list_audit(namespaces, name, prefix, connection.peer, why) as told:
             async with namespaces.turns.reads.turn(namespaces.access.path, connection.peer):
                 found = await backend.page(Query(name, wanted, prefix), cursor, count)
