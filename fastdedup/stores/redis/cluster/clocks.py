@@ -82,7 +82,7 @@ class ClockWatch:
         """Read one clock after the other: nothing is urgent here."""
         readings: dict[Address, Reading | None] = {}
         while missing := self._servers - readings.keys():  # a layout may bring further servers meanwhile
-            for address in missing:
+            for address in sorted(missing):
                 readings[address] = await self._reading_of(address)
         self._judge({address: found for address in self._servers if (found := readings[address])})
         self.reading = None

@@ -196,7 +196,7 @@ class Topology(Generic[N]):
         connected = [
             address for address, node in self._nodes.items() if node.reconnector.connection is not None
         ]
-        others = list({*self._nodes, *self._replicas, *self._seeds} - set(connected))
+        others = sorted({*self._nodes, *self._replicas, *self._seeds} - set(connected))
         random.shuffle(connected)
         random.shuffle(others)
         # Not only connected servers, because all of these may hang.
