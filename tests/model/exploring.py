@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations, product
 
 from . import scenarios, scenarios_of_gates, scenarios_of_outages, scenarios_of_uses, scenarios_said_anew
+from .cluster import CLUSTER_FATES, FORMS
 from .network import FATES
 from .simulation import Outcome, Run, simulate
 
@@ -78,3 +79,20 @@ def pairs_of_fates(scenario: str, order: int = 0, *, cancels: bool = False) -> I
             yield from cancelled(run)
         else:
             yield simulate(run)
+
+
+def on_cluster(scenario: str, every: int, *, thorough: bool = False) -> Iterator[Outcome]:
+    """Simulate each fate of each packet on a Cluster, with a cancellation at every so many-th step.
+
+    Without a fate there is one at every twelfth step at least. The two forms of a batch take turns, and the fates
+    that a single Redis has too are tried at every third packet; `thorough` tries all of both.
+    """
+    packets = simulate(Run(scenario, cluster=FORMS[0])).packets + FURTHER
+    for form in FORMS:
+        yield from cancelled(Run(scenario, cluster=form), every=min(12, every))
+    for turn, (number, fate) in enumerate(product(range(packets), (*FATES, *CLUSTER_FATES))):
+        if not thorough and fate in FATES and turn % 3:
+            continue
+        for form in FORMS if thorough else (FORMS[turn // 2 % 2],):
+            run = Run(scenario, ((number, fate),), cluster=form)
+            yield from cancelled(run, 2 + turn % every, every)

@@ -19,6 +19,7 @@ from typing import Any
 
 from fastdedup.kernel.operations import ClaimOp, Op, Reply
 from fastdedup.kernel.verbs import UNREPEATED, Verb
+from fastdedup.stores.base import Store
 from fastdedup.stores.redis import RedisStore
 from fastdedup.stores.redis.connection import RedisConnection
 
@@ -63,7 +64,7 @@ class CarriedScript:
         self._verb = verb
 
     def command(self, ops: Sequence[Op], floor_us: int, limit: int, **form: bool) -> bytes:
-        return self._network.pack(self._verb, ops)
+        return self._network.pack(self._verb, ops, form.get("declared", True))
 
     def read(self, ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
         return self._network.replies[reply[1]]
@@ -100,18 +101,20 @@ class Network:
         self._subscribed: list[SimulatedTransport] = []
         self.subscribed = _SUBSCRIBED
         """What a subscription is answered."""
-        self._unrepeated: set[Op] = set()
+        self._unrepeated: dict[Op, int] = {}
+        self.refused: set[int] = set()
+        """The calls that took no effect, and were answered."""
         self.mistakes: list[str] = []
         """What was sent, and must not be."""
-        self._scripts = {verb: CarriedScript(self, verb) for verb in Verb}
+        self.scripts = {verb: CarriedScript(self, verb) for verb in Verb}
         far_end.on_freed(self._tell)
 
-    def store(self, name: str, timeout: float, loop: asyncio.AbstractEventLoop | None = None) -> RedisStore:
+    def store(self, name: str, timeout: float, loop: asyncio.AbstractEventLoop | None = None) -> Store:
         """Return the store of one process, for a gate on this loop."""
         process = Process(self, name, loop or self.loop)
         self._processes.append(process)
         store = RedisStore(f"redis://{name}:6379/0", timeout=timeout, connect=process.connect)
-        store.server._scripts = self._scripts  # type: ignore[assignment]
+        store.server._scripts = self.scripts  # type: ignore[assignment]
         return store
 
     def refuse(self, times: int) -> None:
@@ -129,10 +132,11 @@ class Network:
         for process in self._processes:
             process.refusing = 0
 
-    def pack(self, verb: Verb, ops: Sequence[Op]) -> bytes:
+    def pack(self, verb: Verb, ops: Sequence[Op], declared: bool = True) -> bytes:
         if verb in UNREPEATED:
-            self.mistakes += [f"a {verb} was sent again" for op in ops if op in self._unrepeated]
-            self._unrepeated.update(ops)
+            earlier = [self._unrepeated[op] for op in ops if op in self._unrepeated]
+            self.mistakes += [f"a {verb} was sent again" for number in earlier if number not in self.refused]
+            self._unrepeated.update(dict.fromkeys(ops, len(self._packed)))
         self._packed.append((verb.value, [op if isinstance(op, ClaimOp) else copy(op) for op in ops]))
         return b"@%07d" % (len(self._packed) - 1)
 
@@ -152,11 +156,11 @@ class Network:
             [int(data[at + 1 : at + _SIZE]) for at in range(0, len(data), _SIZE)] if data[:1] == b"@" else []
         )
         other = "info" if b"INFO" in data else "subscribe"
-        verb, ops = self._packed[numbers[0]] if numbers else (other, ())
-        packet = Packet(number, verb, ops)
+        verb = self._packed[numbers[0]][0] if numbers else other
+        packet = Packet(number, verb, [op for each in numbers for op in self._packed[each][1]])
         self.has_sent[verb].set()
         fate = transport.silent or self._fates.get(number, "")
-        self._log(packet, fate or "sent")
+        self._log(packet, (fate or "sent") + transport.process.to)
         self._let_happen(transport, packet, numbers, fate)
 
     def _let_happen(
@@ -193,12 +197,18 @@ class Network:
         if not numbers:
             self._subscribed.append(transport)
             return self.subscribed
-        out = []
-        for number in numbers:
-            replies = self.replies[number] = [self._far_end.apply(op) for op in self._packed[number][1]]
-            out.append(b"*2\r\n:%d\r\n:%d\r\n" % (round(self._clock() * 1_000_000), number))
-        self._log(packet, "takes effect", replies)
-        return b"".join(out)
+        answer = b"".join([self._answer(transport, number) for number in numbers])
+        replies = [reply for number in numbers for reply in self.replies.get(number, ())]
+        self._log(packet, "takes effect" if replies else f"is refused: {answer.decode()}", replies)
+        return answer
+
+    def _answer(self, transport: SimulatedTransport, number: int) -> bytes:
+        """Execute a call, and return what the far end answers."""
+        self.replies[number] = [self._far_end.apply(op) for op in self._packed[number][1]]
+        return b"*2\r\n:%d\r\n:%d\r\n" % (self._now_us(), number)
+
+    def _now_us(self) -> int:
+        return round(self._clock() * 1_000_000)
 
     def _tell(self, wire: bytes) -> None:
         for transport in self._subscribed:
@@ -206,25 +216,36 @@ class Network:
 
 
 class Process:
-    """The way of one process to the far end."""
+    """The way of one process to the far end, or to one server of it. `to`: that server, for the trace."""
 
-    def __init__(self, network: Network, name: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, network: Network, name: str, loop: asyncio.AbstractEventLoop, to: str = "") -> None:
         self._network = network
         self.name = name
+        self.to = to and f" to {to}"
         self.loop = loop
         # Mutable: how many attempts to connect are still refused; the open transports.
         self.refusing = 0
         self._transports: dict[SimulatedTransport, None] = {}
 
     async def connect(self, on_push: Callable[[Any], None] | None) -> RedisConnection:
+        link: Any = SimpleNamespace(
+            _writer=SimpleNamespace(transport=await self.open()), host=self.name, port=6379
+        )
+        return RedisConnection(link, on_push)
+
+    async def open(self) -> SimulatedTransport:
         await asyncio.sleep(LATENCY)
-        if self.refusing:
-            self.refusing -= 1
+        if self.is_refused():
             raise ConnectionRefusedError(f"{self.name}: connection refused")
         transport = SimulatedTransport(self._network, self)
         self._transports[transport] = None
-        link: Any = SimpleNamespace(_writer=SimpleNamespace(transport=transport), host=self.name, port=6379)
-        return RedisConnection(link, on_push)
+        return transport
+
+    def is_refused(self) -> bool:
+        """True for an attempt to connect that is refused."""
+        refused = self.refusing > 0
+        self.refusing -= refused
+        return refused
 
     def refuse(self, times: int) -> None:
         """Break all connections, and refuse the next attempts to connect."""

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
@@ -21,9 +22,11 @@ from fastdedup import BreakerState, Dedup, LocalLRU, UnavailableError
 from fastdedup.events import Conflict, Degraded, Event
 from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import Reply
+from fastdedup.kernel.shards import ShardedEngine
 from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.operations import FirstOp, SeenOp
 
+from .cluster import CLUSTER_FATES, PROMOTED, ClusterNetwork, carried_singles
 from .determinism import SteppingLoop, begin, pinned
 from .far_end import FarEnd, Packet, SpecFarEnd, describe
 from .network import FATES, LATE, Network
@@ -41,7 +44,9 @@ BACK_AT_ONCE = 0.05
 """Seconds in which a call that was told nothing is taken back while all goes well."""
 BACK = {
     **dict.fromkeys(FATES, 2 * TIMEOUT),
+    **dict.fromkeys(CLUSTER_FATES, 2 * TIMEOUT),
     "outage": 2.0,  # until a probe is answered
+    "failed": PROMOTED + 2.0,
     **dict.fromkeys(("hung", "copied"), LATE + 0.6),  # until the orphans are looked at again
 }
 """Further seconds for each fate."""
@@ -56,6 +61,8 @@ class Run(NamedTuple):
     cancel_step: int = 0
     order: int = 0
     cancel_again: int = 0
+    cluster: str = ""
+    """How batches go to a Cluster, one of `FORMS`; empty for a single Redis."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,7 @@ class World:
         fates = [fate for _, fate in run.fates]
         self.after_cancel = BACK_AT_ONCE + sum(BACK[fate] for fate in fates)
         """Seconds in which what a cancelled call has left may be there still."""
-        waits_enough = len(fates) < 2 and not {"hung", "copied", "outage"}.intersection(fates)
+        waits_enough = len(fates) < 2 and not {"hung", "copied", "outage", "failed"}.intersection(fates)
         self.after_error = 0.0 if waits_enough else self.after_cancel
         """The same after a call's error, which waits for the taking back, for one further timeout at most."""
         self.disturbances = len(fates)
@@ -118,6 +125,7 @@ class World:
         self.is_unheard = not {"cut", "copied", "lost", "hung"}.isdisjoint(fates)
         """A packet took effect, and no reply came in time."""
         self.is_resent = bool(fates) and {"cut", "copied"}.issuperset(fates)
+        self.is_moved = bool(fates) and {"moved", "moving"}.issuperset(fates)
         self.cancelled_at: float = inf
         """The step at which the main client was cancelled."""
         self.news = 0.05
@@ -128,7 +136,8 @@ class World:
         self.undisturbed = not fates and not run.cancel_step
         kind = SCENARIOS[run.scenario]
         self._far_end = far_end
-        self.network = Network(loop, self._far_end, loop.clock, dict(run.fates), self._log_packet)
+        network = partial(ClusterNetwork, run.cluster) if run.cluster else Network
+        self.network = network(loop, self._far_end, loop.clock, dict(run.fates), self._log_packet)
         self.promises = Promises(loop.time, self._log)
         policies = [LocalLRU(100, clock=loop.clock) if kind.local else None for _ in range(kind.gates)]
         self.gates = [self._gate(f"gate{at}", policy, loop) for at, policy in enumerate(policies)]
@@ -234,7 +243,7 @@ class World:
         self._log("network", "is well from now on")
         await asyncio.sleep(UNDO)
         self._check_held()
-        if any(gate.breaker is BreakerState.OPEN for gate in self.gates):
+        if any(gate.breaker is not BreakerState.CLOSED for gate in self.gates):
             self.promises.broke("the network is well, and a breaker is still open")
         for mistake in self.network.mistakes:
             self.promises.broke(mistake)
@@ -284,7 +293,10 @@ class World:
         for gate in self.gates:
             connection = gate.gate.connection
             engine: Any = connection.running_engine()
-            kept = [*engine.leaders, *engine.named.counts, *connection.wakeups.waiting]
+            engines = engine.engines.values() if isinstance(engine, ShardedEngine) else [engine]
+            kept = [*connection.wakeups.waiting]
+            for each in engines:
+                kept += [*each.leaders, *each.named.counts]
             if kept or connection.unfinished:
                 tasks = f"{connection.unfinished} tasks and {kept}"
                 self.promises.broke(f"the gate still keeps {tasks} for clients that have ended")
@@ -310,6 +322,8 @@ class World:
             self.promises.conflicts += 1
         if isinstance(event, Degraded) and self.is_resent and event.verb != Verb.FORGET:
             self.promises.broke("a packet whose connection broke was not sent again")
+        if isinstance(event, Degraded) and self.is_moved:
+            self.promises.broke("a slot that moves counts as an outage")
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.promises.broke(f"the loop's exception handler: {context}")
@@ -359,7 +373,7 @@ def simulating() -> Iterator[None]:
     """Prepare many runs: time and randomness are pinned, and nothing is logged."""
     logging.disable(logging.CRITICAL)
     try:
-        with pinned():
+        with pinned(), carried_singles():
             yield
     finally:
         logging.disable(logging.NOTSET)

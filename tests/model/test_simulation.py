@@ -185,7 +185,7 @@ def test_a_failure_shows_its_tuple_its_packets_and_what_was_told() -> None:
     with simulating():
         shown = str(simulate(Run("two_gates"), far_end=ForgetfulFarEnd))
     assert shown.startswith(
-        "replay(Run(scenario='two_gates', fates=(), cancel_step=0, order=0, cancel_again=0))\n"
+        "replay(Run(scenario='two_gates', fates=(), cancel_step=0, order=0, cancel_again=0, cluster=''))\n"
     )
     assert "second holds 'k' beside main" in shown
     assert "0.0020 packet 0 claim sim:=k" in shown

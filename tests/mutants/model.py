@@ -20,10 +20,12 @@ class Part(NamedTuple):
 IN_MEMORY = Part("closure, memory", ("tests/model/test_closure.py", "-k", "memory"))
 ON_REDIS = Part("closure, Redis", ("tests/model/test_closure.py", "-k", "redis and not fakeredis"))
 SIMULATION = Part("simulation", (_SIMULATION, "-k", "every_fate"))
+ON_CLUSTER = Part("simulation, Cluster", ("tests/model/test_simulation_on_a_cluster.py",))
 CRASHES = Part("crashes", ("tests/model/test_crashes.py",))
 
 BY_FILE = {
     "lua/": (ON_REDIS, CRASHES),
+    "fastdedup/stores/redis/cluster/": (ON_CLUSTER,),
     "fastdedup/stores/redis/": (SIMULATION, CRASHES),
     "fastdedup/stores/": (IN_MEMORY, SIMULATION),
     "fastdedup/ledger/memory.py": (IN_MEMORY, SIMULATION),

@@ -46,6 +46,23 @@ REDIS_CLIENT = {
             "wait_resubscribed",
         ),
     ],
+    "fastdedup/stores/redis/cluster/node.py": [
+        Mutant(
+            "A node that a slot is still moving to is not told that the call was sent there (ASKING).",
+            "return self._topology.node_at(to.address).asked if keys == 1 else self.singly",
+            "return self._topology.node_at(to.address).singly",
+        ),
+        Mutant(
+            "A key that its node does not hold any more goes to that node in another batch, not alone.",
+            "return Redirect(self.singly if owner is None or owner is self else owner)",
+            "return Redirect(self if owner is None else owner)",
+        ),
+        Mutant(
+            "A batch that the node has stopped is not marked when it is sent again.",
+            "                mark_resent(call.ops)  # also those that were answered\n",
+            "                pass\n",
+        ),
+    ],
     "fastdedup/kernel/operations.py": [
         Mutant(
             "An operation that was sent without an answer is not marked as that.",
