@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hiredis
@@ -93,6 +94,34 @@ async def test_abort_drops_what_is_outstanding_at_once(redis_url: str) -> None:
     link.abort("again")
     await link.aclose()
     assert not link.usable
+
+
+class ClosedTransport(asyncio.Transport):
+    """Raises an error as uvloop's does after it has closed."""
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: Any) -> None:
+        raise RuntimeError("the handler is closed")
+
+    def abort(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_command_that_could_not_be_written_waits_for_no_reply(count: int) -> None:
+    """Otherwise a batch would end twice: by the error, and as the connection ends."""
+    replies = list[Any]()
+    redis_py: Any = SimpleNamespace(_writer=SimpleNamespace(transport=ClosedTransport()))
+    link = RedisConnection(redis_py, None)
+    with pytest.raises(RuntimeError, match="the handler is closed"):
+        link.call_many(pack("ECHO", "a") * count, count, replies.append)
+    link.abort("it has ended")
+    assert not replies
 
 
 @pytest.mark.parametrize(

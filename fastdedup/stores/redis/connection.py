@@ -82,8 +82,8 @@ class RedisConnection(asyncio.Protocol):
         """
         if self._lost is not None:
             raise ConnectionError(*self._lost.args)
+        self._transport.write(packed)  # first: if it raises an error, nothing waits for a reply
         self._waiting.append(on_reply)
-        self._transport.write(packed)
 
     def call_many(self, packed: bytes, count: int, on_replies: Callable[[list[Any]], None]) -> None:
         """Send `count` commands in one write; `on_replies` gets all replies in one list. See also `call`.
@@ -101,9 +101,9 @@ class RedisConnection(asyncio.Protocol):
             replies.append(reply)
             on_replies(replies)
 
+        self._transport.write(packed)
         self._waiting.extend(repeat(replies.append, count - 1))
         self._waiting.append(on_last)
-        self._transport.write(packed)
 
     def send_many(self, packed: bytes, count: int) -> asyncio.Future[list[Any]]:
         """Send `count` commands in one write, like `call_many`, and return a future of all replies."""
