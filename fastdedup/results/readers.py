@@ -155,8 +155,18 @@ def _imports(function: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _cached_reader(declared: Any) -> ResultReader:
+def _cached_reader(declared: Any, order: Any) -> ResultReader:
+    # `order` is a part of the cache's key.
     return _made_reader(declared)
+
+
+def _in_order(declared: Any) -> Any:
+    """Return a type with its parts, which is equal only to the same type with its parts in the same order.
+
+    `str | bytes` and `bytes | str` are equal to Python, and pydantic reads some JSON differently for each.
+    """
+    parts = typing.get_args(declared)
+    return (declared, *map(_in_order, parts)) if parts else declared
 
 
 def reader_of(declared: Any) -> ResultReader:
@@ -167,7 +177,7 @@ def reader_of(declared: Any) -> ResultReader:
         NameError: it has a name that is not known yet.
     """
     try:
-        return _cached_reader(declared)
+        return _cached_reader(declared, _in_order(declared))
     except TypeError:  # it cannot be hashed
         return _made_reader(declared)
 
@@ -204,8 +214,13 @@ def _adapter(declared: Any) -> Any:
     # Only of an optional type, pydantic takes settings in each case; the dataclasses inside inherit them.
     with contextlib.suppress(RecursionError):  # a TypedDict within itself: pydantic says what to do
         declared = _portable(declared)
-    optional: Any = typing.Optional[declared]  # noqa: UP045
+    optional: Any = typing.Optional[_apart(declared)]  # noqa: UP045
     return TypeAdapter(optional, config=settings)
+
+
+def _apart(declared: Any) -> Any:
+    """Return a type that `typing` does not take for an equal one that it was given before: see `_in_order`."""
+    return typing.Annotated[declared, object()]
 
 
 def is_plain_type(declared: Any, within: tuple[Any, ...] = ()) -> bool:
@@ -260,7 +275,7 @@ def _typed_dict(declared: Any) -> Any:
     fields = {}
     for name, (hint, is_required) in _fields_of(declared).items():
         mark = typing_extensions.Required if is_required else typing_extensions.NotRequired
-        fields[name] = mark[_portable(hint)]
+        fields[name] = mark[_apart(_portable(hint))]
     return typing_extensions.TypedDict(declared.__name__, fields)  # type: ignore[operator]
 
 
