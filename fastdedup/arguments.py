@@ -72,7 +72,8 @@ class ArgumentsRule:
             return self._rule(*args[self._places])
         bound = self._function.bind_partial(*args, **kwargs)
         bound.apply_defaults()
-        given = {**bound.arguments, **bound.kwargs}
+        # The arguments last, because a keyword may have the name of a positional-only argument.
+        given = {**bound.kwargs, **bound.arguments}
         first = [given[each.name] for each in self._wanted if each.kind is Parameter.POSITIONAL_ONLY]
         rest = {
             each.name: given[each.name]

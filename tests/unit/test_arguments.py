@@ -54,6 +54,13 @@ def test_a_rule_gets_the_arguments_that_it_names(rule: Any, key: str) -> None:
     assert key_of(rule, "u", ORDER) == key
 
 
+@pytest.mark.parametrize("rule", [lambda order: f"{order}", by("order")])
+def test_a_keyword_does_not_replace_an_argument_by_place_of_its_name(rule: Any) -> None:
+    def add(order: int, /, **labels: Any) -> None: ...
+
+    assert [key_of(rule, number, function=add, order=7) for number in (1, 2)] == ["1", "2"]
+
+
 @pytest.mark.parametrize("rule", [lambda order, user: f"{order.id}{user}", by("order.id", "user")])
 def test_a_call_is_one_call_in_whatever_way_it_names_its_arguments(rule: Any) -> None:
     keys = {
