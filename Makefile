@@ -1,9 +1,8 @@
 # The two main commands: `make demo` and `make test`. Each sets up everything that it needs; the next run is quick.
 
 PYTHON  ?= python3
-CORES   := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 # Two more than there are cores: tests wait for servers and deadlines a quarter of their time.
-WORKERS ?= $(shell expr $(CORES) + 2)
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 2)
 
 BIN   := .venv/bin
 VENV  := .venv/.stamp-venv
@@ -40,7 +39,7 @@ demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS=
 
 # The loop while you write: no program but redis-server is needed. tests/marks.py says which tests have a mark.
 quick: lint types redis-server ## lint, type check, and the tests of units, model and contract on memory and one Redis
-	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" MODEL_DEPTH=quick $(BIN)/pytest -n $(CORES) --dist worksteal -q \
+	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" MODEL_DEPTH=quick $(BIN)/pytest -n $(WORKERS) --dist worksteal -q \
 	  -m "not servers and not browser and not compiled and not slow" tests/unit tests/model tests/contract $(PYTEST_ARGS)
 
 # The servers, the browser and the compiler come first: without them the tests cannot pass. They are got, and the package is

@@ -45,6 +45,7 @@ PLACES = {
     "slow": (
         "model/test_crashes.py",
         "model/test_interleavings.py",
+        "model/test_simulation_on_a_cluster.py",
         "model/test_simulation_on_a_server.py",
         "outage/",
         "test_packaging.py",
@@ -68,8 +69,9 @@ def marks_of(item: pytest.Item) -> Iterator[str]:
     fixtures = {*getattr(item, "fixturenames", ())}
     row = getattr(item, "callspec", None)
     params = row.params if row is not None else {}
-    # The model's run on fakeredis takes as long as the one on a server, which runs beside it.
-    by_row = {"servers": params.get("running_store") in STORES, "slow": params.get("side") == "fakeredis"}
+    # The model runs on memory and on a server beside these two. The far end is the spec itself.
+    is_slow = params.get("side") in ("fakeredis", "far end")
+    by_row = {"servers": params.get("running_store") in STORES, "slow": is_slow}
     for mark in MARKS:
         if place.startswith(PLACES[mark]) or fixtures & FIXTURES.get(mark, set()) or by_row.get(mark):
             yield mark
