@@ -1,5 +1,6 @@
 """The scenarios, and the rounds in which all contestants play them; `contest` is the main path."""
 
+import asyncio
 import contextlib
 from array import array
 from collections.abc import Iterator, Sequence
@@ -42,7 +43,8 @@ async def contest(
     async with AsyncExitStack() as stack:
         players = [_Player(plan, scenario, contestant) for contestant in contestants]
         for player in players:
-            await player.warm_up(stack)
+            stack.push_async_callback(player.end)
+            await player.warm_up()
         for number in range(plan.rounds * scenario.slices):
             shift = number % len(players)
             for player in players[shift:] + players[:shift]:
@@ -72,13 +74,14 @@ class _Player:
     failure: str = ""
     turns: list[Turn] = field(default_factory=list)
     spent: list[Sequence[int]] = field(default_factory=list)  # for each round its latencies in ns, sorted
+    connected: AsyncExitStack = field(default_factory=AsyncExitStack)  # ends its connections
 
-    async def warm_up(self, stack: AsyncExitStack) -> None:
+    async def warm_up(self) -> None:
         """Find the best width, connect, and set the size of a turn by the rate of a short turn."""
         self._tell()
         with self._surviving():
             self.width = await self._best_width()
-            self.ops = await stack.enter_async_context(self._connect(self.width))
+            self.ops = await self.connected.enter_async_context(self._connect(self.width))
             rate = await self._probe(self.ops)
             count = int(rate * self.plan.seconds / self.scenario.slices)
             self.count = max(self.scenario.callers, min(self.plan.max_ops, count))
@@ -96,6 +99,17 @@ class _Player:
                     self.spent.append(sorted(spent))
                 if not timed or len(self.scenario.modes) == 1:
                     self.turns.append(turn)
+
+    async def end(self) -> None:
+        """End its connections. What it has measured stands, even if it cancels its caller meanwhile."""
+        try:
+            await self.connected.aclose()
+        except asyncio.CancelledError as error:
+            # anyio names its scope. Any other cancellation is that of the run, by a signal.
+            task = asyncio.current_task()
+            if task is None or "via cancel scope" not in str(error):
+                raise
+            task.uncancel()
 
     def row(self, baselines: "Sequence[_Player]") -> Row:
         """Return the row: the medians of all rounds.

@@ -1,5 +1,6 @@
 """The side-by-side benchmark: what it plays, checks and reports. No test looks at a time."""
 
+import asyncio
 import gc
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -255,6 +256,26 @@ async def test_one_that_fails_in_a_later_round_is_out(scenario: Scenario) -> Non
     table = await played(scenario, FIRST, player("tiring", Ops(claim=tiring)))
     assert table.row("first").figures
     assert not table.row("tiring").figures
+
+
+@pytest.mark.parametrize("said", ["Cancelled via cancel scope 7f", "by a signal"])
+async def test_one_that_cancels_its_caller_at_its_end_keeps_its_row(said: str) -> None:
+    """As coredis does, whose connections are tasks of anyio. A signal still ends the run."""
+
+    @asynccontextmanager
+    async def connect(setting: Setting) -> AsyncIterator[Ops]:
+        yield Ops(claim=won)
+        task = asyncio.current_task()
+        assert task
+        task.cancel(said)
+        await asyncio.Event().wait()
+
+    play = played(CLAIM, FIRST, Contestant("cancels", connect))
+    if said == "by a signal":
+        with pytest.raises(asyncio.CancelledError):
+            await play
+    else:
+        assert {row.contestant for row in (await play).rows if row.figures} == {"first", "cancels"}
 
 
 def test_a_reason_is_one_line_and_a_group_s_first() -> None:
