@@ -1,7 +1,7 @@
 -- Claims with a ledger: stores/redis/scripts.py puts this text into claim.lua if a call has such claims.
 
 -- Claims the keys of a run whose mode is unless: from the i-th to the `last`, with a bucket's key behind each. What the
--- run says of its ledger begins at `a`; returns where the next run begins.
+-- run says of its ledger begins at `a`; returns the place at which the next run begins.
 claim_unless = function(i, last, a, terms)
   -- Here stands _ledger.lua.
 
