@@ -58,11 +58,11 @@ async def play(plan: Plan, table: str, names: tuple[str, str], make: MakePair) -
                 told += 1
                 await clean(plan)
                 found[i].append(await pair.turns[i]())
+        return held_against(pair, *found)
     except Exception as error:  # noqa: BLE001 -- a pair's failure becomes the note of its rows
         for _ in range(2 * plan.rounds - told):
             plan.on_turn(f"{table}: {names[0]}")
         return [Row(name, note=f"n/a: {reason(error)}") for name in names]
-    return held_against(pair, *found)
 
 
 async def clean(plan: Plan) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, Final, Protocol, runtime_checkable
@@ -38,8 +39,8 @@ class JSONCodec:
 
     def dumps(self, value: Any) -> bytes:
         """Encode. orjson would turn NaN into null, and a duplicate would get another result than the first."""
-        encoded = orjson.dumps(value)
-        if b"null" in encoded and has_nan(value):
+        encoded = orjson.dumps(value, _attributes, orjson.OPT_PASSTHROUGH_DATACLASS)
+        if b"null" in encoded and has_nan(value, _attributes):
             raise ValueError("NaN and infinity are not JSON")
         return encoded
 
@@ -47,27 +48,47 @@ class JSONCodec:
     loads = staticmethod(orjson.loads)
 
 
-def has_nan(value: Any) -> bool:
-    """True if a value that orjson has encoded holds a NaN or an infinity."""
+Attributes = Callable[[Any], dict[str, Any]]
+
+
+def has_nan(value: Any, attributes: Attributes | None = None) -> bool:
+    """True if a value that orjson has encoded holds a NaN or an infinity.
+
+    `attributes`: returns those of a dataclass that were encoded; by default orjson's own.
+    """
+    attributes = attributes or _public_attributes
     if isinstance(value, float):
         return not math.isfinite(value)
     if isinstance(value, Enum):
-        return has_nan(value.value)
+        return has_nan(value.value, attributes)
     if isinstance(value, dict):
-        return any(has_nan(item) for item in value.values())
+        return any(has_nan(item, attributes) for item in value.values())
     if isinstance(value, list | tuple):
-        return any(has_nan(item) for item in value)
+        return any(has_nan(item, attributes) for item in value)
     if isinstance(value, orjson.Fragment):
         return False  # JSON that the user wrote: nothing in it was replaced
     if is_dataclass(value):
-        return any(has_nan(item) for item in _attributes(value))
+        return has_nan(attributes(value), attributes)
     return False
 
 
-def _attributes(value: Any) -> Iterator[Any]:
-    """Yield the attributes of a dataclass that orjson writes: fields and others, but no name that begins with "_"."""
+def _public_attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of a dataclass that orjson writes: fields and others, but none that begins with "_"."""
     names = vars(value) if hasattr(value, "__dict__") else [field.name for field in fields(value)]
-    return (getattr(value, name) for name in names if not name.startswith("_"))
+    return {name: getattr(value, name) for name in names if not name.startswith("_")}
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return what orjson writes of a dataclass, and its fields that begin with "_": a type that reads it has both."""
+    if "__dataclass_fields__" not in type(value).__dict__:
+        raise TypeError  # no dataclass for orjson; its own error names the type
+    kind: Any = type(value)
+    return _public_attributes(value) | {name: getattr(value, name) for name in _private_fields(kind)}
+
+
+@functools.lru_cache(maxsize=256)
+def _private_fields(kind: Any) -> list[str]:
+    return [field.name for field in fields(kind) if field.name.startswith("_")]
 
 
 # A tuple, because it is made for each result: an `__init__` would cost a call.

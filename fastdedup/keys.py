@@ -71,7 +71,8 @@ def fingerprint(value: Any) -> Fingerprint:
 
     Bytes are digested unchanged, text as its UTF-8, any other value as JSON with sorted keys. So a dict gives the
     same digest in any order and in every process, and `b"x"`, `"x"` and the JSON `"x"` of a value never give the same
-    digest. A `Fingerprint` is returned unchanged.
+    digest. A `Fingerprint` is returned unchanged. Attributes of a dataclass that begin with "_" are left out: they do
+    not tell two requests apart.
 
     The sidecar digests its clients' fingerprints in the same way: `{"fingerprint": "x"}` over HTTP and `FP x` over
     RESP are `fingerprint("x")`. Send it the request, or a text that names the request; the digits of a digest are
@@ -181,8 +182,12 @@ def business_key(*parts: KeyPart, window: Seconds | None = None, at: float | Non
     moment = time.time() if at is None else at
     if not is_number(moment):
         raise InvalidKeyError(f"at must be seconds since 1970, got {shown(at)}")
+    try:
+        slot = math.floor(moment / size)
+    except OverflowError:
+        raise InvalidKeyError(f"at must be seconds since 1970, {shown(at)} is too far from it") from None
     # No part is empty, so "||" can only stand here.
-    return f"{key}||{math.floor(moment / size)}x{float(size)!r}"
+    return f"{key}||{slot}x{float(size)!r}"
 
 
 def key_part(part: Any) -> str:
@@ -196,8 +201,10 @@ def key_part(part: Any) -> str:
     match part:
         case bool() | "":
             text = ""
-        case str() | int() | UUID():
+        case str() | UUID():
             text = str(part)
+        case int():
+            text = _whole_text(part)
         case Decimal():
             text = _decimal_text(part)
         case datetime():
@@ -227,6 +234,15 @@ def _decimal_text(number: Decimal) -> str:
     return "0" if text == "-0" else text
 
 
+def _whole_text(number: int) -> str:
+    try:
+        return str(number)
+    except ValueError:  # Python's own limit of digits
+        raise InvalidKeyError(
+            f"a whole number in a business key is too long, it has {number.bit_length()} bits: take its digest"
+        ) from None
+
+
 def _moment_text(moment: datetime) -> str:
     """Return the same text for equal moments, in whatever time zone they are said."""
     if moment.utcoffset() is None:
@@ -234,4 +250,9 @@ def _moment_text(moment: datetime) -> str:
             "a datetime in a business key needs a time zone, because its text would depend on the machine: "
             "datetime.now(UTC), or .date() for the day"
         )
-    return moment.astimezone(UTC).isoformat()
+    try:
+        return moment.astimezone(UTC).isoformat()
+    except OverflowError:
+        raise InvalidKeyError(
+            f"a datetime in a business key must be one that UTC has, got {moment.isoformat()}"
+        ) from None

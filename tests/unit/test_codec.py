@@ -43,6 +43,25 @@ def test_dataclasses_datetimes_and_uuids_come_back_as_json() -> None:
     }
 
 
+@dataclass
+class Receipt:
+    id: int
+    _tax: float = 0.0
+
+
+def test_fields_of_a_dataclass_that_begin_with_an_underscore_are_stored() -> None:
+    """The JSON library leaves them out, and a duplicate would get the default."""
+    assert decode(JSONCodec(), encode(JSONCodec(), [Receipt(1, 1.9)], LIMIT), "k") == [{"id": 1, "_tax": 1.9}]
+    with pytest.raises(ResultError, match="NaN"):
+        encode(JSONCodec(), Receipt(1, math.nan), LIMIT)
+
+
+async def test_a_typed_replay_has_all_fields() -> None:
+    async with Dedup("memory://") as dedup:
+        await (await dedup.claim("k")).complete(Receipt(1, 1.9))
+        assert (await dedup.claim("k")).replay(Receipt) == Receipt(1, 1.9)
+
+
 def recursive() -> list[Any]:
     value: list[Any] = []
     value.append(value)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -215,10 +216,16 @@ def test_different_identities_never_share_a_key(one: list[str], two: list[str], 
     assert (key(one, slots[0]) == key(two, slots[1])) == (identity(one, slots[0]) == identity(two, slots[1]))
 
 
-@pytest.mark.parametrize("parts", [(), ("",), ("a", ""), (None,), (1.5,), (True,), (b"a",), (["a"],)])
+UNWRITABLE = (10**5000,)
+EARLY = (datetime.min.replace(tzinfo=timezone(timedelta(hours=5))),)
+
+
+@pytest.mark.parametrize(
+    "parts", [(), ("",), ("a", ""), (None,), (1.5,), (True,), (b"a",), (["a"],), UNWRITABLE, EARLY]
+)
 def test_parts_that_identify_nothing_are_refused(parts: tuple[Any, ...]) -> None:
-    """No part, an empty one, or one whose text is not stable."""
-    with pytest.raises(InvalidKeyError, match=r"part"):
+    """No part, an empty one, one whose text is not stable, or one that has no text."""
+    with pytest.raises(InvalidKeyError, match=r"business key|business_key"):
         business_key(*parts)
 
 
@@ -234,6 +241,11 @@ def test_a_moment_that_is_no_time_is_refused(at: Any) -> None:
     """NaN would place every event into one slot."""
     with pytest.raises(InvalidKeyError, match="at"):
         business_key("k", window=300, at=at)
+
+
+def test_a_moment_beyond_all_slots_is_refused() -> None:
+    with pytest.raises(InvalidKeyError, match="at must be seconds since 1970"):
+        business_key("k", window=0.001, at=1e308)
 
 
 # fingerprint
