@@ -48,7 +48,8 @@ class Deliveries:
         logs_attempts: log each attempt that fails; False if the caller logs them.
 
     Raises:
-        ConfigError: there is neither gate nor inbox, one is of another kind, or nothing begins a transaction.
+        ConfigError: there is neither gate nor inbox, one is of another kind, nothing begins a transaction, or
+            there is none to begin.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class Deliveries:
             raise ConfigError(f"dedup must be a fastdedup.Dedup, got {type(dedup).__name__}")
         if inbox is not None and not isinstance(inbox, Inbox):
             raise ConfigError(f"inbox must be a fastdedup.sql.Inbox, got {type(inbox).__name__}")
+        if begin is not None and inbox is None:
+            raise ConfigError("begin= begins an inbox's transaction: give inbox= too, or leave begin= out")
         if remember is not None:
             check_remember(remember, dedup, inbox)
         if resolve is not None:

@@ -18,7 +18,7 @@ from ..errors import (
 )
 from ..keys import fingerprint as digest_of
 from ..model import Outcome
-from ..results.declared import Results
+from ..results.declared import LostResult, Results
 from ..sql.rules import TransactionEndedError
 from .decisions import Action, Decision, Reason
 from .keys import KeyRule, check_rule, gate_key, key_of
@@ -131,7 +131,10 @@ class MessageRules:
         """Return what the gate stores for a result: None if results are not kept. See `Results.kept`."""
         if not self.keep_result:
             return None
-        return result if self._results is None or self._results.is_plain else self._results.kept(result)
+        if self._results is None:
+            return result
+        kept = self._results.kept(result)
+        return result if self._results.is_plain and isinstance(kept, LostResult) else kept
 
     @property
     def _typed(self) -> Results | None:

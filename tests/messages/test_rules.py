@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -653,6 +653,11 @@ def test_a_wrong_gate_or_inbox_is_named(given: tuple[Any, Any], words: str) -> N
 def test_an_inbox_needs_what_begins_a_transaction() -> None:
     with pytest.raises(ConfigError, match="begin="):
         Deliveries(MessageRules("orders", lambda message: "a"), None, Inbox("nothing-begins", keep=WEEK))
+
+
+def test_what_begins_a_transaction_needs_an_inbox() -> None:
+    with pytest.raises(ConfigError, match="give inbox= too, or leave begin= out"):
+        Deliveries(MessageRules("orders", lambda message: "a"), Dedup("memory://"), begin=nullcontext)  # type: ignore[arg-type]
 
 
 def test_a_consumer_needs_a_name() -> None:

@@ -91,6 +91,10 @@ async def test_a_duplicate_gets_the_declared_type(server: RedisServer, name: str
     async def numbers(name: str) -> Any:
         return (1, 2)
 
+    async def wide(name: str) -> int:
+        runs[name] += 1
+        return 2**70
+
     async def rushed(name: str) -> Order:
         return Rushed(UUID(int=1), datetime(2026, 1, 2), [])
 
@@ -100,6 +104,10 @@ async def test_a_duplicate_gets_the_declared_type(server: RedisServer, name: str
         first, again = await queue.results(*sent)
         assert runs[name] == 1
         assert first == again
+        task = queue.task(wide, key=lambda name: f"w:{name}")
+        sent = [await task.kiq(name), await task.kiq(name)]
+        assert await queue.results(*sent) == [2**70, 2**70]
+        assert runs[name] == 2
         task = queue.task(numbers, key=lambda name: f"n:{name}")
         sent = [await task.kiq(name), await task.kiq(name)]
         assert await queue.results(*sent) == [[1, 2], [1, 2]], "taskiq itself passes on JSON"
