@@ -172,6 +172,7 @@ class Readings:
     client: Redis
     lines: list[tuple[float, int, int]] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
+    is_over: bool = False
 
     async def take(self, window: float) -> None:
         """Take one reading."""
@@ -180,8 +181,8 @@ class Readings:
         self.lines.append((windows, int(info["used_memory_rss"]), int(info["used_memory"])))
 
     async def go_on(self, window: float) -> None:
-        """Take readings until cancelled."""
-        while True:
+        """Take readings until cancelled, or `is_over`."""
+        while not self.is_over:
             await self.take(window)
             await asyncio.sleep(window / READINGS)
 
@@ -252,6 +253,7 @@ async def _stream(stream: Stream, ask: Ask, lists: int, client: Redis) -> Readin
         with collector(tuned=True):
             await play(stream, ask, lists)
     finally:
+        readings.is_over = True  # redis-py can keep a cancellation to itself
         reader.cancel()
         await asyncio.wait([reader])
     return readings
