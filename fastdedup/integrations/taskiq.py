@@ -6,8 +6,10 @@ middleware itself only gives that function its message.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
+import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final, ParamSpec, TypeVar
@@ -24,6 +26,7 @@ from ..checks import Seconds, check_wait, named
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..ledger.client import Ledger
+from ..log_throttle import LogThrottle
 from ..messages.decisions import Action, Decision, Reason
 from ..messages.deliveries import Deliveries, check_remember
 from ..messages.memory import check_broker
@@ -34,6 +37,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _LEAST_WAIT: Final = 0.1
 """Many taskiq brokers cannot delay a message, so only this wait keeps a twin from coming again at once."""
+_PAUSE: Final = 1.0
+"""Seconds until a broker that has refused a message is asked again."""
+log = logging.getLogger("fastdedup.messages")
 _current: ContextVar[TaskiqMessage | None] = ContextVar("fastdedup.taskiq", default=None)
 
 
@@ -64,6 +70,7 @@ class DedupMiddleware(TaskiqMiddleware):
             check_remember(remember, dedup, None)
         self._remember = remember
         self._wait = check_wait(wait, WAIT, least=_LEAST_WAIT)
+        self._refusals = LogThrottle()
 
     def set_broker(self, broker: AsyncBroker) -> None:
         """Note the broker; taskiq calls this when the middleware is added.
@@ -133,15 +140,17 @@ class DedupMiddleware(TaskiqMiddleware):
                     return await function(*args, **kwargs)
                 if not results.are_known:
                     results.prepare()
-                decision = await deliveries.handle(
-                    (message, args, kwargs),
-                    lambda _: function(*args, **kwargs),
-                    _leave,
-                    failed=_retries_of(message),
-                )
-                if decision.action is Action.RETRY and decision.reason is not Reason.FAILED:
-                    await self.broker.kick(self.broker.formatter.dumps(message))
-                    raise NoResultError
+                while True:
+                    decision = await deliveries.handle(
+                        (message, args, kwargs),
+                        lambda _: function(*args, **kwargs),
+                        _leave,
+                        failed=_retries_of(message),
+                    )
+                    if decision.action is not Action.RETRY or decision.reason is Reason.FAILED:
+                        break
+                    if await self._is_sent_again(message):
+                        raise NoResultError
                 if decision.error is not None:
                     raise decision.error
                 return decision.result  # type: ignore[no-any-return]
@@ -149,6 +158,18 @@ class DedupMiddleware(TaskiqMiddleware):
             return run
 
         return decorate
+
+    async def _is_sent_again(self, message: TaskiqMessage) -> bool:
+        """Send a message again; return False, a moment later, if the broker does not take it: it is held then."""
+        try:
+            await self.broker.kick(self.broker.formatter.dumps(message))
+        except Exception as error:  # noqa: BLE001 -- after any error, taskiq would acknowledge what has not run
+            if self._refusals.passes():
+                text = "task %r: a message is held, because the broker does not take it: %r"
+                log.warning(text, message.task_name, error)
+            await asyncio.sleep(_PAUSE)
+            return False
+        return True
 
     def _message_of(self, function: Callable[..., Any]) -> TaskiqMessage | None:
         """Return the message that a function is called for; None if other code calls it."""

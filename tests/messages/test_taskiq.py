@@ -199,6 +199,39 @@ async def test_a_twin_at_work_is_sent_again_and_never_at_once(server: RedisServe
         assert await queue.results(*sent) == [1, 1]
 
 
+async def test_a_message_that_the_broker_does_not_take_again_is_held(
+    server: RedisServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without that, taskiq acknowledges it, though its work never ran, and its result is the broker's error."""
+    monkeypatch.setattr("fastdedup.integrations.taskiq._PAUSE", 0.01)
+    begun, failing, refused = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def fails_first(name: str, total: int) -> int:
+        if total == 1:
+            begun.set()
+            await failing.wait()
+            raise ValueError("the first message's work is not done")
+        return await count(name)
+
+    async with receiving(server) as queue:
+        task = queue.task(fails_first, key=lambda name: name)
+        kick = queue.broker.kick
+
+        async def refusing(message: Any) -> None:
+            refused.set()
+            raise ConnectionError("the broker is away")
+
+        first = await task.kiq(name, 1)
+        await begun.wait()
+        twin = await task.kiq(name, 2)
+        monkeypatch.setattr(queue.broker, "kick", refusing)
+        await refused.wait()
+        monkeypatch.setattr(queue.broker, "kick", kick)
+        failing.set()
+        assert (await queue.get(first))[0].is_err
+        assert await queue.results(twin) == [1]
+
+
 async def test_a_failure_frees_the_key_for_taskiqs_retries(server: RedisServer, name: str) -> None:
     async def late(name: str) -> int:
         if await count(name) < 3:
