@@ -11,15 +11,13 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, Unpack
 
-from redis import ConnectionError as RedisConnectionError
-from redis import ReadOnlyError, ResponseError
-from redis import TimeoutError as RedisTimeoutError
+from redis import RedisError, ResponseError
 from redis.asyncio import Redis, RedisCluster
+from redis.exceptions import RedisClusterException
 
 try:
     import anyio
@@ -38,6 +36,7 @@ from ..messages.keys import KeyRule, text_of
 from ..messages.rules import DeadLetterError
 from ..messages.settings import ConsumerSettings
 from ..messages.shared_call import SharedCall
+from ..stores.redis.errors import is_outage
 
 LIMIT: Final = 256
 """Entries in hand at once, by default."""
@@ -45,7 +44,7 @@ _BLOCK: Final = 0.5
 """Seconds that a read waits for entries."""
 _PREFIX: Final = "fastdedup-"
 _LONG_GONE_MS: Final = 3_600_000
-_AWAY: Final = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OSError)
+_FAULTS: Final = (RedisError, RedisClusterException, OSError)
 log = logging.getLogger("fastdedup.messages")
 
 __all__ = ["Consumer", "DeadLetterError", "StreamEntry", "entry_id", "field"]
@@ -173,7 +172,9 @@ class Consumer(PullingConsumer[StreamEntry]):
                     self._group, self._member, {self._stream: ">"}, count=room, block=round(_BLOCK * 1000)
                 )
                 found = [StreamEntry(self._stream, entry, fields) for entry, fields in _entries(reply)]
-        except _AWAY as error:
+        except _FAULTS as error:
+            if not is_outage(error):
+                raise
             await self._wait_for_broker(f"its Redis does not answer: {error}")
             return []
         self._deliveries.broker_is_back()
@@ -223,10 +224,13 @@ class Consumer(PullingConsumer[StreamEntry]):
 
     async def _set_idle(self, idle_ms: int, ids: list[str]) -> None:
         if ids:
-            with suppress(*_AWAY):
+            try:
                 await self._redis.xclaim(
                     self._stream, self._group, self._member, 0, ids, idle=idle_ms, justid=True
                 )
+            except _FAULTS as error:
+                if not is_outage(error):
+                    raise
 
     # Working
 
@@ -240,7 +244,9 @@ class Consumer(PullingConsumer[StreamEntry]):
     async def _acknowledge(self, ids: list[str]) -> None:
         try:
             await self._redis.xack(self._stream, self._group, *ids)
-        except _AWAY as error:
+        except _FAULTS as error:
+            if not is_outage(error):
+                raise
             log.warning(
                 "consumer %r: XACK failed, so %s from %s on will be delivered again: %s",
                 self.name,

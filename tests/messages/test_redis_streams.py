@@ -18,6 +18,7 @@ from fastdedup import ConfigError, Dedup
 from fastdedup.integrations.redis_streams import Consumer, DeadLetterError, StreamEntry, entry_id, field
 from fastdedup.messages.headers import REASON
 from fastdedup.sql import Inbox
+from fastdedup.stores.redis.errors import is_outage
 
 from ..servers import RedisServer
 from ..waiting import wait_until
@@ -194,6 +195,39 @@ async def test_an_outage_of_its_own_redis_is_survived(
         assert resumed.startswith("consumer 'billing' resumes after ")
     finally:
         server.stop()
+
+
+async def test_a_refusal_that_ends_by_itself_is_survived(
+    open_shop: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Too few replicas: the stream's Redis refuses each XREADGROUP, XACK and XCLAIM for a while."""
+    async with open_shop() as (shop, dedup):
+        end = asyncio.Event()
+        work = Work(lambda order: end.wait() if order == "a" else None)
+        async with shop.consumer(dedup, work, idle=0.2) as consumer:
+            shop.add("a")
+            await wait_until(lambda: work.begun == ["a"], description="it is begun")
+            shop.raw.config_set("min-replicas-to-write", 1)
+            try:
+                await wait_until(lambda: consumer.is_paused, description="it tells that it is cut off")
+                end.set()
+                await wait_until(lambda: "XACK failed" in caplog.text, description="it is done")
+            finally:
+                shop.raw.config_set("min-replicas-to-write", 0)
+            shop.add("b")
+            await wait_until(lambda: not shop.pending(), description="both are acknowledged")
+        assert work.done == ["a", "b"]
+
+
+def test_a_cluster_that_no_node_answers_for_is_an_outage() -> None:
+    """Its client says so by an error that is not a RedisError; a mistake of the caller is another one."""
+    unreached, mistake = (
+        redis.exceptions.RedisClusterException("x"),
+        redis.exceptions.RedisClusterException("y"),
+    )
+    unreached.__cause__ = redis.ConnectionError("refused")
+    covered = redis.exceptions.SlotNotCoveredError("z")
+    assert [is_outage(each) for each in (unreached, covered, mistake)] == [True, True, False]
 
 
 async def test_with_an_inbox_alone_deliveries_count_as_attempts(streams: RedisServer, tmp_path: Any) -> None:

@@ -206,6 +206,14 @@ def _conceal(error: BaseException, text: str) -> None:
         error.args = (next((prefix for prefix in known if text.startswith(prefix)), None) or _code(text),)
 
 
+def is_outage(error: BaseException) -> bool:
+    """True if an error of redis-py means "not now": the network's, or a refusal that ends by itself."""
+    if isinstance(error, driver.RedisClusterException):  # it names no node's error, except for its cause
+        cause = error.__cause__
+        return isinstance(error, driver.SlotNotCoveredError) or (cause is not None and is_outage(cause))
+    return isinstance(error, NETWORK_ERRORS) or refusal(error).startswith(tuple(_UNAVAILABLE_PREFIXES))
+
+
 def refusal(error: BaseException) -> str:
     """Return the server's text, with its code first. Drivers report it in several ways. Never show it in messages."""
     text = str(error).removeprefix("ERR ")
