@@ -146,7 +146,9 @@ class Consumer(PullingConsumer[StreamEntry]):
     async def _open(self) -> None:
         try:
             groups = await self._redis.xinfo_groups(self._stream)
-        except ResponseError:
+        except ResponseError as error:
+            if "no such key" not in str(error):
+                raise
             groups = []
         if self._group not in {_text(each["name"]) for each in groups}:
             raise ConfigError(

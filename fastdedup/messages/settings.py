@@ -90,8 +90,9 @@ def deliveries_of(
     if unknown:
         known = ", ".join([*own, *kind.__annotations__])
         raise TypeError(f"the consumer has no setting {unknown[0]!r}; it has {known}")
+    given = settings.get("name")
     rules = MessageRules(
-        settings.get("name") or name,
+        name if given is None else given,
         key,
         wait=settings.get("wait", WAIT),
         attempts=settings.get("attempts", ATTEMPTS),

@@ -328,6 +328,15 @@ async def test_a_group_that_is_not_there_is_named(open_shop: Open) -> None:
                 await consumer.__aenter__()
 
 
+async def test_a_key_that_is_no_stream_is_named(open_shop: Open) -> None:
+    """It was told to have no group; the advice to make one ended in this error."""
+    async with open_shop() as (shop, dedup):
+        shop.raw.set("no-stream", "", ex=60)
+        consumer = Consumer(shop.redis, dedup, stream="no-stream", group="billing", key=entry_id)
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            await consumer.__aenter__()
+
+
 async def test_a_group_that_is_removed_ends_the_consumer(open_shop: Open) -> None:
     async with open_shop() as (shop, dedup), shop.make(dedup) as consumer:
         shop.raw.xgroup_destroy(shop.stream, "billing")

@@ -663,6 +663,8 @@ def test_what_begins_a_transaction_needs_an_inbox() -> None:
 def test_a_consumer_needs_a_name() -> None:
     with pytest.raises(ConfigError, match="a consumer needs a name"):
         MessageRules("", lambda message: "a")
+    with pytest.raises(ConfigError, match="a consumer needs a name"):
+        deliveries_of("orders", Dedup("memory://"), lambda message: "a", {"name": ""})
 
 
 def test_a_setting_that_consumers_do_not_have_is_named() -> None:
