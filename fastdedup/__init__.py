@@ -41,7 +41,7 @@ from .model import (
     TransitionOutcome,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     # The gate, and its answers
