@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import math
 from collections.abc import Callable
@@ -79,16 +80,25 @@ def _public_attributes(value: Any) -> dict[str, Any]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return what orjson writes of a dataclass, and its fields that begin with "_": a type that reads it has both."""
+    """Return what orjson writes of a dataclass, and the arguments of its constructor that orjson leaves out."""
     if "__dataclass_fields__" not in type(value).__dict__:
         raise TypeError  # no dataclass for orjson; its own error names the type
     kind: Any = type(value)
-    return _public_attributes(value) | {name: getattr(value, name) for name in _private_fields(kind)}
+    return _public_attributes(value) | {name: getattr(value, name) for name in _left_out(kind)}
 
 
 @functools.lru_cache(maxsize=256)
-def _private_fields(kind: Any) -> list[str]:
-    return [field.name for field in fields(kind) if field.name.startswith("_")]
+def _left_out(kind: Any) -> list[str]:
+    """Return the arguments of a dataclass that begin with "_" or are in slots, such as those of a base class.
+
+    Fields that are no arguments, such as a cache or a lock, stay left out: no reader could give them back.
+    """
+    return [
+        field.name
+        for field in fields(kind)
+        if field.init
+        and (field.name.startswith("_") or inspect.ismemberdescriptor(getattr(kind, field.name, 0)))
+    ]
 
 
 # A tuple, because it is made for each result: an `__init__` would cost a call.
