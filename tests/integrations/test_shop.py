@@ -11,7 +11,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+import redis
 
+from examples.shop.redis_server import ShopRedis, find_server
 from examples.shop.stats import BOXES, Tally, total
 from fastdedup import Dedup
 from fastdedup.events import Degraded, LeaseLost, Unreplayed
@@ -244,6 +246,18 @@ def test_sold_out_is_kept_and_replayed_until_there_is_more(small_shop: ShopProce
 
 
 # An outage
+
+
+async def test_a_write_is_in_the_file_when_it_is_answered_also_if_the_disk_is_busy(tmp_path: Path) -> None:
+    server = ShopRedis(find_server(), tmp_path / "redis.sock")
+    await server.start()
+    try:
+        with redis.Redis(unix_socket_path=str(tmp_path / "redis.sock"), decode_responses=True) as raw:
+            kept = [raw.config_get(name)[name] for name in ("appendonly", "appendfsync")]
+        # With everysec a write waits up to 2 s for a flush that is under way, and a kill loses it though answered.
+        assert kept == ["yes", "no"]
+    finally:
+        await server.stop()
 
 
 def test_orders_are_refused_or_taken_locally_as_the_buyer_chose(small_shop: ShopProcess) -> None:
