@@ -33,8 +33,8 @@ GROWTH_NOTES = (
 )
 SOAK_NOTES = (
     "A process of its own, with Python's own garbage collector settings, after a warm-up of 700,000 claims.",
-    "Left behind: tasks, futures, timers, coroutines and claims alive after the last claim that were not alive "
-    "before the first.",
+    "Left behind: tasks, futures, timers, coroutines and claims alive a second after the last claim that were not "
+    "alive before the first.",
 )
 
 

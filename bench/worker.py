@@ -26,6 +26,7 @@ from bench.server import flush
 CHUNK = 100_000  # claims between two readings of the memory
 WARM_UP = 7  # chunks; until then the allocator is still finding its size
 LEFTOVERS = ("Task", "Future", "TimerHandle", "Handle", "Claim", "coroutine")
+RINGING = 1.0  # seconds, more than the timeout: the timer for the last claims' deadline has rung by then
 LINE_LIMIT = 4 * 1024 * 1024  # bytes of an answer
 WORKER_LIMIT = 300.0  # seconds
 
@@ -86,11 +87,13 @@ async def soak(task: Task) -> dict[str, Any]:
     async with ours(Setting(task.url, task.namespace, task.callers)) as ops:
         for _ in range(WARM_UP):
             await _soak_chunk(ops, task)
+        await asyncio.sleep(RINGING)
         while_open, began = _census(), time.monotonic()
         for _ in range(task.count // CHUNK):
             await _soak_chunk(ops, task)
             sizes.append(psutil.Process().memory_info().rss)
         seconds = time.monotonic() - began
+        await asyncio.sleep(RINGING)
         left = _census() - while_open
     await asyncio.sleep(0)  # closed transports end in the loop's next turn
     left += _census() - at_first
