@@ -51,6 +51,18 @@ def text_of(name: str, data: bytes) -> str:
         raise ConfigError(f"{name} must be UTF-8 text, got {_shown(data)}") from None
 
 
+def key_of(name: str, data: bytes) -> str:
+    """Return a key. As over HTTP, its bounds hold for a token too: any other text is a token that is unknown.
+
+    Raises:
+        ConfigError: it is empty, too long, or not UTF-8.
+    """
+    text = text_of(name, data)
+    if not 0 < len(text) <= MAX_KEY_BYTES:
+        raise ConfigError(f"{name} must have 1 to {MAX_KEY_BYTES} bytes of UTF-8, got {len(data)}")
+    return text
+
+
 def fingerprint_of(data: bytes) -> bytes:
     """Digest what a client sent. UTF-8 is digested as text, so that HTTP and RESP agree; else the bytes are."""
     try:
@@ -70,12 +82,22 @@ def _typed(kind: Any, about: str, **bounds: Any) -> Any:
     return Annotated[kind, Field(description=about, **bounds)]
 
 
+def _number(least: int, most: int, about: str) -> Any:
+    return Annotated[int, Field(ge=least, le=most, description=about), BeforeValidator(_whole)]
+
+
 def _text(most: int, about: str) -> Any:
     return _typed(str, about, min_length=1, max_length=most)
 
 
 def _whole(value: object) -> object:
-    """Return a float without fraction as an int: JSON has one kind of number, in which 5.0 is 5."""
+    """Return a float without fraction as an int: JSON has one kind of number, in which 5.0 is 5.
+
+    Raises:
+        ValueError: it is text that is no number in the Redis protocol either, such as "+1" or "1_0" in a query.
+    """
+    if isinstance(value, str) and not (value.isascii() and value.isdigit()):
+        raise ValueError("a number must have digits only")
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -92,11 +114,7 @@ Wait = Annotated[
     Field(ge=0, le=_MAX_MS, description="Milliseconds to wait for a present owner to settle."),
     BeforeValidator(_whole),
 ]
-_Fence = Annotated[
-    int,
-    Field(ge=0, le=MAX_NUMBER, description="The claim's fence, to be sure that it is that very claim."),
-    BeforeValidator(_whole),
-]
+_FENCE: Final = "The claim's fence, to be sure that it is that very claim."
 _VALUE: Final = _typed(Any, "Any JSON; every duplicate gets it.")
 _CALLER: Final = f"Who claims: 1 to {MAX_OWNER_BYTES} bytes of UTF-8. The same owner gets its own claim back."
 _CALL: Final = "Your own name for this call: if its answer was lost, the same name gets it again."
@@ -150,9 +168,9 @@ def _raw(name: str, data: bytes) -> bytes:
 _milliseconds = partial(number_of, least=1)
 
 FIELDS: Final[dict[str, WireField]] = {
-    "key": WireField("key", text_of, _text(MAX_KEY_BYTES, f"1 to {MAX_KEY_BYTES} bytes of UTF-8.")),
+    "key": WireField("key", key_of, _text(MAX_KEY_BYTES, f"1 to {MAX_KEY_BYTES} bytes of UTF-8.")),
     "owner": WireField("owner", text_of, _text(MAX_OWNER_BYTES, "As the claim said.")),
-    "token": WireField("token", text_of, _text(256, "As `POST /v1/tokens` gave it.")),
+    "token": WireField("token", text_of, _typed(str, "As `POST /v1/tokens` gave it.")),
     "result": WireField("result", _raw, _VALUE, None),
     "error": WireField("error", _raw, _VALUE, None),
     "lease": WireField("lease", _milliseconds, Milliseconds, None),
@@ -167,7 +185,7 @@ FIELDS: Final[dict[str, WireField]] = {
     "WAIT": WireField("wait", number_of, Wait, 0),
     "EPHEMERAL": WireField("ephemeral", None),
     "REMEMBER": WireField("remember", text_of, _typed(str, _REMEMBER, pattern=_NAME), None),
-    "FENCE": WireField("fence", partial(number_of, most=MAX_NUMBER), _Fence, 0),
+    "FENCE": WireField("fence", partial(number_of, most=MAX_NUMBER), _number(0, MAX_NUMBER, _FENCE), 0),
     "TOKEN": WireField("token", None, _typed(bool, "The key is a token that was redeemed."), False),
     "SUBJECT": WireField(
         "subject", text_of, _typed(Any, "The user or thing that the token is for: any JSON."), None
@@ -184,25 +202,23 @@ FIELDS: Final[dict[str, WireField]] = {
     "PREFIX": WireField("prefix", text_of, _typed(str, "How the keys begin.", max_length=MAX_KEY_BYTES), ""),
     "STATE": WireField("state", text_of, State, None),
     "OLDER": WireField(
-        "older",
-        number_of,
-        _typed(int, "Milliseconds since the key was acquired, at least.", ge=0, le=_MAX_MS),
-        0,
+        "older", number_of, _number(0, _MAX_MS, "Milliseconds since the key was acquired, at least."), 0
     ),
+    # A larger number than the list's own is no mistake: the command line asks for 5 seconds.
     "LIMIT": WireField(
         "limit",
-        partial(number_of, least=1, most=MAX_NUMBER),  # a larger one than the list's own is no mistake
-        _typed(int, "Stop at so many; the last step may bring some more.", ge=1, le=MOST_LISTED),
+        partial(number_of, least=1, most=MAX_NUMBER),
+        _number(1, MAX_NUMBER, f"Stop at so many, or {MOST_LISTED}; the last step may bring some more."),
         100,
     ),
     "WITHIN": WireField(
         "within",
         _milliseconds,
-        _typed(int, "Milliseconds, after which it stops.", ge=1, le=MOST_LISTING_MS),
+        _number(1, _MAX_MS, f"Milliseconds, or {MOST_LISTING_MS}, after which it stops."),
         MOST_LISTING_MS,
     ),
-    # Of an earlier list, to go on from there.
-    "CURSOR": WireField("cursor", text_of, Annotated[str, Field(min_length=1, max_length=4096)], None),
+    # Of an earlier list, to go on from there; without text, from the beginning.
+    "CURSOR": WireField("cursor", text_of, str, None),
 }
 """The fields by their words in a command's usage: a positional argument in small letters, an option in capitals.
 
