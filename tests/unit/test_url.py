@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+from redis.asyncio.connection import SSLConnection
 
 from fastdedup import ConfigError, Dedup
 from fastdedup.stores import make_store
@@ -34,7 +35,7 @@ def test_a_url_says_where_redis_is_and_how_to_log_in(url: str, options: dict[str
 
 def test_rediss_is_tls() -> None:
     """The scheme decides, not an option."""
-    assert parse("rediss://host")[1].__name__ == "SSLConnection"
+    assert issubclass(parse("rediss://host")[1], SSLConnection)
     assert parse("redis://host")[1].__name__ == "Connection"
     assert parse("unix:///run/redis.sock")[1].__name__ == "UnixDomainSocketConnection"
 
@@ -233,7 +234,8 @@ def test_a_url_of_sentinels_names_logins_for_both_kinds_of_servers() -> None:
     assert (primary.username, primary.password, primary.client_name) == ("user", "p@ss", "fastdedup")
     for sentinel in (each.unconnected(0.25) for each in target.sentinels):
         assert (sentinel.username, sentinel.password, sentinel.db) == ("watch", "w&d", 0)
-        assert type(sentinel).__name__ == type(primary).__name__ == "SSLConnection"
+        assert isinstance(sentinel, SSLConnection)
+        assert isinstance(primary, SSLConnection)
         assert sentinel.socket_timeout == primary.socket_timeout == 2
 
 

@@ -1,9 +1,10 @@
-"""TLS: checks the host name on every version of redis-py, and detects a port that speaks the other protocol."""
+"""TLS: checks host names on every version of redis-py, shares a context, detects a port of the other protocol."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 from typing import Any
@@ -22,6 +23,47 @@ def check_host_name(options: dict[str, Any], connection_class: type[AbstractConn
         options["ssl_check_hostname"] = False  # without a certificate check, checking the name is an error
     else:
         options.setdefault("ssl_check_hostname", True)
+
+
+class SharedContext:
+    """What the connections of one URL share: a context takes 50 ms of the event loop, with the system's certificates.
+
+    When a file of certificates changes, the next connection makes a new one.
+    """
+
+    def __init__(self) -> None:
+        # Mutable: redis-py's maker of the context, which keeps it, and the state of the files that it has read.
+        self._kept: Any = None
+        self._read: list[int] = []
+
+    def of(self, own: Any, options: dict[str, Any]) -> Any:
+        """Return the maker for a connection with these options, whose own one has made no context yet."""
+        system = ssl.get_default_verify_paths()
+        files = [system.cafile, system.capath, *[options.get(name) for name in _FILES]]
+        read = [os.stat(path).st_mtime_ns for path in files if path and os.path.exists(path)]
+        if self._kept is None or read != self._read:
+            self._kept, self._read = own, read
+        return self._kept
+
+
+_FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+
+
+class SharingConnection(SSLConnection):
+    """A TLS connection whose context may be another connection's too."""
+
+    def __init__(self, shared_context: SharedContext, **options: Any) -> None:
+        super().__init__(**options)
+        self.ssl_context = shared_context.of(self.ssl_context, options)
+
+
+def share_context(
+    options: dict[str, Any], connection_class: type[AbstractConnection]
+) -> tuple[dict[str, Any], type[AbstractConnection]]:
+    """Return the options and the class of connections that share a context if they speak TLS."""
+    if not issubclass(connection_class, SSLConnection):
+        return options, connection_class
+    return options | {"shared_context": SharedContext()}, SharingConnection
 
 
 def may_be_other_protocol(error: Exception, *, tls: bool) -> bool:
@@ -74,7 +116,7 @@ async def _answers_plain(address: tuple[str, int]) -> bool:
 
 
 async def _answers_tls(address: tuple[str, int]) -> bool:
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         _, writer = await asyncio.open_connection(*address, ssl=context)

@@ -19,7 +19,7 @@ from ...errors import ConfigError
 from ..base import Credentials
 from .credentials import ask
 from .errors import NO_TLS, ONLY_TLS, WrongPortError
-from .tls import check_host_name, has_other_protocol, may_be_other_protocol
+from .tls import check_host_name, has_other_protocol, may_be_other_protocol, share_context
 
 Address = tuple[str, int]
 """Host and port."""
@@ -218,7 +218,7 @@ def _options(url: str, parts: SplitResult) -> tuple[dict[str, Any], type[Abstrac
     if "lib_name" not in options and "lib_version" not in options:
         options |= driver_info()
     connection_class(**options)
-    return options, connection_class
+    return share_context(options, connection_class)
 
 
 @cache
