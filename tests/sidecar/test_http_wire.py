@@ -140,6 +140,19 @@ def test_a_body_comes_in_chunks(sidecar: Running) -> None:
         assert read(raw)[0][0] == 201
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_trailer_is_no_header(sidecar: Running, at_once: bool) -> None:
+    """It counted if it came in the same piece as the headers: the gate took a principal that no proxy has checked."""
+    head = b"%b HTTP/1.1\r\ntransfer-encoding: chunked\r\nidempotency-key: k\r\n\r\n"
+    gate = head % b"GET /v1/gate?principal=x-user&deny=own", b"0\r\nx-user: ann\r\n\r\n"
+    claim = head % b"POST /v1/claims", b'b\r\n{"key":"k"}\r\n0\r\ncontent-type: text/plain\r\n\r\n'
+    for pieces, status in ((gate, 400), (claim, 201)):
+        with sidecar.raw() as raw:
+            for piece in (b"".join(pieces),) if at_once else pieces:
+                raw.sendall(piece)
+            assert read(raw)[0][0] == status
+
+
 def test_a_request_comes_byte_by_byte(sidecar: Running) -> None:
     with sidecar.raw() as raw:
         for byte in request({"key": "k"}):

@@ -250,7 +250,9 @@ class HttpProtocol(asyncio.Protocol):
         self._arriving.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header."""
+        """Take a header. A trailer is none: a proxy does not look at it, and an answer may have begun before it."""
+        if self._arriving is self._latest:
+            return
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self._arriving.expects_continue = True
