@@ -13,6 +13,7 @@ from ..errors import ConfigError, InvalidKeyError, ResultError, ResultTooLargeEr
 from ..gateway import Dedup
 
 _ERRORS: Final = {b"-UNAVAILABLE": "unavailable", b"-CLAIMLOST": "claim_lost"}
+_CLAIMS: Final = ("claim", "redeem")
 
 
 class Counters(GateCounters):
@@ -31,17 +32,16 @@ class Counters(GateCounters):
 
 
 def outcome_of_reply(verb: str, reply: bytes) -> str:
-    """Return a RESP reply's outcome as one word; the reply is `[outcome, …]`, OK, a number, null or an error."""
-    first = reply[:1]
-    if first == b"-":
+    """Return a RESP reply's outcome as one word, of few: each one is a series of the metrics.
+
+    The reply is an error, a claim's `[outcome, …]`, a number, null, or any other one, which is `ok`.
+    """
+    if reply[:1] == b"-":
         return _ERRORS.get(reply[: reply.find(b" ")], "error")
     if verb == "consume":
         return reply.split(b"\r\n", 2)[1].decode()
-    if first == b"*":
-        parts = reply.split(b"\r\n", 3)
-        return (
-            "ok" if parts[1][:1] in (b":", b"") else parts[2].decode()
-        )  # an array of numbers has no outcome
+    if verb in _CLAIMS:
+        return reply.split(b"\r\n", 3)[2].decode()
     return "absent" if reply in (b"$-1\r\n", b"_\r\n", b":0\r\n") else "ok"
 
 

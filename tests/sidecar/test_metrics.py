@@ -97,6 +97,9 @@ async def test_the_hot_path_counts_the_same_also_where_claims_share_a_verdict() 
         ("get", b"$2\r\n{}\r\n", "ok"),
         ("forget", b":0\r\n", "absent"),
         ("forget", b":1\r\n", "ok"),
+        ("first", b"*1\r\n:1\r\n", "ok"),
+        ("list", b"*5\r\n$3\r\n603\r\n:512\r\n:1\r\n*0\r\n*0\r\n", "ok"),  # FD.PAGE: a cursor comes first
+        ("list", b"*5\r\n$0\r\n\r\n:0\r\n:1\r\n*0\r\n*0\r\n", "ok"),
     ],
 )
 def test_a_reply_of_the_redis_protocol_says_its_outcome(verb: str, reply: bytes, outcome: str) -> None:

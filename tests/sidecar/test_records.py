@@ -19,7 +19,7 @@ from fastdedup.sidecar import client as asking
 
 from ..servers import RedisServer
 from ..sql_pages.pages import Page
-from .running import Sidecar, client
+from .running import Sidecar, client, figure
 
 CONFIG = """
 namespace = "shop"
@@ -166,6 +166,10 @@ async def test_a_store_of_the_sidecar_lists_and_shows_machines(sidecar: Sidecar)
         await orders.transition("1", to="b")
         (record,) = (await dedup.records(state=State.PROCESSING)).records
         assert (record.key, str(record.holder)[:4]) == ("k", "lib@")
+    assert (
+        figure(sidecar.figures(), "fastdedup_operations_total", namespace="lib", verb="list", outcome="ok")
+        == 1
+    )
     machine = asking.get_record(sidecar.path, "order/1", "lib", kind="machine")
     assert machine is not None
     assert (machine.state, machine.result, machine.version) == (State.MACHINE, "b", 1)
