@@ -17,8 +17,11 @@ from redis.retry import Retry
 
 from ..errors import ConfigError, UnavailableError
 from ..model import Listing, Record, State
+from .limits import Limits
 
 _TIMEOUT = 5.0
+_TIMEOUT_IN_TURN = Limits().request_timeout + _TIMEOUT
+"""Seconds: a list may wait so long for its turn, and then the sidecar says that others ask for lists too."""
 _FACTS = frozenset(field.name for field in fields(Record))
 
 
@@ -137,7 +140,7 @@ def _ask(path: Path, *words: str) -> Any:
 @contextmanager
 def _client(path: Path) -> Iterator[redis.Redis]:
     client = redis.Redis(
-        unix_socket_path=str(path), socket_timeout=_TIMEOUT, protocol=2, retry=Retry(NoBackoff(), 0)
+        unix_socket_path=str(path), socket_timeout=_TIMEOUT_IN_TURN, protocol=2, retry=Retry(NoBackoff(), 0)
     )
     try:
         with client:

@@ -9,13 +9,15 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import redis
 
-from fastdedup import Dedup, LocalLRU
+from fastdedup import Dedup, LocalLRU, UnavailableError
+from fastdedup.sidecar import client as asking
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.listener import bound
@@ -393,3 +395,13 @@ async def test_a_flood_does_not_starve_another_client(place: Path) -> None:
         assert count < 10_000
         for each in (writer, flooding):
             each.transport.abort()
+
+
+async def test_the_command_line_waits_for_the_turn_of_its_list(place: Path) -> None:
+    """After 5 s it said that no sidecar answers, and to start one; a turn may take 10 s."""
+    wanted = dict.fromkeys(("kind", "state", "cursor", "reason")) | {"prefix": "", "older": 0.0}
+    limits = Limits(request_timeout=5.2)
+    async with served(place, limits) as namespaces, namespaces.turns.reads.turn("", None):
+        ask = partial(asking.list_records, place, None, limit=1, within=1.0, **cast(Any, wanted))
+        with pytest.raises(UnavailableError, match="too many clients ask for lists"):
+            await asyncio.to_thread(ask)
