@@ -7,7 +7,7 @@ The order is `begin`, which receives the row; the work; then `commit`, which kee
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 from ..keys import Fingerprint
 from .any_inbox import AnyInbox
@@ -19,6 +19,8 @@ from .once import CommitUnknown, OnceRules, is_committed_perhaps, pause_after, p
 from .receipt import AnyReceipt
 
 log = logging.getLogger("fastdedup.sql")
+_ANCHOR: Final = "fastdedup_request"
+"""The savepoint by which `commit` recognizes the transaction if no row of an inbox is in it."""
 
 
 class RolledBackError(Exception):
@@ -75,9 +77,10 @@ class OpenTransaction:
         block = self._begin()
         self.transaction = await self._inbox.bridge.enter(block)
         self._block = block
-        if key is None:
-            return None
         try:
+            if key is None:
+                await self._run(f"SAVEPOINT {_ANCHOR}")
+                return None
             receipt: AnyReceipt = await self._inbox.receive_flow(self.transaction, key, mark)
             self._rules.check_outermost(receipt.driver)
             if receipt.first:
@@ -122,9 +125,10 @@ class OpenTransaction:
             if receipt is not None:
                 await receipt.finish(result, look=not rules.proven)
             else:
-                # PostgreSQL answers the COMMIT of a transaction that has failed by rolling back, without an error,
-                # and psycopg leaves the block of a connection that was lost in silence.
-                await run(driver_over(self._inbox.bridge, self.transaction), _look(), self._inbox.table)
+                # It fails if the work has ended the transaction. It also fails in one that cannot commit: PostgreSQL
+                # answers its COMMIT by rolling back, without an error, and psycopg leaves the block of a connection
+                # that was lost in silence.
+                await self._run(f"RELEASE SAVEPOINT {_ANCHOR}")
         except BaseException as error:
             await self._roll_back(block, error)
             raise
@@ -146,6 +150,9 @@ class OpenTransaction:
         if block is not None:
             await self._roll_back(block, RolledBackError() if error is None else error)
 
+    async def _run(self, sql: str) -> None:
+        await run(driver_over(self._inbox.bridge, self.transaction), _only(sql), self._inbox.table)
+
     async def _roll_back(self, block: Any, cause: BaseException) -> None:
         try:
             await self._inbox.bridge.exit(block, cause)
@@ -154,6 +161,5 @@ class OpenTransaction:
                 log.debug("a transaction was not rolled back by its connection", exc_info=failed)
 
 
-def _look() -> Flow[None]:
-    """Fail if the transaction cannot commit."""
-    yield Statement("SELECT 1")
+def _only(sql: str) -> Flow[None]:
+    yield Statement(sql)

@@ -181,7 +181,9 @@ async def test_what_fails_is_rolled_back(
 @each_way
 @pytest.mark.parametrize("keyed", [True, False], ids=["key", "no key"])
 @pytest.mark.parametrize(
-    "last", ["SELECT 1/0", "SELECT pg_terminate_backend(pg_backend_pid())"], ids=["failed", "killed"]
+    "last",
+    ["SELECT 1/0", "SELECT pg_terminate_backend(pg_backend_pid())", "ROLLBACK"],
+    ids=["failed", "killed", "ended"],
 )
 async def test_work_that_cannot_commit_is_no_success(
     last: str, keyed: bool, way: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
