@@ -112,21 +112,9 @@ WIDE: Final = b"\n"
 """Ends the JSON of a result that a type reads, or Python's own reader, which keeps integers over 64 bits."""
 WIDE_PLAIN: Final = b" " + WIDE
 """Ends it if no type is needed to read it."""
+ONE_WAY: Final = b"\t" + WIDE
+"""Ends it if the type of the result would read another value: only its JSON comes back."""
 _END_OF_WIDE: Final = WIDE[0]
-
-
-def wide_json(value: Any) -> bytes:
-    """Return JSON for a value that orjson does not know: a Pydantic model, a Decimal, a set, bytes and others.
-
-    Raises:
-        ConfigError: pydantic is not installed.
-        any other error: JSON cannot hold it.
-    """
-    try:
-        from pydantic_core import to_json
-    except ImportError:
-        raise extra_is_missing(f"a result of type {type(value).__name__}") from None
-    return to_json(value, round_trip=True, bytes_mode="base64", inf_nan_mode="strings") + WIDE
 
 
 def extra_is_missing(what: str) -> ConfigError:
@@ -136,10 +124,8 @@ def extra_is_missing(what: str) -> ConfigError:
     )
 
 
-def encode(codec: Codec, value: Any, limit: int, *, takes_types: bool = False) -> bytes:
-    """Return the payload for a result.
-
-    `takes_types`: its reader will name the type. Then JSON also takes what orjson does not: see `wide_json`.
+def encode(codec: Codec, value: Any, limit: int, json_of: Callable[[Any], bytes] | None = None) -> bytes:
+    """Return the payload for a result. `json_of`: makes JSON, in place of `JSONCodec`, if no other codec is given.
 
     Raises:
         ResultError: the codec cannot encode the value, or returns no bytes, which mean None.
@@ -152,7 +138,7 @@ def encode(codec: Codec, value: Any, limit: int, *, takes_types: bool = False) -
         check_size(encoded, limit)
         return encoded
     try:
-        payload = _json_of(value) if takes_types and type(codec) is JSONCodec else codec.dumps(value)
+        payload = json_of(value) if json_of and type(codec) is JSONCodec else codec.dumps(value)
     except DedupError:
         raise
     except Exception as error:  # any error of a codec becomes one error for callers
@@ -169,17 +155,6 @@ def encode(codec: Codec, value: Any, limit: int, *, takes_types: bool = False) -
         )
     check_size(payload, limit)
     return payload
-
-
-def _json_of(value: Any) -> bytes:
-    """Return the JSON of any value that JSON can hold."""
-    try:
-        return _ERRORS.dumps(value)
-    except TypeError as error:
-        try:
-            return wide_json(value)
-        except ConfigError as missing:
-            raise TypeError(f"{error_text(error)}; {missing}") from error
 
 
 def check_size(payload: bytes, limit: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Final, cast
 
@@ -296,7 +297,7 @@ class HeldClaim:
         ttl: Seconds | None,
         *,
         done_ms: int | None = None,
-        takes_types: bool = False,
+        json_of: Callable[[Any], bytes] | None = None,
     ) -> SettleOp:
         """Return the operation that records an outcome.
 
@@ -305,7 +306,7 @@ class HeldClaim:
             value: the result, or the error.
             ttl: seconds for which it is remembered, if the caller chose them.
             done_ms: for a failure whose work was done, or may have been: milliseconds for which it is remembered.
-            takes_types: see `codec.encode`.
+            json_of: see `codec.encode`.
         """
         self._check_live(how)
         self.settling = True
@@ -322,7 +323,7 @@ class HeldClaim:
         self._unstorable = ""
         try:
             if succeeded:
-                payload = codec.encode(settings.codec, value, settings.max_result, takes_types=takes_types)
+                payload = codec.encode(settings.codec, value, settings.max_result, json_of)
             else:
                 payload = codec.encode_error(settings.codec, value, settings.max_result)
         except (ResultError, ResultTooLargeError) as error:

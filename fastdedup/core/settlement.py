@@ -24,6 +24,7 @@ from ..errors import (
 )
 from ..kernel.operations import ClaimOp, ReleaseOp, SettleOp, Verdict
 from ..model import Outcome
+from ..results.completed import completed_json
 from .connection import LONGEST_PAUSE
 from .gate import Gate
 from .held_claim import ABANDONED, LOST, HeldClaim
@@ -113,7 +114,7 @@ class Settlement(HeldClaim):
         """Record success; a duplicate names the type of the result to `Claim.replay`."""
         self._check_by_hand()
         until = settle_until(within)
-        op = self._outcome_op("completed", result, ttl, takes_types=True)
+        op = self._outcome_op("completed", result, ttl, json_of=completed_json)
         await self._finish("completed", op, until)
 
     async def fail(

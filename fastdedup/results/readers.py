@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any, Final
 
-from ..codec import WIDE, JSONCodec, decode, extra_is_missing
+from ..codec import ONE_WAY, WIDE, JSONCodec, decode, extra_is_missing
 from ..errors import ConfigError, ResultError, error_text
 from .values import SCALARS, difference, is_plain, plain_json, same, step
 
@@ -88,6 +88,12 @@ class TypedResultReader(ResultReader):
 
     def read(self, payload: bytes, key: str) -> Any:
         """See `ResultReader.read`."""
+        if payload.endswith(ONE_WAY):
+            raise ResultError(
+                f"the result under {key!r} cannot come back as {shown(self.declared)}: it was completed with a value "
+                "that its JSON does not bring back (an alias of its own for writing, an excluded or private field, a "
+                "validator that changes it), so complete with JSON that this type reads"
+            )
         try:
             return self._adapter.validate_json(payload)
         except Exception as error:  # noqa: BLE001 -- the error may hold the content, so it is not passed on

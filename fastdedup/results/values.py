@@ -109,7 +109,7 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple | deque):
         return len(one) == len(other) and all(map(same, one, other))
     if dataclasses.is_dataclass(one) or hasattr(kind, "__pydantic_validator__"):
-        return same(_attributes(one), _attributes(other))
+        return same(attributes(one), attributes(other))
     return bool(one == other)
 
 
@@ -136,7 +136,7 @@ def _parts(value: Any) -> dict[str, Any]:
     if isinstance(value, list | tuple):
         return {step(index): each for index, each in enumerate(value)}
     if dataclasses.is_dataclass(value) or hasattr(type(value), "__pydantic_validator__"):
-        return {f".{name}": each for name, each in _attributes(value).items()}
+        return {f".{name}": each for name, each in attributes(value).items()}
     return {}
 
 
@@ -163,7 +163,7 @@ def _are_same(keys: Iterable[Any], ours: Any, their_keys: Any, theirs: Any) -> b
     )
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes(value: Any) -> dict[str, Any]:
     """Return what makes up a dataclass or a model, without values that it has derived and cached."""
     kind = type(value)
     found = dict(getattr(value, "__dict__", {}))

@@ -16,6 +16,7 @@ from ..errors import ConfigError, UsageError
 from ..kernel.keyspace import MAX_KEY_BYTES, Keyspace, Kind
 from ..keys import check_namespace
 from ..model import Outcome
+from ..results.completed import completed_json
 from ..results.declared import LostResult, check_row, read_as
 from .dialects import Dialect, TableName, dialect_of
 from .dialects.base import MISSING, Database, Figures, Flow, Kept, Marks, misfits
@@ -229,7 +230,7 @@ class InboxRules(TableRules):
         Raises:
             ResultError, ResultTooLargeError: the result cannot be stored.
         """
-        payload = encode(self.codec, result, self.max_result, takes_types=True)
+        payload = encode(self.codec, result, self.max_result, completed_json)
         sql = self.dialect(database)
         if not (yield sql.complete(row_id, payload)).count:
             raise ended()

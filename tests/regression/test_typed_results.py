@@ -10,15 +10,25 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from datetime import datetime, time
 from enum import Enum
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NotRequired, TypedDict, TypeVar
 
 import pytest
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ImportString, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ImportString,
+    PrivateAttr,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import core_schema
 
 from fastdedup import ConfigError, Dedup, FailedError, ResultError, ResultWarning
@@ -391,6 +401,125 @@ def test_replay_takes_parts_of_the_type() -> None:
         dedup.claim("k").complete(value)
         for declared in (dict[str, list[Row]], dict[str, list[dict[str, int | str | None]]], dict[str, Any]):
             assert dedup.claim("k").replay(declared) == value
+
+
+# A result of `complete` that its own type would read as another value
+
+
+class Renamed(BaseModel):
+    number: int = Field(default=0, validation_alias="in", serialization_alias="out")
+
+
+class Hiding(BaseModel):
+    name: str = ""
+    secret: str = Field(default="", exclude=True)
+    _mark: int = PrivateAttr(0)
+
+    def marked(self) -> Hiding:
+        self._mark = 7
+        return self
+
+
+class Around(BaseModel):
+    inner: Renamed = Renamed()
+
+
+class Held(BaseModel):
+    hiding: Any = None
+
+
+@dataclass
+class Doubled:
+    number: int
+    by: InitVar[int] = 2
+
+    def __post_init__(self, by: int) -> None:
+        self.number *= by
+
+
+@dataclass
+class Summed:
+    total: int = field(default=0, init=False)
+    _model: Renamed | None = None
+
+
+@dataclass
+class Aliased:
+    number: Annotated[int, Field(alias="in")] = 0
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class Boxed(Generic[T]):
+    item: T
+    price: float = 0
+
+
+def with_total() -> Summed:
+    summed = Summed()
+    summed.total = 7
+    return summed
+
+
+RENAMED = Renamed.model_validate({"in": 7})
+ONE_WAY: list[tuple[Any, Any]] = [
+    (Renamed, RENAMED),
+    (Hiding, Hiding(secret="s")),
+    (Hiding, Hiding().marked()),
+    (Around, Around(inner=RENAMED)),
+    (Held, Held(hiding=Hiding())),
+    (Doubled, Doubled(1)),
+    (Summed, with_total()),
+    (Summed, Summed(RENAMED)),
+    (Aliased, Aliased(7)),
+    (SecretStr, SecretStr("s")),
+    (list[Renamed], [RENAMED]),
+    (dict[str, tuple[Hiding, ...]], {"a": (Hiding(secret="s"),)}),
+    (Boxed[Renamed], Boxed(RENAMED)),
+]
+"""Types, each with a value that its JSON does not bring back."""
+one_way = pytest.mark.parametrize(("declared", "value"), ONE_WAY, ids=map(str, range(len(ONE_WAY))))
+
+
+@one_way
+def test_replay_never_gives_a_default_for_what_is_not_stored(declared: Any, value: Any) -> None:
+    with SyncDedup("memory://") as dedup:
+        dedup.claim("k").complete(value)
+        claim = dedup.claim("k")
+        with pytest.raises(ResultError, match=r"'k' cannot come back as .*does not bring back"):
+            claim.replay(declared)
+        with pytest.raises(ResultError, match="cannot come back"):
+            dedup.once(key=key_of)(returning(declared, value, is_async=False))("k")
+        assert claim.replay() == claim.replay(Any) == claim.result
+        assert type(claim.result) in (dict, list, str)
+
+
+@one_way
+def test_no_more_does_a_receipt(connection: sqlite3.Connection, declared: Any, value: Any) -> None:
+    inbox = Inbox("billing", keep=60.0)
+    with connection:
+        inbox.receive(connection, "k").complete(value)
+    with connection, pytest.raises(ResultError, match="'k' cannot come back as"):
+        inbox.receive(connection, "k").replay(declared)
+
+
+EQUAL: list[tuple[Any, Any]] = [
+    (Renamed, Renamed()),
+    (Hiding, Hiding(name="n")),
+    (list[Held], [Held(hiding=[1])]),
+    (Doubled, Doubled(0)),
+    (Boxed[datetime], Boxed(datetime(2026, 1, 1), 1)),
+    (Boxed[int], Boxed(1, 1)),
+]
+
+
+@pytest.mark.parametrize(("declared", "value"), EQUAL, ids=map(str, range(len(EQUAL))))
+def test_replay_gives_a_value_that_is_equal(declared: Any, value: Any) -> None:
+    with SyncDedup("memory://") as dedup:
+        dedup.claim("k").complete(value)
+        assert dedup.claim("k").replay(declared) == value
 
 
 # Errors that say where
