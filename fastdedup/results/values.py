@@ -165,14 +165,22 @@ def _are_same(keys: Iterable[Any], ours: Any, their_keys: Any, theirs: Any) -> b
 
 def attributes(value: Any) -> dict[str, Any]:
     """Return what makes up a dataclass or a model, without values that it has derived and cached."""
-    kind = type(value)
+    kind: Any = type(value)
     found = dict(getattr(value, "__dict__", {}))
     if dataclasses.is_dataclass(value):
         found |= {each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)}
     for name in ("__pydantic_extra__", "__pydantic_private__"):
         found[name] = getattr(value, name, None) or None
-    return {
-        name: each
-        for name, each in found.items()
-        if not isinstance(inspect.getattr_static(kind, name, None), functools.cached_property)
-    }
+    for name in _cached(kind):
+        found.pop(name, None)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _cached(kind: Any) -> list[str]:
+    """Return the names of the values that a class derives and caches."""
+    return [
+        name
+        for name in dir(kind)
+        if isinstance(inspect.getattr_static(kind, name, None), functools.cached_property)
+    ]

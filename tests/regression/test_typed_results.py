@@ -242,7 +242,21 @@ def test_a_difference_that_equality_leaves_out_is_told(declared: Any, value: Any
             work("k")
 
 
+@dataclass
+class Deriving:
+    number: int
+
+    @functools.cached_property
+    def square(self) -> int:
+        return self.number**2
+
+    def derived(self) -> Deriving:
+        assert self.square
+        return self
+
+
 ALIKE: list[tuple[Any, Any]] = [
+    (Deriving, Deriving(3).derived()),
     (deque[int], deque([1])),
     (defaultdict[str, list[int]], defaultdict(list, a=[1])),
     (complex, complex(math.nan, -0.0)),
