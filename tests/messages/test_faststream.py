@@ -5,7 +5,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from faststream.nats import JStream, NatsBroker, PullSub
 from faststream.rabbit import QueueType, RabbitBroker, RabbitQueue, RabbitRouter, TestRabbitBroker
 from faststream.redis import RedisBroker, StreamSub
 from nats.js.api import ConsumerConfig
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from fastdedup import ConfigError, Dedup, Resolution, Takeover, UsageError
 from fastdedup.integrations.faststream import (
@@ -254,6 +256,16 @@ class Invoice(BaseModel):
     number: int
 
 
+class Renamed(BaseModel):
+    number: int = Field(serialization_alias="out")
+
+
+@dataclass
+class Paid:
+    price: Decimal
+    at: datetime
+
+
 @pytest.mark.parametrize(
     ("result", "published"),
     [
@@ -262,8 +274,13 @@ class Invoice(BaseModel):
         (Invoice(number=7), {"number": 7}),
         ([Invoice(number=7)], [{"number": 7}]),
         (Response({"number": 7}, headers={"a": "b"}), {"number": 7}),
+        ({"a": Renamed(number=7)}, {"a": {"out": 7}}),
+        (
+            Paid(Decimal("7.50"), datetime(2026, 1, 1, tzinfo=UTC)),
+            {"price": "7.50", "at": "2026-01-01T00:00:00Z"},
+        ),
     ],
-    ids=["text", "bytes", "model", "list of models", "response"],
+    ids=["text", "bytes", "model", "list of models", "response", "alias", "dataclass"],
 )
 async def test_a_duplicate_publishes_the_kept_result_again(
     redis_url: str, result: Any, published: Any
@@ -275,18 +292,12 @@ async def test_a_duplicate_publishes_the_kept_result_again(
         assert len(shop.runs) == 1
 
 
-class Unkept(BaseModel):
-    number: int
-
-    def model_dump(self, **options: Any) -> Any:
-        raise ValueError("not now")
-
-
 async def test_a_result_that_cannot_be_kept_is_no_failure(redis_url: str) -> None:
-    async with at_work(redis_url, keep_result=True, publish=True, then=lambda: Unkept(number=7)) as shop:
+    """A duplicate would publish it as plain text, and not as JSON."""
+    async with at_work(redis_url, keep_result=True, publish=True, then=lambda: Decimal("7.50")) as shop:
         await shop.publish()
         await shop.publish()
-        assert (shop.replies, len(shop.runs), shop.dead) == ([{"number": 7}], 1, [])
+        assert (shop.replies, len(shop.runs), shop.dead) == (["7.50"], 1, [])
 
 
 async def test_a_failed_message_publishes_nothing(redis_url: str) -> None:

@@ -7,6 +7,7 @@ from base64 import b64decode, b64encode
 from typing import Any
 
 from faststream import Response
+from pydantic_core import to_jsonable_python
 
 from ...admin.resolving import Check, answer_of, check_resolve
 from ...admin.takeover import Resolution, Resolved, Takeover
@@ -18,12 +19,20 @@ log = logging.getLogger("fastdedup.messages")
 
 
 def kept(result: Any) -> dict[str, Any]:
-    """Return what is kept of a result: the body that is published, and the headers of a `Response`."""
+    """Return what is kept of a result: the body that is published, and the headers of a `Response`.
+
+    Raises:
+        TypeError: its JSON is a text, which FastStream would publish in another form than the result.
+        any other error: JSON cannot hold it.
+    """
     if isinstance(result, Response):
         return {**kept(result.body), _HEADERS: result.headers}
     if isinstance(result, bytes):
         return {_BYTES: b64encode(result).decode()}
-    return {_BODY: _plain(result)}
+    body = to_jsonable_python(result)  # like FastStream's own serializer
+    if isinstance(body, str) and not isinstance(result, str):
+        raise TypeError(f"a {type(result).__name__} alone would be published as another text")
+    return {_BODY: body}
 
 
 def kept_if_possible(result: Any) -> dict[str, Any] | None:
@@ -56,14 +65,3 @@ def restored(record: Any) -> Any:
     """Return the result again: a model comes back as the JSON that it was published as."""
     body = b64decode(record[_BYTES]) if _BYTES in record else record[_BODY]
     return Response(body, headers=record[_HEADERS]) if _HEADERS in record else body
-
-
-def _plain(result: Any) -> Any:
-    """Turn the models of pydantic, at any depth, into JSON values."""
-    if hasattr(result, "model_dump"):
-        return result.model_dump(mode="json")
-    if isinstance(result, dict):
-        return {name: _plain(value) for name, value in result.items()}
-    if isinstance(result, list | tuple):
-        return [_plain(value) for value in result]
-    return result
