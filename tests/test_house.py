@@ -104,8 +104,8 @@ PRIVATE_OF_LIBRARIES: dict[str, tuple[set[str], str]] = {
         "Celery's mark of a call within a body: only its own tracer sets it",
     ),
     "integrations.django.convert": (
-        {"_stream", "_read_started"},
-        "Django cannot be told that a body is unread after it was read beyond its own limit",
+        {"_stream", "_read_started", "_pos"},
+        "Django neither tells how much of a body came, nor can it be told that a body is unread after it was read",
     ),
     "integrations.django.one_time": (
         {"_files"},

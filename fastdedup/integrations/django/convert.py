@@ -11,6 +11,7 @@ from typing import Any
 
 from django.core.exceptions import DisallowedHost, RequestDataTooBig
 from django.core.files.uploadedfile import UploadedFile
+from django.core.handlers.wsgi import LimitedStream
 from django.http import (
     HttpRequest,
     HttpResponse,
@@ -25,6 +26,7 @@ from ...web.recorder import Recorder
 from ...web.request import Request, RequestTooLarge, normal_host
 from ...web.response import Response
 from ..http.exchange import CLAIM
+from ..http.wsgi_request import check_whole
 
 SOURCE = "django.request"
 """The name under which a principal function finds the HttpRequest: `request.source["django.request"].user`."""
@@ -73,7 +75,7 @@ def body_of(request: HttpRequest, limit: int, *, parsed: bool = True) -> bytes:
     Raises:
         RawPostDataException: it is parsed already, and `parsed` is False.
         RequestTooLarge: the body exceeds `limit` bytes.
-        UnreadablePostError: the client disconnected before it had sent the whole body.
+        BadBody, UnreadablePostError: the client disconnected before it had sent the whole body.
     """
     check_length(request, limit)
     try:
@@ -81,9 +83,11 @@ def body_of(request: HttpRequest, limit: int, *, parsed: bool = True) -> bytes:
     except RequestDataTooBig:
         body = _read_unlimited_by_django(request, limit)
     except RawPostDataException:
+        check_end(request)
         if not parsed:
             raise
         return form_of(request, limit)
+    check_end(request)
     if len(body) > limit:
         raise RequestTooLarge
     return body
@@ -94,6 +98,18 @@ def check_length(request: HttpRequest, limit: int) -> None:
     length = request.META.get("CONTENT_LENGTH") or "0"
     if length.isdecimal() and int(length) > limit:  # with a length that is no number Django reads no body
         raise RequestTooLarge
+
+
+def check_end(request: HttpRequest) -> None:
+    """Raise BadBody if a body that was read had ended early: Django and WSGI do not tell that its client has left."""
+    length = request.META.get("CONTENT_LENGTH") or ""
+    if not length.isdecimal():
+        return
+    stream = request._stream
+    if isinstance(stream, BytesIO):  # Django has read it as a whole
+        check_whole(len(stream.getbuffer()), int(length))
+    elif isinstance(stream, LimitedStream) and not stream.read(1):  # a parser, which may leave a part unread
+        check_whole(stream._pos, int(length))
 
 
 def _read_unlimited_by_django(request: HttpRequest, limit: int) -> bytes:

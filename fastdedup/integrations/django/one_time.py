@@ -25,6 +25,7 @@ from ...web.problems import whole_seconds
 from ...web.request import RequestTooLarge, everyone
 from ...web.response import Response
 from ...web.rules import ClaimSettings, Rule
+from ..http.wsgi_request import BadBody
 from . import convert
 from .bridge import Bridge
 from .capture import run
@@ -138,6 +139,8 @@ class _OneTime:
             got = await self._redeemed(bridge, request, form)
         except RequestTooLarge as error:
             return convert.reply(refusal(error, self._rule, None))
+        except BadBody as error:
+            return convert.reply(error.response(None))
         except FormRefused as error:
             return await self._refuse(bridge, request, form, error, view)
         if isinstance(got, Response):
@@ -165,6 +168,7 @@ class _OneTime:
 
     def _mark(self, request: HttpRequest, field: str) -> bytes:
         if request.method == "POST" and request.content_type in CONTENT_TYPES:
+            convert.check_end(request)
             body = convert.form_of(request, self._rule.max_request, field)
         else:
             body = convert.body_of(request, self._rule.max_request)

@@ -71,13 +71,18 @@ def read_body(environ: WSGIEnvironment, limit: int) -> bytes:
     body = _read(environ["wsgi.input"], limit + 1 if length is None else length)
     if len(body) > limit:
         raise RequestTooLarge
-    if length is not None and len(body) < length:
-        raise BadBody(f"the body ended after {len(body)} of {length} bytes")
+    check_whole(len(body), length)
     environ["wsgi.input"] = BytesIO(body)
     environ["wsgi.input_terminated"] = True
     environ["CONTENT_LENGTH"] = str(len(body))
     environ.pop("HTTP_TRANSFER_ENCODING", None)  # it is not in chunks any more
     return body
+
+
+def check_whole(size: int, length: int | None) -> None:
+    """Raise BadBody if a body ended before its length: its client has left, or has sent a wrong length."""
+    if length is not None and size < length:
+        raise BadBody(f"the body ended after {size} of {length} bytes")
 
 
 def supported(environ: WSGIEnvironment) -> None:
