@@ -16,10 +16,11 @@ from ..errors import ConfigError
 from ..gateway import Dedup
 from ..web.fingerprints import json_fingerprint
 from ..web.request import by_header, by_host, everyone
+from ..web.response import own_reason
 from ..web.rules import UUID, Route, RouteSettings, make_rules
 from .asgi import IdempotencyMiddleware
 from .http.exchange import CLAIM as SCOPE_CLAIM
-from .http.exchange import RECORDER
+from .http.exchange import REASON, RECORDER, STREAM
 from .http.lifespan import Message, Receive, Scope, Send
 
 try:
@@ -32,9 +33,12 @@ except ImportError as error:
 __all__ = ["UUID", "Route", "by_header", "by_host", "claim_of", "everyone", "json_fingerprint", "setup"]
 
 CLAIM: Final = web.RequestKey("fastdedup.claim", Claim)
+_BEGIN: Final[web.RequestKey[Any]] = web.RequestKey("fastdedup.begin", object)
+"""The key of a request under which a guarded handler has what takes the head of its response."""
 _REQUEST: Final = "fastdedup.request"
 _OWN: Final = "fastdedup.own"
 """Marks the start of the handler's own response: any other one stands in its place."""
+_END: Final[Message] = {"type": "http.response.body", "body": b""}
 _ENCODED_SLASH: Final = re.compile("%(?:25)*2F")
 """A slash within a segment, in a path whose slashes and percent signs are still encoded; and a text like that."""
 
@@ -72,15 +76,22 @@ def setup(
     async def idempotency(request: web.Request, handler: Any) -> web.StreamResponse:
         adapted = AiohttpRequest(request, handler)
         await guarded(adapted.scope, adapted.receive, adapted.send)
+        if adapted.sending:
+            raise ConnectionResetError("the claim was lost while its handler sent the response")
         if isinstance(adapted.response, web.HTTPException):
             raise adapted.response
         return adapted.response
+
+    async def prepared(request: web.Request, response: web.StreamResponse) -> None:
+        if _BEGIN in request:
+            await request[_BEGIN](response)
 
     async def opened(_: web.Application) -> AsyncIterator[None]:
         async with nullcontext() if dedup.is_open else dedup:
             yield
 
     app.middlewares.append(idempotency)
+    app.on_response_prepare.append(prepared)
     app.cleanup_ctx.append(opened)
 
 
@@ -105,6 +116,9 @@ class AiohttpRequest:
         # Mutable: bytes of the body so far; how many headers the handler's own response has.
         self._size = 0
         self._own_headers = 0
+        # Mutable: is the handler sending its response itself, part by part; and, until it begins, who takes its head.
+        self.sending = False
+        self._on_begin: Send | None = None
         self.scope: Scope = {
             "type": "http",
             "method": request.method,
@@ -115,6 +129,8 @@ class AiohttpRequest:
             "aiohttp": request,
             _REQUEST: self,
         }
+        if CLAIM in request:  # by `setup` of an outer application
+            self.scope[SCOPE_CLAIM] = request[CLAIM]
 
     async def receive(self) -> Message:
         """Give the middleware the next piece of the body.
@@ -136,7 +152,8 @@ class AiohttpRequest:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Give the handler its request, whose body it reads anew, and the middleware the response."""
-        request, recorder = self._request, scope.get(RECORDER)
+        request = self._request
+        recorder: Any = scope.get(RECORDER)
         if recorder is not None:
             request[CLAIM] = scope[SCOPE_CLAIM]
             parts, more = list[bytes](), True
@@ -146,24 +163,40 @@ class AiohttpRequest:
                 more = message["more_body"]
             if request.body_exists:
                 request._payload = refilled(request, b"".join(parts))
+            self._on_begin, request[_BEGIN] = send, self.begin
         try:
             response: web.StreamResponse = await self._handler(request)
         except web.HTTPException as raised:  # in aiohttp these are responses
             response = raised
+        except OSError:
+            left = request.transport is None or request.transport.is_closing()
+            if left and self.sending and recorder.counts_in_part:
+                await send(_END)
+            raise
         if not isinstance(response, web.StreamResponse):
             raise TypeError(f"{self._handler!r} must return a response, got {type(response).__name__}")
-        self.response = response
         content = response.body if isinstance(response, web.Response) else response
         whole = not response.prepared and (content is None or isinstance(content, bytes | bytearray))
-        if recorder is not None and not whole:
-            recorder.passing = True  # it was sent part by part, or the server reads a file
+        if not self.sending:
+            await self._start(response, send, stream=None if whole else True)  # else the server reads a file
+        self.response, self.sending, self._on_begin = response, False, None
+        await send({**_END, "body": bytes(content or b"")} if whole else _END)  # type: ignore[arg-type]
+
+    async def begin(self, response: web.StreamResponse) -> None:
+        """Take the head of a response that the handler sends part by part, before it is on its way."""
+        if self._on_begin is not None:
+            send, self._on_begin, self.sending = self._on_begin, None, True
+            await self._start(response, send, stream=True)
+
+    async def _start(self, response: web.StreamResponse, send: Send, *, stream: bool | None) -> None:
+        self.response = response
         pairs = [*response.headers.items()]
         pairs += [("Set-Cookie", cookie.OutputString()) for cookie in response.cookies.values()]
         headers = [(name.lower().encode(), value.encode("utf-8", "surrogateescape")) for name, value in pairs]
         self._own_headers = len(headers)
         start = {"type": "http.response.start", "status": response.status, "headers": headers, _OWN: True}
-        await send(start)
-        await send({"type": "http.response.body", "body": bytes(content or b"") if whole else b""})  # type: ignore[arg-type]
+        reason = own_reason(response.status, response.reason)
+        await send({**start, REASON: reason, STREAM: stream})
 
     async def send(self, message: Message) -> None:
         """Take the response: the handler's own with the middleware's marks, or the one in its place."""
@@ -171,11 +204,10 @@ class AiohttpRequest:
             if message["body"] and isinstance(self.response, web.Response):
                 self.response.body = message["body"]
         elif _OWN in message:
-            marks = message["headers"][self._own_headers :]
-            for name, value in () if self.response.prepared else marks:
+            for name, value in message["headers"][self._own_headers :]:
                 self.response.headers.add(name.decode(), value.decode())
         else:
-            self.response = web.Response(status=message["status"])
+            self.response = web.Response(status=message["status"], reason=message.get(REASON))
             for name, value in message["headers"]:
                 if name != b"content-length":  # aiohttp counts the bytes itself
                     self.response.headers.add(name.decode(), value.decode("utf-8", "surrogateescape"))

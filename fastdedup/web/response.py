@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from http.client import responses
 from typing import Any, Final, cast
 
 import orjson
@@ -12,6 +13,8 @@ from ..errors import ForeignRecordError
 Headers = Sequence[tuple[bytes, bytes]]
 """Headers in the order in which they were sent. Names are in lower case; from WSGI and Django they are unchanged."""
 
+PHRASES: Final = responses
+"""The reason phrase of each status."""
 REPLAYED = (b"idempotency-replayed", b"true")
 DEGRADED = (b"idempotency-degraded", b"true")
 UNSTORED = (b"idempotency-stored", b"false")
@@ -104,6 +107,11 @@ def is_of_request(name: bytes) -> bool:
 
 def _is_of_cors(name: bytes) -> bool:
     return name.lower().startswith(b"access-control-")
+
+
+def own_reason(status: int, reason: str, unknown: str = "") -> str:
+    """Return a reason phrase, or "" if it is the one that its status has anyway, `unknown` for an unknown status."""
+    return "" if reason == PHRASES.get(status, unknown) else reason
 
 
 class HeaderFilter:

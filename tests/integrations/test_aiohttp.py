@@ -27,16 +27,23 @@ Client = TestClient[web.Request, web.Application]
 Serve = Callable[..., AbstractAsyncContextManager[Client]]
 
 
+class Patient(TestServer):
+    """A server that does not cancel a handler whose client leaves, just like aiohttp's own by default."""
+
+    async def _make_runner(self, **options: Any) -> web.AppRunner:
+        return web.AppRunner(self.app, **{**options, "handler_cancellation": False})
+
+
 @pytest.fixture
 def serve(redis_url: str) -> Serve:
     @asynccontextmanager
     async def serve(
-        handler: Any, url: str = redis_url, outer: Any = (), **settings: Any
+        handler: Any, url: str = redis_url, outer: Any = (), server: Any = TestServer, **settings: Any
     ) -> AsyncIterator[Client]:
         app = web.Application(middlewares=outer)
         app.router.add_route("*", "/orders", handler)
         setup(app, Dedup(url, namespace="shop", timeout=1.0), **{"principal": everyone, **settings})
-        async with TestClient(TestServer(app)) as client:
+        async with TestClient(server(app)) as client:
             yield client
 
     return serve
@@ -236,6 +243,16 @@ async def test_a_response_that_is_raised_is_kept(serve: Serve) -> None:
     assert [REPLAYED in each.headers for each in answers] == [False, True]
 
 
+async def test_a_reason_phrase_is_replayed(serve: Serve) -> None:
+    async def order(request: web.Request) -> web.Response:
+        return web.Response(status=202, reason="Taken In")
+
+    async with serve(order) as client:
+        answers = [await client.post("/orders", headers=KEY) for _ in range(2)]
+    assert [each.reason for each in answers] == ["Taken In"] * 2
+    assert REPLAYED in answers[1].headers
+
+
 async def test_a_stream_passes_and_is_not_run_again(serve: Serve) -> None:
     runs = list[int]()
 
@@ -249,9 +266,78 @@ async def test_a_stream_passes_and_is_not_run_again(serve: Serve) -> None:
         return response
 
     async with serve(order) as client:
-        assert await (await client.post("/orders", headers=KEY)).read() == b"onetwo"
+        first = await client.post("/orders", headers=KEY)
+        assert (await first.read(), first.headers["Idempotency-Stored"]) == (b"onetwo", "false")
         assert (await client.post("/orders", headers=KEY)).status == 409
-    assert runs == [1]
+        without = await client.post("/orders")
+        assert (await without.read(), "Idempotency-Stored" in without.headers) == (b"onetwo", False)
+    assert runs == [1, 1]
+
+
+@pytest.mark.parametrize(("kind", "status"), [("text/csv", 409), ("text/event-stream", 200)])
+async def test_a_stream_whose_client_leaves(serve: Serve, kind: str, status: int) -> None:
+    """Its work is done, so a retry does not run; a stream of events may be endless, and its retry runs."""
+    left, ended = asyncio.Event(), asyncio.Event()
+
+    async def order(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": kind})
+        await response.prepare(request)
+        await response.write(b"one")
+        if left.is_set():
+            return response
+        try:
+            while True:
+                await response.write(b"more")
+                await asyncio.sleep(0)
+        finally:
+            ended.set()
+
+    async with serve(order, server=Patient) as client:
+        answer = await client.post("/orders", headers=KEY)
+        left.set()
+        answer.close()
+        await ended.wait()
+        again = await client.post("/orders", headers=KEY)
+        while again.status == 409 and REPLAYED not in again.headers:  # the first is not over yet
+            again = await client.post("/orders", headers=KEY)
+        assert again.status == status
+
+
+async def test_a_lease_that_is_lost_within_a_stream_breaks_it_off(
+    serve: Serve, redis_server: RedisServer
+) -> None:
+    """Else its client would take a part for the whole."""
+
+    async def order(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"one")
+        await asyncio.Event().wait()
+        return response
+
+    async with serve(order, lease=0.3) as client:
+        answer = await client.post("/orders", headers=KEY)
+        assert answer.status == 200
+        with redis_server.client() as redis:
+            redis.flushall()
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await answer.read()
+
+
+async def test_of_two_guards_around_a_handler_the_outer_one_claims(redis_url: str) -> None:
+    async def order(request: web.Request) -> web.Response:
+        return web.Response(text="ordered")
+
+    outer, inner = web.Application(), web.Application()
+    inner.router.add_post("/orders", order)
+    dedup = Dedup(redis_url, namespace="shop", timeout=1.0)
+    for app in (outer, inner):
+        setup(app, dedup, principal=everyone)
+    outer.add_subapp("/shop", inner)
+    async with TestClient(TestServer(outer)) as client:
+        answers = [await client.post("/shop/orders", headers=KEY) for _ in range(2)]
+        assert [await each.text() for each in answers] == ["ordered"] * 2
+    assert [REPLAYED in each.headers for each in answers] == [False, True]
 
 
 async def test_a_large_response_is_sent_and_marked(serve: Serve) -> None:

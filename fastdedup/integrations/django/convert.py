@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Iterable
 from hashlib import blake2b
-from http.client import responses
 from io import BytesIO
 from typing import Any
 
@@ -24,7 +23,7 @@ from django.http import (
 from ...web.forms import contents
 from ...web.recorder import Recorder
 from ...web.request import Request, RequestTooLarge, normal_host
-from ...web.response import Response
+from ...web.response import Response, own_reason
 from ..http.exchange import CLAIM
 from ..http.wsgi_request import check_whole
 
@@ -159,7 +158,7 @@ def taken_from(response: HttpResponse) -> Response:
     headers = [(name.encode(), _latin(value)) for name, value in response.items()]
     headers += [(b"set-cookie", _latin(cookie.OutputString())) for cookie in response.cookies.values()]
     status, phrase = response.status_code, response.reason_phrase
-    reason = "" if phrase == responses.get(status, _UNKNOWN) else phrase
+    reason = own_reason(status, phrase, _UNKNOWN)
     return Response(status, headers, b"" if response.streaming else response.content, reason=reason)
 
 

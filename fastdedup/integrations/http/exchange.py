@@ -21,6 +21,9 @@ CLAIM: Final = "fastdedup.claim"
 RECORDER: Final = "fastdedup.recorder"
 WORK: Final = "fastdedup.committed_work"
 """The keys of a scope under which a claim is, what becomes of its response, and the work that commits with it."""
+REASON: Final = "fastdedup.reason"
+STREAM: Final = "fastdedup.stream"
+"""The keys of a response's start in a framework without ASGI: its own reason phrase; True if it is passed on."""
 _GRACE: Final = 0.1
 """Seconds in which an application may stop by itself after the news of the end, before it is cancelled; and until a
 handler that could not be stopped is tried again, because a dependency of it ran in a thread."""
@@ -160,9 +163,10 @@ class AsgiExchange:
 
     async def answer(self, response: Response) -> None:
         """Send a response in the application's place."""
-        await self._send(
-            {"type": "http.response.start", "status": response.status, "headers": list(response.headers)}
-        )
+        start = {"type": "http.response.start", "status": response.status, "headers": list(response.headers)}
+        if response.reason:
+            start[REASON] = response.reason
+        await self._send(start)
         await self._send({"type": "http.response.body", "body": response.body})
 
     def hold(self, scope: Scope, claim: Claim, rule: Rule, docs: str | None, mark: bytes = b"") -> None:
@@ -314,7 +318,8 @@ class AsgiExchange:
         if kind == "http.response.start":
             self._start = message
             headers = message["headers"] = list(message.get("headers", ()))
-            if recorder.start(message["status"], headers):
+            reason, stream = message.get(REASON, ""), message.get(STREAM)
+            if recorder.start(message["status"], headers, reason, stream=stream):
                 await self._pass_on(recorder)
         elif kind == "http.response.body" and self._start is not None:
             if recorder.passing:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from http import HTTPStatus
 from itertools import chain
 from types import TracebackType
 from typing import Any
@@ -13,14 +12,13 @@ from ...downstream import enter, leave
 from ...errors import ClaimLostError, DedupError
 from ...sync import Claim
 from ...web.recorder import Marks, Recorder
-from ...web.response import Headers, Response
+from ...web.response import PHRASES, Headers, Response, own_reason
 from ...web.rules import Rule
 from .settling import HOLD, settle_by
 from .wsgi_request import supported, whole_path
 
 CLAIM = "fastdedup.claim"
 """The key of an environ under which a claim is."""
-_PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 Write = Callable[[bytes], object]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
@@ -146,10 +144,9 @@ class WsgiExchange:
         finally:
             exc_info = None  # it refers to this frame
         self._status, self._headers = status, list(headers)
-        code, reason = int(status[:3]), status[4:]
-        own = "" if reason == _PHRASES.get(code) else reason
+        code = int(status[:3])
         self.recorder.passing = self._through is not None  # a head that the server has refused was not sent
-        self._pass_on_if(self.recorder.start(code, raw(headers), own))
+        self._pass_on_if(self.recorder.start(code, raw(headers), own_reason(code, status[4:])))
         return self._write
 
     def ended(self) -> None:
@@ -255,7 +252,7 @@ class Stream:
 def send(start_response: StartResponse, response: Response, *, body: bool = True) -> list[bytes]:
     """Send a response in the application's place."""
     status = response.status
-    reason = response.reason or _PHRASES.get(status, "Unknown")
+    reason = response.reason or PHRASES.get(status, "Unknown")
     start_response(f"{status} {reason}", native(response.headers))
     return [response.body] if body else []
 
