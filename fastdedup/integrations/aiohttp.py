@@ -167,6 +167,8 @@ class AiohttpRequest:
         try:
             response: web.StreamResponse = await self._handler(request)
         except web.HTTPException as raised:  # in aiohttp these are responses
+            if self.sending:
+                raise
             response = raised
         except OSError:
             left = request.transport is None or request.transport.is_closing()

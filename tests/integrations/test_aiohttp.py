@@ -274,6 +274,14 @@ async def test_a_stream_passes_and_is_not_run_again(serve: Serve) -> None:
     assert runs == [1, 1]
 
 
+async def repeated(client: Client) -> aiohttp.ClientResponse:
+    """Send the request again until the one before is over."""
+    again = await client.post("/orders", headers=KEY)
+    while again.status == 409 and REPLAYED not in again.headers:
+        again = await client.post("/orders", headers=KEY)
+    return again
+
+
 @pytest.mark.parametrize(("kind", "status"), [("text/csv", 409), ("text/event-stream", 200)])
 async def test_a_stream_whose_client_leaves(serve: Serve, kind: str, status: int) -> None:
     """Its work is done, so a retry does not run; a stream of events may be endless, and its retry runs."""
@@ -297,10 +305,26 @@ async def test_a_stream_whose_client_leaves(serve: Serve, kind: str, status: int
         left.set()
         answer.close()
         await ended.wait()
-        again = await client.post("/orders", headers=KEY)
-        while again.status == 409 and REPLAYED not in again.headers:  # the first is not over yet
-            again = await client.post("/orders", headers=KEY)
-        assert again.status == status
+        assert (await repeated(client)).status == status
+
+
+async def test_an_error_within_a_stream_frees_its_key(serve: Serve) -> None:
+    runs = list[int]()
+
+    async def order(request: web.Request) -> web.StreamResponse:
+        runs.append(1)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"one")
+        if len(runs) < 3:
+            raise (LookupError, web.HTTPBadGateway)[len(runs) - 1]
+        return response
+
+    async with serve(order) as client:
+        for _ in range(2):
+            (await repeated(client)).close()
+        assert await (await repeated(client)).read() == b"one"
+    assert len(runs) == 3
 
 
 async def test_a_lease_that_is_lost_within_a_stream_breaks_it_off(
