@@ -123,7 +123,8 @@ def by_header(name: str) -> Callable[[Request], str | None]:
 
     Take a header that a retry has as well: after an access token was refreshed, the retry would be another caller's,
     and run again. A request with a key but without this header, or with two of it, is answered 400,
-    `principal-required`: of two, the application might take the other one.
+    `principal-required`: of two, the application might take the other one. A WSGI server joins two by a comma, so
+    that they are one other name, for the application as well.
     """
     if not isinstance(name, str) or not name.isascii() or not name:
         raise ConfigError(f"by_header() takes the name of a header, got {name!r}")
