@@ -29,6 +29,16 @@ async def patiently(call: Callable[[], Awaitable[T]], tries: int = 8) -> T:
     return await call()
 
 
+def start_later(world: World, seconds: float, call: Callable[[], Awaitable[object]]) -> None:
+    """Start a second client, which begins after some seconds and is as patient."""
+
+    async def second() -> None:
+        await asyncio.sleep(seconds)
+        await patiently(call)
+
+    world.start("second", second())
+
+
 def audited(world: World, key: str) -> None:
     """At the end: whoever claims the key now is told of the work, or gets it if it was not done."""
 
@@ -59,6 +69,17 @@ async def settle(world: World, who: str, key: str, claim: Claim, value: object) 
             world.promises.broke(f"{who} holds {key!r} within its lease, and is told that it is lost")
 
 
+async def work_on(world: World, who: str, key: str, claim: Claim, asked: float, work: float = 0.02) -> None:
+    """Work for a while and complete what was acquired at the time `asked` or later; check a duplicate's result."""
+    if claim.outcome is Outcome.SUCCEEDED and not claim.remembered:
+        world.promises.duplicate(who, key, claim.result)
+    if claim.acquired:
+        with world.promises.holds(who, key, fence=claim.fence, until=asked + LEASE) as holding:
+            await asyncio.sleep(work)
+            holding.settling = True
+            await settle(world, who, key, claim, who)
+
+
 NEWS = 1.5
 """Seconds within which a waiter gets news of its key, whatever a fate does to its subscription."""
 
@@ -87,15 +108,9 @@ async def claim_work_complete(
         raise
     if wait:
         check_wait(world, who, key, asked, claim.outcome)
-    if claim.outcome is Outcome.SUCCEEDED:
-        world.promises.duplicate(who, key, claim.result)
-    if claim.acquired:
-        if not claim.degraded and not world.is_stored(claim.fence):
-            world.promises.broke(f"{who} is not told that the store does not know of its claim")
-        with world.promises.holds(who, key, fence=claim.fence, until=asked + LEASE) as holding:
-            await asyncio.sleep(work)
-            holding.settling = True
-            await settle(world, who, key, claim, who)
+    if claim.acquired and not claim.degraded and not world.is_stored(claim.fence):
+        world.promises.broke(f"{who} is not told that the store does not know of its claim")
+    await work_on(world, who, key, claim, asked, work)
     return claim.outcome
 
 
@@ -157,12 +172,7 @@ async def in_a_body(world: World, who: str, gate: Dedup, key: str) -> None:
 @scenario()
 async def async_with(world: World) -> None:
     audited(world, "k")
-
-    async def second() -> None:
-        await asyncio.sleep(0.4)
-        await patiently(lambda: in_a_body(world, "second", world.gate, "k"))
-
-    world.start("second", second())
+    start_later(world, 0.4, lambda: in_a_body(world, "second", world.gate, "k"))
     await in_a_body(world, "main", world.gate, "k")
 
 
@@ -229,11 +239,7 @@ async def claim_many(world: World) -> None:
                 holding.settling = True
                 await settle(world, who, claim.key, claim, who)
 
-    async def second() -> None:
-        await asyncio.sleep(0.3)
-        await patiently(lambda: take("second", "cb"))
-
-    world.start("second", second())
+    start_later(world, 0.3, lambda: take("second", "cb"))
     await take("main", "abc")
 
 
@@ -308,11 +314,7 @@ async def renew(world: World) -> None:
             if not own and not isinstance(error, ClaimLostError):
                 raise  # its claim was refused
 
-    async def second() -> None:
-        await asyncio.sleep(0.5)
-        await patiently(lambda: until_lost("second"))
-
-    world.start("second", second())
+    start_later(world, 0.5, lambda: until_lost("second"))
     await until_lost("main")
 
 
@@ -333,12 +335,7 @@ async def two_loops(world: World) -> None:
 @scenario(gates=2)
 async def two_gates(world: World) -> None:
     audited(world, "k")
-
-    async def second() -> None:
-        await asyncio.sleep(0.002)
-        await patiently(lambda: claim_work_complete(world, "second", world.gates[1], "k"))
-
-    world.start("second", second())
+    start_later(world, 0.002, lambda: claim_work_complete(world, "second", world.gates[1], "k"))
     await patiently(lambda: claim_work_complete(world, "main", world.gates[0], "k"))
 
 
@@ -359,17 +356,11 @@ async def named_owner(world: World) -> None:
             return await gate.claim("k", owner=who)
 
         claim = await patiently(ask)
-        if claim.outcome is Outcome.SUCCEEDED:
-            world.promises.duplicate(who, "k", claim.result)
-        if claim.acquired:
-            if claim.attempt > 1 and world.cancelled_at == inf:
-                world.promises.broke(
-                    f"{who} gets the key by attempt {claim.attempt}: its own claim was taken back"
-                )
-            with world.promises.holds(who, "k", fence=claim.fence, until=asked + LEASE) as holding:
-                await asyncio.sleep(0.02)
-                holding.settling = True
-                await settle(world, who, "k", claim, who)
+        if claim.acquired and claim.attempt > 1 and world.cancelled_at == inf:
+            world.promises.broke(
+                f"{who} gets the key by attempt {claim.attempt}: its own claim was taken back"
+            )
+        await work_on(world, who, "k", claim, asked)
 
     async def second() -> None:
         await asyncio.sleep(0.4)

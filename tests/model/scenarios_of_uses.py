@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from fastdedup import Ledger, Outcome, TransitionOutcome, UnavailableError
 
-from .scenarios import patiently, settle
-from .simulation import LEASE, TIMEOUT, World, scenario
+from .scenarios import patiently, start_later, work_on
+from .simulation import TIMEOUT, World, scenario
 
 
 @scenario()
@@ -19,13 +19,7 @@ async def redeem(world: World) -> None:
     async def submit(who: str) -> None:
         asked = world.loop.time()
         claim = await world.gate.tokens.redeem(token, "user:7")
-        if claim.outcome is Outcome.SUCCEEDED:
-            world.promises.duplicate(who, "token", claim.result)
-        if claim.acquired:
-            with world.promises.holds(who, "token", fence=claim.fence, until=asked + LEASE) as holding:
-                await asyncio.sleep(0.02)
-                holding.settling = True
-                await settle(world, who, "token", claim, who)
+        await work_on(world, who, "token", claim, asked)
 
     async def check() -> None:
         world.promises.check_effects("token")
@@ -35,11 +29,7 @@ async def redeem(world: World) -> None:
 
     world.at_end(check)
 
-    async def second() -> None:
-        await asyncio.sleep(0.3)
-        await patiently(lambda: submit("second"))
-
-    world.start("second", second())
+    start_later(world, 0.3, lambda: submit("second"))
     await submit("main")
 
 
@@ -93,11 +83,7 @@ async def consume(world: World) -> None:
 
     given_once(world, "token", lambda: consumes("audit", 0))
 
-    async def second() -> None:
-        await asyncio.sleep(0.3)
-        await patiently(lambda: consumes("second", 1))
-
-    world.start("second", second())
+    start_later(world, 0.3, lambda: consumes("second", 1))
     await redelivered(world, lambda at: consumes(f"main at {at}", at))
 
 
@@ -149,11 +135,7 @@ async def redeem_what_is_consumed(world: World) -> None:
             await patiently(claim.release)
         world.promises.told(asked, False if claim.outcome is Outcome.SUCCEEDED else None)
 
-    async def second() -> None:
-        await asyncio.sleep(0.1)
-        await patiently(redeems)
-
-    world.start("second", second())
+    start_later(world, 0.1, redeems)
     await redelivered(world, lambda at: consumes(f"main at {at}", at))
 
 
@@ -206,11 +188,7 @@ async def first(world: World) -> None:
 
     given_once(world, "id", lambda: asks("audit", 0))
 
-    async def second() -> None:
-        await asyncio.sleep(0.3)
-        await patiently(lambda: asks("second", 0))
-
-    world.start("second", second())
+    start_later(world, 0.3, lambda: asks("second", 0))
     await redelivered(world, lambda at: asks(f"main at {at}", at))
 
 
@@ -289,11 +267,7 @@ async def first_many(world: World) -> None:
     for each in "ab":
         given_once(world, each, lambda each=each: use(world, "audit", each, lambda: ledgers[1].first(each)))
 
-    async def second() -> None:
-        await asyncio.sleep(0.3)
-        await patiently(lambda: asks("second", 1, "b"))
-
-    world.start("second", second())
+    start_later(world, 0.3, lambda: asks("second", 1, "b"))
     await redelivered(world, lambda at: asks(f"main at {at}", at, "ab"))
 
 
@@ -304,13 +278,7 @@ async def remember(world: World) -> None:
     async def take(who: str) -> None:
         asked = world.loop.time()
         claim = await world.gate.claim("k", remember=ledger)
-        if claim.outcome is Outcome.SUCCEEDED and not claim.remembered:
-            world.promises.duplicate(who, "k", claim.result)
-        if claim.acquired:
-            with world.promises.holds(who, "k", fence=claim.fence, until=asked + LEASE) as holding:
-                await asyncio.sleep(0.02)
-                holding.settling = True
-                await settle(world, who, "k", claim, who)
+        await work_on(world, who, "k", claim, asked)
 
     async def check() -> None:
         world.promises.check_effects("k")
@@ -320,9 +288,5 @@ async def remember(world: World) -> None:
 
     world.at_end(check)
 
-    async def second() -> None:
-        await asyncio.sleep(0.3)
-        await patiently(lambda: take("second"))
-
-    world.start("second", second())
+    start_later(world, 0.3, lambda: take("second"))
     await take("main")

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from fastdedup import ClaimLostError, DedupError, Outcome, UnavailableError
 
 from .network import LATENCY
-from .scenarios import audited, claim_work_complete, patiently, settle
+from .scenarios import audited, claim_work_complete, settle, start_later
 from .simulation import LEASE, World, scenario
 
 
@@ -115,23 +115,14 @@ async def completed_inside(world: World) -> None:
                     holding.settling = True
                     await settle(world, who, "k", claim, who)
 
-    async def second() -> None:
-        await asyncio.sleep(0.3)
-        await patiently(lambda: body("second"))
-
-    world.start("second", second())
+    start_later(world, 0.3, lambda: body("second"))
     await body("main")
 
 
 @scenario()
 async def release_and_claim(world: World) -> None:
     audited(world, "k")
-
-    async def second() -> None:
-        await asyncio.sleep(0.3)
-        await patiently(lambda: claim_work_complete(world, "second", world.gate, "k", wait=3.0))
-
-    world.start("second", second())
+    start_later(world, 0.3, lambda: claim_work_complete(world, "second", world.gate, "k", wait=3.0))
     asked = world.loop.time()
     claim = await world.gate.claim("k", wait=1.0)
     if claim.acquired:
