@@ -20,13 +20,16 @@ import uvloop
 
 import fastdedup.sync
 from fastdedup.sql import rules
+from fastdedup.testing import FakeStore
 
 from . import waiting
 from .brokers import KafkaServer, NatsServer, RabbitServer, SqsServer
 from .databases import MariaServer, PostgresServer
+from .fixtures import fixture_of
 from .marks import MARKS, marks_of
 from .servers import RedisServer, unmeasured
 from .stores import STORES, Backend
+from .topologies import Pair
 from .unmeasured import adds_nothing, has_unmeasured_programs
 from .virtual import VirtualLoop
 from .workers import role
@@ -136,11 +139,8 @@ def _no_inbox_of_another_test() -> None:
     rules._known.clear()
 
 
-@pytest.fixture(scope="session")
-def redis_server() -> Iterator[RedisServer]:
-    """This worker's own redis-server."""
-    with RedisServer() as server:
-        yield server
+redis_server = fixture_of(RedisServer, scope="session")
+"""This worker's own redis-server."""
 
 
 @pytest.fixture
@@ -163,60 +163,23 @@ def _programs_unmeasured(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    """A redis-server of the test file's own, for sidecars that live as long as the file's tests."""
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
-def own_redis() -> Iterator[RedisServer]:
-    """A redis-server of the test's own, to kill, freeze or fill."""
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    """This worker's own PostgreSQL; `fresh()` makes a database in it. A test that kills a server starts its own."""
-    with PostgresServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def mariadb() -> Iterator[MariaServer]:
-    """This worker's own MariaDB; `fresh()` makes a database in it. A test that kills a server starts its own."""
-    with MariaServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def rabbitmq() -> Iterator[RabbitServer]:
-    """This worker's own RabbitMQ; `name()` names a queue in it. A test that kills a server starts its own."""
-    with RabbitServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def nats() -> Iterator[NatsServer]:
-    """This worker's own NATS; `name()` names a stream in it. A test that kills a server starts its own."""
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def kafka() -> Iterator[KafkaServer]:
-    """This worker's own broker of Kafka's protocol; `name()` names a topic in it."""
-    with KafkaServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def sqs() -> Iterator[SqsServer]:
-    """This worker's own moto server, which answers as Amazon SQS does; `name()` names a queue in it."""
-    with SqsServer() as server:
-        yield server
+server = fixture_of(RedisServer, scope="module")
+"""A redis-server of the test file's own, for sidecars that live as long as the file's tests."""
+running_pair = fixture_of(Pair, scope="module")
+own_redis = fixture_of(RedisServer)
+"""A redis-server of the test's own, to kill, freeze or fill."""
+postgres = fixture_of(PostgresServer, scope="session")
+"""This worker's own PostgreSQL; `fresh()` makes a database in it. A test that kills a server starts its own."""
+mariadb = fixture_of(MariaServer, scope="session")
+"""This worker's own MariaDB; `fresh()` makes a database in it. A test that kills a server starts its own."""
+rabbitmq = fixture_of(RabbitServer, scope="session")
+"""This worker's own RabbitMQ; `name()` names a queue in it. A test that kills a server starts its own."""
+nats = fixture_of(NatsServer, scope="session")
+"""This worker's own NATS; `name()` names a stream in it. A test that kills a server starts its own."""
+kafka = fixture_of(KafkaServer, scope="session")
+"""This worker's own broker of Kafka's protocol; `name()` names a topic in it."""
+sqs = fixture_of(SqsServer, scope="session")
+"""This worker's own moto server, which answers as Amazon SQS does; `name()` names a queue in it."""
 
 
 @pytest.fixture(scope="session", params=list(STORES))
@@ -227,6 +190,19 @@ def running_store(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """
     with STORES[request.param]() as backend:
         yield backend
+
+
+@pytest.fixture
+def pair(running_pair: Pair) -> Iterator[Pair]:
+    """A server with one replica, the test file's own, healed after the test."""
+    yield running_pair
+    running_pair.heal()
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    """An empty store in memory, whose clock the test moves."""
+    return FakeStore()
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.web.inspection import get_request
 
+from .fixtures import fixture_of
 from .resp import resp_server
 from .servers import RedisServer
 from .stores import Backend, on_stores
@@ -734,10 +735,7 @@ async def test_a_machine_leaves_a_foreign_value_alone(kind: str, redis_backend: 
 # Servers that cannot be used
 
 
-@pytest.fixture(scope="module")
-def locked_server() -> Iterator[RedisServer]:
-    with RedisServer("--requirepass", "s3cret") as server:
-        yield server
+locked_server = fixture_of(RedisServer, "--requirepass", "s3cret", scope="module")
 
 
 def with_password(server: RedisServer, password: str) -> str:

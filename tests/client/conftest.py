@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
+from ..fixtures import fixture_of
 from .callers import CALLERS, Caller
-from .stripe import Server, serving
+from .stripe import serving
 
 
 @pytest.fixture(params=list(CALLERS))
@@ -16,8 +15,5 @@ def call(request: pytest.FixtureRequest) -> Caller:
     return CALLERS[request.param]
 
 
-@pytest.fixture
-def stripe() -> Iterator[Server]:
-    """A server by Stripe's rules."""
-    with serving() as server:
-        yield server
+stripe = fixture_of(serving)
+"""A server by Stripe's rules."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import httpx
-import pytest
 import requests
 from fastapi import FastAPI
 
@@ -23,6 +21,7 @@ from fastdedup.integrations.fastapi import Claimed, Idempotency
 from fastdedup.messages import MessageRules
 from fastdedup.messages.deliveries import Deliveries
 
+from ..fixtures import fixture_of
 from .stripe import Server
 
 HEADER = "Idempotency-Key"
@@ -211,10 +210,7 @@ def test_a_check_in_a_thread_leaves_the_keys_too(dedup: sync.Dedup) -> None:
     bank.check()
 
 
-@pytest.fixture
-def dedup() -> Iterator[sync.Dedup]:
-    with sync.Dedup("memory://") as dedup:
-        yield dedup
+dedup = fixture_of(sync.Dedup, "memory://")
 
 
 def test_requests_in_synchronous_code_too(dedup: sync.Dedup, stripe: Server) -> None:

@@ -33,6 +33,7 @@ from fastdedup.sql import Inbox
 from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import inbox_database
 
+from ..fixtures import fixture_of
 from ..integrations import django_project as django_project  # sets Django up
 from ..integrations.django_inside import SETTINGS as INSIDE
 from ..integrations.django_shop import open_shop
@@ -70,10 +71,7 @@ def work() -> Work:
     return Work()
 
 
-@pytest.fixture
-def dedup() -> Iterator[sync.Dedup]:
-    with sync.Dedup("memory://") as dedup:
-        yield dedup
+dedup = fixture_of(sync.Dedup, "memory://")
 
 
 @pytest.fixture

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from ..databases import MariaServer, PostgresServer
+from ..fixtures import fixture_of
 from ..servers import RedisServer
 from .shop import Place, new_key, open_place
 
-
-@pytest.fixture(scope="session")
-def mortal_postgres() -> Iterator[Place]:
-    with open_place(PostgresServer) as place:
-        yield place
-
-
-@pytest.fixture(scope="session")
-def mortal_mariadb() -> Iterator[Place]:
-    with open_place(MariaServer) as place:
-        yield place
-
-
-@pytest.fixture(scope="session")
-def mortal_redis() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
+mortal_postgres = fixture_of(open_place, PostgresServer, scope="session")
+mortal_mariadb = fixture_of(open_place, MariaServer, scope="session")
+mortal_redis = fixture_of(RedisServer, scope="session")
 
 
 @pytest.fixture

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
-from playwright.sync_api import Browser
 
 from fastdedup import Dedup
 from fastdedup.integrations.http.lifespan import ASGIApp
 
+from ..fixtures import fixture_of
 from ..stores import TIMEOUT
 from .browser import chromium
 from .desk import Desk
@@ -84,22 +84,9 @@ def desk() -> Desk:
     return Desk()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A headless Chromium for the tests of a file, which drive it by Playwright."""
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="session")
-def open_shop() -> Iterator[ShopProcess]:
-    """The example shop of two workers, with more than the tests buy."""
-    with ShopProcess("--stock", "1000") as shop:
-        yield shop
-
-
-@pytest.fixture(scope="session")
-def small_shop() -> Iterator[ShopProcess]:
-    """A shop of one worker with two units."""
-    with ShopProcess("--stock", "2", "--workers", "1") as shop:
-        yield shop
+browser = fixture_of(chromium, scope="module")
+"""A headless Chromium for the tests of a file, which drive it by Playwright."""
+open_shop = fixture_of(ShopProcess, "--stock", "1000", scope="session")
+"""The example shop of two workers, with more than the tests buy."""
+small_shop = fixture_of(ShopProcess, "--stock", "2", "--workers", "1", scope="session")
+"""A shop of one worker with two units."""

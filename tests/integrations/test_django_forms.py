@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +13,7 @@ from django.test import Client
 
 from fastdedup import LocalLRU
 
+from ..fixtures import fixture_of
 from ..servers import RedisServer
 from . import django_project as django_project  # sets Django up
 from .django_shop import Browser, Desk, Page, open_shop
@@ -39,10 +40,7 @@ def view(place: tuple[str, str]) -> str:
     return place[1]
 
 
-@pytest.fixture
-def desk() -> Iterator[Desk]:
-    with open_shop(FASTDEDUP={"url": "memory://", "namespace": "t"}) as desk:
-        yield desk
+desk = fixture_of(open_shop, FASTDEDUP={"url": "memory://", "namespace": "t"})
 
 
 @pytest.fixture

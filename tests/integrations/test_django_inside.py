@@ -16,6 +16,7 @@ from django.test import AsyncClient, Client, RequestFactory
 from fastdedup import ConfigError
 from fastdedup.integrations.django import idempotent
 
+from ..fixtures import fixture_of
 from . import django_project as django_project  # sets Django up
 from .django_inside import SETTINGS, Router, View, drf, made, ninja, order
 from .django_shop import DESK, Desk, atomic_requests, open_shop
@@ -126,10 +127,7 @@ async def apost(item: str) -> Any:
 # Transactions
 
 
-@pytest.fixture
-def atomic() -> Iterator[None]:
-    with atomic_requests():
-        yield
+atomic = fixture_of(atomic_requests)
 
 
 @pytest.mark.parametrize("url", ["/drf/view", "/drf/view/plain", "/ninja/orders"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,14 +14,11 @@ from fastdedup import ConfigError
 from fastdedup.integrations.flask import FastDedup, by_session, claim_of, everyone, idempotent, one_time_form
 from fastdedup.sync import Dedup
 
+from ..fixtures import fixture_of
 from .flask_shop import DEADLINE, FlaskShop
 from .wsgi_apps import STORES, call, gate
 
-
-@pytest.fixture(scope="module")
-def memory() -> Iterator[Dedup]:
-    with Dedup("memory://", namespace="t") as dedup:
-        yield dedup
+memory = fixture_of(Dedup, "memory://", scope="module", namespace="t")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from ..fixtures import fixture_of
 from .shops import ShopProcess, token_in
 from .visitors import Seen, Visitor, token_of, visit
 
@@ -151,10 +152,7 @@ def test_go_on_locally_sells_and_the_same_order_is_replayed_once_redis_is_back(
 # The opening, and a browser without JavaScript
 
 
-@pytest.fixture(scope="module")
-def closed_shop() -> Iterator[ShopProcess]:
-    with ShopProcess("--opens-in", "3500", "--workers", "1") as shop:
-        yield shop
+closed_shop = fixture_of(ShopProcess, "--opens-in", "3500", "--workers", "1", scope="module")
 
 
 def test_before_it_opens_nobody_buys_and_no_form_is_used_up(closed_shop: ShopProcess) -> None:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from ..fixtures import fixture_of
 from .looks import brightness, nameless_controls, pale_texts, seen_together, small_controls, too_wide
 from .shops import ShopProcess, until
 from .visitors import Visitor, send_crowd, turn_gate, visit
@@ -21,10 +22,7 @@ PHONE: Any = {"viewport": {"width": 360, "height": 740}}
 DESKTOP: Any = {"viewport": {"width": 1280, "height": 800}}
 
 
-@pytest.fixture(scope="module")
-def shop() -> Iterator[ShopProcess]:
-    with ShopProcess("--stock", str(STOCK)) as shop:
-        yield shop
+shop = fixture_of(ShopProcess, "--stock", str(STOCK), scope="module")
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from fastdedup.sync import Claim, Dedup
 from fastdedup.web.request import Request
 from fastdedup.web.response import Response, ResponseCodec
 
+from ..fixtures import fixture_of
 from ..servers import RedisServer
 from .shops import until
 from .wsgi_apps import KINDS, Call, Reply, Shop, bare, call
@@ -30,10 +31,7 @@ TEXT = [("Content-Type", "text/plain")]
 MakeShop = Callable[..., Shop]
 
 
-@pytest.fixture
-def dedup() -> Iterator[Dedup]:
-    with Dedup("memory://", namespace="t") as dedup:
-        yield dedup
+dedup = fixture_of(Dedup, "memory://", namespace="t")
 
 
 @pytest.fixture(params=list(KINDS))

@@ -14,6 +14,7 @@ from fastdedup.integrations.http.wsgi_exchange import Closing
 from fastdedup.integrations.wsgi import IdempotencyMiddleware, Route, everyone
 from fastdedup.sync import Dedup
 
+from ..fixtures import fixture_of
 from .wsgi_apps import Answer, App, Environ, Server, call, environ_of
 
 TEXT = [("Content-Type", "text/plain")]
@@ -40,10 +41,7 @@ class Body:
         self.closed += 1
 
 
-@pytest.fixture
-def dedup() -> Iterator[Dedup]:
-    with Dedup("memory://") as dedup:
-        yield dedup
+dedup = fixture_of(Dedup, "memory://")
 
 
 def guarded(app: App, dedup: Dedup, **settings: Any) -> App:

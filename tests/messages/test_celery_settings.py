@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +32,7 @@ from fastdedup.integrations.celery import DedupTask
 from fastdedup.messages.blocking import Attempt, BlockingWay
 from fastdedup.sync import Dedup
 
+from ..fixtures import fixture_of
 from ..programs import ended
 from ..servers import RedisServer
 
@@ -43,10 +44,7 @@ def app_of(**settings: Any) -> celery.Celery:
     return app
 
 
-@pytest.fixture
-def dedup() -> Iterator[Dedup]:
-    with Dedup("memory://") as dedup:
-        yield dedup
+dedup = fixture_of(Dedup, "memory://")
 
 
 def charge(order_id: str, times: int = 1) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from fastdedup import Claim, ClaimLostError, Dedup, Outcome, UnavailableError
 
@@ -15,6 +16,23 @@ WIDTH = 10
 """Claimants at work at once, for each gate."""
 PACE = 0.002
 """Seconds from a refusal to the next attempt: an open breaker refuses at once."""
+
+
+TIMEOUT = 0.3
+"""Seconds that an operation of these gates may take."""
+
+
+@asynccontextmanager
+async def gates(url: str, count: int = 2, **options: Any) -> AsyncIterator[list[Dedup]]:
+    """Open gates of one namespace."""
+    opened = [Dedup(url, namespace="t", **{"timeout": TIMEOUT, **options}) for _ in range(count)]
+    for gate in opened:
+        await gate.open()
+    try:
+        yield opened
+    finally:
+        for gate in opened:
+            await gate.aclose()
 
 
 class Load:

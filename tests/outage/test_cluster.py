@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,18 +13,13 @@ from fastdedup.events import BatchedBySlot, BreakerOpened
 from fastdedup.stores.redis import ClusterStore
 from fastdedup.stores.redis.cluster.slot_table import slot_of
 
+from ..fixtures import fixture_of
 from ..servers import RedisServer
 from ..topologies import ClusterGroup, Member, refuse_undeclared_keys, until
 from ..waiting import wait_until
-from .load import Load
+from .load import TIMEOUT, Load, gates
 
-TIMEOUT = 0.3
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[ClusterGroup]:
-    with ClusterGroup() as group:
-        yield group
+group = fixture_of(ClusterGroup, scope="module")
 
 
 @pytest.fixture(params=["whole", "by slot"])
@@ -40,18 +34,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def cluster(group: ClusterGroup) -> Iterator[ClusterGroup]:
     yield group
     group.heal()
-
-
-@asynccontextmanager
-async def gates(group: ClusterGroup, count: int = 2, **options: Any) -> AsyncIterator[list[Dedup]]:
-    opened = [Dedup(group.url, namespace="t", **{"timeout": TIMEOUT, **options}) for _ in range(count)]
-    for gate in opened:
-        await gate.open()
-    try:
-        yield opened
-    finally:
-        for gate in opened:
-            await gate.aclose()
 
 
 def holder(group: ClusterGroup, key: str) -> Member:
@@ -86,7 +68,7 @@ async def attempt(gate: Dedup, key: str) -> str:
 
 async def test_how_batches_go_is_said(cluster: ClusterGroup, way: str) -> None:
     events: list[Any] = []
-    async with gates(cluster, 1, on_event=events.append) as (gate,):
+    async with gates(cluster.url, 1, on_event=events.append) as (gate,):
         assert gate.batching is (Batching.WHOLE if way == "whole" else Batching.BY_SLOT)
     told = sorted(event.store for event in events if isinstance(event, BatchedBySlot))
     nodes = sorted(f"Redis at 127.0.0.1:{member.port}" for member in cluster.primaries())
@@ -96,7 +78,7 @@ async def test_how_batches_go_is_said(cluster: ClusterGroup, way: str) -> None:
 async def test_a_batch_costs_a_node_one_command(cluster: ClusterGroup) -> None:
     """Whatever the slots of its keys."""
     keys = [f"counted-{number}" for number in range(200)]
-    async with gates(cluster, 1, timeout=5.0) as (gate,):
+    async with gates(cluster.url, 1, timeout=5.0) as (gate,):
         await gate.claim_many(["warm-1", "warm-2", "warm-3", "warm-4", "warm-5", "warm-6"])
         before = sum(map(calls_of, cluster.primaries()))
         assert all(claim.acquired for claim in await gate.claim_many(keys))
@@ -110,7 +92,7 @@ async def test_a_slot_moves_under_load_and_nobody_notices(cluster: ClusterGroup,
     source = cluster.owner(slot)
     target = next(member for member in cluster.primaries() if member is not source)
     before = [cluster.errors(member) for member in (source, target)]
-    async with gates(cluster, timeout=5.0, known_duplicates=0) as opened:
+    async with gates(cluster.url, timeout=5.0, known_duplicates=0) as opened:
         async with Load(opened, lambda number: f"{{moving}}-{number % 300}") as load:
 
             def progress() -> None:
@@ -134,7 +116,7 @@ async def test_a_frozen_target_of_a_moving_slot_does_not_delay_the_source(cluste
     target = next(member for member in cluster.primaries() if member is not source)
     others = keys_of(cluster, source, "other", 300)
     events: list[Any] = []
-    async with gates(cluster, 1, known_duplicates=0, on_event=events.append) as (gate,):
+    async with gates(cluster.url, 1, known_duplicates=0, on_event=events.append) as (gate,):
         await gate.claim_many(others[:10])
         target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", cluster.id_of(source))
         source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", cluster.id_of(target))
@@ -159,7 +141,7 @@ async def test_a_primary_dies_and_its_replica_takes_over(cluster: ClusterGroup, 
     victim = holder(cluster, "key")
     other = next(member for member in cluster.primaries() if member is not victim)
     mine, theirs = keys_of(cluster, victim, "mine", 200), keys_of(cluster, other, "theirs", 2000)
-    async with gates(cluster) as (gate, second):
+    async with gates(cluster.url) as (gate, second):
         claims = await gate.claim_many(mine)
         await asyncio.gather(*(claim.complete(claim.key) for claim in claims))
         until(lambda: cluster.in_step(victim, 1), "the replica has all of it")
@@ -187,7 +169,7 @@ async def test_a_frozen_node_makes_only_its_own_keys_wait(cluster: ClusterGroup)
     victim, *others = cluster.primaries()
     own = keys_of(cluster, victim, "own", 50)
     rest = [key for other in others for key in keys_of(cluster, other, "rest", 200)]
-    async with gates(cluster, 1, timeout=1.0) as (gate,):
+    async with gates(cluster.url, 1, timeout=1.0) as (gate,):
         await gate.claim_many(own[:10] + rest[:10])
         victim.freeze()
         frozen = [asyncio.create_task(attempt(gate, key)) for key in own]
@@ -208,7 +190,7 @@ async def test_a_primary_that_wakes_up_after_it_was_replaced_wins_nothing(cluste
     victim = cluster.primaries()[0]
     keys = keys_of(cluster, victim, "key", 400)
     slot = slot_of(b"t:=" + keys[0].encode())
-    async with gates(cluster) as opened, Load(opened, lambda number: keys[number % 400]) as load:
+    async with gates(cluster.url) as opened, Load(opened, lambda number: keys[number % 400]) as load:
         victim.freeze()
         await wait_until(lambda: cluster.owner(slot) is not victim, description="its replica is promoted")
         answered = load.answered
@@ -227,7 +209,7 @@ async def test_a_slot_without_a_node_is_unavailable_and_no_other(cluster: Cluste
     slot = slot_of(b"{lost}")
     owner = cluster.owner(slot)
     neighbours = keys_of(cluster, owner, "near", 20)
-    async with gates(cluster, 1) as (gate,):
+    async with gates(cluster.url, 1) as (gate,):
         owner.ask("CLUSTER", "DELSLOTS", slot)
         try:
             with pytest.raises(UnavailableError, match="cluster is down"):
@@ -245,7 +227,7 @@ async def test_a_slot_without_a_node_is_unavailable_and_no_other(cluster: Cluste
 
 async def test_a_waiter_hears_over_whichever_node(cluster: ClusterGroup) -> None:
     """The node that it listens on dies; another one tells it."""
-    async with gates(cluster, 1) as (gate,):
+    async with gates(cluster.url, 1) as (gate,):
         store = gate.gate.connection.store
         assert isinstance(store, ClusterStore)
         await gate.claim("warm")

@@ -9,7 +9,7 @@ import itertools
 import re
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.redis.scripts import LoadedScript
 from fastdedup.stores.redis.verbs import FACES, load_scripts
 
+from ..fixtures import fixture_of
 from ..resp import resp_server
 from ..servers import RedisServer
 from ..waiting import wait_until
@@ -217,10 +218,7 @@ each_policy = pytest.mark.parametrize("policy", [Reject, LocalLRU])
 Policy = type[Reject] | type[LocalLRU]
 
 
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer(password=PASSWORD) as server:
-        yield server
+server = fixture_of(RedisServer, password=PASSWORD)
 
 
 class Watched:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -39,19 +39,6 @@ from ..waiting import wait_until
 TERMS = terms(Mode.CLAIM, 30_000, 60_000, False)
 TIMEOUT = 0.75
 CLAIMS = 300
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Pair]:
-    with Pair() as pair:
-        yield pair
-
-
-@pytest.fixture
-def pair(running: Pair) -> Iterator[Pair]:
-    """A server with one replica."""
-    yield running
-    running.heal()
 
 
 @asynccontextmanager

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
@@ -15,18 +12,13 @@ from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.redis import RedisStore
 
+from ..fixtures import fixture_of
 from ..servers import RedisServer
 from ..topologies import Member, SentinelGroup, until
 from ..waiting import is_answered, wait_until
-from .load import Load
+from .load import Load, gates
 
-TIMEOUT = 0.3
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[SentinelGroup]:
-    with SentinelGroup() as group:
-        yield group
+running = fixture_of(SentinelGroup, scope="module")
 
 
 @pytest.fixture
@@ -34,18 +26,6 @@ def group(running: SentinelGroup) -> SentinelGroup:
     """The group, well again: nobody waits 9 s until it has recovered from the file's last test."""
     running.heal()
     return running
-
-
-@asynccontextmanager
-async def gates(url: str, count: int = 2, **options: Any) -> AsyncIterator[list[Dedup]]:
-    opened = [Dedup(url, namespace="t", **{"timeout": TIMEOUT, **options}) for _ in range(count)]
-    for gate in opened:
-        await gate.open()
-    try:
-        yield opened
-    finally:
-        for gate in opened:
-            await gate.aclose()
 
 
 async def test_a_primary_killed_under_load_is_replaced(group: SentinelGroup) -> None:

@@ -267,11 +267,6 @@ async def test_a_first_attempt_asks_nothing(failed: int) -> None:
 
 
 @pytest.fixture
-def store() -> FakeStore:
-    return FakeStore()
-
-
-@pytest.fixture
 def abandoned(store: FakeStore) -> Iterator[SyncDedup]:
     with SyncDedup(store, namespace="shop", lease=30.0) as dedup:
         dedup.claim("order:42")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,6 +13,7 @@ from fastdedup.stores.redis.cluster.slot_table import slot_of
 from fastdedup.stores.redis.former_clock import FormerClock
 from fastdedup.stores.redis.scripts import CallHead
 
+from ..fixtures import fixture_of
 from ..servers import RedisServer
 from ..stepping import SteppingClock, SteppingServer, clock_us
 from ..topologies import ClusterGroup, Member
@@ -26,10 +26,7 @@ from ..waiting import wait_until
 HOUR_US = 3_600_000_000
 
 
-@pytest.fixture
-def stepping() -> Iterator[SteppingServer]:
-    with SteppingServer() as server:
-        yield server
+stepping = fixture_of(SteppingServer)
 
 
 async def test_the_fence_of_a_forgotten_key_rises_over_a_step(stepping: SteppingServer) -> None:
@@ -135,10 +132,7 @@ class SkewedGroup(ClusterGroup):
             member.env = clock.env
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[SkewedGroup]:
-    with SkewedGroup() as group:
-        yield group
+group = fixture_of(SkewedGroup, scope="module")
 
 
 @pytest.mark.parametrize("claimed_by_another", [True, False], ids=["another gate", "the same gate"])
@@ -191,10 +185,7 @@ def name_of(member: Member) -> str:
 # early.
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[SteppingServer]:
-    with SteppingServer() as server:
-        yield server
+server = fixture_of(SteppingServer, scope="module")
 
 
 @pytest.mark.parametrize(("lease", "reported"), [(30.0, True), (SECONDS * 11, False)])

@@ -19,6 +19,7 @@ from fastdedup.events import BreakerClosed, BreakerOpened, Event, PrimarySwitche
 from fastdedup.model import BreakerState
 from fastdedup.stores.redis.cluster.slot_table import slot_of
 
+from ..fixtures import fixture_of
 from ..servers import RedisServer
 from ..topologies import HOST, ClusterGroup, Member, SentinelGroup, free_ports, until
 from ..waiting import is_answered, wait_until
@@ -33,10 +34,7 @@ class Slow(ClusterGroup):
     NODE_TIMEOUT = 2000
 
 
-@pytest.fixture
-def cluster() -> Iterator[ClusterGroup]:
-    with Slow() as group:
-        yield group
+cluster = fixture_of(Slow)
 
 
 async def test_a_frozen_primary_is_left_after_its_failover(cluster: ClusterGroup) -> None:
@@ -270,10 +268,7 @@ def test_it_watches_again_in_the_next_event_loop(group: SentinelGroup) -> None:
 # A planned failover forgot keys that a replica had confirmed, and no event told of it.
 
 
-@pytest.fixture
-def sentinels() -> Iterator[SentinelGroup]:
-    with SentinelGroup() as sentinels:
-        yield sentinels
+sentinels = fixture_of(SentinelGroup)
 
 
 class Gate:
@@ -330,10 +325,7 @@ async def test_a_crash_of_the_primary_is_no_switch(sentinels: SentinelGroup) -> 
 TIMEOUT = 0.3
 
 
-@pytest.fixture
-def shrinking_cluster() -> Iterator[ClusterGroup]:
-    with ClusterGroup() as shrinking_cluster:
-        yield shrinking_cluster
+shrinking_cluster = fixture_of(ClusterGroup)
 
 
 async def opened(dedup: Dedup, key: str) -> None:

@@ -20,6 +20,7 @@ from fastdedup import ConfigError, Dedup, UnavailableError
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup as SyncDedup
 
+from ..fixtures import fixture_of
 from ..servers import RedisServer
 from ..sidecar.running import Sidecar
 from ..topologies import ClusterGroup, SentinelGroup
@@ -73,10 +74,7 @@ def every(request: pytest.FixtureRequest) -> Iterator[Servers]:
         yield servers
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Servers]:
-    with single() as servers:
-        yield servers
+running = fixture_of(single, scope="module")
 
 
 @pytest.fixture

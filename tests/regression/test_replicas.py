@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from fastdedup.kernel.operations import ClaimOp, Op, Reply
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.stores.redis.reconnect import Reconnector, process_of
 
+from ..fixtures import fixture_of
 from ..outage.test_replicas import KEY, OWNER, WRITES, executed, is_done, is_short, store_at
 from ..servers import RedisServer
 from ..topologies import HOST, ClusterGroup, Member, Pair, SentinelGroup, until
@@ -25,10 +25,7 @@ from ..waiting import is_answered, wait_until
 TIMEOUT = 1.0
 
 
-@pytest.fixture
-def own_pair() -> Iterator[Pair]:
-    with Pair() as own_pair:
-        yield own_pair
+own_pair = fixture_of(Pair)
 
 
 class Gate:
@@ -181,19 +178,6 @@ REPEATED = {
     "adopt": ["adopt"],
 }
 """The operations that lead to a repeat; the last is sent twice."""
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Pair]:
-    with Pair() as pair:
-        yield pair
-
-
-@pytest.fixture
-def pair(running: Pair) -> Iterator[Pair]:
-    """A server with one replica."""
-    yield running
-    running.heal()
 
 
 async def sent(pair: Pair, op: Op, timeout: float = 2.0) -> Reply:

@@ -311,11 +311,6 @@ RESULTS = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def store() -> FakeStore:
-    return FakeStore()
-
-
 LOOKS: list[tuple[float, Any]] = [(31.0, FailedError), (TTL - 32.0, FailedError), (2.0, UNSTORED)]
 """Seconds until the next call, and its error: after `failure_ttl`, before the end of `ttl`, and after that."""
 

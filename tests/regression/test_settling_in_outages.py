@@ -30,11 +30,6 @@ from ..waiting import acquired, wait_until
 # again.
 
 
-@pytest.fixture
-def store() -> FakeStore:
-    return FakeStore()
-
-
 def gate(store: FakeStore) -> Dedup:
     return Dedup(store, namespace="shop", lease=30.0)
 

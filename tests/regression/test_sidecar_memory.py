@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
+from ..fixtures import fixture_of
 from ..servers import RedisServer
 from ..sidecar.attacks import RESULT, connect, peak, post, push, settle
 from ..sidecar.fuzz import pack
@@ -34,10 +35,7 @@ ATTACKS = {
 }
 
 
-@pytest.fixture
-def sidecar() -> Iterator[Sidecar]:
-    with Sidecar("--grace", "0.2", config=f"[limits]\nrequests_in_all = {IN_ALL}\n") as sidecar:
-        yield sidecar
+sidecar = fixture_of(Sidecar, "--grace", "0.2", config=f"[limits]\nrequests_in_all = {IN_ALL}\n")
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
@@ -237,10 +235,7 @@ def fresh(redis_server: RedisServer) -> Iterator[Sidecar]:
         raw.flushdb()
 
 
-@pytest.fixture(scope="module")
-def working_sidecar() -> Iterator[Sidecar]:
-    with Sidecar("--grace", "0.1") as working_sidecar:
-        yield working_sidecar
+working_sidecar = fixture_of(Sidecar, "--grace", "0.1", scope="module")
 
 
 def longest_claim(path: Path, times: int) -> float:

@@ -21,6 +21,7 @@ from fastdedup.integrations.fastapi import Claimed, Idempotency
 from fastdedup.integrations.fastapi import everyone as anybody
 from fastdedup.integrations.http.lifespan import ASGIApp
 
+from ..fixtures import fixture_of
 from ..integrations.live import Live, serving
 from ..integrations.server_process import gunicorn, uvicorn
 from ..servers import RedisServer
@@ -158,10 +159,7 @@ WSGI = ["/bare", "/flask", "/django/sync"]
 ASGI = ["/starlette", "/fastapi", "/django/async"]
 
 
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
+redis = fixture_of(RedisServer, scope="module")
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from fastdedup.core import waiting
 from fastdedup.stores.redis.cluster.slot_table import slot_of
 from fastdedup.stores.redis.errors import FORBIDDEN
 
+from ..fixtures import fixture_of
 from ..servers import RedisServer
 from ..sidecar.running import Sidecar as SidecarProcess
 from ..sidecars import Sidecar
@@ -247,10 +248,7 @@ IN_TIME = 3.0
 """Seconds: to see that the node has left, and to subscribe elsewhere. The leases are ten times as long."""
 
 
-@pytest.fixture
-def leaving_cluster() -> Iterator[ClusterGroup]:
-    with ClusterGroup(replicas=0) as group:
-        yield group
+leaving_cluster = fixture_of(ClusterGroup, replicas=0)
 
 
 def subscribed(group: ClusterGroup) -> list[Member]:

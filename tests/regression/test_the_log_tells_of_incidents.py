@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -16,16 +16,14 @@ from fastdedup import ConfigError, Dedup, LocalLRU, UnavailableError
 from fastdedup.core.incidents import AT_ONCE, Incidents
 from fastdedup.events import BreakerClosed, BreakerOpened, Conflict, Degraded, Event, GateBypassed, LeaseLost
 
+from ..fixtures import fixture_of
 from ..servers import RedisServer, free_port
 from ..waiting import wait_until
 
 PASSWORD = "s3cret"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer(password=PASSWORD) as server:
-        yield server
+server = fixture_of(RedisServer, scope="module", password=PASSWORD)
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import FakeStore, fake_dedup
 
+from ..fixtures import fixture_of
 from ..gated_inbox.sync_shop import Call, waits_behind
 from ..servers import RedisServer
 from ..sidecar.conftest import Serve, serve  # noqa: F401 -- a fixture
@@ -48,11 +49,8 @@ LONG = 30.0
 """Seconds that a busy machine may add."""
 
 
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """A server that keeps its records when it is killed."""
-    with RedisServer("--appendonly", "yes", "--appendfsync", "always") as server:
-        yield server
+server = fixture_of(RedisServer, "--appendonly", "yes", "--appendfsync", "always")
+"""A server that keeps its records when it is killed."""
 
 
 @asynccontextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 import redis
 
 from fastdedup import Dedup, Outcome, UnavailableError
 
+from ..fixtures import fixture_of
 from ..servers import RedisServer
 from ..sql_pages.pages import Page
 
@@ -18,10 +18,9 @@ SECRETS = {"subject": b"user:ann", "fingerprint": b"body-of-ann"}
 SHOWN = {"key": b"order:42", "result": b"card-4711", "error": b"declined-13", "owner": b"worker-7"}
 
 
-@pytest.fixture(scope="module")
-def watched() -> Iterator[RedisServer]:
-    with RedisServer("--slowlog-log-slower-than", "0", "--notify-keyspace-events", "KEA") as server:
-        yield server
+watched = fixture_of(
+    RedisServer, "--slowlog-log-slower-than", "0", "--notify-keyspace-events", "KEA", scope="module"
+)
 
 
 def heard(monitor: redis.client.Monitor) -> bytes:

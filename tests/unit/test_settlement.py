@@ -17,11 +17,6 @@ from ..waiting import acquired, wait_until
 
 
 @pytest.fixture
-def store() -> FakeStore:
-    return FakeStore()
-
-
-@pytest.fixture
 def dedup(store: FakeStore) -> Dedup:
     return fake_dedup(store)
 

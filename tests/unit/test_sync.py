@@ -30,15 +30,14 @@ from fastdedup.sync import Dedup
 from fastdedup.sync import loop as background
 from fastdedup.sync.claim import take_back
 
+from ..fixtures import fixture_of
+
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*multi-threaded, use of fork:DeprecationWarning"
 )  # Python 3.12+
 
 
-@pytest.fixture
-def dedup() -> Iterator[Dedup]:
-    with Dedup("memory://", lease=60) as dedup:
-        yield dedup
+dedup = fixture_of(Dedup, "memory://", lease=60)
 
 
 def in_child(work: Any) -> None:

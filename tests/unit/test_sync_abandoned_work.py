@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,11 +10,9 @@ import pytest
 from fastdedup import ConfigError, Outcome, Resolution, State, Takeover
 from fastdedup.sync import Dedup
 
+from ..fixtures import fixture_of
 
-@pytest.fixture
-def dedup() -> Iterator[Dedup]:
-    with Dedup("memory://", lease=0.3, holder="sync") as dedup:
-        yield dedup
+dedup = fixture_of(Dedup, "memory://", lease=0.3, holder="sync")
 
 
 def abandoned(dedup: Dedup, key: str) -> None:

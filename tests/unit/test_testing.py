@@ -54,11 +54,6 @@ NOWHERE = "redis://localhost:1/0"
 """No server listens there: a gate that is not swapped shows itself by an UnavailableError."""
 
 
-@pytest.fixture
-def store() -> FakeStore:
-    return FakeStore()
-
-
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Users' tests may turn warnings into errors, and read their logs."""
