@@ -35,6 +35,7 @@ from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox
 from fastdedup.testing import FakeStore, inbox_database
 
+from ..faces import each_face, gate_of, once_of
 from ..sidecars import Sidecar
 from ..stores import Backend
 from ..unit.test_codec import PickleCodec
@@ -316,40 +317,22 @@ LOOKS: list[tuple[float, Any]] = [(31.0, FailedError), (TTL - 32.0, FailedError)
 
 
 @RESULTS
-def test_synchronous_work_is_done_once_until_its_ttl_is_over(store: FakeStore, result: Any) -> None:
+@each_face
+async def test_work_is_done_once_until_its_ttl_is_over(store: FakeStore, face: str, result: Any) -> None:
     charges = []
-    with SyncDedup(store, **SETTINGS) as dedup:
 
-        @dedup.once(key=lambda order: order)
-        def charge(order: str) -> Any:
-            charges.append(order)
-            return result
+    def charge(order: str) -> Any:
+        charges.append(order)
+        return result
 
+    async with gate_of(face, store, **SETTINGS) as dedup:
+        call = once_of(face, dedup.once(key=lambda order: order), charge)
         with pytest.raises(UNSTORED):
-            charge("42")
+            await call("42")
         for seconds, error in LOOKS:
             store.clock.advance(seconds)
             with pytest.raises(error):
-                charge("42")
-        assert len(charges) == 2
-
-
-@RESULTS
-async def test_asynchronous_work_is_done_once_until_its_ttl_is_over(store: FakeStore, result: Any) -> None:
-    charges = []
-    async with Dedup(store, **SETTINGS) as dedup:
-
-        @dedup.once(key=lambda order: order)
-        async def charge(order: str) -> Any:
-            charges.append(order)
-            return result
-
-        with pytest.raises(UNSTORED):
-            await charge("42")
-        for seconds, error in LOOKS:
-            store.clock.advance(seconds)
-            with pytest.raises(error):
-                await charge("42")
+                await call("42")
         assert len(charges) == 2
 
 

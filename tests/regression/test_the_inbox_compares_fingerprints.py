@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiosqlite
 import pytest
 
-from fastdedup import ConfigError, Dedup, MismatchError, Outcome, fingerprint, sync
+from fastdedup import ConfigError, MismatchError, Outcome, fingerprint
 from fastdedup.messages import Action, Reason
 from fastdedup.sql import Inbox
 from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import inbox_database
 
+from ..faces import each_face, gate_of, once_of
 from ..messages.test_faststream import Shop as FastStreamShop
 from ..messages.test_redis_streams import Work, shop_of
 from ..messages.test_rules import Billing
@@ -114,84 +116,63 @@ async def test_a_column_of_another_type_is_told(database: Opener, key: str) -> N
 
 
 @asynccontextmanager
-async def gate_that(gate: str, redis_url: str) -> AsyncIterator[Dedup | None]:
+async def gate_that(gate: str, redis_url: str, face: str = "asyncio") -> AsyncIterator[Any]:
     """A gate that has let the inbox's first message through, and then has forgotten it, or is away."""
     if gate == "none":
         yield None
         return
     url = redis_url if gate == "forgot" else "unix:///nowhere/redis.sock"
-    async with Dedup(url, namespace="s", timeout=0.25) as dedup:
+    async with gate_of(face, url, namespace="s", timeout=0.25) as dedup:
         yield dedup
 
 
+@asynccontextmanager
+async def begin(path: Path) -> AsyncIterator[aiosqlite.Connection]:
+    async with aiosqlite.connect(path) as connection:
+        yield connection
+        await connection.commit()
+
+
+@contextmanager
+def begin_now(path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        yield connection
+
+
 @GATES
-async def test_once_refuses_another_fingerprint(redis_url: str, tmp_path: Path, gate: str) -> None:
+@each_face
+async def test_once_refuses_another_fingerprint(redis_url: str, tmp_path: Path, face: str, gate: str) -> None:
     booked: list[int] = []
 
-    @asynccontextmanager
-    async def begin() -> AsyncIterator[aiosqlite.Connection]:
-        async with aiosqlite.connect(tmp_path / "inbox.db") as connection:
-            yield connection
-            await connection.commit()
+    def work(transaction: Any, id_: str, amount: int) -> int:
+        booked.append(amount)
+        return amount
 
-    inbox = Inbox("billing", keep=WEEK, begin=begin)
-    with inbox_database(inbox, path=tmp_path / "inbox.db"):
-        async with gate_that(gate, redis_url) as dedup:
-
-            @inbox.once(
-                lambda _, id_, amount: id_, fingerprint=lambda _, id_, amount: amount, gate=dedup, wait=0.1
+    kind: Any = Inbox if face == "asyncio" else SyncInbox
+    path = tmp_path / "inbox.db"
+    inbox = kind("billing", keep=WEEK, begin=partial(begin if face == "asyncio" else begin_now, path))
+    with inbox_database(inbox, path=path):
+        async with gate_that(gate, redis_url, face) as dedup:
+            once = inbox.once(
+                lambda _, id_, amount: id_,
+                fingerprint=lambda _, id_, amount: amount,
+                gate=dedup,
+                wait=0.1,
             )
-            async def book(transaction: Any, id_: str, amount: int) -> int:
-                booked.append(amount)
-                return amount
-
+            book = once_of(face, once, work)
             assert [await book("a", 5), await book("a", 5)] == [5, 5]
             for _ in range(2):
                 with pytest.raises(MismatchError):
                     await book("a", 999)
                 if gate == "forgot":
-                    assert dedup is not None
-                    await dedup.forget(inbox.gate_key("a"))
+                    forgotten = dedup.forget(inbox.gate_key("a"))
+                    assert await forgotten if face == "asyncio" else forgotten
             assert await book("a", 5) == 5
             assert booked == [5]
             # At once, where a call of the same process would wait for the other's result.
             found = await asyncio.gather(book("b", 7), book("b", 888), return_exceptions=True)
             assert sorted(type(each) for each in found if type(each) is not int) == [MismatchError]
     assert booked[1:] in ([7], [888])
-
-
-@GATES
-def test_synchronous_once_refuses_another_fingerprint(redis_url: str, tmp_path: Path, gate: str) -> None:
-    booked: list[int] = []
-
-    @contextmanager
-    def begin() -> Any:
-        with closing(sqlite3.connect(tmp_path / "inbox.db")) as connection, connection:
-            yield connection
-
-    inbox = SyncInbox("billing", keep=WEEK, begin=begin)
-    url = redis_url if gate == "forgot" else "unix:///nowhere/redis.sock"
-    with (
-        inbox_database(inbox, path=tmp_path / "inbox.db"),
-        nullcontext(None) if gate == "none" else sync.Dedup(url, namespace="s", timeout=0.25) as dedup,
-    ):
-
-        @inbox.once(
-            lambda _, id_, amount: id_, fingerprint=lambda _, id_, amount: amount, gate=dedup, wait=0.1
-        )
-        def book(transaction: Any, id_: str, amount: int) -> int:
-            booked.append(amount)
-            return amount
-
-        assert [book("a", 5), book("a", 5)] == [5, 5]
-        for _ in range(2):
-            with pytest.raises(MismatchError):
-                book("a", 999)
-            if gate == "forgot":
-                assert dedup is not None
-                dedup.forget(inbox.gate_key("a"))
-        assert book("a", 5) == 5
-    assert booked == [5]
 
 
 def test_once_takes_a_function_for_its_fingerprint() -> None:

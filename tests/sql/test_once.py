@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import pytest
 
 from fastdedup import (
     ConfigError,
-    Dedup,
     FailedError,
     InProgressError,
     InvalidKeyError,
@@ -22,7 +22,6 @@ from fastdedup import (
     ResultWarning,
     UsageError,
     by,
-    sync,
 )
 from fastdedup.arguments import CallRules
 from fastdedup.results.values import same
@@ -31,6 +30,7 @@ from fastdedup.sql import once as once_module
 from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import inbox_database
 
+from ..faces import each_face, gate_of, once_of
 from ..kinds import ORDER, Order, returning
 from .conftest import Opener
 from .ways import Party, SyncParty
@@ -377,63 +377,47 @@ def file(tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
-@pytest.mark.parametrize("proven", [False, True], ids=["at its first use", "once it is known to commit"])
-async def test_async_work_that_failed_is_not_done(file: Path, proven: bool) -> None:
-    @asynccontextmanager
-    async def begin() -> AsyncIterator[aiosqlite.Connection]:
-        async with aiosqlite.connect(file, isolation_level=None) as connection:
-            await connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                await connection.commit()
-            except ValueError:
-                await connection.rollback()
-
-    async with Dedup("memory://") as dedup:
-        inbox, fails = Inbox("billing", keep=DAY, begin=begin), not proven
-
-        @inbox.once(key=lambda transaction, key: key, gate=dedup)
-        async def work(transaction: aiosqlite.Connection, key: str) -> str:
-            if fails:
-                raise ValueError("no such customer")
-            return key
-
-        if proven:
-            assert await work("m-0") == "m-0"
-            fails = True
-        with pytest.raises(ValueError, match="no such customer"):
-            await work("m-1")
-        fails = False
-        assert await work("m-1") == "m-1"
+@asynccontextmanager
+async def swallowing(file: Path) -> AsyncIterator[aiosqlite.Connection]:
+    async with aiosqlite.connect(file, isolation_level=None) as connection:
+        await connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
+            await connection.commit()
+        except ValueError:
+            await connection.rollback()
 
 
-@pytest.mark.parametrize("proven", [False, True], ids=["at its first use", "once it is known to commit"])
-def test_synchronous_work_that_failed_is_not_done(file: Path, proven: bool) -> None:
-    @contextmanager
-    def begin() -> Iterator[sqlite3.Connection]:
-        connection = sqlite3.connect(file, isolation_level=None)
+@contextmanager
+def swallowing_now(file: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield connection
             connection.commit()
         except ValueError:
             connection.rollback()
-        finally:
-            connection.close()
 
-    with sync.Dedup("memory://") as dedup:
-        inbox, fails = SyncInbox("billing", keep=DAY, begin=begin), not proven
 
-        @inbox.once(key=lambda transaction, key: key, gate=dedup)
-        def work(transaction: sqlite3.Connection, key: str) -> str:
-            if fails:
-                raise ValueError("no such customer")
-            return key
+@pytest.mark.parametrize("proven", [False, True], ids=["at its first use", "once it is known to commit"])
+@each_face
+async def test_work_that_failed_is_not_done(file: Path, face: str, proven: bool) -> None:
+    fails = not proven
 
+    def work(transaction: Any, key: str) -> str:
+        if fails:
+            raise ValueError("no such customer")
+        return key
+
+    async with gate_of(face, "memory://") as dedup:
+        kind: Any = Inbox if face == "asyncio" else SyncInbox
+        begin = partial(swallowing if face == "asyncio" else swallowing_now, file)
+        inbox = kind("billing", keep=DAY, begin=begin)
+        call = once_of(face, inbox.once(key=lambda transaction, key: key, gate=dedup), work)
         if proven:
-            assert work("m-0") == "m-0"
+            assert await call("m-0") == "m-0"
             fails = True
         with pytest.raises(ValueError, match="no such customer"):
-            work("m-1")
+            await call("m-1")
         fails = False
-        assert work("m-1") == "m-1"
+        assert await call("m-1") == "m-1"
