@@ -118,9 +118,7 @@ async def test_ids_of_an_outage_come_home(fault: str) -> None:
         assert any(event.verb == "first" and event.answered for event in ours.of(Degraded))
         known = ours.policy.ids.ledgers[here.store_key]
         known.terms.until_ms, known.reread_at = 0, 1 << 60  # half a minute has gone
-        await site.heal()
-        await ours.came_home()
-        await theirs.came_home()
+        await site.come_home(ours, theirs)
         asked = ["told", "theirs", "new", "newer", "both", "forgotten"]
         assert await there.first_many(asked) == [False] * 5 + [True]
         assert await here.first("both", owner="me") is True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -91,6 +91,12 @@ class Site:
             for proxy in self.proxies:
                 proxy.forward()
 
+    async def come_home(self, *gates: Gate) -> None:
+        """Heal, and wait until the store has what these have answered by themselves."""
+        await self.heal()
+        for gate in gates:
+            await gate.came_home()
+
 
 @asynccontextmanager
 async def way_to(server: RedisServer, name: str) -> AsyncIterator[Proxy]:
@@ -126,9 +132,7 @@ async def test_a_claim_made_in_redis_and_completed_in_the_outage_is_replayed_to_
         await claim.complete({"sold": 1})
         again = await ours.dedup.claim("order")
         assert (again.result, again.degraded) == ({"sold": 1}, True)
-        await site.heal()
-        await ours.came_home()
-        await theirs.came_home()
+        await site.come_home(ours, theirs)
         seen = await theirs.dedup.claim("order")
         assert (seen.result, seen.degraded, seen.fence) == ({"sold": 1}, False, claim.fence)
         assert ours.of(Conflict) == []
@@ -142,8 +146,7 @@ async def test_a_claim_made_in_the_outage_is_the_same_one_in_redis_afterwards(fa
         site.strike()
         claim = await ours.dedup.claim("order")
         assert (claim.acquired, claim.degraded) == (True, True)
-        await site.heal()
-        await ours.came_home()
+        await site.come_home(ours)
         record = await theirs.dedup.get("order")
         assert record is not None
         assert (record.owner, record.fence, record.attempt) == (claim.owner, claim.fence, 1)
@@ -152,36 +155,49 @@ async def test_a_claim_made_in_the_outage_is_the_same_one_in_redis_afterwards(fa
         assert (await theirs.dedup.claim("order")).result == "done"
 
 
-@pytest.mark.parametrize("settled", ["both", "the first home", "the last home"])
+async def give_away_twice(
+    site: Site, settled: str, gates: tuple[Gate, Gate], claim: Callable[[Gate], Awaitable[Claim]]
+) -> tuple[Claim, Claim, str]:
+    """Let two processes give a key away. Return both claims, and the one that the last home reports as kept.
+
+    The first home is in Redis; the last home meets it there, and a success outranks all but a success.
+    """
+    first, last = gates
+    site.strike()
+    a, b = await claim(first), await claim(last)
+    assert a.acquired
+    assert b.acquired
+    if settled != "the last home":
+        await a.complete("a")
+    if settled != "the first home":
+        await b.complete("b")
+    for gate, proxy in zip(gates, site.proxies, strict=True):
+        proxy.forward()
+        await gate.came_home()
+    kept = "ours" if settled == "the last home" else "theirs"
+    assert first.of(Conflict) == []
+    winner = "b" if kept == "ours" else "a"
+    for gate in gates:
+        found = await claim(gate)
+        assert (found.result, found.degraded) == (winner, False)
+    if settled != "both":
+        with pytest.raises(ClaimLostError):
+            await (a if kept == "ours" else b).complete("too late")
+    return a, b, kept
+
+
+each_settling = pytest.mark.parametrize("settled", ["both", "the first home", "the last home"])
+
+
+@each_settling
 async def test_of_two_processes_that_both_gave_a_key_away_one_result_stands_and_both_owners_are_named(
     settled: str,
 ) -> None:
-    """The first home is in Redis; the last home meets it there, and a success outranks all but a success."""
     async with site_of("cut off") as site:
-        first, last = await site.gate(), await site.gate()
-        site.strike()
-        a, b = await first.dedup.claim("order"), await last.dedup.claim("order")
-        assert a.acquired
-        assert b.acquired
-        if settled != "the last home":
-            await a.complete("a")
-        if settled != "the first home":
-            await b.complete("b")
-        for gate, proxy in zip((first, last), site.proxies, strict=True):
-            proxy.forward()
-            await gate.came_home()
-        kept = "ours" if settled == "the last home" else "theirs"
-        assert first.of(Conflict) == []
-        assert last.of(Conflict) == [Conflict("shop", "order", b.owner, a.owner, kept)]
-        assert last.of(Replayed)[-1].conflicts == 1
-        winner = "b" if kept == "ours" else "a"
-        for gate in (first, last):
-            found = await gate.dedup.claim("order")
-            assert (found.result, found.degraded) == (winner, False)
-        if settled != "both":
-            loser: Claim = a if kept == "ours" else b
-            with pytest.raises(ClaimLostError):
-                await loser.complete("too late")
+        gates = await site.gate(), await site.gate()
+        a, b, kept = await give_away_twice(site, settled, gates, lambda gate: gate.dedup.claim("order"))
+        assert gates[1].of(Conflict) == [Conflict("shop", "order", b.owner, a.owner, kept)]
+        assert gates[1].of(Replayed)[-1].conflicts == 1
 
 
 async def test_two_outages_in_a_row_are_one_story() -> None:
@@ -192,16 +208,13 @@ async def test_two_outages_in_a_row_are_one_story() -> None:
         claim = await ours.dedup.claim("order")
         freed = await ours.dedup.claim("freed")
         await freed.release()
-        await site.heal()
-        await ours.came_home()
+        await site.come_home(ours)
         site.strike()
         await claim.complete("done")
         taken = await ours.dedup.claim("freed")
         assert taken.acquired
         assert taken.fence > freed.fence
-        await site.heal()
-        await ours.came_home()
-        await theirs.came_home()
+        await site.come_home(ours, theirs)
         assert (await theirs.dedup.claim("order")).result == "done"
         record = await theirs.dedup.get("freed")
         assert record is not None
@@ -247,9 +260,7 @@ async def test_who_waits_here_while_redis_comes_back_is_woken_there() -> None:
         claim = await ours.dedup.claim("order", lease=60.0)
         waiting = asyncio.create_task(ours.dedup.claim("order", wait=30.0))
         await wait_until(lambda: ours.dedup.gate.connection.wakeups.waiting, description="it waits")
-        await site.heal()
-        await ours.came_home()
-        await theirs.came_home()
+        await site.come_home(ours, theirs)
         again = await theirs.dedup.claim("order", owner=claim.owner)
         assert again.acquired
         await again.complete("by another process, in its name")
@@ -264,9 +275,7 @@ async def test_a_token_of_the_outage_is_used_once_wherever_it_is_shown_afterward
         used, fresh, redeemed = [await ours.dedup.tokens.issue("user:7") for _ in range(3)]
         assert await ours.dedup.tokens.consume(used, "user:7") is Outcome.ACQUIRED
         held = await ours.dedup.tokens.redeem(redeemed, "user:7")
-        await site.heal()
-        await ours.came_home()
-        await theirs.came_home()
+        await site.come_home(ours, theirs)
         consume = theirs.dedup.tokens.consume
         assert await consume(used, "user:7") is Outcome.SUCCEEDED
         assert await consume(fresh, "user:8") is Outcome.MISMATCH

@@ -13,7 +13,7 @@ from fastdedup.kernel.operations import ForgetOp
 
 from ..proxy import Fate, proxied
 from ..servers import RedisServer
-from .test_reconciliation import Gate, site_of
+from .test_reconciliation import Gate, each_settling, give_away_twice, site_of
 
 WEEK = timedelta(days=7)
 
@@ -77,9 +77,7 @@ async def test_claims_of_an_outage_come_home(fault: str) -> None:
         assert (await gate.claim("new", remember=here)).result == "new"
         assert (await gate.claim("working", remember=here)).outcome is Outcome.IN_PROGRESS
         assert await here.first_many(["new", "held", "done"]) == [False] * 3
-        await site.heal()
-        await ours.came_home()
-        await theirs.came_home()
+        await site.come_home(ours, theirs)
         assert [(await other.claim(key, remember=there)).result for key in ("new", "held")] == ["new", "held"]
         assert (await other.claim("working", remember=there)).outcome is Outcome.IN_PROGRESS
         assert (await other.claim("released", remember=there)).attempt == 2
@@ -93,38 +91,20 @@ async def test_claims_of_an_outage_come_home(fault: str) -> None:
 
 
 @pytest.mark.parametrize("opened", ["before", "in the outage"])
-@pytest.mark.parametrize("settled", ["both", "the first home", "the last home"])
+@each_settling
 async def test_of_two_processes_that_both_gave_a_key_away_one_hears(settled: str, opened: str) -> None:
     """Also where each founded the ledger itself: the records find their places by the store's form."""
     async with site_of("cut off") as site:
-        first, last = await site.gate(), await site.gate()
-        ledgers = ledger_of(first), ledger_of(last)
+        gates = first, last = await site.gate(), await site.gate()
+        ledgers = {first: ledger_of(first), last: ledger_of(last)}
         if opened == "before":
-            for ledger in ledgers:
+            for ledger in ledgers.values():
                 await ledger.open()
-        site.strike()
-        a, b = [
-            await gate.dedup.claim("k", remember=ledger)
-            for gate, ledger in zip((first, last), ledgers, strict=True)
-        ]
-        if settled != "the last home":
-            await a.complete("a")
-        if settled != "the first home":
-            await b.complete("b")
-        for gate, proxy in zip((first, last), site.proxies, strict=True):
-            proxy.forward()
-            await gate.came_home()
-        kept = "ours" if settled == "the last home" else "theirs"
-        assert first.of(Conflict) == []
+        _, b, kept = await give_away_twice(
+            site, settled, gates, lambda gate: gate.dedup.claim("k", remember=ledgers[gate])
+        )
         assert [(event.key, event.ours, event.kept) for event in last.of(Conflict)] == [("k", b.owner, kept)]
-        winner = "b" if kept == "ours" else "a"
-        for gate, ledger in zip((first, last), ledgers, strict=True):
-            found = await gate.dedup.claim("k", remember=ledger)
-            assert (found.result, found.degraded) == (winner, False)
-            assert await ledger.seen("k") is True
-        if settled != "both":
-            with pytest.raises(ClaimLostError):
-                await (a if kept == "ours" else b).complete("too late")
+        assert [await ledger.seen("k") for ledger in ledgers.values()] == [True, True]
 
 
 @pytest.mark.parametrize("given", ["here", "by Redis"])
@@ -178,9 +158,7 @@ async def test_a_claim_finds_its_record_by_the_stores_form(how: str) -> None:
         site.proxies[1].cut()
         claim = await ours.dedup.claim("k", remember=ledger_of(ours))
         assert claim.degraded
-        await site.heal()
-        await ours.came_home()
-        await theirs.came_home()
+        await site.come_home(ours, theirs)
         assert (await theirs.dedup.claim("k", remember=there)).outcome is Outcome.IN_PROGRESS
         await getattr(claim, how)()
         found = await theirs.dedup.claim("k", remember=there)

@@ -225,8 +225,7 @@ async def test_local_fences_follow_the_stores_clock(ahead: float, has_asked: boo
             async with gate.dedup.lock("k", lease=60) as lock:
                 assert lock.degraded
                 fences.append(lock.fence)
-        await site.heal()
-        await gate.came_home()
+        await site.come_home(gate)
         assert before < fences[0] < fences[1] < fences[2]
         assert fences[2] < before + (end() - started) * 1_000_000
         assert gate.of(Unreplayed) == []
@@ -241,8 +240,7 @@ async def test_a_fence_rises_after_adoption_and_expiry() -> None:
         site.strike()
         claim = await gate.dedup.claim("k", lease=60)
         assert claim.degraded
-        await site.heal()
-        await gate.came_home()
+        await site.come_home(gate)
         with site.server.client() as raw:
             raw.flushdb()  # the record has expired
         assert (await other.dedup.claim("k")).fence > claim.fence

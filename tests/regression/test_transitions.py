@@ -204,8 +204,7 @@ async def test_a_refused_move_keeps_the_known_change(to: str, outcome: Transitio
         await gate.noticed()
         moved = await machine.transition("1", to="amber")
         assert (moved.changed, moved.degraded) == (True, True)
-        await site.heal()
-        await gate.came_home()
+        await site.come_home(gate)
         assert gate.of(Conflict) == []
         assert await machine.get("1") == ("amber", 2)
 
@@ -221,7 +220,6 @@ async def test_another_processs_change_is_not_taken_for_our_own() -> None:
         site.strike()
         await gate.noticed()
         assert (await machine.transition("1", to="red")).degraded
-        await site.heal()
-        await gate.came_home()
+        await site.come_home(gate)
         assert len(gate.of(Conflict)) == 1
         assert await machine.get("1") == ("amber", 2)
