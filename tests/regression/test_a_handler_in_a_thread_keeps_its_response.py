@@ -44,26 +44,30 @@ Work = Callable[[Any], str]
 AsyncWork = Callable[[], Awaitable[None]]
 
 
-def claimed(dedup: Dedup, work: Work) -> Any:
+def in_fastapi(dedup: Dedup, order: Any) -> Any:
+    """An application with this endpoint, which claims by itself."""
     app = FastAPI()
     Idempotency(app, dedup)
+    app.post("/orders")(order)
+    return app
 
-    @app.post("/orders")
+
+def below(dedup: Dedup, app: Any) -> Any:
+    return asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
+
+
+def claimed(dedup: Dedup, work: Work) -> Any:
     def order(claim: Annotated[Claim, Claimed(principal=everyone)]) -> str:
         return work(claim)
 
-    return app
+    return in_fastapi(dedup, order)
 
 
 def one_time_token(dedup: Dedup, work: Work) -> Any:
-    app = FastAPI()
-    Idempotency(app, dedup)
-
-    @app.post("/orders")
     def order(claim: Annotated[Claim, OneTimeToken(subject=everyone)]) -> str:
         return work(claim)
 
-    return app
+    return in_fastapi(dedup, order)
 
 
 def fastapi_middleware(dedup: Dedup, work: Work) -> Any:
@@ -83,7 +87,7 @@ def starlette_middleware(dedup: Dedup, work: Work) -> Any:
             return PlainTextResponse(work(asgi.claim_of(request.scope)))
 
     app = Starlette(routes=[Route("/orders", Orders)])
-    return asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
+    return below(dedup, app)
 
 
 def starlette_function(dedup: Dedup, work: Work) -> Any:
@@ -117,10 +121,7 @@ def claimed_object(dedup: Dedup, work: Work) -> Any:
         def __call__(self, claim: Annotated[Claim, Claimed(principal=everyone)]) -> str:
             return work(claim)
 
-    app = FastAPI()
-    Idempotency(app, dedup)
-    app.post("/orders")(Order())
-    return app
+    return in_fastapi(dedup, Order())
 
 
 def decorated_by_a_class(dedup: Dedup, work: Work) -> Any:
@@ -137,24 +138,20 @@ def decorated_by_a_class(dedup: Dedup, work: Work) -> Any:
 
     app = FastAPI()
     app.post("/orders")(functools.partial(Counted(order)))
-    return asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
+    return below(dedup, app)
 
 
 def claimed_dependency(dedup: Dedup, work: Work) -> Any:
-    app = FastAPI()
-    Idempotency(app, dedup)
-
     def charged(claim: Annotated[Claim, Claimed(principal=everyone)]) -> str:
         return work(claim)
 
     async def twice(charge: str = Depends(charged)) -> str:
         return charge
 
-    @app.post("/orders")
     async def order(charge: str = Depends(twice)) -> str:
         return charge
 
-    return app
+    return in_fastapi(dedup, order)
 
 
 def dependency_below_middleware(dedup: Dedup, work: Work) -> Any:
@@ -172,7 +169,7 @@ def dependency_below_middleware(dedup: Dedup, work: Work) -> Any:
     async def order(charge: str = Depends(charged)) -> str:
         return charge
 
-    return asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
+    return below(dedup, app)
 
 
 def litestar_dependency(dedup: Dedup, work: Work) -> Any:
@@ -183,9 +180,7 @@ def litestar_dependency(dedup: Dedup, work: Work) -> Any:
     async def order(charge: Annotated[str, "a dependency"]) -> str:
         return charge
 
-    return asgi.IdempotencyMiddleware(
-        litestar.Litestar([order], logging_config=None), dedup, principal=asgi.everyone
-    )
+    return below(dedup, litestar.Litestar([order], logging_config=None))
 
 
 def django_view(dedup: Dedup, work: Work) -> Any:
@@ -196,7 +191,7 @@ def django_view(dedup: Dedup, work: Work) -> Any:
 
 
 def django(dedup: Dedup, view: Callable[..., Any]) -> Any:
-    return with_view(view, asgi.IdempotencyMiddleware(Outer(ASGIHandler()), dedup, principal=asgi.everyone))
+    return with_view(view, below(dedup, Outer(ASGIHandler())))
 
 
 def with_view(view: Callable[..., Any], app: Any) -> Any:
@@ -317,7 +312,7 @@ async def test_a_wsgi_application_keeps_its_response(own_redis: RedisServer, pla
             return [b"done"]
 
         app = place(WsgiToAsgi(wsgi))
-        guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
+        guarded = below(dedup, app)
         first, again = await posted(guarded, dedup, 2)
     assert (first.status_code, again.content, len(runs)) == (200, b"done", 1)
     assert again.headers["idempotency-replayed"] == "true"
@@ -347,7 +342,7 @@ def async_function(dedup: Dedup, work: AsyncWork) -> Any:
     async def order() -> None:
         await work()
 
-    return asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
+    return below(dedup, app)
 
 
 def async_object(dedup: Dedup, work: AsyncWork) -> Any:
@@ -355,10 +350,7 @@ def async_object(dedup: Dedup, work: AsyncWork) -> Any:
         async def __call__(self, claim: Annotated[Claim, Claimed(principal=everyone)]) -> None:
             await work()
 
-    app = FastAPI()
-    Idempotency(app, dedup)
-    app.post("/orders")(Order())
-    return app
+    return in_fastapi(dedup, Order())
 
 
 def async_function_in_a_plain_decorator(dedup: Dedup, work: AsyncWork) -> Any:
@@ -371,44 +363,35 @@ def async_function_in_a_plain_decorator(dedup: Dedup, work: AsyncWork) -> Any:
 
     app = FastAPI()
     app.post("/orders")(counted)
-    return asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
+    return below(dedup, app)
+
+
+def account() -> str:
+    return "mary"
 
 
 def async_after_a_dependency(dedup: Dedup, work: AsyncWork) -> Any:
-    app = FastAPI()
-    Idempotency(app, dedup)
-
-    def account() -> str:
-        return "mary"
-
-    @app.post("/orders")
     async def order(
         claim: Annotated[Claim, Claimed(principal=everyone)], name: str = Depends(account)
     ) -> None:
         await work()
 
-    return app
+    return in_fastapi(dedup, order)
 
 
 def async_in_litestar_after_a_dependency(dedup: Dedup, work: AsyncWork) -> Any:
-    def account() -> str:
-        return "mary"
-
     @litestar.post("/orders", dependencies={"name": litestar.di.Provide(account, sync_to_thread=True)})
     async def order(name: Annotated[str, "a dependency"]) -> None:
         await work()
 
-    return asgi.IdempotencyMiddleware(
-        litestar.Litestar([order], logging_config=None), dedup, principal=asgi.everyone
-    )
+    return below(dedup, litestar.Litestar([order], logging_config=None))
 
 
 def asgi_application(dedup: Dedup, work: AsyncWork) -> Any:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await work()
 
-    routes = [Mount("/", app=Outer(app))]
-    return asgi.IdempotencyMiddleware(Starlette(routes=routes), dedup, principal=asgi.everyone)
+    return below(dedup, mounted(Outer(app)))
 
 
 def async_django_view(dedup: Dedup, work: AsyncWork) -> Any:
