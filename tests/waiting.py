@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
+import pytest
+
 from fastdedup import Claim, Dedup, UnavailableError
 
 T = TypeVar("T")
@@ -43,6 +45,13 @@ async def acquired(
 
     claim: Claim = await wait_until(claimed, description=f"{key} is acquired", deadline=deadline)
     return claim
+
+
+async def cancel(task: asyncio.Future[Any]) -> None:
+    """Cancel a task, which must end by it."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def is_answered(call: Awaitable[Any]) -> bool:

@@ -19,6 +19,7 @@ from fastdedup.client import RetryRules
 from fastdedup.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from fastdedup.client.requests import IdempotentAdapter
 
+from ..waiting import cancel
 from .callers import TRUST, Waits
 from .stripe import Server
 
@@ -94,9 +95,7 @@ async def test_a_wait_can_be_cancelled_and_holds_no_connection(stripe: Server) -
     async with async_client(sleep=sleep) as http:
         task = asyncio.create_task(http.post(f"{stripe.url}/charges"))
         await waiting.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancel(task)
         assert (await http.post(f"{stripe.url}/charges")).status_code == 200
     assert len(stripe.state.seen) == 2
 

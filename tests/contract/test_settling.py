@@ -11,7 +11,7 @@ import pytest
 from fastdedup import FailedError, Outcome, UnavailableError
 
 from ..stores import Backend
-from ..waiting import acquired, wait_until
+from ..waiting import acquired, cancel, wait_until
 
 LEASE = 0.02
 
@@ -87,7 +87,5 @@ async def test_a_cancelled_body_frees_the_key(backend: Backend) -> None:
 
         task = asyncio.create_task(work())
         await inside.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancel(task)
         await acquired(dedup, "key")

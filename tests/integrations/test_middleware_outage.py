@@ -20,7 +20,7 @@ from fastdedup.integrations.prometheus import watch
 from fastdedup.model import BreakerState
 
 from ..servers import RedisServer
-from ..waiting import wait_until
+from ..waiting import cancel, wait_until
 from .conftest import MakeShop
 from .desk import Desk, at, client, key, problem
 from .live import Call
@@ -392,9 +392,7 @@ async def test_a_request_cancelled_by_the_server_while_the_handler_runs_is_relea
             call = Call(middleware, "/orders", ("idempotency-key", "k"))
             task = call.start()
             await desk.started.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+            await cancel(task)
             desk.gate = None
             again = Call(middleware, "/orders", ("idempotency-key", "k"))
             await again.start()

@@ -23,7 +23,7 @@ from fastdedup.messages.rules import MessageRules
 from ..brokers import RabbitServer
 from ..otel import Otel
 from ..servers import RedisServer
-from ..waiting import wait_until
+from ..waiting import cancel, wait_until
 from .consumers import Open, Work, a_handler, fault, opened
 from .test_rabbitmq import shop as shop_of_rabbitmq
 from .test_redis_streams import Shop, shop_of
@@ -245,9 +245,7 @@ async def test_a_consumer_that_somebody_ends_is_no_incident(
             watched.consumer.stop()
             await task
         else:
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+            await cancel(task)
         assert watched.figures() == {0}
     assert watched.ended() == []
     assert "has ended" not in caplog.text

@@ -26,6 +26,7 @@ from fastdedup.kernel import owners
 from fastdedup.sync import Claim, Dedup, loop, work
 
 from ..integrations.shops import until
+from ..waiting import cancel
 
 
 class TimeLimit(Exception):
@@ -434,8 +435,6 @@ async def test_what_settles_begins_though_its_caller_is_cancelled_first() -> Non
     assert await asyncio.to_thread(busy.wait, 10.0)
     settling = asyncio.create_task(thread.arun(settle, 10.0, settles=True))
     await asyncio.wait([settling], timeout=0.02)
-    settling.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await settling
+    await cancel(settling)
     go_on.set()
     assert await asyncio.to_thread(begun.wait, 10.0)

@@ -16,7 +16,7 @@ from fastdedup.ledger.operations import FirstOp, LedgerOp
 from fastdedup.ledger.orphan_ids import OrphanIds
 
 from ..servers import RedisServer
-from ..waiting import wait_until
+from ..waiting import cancel, wait_until
 
 # Fault: where a call was given up after some 1,100 ids had been taken back, only its first id was taken
 # back. A list of places was tidied while it was read, so a RuntimeError ended the loop, in place of the
@@ -28,9 +28,7 @@ async def give_up(ledger: Ledger, ids: list[str]) -> None:
     """Ask for ids, and go as soon as they are asked for."""
     call = asyncio.ensure_future(ledger.first_many(ids))
     await asyncio.sleep(0)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
+    await cancel(call)
 
 
 async def test_all_ids_of_a_later_call_are_taken_back(redis_url: str) -> None:

@@ -13,7 +13,7 @@ from fastdedup import Claim, Dedup, ForeignRecordError, Outcome
 from ..proxy import proxied
 from ..servers import RedisServer
 from ..stepping import SteppingServer
-from ..waiting import wait_until
+from ..waiting import cancel, wait_until
 
 # A named owner that was cancelled while its first reply was lost left the key held, although it held
 # nothing.
@@ -39,9 +39,7 @@ async def test_a_first_claim_whose_clock_nobody_knows_is_left_alone(
             await wait_until(lambda: proxy.seen["claim"], description="the claim is under way")
         proxy.hold()
         await wait_until(lambda: proxy.lost["claim"], description="its reply is lost")
-        asked.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asked
+        await cancel(asked)
         proxy.forward()
         await dedup.get("k")
         await held.complete("done")

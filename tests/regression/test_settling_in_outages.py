@@ -23,7 +23,7 @@ from fastdedup.testing import FakeStore
 from ..integrations.shops import until
 from ..proxy import Proxy, proxied
 from ..servers import RedisServer
-from ..waiting import acquired, wait_until
+from ..waiting import acquired, cancel, wait_until
 
 # An outcome whose caller is cancelled while the store does not answer is recorded once the store is back.
 # It was dropped: the work was done, the key was freed by the end of the lease, and a retry did the work
@@ -39,9 +39,7 @@ async def cancelled(work: Callable[[], Awaitable[Any]]) -> None:
     task = asyncio.ensure_future(work())
     done, _ = await asyncio.wait([task], timeout=0.05)
     assert not done, "the store does not answer"
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancel(task)
 
 
 async def recorded(dedup: Dedup, key: str) -> Claim:
@@ -247,9 +245,7 @@ async def release_in_silence(claim: Claim, proxy: Proxy) -> None:
     proxy.swallow()
     task = asyncio.ensure_future(claim.release())
     await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancel(task)
 
 
 async def test_the_key_of_a_named_owner_is_free_once_the_store_is_back(

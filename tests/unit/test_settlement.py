@@ -13,7 +13,7 @@ from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, DedupError, Una
 from fastdedup.core.held_claim import Life
 from fastdedup.testing import FakeStore, fake_dedup
 
-from ..waiting import acquired, wait_until
+from ..waiting import acquired, cancel, wait_until
 
 
 @pytest.fixture
@@ -133,9 +133,7 @@ async def test_recording_goes_on_alone(dedup: Dedup, store: FakeStore, how: str)
         else:
             recording = asyncio.create_task(claim.settlement.record(1, alone=line))
             await asyncio.sleep(0)
-            recording.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await recording
+            await cancel(recording)
         assert claim.settlement.state is Life.RECORDING
     await wait_until(lambda: claim.settlement.state is Life.SETTLED, description="it is recorded")
     assert (await dedup.claim("key")).result == 1
@@ -186,9 +184,7 @@ async def test_a_key_is_free_in_time_although_its_caller_is_cancelled(dedup: Ded
     with store.outage("frozen"):
         freeing = asyncio.create_task(claim.settlement.free(after=0.05))
         await asyncio.sleep(0)
-        freeing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await freeing
+        await cancel(freeing)
     await acquired(dedup, "key")
     await dedup.aclose()
 

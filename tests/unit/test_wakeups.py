@@ -13,7 +13,7 @@ from fastdedup.kernel.operations import ClaimOp, Op, Reply, Verdict
 from fastdedup.stores.memory import MemoryStore
 
 from ..virtual import EPOCH, Link, virtual
-from ..waiting import wait_until
+from ..waiting import cancel, wait_until
 
 
 async def test_a_waiter_is_woken_by_news_of_its_key() -> None:
@@ -92,9 +92,7 @@ async def test_a_waiting_claim_cancelled_while_it_subscribes_is_just_cancelled()
         holder = await dedup.claim("k")
         waiting = asyncio.create_task(dedup.claim("k", wait=5.0))
         await wait_until(lambda: store.subscribing, description="the claim subscribes")
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
+        await cancel(waiting)
         await holder.release()
         assert (await dedup.claim("k", wait=5.0)).acquired, "who need not wait does not subscribe"
 
