@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import click
@@ -13,6 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from fastdedup.cli.main import _MODULES, cli
+
+from .programs import ended
 
 
 def commands(command: click.Command, *path: str) -> Iterator[tuple[str, ...]]:
@@ -46,7 +46,7 @@ def test_a_command_that_is_not_asked_for_is_not_imported() -> None:
     """The command line took 0.2 s longer to begin, for the benchmark's contestants."""
     look = "import sys; from fastdedup.__main__ import main; sys.argv[1:] = ['--version']\ntry: main()\n"
     look += "finally: print(*sorted({'redis', 'rich.progress', 'fastdedup.cli.bench'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    done = ended("-c", look, check=True)
     assert done.stdout.splitlines()[1:] == [""]
 
 

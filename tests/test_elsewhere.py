@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from .programs import ended
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = """
@@ -45,9 +45,7 @@ print(asyncio.run(main()))
 
 
 def test_all_but_the_sidecar_is_imported_on_windows() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = ended("-c", SCRIPT, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     missing, serve, acquired = done.stdout.splitlines()
     assert missing == "[]"

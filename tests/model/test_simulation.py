@@ -8,8 +8,6 @@ with each cancellation, and to second cancellations with each fate.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +18,7 @@ from fastdedup import Outcome as ClaimOutcome
 from fastdedup import claim as claim_module
 from fastdedup.kernel.operations import Op, Reply
 
+from ..programs import ended
 from .exploring import (
     cancelled_twice,
     lost_at_first,
@@ -157,15 +156,7 @@ def test_another_process_repeats_a_run_exactly() -> None:
     """So a tuple from a log of CI is enough: nothing depends on hashes or addresses."""
     program = "from tests.model.test_simulation import *\nfor run in RUNS: print(replay(run))"
     printed = [
-        subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        ).stdout
+        ended("-c", program, cwd=ROOT, environment={**os.environ, "PYTHONHASHSEED": seed}, check=True).stdout
         for seed in SEEDS
     ]
     assert printed[0] == printed[1] == "".join(f"{replay(run)}\n" for run in RUNS)

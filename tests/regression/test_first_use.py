@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +19,7 @@ from fastdedup.integrations.flask import FastDedup
 from fastdedup.sql import Inbox
 from fastdedup.sync.sql import Inbox as SyncInbox
 
+from ..programs import ended
 from ..stores import Backend
 
 # What a first program gets wrong: each mistake is told where it is made, with what to do.
@@ -37,7 +36,7 @@ def test_the_version_needs_no_extra(missing: str) -> None:
         f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['fastdedup', '--version']\n"
         "from fastdedup.__main__ import main; main()"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = ended("-c", script, check=True)
     assert done.stdout.startswith(f"fastdedup {__version__}, ")
     assert done.stderr == ""
 

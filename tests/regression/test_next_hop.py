@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import socket
-import subprocess
 import sys
 import threading
 import weakref
@@ -20,6 +19,8 @@ from fastdedup import Dedup, downstream
 from fastdedup.client import RetryRules
 from fastdedup.client.requests import IdempotentAdapter
 from fastdedup.downstream import ClaimedWork, downstream_key, enter, leave, present_work
+
+from ..programs import ended
 
 # The key of a request within claimed work is the same at every attempt, and another one for each address.
 # Where the work itself imported the client, the first one of a process got a random key, and the attempt
@@ -49,9 +50,7 @@ asyncio.run(main())
 
 def test_a_key_does_not_depend_on_when_the_client_is_imported() -> None:
     keys = [
-        subprocess.run(
-            [sys.executable, "-c", PROGRAM.format(early=early)], capture_output=True, text=True, check=True
-        ).stdout
+        ended("-c", PROGRAM.format(early=early), check=True).stdout
         for early in ("", "import fastdedup.client.httpx")
     ]
     assert keys[0] == keys[1] != ""

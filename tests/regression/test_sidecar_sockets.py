@@ -33,6 +33,7 @@ from fastdedup.sidecar.service.open_files import RESERVE
 from fastdedup.sidecar.service.server import SidecarServer
 from fastdedup.sidecar.service.sockets import allow_list
 
+from ..programs import ended
 from ..servers import RedisServer
 from ..sidecar.attacks import connect
 from ..sidecar.fuzz import pack
@@ -66,12 +67,10 @@ def test_a_descriptor_that_is_no_socket_is_a_sentence(descriptor: str) -> None:
         "os.execv(sys.executable, [sys.executable, '-m', 'fastdedup', 'serve'])"
     )
     code = code.replace("os.dup2(null, 3);", "os.dup2(null, 3, True);")
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=dict(os.environ)
-    )
-    assert ended.returncode == 1
-    assert "descriptor 3 is not one" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    done = ended("-c", code, environment=dict(os.environ))
+    assert done.returncode == 1
+    assert "descriptor 3 is not one" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 # The lock file is never a link's target, a foreign lock is told apart from a sidecar, folders are 0750. The
@@ -81,13 +80,8 @@ def test_a_descriptor_that_is_no_socket_is_a_sentence(descriptor: str) -> None:
 
 def refusal(server: RedisServer, path: Path) -> str:
     """Return what a sidecar that cannot start says."""
-    done = subprocess.run(
-        [sys.executable, "-m", "fastdedup", "serve", "--url", server.url, "--socket", str(path)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    done = ended(
+        "-m", "fastdedup", "serve", "--url", server.url, "--socket", str(path), environment=environment()
     )
     assert done.returncode == 1
     return done.stderr

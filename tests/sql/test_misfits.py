@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from fastdedup.sql.tables import inbox_table
 
 from ..databases import MariaServer
 from ..integrations import django_project as django_project  # sets Django up
+from ..programs import ended
 from .conftest import Opener
 from .fresh import INBOX, KINDS, SERVERS, create_by_ddl, engine_at, faults_of, fresh_urls
 from .places import place_of
@@ -286,14 +286,7 @@ def migrated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     databases = {kind: request.getfixturevalue(server).fresh().django for kind, server in SERVERS.items()}
     databases["default"] = {"ENGINE": engine, "NAME": str(folder / "inbox.db")}
     databases["elsewhere"] = {"ENGINE": engine, "NAME": str(folder / "other.db")}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.sql.django_migrating", json.dumps(databases)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = ended("-W", "error", "-m", "tests.sql.django_migrating", json.dumps(databases), cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     facts: dict[str, Any] = json.loads(done.stdout)
     return facts

@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -17,6 +15,7 @@ from fastdedup import ConfigError, Dedup, InvalidKeyError, business_key, fingerp
 from fastdedup.kernel.keyspace import MAX_KEY_BYTES, READABLE_BYTES, Keyspace, Kind
 from fastdedup.keys import check_namespace
 
+from ..programs import ended
 from ..servers import RedisServer
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
@@ -280,14 +279,7 @@ def test_a_fingerprint_is_the_same_in_every_process() -> None:
     """Two workers, whatever their hash seed, agree about a request."""
     program = "import json, sys, fastdedup; print(fastdedup.fingerprint(json.loads(sys.argv[1])).hex())"
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(BODY)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    done = ended("-c", program, json.dumps(BODY), environment=environment, check=True)
     assert done.stdout.strip() == fingerprint(BODY).hex()
 
 

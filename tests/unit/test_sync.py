@@ -6,8 +6,6 @@ import ctypes
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -31,6 +29,7 @@ from fastdedup.sync import loop as background
 from fastdedup.sync.claim import take_back
 
 from ..fixtures import fixture_of
+from ..programs import ended
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*multi-threaded, use of fork:DeprecationWarning"
@@ -388,9 +387,7 @@ else:
 
 def test_the_interpreter_ends_in_time_whatever_is_open() -> None:
     """Each case is a fork of a program, and ends as an interpreter does."""
-    done = subprocess.run(
-        [sys.executable, "-c", EXITS], timeout=60, capture_output=True, text=True, check=False
-    )
+    done = ended("-c", EXITS)
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr
 
