@@ -1,4 +1,4 @@
-"""The brokers of the tests: each takes messages, keeps what it says it keeps, and ends with the tests."""
+"""The brokers of the tests: each takes messages and keeps what it says it keeps. Every server ends with the tests."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from .waiting import wait_until
 
 KILLED_TESTS = """
 import time
-from tests.brokers import {kind}
+from tests.{module} import {kind}
 server = {kind}()
-server._launch()
+server.{start}()
 print(server.pid, server.folder, flush=True)
 time.sleep(60)
 """
@@ -189,16 +189,25 @@ def test_a_broker_that_does_not_start_leaves_nothing(monkeypatch: pytest.MonkeyP
     assert not server.folder.exists()
 
 
-@pytest.mark.parametrize("kind", ["RabbitServer", "NatsServer", "KafkaServer"])
-async def test_a_broker_ends_with_killed_tests(kind: str) -> None:
-    first, folder = left_by_killed_tests(kind)
-    await wait_until(lambda: not members_of(first), description="the broker ended")
+@pytest.mark.parametrize(
+    ("module", "kind", "start"),
+    [
+        ("brokers", "RabbitServer", "_launch"),
+        ("brokers", "NatsServer", "_launch"),
+        ("brokers", "KafkaServer", "_launch"),
+        ("databases", "PostgresServer", "start"),
+        ("databases", "MariaServer", "start"),
+    ],
+)
+async def test_a_server_ends_with_killed_tests(module: str, kind: str, start: str) -> None:
+    first, folder = left_by_killed_tests(module=module, kind=kind, start=start)
+    await wait_until(lambda: not members_of(first), description="the server ended")
     await wait_until(lambda: not folder.exists(), description="its folder was removed")
 
 
-def left_by_killed_tests(kind: str) -> tuple[int, Path]:
-    """Kill a process that launched a broker; give the broker's process and folder."""
-    command = [sys.executable, "-c", KILLED_TESTS.format(kind=kind)]
+def left_by_killed_tests(**server: str) -> tuple[int, Path]:
+    """Kill a process that launched a server; give the server's process and folder."""
+    command = [sys.executable, "-c", KILLED_TESTS.format(**server)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as tests:
         assert tests.stdout is not None
         pid, folder = tests.stdout.readline().split()

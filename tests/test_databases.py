@@ -1,12 +1,12 @@
-"""The database servers of the tests: they answer to every driver, keep what was committed, and end with the tests."""
+"""The database servers of the tests: they answer to every driver and keep what was committed.
+
+That they end with the tests is in test_brokers.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import aiomysql
@@ -18,18 +18,10 @@ import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from .database_server import ROOT, DatabaseServer, runs
+from .database_server import DatabaseServer
 from .databases import MariaServer, PostgresServer
-from .waiting import wait_until
 
 SERVERS = ("postgres", "mariadb")
-KILLED_TESTS = """
-import time
-from tests.databases import {kind}
-server = {kind}().start()
-print(server.pid, server.folder, flush=True)
-time.sleep(60)
-"""
 
 
 @pytest.fixture(params=SERVERS)
@@ -130,24 +122,6 @@ async def test_a_frozen_server_answers_once_thawed(server: DatabaseServer) -> No
             done, _ = await asyncio.wait([asked], timeout=0.1)
             assert not done
         assert await asked == [(1,)]
-
-
-@pytest.mark.parametrize("kind", ["PostgresServer", "MariaServer"])
-async def test_a_server_ends_with_killed_tests(kind: str) -> None:
-    server, folder = left_by_killed_tests(kind)
-    await wait_until(lambda: not runs(server), description="the server ended")
-    await wait_until(lambda: not folder.exists(), description="its folder was removed")
-
-
-def left_by_killed_tests(kind: str) -> tuple[psutil.Process, Path]:
-    """Kill a process that started a server; give the server's process and folder."""
-    command = [sys.executable, "-c", KILLED_TESTS.format(kind=kind)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as tests:
-        assert tests.stdout is not None
-        pid, folder = tests.stdout.readline().split()
-        server = psutil.Process(int(pid))
-        tests.kill()
-    return server, Path(folder)
 
 
 def connect(database: Any) -> Any:
