@@ -13,7 +13,8 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from fastdedup.stores.redis.cluster.node import Node
 from fastdedup.stores.redis.connection import RedisConnection
 
 from .killable import Killable, Started
+from .servers import RedisServer
 
 DEADLINE = 60.0
 HOST = "127.0.0.1"
@@ -476,3 +478,19 @@ class Pair(Group):
     def _replicas(self) -> int:
         with self.primary.client() as raw:
             return int(raw.info("replication")["connected_slaves"])
+
+
+_KINDS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], list[Any]]]] = {
+    "single": (RedisServer, lambda server: [server]),
+    "pair": (Pair, lambda pair: [pair.primary]),
+    "sentinel": (SentinelGroup, lambda group: group.data),
+    "cluster": (partial(ClusterGroup, replicas=0), lambda group: group.members),
+}
+
+
+@contextlib.contextmanager
+def running(kind: str) -> Iterator[tuple[str, list[Any]]]:
+    """Run a server, a pair, a group of Sentinel's or a Cluster; yield its URL, and its servers that take writes."""
+    make, servers_of = _KINDS[kind]
+    with make() as made:
+        yield made.url, servers_of(made)

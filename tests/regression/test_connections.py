@@ -6,13 +6,12 @@ import asyncio
 import fcntl
 import re
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 import uvloop
 from redis.asyncio.connection import AbstractConnection
 
@@ -24,7 +23,7 @@ from fastdedup.stores.redis.scripts import pack
 from fastdedup.stores.redis.url import ServerURL
 
 from ..servers import RedisServer, free_port
-from ..topologies import ClusterGroup, Pair, SentinelGroup
+from ..topologies import running
 from ..waiting import wait_until
 
 # What lay in the system's send queue reached the server after its connection was given up, and was
@@ -132,65 +131,41 @@ RIGHTS = re.compile(
 class Site:
     """Servers with a user whose rights can change while it is connected."""
 
-    def __init__(self, url: str, clients: list[Callable[[], redis.Redis]], **settings: Any) -> None:
+    def __init__(self, url: str, servers: list[Any], **settings: Any) -> None:
         self.url = url.replace("://", "://app:pw@")
         self.settings = settings
-        self._clients = clients
+        self._servers = servers
 
     def set(self, *rules: str) -> None:
-        for make in self._clients:
-            with make() as raw:
+        for server in self._servers:
+            with server.client() as raw:
                 raw.execute_command("ACL", "SETUSER", "app", *rules)
 
     def refused(self) -> int:
         """How many calls of scripts were refused, or ended in an error."""
         calls = 0
-        for make in self._clients:
-            with make() as raw:
+        for server in self._servers:
+            with server.client() as raw:
                 stats = raw.info("commandstats").get("cmdstat_evalsha", {})
             calls += stats.get("rejected_calls", 0) + stats.get("failed_calls", 0)
         return calls
 
 
-@contextmanager
-def single() -> Iterator[Site]:
-    with RedisServer() as server:
-        yield Site(server.url, [server.client])
-
-
-@contextmanager
-def with_a_replica() -> Iterator[Site]:
-    with Pair() as pair:
-        yield Site(pair.url, [pair.primary.client], replicas=1)
-
-
-@contextmanager
-def sentinels() -> Iterator[Site]:
-    with SentinelGroup() as group:
-        yield Site(group.url, [member.client for member in group.data])
-
-
-@contextmanager
-def cluster() -> Iterator[Site]:
-    with ClusterGroup(replicas=0) as group:
-        yield Site(group.url, [member.client for member in group.members])
-
-
 @pytest.fixture(scope="module")
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
-    with request.param() as site:
-        yield site
+    with running(request.param) as (url, servers):
+        yield Site(url, servers, replicas=int(request.param == "pair"))
 
 
 @pytest.mark.parametrize(
     ("site", "lost"),
     [
-        (single, "-evalsha -eval"),
-        (single, "-set"),
-        (single, "-time"),
-        (with_a_replica, "-set"),
-        (sentinels, "-evalsha -eval"),
-        (cluster, "-set"),
+        ("single", "-evalsha -eval"),
+        ("single", "-set"),
+        ("single", "-time"),
+        ("pair", "-set"),
+        ("sentinel", "-evalsha -eval"),
+        ("cluster", "-set"),
     ],
     indirect=["site"],
 )
@@ -228,7 +203,7 @@ async def test_the_rights_of_the_page_are_enough(own_redis: RedisServer) -> None
     found = RIGHTS.search(page)
     assert found, "the page has another wording"
     commands = [f"+{name.lower()}" for name in found[1].split()]
-    site = Site(own_redis.url, [own_redis.client])
+    site = Site(own_redis.url, [own_redis])
     site.set("on", ">pw", "~shop:*", "resetchannels", f"&{found[2]}", "-@all", *commands, "+select")
     async with Dedup(site.url, namespace="shop", timeout=0.2) as dedup:
         claim = await dedup.claim("key")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,8 @@ from fastdedup import ConfigError, Dedup, UnavailableError
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup as SyncDedup
 
-from ..fixtures import fixture_of
-from ..servers import RedisServer
 from ..sidecar.running import Sidecar
-from ..topologies import ClusterGroup, SentinelGroup
+from ..topologies import running
 from ..waiting import is_answered, wait_until
 from .test_secrets_stay_secret import told
 
@@ -34,53 +31,38 @@ FIRST, SECOND = "s3cret-one", "s3cret-two"
 class Servers:
     """Servers whose user has one password, which can be changed; `url` has no password."""
 
-    def __init__(self, url: str, clients: list[Callable[[], redis.Redis]]) -> None:
+    def __init__(self, url: str, servers: list[Any]) -> None:
         self.url = url
-        self._clients = clients
+        self._servers = servers
         self.password = ""
         self.set(FIRST)
 
     def set(self, password: str) -> None:
         """Change the password at the servers, and close the user's connections."""
-        for make in self._clients:
-            with make() as raw:
+        for server in self._servers:
+            with server.client() as raw:
                 rules = ("reset", "on", f">{password}", "~*", "&*", "+@all")
                 raw.execute_command("ACL", "SETUSER", USER, *rules)
                 raw.execute_command("CLIENT", "KILL", "USER", USER)
         self.password = password
 
 
-@contextmanager
-def single() -> Iterator[Servers]:
-    with RedisServer() as server:
-        yield Servers(server.url, [server.client])
-
-
-@contextmanager
-def sentinels() -> Iterator[Servers]:
-    with SentinelGroup() as group:
-        yield Servers(group.url, [member.client for member in group.data])
-
-
-@contextmanager
-def cluster() -> Iterator[Servers]:
-    with ClusterGroup(replicas=0) as group:
-        yield Servers(group.url, [member.client for member in group.members])
-
-
-@pytest.fixture(scope="module", params=[single, sentinels, cluster])
+@pytest.fixture(scope="module", params=["single", "sentinel", "cluster"])
 def every(request: pytest.FixtureRequest) -> Iterator[Servers]:
-    with request.param() as servers:
-        yield servers
+    with running(request.param) as given:
+        yield Servers(*given)
 
 
-running = fixture_of(single, scope="module")
+@pytest.fixture(scope="module")
+def running_server() -> Iterator[Servers]:
+    with running("single") as given:
+        yield Servers(*given)
 
 
 @pytest.fixture
-def servers(running: Servers) -> Servers:
-    running.set(FIRST)
-    return running
+def servers(running_server: Servers) -> Servers:
+    running_server.set(FIRST)
+    return running_server
 
 
 def gate(url: str, credentials: Any, **settings: Any) -> Dedup:

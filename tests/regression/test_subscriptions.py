@@ -19,7 +19,7 @@ from ..fixtures import fixture_of
 from ..servers import RedisServer
 from ..sidecar.running import Sidecar as SidecarProcess
 from ..sidecars import Sidecar
-from ..topologies import ClusterGroup, Member, SentinelGroup, until
+from ..topologies import ClusterGroup, Member, running, until
 from ..waiting import wait_until
 
 # Waiters whose subscription was lost, and could not be made again, slept until their owners' leases ended.
@@ -64,46 +64,21 @@ class Site:
         return any(count for _, count in self.ask("PUBSUB", "NUMSUB", "fastdedup:settled"))
 
 
-def single(stack: ExitStack) -> Site:
-    server = RedisServer().start()
-    stack.callback(server.stop)
-    return Site(server.url, [server])
-
-
-def behind_a_sidecar(stack: ExitStack) -> Site:
-    site = single(stack)
-    site.allow()
-    sidecar = Sidecar(site.url)
-    stack.callback(sidecar.stop)
-    site.url = sidecar.start().url
-    return site
-
-
-def sentinel(stack: ExitStack) -> Site:
-    group = SentinelGroup()
-    stack.callback(group.stop)
-    group.start()
-    return Site(group.url, group.data)
-
-
-def cluster(stack: ExitStack) -> Site:
-    group = ClusterGroup(replicas=0)
-    stack.callback(group.stop)
-    return Site(group.start().url, group.members)
-
-
-@pytest.fixture(
-    scope="module", params=[single, behind_a_sidecar, sentinel, cluster], ids=lambda make: make.__name__
-)
-def running(request: pytest.FixtureRequest) -> Iterator[Site]:
+@pytest.fixture(scope="module", params=["single", "behind a sidecar", "sentinel", "cluster"])
+def running_site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    in_sidecar = request.param == "behind a sidecar"
     with ExitStack() as stack:
-        yield request.param(stack)
+        site = Site(*stack.enter_context(running("single" if in_sidecar else request.param)))
+        if in_sidecar:
+            site.allow()
+            site.url = stack.enter_context(Sidecar(site.url)).url
+        yield site
 
 
 @pytest.fixture
-def site(running: Site) -> Site:
-    running.allow()
-    return running
+def site(running_site: Site) -> Site:
+    running_site.allow()
+    return running_site
 
 
 async def waiter_of(gate: Dedup, key: str) -> asyncio.Task[Claim]:
