@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from fastdedup import BreakerState, Claim, ClaimLostError, Dedup, LocalLRU, Outcome
-from fastdedup.events import BreakerClosed, BreakerOpened, Conflict, Event, Replayed, Unreplayed
+from fastdedup import BreakerState, Claim, ClaimLostError, LocalLRU, Outcome
+from fastdedup.events import BreakerClosed, BreakerOpened, Conflict, Replayed, Unreplayed
 
+from ..heard import HeardGate
 from ..proxy import Fate, Proxy
 from ..servers import RedisServer
 from ..waiting import wait_until
@@ -24,23 +25,14 @@ TIMEOUT = 0.5
 """Seconds: a frozen server costs its first callers as much."""
 
 
-class Gate:
+class Gate(HeardGate):
     """A process: a gate with its own policy, and what it reported."""
 
     def __init__(self, url: str, maxsize: int = 1000, **options: Any) -> None:
-        self.events: list[Event] = []
         self.policy = LocalLRU(maxsize, **options)
-        self.dedup = Dedup(
-            url,
-            namespace="shop",
-            timeout=TIMEOUT,
-            known_duplicates=0,
-            on_unavailable=self.policy,
-            on_event=self.events.append,
+        super().__init__(
+            url, namespace="shop", timeout=TIMEOUT, known_duplicates=0, on_unavailable=self.policy
         )
-
-    def of(self, kind: type[Event]) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
 
     async def came_home(self) -> None:
         await wait_until(

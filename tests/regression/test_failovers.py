@@ -20,6 +20,7 @@ from fastdedup.model import BreakerState
 from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..fixtures import fixture_of
+from ..heard import HeardGate
 from ..servers import RedisServer
 from ..topologies import HOST, ClusterGroup, Member, SentinelGroup, free_ports, until
 from ..waiting import is_answered, wait_until
@@ -271,16 +272,12 @@ def test_it_watches_again_in_the_next_event_loop(group: SentinelGroup) -> None:
 sentinels = fixture_of(SentinelGroup)
 
 
-class Gate:
+class Gate(HeardGate):
     """A gate, and what it reports of other primaries."""
-
-    def __init__(self, url: str) -> None:
-        self.events: list[Event] = []
-        self.dedup = Dedup(url, namespace="t", on_event=self.events.append)
 
     @property
     def switches(self) -> list[Event]:
-        return [event for event in self.events if isinstance(event, PrimarySwitched)]
+        return self.of(PrimarySwitched)
 
     @property
     def watches(self) -> Any:
@@ -291,7 +288,7 @@ class Gate:
 
 async def test_each_gate_reports_a_planned_failover_once(sentinels: SentinelGroup) -> None:
     """Also a gate that asks nothing meanwhile."""
-    gates = [Gate(sentinels.url), Gate(sentinels.url)]
+    gates = [Gate(sentinels.url, namespace="t"), Gate(sentinels.url, namespace="t")]
     async with AsyncExitStack() as stack:
         for gate in gates:
             await stack.enter_async_context(gate.dedup)
@@ -308,7 +305,7 @@ async def test_each_gate_reports_a_planned_failover_once(sentinels: SentinelGrou
 
 async def test_a_crash_of_the_primary_is_no_switch(sentinels: SentinelGroup) -> None:
     """The breaker tells of it."""
-    gate = Gate(sentinels.url)
+    gate = Gate(sentinels.url, namespace="t")
     async with gate.dedup:
         await wait_until(lambda: gate.watches, description="it watches")
         former = gate.watches

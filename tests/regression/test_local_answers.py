@@ -16,6 +16,7 @@ from fastdedup.events import Conflict, Event, Replayed, Unreplayed
 from fastdedup.kernel.operations import ClaimOp, Op, Reply
 from fastdedup.stores.redis.cluster.slot_table import slot_of
 
+from ..heard import HeardGate
 from ..outage.test_reconciliation import site_of
 from ..proxy import proxied
 from ..servers import RedisServer
@@ -305,26 +306,17 @@ SOON = 8.0
 """Seconds in which a node that returned is found: the Cluster itself takes about two of them."""
 
 
-class Outage:
+class Outage(HeardGate):
     """Two nodes are down, and what a gate with `LocalLRU` answers meanwhile."""
 
     def __init__(self, cluster: ClusterGroup) -> None:
         self.returning, self.dead, _ = cluster.primaries()
         self.theirs = keys_of(cluster, self.returning)
         self.lost = keys_of(cluster, self.dead)
-        self.events: list[Event] = []
         self.policy = LocalLRU()
-        self.gate = Dedup(
-            cluster.url,
-            namespace="t",
-            timeout=TIMEOUT,
-            known_duplicates=0,
-            on_unavailable=self.policy,
-            on_event=self.events.append,
+        super().__init__(
+            cluster.url, namespace="t", timeout=TIMEOUT, known_duplicates=0, on_unavailable=self.policy
         )
-
-    def of(self, kind: type[Event]) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
 
 
 def keys_of(cluster: ClusterGroup, member: Member) -> list[str]:
@@ -339,12 +331,12 @@ async def outage() -> AsyncIterator[tuple[Outage, Dedup]]:
     """Claim keys of both nodes in turn; yield that, and a gate in another process."""
     with ClusterGroup(replicas=0) as cluster:
         found = Outage(cluster)
-        async with found.gate, Dedup(cluster.url, namespace="t", timeout=TIMEOUT) as other:
-            await asyncio.gather(found.gate.get("warm"), other.get("warm"))
+        async with found, Dedup(cluster.url, namespace="t", timeout=TIMEOUT) as other:
+            await asyncio.gather(found.dedup.get("warm"), other.get("warm"))
             found.returning.freeze()
             found.dead.freeze()
             keys = list(chain.from_iterable(zip(found.lost, found.theirs, strict=True)))
-            claims = await found.gate.claim_many(keys, lease=LEASE)
+            claims = await found.dedup.claim_many(keys, lease=LEASE)
             assert all(claim.acquired and claim.degraded for claim in claims)
             yield found, other
 
@@ -355,7 +347,7 @@ async def test_a_returning_node_gets_its_keys_while_another_is_down() -> None:
         await wait_until(lambda: found.policy.lines == EACH, description="the keys came home", deadline=SOON)
         claims = await other.claim_many(found.theirs)
         assert {claim.outcome for claim in claims} == {Outcome.IN_PROGRESS}
-        again = await found.gate.claim_many(found.theirs)
+        again = await found.dedup.claim_many(found.theirs)
         assert not any(claim.degraded for claim in again)
         assert sum(event.adopted for event in found.of(Replayed)) == EACH
         found.dead.thaw()

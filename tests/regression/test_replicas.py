@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from fastdedup import Dedup, Outcome, ShortfallError, TransitionOutcome
-from fastdedup.events import Event, PrimaryRestarted
+from fastdedup.events import PrimaryRestarted
 from fastdedup.kernel.operations import ClaimOp, Op, Reply
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.stores.redis.reconnect import Reconnector, process_of
 
 from ..fixtures import fixture_of
+from ..heard import HeardGate
 from ..outage.test_replicas import KEY, OWNER, WRITES, executed, is_done, is_short, store_at
 from ..servers import RedisServer
 from ..topologies import HOST, ClusterGroup, Member, Pair, SentinelGroup, until
@@ -28,23 +29,15 @@ TIMEOUT = 1.0
 own_pair = fixture_of(Pair)
 
 
-class Gate:
+class Gate(HeardGate):
     """A gate, and the restarts that it has reported."""
 
     def __init__(self, url: str, **options: Any) -> None:
-        self.restarts: list[PrimaryRestarted] = []
-        self.dedup = Dedup(url, namespace="t", on_event=self._on_event, **{"timeout": TIMEOUT, **options})
+        super().__init__(url, namespace="t", **{"timeout": TIMEOUT, **options})
 
-    async def __aenter__(self) -> Gate:
-        await self.dedup.open()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.dedup.aclose()
-
-    def _on_event(self, event: Event) -> None:
-        if isinstance(event, PrimaryRestarted):
-            self.restarts.append(event)
+    @property
+    def restarts(self) -> list[PrimaryRestarted]:
+        return self.of(PrimaryRestarted)
 
     async def answers(self, key: str = "another") -> bool:
         """True once the store answers a claim."""

@@ -15,13 +15,14 @@ from fastdedup import (
     TransitionOutcome,
     UnavailableError,
 )
-from fastdedup.events import Degraded, Event
+from fastdedup.events import Degraded
 from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import ClaimOp, Op, Reply, Verdict
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.testing import Clock
 
+from ..heard import HeardGate
 from ..waiting import wait_until
 
 pytestmark = pytest.mark.virtual_time
@@ -41,26 +42,15 @@ class FlakyStore(MemoryStore):
         return await super().execute(verb, ops)
 
 
-class Gate:
+class Gate(HeardGate):
     """A gate on a flaky store, and the events that it reported."""
 
     def __init__(self, policy: FallbackPolicy) -> None:
         self.store = FlakyStore()
-        self.events: list[Event] = []
-        self.dedup = Dedup(self.store, namespace="shop", on_unavailable=policy, on_event=self.events.append)
-
-    async def __aenter__(self) -> "Gate":
-        await self.dedup.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.dedup.aclose()
+        super().__init__(self.store, namespace="shop", on_unavailable=policy)
 
     async def is_up(self) -> None:
         await wait_until(lambda: self.dedup.breaker is BreakerState.CLOSED, description="the store is back")
-
-    def events_of(self, kind: type[Event]) -> list[Event]:
-        return [event for event in self.events if isinstance(event, kind)]
 
 
 # Reject
@@ -215,7 +205,7 @@ async def test_every_answer_of_a_policy_is_an_event() -> None:
         await gate.dedup.claim("a")
         with pytest.raises(UnavailableError):
             await gate.dedup.claim("b")
-        assert gate.events_of(Degraded) == [
+        assert gate.of(Degraded) == [
             Degraded("shop", "claim", answered=True, reason="the store is down"),
             Degraded("shop", "claim", answered=False, reason="the store is down"),
         ]

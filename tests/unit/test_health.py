@@ -14,6 +14,7 @@ from fastdedup.kernel.operations import Op, Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 
+from ..heard import HeardGate
 from ..virtual import EPOCH, virtual
 
 TIMEOUT = 0.25
@@ -57,21 +58,12 @@ class Probed(Scripted):
         await self._meet()
 
 
-class Gate:
+class Gate(HeardGate):
     """A gate on a scripted store, and what it reported."""
 
     def __init__(self, store: Scripted) -> None:
+        super().__init__(store, timeout=TIMEOUT, on_unavailable=Reject(retry_after=7.5))
         self.store = store
-        self.events: list[Event] = []
-        policy = Reject(retry_after=7.5)
-        self.dedup = Dedup(store, timeout=TIMEOUT, on_unavailable=policy, on_event=self.events.append)
-
-    async def __aenter__(self) -> Gate:
-        await self.dedup.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.dedup.aclose()
 
     async def break_down(self) -> None:
         self.store.down = True
@@ -82,9 +74,6 @@ class Gate:
 
     async def pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-
-    def of(self, kind: type[Event]) -> list[Event]:
-        return [event for event in self.events if isinstance(event, kind)]
 
 
 def seconds() -> float:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from fastdedup import Dedup, LocalLRU, Outcome, UnavailableError
+from fastdedup import LocalLRU, Outcome, UnavailableError
 from fastdedup.events import Event, Replayed, Unreplayed
 from fastdedup.kernel.operations import Op, Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 
+from ..heard import HeardGate
 from ..virtual import Link, VirtualLoop, virtual
 
 
@@ -47,32 +48,15 @@ class Way(Link):
         return [count for verb, count in self.batches if verb is Verb.ADOPT]
 
 
-class Gate:
+class Gate(HeardGate):
     """A gate on such a way."""
 
     def __init__(self, maxsize: int = 10_000) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         self.way = Way()
-        self.events: list[Event] = []
         self.policy = LocalLRU(maxsize, clock=loop.clock)
-        self.dedup = Dedup(
-            self.way,
-            namespace="t",
-            on_unavailable=self.policy,
-            on_event=self.events.append,
-            known_duplicates=0,
-        )
-
-    async def __aenter__(self) -> Gate:
-        await self.dedup.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.dedup.aclose()
-
-    def of(self, kind: type[Event]) -> list[Event]:
-        return [event for event in self.events if isinstance(event, kind)]
+        super().__init__(self.way, namespace="t", on_unavailable=self.policy, known_duplicates=0)
 
     async def outage(self, keys: int) -> None:
         self.way.down = True
