@@ -17,22 +17,15 @@ from hypothesis import strategies as st
 from fastdedup.client import Retry, RetryRules, new_key
 from fastdedup.client.rules import Attempts, lasting, told_seconds
 from fastdedup.errors import ConfigError, InvalidKeyError
+from fastdedup.testing import Clock
 from fastdedup.web.header import parse
 
 NO_HEADERS: dict[str, str] = {}
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def begin(*, fresh: bool = False, repeatable: bool = True, **settings: Any) -> Attempts:
     """Attempts under a caller's own key, whose waits are the longest that may be drawn."""
-    rules = RetryRules(**{"jitter": lambda: 1.0, "clock": Clock(), **settings})
+    rules = RetryRules(**{"jitter": lambda: 1.0, "clock": Clock(1000.0), **settings})
     attempts = Attempts(rules, "k", fresh=fresh)
     attempts.repeatable = repeatable
     return attempts
@@ -231,11 +224,11 @@ def test_attempts_are_counted() -> None:
 
 
 def test_no_attempt_starts_after_the_time_is_over() -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     attempts = begin(clock=clock, within=10.0, backoff=4.0)
-    clock.now += 9.0
+    clock.advance(9.0)
     assert wait(attempts.after_error(TimeoutError())) == 1.0
-    clock.now += 1.0
+    clock.advance(1.0)
     assert attempts.after_error(TimeoutError()) is None
 
 

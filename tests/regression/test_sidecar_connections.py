@@ -13,6 +13,7 @@ import pytest
 
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.service.admission import Admission
+from fastdedup.testing import Clock
 
 from ..servers import RedisServer
 from ..sidecar.attacks import connect
@@ -124,13 +125,6 @@ class Connection:
         self.closed = True
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def let_in(admission: Admission, uid: int, *, speaks: bool = True) -> Connection | None:
     connection = Connection()
     if admission.admit(connection, uid):
@@ -150,12 +144,12 @@ def test_a_crowd_of_one_user_leaves_room_for_another() -> None:
 
 
 def test_silent_connections_of_the_crowd_are_closed_first() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     admission = Admission(Limits(connections=10), clock)
     bob = let_in(admission, BOB, speaks=False)
     ann = [let_in(admission, ANN, speaks=False) for _ in range(9)]
     assert not let_in(admission, ANN), "they may just have connected"
-    clock.now += 1.0
+    clock.advance(1.0)
     assert let_in(admission, BOB)
     assert bob is not None
     assert not bob.closed

@@ -23,24 +23,15 @@ from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.memory import MemoryLedgers
 from fastdedup.stores.memory import MemoryStore
+from fastdedup.testing import Clock
 
 ENTRY = 400
 """Bytes that the store counts for a record without payload."""
 
 
-class Clock:
-    """Seconds since 1970, moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1_700_000_000.0)
 
 
 def owner(name: int) -> bytes:
@@ -114,10 +105,10 @@ def test_what_has_expired_makes_room(clock: Clock) -> None:
     """Nobody has to touch the old key."""
     store = MemoryStore(maxsize=1, clock=clock)
     claim(store, b"a", keep=60_000)
-    clock.now += 59.9
+    clock.advance(59.9)
     with pytest.raises(UnavailableError):
         claim(store, b"b")
-    clock.now += 0.1
+    clock.advance(0.1)
     assert claim(store, b"b").outcome is Outcome.ACQUIRED
     assert not store.holds(b"a")
 
@@ -156,7 +147,7 @@ def test_a_record_moves_into_a_full_store(clock: Clock) -> None:
     moved = store.entry(b"t:=c")
     assert moved is not None
     assert (moved.payload, store.entry(b"t:=a"), len(store)) == (b"0123456789", None, 2)
-    clock.now += 3.1
+    clock.advance(3.1)
     assert store.now()
     assert len(store) == 0
 
@@ -180,7 +171,7 @@ async def test_the_bytes_of_a_record_come_back_when_it_ends(ends: str, clock: Cl
         if ends == "forgotten":
             assert store.apply(ForgetOp(b"k")) is Code.OK
         elif ends == "expired":
-            clock.now += 61
+            clock.advance(61)
         else:
             await store.aclose()
     claim(store)
@@ -226,10 +217,10 @@ def test_the_expiry_order_stays_bounded_under_renewals(clock: Clock) -> None:
     for key in range(10):
         claim(store, b"%d" % key)
     for step in range(10_000):
-        clock.now += 0.001
+        clock.advance(0.001)
         assert store.apply(RenewOp(b"%d" % (step % 10), owner(1), 0, 10_000, 60_000)) is Code.OK
     assert len(store.expiries) <= 2 * 10 + 1024
-    clock.now += 60.001  # a record stands until the end of its last millisecond
+    clock.advance(60.001)  # a record stands until the end of its last millisecond
     assert store.apply(ReadOp(b"0")) is Code.ABSENT
     assert (len(store), store.expiries) == (0, [])
 
@@ -237,14 +228,15 @@ def test_the_expiry_order_stays_bounded_under_renewals(clock: Clock) -> None:
 # Odds and ends
 
 
-def test_to_take_one_key_over_lowers_no_other_keys_fence(clock: Clock) -> None:
+def test_to_take_one_key_over_lowers_no_other_keys_fence() -> None:
     """Its fence rises above the former one's; the store's own must not fall with a clock that was set back."""
-    store = MemoryStore(clock=clock)
+    now = 1_700_000_000.0
+    store = MemoryStore(clock=lambda: now)
     first = claim(store, b"forgotten")
     store.apply(ForgetOp(b"forgotten"))
     claim(store, b"free")
     store.apply(ReleaseOp(b"free", owner(1), 0))
-    clock.now -= 3600
+    now -= 3600
     claim(store, b"free", by=2)
     assert claim(store, b"forgotten", by=2).fence > first.fence
 

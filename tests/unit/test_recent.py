@@ -11,24 +11,15 @@ from typing import Any
 import pytest
 
 from fastdedup import BreakerState, ConfigError, Dedup, LocalLRU, Outcome, UnavailableError
+from fastdedup.testing import Clock
 
 from ..waiting import wait_until
 from .test_fallback import FlakyStore
 
 
-class Clock:
-    """time.monotonic, moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+    clock = Clock(1000.0)
     monkeypatch.setattr("fastdedup.core.recent.monotonic", clock)
     monkeypatch.setattr("fastdedup.core.gate.monotonic", clock)
     return clock
@@ -96,9 +87,9 @@ async def test_it_is_known_for_its_age_and_no_longer_than_its_record(
     """Whichever ends first."""
     async with gate(known_duplicates=1.0) as (dedup, store):
         await succeed(dedup, ttl=ttl)
-        clock.now += ends - 0.1
+        clock.advance(ends - 0.1)
         assert await told_from_memory(store, dedup)
-        clock.now += 0.1
+        clock.advance(0.1)
         assert not await told_from_memory(store, dedup)
 
 
@@ -107,11 +98,11 @@ async def test_the_age_runs_from_the_stores_answer(clock: Clock) -> None:
     async with gate(known_duplicates=1.0) as (dedup, store):
         await succeed(dedup)
         for _ in range(3):
-            clock.now += 0.4
+            clock.advance(0.4)
             await dedup.claim("k")
             told = await told_from_memory(store, dedup)
         assert told  # asked again at 1.2 s
-        clock.now += 1.0
+        clock.advance(1.0)
         assert not await told_from_memory(store, dedup)
 
 
@@ -173,10 +164,10 @@ async def test_a_scope_that_is_made_again_knows_them_and_one_that_is_gone_leaves
     async with gate() as (dedup, store):
         await succeed(dedup.scoped("tenant-7"))
         assert await told_from_memory(store, dedup.scoped("tenant-7"))
-        clock.now += 1.5
+        clock.advance(1.5)
         for number in range(100):
             await succeed(dedup.scoped(f"other-{number}"))
-        clock.now += 1.5
+        clock.advance(1.5)
         await succeed(dedup.scoped("last"))
         gc.collect()
         assert len(dedup.gate.connections.common.recent.namespaces()) <= 3
@@ -212,7 +203,7 @@ async def test_results_are_bounded_in_bytes(clock: Clock, monkeypatch: pytest.Mo
             await succeed(dedup, key, "x" * 98)
         told = [await told_from_memory(store, dedup, key) for key in keys]
         assert told == [False] * 4 + [True] * 16
-        clock.now += 1.0
+        clock.advance(1.0)
         for key in keys:
             assert not await told_from_memory(store, dedup, key)
         await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="the store is back")
