@@ -7,20 +7,18 @@ import gc
 import os
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 import uvloop
 
-from fastdedup import ConfigError, Dedup, LocalLRU, UnavailableError, UsageError
+from fastdedup import ConfigError, Dedup, LocalLRU, UsageError
 from fastdedup.events import Event, Replayed
-from fastdedup.kernel.operations import Op, Reply
-from fastdedup.kernel.verbs import Verb
-from fastdedup.stores.memory import MemoryStore
 
 from ..servers import RedisServer
 from ..stores import TIMEOUT
+from ..unit.test_fallback import FlakyStore
 from ..waiting import wait_until
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
@@ -197,20 +195,15 @@ def test_a_journal_comes_home_in_the_next_loop(own_redis: RedisServer, loop: Any
     run(dedup.aclose, loop)
 
 
-class Moody(MemoryStore):
+class Moody(FlakyStore):
     """A store that a test takes away, and that cannot be opened as it is set up."""
 
-    is_away = is_mistaken = False
+    is_mistaken = False
 
     async def open(self) -> None:
         if self.is_mistaken:
             raise ConfigError("the store is too old")
         await super().open()
-
-    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        if self.is_away:
-            raise UnavailableError("the store is away")
-        return await super().execute(verb, ops)
 
 
 def test_an_opening_that_fails_loses_nothing_of_the_loop_before() -> None:
@@ -220,7 +213,7 @@ def test_an_opening_that_fails_loses_nothing_of_the_loop_before() -> None:
 
     async def in_outage() -> None:
         await dedup.open()
-        store.is_away = True
+        store.down = True
         async with dedup.claim("key") as claim:
             await claim.complete("local")
 
@@ -235,7 +228,7 @@ def test_an_opening_that_fails_loses_nothing_of_the_loop_before() -> None:
         await dedup.aclose()
 
     run(in_outage)
-    store.is_away, store.is_mistaken = False, True
+    store.down, store.is_mistaken = False, True
     run(mistaken)
     store.is_mistaken = False
     run(afterwards)

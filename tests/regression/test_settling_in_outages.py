@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -14,9 +14,6 @@ import pytest
 
 from fastdedup import Claim, ConfigError, Dedup, Outcome, UnavailableError, UsageError
 from fastdedup.events import Event, LeaseLost
-from fastdedup.kernel.operations import Op, Reply
-from fastdedup.kernel.verbs import Verb
-from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.testing import FakeStore
 
@@ -24,6 +21,8 @@ from ..integrations.shops import until
 from ..proxy import Proxy, proxied
 from ..servers import RedisServer
 from ..waiting import acquired, cancel, wait_until
+from .test_interrupts_of_synchronous_code import TimeLimit, interrupts  # noqa: F401 -- a fixture
+from .test_lifecycle import Moody
 
 # An outcome whose caller is cancelled while the store does not answer is recorded once the store is back.
 # It was dropped: the work was done, the key was freed by the end of the lease, and a retry did the work
@@ -203,26 +202,16 @@ def test_a_loop_that_ends_in_the_outage_is_a_line(
     assert "destroyed" not in caplog.text
 
 
-class Interrupted(Exception):
-    """What a signal's handler raises, as Celery's soft time limit does."""
-
-
+@pytest.mark.usefixtures("interrupts")
 def test_a_completion_without_asyncio(store: FakeStore) -> None:
-    def interrupt(*_: object) -> None:
-        raise Interrupted
-
-    former = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with SyncDedup(store, namespace="shop", lease=30.0) as dedup:
-            claim = dedup.claim("order:42")
-            store.outage.start("refused")
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
-            with pytest.raises(Interrupted):
-                claim.complete({"id": 7})
-            store.outage.stop()
-            assert dedup.claim("order:42", wait=5.0).result == {"id": 7}
-    finally:
-        signal.signal(signal.SIGALRM, former)
+    with SyncDedup(store, namespace="shop", lease=30.0) as dedup:
+        claim = dedup.claim("order:42")
+        store.outage.start("refused")
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(TimeLimit):
+            claim.complete({"id": 7})
+        store.outage.stop()
+        assert dedup.claim("order:42", wait=5.0).result == {"id": 7}
 
 
 # A release whose caller is cancelled while the store is silent frees the key once the store is back. It was
@@ -281,34 +270,17 @@ async def test_leaving_the_block_never_completes_a_release(
         await wait_until(taken, description="another caller gets the key")
 
 
-class Mute(MemoryStore):
-    """A store that now and then answers nothing and does nothing."""
-
-    mute = False
-
-    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        if self.mute:
-            await asyncio.Event().wait()
-        return await super().execute(verb, ops)
-
-
+@pytest.mark.usefixtures("interrupts")
 def test_a_release_without_asyncio() -> None:
-    def interrupt(*_: object) -> None:
-        raise Interrupted
-
-    store = Mute()
-    former = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with SyncDedup(store, namespace="shop", lease=60.0, timeout=0.3) as dedup:
-            claim = dedup.claim("k")
-            store.mute = True
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
-            with pytest.raises(Interrupted):
-                claim.release()
-            store.mute = False
-            assert dedup.claim("k", wait=10.0).acquired
-    finally:
-        signal.signal(signal.SIGALRM, former)
+    store = Moody()
+    with SyncDedup(store, namespace="shop", lease=60.0, timeout=0.3) as dedup:
+        claim = dedup.claim("k")
+        store.hangs = True
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(TimeLimit):
+            claim.release()
+        store.hangs = False
+        assert dedup.claim("k", wait=10.0).acquired
 
 
 # A key that its body gave back while the store did not answer is free once the store answers. It was held
