@@ -222,9 +222,12 @@ def frame_end(data: bytes, at: int) -> int:
 
 
 @asynccontextmanager
-async def proxied(server: RedisServer) -> AsyncIterator[Proxy]:
-    """Run a proxy before `server`."""
+async def proxied(server: RedisServer, name: str = "") -> AsyncIterator[Proxy]:
+    """Run a proxy before `server`. With a `name` for its socket, there may be several."""
     proxy = Proxy(server)
+    if name:
+        proxy.path = server.folder / name
+        proxy.url = f"unix://{proxy.path}?db=0"
     listening = await asyncio.start_unix_server(proxy.serve, proxy.path)
     try:
         yield proxy

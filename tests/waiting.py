@@ -47,6 +47,18 @@ async def acquired(
     return claim
 
 
+async def abandoned(dedup: Dedup, key: str, *, lease: float = 0.02, **options: Any) -> Claim:
+    """Return the claim of an owner that died: its lease has ended."""
+    claim = await dedup.claim(key, lease=lease, **options)
+
+    async def over() -> bool:
+        record = await dedup.get(key)
+        return record is not None and record.lease is not None and record.lease < -0.002
+
+    await wait_until(over, description="the lease ends")
+    return claim
+
+
 async def cancel(task: asyncio.Future[Any]) -> None:
     """Cancel a task, which must end by it."""
     task.cancel()

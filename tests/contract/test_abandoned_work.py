@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
-from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, FailedError, Outcome, Resolution, Takeover
+from fastdedup import Claim, ClaimLostError, ConfigError, FailedError, Outcome, Resolution, Takeover
 
 from ..stores import Backend, on_stores
-from ..waiting import wait_until
+from ..waiting import abandoned, wait_until
 
 LEASE = 0.02
-
-
-async def abandoned(dedup: Dedup, key: str, **options: Any) -> Claim:
-    """Return the claim of an owner that died: its lease has ended."""
-    claim = await dedup.claim(key, lease=LEASE, **options)
-
-    async def over() -> bool:
-        record = await dedup.get(key)
-        return record is not None and record.lease is not None and record.lease < -0.002
-
-    await wait_until(over, description="the lease ends")
-    return claim
 
 
 def answering(answer: Resolution, heard: list[Takeover]) -> Callable[[Takeover], Awaitable[Resolution]]:

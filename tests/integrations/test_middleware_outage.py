@@ -25,6 +25,7 @@ from .conftest import MakeShop
 from .desk import Desk, at, client, key, problem
 from .live import Call
 from .middleware_shop import ASGI, FACES, WSGI, Shop, on_redis
+from .test_waiting_duplicates import counted
 
 SENT_WITHIN = 3.0
 """Seconds: a response is held back for one at most, and two cores are shared."""
@@ -115,18 +116,6 @@ async def test_a_response_that_cannot_be_stored_is_sent_and_marked(
     assert marks(answer) == ({"idempotency-stored"} if path != "/failing" else set())  # it would be released
 
 
-def completed(registry: CollectorRegistry) -> dict[str, float]:
-    """Completions by their outcomes, where there are some."""
-    return {
-        sample.labels["outcome"]: sample.value
-        for metric in registry.collect()
-        for sample in metric.samples
-        if sample.name == "fastdedup_operations_total"
-        and sample.labels["verb"] == "complete"
-        and sample.value
-    }
-
-
 @pytest.mark.usefixtures("short_hold")
 async def test_and_is_stored_once_redis_is_back(make_own: MakeShop, own_redis: RedisServer) -> None:
     """And counted once, by what came of it."""
@@ -145,8 +134,8 @@ async def test_and_is_stored_once_redis_is_back(make_own: MakeShop, own_redis: R
             return again.content == (await first).content
 
         await wait_until(replayed, description="the duplicate gets the first response")
-        await wait_until(lambda: completed(registry), description="it is counted")
-        assert completed(registry) == {"ok": 1}
+        await wait_until(lambda: counted(registry, "complete"), description="it is counted")
+        assert counted(registry, "complete") == {"ok": 1}
     assert shop.runs["orders"] == 1
 
 

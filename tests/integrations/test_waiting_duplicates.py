@@ -38,13 +38,13 @@ from .wsgi_apps import Call, Reply, Shop
 HEADERS = {"Idempotency-Key": "k"}
 
 
-def counted(registry: CollectorRegistry) -> dict[str, float]:
-    """The outcomes of claims that were counted."""
+def counted(registry: CollectorRegistry, verb: str = "claim") -> dict[str, float]:
+    """The outcomes of calls that were counted."""
     return {
         sample.labels["outcome"]: sample.value
         for metric in registry.collect()
         for sample in metric.samples
-        if sample.name == "fastdedup_operations_total" and sample.labels["verb"] == "claim" and sample.value
+        if sample.name == "fastdedup_operations_total" and sample.labels["verb"] == verb and sample.value
     }
 
 

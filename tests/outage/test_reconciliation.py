@@ -17,7 +17,7 @@ from fastdedup import BreakerState, Claim, ClaimLostError, LocalLRU, Outcome
 from fastdedup.events import BreakerClosed, BreakerOpened, Conflict, Replayed, Unreplayed
 
 from ..heard import HeardGate
-from ..proxy import Fate, Proxy
+from ..proxy import Fate, Proxy, proxied
 from ..servers import RedisServer
 from ..waiting import wait_until
 
@@ -58,7 +58,7 @@ class Site:
 
     async def gate(self, **options: Any) -> Gate:
         """One more process, with its own way to the server."""
-        proxy = await self._stack.enter_async_context(way_to(self.server, f"way{len(self.proxies)}.sock"))
+        proxy = await self._stack.enter_async_context(proxied(self.server, f"way{len(self.proxies)}.sock"))
         self.proxies.append(proxy)
         gate = Gate(proxy.url, **options)
         await self._stack.enter_async_context(gate.dedup)
@@ -88,19 +88,6 @@ class Site:
         await self.heal()
         for gate in gates:
             await gate.came_home()
-
-
-@asynccontextmanager
-async def way_to(server: RedisServer, name: str) -> AsyncIterator[Proxy]:
-    proxy = Proxy(server)
-    proxy.path = server.folder / name
-    proxy.url = f"unix://{proxy.path}?db=0"
-    listening = await asyncio.start_unix_server(proxy.serve, proxy.path)
-    try:
-        yield proxy
-    finally:
-        listening.close()
-        await proxy.aclose()
 
 
 @asynccontextmanager

@@ -25,7 +25,6 @@ from fastapi import FastAPI, Form, Request
 from fastapi.responses import PlainTextResponse
 from playwright.sync_api import expect
 from starlette.middleware.sessions import SessionMiddleware
-from werkzeug.serving import make_server
 
 from fastdedup import Claim, Dedup
 from fastdedup.integrations.django import one_time_form
@@ -39,6 +38,7 @@ from fastdedup.sync import Dedup as SyncDedup
 from ..integrations import django_project as django_project  # sets Django up
 from ..integrations.browser import chromium
 from ..integrations.django_shop import atomic_requests
+from ..integrations.test_wsgi_server import running, werkzeug_server
 
 ACTIONS = ("in", "out", "rotate")
 HTML = {"Accept": "text/html"}
@@ -202,25 +202,16 @@ def test_a_second_click_while_the_first_works_is_told_so(action: str) -> None:
         assert first.result(30).status_code in (200, 302)
 
 
-@contextmanager
-def served() -> Iterator[str]:
-    """Django behind a server with threads."""
-    server = make_server("127.0.0.1", 0, WSGIHandler(), threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_browser_that_clicks_again_learns_what_was_done(action: str) -> None:
-    with shop("cache"), served() as url, chromium() as browser, browser.new_context() as context:
+    with (
+        shop("cache"),
+        running(werkzeug_server, WSGIHandler()) as port,
+        chromium() as browser,
+        browser.new_context() as context,
+    ):
         page = context.new_page()
-        page.goto(f"{url}/door")
+        page.goto(f"http://127.0.0.1:{port}/door")
         page.get_by_role("button").evaluate("(button, action) => { button.value = action }", action)
         box = page.get_by_role("button").bounding_box()
         assert box is not None

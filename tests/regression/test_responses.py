@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from http.client import HTTPConnection
-from socketserver import ThreadingMixIn
 from typing import Any, NamedTuple
-from wsgiref import simple_server
 
 import httpx
 import pytest
@@ -32,6 +28,7 @@ from fastdedup.web.response import HeaderFilter
 
 from ..integrations import django_project as django_project  # sets Django up
 from ..integrations.django_shop import open_shop
+from ..integrations.test_wsgi_server import running, wsgiref_server
 from ..integrations.wsgi_apps import call
 
 # A replay has the first response's status line, header names and kind, and none of its credentials. Replays
@@ -46,28 +43,6 @@ SECRETS = {"Authorization": "Bearer s3cret", "WWW-Authenticate": "Bearer", "Auth
 # WSGI, under a real server
 
 
-class Server(ThreadingMixIn, simple_server.WSGIServer):
-    daemon_threads = True
-
-
-class Handler(simple_server.WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
-
-
-@contextmanager
-def served(app: Any) -> Iterator[int]:
-    server = simple_server.make_server("127.0.0.1", 0, app, Server, Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 def test_a_wsgi_replay_has_the_status_line_and_header_names_of_the_first(redis_url: str) -> None:
     def app(environ: Any, start_response: Any) -> list[bytes]:
         start_response("201 CREATED", [("Content-Type", "text/plain"), ("X-OrderID", "7"), *SECRETS.items()])
@@ -75,7 +50,7 @@ def test_a_wsgi_replay_has_the_status_line_and_header_names_of_the_first(redis_u
 
     with (
         SyncDedup(redis_url, namespace="t") as dedup,
-        served(wsgi.IdempotencyMiddleware(app, dedup, principal=wsgi.everyone)) as port,
+        running(wsgiref_server, wsgi.IdempotencyMiddleware(app, dedup, principal=wsgi.everyone)) as port,
     ):
         first, again = (sent(port) for _ in range(2))
     assert first[0] == again[0] == "CREATED"

@@ -21,7 +21,7 @@ from fastdedup import (
 )
 from fastdedup.events import Conflict, Event
 
-from ..outage.test_reconciliation import site_of, way_to
+from ..outage.test_reconciliation import site_of
 from ..proxy import Fate, Proxy, proxied
 from ..servers import RedisServer
 from ..sidecars import Sidecar
@@ -128,7 +128,7 @@ class Gates:
 async def two_gates(server: RedisServer) -> AsyncIterator[Gates]:
     async with AsyncExitStack() as stack:
         policy, events = LocalLRU(), list[Event]()
-        ways = [await stack.enter_async_context(way_to(server, f"gate{n}.sock")) for n in (1, 2)]
+        ways = [await stack.enter_async_context(proxied(server, f"gate{n}.sock")) for n in (1, 2)]
         gates = [
             Dedup(way.url, namespace="shop", timeout=5.0, on_unavailable=policy, on_event=events.append)
             for way in ways

@@ -296,20 +296,8 @@ def test_a_used_token_is_known_as_used_for_as_long_as_the_store_may_think_it_fre
 
 def test_a_machine_goes_on_from_where_it_was_last_seen() -> None:
     lab = Lab()
-
-    def move(to: str, *sources: str) -> TransitionOp:
-        return TransitionOp(
-            WIRE("m"),
-            to=to,
-            initial="new",
-            sources=frozenset(sources),
-            version=None,
-            change=to.encode().ljust(10),
-            keep_ms=TTL,
-        )
-
-    lab.says(move("paid", "new"), TransitionReply(Code.OK, "paid", 1))
-    moved = lab.ask(move("sent", "paid"))
+    lab.says(moves(b"paid", "paid", "new"), TransitionReply(Code.OK, "paid", 1))
+    moved = lab.ask(moves(b"sent", "sent", "paid"))
     assert (moved.code, moved.state, moved.version, moved.degraded) == (Code.OK, "sent", 2, True)
 
 

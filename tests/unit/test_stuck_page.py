@@ -23,7 +23,7 @@ from fastdedup.sql import Inbox
 from fastdedup.web.inspection import get_request, principal_of_header
 
 from ..sql_pages.pages import Page
-from ..waiting import wait_until
+from ..waiting import abandoned
 
 PAGE = Page("stuck.md")
 (FIND,) = PAGE.blocks("Find what is stuck", "python")
@@ -76,29 +76,23 @@ async def test_abandoned_work_is_looked_up_before_it_runs_again(redis_url: str) 
     names = PAGE.run(text, provider=bank.transport)
     dedup, charge = names["dedup"], names["charge"]
 
-    async def abandoned(order: str) -> None:
+    async def left_behind(order: str) -> None:
         await dedup.forget(order)
-        await dedup.claim(order, lease=0.02, ttl=60)
-
-        async def over() -> bool:
-            record = await dedup.get(order)
-            return record is not None and record.lease is not None and record.lease < -0.002
-
-        await wait_until(over, description="the lease ends")
+        await abandoned(dedup, order, ttl=60)
 
     async with dedup:
-        await abandoned("page:done")
+        await left_behind("page:done")
         bank.charges["page:done"] = {"id": 77}
         assert await charge("page:done") == {"id": 77}
         assert bank.keys == []
         for _ in range(2):
-            await abandoned("page:open")
+            await left_behind("page:open")
             bank.charges.pop("page:open", None)
             assert (await charge("page:open"))["id"]
         assert len(bank.keys) == 2
         assert len(set(bank.keys)) == 1, "each attempt sends the same key"
         bank.knows = False
-        await abandoned("page:unknown")
+        await left_behind("page:unknown")
         with pytest.raises(FailedError, match="cannot say"):
             await charge("page:unknown")
         for order in ("page:done", "page:open", "page:unknown"):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from fastdedup import (
@@ -29,7 +28,6 @@ from fastdedup import (
 )
 from fastdedup.errors import ConfigError, UsageError
 from fastdedup.events import BreakerClosed, BreakerOpened, Event
-from fastdedup.integrations.asgi import IdempotencyMiddleware
 from fastdedup.model import BreakerState
 from fastdedup.sql import Inbox
 from fastdedup.sync import Dedup as SyncDedup
@@ -48,6 +46,7 @@ from fastdedup.testing import (
 )
 from fastdedup.tokens import draw_token
 
+from ..test_record_commands import answered
 from ..waiting import wait_until
 
 NOWHERE = "redis://localhost:1/0"
@@ -533,17 +532,9 @@ def test_a_web_request_is_named_by_its_route_and_key(store: FakeStore, make: Cal
 
 
 async def _post_twice(store: FakeStore) -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 201, "headers": []})
-        await send({"type": "http.response.body", "body": b"made"})
-
     async with fake_dedup(store) as dedup:
-        guarded = IdempotencyMiddleware(app, dedup, routes=["/orders/{id}"], principal=lambda _: "ann")
-        transport = httpx.ASGITransport(guarded)
-        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
-            for _ in range(2):
-                answer = await client.post("/orders/7", headers={"idempotency-key": '"k-1"'})
-                assert answer.status_code == 201
+        for _ in range(2):
+            await answered(dedup)
 
 
 async def test_an_assertion_may_ask_how_it_ended(store: FakeStore) -> None:
