@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import aiosqlite
 import celery
 import dramatiq
 import flask
@@ -34,6 +32,7 @@ from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import inbox_database
 
 from ..fixtures import fixture_of
+from ..inbox_file import transaction
 from ..integrations import django_project as django_project  # sets Django up
 from ..integrations.django_inside import SETTINGS as INSIDE
 from ..integrations.django_shop import open_shop
@@ -185,14 +184,6 @@ async def test_subscribers_of_faststream(work: Work, database: Path, in_an_inbox
 
 
 # The inbox behind the gate
-
-
-@asynccontextmanager
-async def transaction(database: Path) -> AsyncIterator[aiosqlite.Connection]:
-    async with aiosqlite.connect(database, isolation_level=None) as connection:
-        await connection.execute("BEGIN IMMEDIATE")
-        yield connection
-        await connection.commit()
 
 
 @pytest.mark.parametrize("is_gone", [False, True], ids=["", "the gate is gone"])

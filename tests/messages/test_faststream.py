@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
-import aiosqlite
 import pytest
 from faststream import AckPolicy, Context, FastStream, Response
 from faststream.confluent import KafkaBroker as ConfluentBroker
@@ -36,8 +35,8 @@ from fastdedup.integrations.faststream import (
 )
 from fastdedup.integrations.faststream.brokers.redis import RedisWay
 from fastdedup.sql import Inbox
-from fastdedup.sql.dialects import TableName, dialect_of
-from fastdedup.sql.rules import TABLE
+
+from ..inbox_file import make_tables, transaction, work_in
 
 WEEK = timedelta(days=7)
 
@@ -356,30 +355,12 @@ async def test_a_result_that_was_not_published_comes_with_the_duplicate(redis_ur
 def database(tmp_path: Path) -> Path:
     """An SQLite database with an inbox, and a table of effects."""
     path = tmp_path / "shop.db"
-    with sqlite3.connect(path) as connection:
-        connection.executescript(dialect_of("sqlite", TableName(TABLE)).ddl())
-        connection.execute("CREATE TABLE work (id INTEGER)")
+    make_tables(path)
     return path
 
 
 def inbox_of(path: Path) -> Inbox:
-    @asynccontextmanager
-    async def begin() -> AsyncIterator[aiosqlite.Connection]:
-        async with aiosqlite.connect(path, isolation_level=None) as connection:
-            await connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-            except BaseException:
-                await connection.rollback()
-                raise
-            await connection.commit()
-
-    return Inbox("billing", keep=WEEK, begin=begin)
-
-
-def effects(path: Path) -> list[Any]:
-    with sqlite3.connect(path) as connection:
-        return [number for (number,) in connection.execute("SELECT id FROM work")]
+    return Inbox("billing", keep=WEEK, begin=partial(transaction, path))
 
 
 @pytest.mark.parametrize("gated", [True, False], ids=["gate and inbox", "inbox alone"])
@@ -400,7 +381,7 @@ async def test_the_handler_gets_the_inboxs_transaction(redis_url: str, database:
             await shop.publish()
     assert shop.runs == [7, 7]
     assert shop.replies == ["invoice 7"] * 2
-    assert effects(database) == [7]
+    assert work_in(database) == [7]
 
 
 async def test_attempts_count_without_a_gate_too(database: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -24,10 +23,9 @@ from fastdedup import ConfigError, Dedup, UsageError
 from fastdedup.integrations.rabbitmq import Consumer, body, message_id
 from fastdedup.integrations.rabbitmq.places import UnroutableError
 from fastdedup.sql import Inbox
-from fastdedup.sql.dialects import TableName, dialect_of
-from fastdedup.sql.rules import TABLE
 
 from ..brokers import RabbitServer
+from ..inbox_file import make_tables, transaction, work_in
 from ..waiting import wait_until
 from .consumers import at_work
 
@@ -340,17 +338,7 @@ async def test_what_takes_longer_than_its_grace_comes_again(
 @pytest.mark.parametrize("gated", [True, False], ids=["gate and inbox", "inbox alone"])
 async def test_the_work_and_its_row_commit_together(open_orders: Open, tmp_path: Path, gated: bool) -> None:
     path = tmp_path / "shop.db"
-    with sqlite3.connect(path) as connection:
-        connection.executescript(dialect_of("sqlite", TableName(TABLE)).ddl())
-        connection.execute("CREATE TABLE work (id TEXT)")
-
-    @asynccontextmanager
-    async def begin() -> AsyncIterator[aiosqlite.Connection]:
-        async with aiosqlite.connect(path, isolation_level=None) as connection:
-            await connection.execute("BEGIN IMMEDIATE")
-            yield connection
-            await connection.commit()
-
+    make_tables(path)
     async with open_orders() as orders:
         orders.dedup = orders.dedup if gated else None
 
@@ -360,12 +348,11 @@ async def test_the_work_and_its_row_commit_together(open_orders: Open, tmp_path:
                 fault(message)
 
         await orders.publish("1", "1", "2", "poison")
-        inbox = Inbox("billing", keep=timedelta(days=7), begin=begin)
+        inbox = Inbox("billing", keep=timedelta(days=7), begin=partial(transaction, path))
         async with orders.consumer(inbox=inbox, attempts=2) as consumer, at_work(consumer, work):
             await wait_until(lambda: consumer.counts.dead_lettered, description="one is a dead letter")
             await wait_until(lambda: consumer.counts.delivered == 5, description="all are delivered")
-        with sqlite3.connect(path) as connection:
-            assert sorted(connection.execute("SELECT id FROM work")) == [("1",), ("2",)]
+        assert sorted(work_in(path)) == ["1", "2"]
 
 
 # Bad input

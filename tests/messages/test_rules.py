@@ -20,9 +20,9 @@ from fastdedup.messages.deliveries import Deliveries
 from fastdedup.messages.keys import gate_key, text_of
 from fastdedup.messages.settings import deliveries_of
 from fastdedup.sql import Inbox
-from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sql.rules import TABLE
 
+from ..inbox_file import make_tables, transaction, work_in
 from ..servers import RedisServer
 from ..waiting import cancel, wait_until
 
@@ -455,30 +455,21 @@ class Shop:
         self.path = path
         self.away = False
         self.lose_commit = False
-        with sqlite3.connect(path) as connection:
-            connection.executescript(dialect_of("sqlite", TableName(TABLE)).ddl())
-            connection.execute("CREATE TABLE work (id TEXT)")
+        make_tables(path)
         self.inbox = Inbox("billing", keep=WEEK, begin=self.begin)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[aiosqlite.Connection]:
         if self.away:
             raise ConnectionRefusedError("the database is down")
-        async with aiosqlite.connect(self.path, isolation_level=None) as connection:
-            await connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-            except BaseException:
-                await connection.rollback()
-                raise
-            await connection.commit()
+        async with transaction(self.path) as connection:
+            yield connection
         if self.lose_commit:
             self.lose_commit = False
             raise ConnectionResetError("the reply was lost")
 
     def effects(self) -> int:
-        with sqlite3.connect(self.path) as connection:
-            return int(connection.execute("SELECT count(*) FROM work").fetchone()[0])
+        return len(work_in(self.path))
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.testing import FakeStore
 
 from ..brokers import RabbitServer
+from ..contract.test_abandoned_work import answering
 from ..waiting import wait_until
 
 # The check of abandoned work: asked whenever it may be needed, and never answered under a lost lease.
@@ -177,6 +178,14 @@ def forget(redis_url: str) -> None:
         client.flushdb()
 
 
+async def nothing(message: str) -> None:
+    """Work of no effect."""
+
+
+async def no_dead_letter(decision: Decision) -> None:
+    raise AssertionError(decision)
+
+
 async def test_a_consumer_asks_by_the_messages_count(redis_url: str) -> None:
     provider, runs = Provider(), []
 
@@ -184,20 +193,17 @@ async def test_a_consumer_asks_by_the_messages_count(redis_url: str) -> None:
         runs.append(message)
         raise ConnectionError("after the charge")
 
-    async def lay(decision: Decision) -> None:
-        raise AssertionError(decision)
-
     async with Dedup(redis_url, namespace="m", timeout=5.0) as dedup:
         ours = rules(keep_result=True)
         provider.key = (await dedup.claim(ours.gate_key("m-1"), lease=0.01)).downstream("bank")
         forget(redis_url)
         deliveries = Deliveries(ours, dedup, resolve=provider.look_up)
-        first = await deliveries.handle("m-1", work, lay)
+        first = await deliveries.handle("m-1", work, no_dead_letter)
         assert (first.action, first.attempts) == (Action.RETRY, 1)
         forget(redis_url)
-        second = await deliveries.handle("m-1", work, lay, failed=first.attempts)
+        second = await deliveries.handle("m-1", work, no_dead_letter, failed=first.attempts)
         assert (second.action, second.attempts, second.result) == (Action.ACK, 2, "charged before")
-        assert (await deliveries.handle("m-1", work, lay)).result == "charged before"
+        assert (await deliveries.handle("m-1", work, no_dead_letter)).result == "charged before"
     assert runs == ["m-1"]
     provider.check()
 
@@ -221,42 +227,21 @@ def test_a_task_asks_by_its_retries(redis_url: str) -> None:
 async def test_the_higher_count_is_told(redis_url: str) -> None:
     """The store knows of one attempt, the message of three; who held the key last is told as before."""
     heard: list[Takeover] = []
-
-    async def look_up(takeover: Takeover) -> Resolution:
-        heard.append(takeover)
-        return Resolution.not_done()
-
-    async def work(message: str) -> None:
-        pass
-
-    async def lay(decision: Decision) -> None:
-        raise AssertionError(decision)
-
     async with Dedup(redis_url, namespace="m", timeout=5.0) as dedup:
         ours = rules()
         last = await dedup.claim(ours.gate_key("m-1"))
         await last.release()
-        deliveries = Deliveries(ours, dedup, resolve=look_up)
-        assert (await deliveries.handle("m-1", work, lay, failed=3)).attempts == 4
+        deliveries = Deliveries(ours, dedup, resolve=answering(Resolution.not_done(), heard))
+        assert (await deliveries.handle("m-1", nothing, no_dead_letter, failed=3)).attempts == 4
     assert [(each.attempt, each.last_owner) for each in heard] == [(4, last.owner)]
 
 
 @pytest.mark.parametrize("failed", [0, 1])
 async def test_a_first_attempt_asks_nothing(failed: int) -> None:
-    asked = []
-
-    async def look_up(takeover: Takeover) -> Resolution:
-        asked.append(takeover)
-        return Resolution.not_done()
-
-    async def work(message: str) -> None:
-        pass
-
-    async def lay(decision: Decision) -> None:
-        raise AssertionError(decision)
-
+    asked: list[Takeover] = []
     async with Dedup("memory://", namespace="m") as dedup:
-        await Deliveries(rules(), dedup, resolve=look_up).handle("m-1", work, lay, failed=failed)
+        deliveries = Deliveries(rules(), dedup, resolve=answering(Resolution.not_done(), asked))
+        await deliveries.handle("m-1", nothing, no_dead_letter, failed=failed)
     assert len(asked) == failed
 
 

@@ -10,10 +10,9 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from enum import Enum
 from pathlib import Path
 from pickle import dumps, loads
-from typing import Any, NamedTuple, TypedDict
+from typing import Any
 from uuid import UUID
 
 import aiosqlite
@@ -34,6 +33,7 @@ from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import inbox_database
 
+from ..kinds import Colour, Pair, Row
 from ..sql import conftest as sql
 from ..sql.ways import WAYS, WEEK, Party, SyncParty
 
@@ -311,18 +311,6 @@ class Receipt:
 
 
 class Model(BaseModel):
-    number: int
-
-
-class Pair(NamedTuple):
-    number: int
-
-
-class Colour(Enum):
-    RED = "red"
-
-
-class Row(TypedDict):
     number: int
 
 

@@ -25,26 +25,18 @@ from fastdedup.stores.memory import MemoryStore
 from fastdedup.testing import conformance
 from fastdedup.testing.guarantees import CHECKS
 
+from ..chaos.planted import Wrapped
 from ..stores import DownStore
 
 HOUR = 3_600_000  # milliseconds
 
 
-class UsersStore:
+class UsersStore(Wrapped):
     """A user's own store: it has no optional ability. A subclass changes operations or replies."""
 
     def __init__(self) -> None:
-        self.inner = MemoryStore()
+        super().__init__(MemoryStore())
         self.calls = 0
-
-    async def open(self) -> None:
-        await self.inner.open()
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
-
-    async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
-        await self.inner.listen(on_freed)
 
     async def execute(self, verb: Verb, ops: Sequence[Any]) -> Sequence[Any]:
         self.calls += 1
