@@ -103,7 +103,7 @@ NEWEST_TESTS = $(filter tests/%,$(LOWEST_TESTS)) tests/sql tests/messages -k "no
 newest: $(VENV) servers ## test with the newest version of each package that pyproject.toml allows
 	@echo "Installing the newest versions into $(NEWEST)/venv ..."
 	@$(BIN)/python -m venv --clear $(NEWEST)/venv
-	@$(NEWEST)/venv/bin/python -m pip --disable-pip-version-check install --quiet --upgrade --upgrade-strategy eager --editable '.[dev]'
+	@$(NEWEST)/venv/bin/python -m pip --disable-pip-version-check install --quiet --upgrade --upgrade-strategy eager --editable '.[dev,examples]'
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" NGINX="$$(.ci/nginx.sh)" \
 	  POSTGRESQL="$$(.ci/postgresql.sh)" MARIADB="$$(.ci/mariadb.sh)" RABBITMQ="$$(.ci/rabbitmq.sh)" \
 	  $(NEWEST)/venv/bin/python -m pytest -n $(WORKERS) -q -W default::DeprecationWarning -p no:cacheprovider \
@@ -232,8 +232,8 @@ $(WEB): $(VENV) pyproject.toml
 	@touch $@
 
 $(DEV): $(VENV) pyproject.toml
-	@echo "Installing fastdedup[dev] ..."
-	@$(PIP) --editable '.[dev]'
+	@echo "Installing fastdedup[dev,examples] ..."
+	@$(PIP) --editable '.[dev,examples]'
 	@touch $(CLI) $(ACTS) $(WEB) $@
 
 # Python compiles the packages and the tests while the C compiler takes the other core: else each of pytest's workers would, at

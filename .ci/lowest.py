@@ -1,6 +1,6 @@
 """Prints, as constraints for pip, the lowest version of each package that pyproject.toml lets users install.
 
-The tools of the extras `dev` and `bench` are not users' packages. Where two extras name one package, the higher bound
+The tools of the project's own extras are not users' packages. Where two extras name one package, the higher bound
 counts, also that of `dev`: pip installs all of them together.
 """
 
@@ -8,7 +8,7 @@ import re
 import tomllib
 from pathlib import Path
 
-TOOLS = {"dev", "bench"}
+TOOLS = {"dev", "examples", "docs", "release", "bench"}
 NAMED = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w,-]+\])?>=(?P<lowest>[\d.]+)")
 
 

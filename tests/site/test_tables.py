@@ -104,7 +104,7 @@ def test_every_problem_of_http_is_an_answer_of_the_table() -> None:
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-OF_OURS = {"dev", "bench", "docs", "release"}
+OF_OURS = {"dev", "examples", "bench", "docs", "release"}
 ROWS = [
     (re.findall(r"`([\w-]+)`", names), brings)
     for names, brings in re.findall(
