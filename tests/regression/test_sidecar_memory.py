@@ -128,7 +128,9 @@ async def test_clients_that_read_nothing_make_room_for_others(narrow_sidecar: Si
 
         await wait_until(is_served, description="a client that reads is served")
         assert peak(narrow_sidecar) - before < REPLIES_IN_ALL // 2**20 + 24
-        assert narrow_sidecar.log.count("hung up on a client") < 10
+        # 48 first replies fit. On a busy machine the other 12 come when those have been stalled for a second: each of
+        # the 12, and the bystander's, then takes the room of one.
+        assert narrow_sidecar.log.count("hung up on a client") < 20
 
 
 def test_a_batch_refuses_the_results_that_have_no_room(narrow_sidecar: Sidecar) -> None:
