@@ -13,7 +13,7 @@ from ..kernel.codes import Code
 from ..kernel.keyspace import Keyspace, Kind, found_in
 from ..kernel.operations import ForgetOp, ReadOp
 from ..model import Listing, Record, RecordKind, State
-from ..stores.base import ListedStore, Page, Query
+from ..stores.base import AdminStore, Page, Query
 from ..tokens import token_bytes
 
 KINDS: Final[dict[str, Kind]] = {
@@ -116,7 +116,7 @@ async def listing(
         raise ConfigError(f"cursor must be the text that an earlier list returned, got {shown(cursor)}")
     gate.connection.running_engine()  # raises if it is not open
     store: Any = gate.connection.store
-    if not isinstance(store, ListedStore):
+    if not isinstance(store, AdminStore):
         raise ConfigError(f"this store cannot list its records: {type(store).__name__} has no page()")
     records: list[Record] = []
     looked_at, after = 0, cursor or ""

@@ -22,15 +22,11 @@ from ..kernel.shards import ShardedEngine
 from ..kernel.store import BatchStore
 from ..model import Batching, BreakerState
 from ..stores.base import (
-    BoundedStore,
-    ClockComparingStore,
     ClockedStore,
+    ConfiguredStore,
     DegradingStore,
     ListeningStore,
-    OpeningStore,
-    ReportingStore,
     ShardedStore,
-    SlottedStore,
 )
 from ..stores.source import StoreSource
 from ..tasks import running_loop
@@ -117,7 +113,7 @@ class Connection:
 
     def keep_records(self) -> None:
         """Let the store return records with the largest results of all scopes."""
-        if isinstance(self.store, BoundedStore):
+        if isinstance(self.store, ConfiguredStore):
             self.store.max_record = max(self.store.max_record, self._common.max_result + RECORD_HEAD)
 
     # Life
@@ -167,12 +163,11 @@ class Connection:
         else:
             self._last_engine = self._make_engine(store)
         self._use(self._last_engine)
-        if isinstance(store, ReportingStore):
+        if isinstance(store, ConfiguredStore):
             store.on_report = self.report
-        if isinstance(store, ClockComparingStore):
             store.max_clock_skew = self._common.lease / _LEASE_TO_SKEW
         try:
-            await store.open()
+            unreached = await store.open()
             if self._ends_with_loop:
                 self._loop_end = at_loop_end(self._end_with_loop)
         except BaseException as error:
@@ -181,8 +176,8 @@ class Connection:
             self._use(None)
             await self._close_own_store()  # it may still be connecting
             raise
-        if incidents is not None and isinstance(store, OpeningStore) and store.unreached:
-            incidents.unreached(store.unreached)
+        if incidents is not None and unreached:
+            incidents.unreached(unreached)
         if former is not None:
             self.orphans.take_over(former.orphans)
             for policy, namespace in former.journals.policies():
@@ -304,7 +299,7 @@ class Connection:
     @property
     def batching(self) -> Batching:
         """The way in which batches go to the store."""
-        return self.store.batching if isinstance(self.store, SlottedStore) else Batching.WHOLE
+        return Batching.WHOLE if self._sharded is None else self._sharded.batching
 
     @property
     def store_time_us(self) -> int:

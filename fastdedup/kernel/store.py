@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
+from ..model import Batching
 from .operations import Op, Reply
 from .verbs import Verb
 
@@ -93,6 +94,11 @@ class ShardedStore(Protocol):
     A part answers `Redirect` for an operation that belongs to another part. That may be a side way, which is not one
     of `shards()`: its attribute `side_way_of` names the part that it belongs to.
     """
+
+    @property
+    def batching(self) -> Batching:
+        """The way in which batches go to the parts now: some Clusters need a batch for each slot."""
+        ...
 
     def shard(self, wire: bytes) -> BatchStore:
         """Return the part that holds a key now. Called for each operation, so it must not do I/O.

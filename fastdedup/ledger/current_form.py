@@ -13,7 +13,7 @@ from ..kernel.operations import Reply
 from ..kernel.replies import StoredForm
 from ..keys import check_namespace
 from ..model import LedgerResize
-from ..stores.base import NO_EVICTION, EvictingStore
+from ..stores.base import NO_EVICTION, AdminStore
 from .forms import SLOTS, LedgerForm
 from .ids import ledger_wire
 from .operations import FOREVER_MS, LedgerOp
@@ -172,7 +172,7 @@ class CurrentForm:
     async def _check_eviction(self) -> None:
         """Refuse a store that may evict keys. If it does not say, it is asked with the next look at the form."""
         store = self._gate.connection.store
-        if self.settings.allows_eviction or not isinstance(store, EvictingStore):
+        if self.settings.allows_eviction or not isinstance(store, AdminStore):
             return
         try:
             policy = await store.eviction_policy()

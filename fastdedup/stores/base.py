@@ -21,7 +21,6 @@ from ..kernel.store import Done as Done
 from ..kernel.store import ProbedStore as ProbedStore
 from ..kernel.store import ShardedStore as ShardedStore
 from ..kernel.store import TimedStore as TimedStore
-from ..model import Batching
 
 
 class Store(BatchStore, Protocol):
@@ -67,8 +66,11 @@ class Store(BatchStore, Protocol):
     If a store cannot answer, it raises UnavailableError, and no other error.
     """
 
-    async def open(self) -> None:
+    async def open(self) -> str | None:
         """Check that the settings can work. A backend that is down at present is not an error.
+
+        Returns:
+            Why the backend did not answer, if that is an outage; "" or None if it answered.
 
         Raises:
             ConfigError: the backend answers but cannot be used, for example: too old, wrong password.
@@ -123,13 +125,18 @@ Credentials = Callable[[], Login | Awaitable[Login]] | CredentialProvider
 
 
 @runtime_checkable
-class BoundedStore(Protocol):
-    """An optional ability of a store: to refuse to read a value that is larger than any record of its users.
-
-    Such a key gets ForeignRecordError. `max_record`: bytes; a gate that stores larger results raises this limit.
-    """
+class ConfiguredStore(Protocol):
+    """An optional ability of a store: to take what the gate sets when it opens the store."""
 
     max_record: int
+    """Bytes of the largest value that the store reads; a larger one gets ForeignRecordError.
+
+    A gate that stores larger results raises this limit."""
+    max_clock_skew: float
+    """Seconds by which the clocks of its servers may differ: a tenth of the gate's lease. Beyond, it reports a
+    `ClockSkew`."""
+    on_report: Callable[[Event], None] | None
+    """Gets the events that the store notices by itself. Called in the gate's event loop; it does not raise."""
 
 
 @runtime_checkable
@@ -140,40 +147,6 @@ class DegradingStore(Protocol):
     """
 
     degrades: Literal[True]
-
-
-@runtime_checkable
-class ReportingStore(Protocol):
-    """An optional ability of a store: to report events to the user, beside its answers."""
-
-    on_report: Callable[[Event], None] | None = None
-    """Set by the gate when it opens the store. Called in the gate's event loop; it does not raise."""
-
-
-@runtime_checkable
-class OpeningStore(Protocol):
-    """An optional ability of a store: to say why it did not answer when it was opened, if that is an outage."""
-
-    unreached: str
-    """The reason, from the last opening; empty if the store answered."""
-
-
-@runtime_checkable
-class SlottedStore(Protocol):
-    """An optional ability of a store: to have to divide batches by slot; some Clusters need that."""
-
-    @property
-    def batching(self) -> Batching:
-        """The way in which batches go to its nodes now."""
-        ...
-
-
-@runtime_checkable
-class ClockComparingStore(Protocol):
-    """An optional ability of a store: to compare the clocks of its servers, and to report a `ClockSkew`."""
-
-    max_clock_skew: float
-    """Seconds by which a clock may differ. Set by the gate when it opens the store: a tenth of its lease."""
 
 
 class Query(NamedTuple):
@@ -207,30 +180,25 @@ def without_result(record: Stored) -> Stored:
     return record
 
 
-@runtime_checkable
-class ListedStore(Protocol):
-    """An optional ability of a store: to list its records, some at a time, without stopping others for long.
+NO_EVICTION: Final = "noeviction"
+"""The policy of a server that refuses writes when its memory is full, and forgets nothing."""
 
-    A record that is there from the first page to the last is in one of them, and may be in two.
-    """
+
+@runtime_checkable
+class AdminStore(Protocol):
+    """An optional ability of a store: to answer an operator, who asks for its records and its settings."""
 
     async def page(self, query: Query, cursor: str, count: int) -> Page:
         """Look at about `count` keys from `cursor` on ("" is the start), and return the records that fit.
+
+        It does not stop others for long. A record that is there from the first page to the last is in one of them,
+        and may be in two.
 
         Raises:
             UnavailableError: the store does not answer.
             ConfigError: the cursor is not one of this store.
         """
         ...
-
-
-NO_EVICTION: Final = "noeviction"
-"""The policy of a server that refuses writes when its memory is full, and forgets nothing."""
-
-
-@runtime_checkable
-class EvictingStore(Protocol):
-    """An optional ability of a store: to tell whether it may evict keys."""
 
     async def eviction_policy(self) -> str | None:
         """Return the policy for a full memory, by Redis's names; None if it is not known.

@@ -122,7 +122,7 @@ class MemoryStore(BoundedRecords):
                 assert_never(verb)
 
     async def page(self, query: Query, cursor: str, count: int) -> Page:
-        """List records in the order of their keys: see `ListedStore`. The cursor is the last key, in hexadecimal."""
+        """List records in the order of their keys: see `AdminStore`. The cursor is the last key, in hexadecimal."""
         now = self.now()
         try:
             after = bytes.fromhex(cursor)
@@ -137,6 +137,9 @@ class MemoryStore(BoundedRecords):
             if found_in(wire, query.namespace, query.kinds, query.prefix) is not None
         ]
         return Page(found, wires[-1].hex() if len(wires) == count else "", len(wires), self.time_us)
+
+    async def eviction_policy(self) -> None:
+        """Return None: it has no such setting, and forgets nothing."""
 
     # Claims
 

@@ -102,11 +102,14 @@ class FakeStore:
         return replies
 
     async def page(self, query: Query, cursor: str, count: int) -> Page:
-        """List some of the records; see `ListedStore`. An outage of any kind refuses it."""
+        """List some of the records; see `AdminStore`. An outage of any kind refuses it."""
         if self.outage.kind == "frozen" or self.outage.hits("refused"):
             raise refused()
         with self._lock:
             return await self._memory.page(query, cursor, count)  # which does not wait
+
+    async def eviction_policy(self) -> None:
+        """Return None: it has no such setting, and forgets nothing."""
 
     def apply(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         """Execute operations, also in an outage. In any thread."""

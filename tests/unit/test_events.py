@@ -54,9 +54,10 @@ def test_an_event_shows_no_owner(event: Event) -> None:
 
 
 async def test_the_gate_hands_on_what_a_store_reports() -> None:
-    """`ReportingStore`: the store builds the event, the gate's callback gets it."""
+    """`ConfiguredStore`: the store builds the event, the gate's callback gets it."""
 
     class Reporting(MemoryStore):
+        max_record, max_clock_skew = 1024, 1.0
         on_report: Callable[[Event], None] | None = None
 
     seen: list[Event] = []

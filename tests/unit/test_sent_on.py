@@ -11,6 +11,7 @@ from fastdedup import Dedup, Outcome, UnavailableError
 from fastdedup.kernel.operations import Op, Redirect, Reply
 from fastdedup.kernel.shards import MAX_HOPS, ShardedEngine
 from fastdedup.kernel.verbs import Verb
+from fastdedup.model import Batching
 from fastdedup.stores.base import Store
 from fastdedup.stores.memory import MemoryStore
 
@@ -49,6 +50,8 @@ class Moving(MemoryStore):
 
     def shard(self, wire: bytes) -> Store:
         return self.here
+
+    batching = Batching.WHOLE
 
     def shards(self) -> Sequence[Store]:
         return [self.here]

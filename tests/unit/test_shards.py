@@ -16,6 +16,7 @@ from fastdedup.kernel.owners import draw_owner
 from fastdedup.kernel.shards import ShardedEngine, together
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
+from fastdedup.model import Batching
 from fastdedup.model import BreakerState as State
 from fastdedup.stores.base import ShardedStore, Store
 from fastdedup.stores.memory import MemoryStore
@@ -59,6 +60,8 @@ class Parted(MemoryStore):
         if number not in self.parts:
             raise UnavailableError(f"no part is known to hold slot {number}")
         return self.parts[number]
+
+    batching = Batching.WHOLE
 
     def shards(self) -> Sequence[Store]:
         return list(self.parts.values())

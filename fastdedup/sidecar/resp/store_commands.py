@@ -28,7 +28,7 @@ from ...kernel.owners import trace_of, veiled
 from ...kernel.records import Stored
 from ...kernel.verbs import IdUse, Keys, Verb
 from ...ledger.operations import ForgetIdOp, LedgerTerms
-from ...stores.base import EvictingStore, ListedStore, Query
+from ...stores.base import AdminStore, Query
 from ...stores.sidecar.answers import UNSURE, Fill, Present, encode
 from ...stores.sidecar.wire import BY_NAME, MAX_OPERATIONS, PATIENT, PROTOCOL, RunKind, terms_of, unpack
 from ..fields import MAX_NUMBER, number_of, text_of
@@ -334,14 +334,14 @@ def eviction(connection: RespConnection, command: list[bytes]) -> Slot:
 
     async def work() -> bytes:
         backend = root.gate.connection.store
-        policy = await backend.eviction_policy() if isinstance(backend, EvictingStore) else None
+        policy = await backend.eviction_policy() if isinstance(backend, AdminStore) else None
         return encode_value(policy, connection.resp3)
 
     return connection.spawn(work, root, "eviction")
 
 
 def page(connection: RespConnection, command: list[bytes]) -> Slot:
-    """`FD.PAGE namespace kinds prefix cursor count [reason]`: some records; see `ListedStore.page`.
+    """`FD.PAGE namespace kinds prefix cursor count [reason]`: some records; see `AdminStore.page`.
 
     `kinds`: names, with commas. The reply: cursor, keys looked at, time in µs, store keys, and their records.
     """
@@ -354,7 +354,7 @@ def page(connection: RespConnection, command: list[bytes]) -> Slot:
 
     async def work() -> bytes:
         backend: Any = dedup.gate.connection.store
-        if not isinstance(backend, ListedStore):
+        if not isinstance(backend, AdminStore):
             raise ConfigError("the store of this sidecar cannot list its records")
         wanted = tuple(KINDS[kind] for kind in kinds.split(",") if kind in LISTED)
         count = min(number_of("FD.PAGE", command[5], 1, MAX_NUMBER), MOST_PAGE)

@@ -20,7 +20,7 @@ _DIGITS = len(str(_MOST))
 
 
 async def read_page(connection: RedisConnection, query: Query, cursor: str, count: int) -> Page:
-    """Return a page of the records that this server holds; see `ListedStore`.
+    """Return a page of the records that this server holds; see `AdminStore`.
 
     Raises:
         Exception: an error of the connection or of the server, for `translate`.

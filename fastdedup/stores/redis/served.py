@@ -62,9 +62,7 @@ class WholeStore(ServedStore):
         self.listener = listener
         """The subscription to freed keys."""
         self.on_report: Callable[[Event], None] | None = None
-        """Gets the events that the store notices by itself: see `ReportingStore`."""
-        self.unreached = ""
-        """The reason why it did not answer when it was opened: see `OpeningStore`."""
+        """Gets the events that the store notices by itself: see `ConfiguredStore`."""
         self._timeout = timeout
 
     @property

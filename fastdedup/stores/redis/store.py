@@ -80,23 +80,24 @@ class RedisStore(WholeStore):
 
     @property
     def max_clock_skew(self) -> float:
-        """Seconds by which the clock may differ after a failover: see `ClockComparingStore`."""
+        """Seconds by which the clock may differ after a failover: see `ConfiguredStore`."""
         return self._clock.max_skew
 
     @max_clock_skew.setter
     def max_clock_skew(self, seconds: float) -> None:
         self._clock.max_skew = seconds
 
-    async def open(self) -> None:
+    async def open(self) -> str:
         """Connect once, to find mistakes early. A server that is down is not a mistake: then the policy answers."""
-        self.unreached = ""
+        unreached = ""
         try:
             async with asyncio.timeout(self._timeout * 4):
                 await self.reconnector.connected()
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            self.unreached = only_mistakes(self.fault_of(error))
+            unreached = only_mistakes(self.fault_of(error))
         if self._watch is not None:
             self._watch.start()
+        return unreached
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -150,12 +151,12 @@ class RedisStore(WholeStore):
             raise self.fault_of(answer) from None
 
     async def eviction_policy(self) -> str | None:
-        """Return the server's maxmemory-policy: see `EvictingStore`."""
+        """Return the server's maxmemory-policy: see `AdminStore`."""
         with self.translated():
             return await self.server.eviction_policy()
 
     async def page(self, query: Query, cursor: str, count: int) -> Page:
-        """List some of the server's records: see `ListedStore`."""
+        """List some of the server's records: see `AdminStore`."""
         with self.translated():
             return await self.server.page(query, cursor, count)
 

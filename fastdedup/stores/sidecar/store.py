@@ -47,8 +47,6 @@ class SidecarStore:
     def __init__(self, url: str, *, timeout: float) -> None:
         self._path = path_of(url)
         self.name = f"the sidecar at {self._path}"
-        self.unreached = ""
-        """Why it did not answer when it was opened: see `OpeningStore`."""
         self._timeout = timeout
         self._reconnector = Reconnector(self._dial)
         self._listener = SidecarListener(self._dial, timeout)
@@ -66,9 +64,8 @@ class SidecarStore:
         """The time of the sidecar's store: see `ClockedStore`."""
         return monotonic_ns() // 1000 + self._ahead_us if self._ahead_us else 0
 
-    async def open(self) -> None:
+    async def open(self) -> str:
         """Connect once, to find mistakes early. A sidecar that does not answer is an outage, not a mistake."""
-        self.unreached = ""
         try:
             async with self._translated(self._timeout * 4):
                 try:
@@ -77,7 +74,8 @@ class SidecarStore:
                     text = f"this user may not connect to {self.name}: add it to the socket's group"
                     raise ConfigError(text) from None
         except UnavailableError as error:
-            self.unreached = str(error)
+            return str(error)
+        return ""
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -134,7 +132,7 @@ class SidecarStore:
         return None if reply is None else str(reply.decode())
 
     async def page(self, query: Query, cursor: str, count: int) -> Page:
-        """List some records of the sidecar's store: see `ListedStore`."""
+        """List some records of the sidecar's store: see `AdminStore`."""
         kinds = ",".join(kind.name.lower() for kind in query.kinds)
         async with self._translated(self._timeout * 4):
             await self._reconnector.connected()  # it tells whether it takes reasons

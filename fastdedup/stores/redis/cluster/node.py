@@ -254,12 +254,12 @@ class Node(ServedStore):
                 raise self.fault_of(answer)
 
     async def eviction_policy(self) -> str | None:
-        """Return the node's maxmemory-policy: see `EvictingStore`."""
+        """Return the node's maxmemory-policy: see `AdminStore`."""
         with self.translated():
             return await self.server.eviction_policy()
 
     async def page(self, query: Query, cursor: str, count: int) -> Page:
-        """List some of the records that this node holds: see `ListedStore`."""
+        """List some of the records that this node holds: see `AdminStore`."""
         with self.translated():
             return await self.server.page(query, cursor, count)
 

@@ -74,16 +74,16 @@ class ClusterStore(WholeStore):
 
     @property
     def max_clock_skew(self) -> float:
-        """Seconds by which the clocks of two servers may differ: see `ClockComparingStore`."""
+        """Seconds by which the clocks of two servers may differ: see `ConfiguredStore`."""
         return self._clocks.max_skew
 
     @max_clock_skew.setter
     def max_clock_skew(self, seconds: float) -> None:
         self._clocks.max_skew = seconds
 
-    async def open(self) -> None:
+    async def open(self) -> str:
         """Learn the layout and connect to all nodes, to find mistakes early. An outage is not a mistake."""
-        self.unreached = ""
+        unreached = ""
         try:
             async with asyncio.timeout(self._timeout * 4):
                 await self.topology.refresh()
@@ -92,9 +92,10 @@ class ClusterStore(WholeStore):
                 )
             for fault in faults:
                 if fault is not None:
-                    self.unreached = only_mistakes(fault)
+                    unreached = only_mistakes(fault)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            self.unreached = only_mistakes(self.fault_of(error))
+            unreached = only_mistakes(self.fault_of(error))
+        return unreached
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -141,7 +142,7 @@ class ClusterStore(WholeStore):
         await asyncio.gather(*(node.probe(wire) for node in self.topology.primaries))
 
     async def eviction_policy(self) -> str | None:
-        """Return the maxmemory-policy of the primaries: see `EvictingStore`. One that evicts comes first.
+        """Return the maxmemory-policy of the primaries: see `AdminStore`. One that evicts comes first.
 
         Raises:
             UnavailableError: no primary answers.
@@ -160,7 +161,7 @@ class ClusterStore(WholeStore):
         return evicting[0] if evicting else None if None in policies else NO_EVICTION
 
     async def page(self, query: Query, cursor: str, count: int) -> Page:
-        """List some of a primary's records, one primary after the other: see `ListedStore`.
+        """List some of a primary's records, one primary after the other: see `AdminStore`.
 
         A cursor holds the address of its primary. If a failover replaces that primary meanwhile, the list must begin
         again.
