@@ -256,6 +256,26 @@ def test_a_query_is_checked(http: httpx.Client, query: str) -> None:
     assert (answer.status_code, answer.json()["type"]) == (422, "urn:fastdedup:problem:invalid-request")
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "name"),
+    [
+        ("GET", "/v1/ledgers/ids?x=1", "x"),
+        ("GET", "/v1/ledgers/ids?namespace=n", "namespace"),
+        ("POST", "/v1/claims?namespace=n", "namespace"),
+        ("POST", "/v1/ledgers/ids/first?x=1", "x"),
+        ("POST", "/v1/batch?x=1", "x"),
+        ("DELETE", "/v1/records?key=a&x=1", "x"),
+    ],
+)
+def test_a_parameter_that_a_request_does_not_take_is_named(
+    http: httpx.Client, method: str, path: str, name: str
+) -> None:
+    """It was ignored beside a body, and of a ledger: a claim with ?namespace= was made in another namespace."""
+    answer = http.request(method, path, json=None if method != "POST" else {"key": "a"})
+    assert (answer.status_code, answer.json()["type"]) == (422, "urn:fastdedup:problem:invalid-request")
+    assert [fault["field"] for fault in answer.json()["errors"]] == [name]
+
+
 def test_it_says_that_it_lives_and_is_ready(http: httpx.Client) -> None:
     assert http.get("/healthz").json()["status"] == "ok"
     assert http.get("/readyz").json() == {"ready": True, "breaker": "closed", "degraded": False}

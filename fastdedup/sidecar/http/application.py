@@ -21,6 +21,7 @@ from ..verbs import Asked
 from . import problems
 from .gate import PATH
 from .ledgers import route_path
+from .models import QueryModel
 from .problems import RequestProblem, is_bad, retry_after
 from .protocol import QUICK_PATH, HttpProtocol
 from .query import parse_query
@@ -96,6 +97,7 @@ class HttpApp:
             return problem(self._no_route(request.path), self._namespaces.counters)
         try:
             if parse is not None:
+                parse_query(request.query, QueryModel)  # else a namespace in the address would be ignored
                 ask = parse(await client.body(self._most))
             else:
                 ask = None if route.asks is None else parse_query(request.query, route.asks)
@@ -124,10 +126,10 @@ class HttpApp:
     def quick(self, connection: HttpProtocol, request: HttpRequest) -> bool:
         """Answer a claim without a task; return False for a request that needs a task.
 
-        A claim needs a task if it waits, names its owner or a ledger, or if the socket's rules judge claims. Every
-        other request needs one. A task and its futures would add 68 % to a claim's instructions.
+        A claim needs a task if it waits, names its owner or a ledger, has a query, or if the socket's rules judge
+        claims. Every other request needs one. A task and its futures would add 68 % to a claim's instructions.
         """
-        if request.path != self._quick_path or request.method != "POST":
+        if request.path != self._quick_path or request.query or request.method != "POST":
             return False
         since = perf_counter()
         try:

@@ -20,7 +20,7 @@ from ...web import header
 from ...web.problems import ProblemType
 from ...web.record_keys import scope_key, shortened
 from ...web.request import EVERYONE, normal_host
-from ..fields import Milliseconds, Wait
+from ..fields import Milliseconds, Namespace, Wait
 from ..namespaces import Namespaces
 from . import models, problems
 from .problems import RequestProblem, problem_of
@@ -44,6 +44,7 @@ HeaderName = Annotated[str, Field(pattern="^[A-Za-z0-9-]{1,64}$")]
 class GateQuery(models.QueryModel):
     """How to decide. Several parameters name the header of the request that has a value."""
 
+    namespace: Namespace | None = None
     principal: HeaderName = Field(
         description="The header that says whose key it is, or `everyone` if callers share their keys."
     )

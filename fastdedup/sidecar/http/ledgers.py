@@ -27,7 +27,6 @@ def named(handler: Handler) -> Handler:
 
     async def handle(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
         name = client.request.path.removeprefix(PREFIX).partition("/")[0]
-        given = {} if ask is None else dict(ask)
-        return await handler(namespaces, SimpleNamespace(ledger=name, namespace=None, **given), client)
+        return await handler(namespaces, SimpleNamespace(ledger=name, namespace=None, **dict(ask)), client)
 
     return handle

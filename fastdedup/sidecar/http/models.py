@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...model import Outcome, RecordKind, State
-from ..fields import Namespace
 from ..wire_verbs import VERBS, WireVerb
 
 
@@ -25,11 +24,9 @@ class RequestModel(BaseModel):
 
 
 class QueryModel(BaseModel):
-    """The parameters of a query: nothing unknown."""
+    """The parameters of a query: nothing unknown. By itself, that of a request that takes none."""
 
     model_config = ConfigDict(extra="forbid")
-
-    namespace: Namespace | None = None
 
 
 def _request(verb: WireVerb) -> Any:
@@ -39,7 +36,7 @@ def _request(verb: WireVerb) -> Any:
     return create_model(name, __base__=base, __doc__=verb.about, **fields)
 
 
-REQUESTS: dict[str, Any] = {verb.name: _request(verb) for verb in VERBS if verb.fields}
+REQUESTS: dict[str, Any] = {verb.name: _request(verb) for verb in VERBS}
 """The models of bodies and queries, by the verb's name."""
 
 

@@ -98,7 +98,7 @@ def _route(verb: WireVerb) -> HttpRoute:
         verb.path,
         named(handler) if verb.of_ledger else handler,
         verb.summary,
-        models.REQUESTS.get(verb.name),
+        models.REQUESTS[verb.name],
         tuple((status, getattr(models, verb.answer)) for status in verb.statuses),
         tuple(_PROBLEMS[name] for name in verb.problems),
         getattr(models, verb.shaped),
