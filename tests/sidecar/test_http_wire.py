@@ -314,6 +314,49 @@ def test_the_body_beside_an_upgrade_is_not_taken_for_a_request(sidecar: Running,
         assert closed(raw)
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["1.1", "transfer-encoding: gzip, chunked"],
+        ["1.1", "transfer-encoding: gzip", "transfer-encoding: chunked"],
+        ["1.1", "transfer-encoding: gzip"],
+        ["1.1", "transfer-encoding: identity"],
+        ["1.1", "transfer-encoding: chunked, chunked"],
+        ["1.1", "transfer-encoding: chunked", "transfer-encoding: chunked"],
+        ["1.1", "transfer-encoding: ,chunked"],
+        ["1.1", "transfer-encoding: chunked", "content-length: 5"],
+        ["1.1", "content-length: 5", "transfer-encoding: chunked"],
+        ["1.1", "content-length: 5", "content-length: 5"],
+        ["1.0", "transfer-encoding: chunked"],
+        ["1.0", "transfer-encoding: chunked", "connection: keep-alive"],
+    ],
+    ids=" / ".join,
+)
+def test_a_body_in_another_coding_than_chunks_is_refused(sidecar: Running, lines: list[str]) -> None:
+    """The request has no effect, and what follows is not taken for a request."""
+    dedup = sidecar.namespaces.root
+    assert sidecar.call(dedup.claim("a")).acquired
+    head = "\r\n".join([f"DELETE /v1/records?key=a HTTP/{lines[0]}", *lines[1:], "", ""])
+    with sidecar.raw() as raw:
+        raw.sendall(head.encode() + b"5\r\nhello\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\n\r\n")
+        ((status, headers, body),) = read(raw)
+        assert (status, body["type"]) == (400, "urn:fastdedup:problem:bad-request")
+        assert headers["connection"] == "close"
+        assert closed(raw)
+    assert sidecar.call(dedup.get("a")) is not None
+
+
+def test_a_request_that_breaks_off_in_the_same_data_has_no_effect(sidecar: Running) -> None:
+    """It was answered 400, and its record was removed after that."""
+    dedup = sidecar.namespaces.root
+    assert sidecar.call(dedup.claim("a")).acquired
+    with sidecar.raw() as raw:
+        raw.sendall(b"DELETE /v1/records?key=a HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n")
+        assert read(raw)[0][0] == 400
+        assert closed(raw)
+    assert sidecar.call(dedup.get("a")) is not None
+
+
 # Clients that go away
 
 

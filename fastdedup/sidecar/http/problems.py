@@ -40,7 +40,12 @@ _RETRY_MS = 1000
 PAGES = "/problems/"
 """The path below which the pages about the problems are."""
 
-BAD_REQUEST = ProblemType("bad-request", 400, "The request is not HTTP", "Send HTTP/1.1, without an upgrade.")
+BAD_REQUEST = ProblemType(
+    "bad-request",
+    400,
+    "The request is not HTTP",
+    "Send HTTP/1.1, without an upgrade, and with no transfer coding but chunked.",
+)
 MALFORMED = ProblemType("malformed-json", 400, "The body is not JSON", "Send one JSON value, in UTF-8.")
 FORBIDDEN = ProblemType(
     "forbidden", 403, "This socket does not allow that", "Use a socket that does. `detail` names the rule."

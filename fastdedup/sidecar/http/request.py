@@ -115,6 +115,16 @@ class HttpRequest:
         self.path = unquote(path) if "%" in path else path
         self.query = parsed.query or b""
 
+    @property
+    def head_bytes(self) -> int:
+        """The bytes that its address and its headers take."""
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    @property
+    def has_body(self) -> bool:
+        """True if its headers say that a body follows."""
+        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+
     def tell(self) -> None:
         """Wake the task that waits for news of this request."""
         self._news.set()
@@ -146,6 +156,14 @@ class HttpRequest:
         """Return what must be sent before the client sends the body: often nothing."""
         expected, self.expects_continue = self.expects_continue, False
         return _CONTINUE if expected else b""
+
+
+def is_chunked(coding: bytes, version: str) -> bool:
+    """True for a body in chunks and in no other coding, which the parser would not take off.
+
+    HTTP/1.0 has no chunks: a proxy that speaks it would see the body's end elsewhere.
+    """
+    return coding.lower() == b"chunked" and version != "1.0"
 
 
 _dated: tuple[Any, bytes] = (None, b"")
