@@ -12,5 +12,5 @@ from .postgresql import PostgreSQL
 class Asyncpg(PostgreSQL):
     """C code makes and sends asyncpg's UUID, a `uuid.UUID`. That is a third of a receive's cost beyond the driver."""
 
-    def _uuid(self, row_id: bytes) -> Any:
+    def _value(self, row_id: bytes) -> Any:
         return pgproto.UUID(row_id)

@@ -111,6 +111,11 @@ class Dialect(ABC):
     """Rows of one purge's transaction by default: as many as the database deletes in about ten milliseconds."""
     mark_type: ClassVar[str]
     """The type of the column `fingerprint`."""
+    wanted: ClassVar[dict[str, tuple[str, ...]]]
+    """The types that each column may have."""
+    _insert_one: str
+    _insert_marked: str
+    """The statements of `insert_one`, without a fingerprint and with one."""
 
     def __init__(self, table_name: TableName) -> None:
         self.table_name = table_name
@@ -136,16 +141,37 @@ class Dialect(ABC):
     def columns(self) -> Flow[dict[str, str]]:
         """Look at the table; return the type of each column, or an empty dict if the table does not exist."""
 
-    @abstractmethod
     def faults_of_the_table(self) -> Flow[list[str]]:
         """Look at the table; return the columns that do not fit. `MISSING` means: the table does not exist."""
+        columns = yield from self.columns()
+        if not columns:
+            return [MISSING]
+        faults = [*misfits(columns, self.wanted), *(yield from self.faults_of_the_engine())]
+        if not faults and not (yield self.unique_id()).rows:
+            faults.append("its column id is not unique")
+        return faults
+
+    def faults_of_the_engine(self) -> Flow[list[str]]:
+        """Return what is wrong with the engine that keeps the table, if the database has several."""
+        yield from ()
+        return []
 
     @abstractmethod
+    def unique_id(self) -> Statement:
+        """Return the statement that finds the unique index of the column `id` alone; no row if there is none."""
+
     def insert_one(self, row_id: bytes, mark: bytes | None = None) -> Statement:
         """Return the statement that inserts a row. It changes one row if the id is new, and no row otherwise.
 
         It waits for a twin in flight, like `insert`. `mark`: the fingerprint.
         """
+        if mark is None:
+            return Statement(self._insert_one, (self._value(row_id),))
+        return Statement(self._insert_marked, (self._value(row_id), self._value(mark)))
+
+    def _value(self, row_id: bytes) -> Any:
+        """Return what the driver takes for an id, or for a fingerprint."""
+        return row_id
 
     @abstractmethod
     def insert(self, ids: Sequence[bytes], marks: Marks) -> Flow[set[bytes]]:
@@ -203,9 +229,21 @@ class Dialect(ABC):
         None if another process is purging the table.
         """
 
-    @abstractmethod
     def figures(self, stretch: float) -> Flow[Figures]:
         """Return the table's figures; `stretch`: the seconds of each range of ages."""
+        of_size, of_oldest, of_ages = self.of_figures(stretch)
+        size, oldest, ages = (yield of_size).rows, (yield of_oldest).rows, (yield of_ages).rows
+        age = oldest[0][0]
+        return Figures(
+            rows=sum(int(row[1]) for row in ages),
+            size=int(size[0][0]),
+            oldest=None if age is None else max(0.0, float(age)),
+            ages=ages_of(ages, stretch),
+        )
+
+    @abstractmethod
+    def of_figures(self, stretch: float) -> tuple[Statement, Statement, Statement]:
+        """Return the statements for the table's bytes, the oldest row's age, and the rows of each range of ages."""
 
 
 def fault_by(dialects: Sequence[type[Dialect]], error: BaseException) -> DatabaseFault:

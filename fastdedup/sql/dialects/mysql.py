@@ -9,28 +9,12 @@ escapes bytes in the way that the character set of each connection needs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from ...errors import RetryTransaction
 from ..faults import DatabaseFault, LockedError
-from .base import (
-    MISSING,
-    Dialect,
-    Figures,
-    Flow,
-    Kept,
-    Marks,
-    Statement,
-    TableName,
-    ages_of,
-    misfits,
-    text_of,
-)
+from .base import Dialect, Flow, Kept, Marks, Statement, TableName, text_of
 
-_COLUMNS: dict[str, tuple[str, ...]] = {
-    "id": ("binary(16)",),
-    "at": ("datetime(3)", "datetime(6)"),
-    "result": ("mediumblob", "longblob"),
-}
 _IS_IT = "table_schema = COALESCE(?, DATABASE()) AND table_name = ?"
 
 _MYSQL_DRIVERS = ("pymysql", "MySQLdb", "mysql.connector", "asyncmy", "aiomysql")
@@ -58,6 +42,11 @@ class MySQL(Dialect):
     quote = "`"
     batch = 500
     mark_type = "BINARY(16)"
+    wanted: ClassVar[dict[str, tuple[str, ...]]] = {
+        "id": ("binary(16)",),
+        "at": ("datetime(3)", "datetime(6)"),
+        "result": ("mediumblob", "longblob"),
+    }
 
     @staticmethod
     def fault(error: BaseException) -> DatabaseFault | None:
@@ -96,32 +85,30 @@ class MySQL(Dialect):
         )
         return {text_of(name): text_of(kind).lower() for name, kind in found.rows}
 
-    def faults_of_the_table(self) -> Flow[list[str]]:
-        """See `Dialect`. Without a unique id `INSERT IGNORE` would let every duplicate through."""
-        where, names = _IS_IT, (self.table_name.schema, self.table_name.table)
-        columns = yield from self.columns()
-        if not columns:
-            return [MISSING]
-        faults = misfits(columns, _COLUMNS)
-        engine = yield Statement(f"SELECT engine FROM information_schema.tables WHERE {where}", names)
-        kind = text_of(engine.rows[0][0])
-        if kind.lower() != "innodb":
-            faults.append(f"its engine is {kind}, not InnoDB, so it may have no transactions")
-        indexes = yield Statement(
-            "SELECT index_name FROM information_schema.statistics "
-            f"WHERE {where} AND non_unique = 0 GROUP BY index_name "
-            "HAVING COUNT(*) = 1 AND MAX(column_name) = 'id' AND MAX(sub_part) IS NULL",
-            names,
-        )
-        if not faults and not indexes.rows:
-            faults.append("its column id is not unique")
-        return faults
-
-    def insert_one(self, row_id: bytes, mark: bytes | None = None) -> Statement:
+    def faults_of_the_engine(self) -> Flow[list[str]]:
         """See `Dialect`."""
-        if mark is None:
-            return Statement(self._insert_one, (row_id.hex(),))
-        return Statement(self._insert_marked, (row_id.hex(), mark.hex()))
+        engine = yield Statement(
+            f"SELECT engine FROM information_schema.tables WHERE {_IS_IT}",
+            (self.table_name.schema, self.table_name.table),
+        )
+        kind = text_of(engine.rows[0][0])
+        return (
+            []
+            if kind.lower() == "innodb"
+            else [f"its engine is {kind}, not InnoDB, so it may have no transactions"]
+        )
+
+    def unique_id(self) -> Statement:
+        """See `Dialect`. Without a unique id `INSERT IGNORE` would let every duplicate through."""
+        return Statement(
+            "SELECT index_name FROM information_schema.statistics "
+            f"WHERE {_IS_IT} AND non_unique = 0 GROUP BY index_name "
+            "HAVING COUNT(*) = 1 AND MAX(column_name) = 'id' AND MAX(sub_part) IS NULL",
+            (self.table_name.schema, self.table_name.table),
+        )
+
+    def _value(self, row_id: bytes) -> str:
+        return row_id.hex()
 
     def insert(self, ids: Sequence[bytes], marks: Marks) -> Flow[set[bytes]]:
         """See `Dialect`. One by one, because the count of many does not say which of them are new."""
@@ -195,22 +182,17 @@ class MySQL(Dialect):
             raise fault
         return deleted
 
-    def figures(self, stretch: float) -> Flow[Figures]:
+    def of_figures(self, stretch: float) -> tuple[Statement, Statement, Statement]:
         """See `Dialect`. The size is InnoDB's own, which InnoDB updates from time to time."""
-        size = yield Statement(
-            "SELECT data_length + index_length FROM information_schema.tables "
-            "WHERE table_schema = COALESCE(?, DATABASE()) AND table_name = ?",
-            (self.table_name.schema, self.table_name.table),
-        )
         age = "TIMESTAMPDIFF(MICROSECOND, {}, UTC_TIMESTAMP(3)) / 1000000"
-        oldest = yield Statement(f"SELECT {age.format('MIN(at)')} FROM {self.table}")
-        ages = yield Statement(
-            f"SELECT FLOOR({age.format('at')} / ?) AS stretch, COUNT(*) FROM {self.table} GROUP BY stretch",
-            (stretch,),
-        )
-        return Figures(
-            rows=sum(int(row[1]) for row in ages.rows),
-            size=int(size.rows[0][0]),
-            oldest=None if oldest.rows[0][0] is None else float(oldest.rows[0][0]),
-            ages=ages_of(ages.rows, stretch),
+        return (
+            Statement(
+                f"SELECT data_length + index_length FROM information_schema.tables WHERE {_IS_IT}",
+                (self.table_name.schema, self.table_name.table),
+            ),
+            Statement(f"SELECT {age.format('MIN(at)')} FROM {self.table}"),
+            Statement(
+                f"SELECT FLOOR({age.format('at')} / ?) AS stretch, COUNT(*) FROM {self.table} GROUP BY stretch",
+                (stretch,),
+            ),
         )

@@ -7,29 +7,12 @@ because an error ends it; `insert_unless_busy` sets a savepoint for that reason.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 from ..faults import DatabaseFault, LockedError
-from .base import (
-    MISSING,
-    Dialect,
-    Figures,
-    Flow,
-    Kept,
-    Marks,
-    Statement,
-    TableName,
-    ages_of,
-    misfits,
-    text_of,
-)
+from .base import Dialect, Flow, Kept, Marks, Statement, TableName, text_of
 
-_COLUMNS: dict[str, tuple[str, ...]] = {
-    "id": ("uuid",),
-    "at": ("timestamp with time zone",),
-    "result": ("bytea",),
-}
 _SECOND = "date_trunc('second', now()) + interval '1 second'"
 """The next full second: never too early for a purge. Rows of one second share an entry in the index of `at`, which
 saves 12 of an id's 126 bytes."""
@@ -62,6 +45,11 @@ class PostgreSQL(Dialect):
     name = "postgresql"
     batch = 3000
     mark_type = "uuid"
+    wanted: ClassVar[dict[str, tuple[str, ...]]] = {
+        "id": ("uuid",),
+        "at": ("timestamp with time zone",),
+        "result": ("bytea",),
+    }
 
     @staticmethod
     def fault(error: BaseException) -> DatabaseFault | None:
@@ -76,6 +64,7 @@ class PostgreSQL(Dialect):
     def __init__(self, table_name: TableName) -> None:
         super().__init__(table_name)
         insert = f"INSERT INTO {self.table} (id, at{{}} ON CONFLICT (id) DO NOTHING"
+        # Without RETURNING, because the server and the driver would have to handle one more row.
         self._insert_one = insert.format(f") VALUES (?, {_SECOND})")
         self._insert_marked = insert.format(f", fingerprint) VALUES (?, {_SECOND}, ?)")
         self._insert_many = insert.format(f") SELECT unnest(CAST(? AS uuid[])), {_SECOND}") + " RETURNING id"
@@ -106,34 +95,20 @@ class PostgreSQL(Dialect):
         )
         return {text_of(name): text_of(kind) for name, kind in found.rows}
 
-    def faults_of_the_table(self) -> Flow[list[str]]:
+    def unique_id(self) -> Statement:
         """See `Dialect`."""
-        columns = yield from self.columns()
-        if not columns:
-            return [MISSING]
-        faults = misfits(columns, _COLUMNS)
-        if not faults:
-            unique = yield Statement(
-                "SELECT 1 FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attname = 'id' "
-                "WHERE indrelid = to_regclass(CAST(? AS text)) AND indisunique AND indisvalid AND indimmediate "
-                "AND indpred IS NULL AND indnkeyatts = 1 AND indkey[0] = attnum",
-                (self.table,),
-            )
-            if not unique.rows:
-                faults.append("its column id is not unique")
-        return faults
-
-    def insert_one(self, row_id: bytes, mark: bytes | None = None) -> Statement:
-        """See `Dialect`. Without RETURNING, because the server and the driver would have to handle one more row."""
-        if mark is None:
-            return Statement(self._insert_one, (self._uuid(row_id),))
-        return Statement(self._insert_marked, (self._uuid(row_id), self._uuid(mark)))
+        return Statement(
+            "SELECT 1 FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attname = 'id' "
+            "WHERE indrelid = to_regclass(CAST(? AS text)) AND indisunique AND indisvalid AND indimmediate "
+            "AND indpred IS NULL AND indnkeyatts = 1 AND indkey[0] = attnum",
+            (self.table,),
+        )
 
     def insert(self, ids: Sequence[bytes], marks: Marks) -> Flow[set[bytes]]:
         """See `Dialect`. One statement for all, in the order of the ids."""
-        rows = [self._uuid(each) for each in ids]
+        rows = [self._value(each) for each in ids]
         if marks:
-            fingerprints = [mark and self._uuid(mark) for mark in map(marks.get, ids)]
+            fingerprints = [mark and self._value(mark) for mark in map(marks.get, ids)]
             done = yield Statement(self._insert_many_marked, (rows, fingerprints))
         else:
             done = yield Statement(self._insert_many, (rows,))
@@ -172,7 +147,7 @@ class PostgreSQL(Dialect):
 
     def complete(self, row_id: bytes, payload: bytes) -> Statement:
         """See `Dialect`."""
-        return Statement(self._complete, (payload, self._uuid(row_id)))
+        return Statement(self._complete, (payload, self._value(row_id)))
 
     def anchor(self, name: str) -> Flow[None]:
         """See `Dialect`. The row itself shows which transaction has inserted it."""
@@ -182,7 +157,7 @@ class PostgreSQL(Dialect):
         """See `Dialect`. Both statements look at the row."""
         if payload is not None:
             return bool((yield self.complete(row_id, payload)).count)
-        return bool((yield Statement(self._is_own, (self._uuid(row_id),))).rows)
+        return bool((yield Statement(self._is_own, (self._value(row_id),))).rows)
 
     def purge(self, keep: float, size: int) -> Flow[int | None]:
         """See `Dialect`. It deletes by `ctid`, which needs no second look into the index of the ids.
@@ -206,36 +181,32 @@ class PostgreSQL(Dialect):
         )
         return done.count
 
-    def figures(self, stretch: float) -> Flow[Figures]:
+    def of_figures(self, stretch: float) -> tuple[Statement, Statement, Statement]:
         """See `Dialect`. A partitioned table has no bytes of its own."""
-        size = yield Statement(
-            "SELECT pg_total_relation_size(named) + COALESCE("
-            "(SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree(named) WHERE relid <> named), 0) "
-            "FROM CAST(to_regclass(CAST(? AS text)) AS regclass) AS named",
-            (self.table,),
-        )
-        oldest = yield Statement(
-            f"SELECT CAST(extract(epoch FROM now() - min(at)) AS double precision) FROM {self.table}"
-        )
-        ages = yield Statement(
-            "SELECT floor(extract(epoch FROM now() - at) / CAST(? AS double precision)) AS stretch, count(*) "
-            f"FROM {self.table} GROUP BY 1",
-            (stretch,),
-        )
-        return Figures(
-            rows=sum(int(row[1]) for row in ages.rows),
-            size=int(size.rows[0][0]),
-            oldest=None if oldest.rows[0][0] is None else max(0.0, oldest.rows[0][0]),
-            ages=ages_of(ages.rows, stretch),
+        return (
+            Statement(
+                "SELECT pg_total_relation_size(named) + COALESCE("
+                "(SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree(named) WHERE relid <> named), 0) "
+                "FROM CAST(to_regclass(CAST(? AS text)) AS regclass) AS named",
+                (self.table,),
+            ),
+            Statement(
+                f"SELECT CAST(extract(epoch FROM now() - min(at)) AS double precision) FROM {self.table}"
+            ),
+            Statement(
+                "SELECT floor(extract(epoch FROM now() - at) / CAST(? AS double precision)) AS stretch, count(*) "
+                f"FROM {self.table} GROUP BY 1",
+                (stretch,),
+            ),
         )
 
-    def _uuid(self, row_id: bytes) -> Any:
+    def _value(self, row_id: bytes) -> Any:
         """Return the value that the driver takes for a UUID."""
         return UUID(bytes=row_id)
 
     def _parameter(self, ids: Sequence[bytes]) -> Any:
         """Return ids in one parameter, so that the statement is the same for any number of ids."""
-        return self._uuid(ids[0]) if len(ids) == 1 else [self._uuid(each) for each in ids]
+        return self._value(ids[0]) if len(ids) == 1 else [self._value(each) for each in ids]
 
 
 def _id(value: Any) -> bytes:

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from ..faults import DatabaseFault
-from .base import (
-    MISSING,
-    Dialect,
-    Figures,
-    Flow,
-    Kept,
-    Marks,
-    Statement,
-    TableName,
-    ages_of,
-    misfits,
-    text_of,
-)
+from .base import Dialect, Flow, Kept, Marks, Statement, TableName, text_of
 
 _NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 """Milliseconds since 1970."""
-_COLUMNS: dict[str, tuple[str, ...]] = {"id": ("blob",), "at": ("integer",), "result": ("blob",)}
 
 _BY_CODE = {
     5: DatabaseFault.RETRY,
@@ -37,6 +25,7 @@ class SQLite(Dialect):
 
     name = "sqlite"
     mark_type = "BLOB"
+    wanted: ClassVar[dict[str, tuple[str, ...]]] = {"id": ("blob",), "at": ("integer",), "result": ("blob",)}
 
     @staticmethod
     def fault(error: BaseException) -> DatabaseFault | None:
@@ -53,6 +42,7 @@ class SQLite(Dialect):
 
     def __init__(self, table_name: TableName) -> None:
         super().__init__(table_name)
+        # Without RETURNING, which would make a temporary table of its rows: that costs as much as the insert.
         self._insert_one = f"INSERT INTO {self.table} (id, at) VALUES (?, {_NOW}) ON CONFLICT (id) DO NOTHING"
         self._insert_marked = self._insert_one.replace("at)", "at, fingerprint)").replace(_NOW, f"{_NOW}, ?")
         self._complete = f"UPDATE {self.table} SET result = ? WHERE id = ?"
@@ -78,26 +68,14 @@ class SQLite(Dialect):
         )
         return {text_of(name): text_of(kind) for name, kind in found.rows}
 
-    def faults_of_the_table(self) -> Flow[list[str]]:
+    def unique_id(self) -> Statement:
         """See `Dialect`. SQLite itself refuses the insert if the id is not unique."""
-        columns = yield from self.columns()
-        if not columns:
-            return [MISSING]
-        faults = misfits(columns, _COLUMNS)
-        unique = yield Statement(
+        schema = self.table_name.schema or "main"
+        return Statement(
             'SELECT 1 FROM pragma_index_list(?, ?) AS found WHERE found."unique" '
             "AND NOT found.partial AND (SELECT group_concat(name) FROM pragma_index_info(found.name, ?)) = 'id'",
-            (self.table_name.table, self.table_name.schema or "main", self.table_name.schema or "main"),
+            (self.table_name.table, schema, schema),
         )
-        if not faults and not unique.rows:
-            faults.append("its column id is not unique")
-        return faults
-
-    def insert_one(self, row_id: bytes, mark: bytes | None = None) -> Statement:
-        """See `Dialect`. RETURNING would make a temporary table of its rows, which costs as much as the insert."""
-        if mark is None:
-            return Statement(self._insert_one, (row_id,))
-        return Statement(self._insert_marked, (row_id, mark))
 
     def insert(self, ids: Sequence[bytes], marks: Marks) -> Flow[set[bytes]]:
         """See `Dialect`."""
@@ -135,17 +113,11 @@ class SQLite(Dialect):
         )
         return done.count
 
-    def figures(self, stretch: float) -> Flow[Figures]:
+    def of_figures(self, stretch: float) -> tuple[Statement, Statement, Statement]:
         """See `Dialect`. The size is the database's: not every build of SQLite shows a table's size."""
-        size = yield Statement("SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()")
-        oldest = yield Statement(f"SELECT ({_NOW} - min(at)) / 1000.0 FROM {self.table}")
-        ages = yield Statement(
-            f"SELECT CAST(({_NOW} - at) / 1000.0 / ? AS INTEGER) AS stretch, count(*) FROM {self.table} GROUP BY 1",
-            (stretch,),
-        )
-        return Figures(
-            rows=sum(int(row[1]) for row in ages.rows),
-            size=int(size.rows[0][0]),
-            oldest=oldest.rows[0][0],
-            ages=ages_of(ages.rows, stretch),
+        stretches = f"CAST(({_NOW} - at) / 1000.0 / ? AS INTEGER) AS stretch"
+        return (
+            Statement("SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"),
+            Statement(f"SELECT ({_NOW} - min(at)) / 1000.0 FROM {self.table}"),
+            Statement(f"SELECT {stretches}, count(*) FROM {self.table} GROUP BY 1", (stretch,)),
         )

@@ -7,7 +7,7 @@ from typing import Any
 import aiomysql
 
 from ..dialects.base import Rows, Statement
-from .base import Driver, no_connection, placed
+from .base import driver_for, placed
 from .pymysql import MySQLDriver
 
 
@@ -37,8 +37,4 @@ class AiomysqlDriver(MySQLDriver):
             return Rows(await cursor.fetchall() if cursor.description else (), cursor.rowcount)
 
 
-def driver(transaction: Any) -> Driver:
-    """Return the driver for a connection."""
-    if not isinstance(transaction, aiomysql.Connection):
-        raise no_connection("aiomysql", transaction)
-    return AiomysqlDriver(transaction)
+driver = driver_for("aiomysql", {aiomysql.Connection: AiomysqlDriver})

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import aiosqlite
 
 from ..dialects.base import Rows, Statement
-from .base import Driver, no_connection
+from .base import driver_for
 from .sqlite3 import SQLiteDriver
 
 
@@ -25,8 +23,4 @@ class AiosqliteDriver(SQLiteDriver):
             return Rows(list(rows), cursor.rowcount)
 
 
-def driver(transaction: Any) -> Driver:
-    """Return the driver for a connection."""
-    if not isinstance(transaction, aiosqlite.Connection):
-        raise no_connection("aiosqlite", transaction)
-    return AiosqliteDriver(transaction)
+driver = driver_for("aiosqlite", {aiosqlite.Connection: AiosqliteDriver})

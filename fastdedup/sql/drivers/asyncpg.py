@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 
 from ..dialects.base import Rows, Statement
-from .base import Driver, closed, no_connection, no_transaction, placed
+from .base import Driver, closed, driver_for, no_transaction, placed
 
 
 class AsyncpgDriver(Driver):
@@ -61,10 +61,9 @@ def _prepared(sql: str) -> tuple[str, bool]:
     return placed(sql, "$"), sql.startswith("SELECT") or sql.endswith("RETURNING id")
 
 
-def driver(transaction: Any) -> Driver:
-    """Return the driver for a connection."""
+driver = driver_for(
+    "asyncpg",
     # The proxy first: asyncpg's own check of a connection costs one more call.
-    if not isinstance(transaction, (asyncpg.pool.PoolConnectionProxy, asyncpg.Connection)):
-        how = "async with pool.acquire() as connection, connection.transaction():"
-        raise no_connection("asyncpg", transaction, how)
-    return AsyncpgDriver(transaction)
+    {asyncpg.pool.PoolConnectionProxy: AsyncpgDriver, asyncpg.Connection: AsyncpgDriver},
+    "async with pool.acquire() as connection, connection.transaction():",
+)

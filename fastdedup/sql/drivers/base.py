@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
@@ -131,12 +132,28 @@ def closed() -> UsageError:
     return UsageError("this connection is closed: give the inbox one that is in a transaction")
 
 
-def no_connection(package: str, transaction: Any, how: str = "") -> UsageError:
-    """Return the error for another object of a driver's package; `how`: how to get a connection in a transaction."""
-    got = f"{package}'s {type(transaction).__name__}"
-    return UsageError(
-        f"an inbox needs a connection in a transaction, got {got}" + (f": {how}" if how else "")
-    )
+def driver_for(
+    package: str, kinds: Mapping[Any, Callable[[Any], Driver]], how: str = ""
+) -> Callable[[Any], Driver]:
+    """Return the function that makes a driver of a package's connection.
+
+    Args:
+        package: its name, for the error.
+        kinds: the driver for each class of its connections.
+        how: how to get a connection in a transaction, for the error.
+    """
+    pairs = tuple(kinds.items())
+
+    def driver(transaction: Any) -> Driver:
+        for kind, make in pairs:
+            if isinstance(transaction, kind):
+                return make(transaction)
+        got = f"{package}'s {type(transaction).__name__}"
+        raise UsageError(
+            f"an inbox needs a connection in a transaction, got {got}" + (f": {how}" if how else "")
+        )
+
+    return driver
 
 
 @lru_cache(256)  # a text with placeholders for a thousand keys is large

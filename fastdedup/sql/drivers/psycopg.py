@@ -9,7 +9,7 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from ..dialects.base import Rows, Statement
-from .base import Driver, closed, no_connection, no_transaction, of_cursor, placed
+from .base import Driver, closed, driver_for, no_transaction, of_cursor, placed
 
 
 class PsycopgDriver(Driver):
@@ -69,10 +69,8 @@ class AsyncDriver(PsycopgDriver):
             return Rows(await cursor.fetchall() if cursor.description else (), cursor.rowcount)
 
 
-def driver(transaction: Any) -> Driver:
-    """Return the driver for a connection."""
-    if isinstance(transaction, psycopg.AsyncConnection):
-        return AsyncDriver(transaction)
-    if isinstance(transaction, psycopg.Connection):
-        return SyncDriver(transaction)
-    raise no_connection("psycopg", transaction, "with pool.connection() as connection:")
+driver = driver_for(
+    "psycopg",
+    {psycopg.AsyncConnection: AsyncDriver, psycopg.Connection: SyncDriver},
+    "with pool.connection() as connection:",
+)

@@ -9,7 +9,7 @@ from pymysql.constants.SERVER_STATUS import SERVER_STATUS_IN_TRANS
 from pymysql.cursors import Cursor
 
 from ..dialects.base import Database, Rows, Statement
-from .base import Driver, closed, no_connection, no_transaction, of_cursor, placed
+from .base import Driver, closed, driver_for, no_transaction, of_cursor, placed
 
 
 class MySQLDriver(Driver):
@@ -57,8 +57,4 @@ class PyMySQLDriver(MySQLDriver):
             return of_cursor(cursor)
 
 
-def driver(transaction: Any) -> Driver:
-    """Return the driver for a connection."""
-    if not isinstance(transaction, Connection):
-        raise no_connection("PyMySQL", transaction)
-    return PyMySQLDriver(transaction)
+driver = driver_for("PyMySQL", {Connection: PyMySQLDriver})

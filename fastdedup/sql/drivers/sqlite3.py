@@ -6,7 +6,7 @@ import sqlite3
 from typing import Any
 
 from ..dialects.base import Rows, Statement
-from .base import Driver, closed, no_connection, no_transaction, of_cursor
+from .base import Driver, closed, driver_for, no_transaction, of_cursor
 
 
 def commits_each_statement(connection: Any) -> bool:
@@ -59,8 +59,4 @@ class Sqlite3Driver(SQLiteDriver):
         return of_cursor(cursor)
 
 
-def driver(transaction: Any) -> Driver:
-    """Return the driver for a connection."""
-    if not isinstance(transaction, sqlite3.Connection):
-        raise no_connection("sqlite3", transaction)
-    return Sqlite3Driver(transaction)
+driver = driver_for("sqlite3", {sqlite3.Connection: Sqlite3Driver})
