@@ -129,6 +129,34 @@ async def test_a_claim_after_the_shutdown_began_is_refused() -> None:
         assert b"-UNAVAILABLE 1000 the sidecar is shutting down" in transport.written
 
 
+@pytest.mark.parametrize(
+    "after",
+    [[CLAIM], [b"garbage\r\n"], [CLAIM[:10]], [CLAIM * 100], [pack(b"QUIT"), CLAIM]],
+    ids=["a claim", "garbage", "a part", "many", "another QUIT"],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_nothing_is_answered_behind_quit(after: list[bytes], at_once: bool) -> None:
+    """Redis answers nothing there; here each command was told that the sidecar shuts down."""
+    async with connected(Limits()) as (connection, transport):
+        data = [pack(b"FD.CLAIM", b"before"), pack(b"QUIT"), *after]
+        for piece in [b"".join(data)] if at_once else data:
+            connection.data_received(piece)
+        await wait_until(lambda: not connection.places, description="the claim is answered")
+        assert transport.closing
+        assert transport.written.count(b"acquired") == 1
+        assert transport.written.endswith(b":0\r\n+OK\r\n")
+        assert await connection.namespaces.root.get("order:42") is None
+
+
+async def test_a_client_that_has_quit_is_told_of_no_shutdown() -> None:
+    async with connected(Limits()) as (connection, transport):
+        connection.data_received(CLAIM + pack(b"QUIT"))
+        connection.shutdown()
+        connection.data_received(CLAIM)
+        await wait_until(lambda: not connection.places, description="the claim is answered")
+        assert transport.written.endswith(b":0\r\n+OK\r\n")
+
+
 async def test_a_value_that_reads_like_a_claim_is_no_claim() -> None:
     async with connected(Limits()) as (connection, transport):
         connection.data_received(b"*2\r\n$4\r\nPING\r\n$%d\r\n" % len(CLAIM))

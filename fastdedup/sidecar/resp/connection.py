@@ -194,12 +194,17 @@ class RespConnection(asyncio.Protocol):
         """The connection to the client."""
         return self._transport
 
+    @property
+    def _has_left(self) -> bool:
+        """True once the client has said that it sends nothing more: no reply would be of any use."""
+        return self._draining and not self._stopping
+
     # The server's calls
 
     def shutdown(self) -> None:
         """Refuse further commands, answer those under way, then close. EPHEMERAL claims are left to their leases."""
-        self._draining = True
-        self._stopping = True
+        if not self._draining:
+            self._draining = self._stopping = True
         self._flush()
 
     # The memory's call
@@ -316,6 +321,8 @@ class RespConnection(asyncio.Protocol):
         handler = self._commands.get(command[0]) or self._commands.get(command[0].upper())
         try:
             if self._draining:
+                if self._has_left:
+                    return
                 answer = _SHUTTING_DOWN
             elif handler is None:
                 self.counters.bad_requests += 1
@@ -421,12 +428,15 @@ class RespConnection(asyncio.Protocol):
         self._commands = self._all_commands if commands is None else commands
 
     def hang_up_after_replies(self) -> None:
-        """Close once every command so far is answered (QUIT)."""
+        """Close once every command so far is answered (QUIT); as in Redis, what follows is dropped."""
         self._draining = True
+        self._frames.give_up()
+        self._backlog.clear()
 
     def _hang_up(self, farewell: bytes) -> None:
         """Reply with the reason and close: the rest of the stream cannot be cut into commands."""
-        self.places.append(Slot(farewell))
+        if not self._has_left:
+            self.places.append(Slot(farewell))
         self._draining = True
         self._flush()
 
