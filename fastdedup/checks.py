@@ -58,10 +58,12 @@ def not_a_gate(given: object, name: str, wanted: str) -> ConfigError:
     return ConfigError(f"{name} must be a {wanted}, got {type(given).__module__}.{named(given)}")
 
 
-def check_count(value: Any, name: str, *, least: int = 1) -> int:
-    """Return a whole number of at least `least`, or raise ConfigError naming it."""
+def check_count(value: Any, name: str, *, least: int = 1, most: int | None = None) -> int:
+    """Return a whole number of at least `least` and at most `most`, or raise ConfigError naming it."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
+    if most is not None and value > most:
+        raise ConfigError(f"{name} must be at most {most}, got {shown(value)}")
     return value
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -99,6 +100,15 @@ def test_a_count_setting_that_is_no_count_is_refused(name: str, value: Any) -> N
     """The message names the setting and its least value."""
     with pytest.raises(ConfigError, match=f"{name} must be a whole number of at least 1"):
         Dedup("memory://", **{name: value})
+
+
+@pytest.mark.parametrize("limit", [512 * 1024 * 1024 + 1, sys.maxsize])
+def test_a_results_limit_beyond_redis_largest_value_is_refused(limit: int) -> None:
+    """Near 2**63 it would overflow in Redis: the records of the gate and of all its scopes would be foreign."""
+    with pytest.raises(ConfigError, match="max_result must be at most 536870912, got"):
+        Dedup("memory://", max_result=limit)
+    with pytest.raises(ConfigError, match="max_result must be at most 536870912, got"):
+        Dedup("memory://").scoped("sms", max_result=limit)
 
 
 @pytest.mark.parametrize("value", NO_COUNTS)

@@ -102,8 +102,7 @@ def check_settings(
 
 def check_capacity(capacity: Any) -> None:
     """Raise ConfigError if no ledger can have this capacity."""
-    if check_count(capacity, "capacity") > MOST_CAPACITY:
-        raise ConfigError(f"capacity must be at most {MOST_CAPACITY}, got {shown(capacity)}")
+    check_count(capacity, "capacity", most=MOST_CAPACITY)
 
 
 def check_width(exact: Any, width: Any, dense: Any = False, write: Any = "set") -> int:

@@ -12,7 +12,7 @@ from ...fallback.base import FallbackPolicy
 from ...fallback.local import LocalLRU
 from ...fallback.reject import Reject
 from ...keys import check_namespace
-from ...ledger.settings import LEAST_WINDOW, MOST_CAPACITY, check_width
+from ...ledger.settings import LEAST_WINDOW, check_capacity, check_width
 from ..access import READING, VERBS, Access
 from ..limits import Limits
 from .checked import Count, Gid, Mode, Name, Rate, Seconds, SocketPath, SocketVerb, Uid
@@ -103,8 +103,7 @@ class LedgerConfig(ConfigTable):
     @model_validator(mode="after")
     def _can_be_founded(self) -> LedgerConfig:
         check_width(self.exact, self.width, self.dense, self.write)
-        if self.capacity > MOST_CAPACITY:
-            raise ConfigError(f"capacity must be at most {MOST_CAPACITY}")
+        check_capacity(self.capacity)
         if self.window < LEAST_WINDOW:
             raise ConfigError(f"window must be at least {LEAST_WINDOW} seconds")
         return self
