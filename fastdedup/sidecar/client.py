@@ -17,11 +17,9 @@ from redis.retry import Retry
 
 from ..errors import ConfigError, UnavailableError
 from ..model import Listing, Record, State
-from .limits import Limits
+from ..stores.sidecar.wire import LONGEST_TURN
 
 _TIMEOUT = 5.0
-_TIMEOUT_IN_TURN = Limits().request_timeout + _TIMEOUT
-"""Seconds: a list may wait so long for its turn, and then the sidecar says that others ask for lists too."""
 _FACTS = frozenset(field.name for field in fields(Record))
 
 
@@ -140,7 +138,10 @@ def _ask(path: Path, *words: str) -> Any:
 @contextmanager
 def _client(path: Path) -> Iterator[redis.Redis]:
     client = redis.Redis(
-        unix_socket_path=str(path), socket_timeout=_TIMEOUT_IN_TURN, protocol=2, retry=Retry(NoBackoff(), 0)
+        unix_socket_path=str(path),
+        socket_timeout=LONGEST_TURN + _TIMEOUT,
+        protocol=2,
+        retry=Retry(NoBackoff(), 0),
     )
     try:
         with client:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..errors import UnavailableError
+from ..stores.sidecar.wire import LONGEST_TURN
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,9 @@ class Limits:
     """EPHEMERAL claims that one connection holds; a further one is refused."""
     ephemeral_in_all: int = 100_000
     """EPHEMERAL claims that all connections hold; a further one is refused."""
-    request_timeout: float = 10.0
-    """Seconds in which a request must arrive whole, and in which a client must read its replies."""
+    request_timeout: float = LONGEST_TURN
+    """Seconds in which a request must arrive whole, in which a client must read its replies, and in which the turn of
+    a list must come."""
     idle_timeout: float = 300.0
     """Seconds after which a connection without a request is closed."""
     namespaces: int = 1000

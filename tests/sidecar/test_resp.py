@@ -47,12 +47,12 @@ def connect(sidecar: Sidecar, **options: Any) -> redis.Redis:
 
 
 @asynccontextmanager
-async def served(path: Path, limits: Limits) -> AsyncIterator[Namespaces]:
+async def served(path: Path, limits: Limits, *, stores: bool = False) -> AsyncIterator[Namespaces]:
     """A sidecar in this loop, over memory://, with limits of the test's own."""
     async with Dedup("memory://", codec=RawCodec(), on_unavailable=LocalLRU()) as root:
         namespaces = Namespaces(root, limits=limits)
         with bound(path) as listener:
-            server = BriskServer(namespaces, no_http, allowed=lambda peer: True)
+            server = BriskServer(namespaces, no_http, allowed=lambda peer: True, stores=stores)
             task = asyncio.create_task(server._serve([listener.socket]))
             try:
                 while not server.started:  # noqa: ASYNC110 -- uvicorn has no event for it
@@ -405,3 +405,18 @@ async def test_the_command_line_waits_for_the_turn_of_its_list(place: Path) -> N
         ask = partial(asking.list_records, place, None, limit=1, within=1.0, **cast(Any, wanted))
         with pytest.raises(UnavailableError, match="too many clients ask for lists"):
             await asyncio.to_thread(ask)
+
+
+async def test_a_list_of_the_library_waits_for_its_turn(place: Path) -> None:
+    """It gave up after four timeouts, and claims of the same process could not pass it."""
+    async with (
+        served(place, Limits(request_timeout=1.5), stores=True) as namespaces,
+        Dedup(f"sidecar://{place}", timeout=0.25) as dedup,
+    ):
+        async with namespaces.turns.reads.turn("", None):
+            asked = asyncio.create_task(dedup.records())
+            await wait_until(lambda: namespaces.turns.reading.taken, description="the list waits")
+            assert (await dedup.claim("beside")).acquired
+            with pytest.raises(UnavailableError, match="too many clients ask for lists"):
+                await asked
+        assert [record.key for record in (await dedup.records()).records] == ["beside"]

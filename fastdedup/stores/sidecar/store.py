@@ -23,7 +23,7 @@ from ..redis.listener import Listener
 from ..redis.reconnect import OnPush, Reconnector
 from ..redis.scripts import pack
 from .answers import UNSURE, Fill, Present, read
-from .wire import PROTOCOL, RunKind, pack_run, runs_of, terms_of
+from .wire import LONGEST_TURN, PROTOCOL, RunKind, pack_run, runs_of, terms_of
 
 _FORM = "sidecar:///run/fastdedup/fastdedup.sock"
 _LONGEST_PATH = 107
@@ -134,10 +134,15 @@ class SidecarStore:
     async def page(self, query: Query, cursor: str, count: int) -> Page:
         """List some records of the sidecar's store: see `AdminStore`."""
         kinds = ",".join(kind.name.lower() for kind in query.kinds)
-        async with self._translated(self._timeout * 4):
-            await self._reconnector.connected()  # it tells whether it takes reasons
-            why = [query.reason] if query.reason and self._takes_reasons else []
-            reply = await self._ask("FD.PAGE", query.namespace, kinds, query.prefix, cursor, count, *why)
+        async with self._translated(LONGEST_TURN + self._timeout * 4):
+            # Over a connection of its own: until its turn comes, no reply could pass it.
+            connection = await self._dial(None)  # it tells whether it takes reasons
+            try:
+                why = [query.reason] if query.reason and self._takes_reasons else []
+                command = pack("FD.PAGE", query.namespace, kinds, query.prefix, cursor, count, *why)
+                reply = await reply_to(connection, command)
+            finally:
+                connection.abort("the list has ended")
             following, seen, now_us, wires, records = reply[:5]  # a newer sidecar may say more
             return Page(
                 list(zip(wires, read(records, len(wires)), strict=True)), following.decode(), seen, now_us
@@ -159,10 +164,7 @@ class SidecarStore:
 
     async def _ask(self, *command: str | bytes | int) -> Any:
         """Return the reply to one command; raise it if it is an error."""
-        reply = await (await self._reconnector.connected()).send(pack(*command))
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
+        return await reply_to(await self._reconnector.connected(), pack(*command))
 
     # Batches
 
@@ -230,9 +232,7 @@ class SidecarStore:
         )
         try:
             async with asyncio.timeout(self._timeout):
-                hello = await connection.send(pack("FD.STORE", PROTOCOL))
-            if isinstance(hello, Exception):
-                raise hello
+                hello = await reply_to(connection, pack("FD.STORE", PROTOCOL))
             self._frame = int(hello[1])
             self._takes_reasons = len(hello) > 2  # version 0.1.0 tells no time, and takes none
             self._tells_pending = len(hello) > 3
@@ -260,6 +260,14 @@ class SidecarStore:
         if isinstance(error, OSError):
             return UnavailableError(f"{self.name}: {in_words(error)}")
         return error
+
+
+async def reply_to(connection: RedisConnection, command: bytes) -> Any:
+    """Return the reply to one packed command; raise it if it is an error."""
+    reply = await connection.send(command)
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
 
 
 _MOST_ANSWERS: Final = 3
@@ -295,9 +303,7 @@ class SidecarListener(Listener):
         connection = await self._connect(on_push)
         try:
             async with asyncio.timeout(self._timeout):
-                reply = await connection.send(pack("FD.LISTEN"))
-            if isinstance(reply, Exception):
-                raise reply
+                await reply_to(connection, pack("FD.LISTEN"))
         except BaseException:
             connection.abort("cannot listen")
             raise

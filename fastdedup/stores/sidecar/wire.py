@@ -32,6 +32,9 @@ PROTOCOL = 2
 """The number that the client sends in `FD.STORE`; a sidecar of another protocol refuses it."""
 MAX_OPERATIONS = 256
 """The operations that one FD.RUN may have."""
+LONGEST_TURN: Final = 10.0
+"""Seconds: a list waits so long for its turn, and then the sidecar says that others ask for lists too. A client adds
+this to its own timeout; a sidecar has it for a default (`limits.request_timeout`)."""
 WHY = b"why"
 """Stands before the reasons of operations; no script has an argument like it. Version 0.1.0 does not know it."""
 PATIENT = b"patient"
