@@ -158,7 +158,7 @@ def driver_for(
 
 @lru_cache(256)  # a text with placeholders for a thousand keys is large
 def placed(sql: str, style: str) -> str:
-    """Return SQL with a driver's own placeholder for each `?`: `style` is "%s", or "$" for numbered ones."""
+    """Return SQL with a driver's own placeholder for each `?`: `style` is "%s", "?", or "$" for numbered ones."""
     parts = sql.split("?")
     if style == "$":
         return "".join(f"{part}${number}" for number, part in enumerate(parts[:-1], 1)) + parts[-1]
