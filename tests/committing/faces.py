@@ -27,7 +27,7 @@ from fastdedup.sync import Dedup
 from fastdedup.web.inspection import forget_request, get_request, principal_of_header
 
 from ..gated_inbox.shop import Place
-from ..integrations.desk import client, pieces
+from ..integrations.desk import client
 from ..integrations.wsgi_apps import Reply
 from ..integrations.wsgi_django import response_of
 from .bank import IMMEDIATE, open_sqlite, tables
@@ -134,7 +134,7 @@ def response_of_starlette(reply: Reply | None) -> Response | None:
     headers = dict(reply.headers)
     if isinstance(reply.body, bytes):
         return Response(reply.body, reply.status, headers)
-    return StreamingResponse(pieces(list(reply.body)), reply.status, headers)
+    return StreamingResponse(reply.body, reply.status, headers)
 
 
 # Flask and Django

@@ -125,6 +125,34 @@ def test_a_response_that_cannot_be_stored_commits_nothing(
     assert reason in caplog.text
 
 
+@pytest.mark.parametrize("face", [name for name in FACES if name != "django"], indirect=True)
+def test_a_body_in_parts_commits_as_one_response(face: Face) -> None:
+    """Its type is that of no stream, so its parts are collected within the transaction."""
+    face.act = lambda: Reply(200, [JSON], [b'{"parts"', b": 2}"])
+    first, again = face.pay("k"), face.pay("k")
+    assert (first.json(), again.content) == ({"parts": 2}, first.content)
+    assert (face.runs, face.effects(), face.rows()) == (1, ["n"], 1)
+
+
+@pytest.mark.parametrize("face", ["django"], indirect=True)
+def test_a_body_in_parts_of_django_commits_nothing(face: Face) -> None:
+    """Django calls it a stream, whatever its type is."""
+    face.act = lambda: Reply(200, [JSON], [b'{"parts"', b": 2}"])
+    assert face.pay("k").status_code == 500
+    assert face.is_undone("k")
+
+
+@pytest.mark.parametrize("face", [name for name in FACES if name != "django"], indirect=True)
+def test_an_error_in_a_later_part_of_a_body_rolls_back(face: Face) -> None:
+    def parts() -> Iterator[bytes]:
+        yield b'{"parts"'
+        raise RuntimeError
+
+    face.act = lambda: Reply(200, [JSON], parts())
+    assert face.pay("k").status_code == 500
+    assert face.is_undone("k")
+
+
 @each_framework
 def test_without_a_key_work_commits_before_the_response(face: Face) -> None:
     assert face.pay(None).json()["run"] == 1
