@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, Unpack
@@ -167,19 +168,19 @@ class Consumer(PullingConsumer[StreamEntry]):
     # Taking
 
     async def _take(self, room: int) -> Sequence[StreamEntry]:
-        try:
-            found = await self._take_over(room) if monotonic() >= self._next_look else []
+        found: list[StreamEntry] = []
+        with _outages() as outages:
+            if monotonic() >= self._next_look:
+                found = await self._take_over(room)
             if not found:
                 reply = await self._redis.xreadgroup(
                     self._group, self._member, {self._stream: ">"}, count=room, block=round(_BLOCK * 1000)
                 )
                 found = [StreamEntry(self._stream, entry, fields) for entry, fields in _entries(reply)]
-        except _FAULTS as error:
-            if not is_outage(error):
-                raise
-            await self._wait_for_broker(f"its Redis does not answer: {error}")
-            return []
-        self._deliveries.broker_is_back()
+        if outages:
+            await self._wait_for_broker(f"its Redis does not answer: {outages[0]}")
+        else:
+            self._deliveries.broker_is_back()
         return found
 
     async def _take_over(self, room: int) -> list[StreamEntry]:
@@ -226,13 +227,10 @@ class Consumer(PullingConsumer[StreamEntry]):
 
     async def _set_idle(self, idle_ms: int, ids: list[str]) -> None:
         if ids:
-            try:
+            with _outages():
                 await self._redis.xclaim(
                     self._stream, self._group, self._member, 0, ids, idle=idle_ms, justid=True
                 )
-            except _FAULTS as error:
-                if not is_outage(error):
-                    raise
 
     # Working
 
@@ -244,11 +242,9 @@ class Consumer(PullingConsumer[StreamEntry]):
         await self._acknowledging.ask(entry.id)
 
     async def _acknowledge(self, ids: list[str]) -> None:
-        try:
+        with _outages() as outages:
             await self._redis.xack(self._stream, self._group, *ids)
-        except _FAULTS as error:
-            if not is_outage(error):
-                raise
+        for error in outages:
             log.warning(
                 "consumer %r: XACK failed, so %s from %s on will be delivered again: %s",
                 self.name,
@@ -265,6 +261,18 @@ class Consumer(PullingConsumer[StreamEntry]):
         theirs = {name: value for name, value in entry.fields.items() if _text(name) not in {*ours, AGAIN}}
         async with self._laying:
             await self._redis.xadd(self._dead_letter, {**theirs, **ours})
+
+
+@contextmanager
+def _outages() -> Iterator[list[Exception]]:
+    """Let every error through but an outage of Redis, which goes into the list."""
+    outages: list[Exception] = []
+    try:
+        yield outages
+    except _FAULTS as error:
+        if not is_outage(error):
+            raise
+        outages.append(error)
 
 
 def _headers(entry: StreamEntry) -> dict[str, Any]:

@@ -30,15 +30,13 @@ from ..log_throttle import LogThrottle
 from ..messages.decisions import Action, Decision, Reason
 from ..messages.deliveries import Deliveries, check_remember
 from ..messages.memory import check_broker
-from ..messages.rules import ATTEMPTS, WAIT, MessageRules
+from ..messages.rules import ATTEMPTS, REFUSED_PAUSE, WAIT, MessageRules
 from ..results.declared import Results
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _LEAST_WAIT: Final = 0.1
 """Many taskiq brokers cannot delay a message, so only this wait keeps a twin from coming again at once."""
-_PAUSE: Final = 1.0
-"""Seconds until a broker that has refused a message is asked again."""
 log = logging.getLogger("fastdedup.messages")
 _current: ContextVar[TaskiqMessage | None] = ContextVar("fastdedup.taskiq", default=None)
 
@@ -167,7 +165,7 @@ class DedupMiddleware(TaskiqMiddleware):
             if self._refusals.passes():
                 text = "task %r: a message is held, because the broker does not take it: %r"
                 log.warning(text, message.task_name, error)
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(REFUSED_PAUSE)
             return False
         return True
 

@@ -35,7 +35,7 @@ from ..sync.resolving import SyncCheck, asked
 from .decisions import Action, Decision, Reason
 from .failed_attempts import FailedAttempts
 from .gated import reopen
-from .rules import MessageRules, abandoned, may_be_done, pause_of_hold
+from .rules import REFUSED_PAUSE, MessageRules, abandoned, may_be_done, pause_of_hold
 
 WAIT: Final = 1.0
 """Seconds to wait in a worker's slot for a twin at work, by default. Asyncio's consumers have no slots."""
@@ -43,8 +43,6 @@ HOLD: Final = 5.0
 """Seconds to hold a delivery while the store does not answer. Each slot delays one message in that time, not all."""
 Record = Callable[[BaseException], Any]
 _LONGEST_OUTAGE_DELAY: Final = 5.0
-_PAUSE: Final = 1.0
-"""Seconds until a broker that has refused a message is asked again."""
 log = logging.getLogger("fastdedup.messages")
 
 
@@ -259,7 +257,7 @@ class BlockingWay:
             if self._refusals.passes():
                 text = "%s %r: a message is held, because the broker does not take it: %r"
                 log.warning(text, kind, self.rules.consumer, error)
-            time.sleep(_PAUSE)
+            time.sleep(REFUSED_PAUSE)
             return False
         return True
 

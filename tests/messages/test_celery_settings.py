@@ -420,7 +420,7 @@ def test_a_message_is_held_while_the_broker_does_not_take_it(
     dedup: Dedup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It may be acknowledged already, so the worker's slot is the only place where it is."""
-    monkeypatch.setattr("fastdedup.messages.blocking._PAUSE", 0.0)
+    monkeypatch.setattr("fastdedup.messages.blocking.REFUSED_PAUSE", 0.0)
     task = begun({"dedup": dedup, "key": lambda order_id: order_id, "wait": 0.0})
     held = dedup.claim("charge|7")
     sent: list[Any] = []

@@ -240,7 +240,7 @@ def test_an_outage_delays_messages_and_nothing_runs(
     queue: Queue, name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr(blocking, "HOLD", 0.3)
-    monkeypatch.setattr("fastdedup.messages.blocking._PAUSE", 0.0)
+    monkeypatch.setattr("fastdedup.messages.blocking.REFUSED_PAUSE", 0.0)
     store = RedisServer().start()
     request.addfinalizer(store.stop)
     with Dedup(store.url, namespace="out", lease=0.5, timeout=0.2) as gate:

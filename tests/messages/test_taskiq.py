@@ -203,7 +203,7 @@ async def test_a_message_that_the_broker_does_not_take_again_is_held(
     server: RedisServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without that, taskiq acknowledges it, though its work never ran, and its result is the broker's error."""
-    monkeypatch.setattr("fastdedup.integrations.taskiq._PAUSE", 0.01)
+    monkeypatch.setattr("fastdedup.integrations.taskiq.REFUSED_PAUSE", 0.01)
     begun, failing, refused = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def fails_first(name: str, total: int) -> int:
