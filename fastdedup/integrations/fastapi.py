@@ -205,10 +205,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
         rule = claims.rule
 
         async def claim(key: str) -> Claim:
-            body = await _body(request, exchange, rule.max_request)
-            await idempotency.lifespan.ready()
-            named = name_of_caller(caller, "principal")
-            return await claims.claim(*rule.identify(request_of(request.scope, body), named, key))
+            return await claims.claim(*await _identified(rule, request, caller, key))
 
         got = await admit(key_fields(request.scope), claim, rule, docs)
         if isinstance(got, Response):
@@ -272,12 +269,7 @@ def Commits(  # noqa: N802
             check_kinds(inbox, endpoint, awaited=is_awaited(endpoint))
             route = routes[claims] = RouteCommits(claims, claims.dedup, inbox, begin)
 
-        async def identify(key: str) -> Named:
-            body = await _body(request, exchange, claims.rule.max_request)
-            await idempotency.lifespan.ready()
-            named = name_of_caller(caller, "principal")
-            return claims.rule.identify(request_of(request.scope, body), named, key)
-
+        identify = partial(_identified, claims.rule, request, caller)
         watch_handlers(request.scope)  # the exit of another dependency may raise an error
         got = await begin_committed(route, request.scope, exchange, idempotency.docs_at(request), identify)
         if isinstance(got, Response):
@@ -456,6 +448,14 @@ async def _body(request: Request, exchange: AsgiExchange, limit: int) -> bytes:
     if body is None or len(body) > limit:
         raise RequestTooLarge
     return body
+
+
+async def _identified(rule: Rule, request: Request, caller: Any, key: str) -> Named:
+    """Read a request and open the `Dedup`; return the key of its record, and its fingerprint."""
+    idempotency, exchange = _slot(request)
+    body = await _body(request, exchange, rule.max_request)
+    await idempotency.lifespan.ready()
+    return rule.identify(request_of(request.scope, body), name_of_caller(caller, "principal"), key)
 
 
 def _leave_session(request: Request) -> None:

@@ -7,7 +7,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..arguments import CallRules
 from ..checks import Seconds
-from ..errors import ConfigError
 from ..gateway import Dedup
 from .any_inbox import DAY, AnyInbox
 from .bridge import AWAITING, Begin
@@ -132,13 +131,9 @@ class Inbox(AnyInbox[Begin]):
             any error of the driver: if it comes from the COMMIT, it is unknown whether that took effect. Deliver the
                 message again: `receive` knows.
         """
-        begin = begin or self._begin
-        if begin is None:
-            raise ConfigError(
-                "once() must begin a transaction: give it, or the inbox, begin=, such as begin=Session.begin"
-            )
+        beginning = self.beginning(begin)
         rules = OnceRules(self._rules, CallRules(key, fingerprint, name), gate, wait, busy, attempts)
-        return once(self.receive_flow, rules, begin)
+        return once(self.receive_flow, rules, beginning)
 
     async def purge(
         self,

@@ -391,7 +391,7 @@ class Transactions:
                 with claimed_work(wire, holder):
                     return await self._attempt(key)
             except Exception as error:
-                if not (isinstance(error, RetryTransaction) or is_retryable(error)):
+                if not is_retryable(error):
                     raise
                 pause = self._rules.pause(attempt, error)
             await self._bridge.pause(pause)

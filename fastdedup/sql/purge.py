@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..checks import Seconds, check_count, check_seconds
-from ..errors import InProgressError, RetryTransaction
+from ..errors import InProgressError
 from .bridge import InboxBridge, driver_over, in_transaction
 from .dialects.base import Database, Figures, Flow, TableName
 from .drivers.base import is_retryable, run
@@ -51,8 +51,7 @@ class Ticker:
             the error itself: it is any other error, or too many batches, one after another, had it.
         """
         self._ended += 1
-        retryable = isinstance(error, RetryTransaction) or is_retryable(error)
-        if not retryable or self._ended >= ATTEMPTS:
+        if not is_retryable(error) or self._ended >= ATTEMPTS:
             raise error
         return pause_after(self._ended)
 

@@ -15,7 +15,7 @@ from ...flows import drive
 from ...sync import Claim
 from ...sync.sql import BlockedGate, Inbox
 from ...web.request import Principal
-from ...web.response import REPLAYED, Response
+from ...web.response import Response
 from ...web.rules import KeySettings, MadeByRoute
 from ..http.committing import Committed, CommittedWork, DirectSteps, Named, RouteCommits
 from ..http.wsgi_request import whole_path
@@ -88,7 +88,8 @@ class FlaskCommits(FlaskOperation):
         docs = state.docs_at(flask.request.environ)
         got = _begin(route, held, docs)
         if isinstance(got, Response):
-            return _answer(held, got)
+            is_of_row = held.holds and held.recorder.replayed
+            return held.instead(held.mend(got)) if is_of_row else held.answer(got)
         work = held.committing
         assert work is not None
         try:
@@ -132,10 +133,3 @@ def _begin(route: RouteCommits, held: FlaskExchange, docs: str | None) -> Commit
     )
     answer = drive(work.begin(named))
     return Committed(work.transaction.transaction, header, got) if answer is None else answer
-
-
-def _answer(held: FlaskExchange, response: Response) -> Any:
-    """Answer in the view's place: by a replay, or by a problem."""
-    if held.holds and held.recorder.replayed:
-        return held.instead(held.mend(response))
-    return held.instead(response) if response.header(REPLAYED[0]) else reply(response)

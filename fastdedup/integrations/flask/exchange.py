@@ -13,7 +13,7 @@ from ...flows import drive
 from ...sync import Claim
 from ...web.answers import streams
 from ...web.request import RequestTooLarge
-from ...web.response import Headers, Response
+from ...web.response import REPLAYED, Headers, Response
 from .. import wsgi
 from ..http.committing import CommittedWork
 from ..http.wsgi_exchange import Closing, ExcInfo, Write, WsgiExchange, native, raw, send
@@ -100,6 +100,10 @@ class FlaskExchange(WsgiExchange):
         """Send a stored response. Return the response for Flask's `after_request` functions."""
         self._replay = response
         return reply(response.before_middleware())
+
+    def answer(self, response: Response) -> flask.Response:
+        """Answer in the view's place, by a stored response or by a problem; return the response for Flask."""
+        return self.instead(response) if response.header(REPLAYED[0]) else reply(response)
 
 
 class CommittingApp:

@@ -12,10 +12,10 @@ import flask
 
 from ...errors import ConfigError
 from ...web.request import Principal, Request, everyone, name_of_caller
-from ...web.response import REPLAYED, Response
+from ...web.response import Response
 from ...web.rules import KeySettings, Rule, declared, make_rules
 from ..wsgi import WsgiClaims
-from .exchange import claim_of, exchange, reply
+from .exchange import claim_of, exchange
 from .state import MARK, AppState, current, route_of
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -95,7 +95,7 @@ class FlaskOperation:
         if got is None:
             return view()
         if isinstance(got, Response):
-            return held.instead(got) if got.header(REPLAYED[0]) else reply(got)
+            return held.answer(got)
         held.hold(environ, got, claims.rule, docs)
         return view()
 

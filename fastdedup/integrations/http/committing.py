@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from ...arguments import CallRules
-from ...errors import ConfigError, MismatchError, ResultError, ResultTooLargeError, RetryTransaction
+from ...errors import ConfigError, MismatchError, ResultError, ResultTooLargeError
 from ...keys import Fingerprint
 from ...sql.any_inbox import AnyInbox
 from ...sql.drivers.base import is_connection_lost, is_of_database, is_outage, is_retryable
@@ -91,16 +91,10 @@ class DirectSteps:
     """Runs the flows of synchronous code in the caller's thread; see `drive`."""
 
     async def begin(self, flow: Coroutine[Any, Any, T]) -> T:
-        """See `Steps.begin`."""
+        """See `Steps`: there is no other request in this thread, and no cancellation."""
         return await flow
 
-    async def go_on(self, flow: Coroutine[Any, Any, T]) -> T:
-        """See `Steps.go_on`."""
-        return await flow
-
-    async def finish(self, flow: Coroutine[Any, Any, T]) -> T:
-        """See `Steps.finish`."""
-        return await flow
+    go_on = finish = begin
 
 
 class RouteCommits:
@@ -216,7 +210,7 @@ class CommittedWork:
             return respond(MISMATCH, docs=self._docs)
         except Exception as error:
             self._undo()
-            if not (is_again(error) or is_outage(error)):
+            if not (is_retryable(error) or is_outage(error)):
                 raise
             return self._unavailable(error)
         if answer is None:
@@ -236,7 +230,7 @@ class CommittedWork:
         await self.roll_back(error)
         if not isinstance(error, Exception) or not is_of_database(error):
             return None
-        return self._unavailable(error) if is_again(error) or is_connection_lost(error) else None
+        return self._unavailable(error) if is_retryable(error) or is_connection_lost(error) else None
 
     async def end(self, response: Response) -> Response:
         """Commit with the response, or roll back if the rule does not keep it. Return the response to send.
@@ -268,7 +262,7 @@ class CommittedWork:
                 return respond(COMMIT_UNKNOWN, _WITHOUT_KEY, docs=self._docs)
             return respond(COMMIT_UNKNOWN, docs=self._docs, retry_after=self.rule.retry_after)
         except Exception as error:
-            if is_again(error) or is_connection_lost(error):
+            if is_retryable(error) or is_connection_lost(error):
                 return self._unavailable(error)
             if isinstance(error, ResultError | ResultTooLargeError):
                 self._warn(error)
@@ -317,8 +311,3 @@ class CommittedWork:
 
     def _warn(self, error: Exception) -> None:
         log.error("%s: %s", self._path, error)
-
-
-def is_again(error: BaseException) -> bool:
-    """True if the database has ended a transaction for the sake of another one."""
-    return isinstance(error, RetryTransaction) or is_retryable(error)

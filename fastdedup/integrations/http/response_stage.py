@@ -240,9 +240,7 @@ class ThreadSteps:
         """See `Steps.go_on`."""
         return await in_thread(flow, _limits().ending)
 
-    async def finish(self, flow: Coroutine[Any, Any, T]) -> T:
-        """See `Steps.finish`."""
-        return await in_thread(flow, _limits().ending)
+    finish = go_on
 
 
 class ThreadLimits(NamedTuple):

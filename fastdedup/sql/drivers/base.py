@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
-from ...errors import DedupError, UsageError
+from ...errors import DedupError, RetryTransaction, UsageError
 from ..dialects import fault_of
 from ..dialects.base import Database, Flow, Rows, Statement, TableName
 from ..faults import DatabaseFault, layers, translated
@@ -76,7 +76,8 @@ def told(error: Exception, table_name: TableName) -> Exception:
 
 def is_retryable(error: BaseException) -> bool:
     """True if the whole transaction must be run again."""
-    return fault_of(error) in (DatabaseFault.RETRY, DatabaseFault.LOCKED, DatabaseFault.STANDBY)
+    again = (DatabaseFault.RETRY, DatabaseFault.LOCKED, DatabaseFault.STANDBY)
+    return isinstance(error, RetryTransaction) or fault_of(error) in again
 
 
 _LOST_NAMES = frozenset(
