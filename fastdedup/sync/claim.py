@@ -365,9 +365,9 @@ class Claim:
         Raises:
             ResultError: the codec cannot encode the result.
             ResultTooLargeError: the result is larger than `max_result`; the claim stays live.
-            ClaimLostError: another owner has the key, or it was forgotten.
-            UnavailableError: the result could not be recorded; `unrecorded` is True. Also if the store is back
-                without its data.
+            ClaimLostError: another owner has the key, it was forgotten, or the store lost its data before this call.
+            UnavailableError: the result could not be recorded; `unrecorded` is True. Also if the reply was lost, and
+                the store is back without its data.
         """
         self._complete(result, ttl, within=within)
 

@@ -88,6 +88,19 @@ async def test_an_outcome_that_the_store_has_lost_is_not_recorded(own_redis: Red
         assert (await dedup.claim("k")).acquired
 
 
+@pytest.mark.parametrize("how", ["complete", "fail"])
+async def test_a_store_that_lost_its_data_before_has_lost_the_claim(own_redis: RedisServer, how: str) -> None:
+    """The pages said UnavailableError; but nothing was sent, so this is the answer for a forgotten key."""
+    async with Dedup(own_redis.url, namespace="t", timeout=5.0) as dedup:
+        claim = await dedup.claim("k", lease=60)
+        own_redis.kill()
+        own_redis.start()
+        assert (await dedup.claim("another")).acquired  # it is connected again
+        with pytest.raises(ClaimLostError, match="nothing was changed") as caught:
+            await getattr(claim, how)("done")
+        assert not caught.value.outage
+
+
 # `complete(ttl=0.01)` whose reply was lost said "nothing was changed", although it was recorded.
 
 
