@@ -99,7 +99,7 @@ class StateMachine:
         if not isinstance(moved, TransitionReply) or moved.code is Code.FOREIGN:
             raise foreign(id)
         if moved.code is Code.UNSURE:
-            raise _unknown(id, to, moved)
+            raise _unknown(id, op, moved)
         return Transition(
             _OUTCOMES[moved.code], moved.state, moved.version, moved.degraded, not moved.underreplicated
         )
@@ -204,10 +204,13 @@ def reachable(initial: str, transitions: Transitions) -> set[str]:
     return found
 
 
-def _unknown(id: str, to: str, moved: TransitionReply) -> UnknownTransitionError:
+def _unknown(id: str, op: TransitionOp, moved: TransitionReply) -> UnknownTransitionError:
+    advice = "decide again by these"
+    if op.version is None:
+        advice = "pass version= to a call that you may have to repeat"
     return UnknownTransitionError(
-        f"whether this call moved {id!r} to {to!r} is unknown: the reply was lost, and other calls moved it since, "
-        f"to {moved.state!r} (version {moved.version}); pass version= to a call that you may have to repeat",
+        f"whether this call moved {id!r} to {op.to!r} is unknown: the reply was lost, and other calls moved it "
+        f"since, to {moved.state!r} (version {moved.version}); {advice}",
         state=moved.state,
         version=moved.version,
     )
