@@ -20,7 +20,7 @@ from .counters import outcome_of
 from .gate import Gate
 from .options import ClaimOptions
 from .settlement import Settlement
-from .together import Together
+from .together import AT_ONCE, Together
 from .traced_lists import within_a_span
 from .waiting import end_of, look, wait_on
 
@@ -99,8 +99,6 @@ class ClaimList(Together):
         since = 0.0 if counters is None else perf_counter()
         try:
             await self._send(claims)
-            for claim in claims:
-                self._judge(claim)
             if self._wait and any(map(is_open, claims)):
                 await self._wait_for_others(claims, gives_up)
             if counters is not None:
@@ -121,7 +119,12 @@ class ClaimList(Together):
             del fault  # it refers to this frame
 
     async def _send(self, claims: Sequence[ListedClaim]) -> None:
-        await self.send([claim for claim in claims if claim.answer is None], self.gate.begin_claim)
+        """Send the claims that have no answer yet, and judge all answers."""
+        for start in range(0, len(claims), AT_ONCE):
+            part = claims[start : start + AT_ONCE]
+            await self.send([claim for claim in part if claim.answer is None], self.gate.begin_claim)
+            for claim in part:
+                self._judge(claim)
 
     def _judge(self, claim: ListedClaim) -> None:
         """Put the verdict into the answer's place; a refusal, if there is time to look again."""

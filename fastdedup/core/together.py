@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ..errors import UnavailableError
+
+AT_ONCE: Final = 2000
+"""Operations of a list that are sent together: with more, some would wait beyond the deadline, and block the loop."""
 
 
 class Listed(Protocol):
@@ -33,6 +36,8 @@ class Together:
 
     async def send(self, ops: Sequence[Listed], begin: Callable[[Any, Any], Any]) -> None:
         """Send the operations with `begin`, and wait until each has an answer or an error in its place."""
+        if self._done.done():  # of the operations that were sent before
+            self._done = asyncio.get_running_loop().create_future()
         self._left = len(ops)
         for op in ops:
             try:

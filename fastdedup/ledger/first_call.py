@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..core.gate import Gate
-from ..core.together import Together
+from ..core.together import AT_ONCE, Together
 from ..errors import DedupError, UnavailableError
 from ..kernel.codes import Code
 from ..kernel.granted import GRANTED, LOOKS
@@ -18,8 +18,6 @@ from .operations import FirstOp, LedgerTerms, SeenOp
 from .orphan_ids import OrphanIds
 from .views import FormerView, LedgerView
 
-_AT_ONCE: Final = 2000
-"""Ids of a list that are sent together: with more, some would wait beyond the deadline, and block the loop."""
 _NEED_NO_VERDICT: Final = (Code.OK, Code.ALREADY, Code.PENDING)
 """Replies for an id that need no verdict."""
 _NOTHING_LEFT: Final = (Code.ALREADY, Code.PENDING, Code.FULL, Code.FOREIGN, Code.ELSEWHERE)
@@ -123,8 +121,8 @@ class FirstCall:
     async def _ask(self, ids: Sequence[bytes]) -> bool:
         """Ask once for each id. Return True if the caller must pause before it asks for those without an answer."""
         pauses = False
-        for start in range(0, len(ids), _AT_ONCE):
-            view, part = await self._form.present(), ids[start : start + _AT_ONCE]
+        for start in range(0, len(ids), AT_ONCE):
+            view, part = await self._form.present(), ids[start : start + AT_ONCE]
             if view.former is not None:
                 if not await self._look_into(view.former, part):
                     break

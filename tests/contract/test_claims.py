@@ -159,6 +159,13 @@ async def test_claim_many_answers_each_key_in_order(backend: Backend) -> None:
         assert await dedup.claim_many([]) == []
 
 
+async def test_claim_many_sends_a_long_list_in_parts(backend: Backend) -> None:
+    """The parts behind the first do not wait for it within the store's deadline, and leave room for other callers."""
+    async with backend.make(max_pending=2000) as dedup:
+        claims = await dedup.claim_many([str(number // 2) for number in range(4200)])
+        assert [claim.acquired for claim in claims] == [True, False] * 2100
+
+
 MARK = Fingerprint(b"0123456789abcdef")
 
 
