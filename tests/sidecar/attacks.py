@@ -148,6 +148,14 @@ def answered(raw: socket.socket, replies: int) -> bytes:
     return data
 
 
+def waiting(path: Path, clients: int = 200, commands: int = 1000) -> None:
+    """Claims that wait for a key which another client holds."""
+    with connect(path) as holds:
+        holds.sendall(pack(b"FD.CLAIM", b"held", b"LEASE", b"60000"))
+        holds.recv(100)
+        unread(path, pack(b"FD.CLAIM", b"held", b"WAIT", b"30000") * commands, clients, 20.0)
+
+
 def silent(path: Path, clients: int = 1024) -> None:
     """Connections that send nothing."""
     with ExitStack() as stack:
@@ -171,6 +179,7 @@ ATTACKS: dict[str, Callable[[Path], None]] = {
     "batch_many_keys": lambda path: batch(path, many=1000),
     "batch_64_clients": lambda path: batch(path, 64),
     "http": http,
+    "waiting_200_clients": waiting,
     "killed_40k": killed,
     "killed_200k": lambda path: killed(path, 200_000),
     "silent": silent,

@@ -19,7 +19,7 @@ from ..wire_verbs import VERBS
 from .connection import Command, RespConnection
 from .errors import error_reply
 from .frames import bulk, encode
-from .options import CommandOptions, check_count, left_of, read_options
+from .options import CommandOptions, check_count, end_of, read_options
 from .reply_places import ReplyPlace
 
 _ACQUIRED: Final = Outcome.ACQUIRED
@@ -63,17 +63,35 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
 
 def _claim_slowly(connection: RespConnection, home: Home, key: bytes, options: CommandOptions) -> ReplyPlace:
     """Claim a key in a task: the claim waits, a ledger remembers it, or the client names its owner."""
-    dedup, name, wait = dedup_of(home), text_of("the key", key), left_of(options.wait)
+    slow = SlowClaim(connection, home, text_of("the key", key), options)
+    return connection.spawn(slow, dedup_of(home), "claim", repeatable=True, waits=bool(options.wait))
 
-    async def work() -> bytes:
-        if options.owner is not None:
-            connection.namespaces.ephemeral.claimed_again(await held_in(home, name, options.owner))
-        return await claim_in_task(connection, dedup, call, options.ephemeral)
 
-    def call() -> Awaitable[Claim]:
-        return claim_in(home, options.of_claim(wait()), name, options.fingerprint)
+class SlowClaim:
+    """The work of a claim that takes a task.
 
-    return connection.spawn(work, dedup, "claim", repeatable=True, waits=bool(options.wait))
+    A client may have 1,000 that wait for their tasks. Each takes 0.4 kB; functions within functions took 1.5 kB.
+    """
+
+    __slots__ = ("_connection", "_ends", "_home", "_key", "_options")
+
+    def __init__(self, connection: RespConnection, home: Home, key: str, options: CommandOptions) -> None:
+        self._connection = connection
+        self._home = home
+        self._key = key
+        self._options = options
+        self._ends = end_of(options.wait)
+
+    async def __call__(self) -> bytes:
+        """Return the reply."""
+        owner, connection = self._options.owner, self._connection
+        if owner is not None:
+            connection.namespaces.ephemeral.claimed_again(await held_in(self._home, self._key, owner))
+        return await claim_in_task(connection, dedup_of(self._home), self._call, self._options.ephemeral)
+
+    def _call(self) -> Awaitable[Claim]:
+        options = self._options
+        return claim_in(self._home, options.of_claim(self._ends), self._key, options.fingerprint)
 
 
 async def claim_in_task(

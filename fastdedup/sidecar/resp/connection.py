@@ -288,10 +288,10 @@ class RespConnection(asyncio.Protocol):
             waits: it waits for a key, perhaps for long: then no command that does not wait follows it.
             reads: it looks at many keys and takes turns (`ReadTurns`): one of a client's at a time.
         """
-        slot = Slot()
         line = self.tasks.line(waits=waits, reads=reads)
-        self.tasks.run(TaskCommand(slot, work, dedup, verb, self.at, line, repeatable=repeatable))
-        return slot
+        command = TaskCommand(self.tasks, work, dedup, verb, self.at, line, repeatable=repeatable)
+        command.run()
+        return command
 
     def _next_commands(self) -> list[list[bytes]]:
         """Take the commands that run in this turn of the loop; the rest runs in later ones, and others' between."""

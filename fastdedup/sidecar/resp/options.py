@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +29,9 @@ class CommandOptions:
         def __getattr__(self, name: str) -> Any:
             """Return a field: every name of one is an attribute of the class."""
 
-    def of_claim(self, wait: float) -> ClaimOptions:
-        """Return them as a claim's or a token's; `wait`: the seconds that are left of WAIT, see `left_of`."""
-        return ClaimOptions(self.owner, seconds(self.lease), seconds(self.ttl), wait)
+    def of_claim(self, ends: float) -> ClaimOptions:
+        """Return them as a claim's or a token's; `ends`: the end of its WAIT, see `end_of`."""
+        return ClaimOptions(self.owner, seconds(self.lease), seconds(self.ttl), max(0.0, ends - monotonic()))
 
 
 for _field in FIELDS.values():
@@ -99,19 +98,9 @@ def read_options(command: list[bytes], start: int, allowed: frozenset[str]) -> C
     return options
 
 
-def left_of(wait: int | None) -> Callable[[], float]:
-    """Return a function for the seconds left of a WAIT. The WAIT begins now, even if its command begins later."""
-    if not wait:
-        return _nothing
-    return partial(_left, monotonic() + wait / 1000)
-
-
-def _left(ends: float) -> float:
-    return max(0.0, ends - monotonic())
-
-
-def _nothing() -> float:
-    return 0.0
+def end_of(wait: int | None) -> float:
+    """Return the end of a WAIT, by `time.monotonic()`. The WAIT begins now, even if its command begins later."""
+    return monotonic() + wait / 1000 if wait else 0.0
 
 
 def _name_of(command: list[bytes]) -> str:

@@ -33,16 +33,17 @@ Work = Callable[[], Coroutine[Any, Any, bytes]]
 """A command that runs in a task; returns the reply."""
 
 
-class TaskCommand:
-    """A command that runs in a task. `RespConnection.spawn` tells of its attributes; `since`: when it was read;
-    `line`: the tasks that it follows.
+class TaskCommand(Slot):
+    """A command that runs in a task, and its place in the order of replies.
+
+    `RespConnection.spawn` tells of its attributes; `since`: when it was read; `tasks`: those of its connection.
     """
 
-    __slots__ = ("dedup", "line", "repeatable", "since", "slot", "verb", "work")
+    __slots__ = ("dedup", "line", "repeatable", "since", "tasks", "verb", "work")
 
     def __init__(
         self,
-        slot: Slot,
+        tasks: CommandTasks,
         work: Work,
         dedup: Dedup,
         verb: str,
@@ -51,13 +52,22 @@ class TaskCommand:
         *,
         repeatable: bool,
     ) -> None:
-        self.slot = slot
+        super().__init__()
+        self.tasks = tasks
         self.work = work
         self.dedup = dedup
         self.verb = verb  # "" once it was counted
         self.since = since
         self.line = line
         self.repeatable = repeatable
+
+    def begin(self) -> Coroutine[Any, Any, None]:
+        """Return what runs in the task."""
+        return self.tasks.answer_with(self)
+
+    def run(self) -> None:
+        """Run in a task, now or after earlier commands of its line."""
+        self.line.add(self.begin)
 
 
 class Replies(Protocol):
@@ -96,16 +106,12 @@ class CommandTasks:
         """Return the line of a command that waits for a key, of one that looks at many, or of any other."""
         return self.patient if waits else self._reads if reads else self.brief
 
-    def run(self, command: TaskCommand) -> None:
-        """Run a command in a task, now or after earlier ones of its line."""
-        command.line.add(partial(self._answer_with, command))
-
     def clear(self) -> None:
         """Cancel all: the client has gone."""
         for line in (self.brief, self.patient, self._reads):
             line.clear()
 
-    async def _answer_with(self, command: TaskCommand) -> None:
+    async def answer_with(self, command: TaskCommand) -> None:
         """Answer with what the command returns or raises, and count that, the first time that it runs."""
         try:
             reply = await command.work()
@@ -116,7 +122,6 @@ class CommandTasks:
             self._counters.answered(command.dedup, command.verb, reply, command.since)
             command.verb = ""
         if command.repeatable and len(reply) >= LARGE:
-            again = partial(self.run, command)
-            self._replies.answer_at_length(command.slot, reply, partial(bytes, reply), again)
+            self._replies.answer_at_length(command, reply, partial(bytes, reply), command.run)
         else:
-            self._replies.answer(command.slot, reply)
+            self._replies.answer(command, reply)

@@ -21,7 +21,7 @@ from ..wire_verbs import VERBS, Usage, WireVerb
 from .claim_commands import claim_in_task
 from .connection import Command, RespConnection
 from .frames import OK, encode
-from .options import Answerer, CommandOptions, check_count, left_of, read_command, read_options
+from .options import Answerer, CommandOptions, check_count, end_of, read_command, read_options
 from .reply_places import Slot
 
 _ENDING: Final = tuple(verb for verb in Verb if verb.row.effect is Effect.FREES)
@@ -67,10 +67,10 @@ def _note(connection: RespConnection, dedup: Dedup, op: Change) -> None:
 def redeem(verb: WireVerb, connection: RespConnection, options: CommandOptions) -> Slot:
     """Answer FD.REDEEM: the reply is that of a claim."""
     dedup = connection.namespaces.dedup(options.namespace)
-    wait = left_of(options.wait)
+    ends = end_of(options.wait)
 
     def call() -> ClaimCall:
-        return dedup.tokens.redeem_with(options.of_claim(wait()), options.token, options.subject)
+        return dedup.tokens.redeem_with(options.of_claim(ends), options.token, options.subject)
 
     redeems = partial(claim_in_task, connection, dedup, call, options.ephemeral)
     return connection.spawn(redeems, dedup, verb.name, repeatable=True, waits=bool(options.wait))
