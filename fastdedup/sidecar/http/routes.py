@@ -71,7 +71,7 @@ async def metrics(namespaces: Namespaces, ask: None, client: Client) -> HttpAnsw
     """`GET /metrics`: the counters in Prometheus' format."""
     if namespaces.render_metrics is None:
         raise RequestProblem(problems.NOT_FOUND, "this socket shows no metrics")
-    return RawAnswer(_METRICS, namespaces.render_metrics())
+    return RawAnswer(_METRICS, await namespaces.turns.metrics.made_by(namespaces.render_metrics))
 
 
 async def document(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:
