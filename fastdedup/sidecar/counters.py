@@ -7,9 +7,15 @@ from time import perf_counter
 from typing import Any, Final
 
 from ..core.counters import GateCounters
-from ..core.counters import outcome_of_fault as outcome_of_fault
 from ..declarations import BOUNDS as BOUNDS
-from ..errors import ConfigError, InvalidKeyError, ResultError, ResultTooLargeError
+from ..errors import (
+    ClaimLostError,
+    ConfigError,
+    InvalidKeyError,
+    ResultError,
+    ResultTooLargeError,
+    UnavailableError,
+)
 from ..gateway import Dedup
 
 _ERRORS: Final = {b"-UNAVAILABLE": "unavailable", b"-CLAIMLOST": "claim_lost"}
@@ -43,6 +49,13 @@ def outcome_of_reply(verb: str, reply: bytes) -> str:
     if verb in _CLAIMS:
         return reply.split(b"\r\n", 3)[2].decode()
     return "absent" if reply in (b"$-1\r\n", b"_\r\n", b":0\r\n") else "ok"
+
+
+def outcome_of_fault(fault: Exception) -> str:
+    """Return an exception's outcome as one word; it is that of the exception's RESP reply."""
+    if isinstance(fault, UnavailableError):
+        return "unavailable"
+    return "claim_lost" if isinstance(fault, ClaimLostError) else "error"
 
 
 def is_bad(fault: Exception) -> bool:

@@ -17,12 +17,23 @@ import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
-from fastdedup import Dedup, LocalLRU, __version__
+from fastdedup import (
+    ClaimLostError,
+    Dedup,
+    DedupError,
+    InvalidKeyError,
+    LocalLRU,
+    UnavailableError,
+    __version__,
+)
+from fastdedup.errors import LedgerFullError
 from fastdedup.kernel.operations import Verdict
 from fastdedup.model import Outcome
-from fastdedup.sidecar.counters import BOUNDS, Counters, outcome_of_reply
+from fastdedup.sidecar.counters import BOUNDS, Counters, outcome_of_fault, outcome_of_reply
 from fastdedup.sidecar.http.routes import metrics
+from fastdedup.sidecar.limits import LimitError
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
+from fastdedup.sidecar.resp.errors import error_reply
 from fastdedup.sidecar.service.addresses import split_address
 from fastdedup.sidecar.service.config import Config
 from fastdedup.sidecar.service.metrics import Exposition, wire_of
@@ -116,6 +127,22 @@ async def test_the_hot_path_counts_the_same_also_where_claims_share_a_verdict() 
 )
 def test_a_reply_of_the_redis_protocol_says_its_outcome(verb: str, reply: bytes, outcome: str) -> None:
     assert outcome_of_reply(verb, reply) == outcome
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        UnavailableError("x"),
+        LimitError("too many clients ask for lists"),
+        LedgerFullError("x"),
+        ClaimLostError("x"),
+        InvalidKeyError("x"),
+    ],
+    ids=lambda fault: type(fault).__name__,
+)
+def test_both_wires_count_an_error_under_one_word(fault: DedupError) -> None:
+    """HTTP counted a list whose turn did not come as `error`, and RESP as `unavailable`."""
+    assert outcome_of_fault(fault) == outcome_of_reply("claim", error_reply(fault))
 
 
 async def test_batches_are_counted_by_size() -> None:

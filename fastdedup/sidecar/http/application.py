@@ -15,6 +15,7 @@ from ...kernel.operations import ClaimOp, Verdict
 from ...model import Outcome
 from ...tasks import wait_then_stop
 from ...web.problems import ProblemType
+from ..counters import outcome_of_fault
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE
 from ..verbs import Asked
@@ -28,7 +29,7 @@ from .query import parse_query
 from .request import STATUS_LINE, Gone, HttpRequest
 from .route import HttpRoute
 from .routes import BELOW_GATE, ROUTES
-from .verbs import AcquiredText, HttpAnswer, RawAnswer, claim_op, count_failure, problem, told
+from .verbs import AcquiredText, HttpAnswer, RawAnswer, claim_op, problem, told
 
 T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]
@@ -180,7 +181,7 @@ class Quick(Asked):
 
     def failed(self, fault: Exception) -> None:
         """Answer with the problem."""
-        count_failure(self._counters, self._dedup, fault, self._since)
+        self._counters.claimed(self._dedup, outcome_of_fault(fault), self._since)
         self._app.hand(self._connection, problem(fault, self._counters))
 
     def done(self) -> bool:

@@ -18,6 +18,7 @@ from ...kernel.keyspace import MAX_KEY_BYTES
 from ...kernel.operations import ClaimOp, Verdict
 from ...kernel.owners import draw_owner
 from ...model import Outcome
+from ..counters import outcome_of_fault
 from ..limits import LimitError
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE
@@ -32,7 +33,6 @@ from .verbs import (
     HttpAnswer,
     acquired_tail,
     claim_op,
-    count_failure,
     problem,
     told,
 )
@@ -304,7 +304,7 @@ class BatchClaim(Asked):
     def failed(self, fault: Exception) -> None:
         """Take the exception that came instead of a verdict."""
         batch = self._batch
-        count_failure(batch.counters, self._dedup, fault, batch.since)
+        batch.counters.claimed(self._dedup, outcome_of_fault(fault), batch.since)
         batch.told(self, problem(fault, batch.counters))
 
 

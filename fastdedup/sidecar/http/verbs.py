@@ -15,7 +15,6 @@ import orjson
 
 from ...claim import Claim
 from ...core.options import ClaimOptions
-from ...errors import UnavailableError
 from ...gateway import Dedup
 from ...kernel.operations import ClaimOp, RenewOp, Verdict
 from ...kernel.owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
@@ -250,12 +249,6 @@ def problem(fault: Exception, counters: Counters) -> HttpAnswer:
     if isinstance(fault, RequestProblem):
         answer.headers = fault.headers
     return answer
-
-
-def count_failure(counters: Counters, dedup: Dedup, fault: Exception, since: float) -> None:
-    """Count a claim that ended in an exception."""
-    outcome = "unavailable" if isinstance(fault, UnavailableError) else "error"
-    counters.claimed(dedup, outcome, since)
 
 
 Handler = Callable[[Namespaces, Any, Client], Awaitable[HttpAnswer]]
