@@ -101,11 +101,16 @@ async def failed_use(world: World) -> None:
 
 @scenario()
 async def failed_first(world: World) -> None:
-    """As `failed_use`, of an id."""
+    """As `failed_use`, of an id. No other call asks for it, so what a late copy leaves stays there."""
     ledger = world.gate.ledger("seen", window=3600.0, capacity=1000)
+
+    async def asks(who: str) -> bool:
+        return await use(world, who, "id", lambda: ledger.first("id"))
+
+    given_once(world, "id", lambda: asks("audit"))
     asked = world.loop.time()
     try:
-        await ledger.first("id")
+        await asks("main")
     except UnavailableError:
         if world.loop.time() < asked + 2 * TIMEOUT and world.is_remembered():
             world.promises.broke("the error of a first call is told before that is taken back")

@@ -216,5 +216,11 @@ UNDO = {
             "if True:",
             "first",
         ),
+        Mutant(
+            "An id that was taken back is not watched, although a copy may come late.",
+            'another call has another nonce."""\n        return True',
+            'another call has another nonce."""\n        return False',
+            "failed_first",
+        ),
     ],
 }
