@@ -100,40 +100,6 @@ async def site_of(fault: str) -> AsyncIterator[Site]:
 each_fault = pytest.mark.parametrize("fault", ["killed", "frozen", "cut off"])
 
 
-@each_fault
-async def test_a_claim_made_in_redis_and_completed_in_the_outage_is_replayed_to_another_process(
-    fault: str,
-) -> None:
-    async with site_of(fault) as site:
-        ours, theirs = await site.gate(), await site.gate()
-        claim = await ours.dedup.claim("order")
-        site.strike()
-        await claim.complete({"sold": 1})
-        again = await ours.dedup.claim("order")
-        assert (again.result, again.degraded) == ({"sold": 1}, True)
-        await site.come_home(ours, theirs)
-        seen = await theirs.dedup.claim("order")
-        assert (seen.result, seen.degraded, seen.fence) == ({"sold": 1}, False, claim.fence)
-        assert ours.of(Conflict) == []
-
-
-@each_fault
-async def test_a_claim_made_in_the_outage_is_the_same_one_in_redis_afterwards(fault: str) -> None:
-    """Same owner, same fence, and its owner settles it there."""
-    async with site_of(fault) as site:
-        ours, theirs = await site.gate(), await site.gate()
-        site.strike()
-        claim = await ours.dedup.claim("order")
-        assert (claim.acquired, claim.degraded) == (True, True)
-        await site.come_home(ours)
-        record = await theirs.dedup.get("order")
-        assert record is not None
-        assert (record.owner, record.fence, record.attempt) == (claim.owner, claim.fence, 1)
-        assert (await theirs.dedup.claim("order")).outcome is Outcome.IN_PROGRESS
-        await claim.complete("done")
-        assert (await theirs.dedup.claim("order")).result == "done"
-
-
 async def give_away_twice(
     site: Site, settled: str, gates: tuple[Gate, Gate], claim: Callable[[Gate], Awaitable[Claim]]
 ) -> tuple[Claim, Claim, str]:

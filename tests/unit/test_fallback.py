@@ -34,10 +34,9 @@ class FlakyStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.down = False
-        self.refuses_to_adopt = False
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        if self.down or (verb is Verb.ADOPT and self.refuses_to_adopt):
+        if self.down:
             raise UnavailableError("the store is down")
         return await super().execute(verb, ops)
 
@@ -113,21 +112,6 @@ async def test_a_lock_given_locally_is_marked() -> None:
         gate.store.down = True
         async with gate.dedup.lock("k") as lock:
             assert lock.degraded
-
-
-async def test_after_recovery_local_records_go_on_answering_for_their_keys() -> None:
-    """A second claimant must not be let through because the store never heard of the first."""
-    async with Gate(LocalLRU()) as gate:
-        gate.store.down = True
-        claim = await gate.dedup.claim("k")
-        gate.store.refuses_to_adopt = True
-        gate.store.down = False
-        assert (await gate.dedup.claim("k")).outcome is Outcome.IN_PROGRESS
-        await claim.complete("local")
-        later = await gate.dedup.claim("k")
-        assert (later.result, later.degraded) == ("local", True)
-        other = await gate.dedup.claim("other")
-        assert (other.acquired, other.degraded) == (True, False)
 
 
 async def test_a_key_is_the_stores_again_when_its_local_record_has_expired() -> None:
