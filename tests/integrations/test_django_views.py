@@ -296,41 +296,29 @@ class TestTheMixin:
 
 MEMORY: dict[str, Any] = {"url": "memory://", "namespace": "t"}
 DEDUP = Dedup("memory://", namespace="mine")
+EVERYONE = "fastdedup.web.request.everyone"
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("gate", "rules", "told"),
     [
-        (None, "settings.FASTDEDUP is missing: FASTDEDUP = {"),
-        ("redis://localhost", "settings.FASTDEDUP cannot be imported"),
-        (7, "is a dictionary such as"),
-        ({"url": "nonsense://"}, "settings.FASTDEDUP cannot be used: "),
-        ({"urll": "memory://"}, "'urll'"),
-        ({"url": "memory://", "ttl": -1.0}, "ttl"),
+        (None, None, "settings.FASTDEDUP is missing: FASTDEDUP = {"),
+        ("redis://localhost", None, "settings.FASTDEDUP cannot be imported"),
+        (7, None, "is a dictionary such as"),
+        ({"url": "nonsense://"}, None, "settings.FASTDEDUP cannot be used: "),
+        ({"urll": "memory://"}, None, "'urll'"),
+        ({"url": "memory://", "ttl": -1.0}, None, "ttl"),
+        (MEMORY, [], "is a dictionary"),
+        (MEMORY, {"principal": "no.such.function"}, "principal cannot be imported"),
+        (MEMORY, {"principal": EVERYONE, "wiat": 1.0}, "unknown setting 'wiat'"),
+        (MEMORY, {"principal": EVERYONE, "docs": "here"}, "docs must be a path"),
+        (MEMORY, {"field": ""}, "field"),
     ],
 )
-def test_a_gate_that_cannot_be_made_is_told_at_the_start(given: Any, told: str) -> None:
+def test_settings_that_cannot_be_used_are_told_at_the_start(gate: Any, rules: Any, told: str) -> None:
+    settings = {"FASTDEDUP": gate} | ({} if rules is None else {"FASTDEDUP_HTTP": rules})
     with (
-        override_settings(FASTDEDUP=given),
-        pytest.raises(ImproperlyConfigured, match=told),
-        override_settings(INSTALLED_APPS=[APP]),
-    ):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("rules", "told"),
-    [
-        ([], "is a dictionary"),
-        ({"principal": "no.such.function"}, "principal cannot be imported"),
-        ({"principal": "fastdedup.web.request.everyone", "wiat": 1.0}, "unknown setting 'wiat'"),
-        ({"principal": "fastdedup.web.request.everyone", "docs": "here"}, "docs must be a path"),
-        ({"field": ""}, "field"),
-    ],
-)
-def test_rules_that_cannot_be_used_are_told_at_the_start(rules: Any, told: str) -> None:
-    with (
-        override_settings(FASTDEDUP=MEMORY, FASTDEDUP_HTTP=rules),
+        override_settings(**settings),
         pytest.raises(ImproperlyConfigured, match=told),
         override_settings(INSTALLED_APPS=[APP]),
     ):

@@ -341,14 +341,21 @@ async def test_a_principal_is_text_a_number_or_a_uuid(names: tuple[Any, Any]) ->
     assert keys[0] == keys[2] != keys[1]
 
 
-async def test_a_principal_of_another_kind_is_a_mistake_of_the_program() -> None:
-    app, dedup = application()
+@pytest.mark.parametrize(
+    ("claimed", "told"),
+    [
+        (Claimed(principal=lambda: {"id": 1}), "a principal must be text"),
+        (Claimed(principal=everyone, max_request=2000), "max_request=2000 is over the 1000"),
+    ],
+)
+async def test_a_dependency_that_cannot_be_used_is_a_mistake_of_the_program(claimed: Any, told: str) -> None:
+    app, dedup = application(max_request=1000)
 
     @app.post("/a")
-    async def call(claim: Annotated[Claim, Claimed(principal=lambda: {"id": 1})]) -> None: ...
+    async def call(claim: Annotated[Claim, claimed]) -> None: ...
 
     async with dedup, raising(app) as http:
-        with pytest.raises(ConfigError, match="a principal must be text"):
+        with pytest.raises(ConfigError, match=told):
             await http.post("/a", headers=key("k"))
 
 
@@ -443,17 +450,6 @@ async def test_a_larger_limit_for_the_application_holds_for_all_operations() -> 
                 "/upload", data={"note": "n"}, files={"file": bytes(2 * 1024 * 1024)}, headers=key("k")
             )
             assert answer.json() == {"run": 1, "size": 2 * 1024 * 1024, "note": "n"}
-
-
-async def test_an_operation_cannot_take_more_than_the_application_keeps() -> None:
-    app, dedup = application(max_request=1000)
-
-    @app.post("/a")
-    async def call(claim: Annotated[Claim, Claimed(principal=everyone, max_request=2000)]) -> None: ...
-
-    async with dedup, raising(app) as http:
-        with pytest.raises(ConfigError, match="max_request=2000 is over the 1000"):
-            await http.post("/a", headers=key("k"))
 
 
 async def test_cancelling_is_for_handlers_that_can_be_cancelled() -> None:

@@ -236,33 +236,23 @@ def test_a_wsgi_handler_that_stops_in_an_outage_is_503(own_redis: RedisServer) -
         own_redis.thaw()
 
 
-@pytest.mark.parametrize("outage", [True, False])
-async def test_the_error_says_whether_the_store_told(own_redis: RedisServer, outage: bool) -> None:
+@pytest.mark.parametrize("cause", ["outage", "forgotten", "blocked loop"])
+async def test_the_error_says_whether_it_was_an_outage(own_redis: RedisServer, cause: str) -> None:
     async def work(dedup: Dedup) -> None:
         async with dedup.claim("k", renew=True):
-            if outage:
+            if cause == "outage":
                 own_redis.freeze()
-            else:
+            elif cause == "forgotten":
                 await dedup.forget("k")
+            else:
+                time.sleep(SHORT_LEASE * 1.1)  # noqa: ASYNC251 -- a body that blocks its loop is what is tested
             await asyncio.Event().wait()
 
     async with Dedup(own_redis.url, timeout=0.3, lease=SHORT_LEASE) as dedup:
         with pytest.raises(ClaimLostError) as lost:
             await work(dedup)
         own_redis.thaw()
-    assert lost.value.outage is outage
-
-
-async def test_a_loop_that_was_blocked_beyond_the_lease_met_no_outage(own_redis: RedisServer) -> None:
-    async def work(dedup: Dedup) -> None:
-        async with dedup.claim("k", renew=True):
-            time.sleep(SHORT_LEASE * 1.1)  # noqa: ASYNC251 -- a body that blocks its loop is what is tested
-            await asyncio.Event().wait()
-
-    async with Dedup(own_redis.url, timeout=0.3, lease=SHORT_LEASE) as dedup:
-        with pytest.raises(ClaimLostError) as lost:
-            await work(dedup)
-    assert not lost.value.outage
+    assert lost.value.outage is (cause == "outage")
 
 
 @pytest.mark.parametrize("overtaken", [False, True])

@@ -386,25 +386,17 @@ def test_forgotten_before_it_was_sent_it_is_nobodys_business(success: bool) -> N
 
 
 @each_state
-@pytest.mark.parametrize("answered", [True, False], ids=["answered", "answer lost"])
-def test_forgotten_on_its_way_it_is_removed_from_the_store(success: bool, answered: bool) -> None:
+@pytest.mark.parametrize("answer", ["comes", "is lost", "was lost before"])
+def test_forgotten_on_its_way_it_is_removed_from_the_store(success: bool, answer: str) -> None:
     home = Home()
     held(home, success=success)
     lines = home.sent()
+    if answer == "was lost before":
+        home.lost(lines)
     home.ask(forget("k"))
     assert home.policy.holds(WIRE("k")), "the store may have it"
-    assert (home.judged(lines) if answered else home.lost(lines)) == []
-    assert home.comes_home() == []
-    home.now += 0.002
-    assert home.stands("k") is None
-
-
-@each_state
-def test_forgotten_after_an_answer_was_lost_it_is_removed_from_the_store(success: bool) -> None:
-    home = Home()
-    held(home, success=success)
-    home.lost(home.sent())
-    home.ask(forget("k"))
+    if answer != "was lost before":
+        assert (home.judged(lines) if answer == "comes" else home.lost(lines)) == []
     assert home.comes_home() == []
     home.now += 0.002
     assert home.stands("k") is None
