@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from faststream.rabbit import RabbitBroker, TestRabbitBroker
 from redis.asyncio import Redis
 
 from fastdedup import Dedup, FailedError, InProgressError
+from fastdedup.cli.main import cli
 from fastdedup.sql import Inbox
 from fastdedup.testing import Clock, FakeStore, fake_dedup
 
@@ -92,3 +95,27 @@ async def test_the_page_of_integrations_runs(result: Any) -> None:
 @pytest.mark.parametrize("page", WITH_PYTHON)
 def test_a_test_runs_the_page(page: str) -> None:
     assert f'"{page}"' in TESTS or f'docs/{page}"' in TESTS
+
+
+BRINGS_THE_COMMAND = {"cli", "sidecar"}
+GIVES_A_COMMAND = re.compile(
+    r"\bfastdedup (?:" + "|".join(cli.list_commands(click.Context(cli))) + r") [-a-z'#$<]"
+)
+
+
+def extras(text: str) -> set[str]:
+    return {name for found in re.findall(r"fastdedup\[([a-z,_-]+)]", text) for name in found.split(",")}
+
+
+def test_what_installs_and_gives_a_command_installs_the_command() -> None:
+    """A page that installs extras, and a line that names them, also name an extra that brings the command line."""
+    pages = [*DOCS.rglob("*.md"), *DOCS.parent.glob("README*.md")]
+    texts = {path.name: path.read_text("utf-8") for path in pages if path.name != "versions.md"}
+    places = [(name, text) for name, text in texts.items() if "pip install 'fastdedup[" in text]
+    places += [(name, line) for name, text in texts.items() for line in text.splitlines() if extras(line)]
+    assert len(places) > 20
+    assert not [
+        (name, sorted(extras(place)))
+        for name, place in places
+        if GIVES_A_COMMAND.search(place) and not extras(place) & BRINGS_THE_COMMAND
+    ]
