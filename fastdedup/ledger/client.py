@@ -68,7 +68,7 @@ class Ledger:
         self._composes = False
 
     def __repr__(self) -> str:
-        return f"<Ledger {self.name!r} capacity={self.capacity} window={self.window:g}>"
+        return f"<Ledger {self.name!r} capacity={self.capacity} window={self.window:.15g}>"
 
     @property
     def window(self) -> float:

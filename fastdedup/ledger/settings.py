@@ -63,8 +63,8 @@ class LedgerSettings:
         ):
             if ours != theirs:
                 raise ConfigError(
-                    f"the ledger {self.name!r} was founded with {name}={theirs:g}, this one has {name}={ours:g}: "
-                    "with that it would forget all ids; use its settings, or another name"
+                    f"the ledger {self.name!r} was founded with {name}={theirs:.15g}, this one has {name}="
+                    f"{ours:.15g}: with that it would forget all ids; use its settings, or another name"
                     + ("; resize() gives it another capacity" if name == "capacity" else "")
                 )
 

@@ -21,8 +21,8 @@ def check_memory(ttl: float, seconds: float, setting: str) -> None:
     """
     if ttl < seconds:
         raise ConfigError(
-            f"the broker may deliver a message again after {seconds:g} s ({setting}), and the gate keeps its key for "
-            f"{ttl:g} s only: set ttl= of the Dedup above {setting}"
+            f"the broker may deliver a message again after {seconds:.15g} s ({setting}), and the gate keeps its key "
+            f"for {ttl:.15g} s only: set ttl= of the Dedup above {setting}"
         )
 
 
@@ -31,8 +31,8 @@ def check_rows(inbox: Inbox, seconds: float, setting: str) -> None:
     keep = inbox.rules.keep
     if keep < seconds:
         raise ConfigError(
-            f"the broker may deliver a message again after {seconds:g} s ({setting}), and the inbox keeps its row "
-            f"for {keep:g} s only: set keep= of the Inbox above {setting}"
+            f"the broker may deliver a message again after {seconds:.15g} s ({setting}), and the inbox keeps its row "
+            f"for {keep:.15g} s only: set keep= of the Inbox above {setting}"
         )
 
 

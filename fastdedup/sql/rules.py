@@ -373,8 +373,8 @@ def _register(rules: InboxRules) -> None:
             other = _known.get(place)
             if other is not None and other.keep != rules.keep:
                 raise ConfigError(
-                    f"two inboxes of the {place} keep their rows for {other.keep:g} s and for {rules.keep:g} s: "
-                    "a purge would delete the rows of one too early. Give both one keep=, or other tables and names"
+                    f"two inboxes of the {place} keep their rows for {other.keep:.15g} s and for {rules.keep:.15g} s"
+                    ": a purge would delete the rows of one too early. Give both one keep=, or other tables and names"
                 )
         for place in (f"name {rules.name!r}", f"table {rules.table_name}"):
             _known.setdefault(place, rules)

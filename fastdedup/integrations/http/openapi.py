@@ -106,8 +106,8 @@ def _about(facts: dict[str, Any]) -> str:
     kept = ", ".join(facts["replayed_statuses"])
     return (
         "A new UUID for each new request, the same one for each retry of it: the operation happens once, and its "
-        f"response is repeated for {facts['lifetime_seconds']:g} s (a 4xx for "
-        f"{facts['failure_lifetime_seconds']:g} s), with Idempotency-Replayed: true. Repeated are the statuses "
+        f"response is repeated for {facts['lifetime_seconds']:.15g} s (a 4xx for "
+        f"{facts['failure_lifetime_seconds']:.15g} s), with Idempotency-Replayed: true. Repeated are the statuses "
         f"{kept}, and bodies of at most {facts['largest_replayed_response_bytes']} bytes; a request's body has at "
         f"most {facts['largest_request_bytes']} bytes. While the first request runs: {facts['in_flight']}. "
         f"See {DRAFT}."

@@ -275,9 +275,9 @@ def check_hold(name: str, arguments: Mapping[str, Any], held: float, setting: st
     if held >= limit:
         usual = ", by default" if ack_timeout(arguments) is None else ""
         raise ConfigError(
-            f"a message of {name!r} may be held for {held:g} s ({setting}), and the broker closes the channel of one "
-            f"that is not acknowledged for {limit:g} s{usual}: give a shorter {setting}, or declare the queue with a "
-            f"longer {_TIMEOUT} (in milliseconds)"
+            f"a message of {name!r} may be held for {held:.15g} s ({setting}), and the broker closes the channel of "
+            f"one that is not acknowledged for {limit:.15g} s{usual}: give a shorter {setting}, or declare the "
+            f"queue with a longer {_TIMEOUT} (in milliseconds)"
         )
 
 
