@@ -155,7 +155,7 @@ def test_a_record_can_be_seen_and_forgotten(client: redis.Redis) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (("FD.CLAIM",), "wrong number of arguments for 'fd.claim'"),
+        (("FD.CLAIM",), "wrong number of arguments for 'fd.claim': write FD.CLAIM key"),
         (("FD.CLAIM", ""), "the key is empty"),
         (("FD.CLAIM", "k" * 1025), "at most 1024 bytes"),
         (("FD.CLAIM", b"\xff"), "UTF-8"),
@@ -173,7 +173,7 @@ def test_a_record_can_be_seen_and_forgotten(client: redis.Redis) -> None:
         (("FD.FORGET", "k", "KIND", ""), "kind must be one of"),
         (("FD.CLAIM", "k", "OWNER", ""), "an owner must have 1 to 63 bytes"),
         (("FD.CLAIM", "k", "NS", "no spaces"), "a namespace must have 1 to 64"),
-        (("FD.COMPLETE", "k"), "wrong number of arguments"),
+        (("FD.COMPLETE", "k"), "write FD.COMPLETE key owner"),
         (("FD.COMPLETE", "k", "o", "r" * 300_000), "the result takes 300000 bytes, the limit is"),
         (("GET", "k"), "unknown command 'GET'"),
         (("SELECT", "1"), "there is one database"),

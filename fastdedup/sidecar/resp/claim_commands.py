@@ -38,7 +38,7 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
         dedup, key, mark, ephemeral = connection.namespaces.root, command[1], None, False
         terms = dedup.gate.claim_terms
     else:
-        check_count(command, _USAGE.least)
+        check_count(command, _USAGE.least, _USAGE.text)
         options = read_options(command, _USAGE.start, _USAGE.options)
         if options.remember is not None:
             return _claim_slowly(connection, home_of(connection.namespaces, options), command[1], options)

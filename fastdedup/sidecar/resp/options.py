@@ -47,7 +47,7 @@ def read_command(usage: Usage, command: list[bytes]) -> CommandOptions:
     Raises:
         ConfigError: there are too few arguments, a positional one is wrong, or as `read_options` says.
     """
-    check_count(command, usage.least)
+    check_count(command, usage.least, usage.text)
     start = usage.start
     if usage.ends_in_lease and not b"".join(command[start - 1 : start]).isdigit():
         start -= 1
@@ -58,15 +58,15 @@ def read_command(usage: Usage, command: list[bytes]) -> CommandOptions:
     return options
 
 
-def check_count(command: list[bytes], least: int) -> None:
-    """Check that a command has at least `least` parts, its name included.
+def check_count(command: list[bytes], least: int, usage: str) -> None:
+    """Check that a command has at least `least` parts, its name included. The error ends in `usage`.
 
     Raises:
         ConfigError: it has fewer.
     """
     if len(command) < least:
         name = command[0][:32].decode(errors="replace").lower()
-        raise ConfigError(f"wrong number of arguments for '{name}'")
+        raise ConfigError(f"wrong number of arguments for '{name}': write {usage}")
 
 
 def read_options(command: list[bytes], start: int, allowed: frozenset[str]) -> CommandOptions:

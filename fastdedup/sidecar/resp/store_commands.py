@@ -345,7 +345,7 @@ def page(connection: RespConnection, command: list[bytes]) -> Slot:
 
     `kinds`: names, with commas. The reply: cursor, keys looked at, time in µs, store keys, and their records.
     """
-    check_count(command, 6)
+    check_count(command, 6, "FD.PAGE namespace kinds prefix cursor count [reason]")
     name, kinds, prefix, cursor = (text_of("FD.PAGE", part) for part in command[1:5])
     why = check_reason(text_of("FD.PAGE", command[6]) if len(command) > 6 else None)
     dedup, namespaces = connection.namespaces.passing(name.encode()), connection.namespaces

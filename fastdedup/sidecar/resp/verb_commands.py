@@ -100,7 +100,7 @@ def read_of_ledger(usage: Usage, command: list[bytes]) -> CommandOptions:
     while command[at : at + 1] and command[at][:16].decode(errors="replace").upper() in names:
         at += 2
     options = read_options(command[:at], 1, usage.options)
-    check_count(command, at - 1 + usage.least)
+    check_count(command, at - 1 + usage.least, usage.text)
     options.ledger, options.ids = command[at], command[at + 1 :]
     if len(usage.places) == 1:
         read_options(command, at + 1, frozenset())  # it takes no ids
