@@ -7,6 +7,7 @@ import re
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -159,23 +160,26 @@ async def test_a_client_that_has_quit_is_told_of_no_shutdown() -> None:
         assert transport.written.endswith(b":0\r\n+OK\r\n")
 
 
-@pytest.mark.no_cover  # what coverage takes would count too
 async def test_a_claim_that_waits_takes_no_more_memory_than_is_counted() -> None:
     """Each took 1,530 bytes: 200 clients with 1,000 of them brought the sidecar to 294 MB."""
     waits = pack(b"FD.CLAIM", b"order:42", b"WAIT", b"60000")
     async with connected(Limits()) as (connection, _):
         connection.data_received(CLAIM)
-        connection.data_received(waits * 500)  # 64 get a task of their own, and come to rest meanwhile
+        connection.data_received(waits * 500)  # 64 get a task of their own
         await wait_until(lambda: len(connection.places) == 500, description="half of them have come")
         tracemalloc.start()
-        began, _ = tracemalloc.get_traced_memory()
-        connection.data_received(waits * 500)
-        await wait_until(lambda: len(connection.places) == 1000, description="all have come")
-        taken = tracemalloc.get_traced_memory()[0] - began
+        taken: list[float] = []
+        while len(taken) < 5:
+            began, _ = tracemalloc.get_traced_memory()
+            connection.data_received(waits * 100)
+            await wait_until(
+                lambda: len(connection.places) == 600 + 100 * len(taken), description="100 more have come"
+            )
+            taken.append((tracemalloc.get_traced_memory()[0] - began) / 100)
         tracemalloc.stop()
         connection.tasks.clear()
         await wait_until(lambda: not connection.tasks.patient.tasks, description="their tasks have ended")
-        assert taken < 500 * PLACE
+        assert median(taken) < PLACE, taken  # what else the process does falls into one of the five
 
 
 async def test_a_value_that_reads_like_a_claim_is_no_claim() -> None:
