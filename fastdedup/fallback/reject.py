@@ -20,7 +20,7 @@ class Reject:
         self._retry_after = check_seconds(retry_after, "retry_after")
 
     def __repr__(self) -> str:
-        return f"Reject(retry_after={self._retry_after:g})"
+        return f"Reject(retry_after={self._retry_after:.15g})"
 
     def answer(self, op: Op, error: UnavailableError) -> NoReturn:
         """Raise UnavailableError with the reason, and the seconds after which to try again."""

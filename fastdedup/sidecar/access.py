@@ -152,7 +152,7 @@ class Access:
             wait = self._bucket.take(count)
             if wait:
                 raise self._over(
-                    f"the clients of this socket may claim {self._rate:g} times a second (claims_per_second)",
+                    f"the clients of this socket may claim {self._rate:.15g} times a second (claims_per_second)",
                     max(1, round(wait * 1000)),
                 )
 

@@ -1,10 +1,10 @@
-"""Errors show long times and large counts in full: `2592000 s`, never `2.592e+06 s`."""
+"""Errors and reprs show long times and large counts in full: `2592000 s`, never `2.592e+06 s`."""
 
 from __future__ import annotations
 
 import pytest
 
-from fastdedup import ConfigError, Dedup
+from fastdedup import ConfigError, Dedup, Reject
 from fastdedup.messages.memory import check_memory, check_rows
 from fastdedup.sql import Inbox
 
@@ -20,3 +20,7 @@ def test_a_ledger_shows_its_window_in_full() -> None:
     dedup = Dedup("memory://", namespace="shop")
     ledger = dedup.ledger("clicks", window=2_592_000.0, capacity=80_000_000)
     assert repr(ledger).endswith("window=2592000>")
+
+
+def test_a_policy_shows_its_time_in_full() -> None:
+    assert repr(Reject(retry_after=1_209_601.0)) == "Reject(retry_after=1209601)"

@@ -98,7 +98,8 @@ class HttpApp:
             return problem(self._no_route(request.path), self._namespaces.counters)
         try:
             if parse is not None:
-                parse_query(request.query, QueryModel)  # else a namespace in the address would be ignored
+                if request.query:  # else a namespace in the address would be ignored
+                    parse_query(request.query, QueryModel)
                 ask = parse(await client.body(self._most))
             else:
                 ask = None if route.asks is None else parse_query(request.query, route.asks)

@@ -64,7 +64,7 @@ def _rules(socket: SocketConfig) -> str:
             f"namespaces {', '.join(socket.namespaces)}" if socket.namespaces else "all namespaces",
             verbs + (f" but {', '.join(socket.deny)}" if socket.deny else ""),
             *(["stores"] if socket.allow_stores else []),
-            *(f"{most:g} {name}" for name, most in quotas if most is not None),
+            *(f"{most:.15g} {name}" for name, most in quotas if most is not None),
         ]
     )
 
@@ -81,4 +81,4 @@ def _time(seconds: float) -> str:
     for size, unit in _UNITS:
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:g} s"
+    return f"{seconds:.15g} s"

@@ -111,7 +111,7 @@ class Dialect(ABC):
     """Rows of one purge's transaction by default: as many as the database deletes in about ten milliseconds."""
     mark_type: ClassVar[str]
     """The type of the column `fingerprint`."""
-    wanted: ClassVar[dict[str, tuple[str, ...]]]
+    column_types: ClassVar[dict[str, tuple[str, ...]]]
     """The types that each column may have."""
     _insert_one: str
     _insert_marked: str
@@ -146,7 +146,7 @@ class Dialect(ABC):
         columns = yield from self.columns()
         if not columns:
             return [MISSING]
-        faults = [*misfits(columns, self.wanted), *(yield from self.faults_of_the_engine())]
+        faults = [*misfits(columns, self.column_types), *(yield from self.faults_of_the_engine())]
         if not faults and not (yield self.unique_id()).rows:
             faults.append("its column id is not unique")
         return faults
@@ -231,7 +231,7 @@ class Dialect(ABC):
 
     def figures(self, stretch: float) -> Flow[Figures]:
         """Return the table's figures; `stretch`: the seconds of each range of ages."""
-        of_size, of_oldest, of_ages = self.of_figures(stretch)
+        of_size, of_oldest, of_ages = self.figure_statements(stretch)
         size, oldest, ages = (yield of_size).rows, (yield of_oldest).rows, (yield of_ages).rows
         age = oldest[0][0]
         return Figures(
@@ -242,7 +242,7 @@ class Dialect(ABC):
         )
 
     @abstractmethod
-    def of_figures(self, stretch: float) -> tuple[Statement, Statement, Statement]:
+    def figure_statements(self, stretch: float) -> tuple[Statement, Statement, Statement]:
         """Return the statements for the table's bytes, the oldest row's age, and the rows of each range of ages."""
 
 

@@ -42,7 +42,7 @@ class MySQL(Dialect):
     quote = "`"
     batch = 500
     mark_type = "BINARY(16)"
-    wanted: ClassVar[dict[str, tuple[str, ...]]] = {
+    column_types: ClassVar[dict[str, tuple[str, ...]]] = {
         "id": ("binary(16)",),
         "at": ("datetime(3)", "datetime(6)"),
         "result": ("mediumblob", "longblob"),
@@ -182,7 +182,7 @@ class MySQL(Dialect):
             raise fault
         return deleted
 
-    def of_figures(self, stretch: float) -> tuple[Statement, Statement, Statement]:
+    def figure_statements(self, stretch: float) -> tuple[Statement, Statement, Statement]:
         """See `Dialect`. The size is InnoDB's own, which InnoDB updates from time to time."""
         age = "TIMESTAMPDIFF(MICROSECOND, {}, UTC_TIMESTAMP(3)) / 1000000"
         return (

@@ -45,7 +45,7 @@ class PostgreSQL(Dialect):
     name = "postgresql"
     batch = 3000
     mark_type = "uuid"
-    wanted: ClassVar[dict[str, tuple[str, ...]]] = {
+    column_types: ClassVar[dict[str, tuple[str, ...]]] = {
         "id": ("uuid",),
         "at": ("timestamp with time zone",),
         "result": ("bytea",),
@@ -181,7 +181,7 @@ class PostgreSQL(Dialect):
         )
         return done.count
 
-    def of_figures(self, stretch: float) -> tuple[Statement, Statement, Statement]:
+    def figure_statements(self, stretch: float) -> tuple[Statement, Statement, Statement]:
         """See `Dialect`. A partitioned table has no bytes of its own."""
         return (
             Statement(

@@ -25,7 +25,11 @@ class SQLite(Dialect):
 
     name = "sqlite"
     mark_type = "BLOB"
-    wanted: ClassVar[dict[str, tuple[str, ...]]] = {"id": ("blob",), "at": ("integer",), "result": ("blob",)}
+    column_types: ClassVar[dict[str, tuple[str, ...]]] = {
+        "id": ("blob",),
+        "at": ("integer",),
+        "result": ("blob",),
+    }
 
     @staticmethod
     def fault(error: BaseException) -> DatabaseFault | None:
@@ -113,7 +117,7 @@ class SQLite(Dialect):
         )
         return done.count
 
-    def of_figures(self, stretch: float) -> tuple[Statement, Statement, Statement]:
+    def figure_statements(self, stretch: float) -> tuple[Statement, Statement, Statement]:
         """See `Dialect`. The size is the database's: not every build of SQLite shows a table's size."""
         stretches = f"CAST(({_NOW} - at) / 1000.0 / ? AS INTEGER) AS stretch"
         return (
