@@ -19,7 +19,7 @@ from ..wire_verbs import VERBS
 from .connection import Command, RespConnection
 from .errors import error_reply
 from .frames import bulk, encode
-from .options import CommandOptions, check_count, end_of, read_options
+from .options import CommandOptions, check_count, claim_options, end_of, read_options
 from .reply_places import ReplyPlace
 
 _ACQUIRED: Final = Outcome.ACQUIRED
@@ -71,27 +71,32 @@ class SlowClaim:
     """The work of a claim that takes a task.
 
     A client may have 1,000 that wait for their tasks. Each takes 0.4 kB; functions within functions took 1.5 kB.
+    It does not keep the command's options: they grow with each name that any command has ever set on its own.
     """
 
-    __slots__ = ("_connection", "_ends", "_home", "_key", "_options")
+    __slots__ = ("_connection", "_ends", "_ephemeral", "_home", "_key", "_lease", "_mark", "_owner", "_ttl")
 
     def __init__(self, connection: RespConnection, home: Home, key: str, options: CommandOptions) -> None:
         self._connection = connection
         self._home = home
         self._key = key
-        self._options = options
+        self._mark = options.fingerprint
+        self._owner = options.owner
+        self._lease = options.lease
+        self._ttl = options.ttl
+        self._ephemeral = options.ephemeral
         self._ends = end_of(options.wait)
 
     async def __call__(self) -> bytes:
         """Return the reply."""
-        owner, connection = self._options.owner, self._connection
-        if owner is not None:
-            connection.namespaces.ephemeral.claimed_again(await held_in(self._home, self._key, owner))
-        return await claim_in_task(connection, dedup_of(self._home), self._call, self._options.ephemeral)
+        connection = self._connection
+        if self._owner is not None:
+            connection.namespaces.ephemeral.claimed_again(await held_in(self._home, self._key, self._owner))
+        return await claim_in_task(connection, dedup_of(self._home), self._call, self._ephemeral)
 
     def _call(self) -> Awaitable[Claim]:
-        options = self._options
-        return claim_in(self._home, options.of_claim(self._ends), self._key, options.fingerprint)
+        options = claim_options(self._owner, self._lease, self._ttl, self._ends)
+        return claim_in(self._home, options, self._key, self._mark)
 
 
 async def claim_in_task(

@@ -29,10 +29,6 @@ class CommandOptions:
         def __getattr__(self, name: str) -> Any:
             """Return a field: every name of one is an attribute of the class."""
 
-    def of_claim(self, ends: float) -> ClaimOptions:
-        """Return them as a claim's or a token's; `ends`: the end of its WAIT, see `end_of`."""
-        return ClaimOptions(self.owner, seconds(self.lease), seconds(self.ttl), max(0.0, ends - monotonic()))
-
 
 for _field in FIELDS.values():
     setattr(CommandOptions, _field.name, None if _field.read else False)
@@ -96,6 +92,11 @@ def read_options(command: list[bytes], start: int, allowed: frozenset[str]) -> C
         setattr(options, field.name, field.read(name, command[at + 1]))
         at += 2
     return options
+
+
+def claim_options(owner: str | None, lease: int | None, ttl: int | None, ends: float) -> ClaimOptions:
+    """Return a claim's options, or a token's; times in ms. `ends`: the end of its WAIT, see `end_of`."""
+    return ClaimOptions(owner, seconds(lease), seconds(ttl), max(0.0, ends - monotonic()))
 
 
 def end_of(wait: int | None) -> float:

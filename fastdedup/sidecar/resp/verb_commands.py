@@ -21,7 +21,7 @@ from ..wire_verbs import VERBS, Usage, WireVerb
 from .claim_commands import claim_in_task
 from .connection import Command, RespConnection
 from .frames import OK, encode
-from .options import Answerer, CommandOptions, check_count, end_of, read_command, read_options
+from .options import Answerer, CommandOptions, check_count, claim_options, end_of, read_command, read_options
 from .reply_places import Slot
 
 _ENDING: Final = tuple(verb for verb in Verb if verb.row.effect is Effect.FREES)
@@ -70,7 +70,8 @@ def redeem(verb: WireVerb, connection: RespConnection, options: CommandOptions) 
     ends = end_of(options.wait)
 
     def call() -> ClaimCall:
-        return dedup.tokens.redeem_with(options.of_claim(ends), options.token, options.subject)
+        terms = claim_options(options.owner, options.lease, options.ttl, ends)
+        return dedup.tokens.redeem_with(terms, options.token, options.subject)
 
     redeems = partial(claim_in_task, connection, dedup, call, options.ephemeral)
     return connection.spawn(redeems, dedup, verb.name, repeatable=True, waits=bool(options.wait))
