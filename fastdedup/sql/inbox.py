@@ -50,7 +50,8 @@ class Inbox(AnyInbox[Begin]):
     ) -> Receipt:
         """Remember a key in the caller's own transaction; say whether it is the first.
 
-        It waits for a twin in flight: if it commits, this call is a duplicate; if it rolls back, this call is first.
+        If another transaction has received the key and has not ended (a twin), it waits: if the twin commits, this
+        call is a duplicate; if it rolls back, this call is first.
 
         Args:
             transaction: an async session or connection of SQLAlchemy, or a connection of asyncpg, psycopg, aiosqlite
@@ -58,7 +59,7 @@ class Inbox(AnyInbox[Begin]):
             key: the message's name; at most 1024 bytes of UTF-8.
             fingerprint: data that must be equal under one key, such as the amount: a value to digest, or a result of
                 `fastdedup.fingerprint()`. The row keeps it, for which an older table needs a new column.
-            busy: "skip" does not wait for a twin in flight, and answers IN_PROGRESS.
+            busy: "skip" does not wait for a twin, and answers IN_PROGRESS.
 
         Raises:
             UsageError: there is no transaction, or it is closed, read-only or synchronous.
