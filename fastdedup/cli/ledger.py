@@ -116,9 +116,9 @@ def stats(name: str, url: str, namespace: str, as_json: bool) -> None:
 def resize(name: str, capacity: int, until: str, url: str, namespace: str, as_json: bool) -> None:
     """Give the ledger NAME another capacity, and keep all ids.
 
-    It is announced for 45 seconds; then ids are remembered by the new capacity, and for one window both are asked.
-    Services with the former capacity go on; change it with their next release. All of them must be of a version
-    that knows resizing. Do not resize a ledger that claims use (remember=).
+    It is announced for 45 seconds; then ids are remembered by the new capacity, and for one window each call asks
+    for older ids as well. Services with the former capacity go on; change it with their next release. All of them
+    must be of a version that knows resizing. Do not resize a ledger that claims use (remember=).
     """
     found = ask(_resized(Dedup(url, namespace=namespace), name, capacity, until, as_json))
     if found is None:
@@ -133,10 +133,13 @@ def resize(name: str, capacity: int, until: str, url: str, namespace: str, as_js
 def _state_of(found: LedgerResize) -> str:
     """Return a sentence about its progress."""
     if found.switch_in:
-        return f"Ids are remembered by the capacity {found.capacity:,} in {found.switch_in:.0f} s."
+        return f"The ledger {found.name!r} switches to the capacity {found.capacity:,} in {found.switch_in:.0f} s."
     if found.over_in:
         left = shown(found.over_in)
-        return f"Ids are remembered by the capacity {found.capacity:,}; both are asked for {left} more."
+        return (
+            f"The ledger {found.name!r} has the capacity {found.capacity:,}. "
+            f"For {left} more, each call asks for older ids as well."
+        )
     return f"The ledger {found.name!r} has the capacity {found.capacity:,}."
 
 

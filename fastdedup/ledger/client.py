@@ -286,7 +286,8 @@ class Ledger:
         """Give the ledger another capacity, and keep all ids. Returns the progress; call it again to learn more.
 
         It is announced for 45 seconds, so that each process learns of it; clients of both capacities go on. Then ids
-        are remembered by the new capacity, and for one window both are asked, so `first` takes two round trips.
+        are remembered by the new capacity, and for one window each call asks for older ids as well, so
+        `first` takes two round trips.
 
         A ledger that claims use (`remember=`) must not be resized: these are refused until it is over.
 

@@ -68,7 +68,7 @@ def test_a_resizing_shows_its_progress(run: Run, redis_url: str, monkeypatch: py
     assert (announced["capacity"], announced["former_capacity"]) == (5000, 1000)
     assert announced["switch_in"] > 0
     watched = run("resize", "orders", "--capacity", "5000")
-    assert watched.stdout.startswith("Ids are remembered by the capacity 5,000; both are asked for 7")
+    assert watched.stdout.startswith("The ledger 'orders' has the capacity 5,000. For 7")
     assert "1,000 to 5,000" in watched.stderr
     refused = run("resize", "orders", "--capacity", "9000")
     assert (refused.exit_code, refused.stderr.count("\n")) == (1, 1)
