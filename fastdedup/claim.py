@@ -48,7 +48,9 @@ class Claim:
         self._settlement = settlement  # made on demand, because a duplicate needs none
 
     def __bool__(self) -> bool:
-        raise TypeError("a claim has no truth value: a duplicate's is a claim too; ask claim.acquired")
+        raise TypeError(
+            "a claim has no truth value, because a duplicate gets a claim, too: ask claim.acquired"
+        )
 
     def __repr__(self) -> str:
         return f"<Claim {self.key!r} {self.outcome} fence={self.fence} attempt={self.attempt}>"

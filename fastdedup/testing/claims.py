@@ -172,11 +172,11 @@ def claims_of(
     if http is None:
         if principal is not None or tenant is not None:
             given = "tenant" if principal is None else "principal"
-            raise UsageError(f'{given}= is of a web request: give http=("POST", "/orders") with it')
+            raise UsageError(f'{given}= belongs to a web request: give http=("POST", "/orders") with it')
         gate, log = _gate_and_log(dedup)
         return log.of(wire_of(gate, key, kind), key)
     if kind != "claim":
-        raise UsageError(f"http= is of a web request, which is a claim: leave out kind={kind!r}")
+        raise UsageError(f"http= names a web request, whose record is a claim: leave out kind={kind!r}")
     place = place_of_request(*http, principal, key, tenant)
     gate, log = _gate_and_log(dedup.scoped(place.scope_in(dedup.settings.namespace)))
     return log.of(gate.claims.wire(place.key), place.key)

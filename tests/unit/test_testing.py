@@ -525,7 +525,7 @@ def test_a_web_request_is_named_by_its_route_and_key(store: FakeStore, make: Cal
         "'k-1' was never claimed; no key of the namespace 'test' was; of the namespace 'test:http' these keys "
         f'were: {seen.key!r}. A web request is named by http=("POST", "/orders"), principal= and its key'
     )
-    with pytest.raises(UsageError, match=r"principal= is of a web request"):
+    with pytest.raises(UsageError, match=r"principal= belongs to a web request"):
         assert_not_claimed(asked, "k-1", principal="ann")
     if make is fake_sync_dedup:
         asked.close()
