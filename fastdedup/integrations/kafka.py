@@ -37,7 +37,7 @@ from ..errors import ConfigError
 from ..gateway import Dedup
 from ..messages.consumer import BrokerConsumer
 from ..messages.decisions import Decision
-from ..messages.headers import AGAIN, ORIGIN, attempts_of, dead_letter_headers, is_again
+from ..messages.headers import AGAIN, ORIGIN, dead_letter_headers
 from ..messages.keys import KeyRule, body_digest, place_in_log, text_of
 from ..messages.partitions import Partition, PartitionJob
 from ..messages.room import Headers, lay_down
@@ -226,8 +226,7 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         record, partition = job.message, job.partition
         try:
             async with partition.turns.of(record.key):
-                headers = dict(record.headers)
-                await self._decide_in_place(job, failed=attempts_of(headers), again=is_again(headers))
+                await self._decide(job, dict(record.headers), in_place=True)
                 partition.end(job)
         finally:
             self._something_done.set()

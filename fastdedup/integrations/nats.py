@@ -28,7 +28,7 @@ from ..errors import ConfigError
 from ..gateway import Dedup
 from ..messages.consumer import MessageJob, PullingConsumer
 from ..messages.decisions import Action, Decision
-from ..messages.headers import AGAIN, KEY, ORIGIN, attempts_of, dead_letter_headers, is_again
+from ..messages.headers import AGAIN, KEY, ORIGIN, dead_letter_headers
 from ..messages.keys import KeyRule, body_digest
 from ..messages.room import Headers, lay_down
 from ..messages.rules import DeadLetterError
@@ -126,7 +126,6 @@ class Consumer(PullingConsumer[Msg]):
         self._subscription = subscription
         self._jetstream = subscription._js
         self._dead_letter = dead_letter
-        self._counts_deliveries = dedup is None
         self._heartbeat = 0.0
 
     async def _open(self) -> None:
@@ -183,11 +182,7 @@ class Consumer(PullingConsumer[Msg]):
 
     async def _work_on(self, job: MessageJob[Msg]) -> None:
         message = job.message
-        headers = message.headers or {}
-        failed = max(
-            attempts_of(headers), message.metadata.num_delivered - 1 if self._counts_deliveries else 0
-        )
-        decision = await self._decide(job, failed=failed, again=is_again(headers))
+        decision = await self._decide(job, message.headers or {}, message.metadata.num_delivered)
         try:
             await self._tell(message, decision)
         except ConnectionClosedError:

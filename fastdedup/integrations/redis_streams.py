@@ -32,7 +32,7 @@ from ..errors import ConfigError
 from ..gateway import Dedup
 from ..messages.consumer import MessageJob, PullingConsumer
 from ..messages.decisions import Decision
-from ..messages.headers import AGAIN, ORIGIN, attempts_of, dead_letter_headers, is_again
+from ..messages.headers import AGAIN, ORIGIN, dead_letter_headers
 from ..messages.keys import KeyRule, text_of
 from ..messages.rules import DeadLetterError
 from ..messages.settings import ConsumerSettings
@@ -136,7 +136,6 @@ class Consumer(PullingConsumer[StreamEntry]):
         self._dead_letter = dead_letter
         self._idle_ms = milliseconds(idle, "idle")
         self._deliveries.check_memory(self._idle_ms / 1000, "idle")
-        self._counts_deliveries = dedup is None
         self._acknowledging = SharedCall(self._acknowledge, self._start_beside)
         self._giving_back = SharedCall(self._hand_over, self._start_beside)
         self._laying = anyio.Lock()
@@ -236,9 +235,8 @@ class Consumer(PullingConsumer[StreamEntry]):
 
     async def _work_on(self, job: MessageJob[StreamEntry]) -> None:
         entry = job.message
-        headers = _headers(entry)
-        failed = max(attempts_of(headers), entry.deliveries - 1 if self._counts_deliveries else 0)
-        await self._decide_in_place(job, failed=failed, again=is_again(headers))
+        headers = {_text(name): value for name, value in entry.fields.items()}
+        await self._decide(job, headers, entry.deliveries, in_place=True)
         await self._acknowledging.ask(entry.id)
 
     async def _acknowledge(self, ids: list[str]) -> None:
@@ -273,10 +271,6 @@ def _outages() -> Iterator[list[Exception]]:
         if not is_outage(error):
             raise
         outages.append(error)
-
-
-def _headers(entry: StreamEntry) -> dict[str, Any]:
-    return {_text(name): value for name, value in entry.fields.items()}
 
 
 def _text(value: Any) -> str:

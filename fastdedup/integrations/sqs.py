@@ -39,7 +39,7 @@ from ..errors import ConfigError
 from ..gateway import Dedup
 from ..messages.consumer import MessageJob, PullingConsumer
 from ..messages.decisions import Action, Decision
-from ..messages.headers import AGAIN, KEY, ORIGIN, attempts_of, dead_letter_headers, is_again
+from ..messages.headers import AGAIN, KEY, ORIGIN, dead_letter_headers
 from ..messages.key_turns import KeyTurns
 from ..messages.keys import KeyRule, body_digest, text_of
 from ..messages.room import Headers, lay_down
@@ -183,7 +183,6 @@ class Consumer(PullingConsumer[SqsMessage]):
         super().__init__(queue_url.rsplit("/", 1)[-1], dedup, key, settings, limit=limit)
         self._url = queue_url
         self._dead_letter = dead_letter
-        self._counts_deliveries = dedup is None
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._deleting = SharedCall(self._delete, self._start_beside)
         self._turns = KeyTurns()
@@ -262,14 +261,12 @@ class Consumer(PullingConsumer[SqsMessage]):
 
     async def _decide_on(self, job: MessageJob[SqsMessage]) -> Decision:
         message = job.message
-        received = int(message.system.get("ApproximateReceiveCount", 1)) - 1
-        failed = max(attempts_of(message.attributes), received if self._counts_deliveries else 0)
-        again = is_again(message.attributes)
+        received = int(message.system.get("ApproximateReceiveCount", 1))
         if not self._is_fifo:
-            return await self._decide(job, failed=failed, again=again)
+            return await self._decide(job, message.attributes, received)
         async with self._turns.of(message.system["MessageGroupId"]):
             # In its place: messages that went back with it would have spent a delivery, though none was begun.
-            return await self._decide_in_place(job, failed=failed, again=again)
+            return await self._decide(job, message.attributes, received, in_place=True)
 
     async def _show_again(self, message: SqsMessage, after: float) -> None:
         """Let SQS deliver a message again, after so many seconds; if that fails, after its visibility timeout."""

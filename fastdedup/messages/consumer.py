@@ -10,7 +10,7 @@ import inspect
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
@@ -23,6 +23,7 @@ from ..gateway import Dedup
 from ..log_throttle import LogThrottle
 from .decisions import Action, Counts, Decision
 from .delivery import Handler, check_handler, is_failure
+from .headers import attempts_of, is_again
 from .keys import KeyRule
 from .lost_cancel import heeding_cancel
 from .settings import GRACE, ConsumerSettings, deliveries_of
@@ -210,6 +211,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
     def __init__(self, name: str, dedup: Dedup | None, key: KeyRule, settings: ConsumerSettings) -> None:
         super().__init__(name, dedup, key, settings)
         self._retry_delay = self._deliveries.rules.retry_delay
+        self._counts_deliveries = dedup is None
         self._unlaid = LogThrottle()
         # Mutable: the messages in hand, and what says that one of them has ended.
         self._jobs: set[JobT] = set()
@@ -286,8 +288,17 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             job.give_up()
         self._tasks.start_soon(self._guarded, self._run_job, job)
 
-    async def _decide(self, job: JobT, *, failed: int, again: bool) -> Decision:
-        """Do the work of a delivery if it is the first; return the decision, which the broker gets."""
+    async def _decide(
+        self, job: JobT, headers: Mapping[str, Any], deliveries: int = 1, *, in_place: bool = False
+    ) -> Decision:
+        """Do the work of a delivery if it is the first; return the decision, which the broker gets.
+
+        Args:
+            job: the message in hand.
+            headers: the message's own.
+            deliveries: how often the broker has delivered it. They count as attempts if there is no gate to count.
+            in_place: retry here, after pauses: the broker cannot deliver this one message again.
+        """
 
         async def handler(*given: Any) -> Any:
             job.is_begun = True
@@ -296,15 +307,13 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
         async def lay(decision: Decision) -> None:
             await self._lay_at_last(job, decision)
 
-        return await self._deliveries.handle(
-            job.message, handler, lay, failed=failed, again=again, is_cancelled=self._is_cancelled
-        )
-
-    async def _decide_in_place(self, job: JobT, *, failed: int, again: bool) -> Decision:
-        """Decide like `decide`, for a broker that cannot deliver one message again: retry here, after pauses."""
+        failed = max(attempts_of(headers), deliveries - 1 if self._counts_deliveries else 0)
+        again = is_again(headers)
         while True:
-            decision = await self._decide(job, failed=failed, again=again)
-            if decision.action is not Action.RETRY:
+            decision = await self._deliveries.handle(
+                job.message, handler, lay, failed=failed, again=again, is_cancelled=self._is_cancelled
+            )
+            if not in_place or decision.action is not Action.RETRY:
                 return decision
             failed = max(failed, decision.attempts)
             job.is_begun = False
