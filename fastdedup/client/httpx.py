@@ -21,12 +21,13 @@ except ImportError as error:
     raise ImportError("fastdedup.client.httpx needs httpx: pip install 'fastdedup[httpx]'") from error
 
 from ..flows import drive, step
-from .rules import Attempts, RetryRules
+from .rules import RetryRules
 
 __all__ = ["AsyncIdempotentTransport", "IdempotentTransport", "RetryRules"]
 
 LOST = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
 """The errors after which it is unknown whether the server has the request."""
+_READ, _CLOSE = step(httpx.Request.read), step(httpx.Response.close)
 
 
 class IdempotentTransport(httpx.BaseTransport):
@@ -52,24 +53,17 @@ class IdempotentTransport(httpx.BaseTransport):
     ) -> None:
         self._wrapped = httpx.HTTPTransport() if wrapped is None else wrapped
         self._rules = RetryRules() if rules is None else rules
-        self._sleep = time.sleep if sleep is None else sleep
+        self._sleep = step(time.sleep if sleep is None else sleep)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request until its answer is final. The main path."""
-        attempts = self._rules.begin(request.method, request.headers, str(request.url))
-        if attempts is None:
-            return self._wrapped.handle_request(request)
-        if unread(self._rules, request):
-            request.read()
-        attempts.repeatable = isinstance(request.stream, httpx.ByteStream)
-        send = partial(self._answer, request, attempts.repeatable)
-        flow = attempts.final_response(step(send), step(httpx.Response.close), step(self._sleep), LOST)
-        response: httpx.Response = drive(flow)
-        drop_made_key(self._rules, attempts, request, response)
-        return response
+        return drive(final_response(self._rules, request, _READ, self._answer, _CLOSE, self._sleep))
 
-    def _answer(self, request: httpx.Request, repeatable: bool) -> httpx.Response:
-        """Send a request once. A short response is read here, so that a loss in its middle can be repaired."""
+    async def _answer(self, request: httpx.Request, repeatable: bool) -> httpx.Response:
+        """Send a request once. A short response is read here, so that a loss in its middle can be repaired.
+
+        A step that blocks, for `drive`.
+        """
         response = self._wrapped.handle_request(request)
         if repeatable and self._rules.fits(response.headers):
             stream = response.stream
@@ -119,17 +113,8 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request until its answer is final. The main path."""
-        attempts = self._rules.begin(request.method, request.headers, str(request.url))
-        if attempts is None:
-            return await self._wrapped.handle_async_request(request)
-        if unread(self._rules, request):
-            await request.aread()
-        attempts.repeatable = isinstance(request.stream, httpx.ByteStream)
-        send = partial(self._answer, request, attempts.repeatable)
-        flow = attempts.final_response(send, httpx.Response.aclose, self._sleep, LOST)
-        response: httpx.Response = await flow
-        drop_made_key(self._rules, attempts, request, response)
-        return response
+        read, close = httpx.Request.aread, httpx.Response.aclose
+        return await final_response(self._rules, request, read, self._answer, close, self._sleep)
 
     async def _answer(self, request: httpx.Request, repeatable: bool) -> httpx.Response:
         response = await self._wrapped.handle_async_request(request)
@@ -159,14 +144,23 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         await self._wrapped.__aexit__(exc_type, exc_value, traceback)
 
 
-def unread(rules: RetryRules, request: httpx.Request) -> bool:
-    """Return whether a request's body is a file or a form that is short enough to keep in memory."""
-    return not isinstance(request.stream, httpx.ByteStream) and rules.fits(request.headers)
-
-
-def drop_made_key(
-    rules: RetryRules, attempts: Attempts, request: httpx.Request, response: httpx.Response
-) -> None:
-    """Remove a generated key from a request whose copy goes to another address."""
+async def final_response(
+    rules: RetryRules,
+    request: httpx.Request,
+    read: Callable[[httpx.Request], Awaitable[object]],
+    answer: Callable[[httpx.Request, bool], Awaitable[httpx.Response]],
+    close: Callable[[httpx.Response], Awaitable[object]],
+    sleep: Callable[[float], Awaitable[object]],
+) -> httpx.Response:
+    """Send a request until its answer is final. A flow of both transports: see `fastdedup.flows`."""
+    attempts = rules.begin(request.method, request.headers, str(request.url))
+    if attempts is None:
+        return await answer(request, False)
+    if not isinstance(request.stream, httpx.ByteStream) and rules.fits(request.headers):
+        await read(request)  # a file or a form, short enough to keep in memory
+    attempts.repeatable = isinstance(request.stream, httpx.ByteStream)
+    send = partial(answer, request, attempts.repeatable)
+    response: httpx.Response = await attempts.final_response(send, close, sleep, LOST)
     if attempts.made and response.has_redirect_location:
-        request.headers.pop(rules.header, None)
+        request.headers.pop(rules.header, None)  # its copy goes to another address
+    return response
