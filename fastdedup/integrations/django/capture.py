@@ -94,6 +94,11 @@ async def finish(bridge: Bridge, hold: Hold, response: HttpResponse) -> HttpResp
     if hold.within and any(_request_transactions()):
         _settle_after_transaction(hold, response)
         return response
+    return await settle_by(bridge, hold, response)
+
+
+async def settle_by(bridge: Bridge, hold: Hold, response: HttpResponse) -> HttpResponse:
+    """Settle by a whole response. Return it with its marks, or the one that stands in its place."""
     take(hold.recorder, response)
     marks = await settle(bridge, hold)
     return reply(hold.recorder.refusal()) if marks is None else mark(response, marks)

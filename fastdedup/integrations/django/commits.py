@@ -27,12 +27,12 @@ from ...web.response import Response
 from ...web.rules import KeySettings, MadeByRoute
 from ..http.committing import CommittedWork, DirectSteps, Named, RouteCommits
 from .bridge import Bridge
-from .capture import mark_held
+from .capture import mark_held, settle_by
 from .config import gate
-from .convert import mark, reply, take, taken_from
+from .convert import reply, taken_from
 from .decorators import Operation
 from .middleware import claimed
-from .settling import DjangoClaims, Hold, give_back, settle
+from .settling import DjangoClaims, Hold, give_back
 from .views import check_settings, is_async, wrap
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -127,7 +127,7 @@ class DjangoCommits(Operation):
                 with suppress(DedupError):  # the view's own error matters more
                     await give_back(bridge, got)
             raise
-        return await _recorded(bridge, got, response)
+        return response if got is None else await settle_by(bridge, got, response)
 
     async def _worked(
         self, bridge: Bridge, work: CommittedWork, named: Named | None, view: Callable[[], Any]
@@ -159,15 +159,6 @@ async def _ended(work: CommittedWork, response: Any) -> Any:
     taken: Response = taken_from(response)
     sent = await work.end(taken)
     return response if sent is taken else reply(sent)
-
-
-async def _recorded(bridge: Bridge, hold: Hold | None, response: Any) -> Any:
-    """Settle the claim at the gate by the response to send; return it with its marks."""
-    if hold is None:
-        return response
-    take(hold.recorder, response)
-    marks = await settle(bridge, hold)
-    return reply(hold.recorder.refusal()) if marks is None else mark(response, marks)
 
 
 @contextmanager

@@ -43,14 +43,8 @@ async def begun(operation: Operation, bridge: Bridge, request: HttpRequest, view
     if got is not None:
         got.pending = True
         mark_held(request, got)
-    try:
-        with nullcontext() if got is None else claimed_work(got.recorder.claim.settlement.store_key):
-            return await bridge.view(view)
-    except GeneratorExit:  # the loop has dropped this coroutine, so it can no longer await
-        raise
-    except BaseException:
-        await abandon(bridge, request)
-        raise
+    with nullcontext() if got is None else claimed_work(got.recorder.claim.settlement.store_key):
+        return await _viewed(bridge, request, view)
 
 
 async def ended(operation: Operation, bridge: Bridge, request: HttpRequest, view: Callable[[], Any]) -> Any:
@@ -78,13 +72,18 @@ async def _claimed(
     return got
 
 
-async def _ended(bridge: Bridge, request: HttpRequest, view: Callable[[], Any]) -> Any:
+async def _viewed(bridge: Bridge, request: HttpRequest, view: Callable[[], Any]) -> Any:
+    """Return what a view returns; after an error release the claim that waits for a response."""
     try:
-        response = await bridge.view(view)
+        return await bridge.view(view)
     except GeneratorExit:  # the loop has dropped this coroutine, so it can no longer await
         raise
     except BaseException:
         await abandon(bridge, request)
         raise
+
+
+async def _ended(bridge: Bridge, request: HttpRequest, view: Callable[[], Any]) -> Any:
+    response = await _viewed(bridge, request, view)
     hold = pending(request)
     return response if hold is None else await finish(bridge, hold, response)
