@@ -28,7 +28,7 @@ from ..errors import ConfigError
 from ..gateway import Dedup
 from ..messages.consumer import MessageJob, PullingConsumer
 from ..messages.decisions import Action, Decision
-from ..messages.headers import AGAIN, KEY, ORIGIN, dead_letter_headers
+from ..messages.headers import KEY, ORIGIN, dead_letter_headers
 from ..messages.keys import KeyRule, body_digest
 from ..messages.room import Headers, lay_down
 from ..messages.rules import DeadLetterError
@@ -206,12 +206,9 @@ class Consumer(PullingConsumer[Msg]):
         if (dead_letter := self._dead_letter) is None:
             log.error("the dead letter stays at %s, and is skipped", sequence(message))
             return
-        ours = {**dead_letter_headers({}, decision, self.name), ORIGIN: sequence(message)}
-        theirs = {
-            name: value
-            for name, value in (message.headers or {}).items()
-            if not name.lower().startswith(_OF_NATS) and name not in {*ours, AGAIN}
-        }
+        given = (message.headers or {}).items()
+        theirs = {name: value for name, value in given if not name.lower().startswith(_OF_NATS)}
+        whole = {**dead_letter_headers(theirs, decision, self.name), ORIGIN: sequence(message)}
 
         async def publish(headers: Headers) -> None:
             lines = {name: " ".join(str(value).split()) for name, value in headers}
@@ -222,7 +219,7 @@ class Consumer(PullingConsumer[Msg]):
 
         # The copy has another id, so only KEY still has the message's own.
         needed = (KEY,) if MESSAGE_ID in (message.headers or {}) else ()
-        await lay_down({**theirs, **ours}.items(), publish, is_too_large, needed=needed)
+        await lay_down(whole.items(), publish, is_too_large, needed=needed)
 
 
 def check_size(connection: Any, data: bytes, headers: Mapping[str, str]) -> None:

@@ -39,7 +39,7 @@ from ..errors import ConfigError
 from ..gateway import Dedup
 from ..messages.consumer import MessageJob, PullingConsumer
 from ..messages.decisions import Action, Decision
-from ..messages.headers import AGAIN, KEY, ORIGIN, dead_letter_headers
+from ..messages.headers import KEY, ORIGIN, dead_letter_headers
 from ..messages.key_turns import KeyTurns
 from ..messages.keys import KeyRule, body_digest, text_of
 from ..messages.room import Headers, lay_down
@@ -297,9 +297,8 @@ class Consumer(PullingConsumer[SqsMessage]):
                 )
 
     async def _lay(self, message: SqsMessage, decision: Decision) -> None:
-        ours = {**dead_letter_headers({}, decision, self.name), ORIGIN: f"{self._url}:{message.id}"}
-        given = message.raw.get("MessageAttributes", {}).items()
-        theirs = {name: value for name, value in given if name not in {*ours, AGAIN}}
+        theirs = message.raw.get("MessageAttributes", {})
+        whole = {**dead_letter_headers(theirs, decision, self.name), ORIGIN: f"{self._url}:{message.id}"}
         more = {"MessageGroupId": message.system["MessageGroupId"]} if self._is_fifo else {}
         if "MessageDeduplicationId" in message.system:
             more["MessageDeduplicationId"] = f"dead:{message.id}"
@@ -316,7 +315,7 @@ class Consumer(PullingConsumer[SqsMessage]):
                 **more,
             )
 
-        await lay_down({**theirs, **ours}.items(), publish, _is_too_large, needed=(KEY,))
+        await lay_down(whole.items(), publish, _is_too_large, needed=(KEY,))
 
 
 class _TooManyError(Exception):
