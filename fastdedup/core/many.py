@@ -20,7 +20,7 @@ from .counters import outcome_of
 from .gate import Gate
 from .options import ClaimOptions
 from .settlement import Settlement
-from .together import AT_ONCE, Together
+from .together import Together, parts_of
 from .traced_lists import within_a_span
 from .waiting import end_of, look, wait_on
 
@@ -120,8 +120,7 @@ class ClaimList(Together):
 
     async def _send(self, claims: Sequence[ListedClaim]) -> None:
         """Send the claims that have no answer yet, and judge all answers."""
-        for start in range(0, len(claims), AT_ONCE):
-            part = claims[start : start + AT_ONCE]
+        for part in parts_of(claims):
             await self.send([claim for claim in part if claim.answer is None], self.gate.begin_claim)
             for claim in part:
                 self._judge(claim)
@@ -155,12 +154,16 @@ class ClaimList(Together):
             claim.answer = await look(self.gate, claim, claim.terms, gives_up)
 
     async def _wait_each(self, claims: Sequence[ListedClaim], gives_up: float) -> None:
-        async def wait(claim: ListedClaim) -> None:
-            claim.answer = await wait_on(self.gate, claim, gives_up, claim.answer)
+        async def wait(claim: ListedClaim, later: bool) -> None:
+            found = claim.answer
+            if later and is_refused(claim):  # while the part before waited, the store may have come back
+                found = await look(self.gate, claim, claim.terms, gives_up)
+            claim.answer = await wait_on(self.gate, claim, gives_up, found)
 
-        tasks = [asyncio.ensure_future(wait(claim)) for claim in claims]
-        for task in await wait_then_stop(tasks, asyncio.FIRST_EXCEPTION):
-            task.result()
+        for number, part in enumerate(parts_of(claims)):
+            tasks = [asyncio.ensure_future(wait(claim, number > 0)) for claim in part]
+            for task in await wait_then_stop(tasks, asyncio.FIRST_EXCEPTION):
+                task.result()
 
     async def _give_back(self, claims: Sequence[ListedClaim]) -> None:
         """Free the acquired claims of a caller that will not learn of them.
@@ -175,8 +178,9 @@ class ClaimList(Together):
             and claim.answer.outcome is _ACQUIRED
             and (self.owner is None or is_first_hand(claim, claim.answer))
         ]
-        releases = [Settlement(self.gate, claim, claim.answer).free() for claim in acquired]
-        await asyncio.gather(*releases, return_exceptions=True)
+        for part in parts_of(acquired):
+            releases = [Settlement(self.gate, claim, claim.answer).free() for claim in part]
+            await asyncio.gather(*releases, return_exceptions=True)
 
 
 def is_open(claim: ListedClaim) -> bool:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 from ..errors import UnavailableError
 
 AT_ONCE: Final = 2000
 """Operations of a list that are sent together: with more, some would wait beyond the deadline, and block the loop."""
+T = TypeVar("T")
+
+
+def parts_of(operations: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield the parts of a list that are sent together."""
+    for start in range(0, len(operations), AT_ONCE):
+        yield operations[start : start + AT_ONCE]
 
 
 class Listed(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..core.gate import Gate
-from ..core.together import AT_ONCE, Together
+from ..core.together import Together, parts_of
 from ..errors import DedupError, UnavailableError
 from ..kernel.codes import Code
 from ..kernel.granted import GRANTED, LOOKS
@@ -121,8 +121,8 @@ class FirstCall:
     async def _ask(self, ids: Sequence[bytes]) -> bool:
         """Ask once for each id. Return True if the caller must pause before it asks for those without an answer."""
         pauses = False
-        for start in range(0, len(ids), AT_ONCE):
-            view, part = await self._form.present(), ids[start : start + AT_ONCE]
+        for part in parts_of(ids):
+            view = await self._form.present()
             if view.former is not None:
                 if not await self._look_into(view.former, part):
                     break

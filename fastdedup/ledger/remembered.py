@@ -11,6 +11,7 @@ from ..claim import Claim
 from ..core.calls import ClaimCall, Then, claim_of, claim_op, count_claim
 from ..core.gate import Gate
 from ..core.options import ClaimOptions
+from ..core.together import parts_of
 from ..core.traced_lists import within_a_span
 from ..core.waiting import claim_once, wait_for_verdict
 from ..errors import ConfigError, UnavailableError
@@ -45,13 +46,18 @@ class RememberedClaim:
         """Return a call that users await."""
         return RememberedCall(self, self._gate, self.op, self._wait, self._renews, then)
 
-    async def make(self, call: ClaimCall | None = None) -> Claim:
-        """Make the claim. `call`: the caller's awaitable, which decides how the claim is counted."""
+    async def make(self, call: ClaimCall | None = None, late: float = 0.0) -> Claim:
+        """Make the claim.
+
+        Args:
+            call: the caller's awaitable, which decides how the claim is counted.
+            late: the seconds of its wait that have passed already.
+        """
         gate, since = self._gate, perf_counter()
         op = await self._operation()
         try:
-            if self._wait > 0.0:
-                verdict = await wait_for_verdict(gate, op, self._wait)
+            if self._wait > late:
+                verdict = await wait_for_verdict(gate, op, self._wait - late)
             else:
                 verdict = await claim_once(gate, op, op.terms)
         except Exception as fault:
@@ -159,23 +165,32 @@ async def claim_each(gate: Gate, claims: Sequence[RememberedClaim], *, named: bo
 
 
 async def _each_made(gate: Gate, claims: Sequence[RememberedClaim], named: bool) -> list[Claim]:
-    tasks = [asyncio.ensure_future(claim.make()) for claim in claims]
+    loop = asyncio.get_running_loop()
+    since = loop.time()
+    made: list[Claim] = []
+    tasks: list[asyncio.Task[Claim]] = []
     try:
-        return list(await asyncio.gather(*tasks))
+        for part in parts_of(claims):
+            late = loop.time() - since
+            tasks = [asyncio.ensure_future(claim.make(late=late)) for claim in part]
+            made += await asyncio.gather(*tasks)
+        return made
     except BaseException as error:  # noqa: BLE001 -- it is raised below
         fault = error
     # Not awaited in the except clause, because mypyc's code crashes if it is cancelled there.
     for task in tasks:
         task.cancel()
-    await asyncio.shield(gate.connection.keep(_give_back(tasks, named)))
+    await asyncio.shield(gate.connection.keep(_give_back(made, tasks, named)))
     try:
         raise fault
     finally:
         del fault  # it refers to this frame
 
 
-async def _give_back(tasks: Sequence[asyncio.Task[Claim]], named: bool) -> None:
-    made = await asyncio.gather(*tasks, return_exceptions=True)
-    claims = [claim for claim in made if isinstance(claim, Claim) and claim.acquired]
-    releases = [claim.settlement.free() for claim in claims if not named or claim.settlement.newly_acquired]
-    await asyncio.gather(*releases, return_exceptions=True)
+async def _give_back(made: Sequence[Claim], tasks: Sequence[asyncio.Task[Claim]], named: bool) -> None:
+    """Free the acquired claims of a list: those that are made, and those of the tasks of its last part."""
+    last = await asyncio.gather(*tasks, return_exceptions=True)
+    given = [*made, *[claim for claim in last if isinstance(claim, Claim)]]
+    held = [claim.settlement for claim in given if claim.acquired]
+    for part in parts_of([claim for claim in held if not named or claim.newly_acquired]):
+        await asyncio.gather(*[claim.free() for claim in part], return_exceptions=True)
