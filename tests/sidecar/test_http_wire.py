@@ -111,9 +111,10 @@ def test_many_pipelined_requests_are_answered(sidecar: Running) -> None:
         assert {status for status, *_ in read(raw, 3000)} == {400}
 
 
-def test_a_client_may_ask_before_it_sends(sidecar: Running) -> None:
+@pytest.mark.parametrize("expect", ["100-continue", "100-Continue "])
+def test_a_client_may_ask_before_it_sends(sidecar: Running, expect: str) -> None:
     content = b'{"key":"k"}'
-    head = request(content, "/v1/claims", "expect: 100-continue").removesuffix(content)
+    head = request(content, "/v1/claims", f"expect: {expect}").removesuffix(content)
     with sidecar.raw() as raw:
         raw.sendall(head)
         assert raw.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -130,10 +131,11 @@ def test_a_client_that_asks_hears_that_it_is_too_much(serve: Serve) -> None:
         assert closed(raw)
 
 
-def test_a_body_comes_in_chunks(sidecar: Running) -> None:
-    head = b"POST /v1/claims HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+@pytest.mark.parametrize("coding", ["chunked", "Chunked  "])
+def test_a_body_comes_in_chunks(sidecar: Running, coding: str) -> None:
+    """Spaces may follow the value of a header."""
     with sidecar.raw() as raw:
-        raw.sendall(head)
+        raw.sendall(f"POST /v1/claims HTTP/1.1\r\ntransfer-encoding: {coding}\r\n\r\n".encode())
         for piece in (b'{"key":', b'"k"}'):
             raw.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
         raw.sendall(b"0\r\n\r\n")

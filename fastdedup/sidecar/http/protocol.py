@@ -254,7 +254,7 @@ class HttpProtocol(asyncio.Protocol):
         if self._arriving is self._latest:
             return
         name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
+        if name == b"expect" and value.rstrip().lower() == b"100-continue":
             self._arriving.expects_continue = True
         elif name == b"transfer-encoding" and not is_chunked(value, self.parser.get_http_version()):
             raise _Refused

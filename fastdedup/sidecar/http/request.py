@@ -161,9 +161,10 @@ class HttpRequest:
 def is_chunked(coding: bytes, version: str) -> bool:
     """True for a body in chunks and in no other coding, which the parser would not take off.
 
-    HTTP/1.0 has no chunks: a proxy that speaks it would see the body's end elsewhere.
+    HTTP/1.0 has no chunks: a proxy that speaks it would see the body's end elsewhere. Spaces may follow a header's
+    value, and the parser leaves them there.
     """
-    return coding.lower() == b"chunked" and version != "1.0"
+    return coding.rstrip().lower() == b"chunked" and version != "1.0"
 
 
 _dated: tuple[Any, bytes] = (None, b"")
