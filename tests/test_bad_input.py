@@ -316,6 +316,17 @@ async def test_a_cursor_that_no_list_has_returned_is_refused(cursor: Any, backen
             await dedup.records(cursor=cursor)
 
 
+async def test_a_store_that_has_part_of_an_ability_is_told_what_it_lacks() -> None:
+    """The error said that it had no page(), although it had."""
+
+    class Paging(MemoryStore):
+        eviction_policy = None  # type: ignore[assignment]
+
+    async with Dedup(Paging()) as dedup:
+        with pytest.raises(ConfigError, match=r"Paging needs page\(\) and eviction_policy\(\)"):
+            await dedup.records()
+
+
 @pytest.mark.parametrize("initial", [[], None, 7])
 def test_an_initial_state_that_is_no_state_is_refused(initial: Any) -> None:
     with pytest.raises(ConfigError, match="a state must be text"):

@@ -117,7 +117,10 @@ async def listing(
     gate.connection.running_engine()  # raises if it is not open
     store: Any = gate.connection.store
     if not isinstance(store, AdminStore):
-        raise ConfigError(f"this store cannot list its records: {type(store).__name__} has no page()")
+        raise ConfigError(
+            f"this store cannot list its records: {type(store).__name__} needs page() and eviction_policy(), see "
+            "fastdedup.stores.base.AdminStore"
+        )
     records: list[Record] = []
     looked_at, after = 0, cursor or ""
     while True:
