@@ -92,11 +92,9 @@ class MySQL(Dialect):
             (self.table_name.schema, self.table_name.table),
         )
         kind = text_of(engine.rows[0][0])
-        return (
-            []
-            if kind.lower() == "innodb"
-            else [f"its engine is {kind}, not InnoDB, so it may have no transactions"]
-        )
+        if kind.lower() == "innodb":
+            return []
+        return [f"its engine is {kind}, not InnoDB, so it may have no transactions"]
 
     def unique_id(self) -> Statement:
         """See `Dialect`. Without a unique id `INSERT IGNORE` would let every duplicate through."""

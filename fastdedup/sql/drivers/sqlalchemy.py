@@ -29,22 +29,23 @@ def driver(transaction: Any) -> Driver:
     if isinstance(transaction, AsyncConnection):
         return AsyncDriver(transaction, transaction.sync_connection)
     if isinstance(transaction, Session | Connection):
-        return SyncDriver(transaction, transaction)
+        return SyncDriver(transaction)
     raise UsageError(
         f"an inbox needs the caller's own transaction, got SQLAlchemy's {type(transaction).__name__}: give it what "
         "engine.begin() or Session.begin() yields"
     )
 
 
-class SqlAlchemyDriver(Driver):
-    """The part that both drivers share. `inner`: the synchronous session or connection; async ones contain one."""
+class SyncDriver(Driver):
+    """A `Session`, or a `Connection`; it is also in the async ones."""
 
-    def __init__(self, transaction: Any, inner: Any) -> None:
+    is_async = False
+
+    def __init__(self, inner: Any) -> None:
         if inner is None or getattr(inner, "closed", False):
             raise UsageError(
                 "this connection is closed: give the inbox what engine.begin() yields, inside the block"
             )
-        self._transaction = transaction
         self._inner = inner
         bind = _bind(inner)
         self.dialect = str(bind.dialect.name)
@@ -68,7 +69,7 @@ class SqlAlchemyDriver(Driver):
         """See `Driver`."""
         return bool(self._inner.in_nested_transaction())
 
-    def _rows(self, statement: Statement) -> Rows:
+    def execute(self, statement: Statement) -> Any:
         """Run a statement on the connection of the transaction, which begins with it.
 
         The driver gets its text unchanged. SQLAlchemy would compile it with the types of its parameters, which takes
@@ -95,25 +96,19 @@ class SqlAlchemyDriver(Driver):
         return inner  # type: ignore[no-any-return]
 
 
-class SyncDriver(SqlAlchemyDriver):
-    """A `Session`, or a `Connection`."""
-
-    is_async = False
-
-    def execute(self, statement: Statement) -> Rows:
-        """See `Driver`."""
-        return self._rows(statement)
-
-
-class AsyncDriver(SqlAlchemyDriver):
-    """An `AsyncSession`, or an `AsyncConnection`."""
+class AsyncDriver(SyncDriver):
+    """An `AsyncSession`, or an `AsyncConnection`. `inner`: the synchronous one in it."""
 
     is_async = True
 
-    async def execute(self, statement: Statement) -> Rows:
+    def __init__(self, transaction: Any, inner: Any) -> None:
+        super().__init__(inner)
+        self._transaction = transaction
+
+    async def execute(self, statement: Statement) -> Any:
         """See `Driver`."""
-        rows: Rows = await self._transaction.run_sync(lambda inner: self._rows(statement))
-        return rows
+        execute = super().execute
+        return await self._transaction.run_sync(lambda _: execute(statement))
 
 
 def _unusable(error: InvalidRequestError) -> UsageError:
