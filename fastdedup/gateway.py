@@ -348,9 +348,9 @@ class Dedup(Inspected):
     ) -> list[Claim]:
         """Claim many keys at once, each on its own; the answers have the order of the keys.
 
-        This costs half as much as the same claims one by one. A key that is in the list twice is acquired
-        once. If a claim gets no answer, its error is raised, and the acquired claims are released.
-        Arguments and errors: see `claim`; `fingerprints` has one for each key.
+        This costs half as much as the same claims one by one. A key that is in the list twice is acquired once. If a
+        claim gets no answer, its error is raised, and the acquired claims are released. More than 2,000 keys are sent
+        in parts, and the first leases begin first. Arguments, errors: see `claim`; `fingerprints`: one for each key.
         """
         options = ClaimOptions(owner, lease, ttl, wait, renew, remember)
         return await claim_list(self._gate, options, keys, fingerprints)
