@@ -248,9 +248,8 @@ class Dedup(Inspected):
         Settings that are not given are those of this gate; without a name, so is the namespace. It opens and
         closes with this gate.
         """
-        settings = self._gate.settings
-        changed = settings.but(
-            namespace=None if name is None else f"{settings.namespace}:{name}",
+        changed = self._gate.settings.within(
+            name,
             lease=lease,
             ttl=ttl,
             failure_ttl=failure_ttl,

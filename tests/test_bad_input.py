@@ -149,10 +149,13 @@ def test_what_is_no_policy_is_refused(policy: Any) -> None:
         Dedup("memory://", on_unavailable=policy)
 
 
-@pytest.mark.parametrize("name", ["a b", "x" * 60, "="])
-def test_a_scope_needs_a_name_that_its_namespace_can_hold(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("a b", "the name of a scope"), ("=", "the name of a scope"), ("x" * 60, "a namespace")],
+)
+def test_a_scope_needs_a_name_that_its_namespace_can_hold(name: str, what: str) -> None:
     """Parent and scope together keep the rule."""
-    with pytest.raises(ConfigError, match="a namespace must"):
+    with pytest.raises(ConfigError, match=f"{what} must"):
         Dedup("memory://", namespace="shop").scoped(name)
 
 

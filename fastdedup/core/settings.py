@@ -41,6 +41,11 @@ class Settings:
         check_count(self.max_result, "max_result", most=_MOST_RESULT)
         check_count(self.readable_keys, "readable_keys", least=0, most=MAX_KEY_BYTES)
 
+    def within(self, name: str | None, **changes: Any) -> Settings:
+        """Return the settings of the scope of that name, or of the same namespace without a name; see `but`."""
+        scope = None if name is None else f"{self.namespace}:{check_namespace(name, 'the name of a scope')}"
+        return self.but(namespace=scope, **changes)
+
     def but(self, **changes: Any) -> Settings:
         """Return the same settings with some changed. None changes nothing."""
         return replace(self, **{name: value for name, value in changes.items() if value is not None})

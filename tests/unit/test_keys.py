@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdedup import ConfigError, Dedup, InvalidKeyError, business_key, fingerprint
+from fastdedup import sync as synchronous
 from fastdedup.kernel.keyspace import MAX_KEY_BYTES, READABLE_BYTES, Keyspace, Kind
 from fastdedup.keys import check_namespace
 
@@ -155,6 +156,14 @@ def test_a_namespace_with_anything_else_is_refused(namespace: Any) -> None:
     """No namespace holds the marks that end it."""
     with pytest.raises(ConfigError, match="a namespace must have 1 to 64 characters of"):
         check_namespace(namespace)
+
+
+@pytest.mark.parametrize("make", [Dedup, synchronous.Dedup])
+@pytest.mark.parametrize("name", [True, 1.5, 7, b"sms", "", "s s", object])
+def test_the_name_of_a_scope_is_plain_text(make: Any, name: Any) -> None:
+    """A value that is no text would silently make a namespace of its text: `shop:True`."""
+    with pytest.raises(ConfigError, match="the name of a scope must have 1 to 64 characters of"):
+        make("memory://", namespace="shop").scoped(name)
 
 
 # business_key
