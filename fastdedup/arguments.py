@@ -18,6 +18,7 @@ _VARIADIC: Final = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 _BY_PLACE: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _UNKNOWN: Final = Signature([Parameter("args", _VARIADIC[0]), Parameter("kwargs", _VARIADIC[1])])
 """The signature of a function that shows none."""
+_NAME_THEM: Final = "name the arguments that it takes as the function does"
 
 
 class ArgumentsRule:
@@ -50,6 +51,8 @@ class ArgumentsRule:
         check_rule(rule, what, f"{label}'s")
         self._rule: Callable[..., Any] = rule
         self._function = function
+        self._what = what
+        self._label = label
         self._wanted = _named_parameters(rule, function)
         unknown = self._unknown()
         if by_place and (unknown or not self._wanted):  # a rule of no argument gives every call one key
@@ -65,22 +68,50 @@ class ArgumentsRule:
         self._places = self._places_of_wanted()
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
-        """Return what the rule makes of a call's arguments. Raises whatever it raises."""
-        if self._wanted is None:
-            return self._rule(*args, **kwargs)
-        if not kwargs and len(args) >= self._enough:  # no need to bind, which costs more than all else here
-            return self._rule(*args[self._places])
+        """Return what the rule makes of a call's arguments. Raises whatever it raises.
+
+        Raises:
+            TypeError: the function cannot be called with them, or the rule cannot.
+        """
+        try:
+            if self._wanted is None:
+                return self._rule(*args, **kwargs)
+            if not kwargs and len(args) >= self._enough:  # to bind would cost more than all else here
+                return self._rule(*args[self._places])
+            return self._made_of_named(self._wanted, args, kwargs)
+        except (KeyError, TypeError, InvalidKeyError):  # of a rule that the function's caller may not know
+            self._check_call(args, kwargs)
+            raise
+
+    def _made_of_named(self, wanted: list[Parameter], args: Any, kwargs: Any) -> Any:
         bound = self._function.bind_partial(*args, **kwargs)
         bound.apply_defaults()
         # The arguments last, because a keyword may have the name of a positional-only argument.
         given = {**bound.kwargs, **bound.arguments}
-        first = [given[each.name] for each in self._wanted if each.kind is Parameter.POSITIONAL_ONLY]
+        first = [given[each.name] for each in wanted if each.kind is Parameter.POSITIONAL_ONLY]
         rest = {
             each.name: given[each.name]
-            for each in self._wanted
+            for each in wanted
             if each.kind is not Parameter.POSITIONAL_ONLY and each.name in given
         }
         return self._rule(*first, **rest)
+
+    def _check_call(self, args: Any, kwargs: Any) -> None:
+        """Raise TypeError, which names the function, if it or a rule by place cannot take these arguments."""
+        try:
+            self._function.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._label} was called with wrong arguments: {error}") from None
+        taken = None if self._wanted is not None else _signature_of(self._rule)
+        if taken is None:
+            return
+        try:
+            taken.bind(*args, **kwargs)
+        except TypeError:
+            raise TypeError(
+                f"{self._what}= takes ({', '.join(taken.parameters)}), which does not fit this call of "
+                f"{self._label}({', '.join(self._function.parameters)}): {_NAME_THEM}"
+            ) from None
 
     def _unknown(self) -> str:
         """Return the first name that the rule needs and the function does not have; "" if there is none."""
@@ -115,12 +146,21 @@ def check_rule(rule: Any, what: str, whose: str = "the call's") -> None:
         )
 
 
+def _signature_of(function: Callable[..., Any]) -> Signature | None:
+    """Return how a function may be called; None for a function of C, which does not show it."""
+    try:
+        # Not the parameters of the function that a decorator wraps: it may be called with other arguments.
+        return inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return None
+
+
 def _named_parameters(rule: Callable[..., Any], function: Signature) -> list[Parameter] | None:
     """Return the parameters that a rule takes by their names; None if it is called in the function's own way."""
-    try:
-        wanted = list(inspect.signature(rule, follow_wrapped=False).parameters.values())
-    except (TypeError, ValueError):  # a function of C has no signature
+    signature = _signature_of(rule)
+    if signature is None:
         return None
+    wanted = list(signature.parameters.values())
     if any(each.kind in _VARIADIC for each in wanted):
         return None
     if any(each.kind is Parameter.VAR_POSITIONAL for each in function.parameters.values()):
@@ -130,9 +170,8 @@ def _named_parameters(rule: Callable[..., Any], function: Signature) -> list[Par
 
 def _check_place(rule: Callable[..., Any], taken: Signature, what: str, label: str) -> None:
     """Check that a rule can be called with the same arguments as a function; a builtin passes."""
-    try:
-        wanted = inspect.signature(rule, follow_wrapped=False)
-    except (TypeError, ValueError):
+    wanted = _signature_of(rule)
+    if wanted is None:
         return
     most = max(len(taken.parameters), len(wanted.parameters))
     for positional in range(most + 1):
@@ -141,8 +180,7 @@ def _check_place(rule: Callable[..., Any], taken: Signature, what: str, label: s
             return
     raise ConfigError(
         f"{what}= takes ({', '.join(wanted.parameters)}), and no call of "
-        f"{label}({', '.join(taken.parameters)}) fits: "
-        "name the arguments that it takes as the function does"
+        f"{label}({', '.join(taken.parameters)}) fits: {_NAME_THEM}"
     )
 
 
@@ -207,11 +245,7 @@ class CallRules:
         Raises:
             ConfigError: a rule is not a function, is async, or takes an argument that the function does not have.
         """
-        try:
-            # Not the parameters of the function that a decorator wraps: it may be called with other arguments.
-            signature = inspect.signature(function, follow_wrapped=False)
-        except (TypeError, ValueError):  # of C: the rules get what it gets
-            signature = _UNKNOWN
+        signature = _signature_of(function) or _UNKNOWN  # the rules of a function of C get what it gets
         label = getattr(function, "__qualname__", type(function).__name__)
         key_of = ArgumentsRule(self.key, signature, label=label, by_place=True).__call__
         value_of: ArgumentsRule | None = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -13,7 +15,8 @@ import pytest
 
 from fastdedup import ConfigError, Dedup, InvalidKeyError, business_key, by
 from fastdedup import sync as synchronous
-from fastdedup.arguments import CallRules
+from fastdedup.arguments import ArgumentsRule, CallRules
+from fastdedup.sync.sql import Inbox as BlockingInbox
 
 DAY = date(2026, 11, 27)
 NOON = datetime(2026, 11, 27, 12, tzinfo=UTC)
@@ -85,6 +88,48 @@ def test_a_rule_that_asks_for_what_is_not_there_is_refused_when_it_decorates(rul
         CallRules(rule).of(place)
 
 
+@pytest.mark.parametrize("rule", [lambda order: f"{order.id}", lambda u, o: f"{o}", by("order.id")])
+@pytest.mark.parametrize(
+    ("args", "kwargs", "says"),
+    [
+        ((), {}, "missing a required argument: 'user'"),
+        (("u",), {}, "missing a required argument: 'order'"),
+        (("u",), {"oder": ORDER}, "missing a required argument: 'order'"),
+    ],
+)
+def test_a_wrong_call_names_the_function_and_not_its_key(
+    rule: Any, args: Any, kwargs: Any, says: str
+) -> None:
+    def take(user: str, order: Order) -> None: ...
+
+    with pytest.raises(TypeError, match=f"take was called with wrong arguments: {says}"):
+        key_of(rule, *args, function=take, **kwargs)
+
+
+async def test_a_wrong_call_names_the_function_on_all_faces() -> None:
+    says = "was called with wrong arguments: missing a required argument: 'order'"
+    inbox = BlockingInbox("shop", keep=timedelta(days=1))
+    task = ArgumentsRule(lambda order: order, inspect.signature(lambda order: None))
+    async with Dedup("memory://") as dedup:
+
+        @dedup.once(lambda order: order)
+        async def take(order: str) -> None: ...
+
+        with pytest.raises(TypeError, match=f"take {says}"):
+            await take()  # type: ignore[call-arg]
+    with synchronous.Dedup("memory://") as gate:
+        with pytest.raises(TypeError, match=says):
+            gate.once(lambda o: o)(lambda order: None)()  # type: ignore[call-arg]
+
+        @inbox.once(lambda session, order: order, begin=nullcontext)
+        def put(session: Any, order: str) -> None: ...
+
+        with pytest.raises(TypeError, match=f"put {says}"):
+            put()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=f"the task {says}"):
+        task((), {})
+
+
 @pytest.mark.parametrize(
     "paths", [(), ("",), ("order.",), ("order..id",), ("order[0]",), (7,), (None,), ("a b",)]
 )
@@ -101,6 +146,18 @@ def test_a_field_that_is_missing_or_no_part_of_a_key_is_an_error(path: str) -> N
     with pytest.raises(InvalidKeyError, match=f"^by\\('{path}'\\)") as caught:
         key_of(by(path), "u", ORDER)
     assert "a|b" not in str(caught.value)
+
+
+def test_a_rule_by_place_that_a_named_argument_does_not_fit_says_so() -> None:
+    def take(user: str, order: Order) -> None: ...
+
+    with pytest.raises(TypeError, match=r"key= takes \(u, o\), which does not fit this call of .*take"):
+        key_of(lambda u, o: "k", "u", function=take, order=ORDER)
+
+
+def test_an_error_of_the_rule_itself_is_raised_unchanged() -> None:
+    with pytest.raises(TypeError, match="unsupported operand"):
+        key_of(lambda user: user - "", 7, ORDER)
 
 
 async def test_two_functions_with_equal_keys_stay_apart_by_name() -> None:
