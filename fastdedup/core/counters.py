@@ -12,7 +12,7 @@ from time import perf_counter, sleep
 from typing import Any, Final, Protocol
 
 from ..declarations import BOUNDS, Figure, Labels
-from ..errors import ClaimLostError, ForeignRecordError, ShortfallError, UnavailableError
+from ..errors import ClaimLostError, ForeignRecordError, UnavailableError
 from ..events import Event
 from ..kernel.codes import Code
 from ..kernel.operations import Op, Reply, SettleOp, TransitionReply, Verdict
@@ -25,11 +25,6 @@ from .figures import (
     WAIT_SECONDS,
 )
 
-_FAULTS: Final[dict[type[BaseException], str]] = {
-    UnavailableError: "unavailable",
-    ShortfallError: "unavailable",
-    ClaimLostError: "claim_lost",
-}
 _EXPECTED: Final = ("claim", "complete", "lock", "redeem", "consume")
 """The verbs in which users notice an outage first."""
 _ANSWERS: Final = {
@@ -287,9 +282,6 @@ def outcome_of(answer: Reply | BaseException) -> str:
         return "foreign"
     if isinstance(answer, UnavailableError):
         return "unavailable"
-    return _FAULTS.get(type(answer), "error") if isinstance(answer, BaseException) else "ok"
-
-
-def outcome_of_fault(fault: BaseException) -> str:
-    """Return one word for an exception's outcome."""
-    return _FAULTS.get(type(fault), "error")
+    if isinstance(answer, ClaimLostError):
+        return "claim_lost"
+    return "error" if isinstance(answer, BaseException) else "ok"
