@@ -489,7 +489,7 @@ def test_ledgers_are_configured_by_the_file_and_the_environment(
         ("[ledgers.a]\nwindow = 60\ncapacity = 0", ":3: ledgers.a.capacity"),
         ("[ledgers.a]\nwindow = 60\ncapacity = 9\nwidth = 3", "exact=False"),
         ("[ledgers.a]\nwindow = 60\ncapacity = 9\nwindwo = 9", "did you mean window"),
-        ("[ledgers.a]\nwindow = 0.01\ncapacity = 9", "at least 0.1"),
+        ("[ledgers.a]\nwindow = 0.01\ncapacity = 9", "between 0.1 s and"),
         ('[ledgers."a/b"]\nwindow = 60\ncapacity = 9', "no '/'"),
         ("[ledgers.owner]\nwindow = 60\ncapacity = 9", "must not be OWNER"),
     ],

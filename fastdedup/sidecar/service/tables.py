@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, create_model, model_validator
 
-from ...errors import ConfigError
+from ...checks import check_seconds
 from ...fallback.base import FallbackPolicy
 from ...fallback.local import LocalLRU
 from ...fallback.reject import Reject
@@ -101,11 +101,10 @@ class LedgerConfig(ConfigTable):
     """The namespace that it belongs to. Left out: the default one."""
 
     @model_validator(mode="after")
-    def _can_be_founded(self) -> LedgerConfig:
+    def _can_be_created(self) -> LedgerConfig:
         check_width(self.exact, self.width, self.dense, self.write)
         check_capacity(self.capacity)
-        if self.window < LEAST_WINDOW:
-            raise ConfigError(f"window must be at least {LEAST_WINDOW} seconds")
+        check_seconds(self.window, "window", least=LEAST_WINDOW)
         return self
 
 
