@@ -77,11 +77,11 @@ def create(
     settings |= {"dense": dense}
     if width is not None:
         settings |= {"width": int(width), "exact": int(width) > _NARROW}
-    founded = ask(_created(Dedup(url, namespace=namespace), name, settings))
+    created = ask(_created(Dedup(url, namespace=namespace), name, settings))
     if as_json:
-        print_json({"name": name, "founded": founded})
-    elif founded:
-        click.echo(f"Founded the ledger {name!r}: {capacity:,} ids in {shown(window.total_seconds())}.")
+        print_json({"name": name, "founded": created})
+    elif created:
+        click.echo(f"Created the ledger {name!r}: {capacity:,} ids in {shown(window.total_seconds())}.")
     else:
         click.echo(f"The ledger {name!r} was there before, with these settings.")
 

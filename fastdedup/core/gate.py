@@ -157,7 +157,7 @@ class Gate(Executor):
         place = await former.find_again(code)
         moved = place.name != former.name
         if moved and not moves:
-            raise UnavailableError(f"the ledger of {op.key!r} was founded anew meanwhile; claim it again")
+            raise UnavailableError(f"the ledger of {op.key!r} was created anew meanwhile; claim it again")
         op.wire = place.bucket + op.wire[len(former.bucket) :]
         op.unless = place
         return moved

@@ -52,7 +52,7 @@ class LedgerSettings:
         """Raise ConfigError if a ledger was created with other settings than these."""
         if form.dense != self.dense:
             raise ConfigError(
-                f"the ledger {self.name!r} was founded with dense={form.dense}, this one has dense={self.dense}: "
+                f"the ledger {self.name!r} was created with dense={form.dense}, this one has dense={self.dense}: "
                 "with that it would forget all ids; use its settings, or another name"
             )
         ours_fits = self.capacity == form.capacity or self.capacity in form.capacities
@@ -63,7 +63,7 @@ class LedgerSettings:
         ):
             if ours != theirs:
                 raise ConfigError(
-                    f"the ledger {self.name!r} was founded with {name}={theirs:.15g}, this one has {name}="
+                    f"the ledger {self.name!r} was created with {name}={theirs:.15g}, this one has {name}="
                     f"{ours:.15g}: with that it would forget all ids; use its settings, or another name"
                     + ("; resize() gives it another capacity" if name == "capacity" else "")
                 )

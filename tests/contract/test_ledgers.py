@@ -190,7 +190,7 @@ async def test_another_form_is_an_error(backend: Backend, settings: dict[str, An
     """With other buckets it would forget everything."""
     async with backend.make() as dedup:
         assert await ledger_of(dedup, window=timedelta(hours=1)).first("id") is True
-        with pytest.raises(ConfigError, match=f"was founded with {name}="):
+        with pytest.raises(ConfigError, match=f"was created with {name}="):
             await ledger_of(dedup, **settings).first(7)
         assert await ledger_of(dedup).first("id") is False
 

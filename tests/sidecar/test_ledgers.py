@@ -233,7 +233,7 @@ def test_settings_that_differ_from_the_stores_are_no_fault_of_the_client(served:
     asyncio.run(found_it())
     status, problem = post(served, "other/first", {"ids": ["a"]})
     assert (status, problem["type"]) == (500, "urn:fastdedup:problem:ledger-settings")
-    assert "was founded with capacity=200" in problem["detail"]
+    assert "was created with capacity=200" in problem["detail"]
 
 
 def test_a_full_ledger_remembers_nothing(served: Sidecar, resp: redis.Redis) -> None:

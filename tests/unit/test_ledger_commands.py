@@ -29,7 +29,7 @@ def run(redis_url: str) -> Run:
 
 def test_a_service_finds_what_was_created(run: Run, redis_url: str) -> None:
     created = run("create", "orders", *WEEK)
-    assert created.output == "Founded the ledger 'orders': 1,000 ids in 7d.\n"
+    assert created.output == "Created the ledger 'orders': 1,000 ids in 7d.\n"
     assert json.loads(run("create", "orders", *WEEK, "--json").stdout) == {"name": "orders", "founded": False}
     with Dedup(redis_url, namespace="shop") as dedup:
         dedup.ledger("orders", window=7 * 86_400, capacity=1000).first_many(range(250))
@@ -51,7 +51,7 @@ def test_other_settings_are_one_line_of_error(run: Run) -> None:
     run("create", "orders", *WEEK)
     failed = run("create", "orders", "--window", "7d", "--capacity", "2000")
     assert failed.exit_code == 1
-    assert failed.stderr.startswith("Error: the ledger 'orders' was founded with capacity=1000")
+    assert failed.stderr.startswith("Error: the ledger 'orders' was created with capacity=1000")
     assert failed.stderr.count("\n") == 1
     assert run("create", "or ders", *WEEK).exit_code == 1
     assert run("create", "orders", "--window", "7", "--capacity", "1000").exit_code == 2

@@ -120,7 +120,7 @@ async def test_an_unanswered_call_is_taken_back(server: RedisServer) -> None:
 
 def test_to_open_it_shows_mistakes_at_once(dedup: Dedup) -> None:
     assert made(dedup, "opened").open().first("id") is True
-    with pytest.raises(ConfigError, match="was founded with capacity="):
+    with pytest.raises(ConfigError, match="was created with capacity="):
         dedup.ledger("opened", window=60, capacity=7).open()
 
 
