@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import Any, Final, NamedTuple
 
-from .checks import shown
+from .checks import shown, with_article
 from .errors import ConfigError, InvalidKeyError
 from .keys import Fingerprint, key_part
 from .keys import fingerprint as mark_of
@@ -309,7 +309,8 @@ def _part_at(arguments: Mapping[str, Any], path: str) -> str:
         try:
             value = value[name] if isinstance(value, Mapping) else getattr(value, name)
         except (KeyError, AttributeError):
-            raise InvalidKeyError(f"by({path!r}): there is no {name!r} in a {type(value).__name__}") from None
+            kind = with_article(type(value).__name__)
+            raise InvalidKeyError(f"by({path!r}): there is no {name!r} in {kind}") from None
     try:
         return key_part(value)
     except InvalidKeyError as error:

@@ -40,6 +40,11 @@ def shown(value: Any) -> str:
     return type(value).__name__
 
 
+def with_article(noun: str) -> str:
+    """Return a type's name with its article: "a list", "an int"."""
+    return f"{'an' if noun.startswith(tuple('aeioAEIO')) else 'a'} {noun}"
+
+
 def named(value: Any) -> str:
     """Return the name of a class or function, or else of the value's type, for an error message."""
     if isinstance(value, type):

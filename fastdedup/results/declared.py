@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Final
 
+from ..checks import with_article
 from ..codec import UNSTORABLE, WIDE, WIDE_PLAIN, Codec, Encoded, JSONCodec, decode
 from ..errors import ConfigError, ResultError, ResultWarning, describe_error, error_text, first_run_failed
 from .readers import ADVICE, JSON, ResultReader, TypedResultReader, not_of_type, reader_of, shown
@@ -132,12 +133,13 @@ class Results:
             return Encoded((self._bytes_of(result),))
         except Exception as error:  # noqa: BLE001 -- the result's own code, such as `__eq__`, may raise any error
             why = error_text(error) if isinstance(error, ResultError) else describe_error(error)
+            given = with_article(shown(type(result)))
             declared = self._reader.declared
             declared = "" if declared is Any else f" for the declared {shown(declared)}"
             return LostResult(
                 self._function,
                 result,
-                f"{name_of(self._function)}() returned a {shown(type(result))}{declared}: {why}. {self._advice}",
+                f"{name_of(self._function)}() returned {given}{declared}: {why}. {self._advice}",
             )
 
     def read(self, payload: bytes, key: str) -> Any:
@@ -256,6 +258,6 @@ def read_as(declared: Any, payload: bytes, key: str, codec: Codec) -> Any:
     is_read = payload and type(codec) is JSONCodec
     value = reader.read(payload, key) if is_read else decode(codec, payload, key)
     if not reader.takes(value):
-        found = "no result" if value is None else f"a {shown(type(value))}"
-        raise ResultError(f"{key!r} was completed with {found}, not with a {shown(declared)}")
+        found = "no result" if value is None else with_article(shown(type(value)))
+        raise ResultError(f"{key!r} was completed with {found}, not with {with_article(shown(declared))}")
     return value

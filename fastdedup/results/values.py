@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import orjson
 
+from ..checks import with_article
 from ..codec import WIDE_PLAIN, has_nan
 from ..errors import ResultError
 
@@ -126,7 +127,9 @@ def difference(one: Any, other: Any) -> str:
     if not path:
         return ""
     is_other_type = type(one) is not type(other)
-    return f" in {path}" + (f", which would be a {type(other).__qualname__}" if is_other_type else "")
+    return f" in {path}" + (
+        f", which would be {with_article(type(other).__qualname__)}" if is_other_type else ""
+    )
 
 
 def _parts(value: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from ..arguments import CallRules
-from ..checks import shown
+from ..checks import shown, with_article
 from ..claim import Claim
 from ..core.options import ClaimOptions
 from ..errors import ConfigError, UsageError
@@ -46,7 +46,8 @@ def check_done(function: Callable[..., Any], result: object) -> None:
         result.close()
     elif not inspect.isasyncgen(result):
         return
-    raise UsageError(f"{function!r} returned a {shown(result)}, which was never run: its work is not done")
+    kind = with_article(shown(result))
+    raise UsageError(f"{function!r} returned {kind}, which was never run: its work is not done")
 
 
 def once(

@@ -455,8 +455,8 @@ async def test_a_codec_of_ones_own_decides_alone() -> None:
     async with Dedup("memory://", codec=Own()) as dedup:
         await (await dedup.claim("k")).complete((1, 2))
         assert (await dedup.claim("k")).replay(tuple[int, int]) == (1, 2)
-        with pytest.raises(ResultError, match="completed with a tuple, not with a str"):
-            (await dedup.claim("k")).replay(str)
+        with pytest.raises(ResultError, match="completed with a tuple, not with an int"):
+            (await dedup.claim("k")).replay(int)
 
 
 OLD: list[tuple[Any, Any, Any]] = [
@@ -495,7 +495,7 @@ async def test_replay_refuses_what_is_not_of_the_type() -> None:
         for declared in (str, list, Order, int | str):
             with pytest.raises(ResultError):
                 again.replay(declared)
-        with pytest.raises(ResultError, match="completed with no result, not with a Order"):
+        with pytest.raises(ResultError, match="completed with no result, not with an Order"):
             nothing.replay(Order)
         assert nothing.replay(Order | None) is nothing.replay(None) is None
         with pytest.raises(ConfigError, match="cannot come back"):

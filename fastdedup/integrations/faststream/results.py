@@ -11,6 +11,7 @@ from pydantic_core import to_jsonable_python
 
 from ...admin.resolving import Check, answer_of, check_resolve
 from ...admin.takeover import Resolution, Resolved, Takeover
+from ...checks import with_article
 
 _BODY = "body"
 _BYTES = "bytes"
@@ -31,7 +32,7 @@ def kept(result: Any) -> dict[str, Any]:
         return {_BYTES: b64encode(result).decode()}
     body = to_jsonable_python(result)  # like FastStream's own serializer
     if isinstance(body, str) and not isinstance(result, str):
-        raise TypeError(f"a {type(result).__name__} alone would be published as another text")
+        raise TypeError(f"{with_article(type(result).__name__)} alone would be published as another text")
     return {_BODY: body}
 
 
