@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import UsageError
+from ..fallback.base import OneLoopPolicy
 from ..kernel.engine import Engine
 from ..kernel.shards import ShardedEngine
 from ..model import BreakerState
@@ -69,7 +70,8 @@ class Connections:
         """Open a connection in the running event loop; again after closing, or if the former loop has ended.
 
         Raises:
-            UsageError: it is already open in a loop that still runs, or it is being closed.
+            UsageError: it is already open in a loop that still runs, or it is being closed; or a gate in another loop
+                uses its policy.
             ConfigError: the store cannot be used with its present set-up.
         """
         if self.stand_in is not None:
@@ -77,6 +79,7 @@ class Connections:
             return
         former = self._present
         if former.is_new or former.is_open:  # the latter raises
+            self._check_loop_of_policy(former)
             await former.open()
             return
         if former.is_closing and not former.is_loop_gone:
@@ -85,10 +88,24 @@ class Connections:
         self.common.recent.clear()
         self._present = self.make()
         try:
+            self._check_loop_of_policy(self._present)
             await self._present.open(former)
         finally:
             if not self._present.is_open:
                 self._present = former  # its unfinished work is for the next one
+
+    def _check_loop_of_policy(self, connection: Connection) -> None:
+        """Raise UsageError if a gate in another event loop has the same policy open; else note the connection."""
+        policy, loop = self.common.policy, running_loop()
+        if isinstance(policy, OneLoopPolicy):
+            if any(
+                each.is_open and each is not connection and each.loop is not loop for each in policy.users
+            ):
+                raise UsageError(
+                    f"{policy!r} is in use by a gate that is open in another event loop: "
+                    "give the gate of each event loop a policy of its own"
+                )
+            policy.users.add(connection)
 
     async def aclose(self) -> None:
         """Close the connection of the running event loop; see `Connection.aclose`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+from weakref import WeakSet
 
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
@@ -113,6 +114,14 @@ class IdPolicy(Protocol):
     def took_back(self, op: IdOp) -> None:
         """Forget the id that a call remembered here, because the call ends in an error. It must not raise."""
         ...
+
+
+@runtime_checkable
+class OneLoopPolicy(Protocol):
+    """An optional ability of a policy: to be refused if gates in two event loops use it at a time."""
+
+    users: WeakSet[Any]
+    """The connections of the gates that were opened with it."""
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, cast
+from weakref import WeakSet
 
 from ..checks import check_count
 from ..errors import UnavailableError
@@ -68,7 +69,8 @@ class LocalLRU:
     the claim is lost.
 
     Several namespaces may share one policy, and so may several gates in one event loop over the same Redis: then
-    a key is unique in all of them. Gates over different servers must not share a policy: its journal does not
+    a key is unique in all of them. While one of them is open, opening another one in a second event loop is a
+    UsageError. Gates over different servers must not share a policy: its journal does not
     know which record belongs to which server.
 
     Args:
@@ -88,6 +90,8 @@ class LocalLRU:
         check_count(max_bytes, "max_bytes")
         self._maxsize = maxsize
         self._max_bytes = max_bytes
+        self.users: WeakSet[Any] = WeakSet()
+        """See `OneLoopPolicy`."""
         self.begin_anew(clock)
 
     def begin_anew(self, clock: Callable[[], float] | None = None) -> None:
