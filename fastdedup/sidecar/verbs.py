@@ -345,27 +345,21 @@ async def _forget(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> 
     kind = _kind(ask)
     # The report names the key like a list does: a long key by its digest, however the client has named it.
     listed = names_of(inspection.wire_of(dedup.gate, ask.key, kind, digest=ask.digest))[1]
-
-    def heard(told: str, found: bool | None) -> None:
-        result = "unknown" if found is None else "forgotten" if found else "absent"
-        namespaces.audit(name, listed, result, peer, kind=kind, reason=why)
-
+    heard = forgotten_audit(namespaces, name, peer, why, kind=kind, listed=listed)
     return await inspection.forget(dedup.gate, ask.key, kind, digest=ask.digest, reason=why, heard=heard)
 
 
-def id_audit(
-    namespaces: Namespaces, name: str, peer: Any, reason: str | None
+def forgotten_audit(
+    namespaces: Namespaces, name: str, peer: Any, why: str, *, kind: str, listed: str | None = None
 ) -> Callable[[str, bool | None], None]:
-    """Return what reports each id of a ledger that the client `peer` has forgotten, and why.
+    """Return what reports each key, or id of a ledger, that the client `peer` has forgotten, and why.
 
-    Raises:
-        ConfigError: the reason is too long.
+    The report names the key or id that was forgotten, or `listed` if that is given.
     """
-    why = check_reason(reason)
 
     def heard(told: str, found: bool | None) -> None:
         result = "unknown" if found is None else "forgotten" if found else "absent"
-        namespaces.audit(name, told, result, peer, kind="id", reason=why)
+        namespaces.audit(name, told if listed is None else listed, result, peer, kind=kind, reason=why)
 
     return heard
 
@@ -384,7 +378,8 @@ def ledger(verb: str, namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
     if verb == "seen":
         return served, partial(served.seen, ask.ids)
     if verb == "forget_id":
-        heard = id_audit(namespaces, served.namespace, peer, ask.reason)
+        why = check_reason(ask.reason)
+        heard = forgotten_audit(namespaces, served.namespace, peer, why, kind="id")
         return served, partial(served.forget, ask.ids, heard)
     return served, partial(_ledger_facts, namespaces, served, peer)
 
