@@ -246,7 +246,7 @@ def changing(
     """
     if isinstance(home, Dedup):
         wire, field = held(home, key, owner, token=token)
-        return partial(_changed, home, _change(home, verb, wire, field, fence or 0, ms, payload))
+        return OneChange(home, _change(home, verb, wire, field, fence or 0, ms, payload))
     field = owner_field(owner)
     if verb == "complete":
         return partial(home.change, key, home.completing(key, field, fence=fence, ttl=ms, payload=payload))
@@ -256,9 +256,19 @@ def changing(
     )
 
 
-async def _changed(dedup: Dedup, op: Change) -> Change:
-    await dedup.gate.change(op)
-    return op
+class OneChange:
+    """Changes a claim. A client may have 1,000 of these, and a `partial` in its place takes 150 bytes more."""
+
+    __slots__ = ("_dedup", "_op")
+
+    def __init__(self, dedup: Dedup, op: Change) -> None:
+        self._dedup = dedup
+        self._op = op
+
+    async def __call__(self) -> Change:
+        """Make the change; return the operation that did."""
+        await self._dedup.gate.change(self._op)
+        return self._op
 
 
 def _change(
@@ -307,8 +317,11 @@ async def _issue(dedup: Dedup, subject: Any, ttl: int | None) -> dict[str, Any]:
 def consume(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
     """Begin to use a token up; the work returns the verdict."""
     dedup = namespaces.dedup(ask.namespace)
-    op = token_op(dedup.gate, PLAIN, ask.token, ask.subject, Mode.CONSUME)
-    return dedup, partial(dedup.gate.use, op)
+    return dedup, partial(_consume, dedup, ask.token, ask.subject)
+
+
+async def _consume(dedup: Dedup, token: str, subject: Any) -> Verdict:
+    return await dedup.gate.use(token_op(dedup.gate, PLAIN, token, subject, Mode.CONSUME))
 
 
 # Showing, forgetting

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from binascii import hexlify
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from ...claim import Claim
+from ...core.options import ClaimOptions
 from ...gateway import Dedup
 from ...kernel.operations import ClaimOp, Verdict
 from ...kernel.owners import draw_owner, owner_text
@@ -63,24 +64,31 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
 
 def _claim_slowly(connection: RespConnection, home: Home, key: bytes, options: CommandOptions) -> ReplyPlace:
     """Claim a key in a task: the claim waits, a ledger remembers it, or the client names its owner."""
-    slow = SlowClaim(connection, home, text_of("the key", key), options)
-    return connection.spawn(slow, dedup_of(home), "claim", repeatable=True, waits=bool(options.wait))
+    return SlowClaim(connection, home, text_of("the key", key), options.fingerprint, options).run("claim")
 
 
 class SlowClaim:
     """The work of a claim that takes a task.
 
     A client may have 1,000 that wait for their tasks. Each takes 0.4 kB; functions within functions took 1.5 kB.
-    It does not keep the command's options: they grow with each name that any command has ever set on its own.
+
+    Args:
+        connection: the client's.
+        home: the claim's.
+        key: its key, or a token.
+        mark: its fingerprint, or the token's subject.
+        options: of the command; they are not kept.
     """
 
-    __slots__ = ("_connection", "_ends", "_ephemeral", "_home", "_key", "_lease", "_mark", "_owner", "_ttl")
+    __slots__ = ("_connection", "_ends", "_ephemeral", "_key", "_lease", "_mark", "_owner", "_ttl", "home")
 
-    def __init__(self, connection: RespConnection, home: Home, key: str, options: CommandOptions) -> None:
+    def __init__(
+        self, connection: RespConnection, home: Home, key: str, mark: Any, options: CommandOptions
+    ) -> None:
+        self.home = home
         self._connection = connection
-        self._home = home
         self._key = key
-        self._mark = options.fingerprint
+        self._mark = mark
         self._owner = options.owner
         self._lease = options.lease
         self._ttl = options.ttl
@@ -91,37 +99,49 @@ class SlowClaim:
         """Return the reply."""
         connection = self._connection
         if self._owner is not None:
-            connection.namespaces.ephemeral.claimed_again(await held_in(self._home, self._key, self._owner))
-        return await claim_in_task(connection, dedup_of(self._home), self._call, self._ephemeral)
+            connection.namespaces.ephemeral.claimed_again(await held_in(self.home, self._key, self._owner))
+        settlement = (await self._claim()).settlement
+        return verdict_reply(settlement.verdict, settlement.held_key[1], connection.resp3)
 
-    def _call(self) -> Awaitable[Claim]:
-        options = claim_options(self._owner, self._lease, self._ttl, self._ends)
-        return claim_in(self._home, options, self._key, self._mark)
+    def run(self, verb: str) -> ReplyPlace:
+        """Run in a task; return the place of the reply."""
+        dedup, waits = dedup_of(self.home), self._ends > 0
+        return self._connection.spawn(self, dedup, verb, repeatable=True, waits=waits)
 
+    def call(self, options: ClaimOptions) -> Awaitable[Claim]:
+        """Return the claim, to be awaited."""
+        return claim_in(self.home, options, self._key, self._mark)
 
-async def claim_in_task(
-    connection: RespConnection, dedup: Dedup, call: Callable[[], Awaitable[Claim]], ephemeral: bool
-) -> bytes:
-    """Make a claim that takes a task; return the reply.
-
-    If the client has gone meanwhile, a claim of a drawn owner is released, because no client knows that owner.
-    """
-    if not ephemeral:
-        answer = await call()
-        if answer.acquired:
-            holding = (dedup, *answer.settlement.held_key)
-            connection.namespaces.ephemeral.won_again(holding, connection.holdings)
-            if not holding[2][0] and connection.has_gone():  # a drawn owner's length byte is 0
-                connection.hold(holding, answer.settlement.verdict.left_ms)
-    else:
+    async def _claim(self) -> Claim:
+        """Claim. If the client has gone meanwhile, a drawn owner's claim is released: no client knows that owner."""
+        connection, dedup = self._connection, dedup_of(self.home)
+        call = self.call(claim_options(self._owner, self._lease, self._ttl, self._ends))
+        if not self._ephemeral:
+            answer = await call
+            if answer.acquired:
+                holding = (dedup, *answer.settlement.held_key)
+                connection.namespaces.ephemeral.won_again(holding, connection.holdings)
+                if not holding[2][0] and connection.has_gone():  # a drawn owner's length byte is 0
+                    connection.hold(holding, answer.settlement.verdict.left_ms)
+            return answer
         connection.holdings.ask()
         try:
-            answer = await call()
+            answer = await call
         finally:
             connection.holdings.answered()
         if answer.acquired:
             connection.hold((dedup, *answer.settlement.held_key), answer.settlement.verdict.left_ms)
-    return verdict_reply(answer.settlement.verdict, answer.settlement.held_key[1], connection.resp3)
+        return answer
+
+
+class SlowRedeem(SlowClaim):
+    """The work of redeeming a token; `home` is a namespace."""
+
+    __slots__ = ()
+
+    def call(self, options: ClaimOptions) -> Awaitable[Claim]:
+        """Return the claim, to be awaited."""
+        return dedup_of(self.home).tokens.redeem_with(options, self._key, self._mark)
 
 
 # Claims under way

@@ -277,7 +277,7 @@ class RespConnection(asyncio.Protocol):
         repeatable: bool = False,
         waits: bool = False,
         reads: bool = False,
-    ) -> Slot:
+    ) -> ReplyPlace:
         """Run a command in a task, now or after this client's earlier ones; the reply is what it returns or raises.
 
         Args:

@@ -33,13 +33,14 @@ Work = Callable[[], Coroutine[Any, Any, bytes]]
 """A command that runs in a task; returns the reply."""
 
 
-class TaskCommand(Slot):
+class TaskCommand:
     """A command that runs in a task, and its place in the order of replies.
 
     `RespConnection.spawn` tells of its attributes; `since`: when it was read; `tasks`: those of its connection.
     """
 
-    __slots__ = ("dedup", "line", "repeatable", "since", "tasks", "verb", "work")
+    # No Slot: a compiled class with __call__ crashes if its base has none.
+    __slots__ = ("dedup", "line", "repeatable", "reply", "since", "tasks", "verb", "work")
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class TaskCommand(Slot):
         *,
         repeatable: bool,
     ) -> None:
-        super().__init__()
+        self.reply: bytes | None = None
         self.tasks = tasks
         self.work = work
         self.dedup = dedup
@@ -61,13 +62,13 @@ class TaskCommand(Slot):
         self.line = line
         self.repeatable = repeatable
 
-    def begin(self) -> Coroutine[Any, Any, None]:
+    def __call__(self) -> Coroutine[Any, Any, None]:
         """Return what runs in the task."""
         return self.tasks.answer_with(self)
 
     def run(self) -> None:
         """Run in a task, now or after earlier commands of its line."""
-        self.line.add(self.begin)
+        self.line.add(self)
 
 
 class Replies(Protocol):

@@ -41,7 +41,7 @@ from .errors import error_reply
 from .frames import OK, error
 from .frames import encode as encode_value
 from .options import check_count
-from .reply_places import Slot
+from .reply_places import ReplyPlace, Slot
 
 _MARKS: Final = b"=#?!&%@$"
 """The marks of the keys that records have."""
@@ -220,7 +220,7 @@ class Place:
         self._run.put(self._place, UNSURE if unsure else reply)
 
 
-def run(connection: RespConnection, command: list[bytes]) -> Slot:
+def run(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     """`FD.RUN verb count key... args...`. See `stores/sidecar/wire.py`."""
     kind = BY_NAME.get(command[1]) if len(command) > 3 else None
     count = int(command[2]) if kind and command[2].isdigit() and len(command[2]) < 5 else 0
@@ -328,7 +328,7 @@ def store(connection: RespConnection, command: list[bytes]) -> bytes:
     )
 
 
-def eviction(connection: RespConnection, command: list[bytes]) -> Slot:
+def eviction(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     """`FD.EVICTION`: the reply is what the sidecar's store does when its memory is full, or null."""
     root = connection.namespaces.root
 
@@ -340,7 +340,7 @@ def eviction(connection: RespConnection, command: list[bytes]) -> Slot:
     return connection.spawn(work, root, "eviction")
 
 
-def page(connection: RespConnection, command: list[bytes]) -> Slot:
+def page(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     """`FD.PAGE namespace kinds prefix cursor count [reason]`: some records; see `AdminStore.page`.
 
     `kinds`: names, with commas. The reply: cursor, keys looked at, time in µs, store keys, and their records.
@@ -369,7 +369,7 @@ def page(connection: RespConnection, command: list[bytes]) -> Slot:
     return connection.spawn(work, dedup, "list", reads=True)
 
 
-def listen(connection: RespConnection, command: list[bytes]) -> Slot:
+def listen(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     """`FD.LISTEN`: after the reply, push `["freed", store key]` for each freed key, or null if news was missed."""
 
     async def work() -> bytes:
