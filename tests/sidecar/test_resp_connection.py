@@ -198,6 +198,21 @@ async def test_a_command_that_waits_takes_no_more_memory_than_is_counted(command
         assert median(taken[1:]) < PLACE + len(command), taken
 
 
+async def test_the_bytes_of_a_command_that_waits_are_counted() -> None:
+    """300 clients that redeemed with subjects of 16 kB, and waited, took 337 MB: a command counted 512 bytes."""
+    async with connected(Limits()) as (connection, transport):
+        connection.data_received(pack(b"FD.ISSUE", b"SUBJECT", b"me"))
+        await wait_until(lambda: not connection.places, description="the token is there")
+        token = bytes(transport.written).split(b"\r\n")[1]
+        redeem = pack(b"FD.REDEEM", token, b"WAIT", b"60000", b"SUBJECT", b"x" * 16_000)
+        connection.namespaces.turns.waiting.taken = 10_000  # one task, and no more
+        requests = connection.namespaces.memory.requests
+        connection.data_received(redeem * 20)
+        assert 320_000 < requests.taken < 340_000
+        transport.lose()
+        assert not requests.taken
+
+
 async def test_a_value_that_reads_like_a_claim_is_no_claim() -> None:
     async with connected(Limits()) as (connection, transport):
         connection.data_received(b"*2\r\n$4\r\nPING\r\n$%d\r\n" % len(CLAIM))

@@ -152,6 +152,8 @@ class Claiming(Asked):
 
     __slots__ = ("_at", "_connection", "ephemeral", "reply")
 
+    size = 0
+
     def __init__(self, connection: RespConnection, dedup: Dedup, op: ClaimOp, ephemeral: bool) -> None:
         super().__init__(dedup, op)
         self.reply: bytes | None = None

@@ -332,7 +332,11 @@ class RespConnection(asyncio.Protocol):
         except Exception as fault:  # noqa: BLE001 -- the client gets every error as a reply
             self.counters.bad_requests += is_bad(fault)
             answer = error_reply(fault)
-        self.places.append(Slot(answer) if isinstance(answer, bytes) else answer)
+        if isinstance(answer, bytes):
+            answer = Slot(answer)
+        elif type(answer) is TaskCommand:
+            answer.size = sum(map(len, command))
+        self.places.append(answer)
 
     def _flush(self) -> None:
         self._flushing = False
@@ -404,9 +408,9 @@ class RespConnection(asyncio.Protocol):
 
     def _weigh(self) -> None:
         """Count what this client's commands take."""
-        replies = sum([len(slot.reply) for slot in self.places if slot.reply is not None])
+        kept = sum([place.size if place.reply is None else len(place.reply) for place in self.places])
         places = len(self.places) + len(self._backlog)
-        self._share.weigh(self._frames.size + places * PLACE + replies)
+        self._share.weigh(self._frames.size + places * PLACE + kept)
 
     def _shed(self) -> None:
         """Hang up. If replies are due, do so without an error: the client would take it for one of these replies."""

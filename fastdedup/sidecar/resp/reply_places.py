@@ -18,12 +18,16 @@ class ReplyPlace(Protocol):
 
     reply: bytes | None
     """None until the command is answered."""
+    size: int
+    """The bytes of the command that it keeps until then, if they are many."""
 
 
 class Slot:
     """A command's place in the order of replies, without anything else."""
 
     __slots__ = ("reply",)
+
+    size = 0
 
     def __init__(self, reply: bytes | None = None) -> None:
         self.reply = reply
@@ -40,7 +44,7 @@ class TaskCommand:
     """
 
     # No Slot: a compiled class with __call__ crashes if its base has none.
-    __slots__ = ("dedup", "line", "repeatable", "reply", "since", "tasks", "verb", "work")
+    __slots__ = ("dedup", "line", "repeatable", "reply", "since", "size", "tasks", "verb", "work")
 
     def __init__(
         self,
@@ -54,6 +58,7 @@ class TaskCommand:
         repeatable: bool,
     ) -> None:
         self.reply: bytes | None = None
+        self.size = 0
         self.tasks = tasks
         self.work = work
         self.dedup = dedup
