@@ -135,8 +135,8 @@ class RespConnection(asyncio.Protocol):
         self._taken += len(data)
         if not self.places or self.places[0].reply is not None or self._waiting:
             self._flush()
-        if len(self.places) + self.extra > self._in_flight or self._taken > self._room:
-            self._pause_for_slots()
+        if self.places and (len(self.places) + self.extra > self._in_flight or self._taken > self._room):
+            self._pause()  # until earlier ones are answered
         self._used = True
         unfinished = self._frames.unfinished
         if unfinished or self._taken > LARGE or self._share.size:
@@ -161,7 +161,9 @@ class RespConnection(asyncio.Protocol):
         self._connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
+        self._frames.give_up()  # other objects know this one, so it stays until the garbage collector comes
         self._backlog.clear()
+        self.places.clear()
         self.tasks.clear()
         self.large.clear()
         self._share.weigh(0)
@@ -452,11 +454,6 @@ class RespConnection(asyncio.Protocol):
             self.holdings.add(holding, left_ms)
 
     # Flow and deadlines
-
-    def _pause_for_slots(self) -> None:
-        """Read no further commands until earlier ones are answered."""
-        if self.places:
-            self._pause()
 
     def _pause(self) -> None:
         if self._reading and not self.gone:
