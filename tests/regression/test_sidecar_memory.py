@@ -33,6 +33,9 @@ WAITS = b'{"key":"held","wait":30000}'
 ATTACKS = {
     "a body without its end": post("/v1/batch", b" " * 900_000)[:-1],
     "a command without its end": b"*2\r\n$4\r\nPING\r\n$1000000\r\n" + b"x" * 900_000,
+    "a claim with a large body that waits": post(
+        "/v1/claims", b'{"key":"held","wait":30000,"fingerprint":"%b"}' % (b"x" * 900_000)
+    ),
     "requests behind one that waits": post("/v1/claims", WAITS) + b"GET / HTTP/1.1\r\n\r\n" * 10_000,
     "commands behind one that waits": pack(b"FD.CLAIM", b"held", b"WAIT", b"30000") + pack(b"PING") * 13_000,
 }

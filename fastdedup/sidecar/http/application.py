@@ -234,13 +234,11 @@ class HttpClient:
         request = self._request
         check_headers(request.headers, most)
         body = request.take()
-        try:
-            while not request.whole and len(body) <= most:
-                self._connection.body_taken = len(body)
-                await self._connection.wait_for(request)
-                body += request.take()
-        finally:
-            self._connection.body_taken = 0
+        self._connection.body_taken = len(body)
+        while not request.whole and len(body) <= most:
+            await self._connection.wait_for(request)
+            body += request.take()
+            self._connection.body_taken = len(body)
         if len(body) > most:
             raise _too_large(most)
         return body

@@ -87,8 +87,8 @@ class HttpProtocol(asyncio.Protocol):
         self.gone = False
         self.on_gone: list[Callable[[], None]] = []
         self.handing_over: Sequence[Held] = ()
-        # Mutable: the bytes of the running request's body that the application has taken, and waits for the rest; the
-        # bytes of all requests that have come in part, or wait.
+        # Mutable: the bytes of the running request's body that the application has taken; the bytes of all requests
+        # that have come in part, or wait.
         self.body_taken = 0
         self._share = RequestShare(memory.requests, self._shed)
         # Mutable, of the request that arrives: itself; is it whole; the bytes that the parser may hold; is it too
@@ -163,15 +163,16 @@ class HttpProtocol(asyncio.Protocol):
 
     def _weigh(self) -> None:
         """Count what this client's requests take."""
-        latest = self._latest
-        arriving = 0 if latest is None or latest.answered else len(latest.body)
-        waiting = sum([len(each.body) + 4 * PLACE for each in self.pipeline])
-        self._share.weigh(self._kept + self.body_taken + arriving + waiting)
+        requests = {self._running, self._latest, *self.pipeline}
+        bodies = sum([len(each.body) for each in requests if each is not None and not each.answered])
+        self._share.weigh(self._kept + self.body_taken + bodies + 4 * PLACE * len(self.pipeline))
 
     def _shed(self) -> None:
-        """Let go of the requests that are not being answered, and close."""
+        """Let go of the requests, and close; without an answer if the running one keeps its body, maybe for long."""
         self.pipeline.clear()
-        if self._farewell is None:
+        if self.body_taken and cast(HttpRequest, self._running).whole:
+            self.cut()
+        elif self._farewell is None:
             self._end(problems.REQUESTS)
 
     def _bound_the_rest(self) -> None:
@@ -399,6 +400,7 @@ class HttpProtocol(asyncio.Protocol):
         request = cast(HttpRequest, self._running)
         end = _END if request.keep_alive and not close else _CLOSE
         request.answered = True
+        self.body_taken = 0
         self._send(b"".join((head, dated(self._state.default_headers), end, body)))
         request.tell()
         if end is _CLOSE:
