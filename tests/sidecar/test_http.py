@@ -308,6 +308,7 @@ def test_every_problem_has_a_page(http: httpx.Client) -> None:
 def test_an_unknown_address_is_not_found(http: httpx.Client) -> None:
     answer = http.get("/v2")
     assert (answer.status_code, answer.json()["type"]) == (404, "urn:fastdedup:problem:not-found")
+    assert answer.json()["detail"] == "nothing is served at '/v2': GET /openapi.json lists all paths"
 
 
 @pytest.mark.parametrize(

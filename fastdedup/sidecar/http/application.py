@@ -117,7 +117,9 @@ class HttpApp:
     def _no_route(self, path: str) -> RequestProblem:
         methods = self._routes.get(route_path(path))
         if methods is None:
-            return RequestProblem(problems.NOT_FOUND)
+            return RequestProblem(
+                problems.NOT_FOUND, f"nothing is served at {path[:100]!r}: GET /openapi.json lists all paths"
+            )
         allow = ", ".join(sorted(methods))
         return RequestProblem(problems.METHOD, f"allowed here: {allow}", headers=[(b"allow", allow.encode())])
 
