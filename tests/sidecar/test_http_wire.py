@@ -155,6 +155,20 @@ def test_a_trailer_is_no_header(sidecar: Running, at_once: bool) -> None:
             assert read(raw)[0][0] == status
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_trailer_that_ends_the_connection_is_refused(sidecar: Running, at_once: bool) -> None:
+    """The parser dropped what followed: the client of the next request waited until the connection was idle."""
+    head = b"POST /v1/claims HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    body = b'b\r\n{"key":"k"}\r\n0\r\nConnection: close\r\n\r\n'
+    pieces = [head, body + request({"key": "next"})]
+    with sidecar.raw() as raw:
+        for piece in (b"".join(pieces),) if at_once else pieces:
+            raw.sendall(piece)
+        ((status, _, facts),) = read(raw)
+    assert (status, facts["type"]) == (400, "urn:fastdedup:problem:bad-request")
+    assert "trailer" in facts["detail"]
+
+
 def test_a_request_comes_byte_by_byte(sidecar: Running) -> None:
     with sidecar.raw() as raw:
         for byte in request({"key": "k"}):

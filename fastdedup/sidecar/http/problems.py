@@ -44,7 +44,7 @@ BAD_REQUEST = ProblemType(
     "bad-request",
     400,
     "The request is not HTTP",
-    "Send HTTP/1.1, without an upgrade, and with no transfer coding but chunked.",
+    "Send HTTP/1.1, without an upgrade, with no transfer coding but chunked, and with no `connection` in a trailer.",
 )
 MALFORMED = ProblemType("malformed-json", 400, "The body is not JSON", "Send one JSON value, in UTF-8.")
 FORBIDDEN = ProblemType(

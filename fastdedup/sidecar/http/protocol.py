@@ -252,9 +252,11 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header. A trailer is none: a proxy does not look at it, and an answer may have begun before it."""
-        if self._arriving is self._latest:
-            return
         name = name.lower()
+        if self._arriving is self._latest:
+            if name == b"connection":
+                raise _Refused  # the parser would drop the requests that follow, and their client wait
+            return
         if name == b"expect" and value.rstrip().lower() == b"100-continue":
             self._arriving.expects_continue = True
         elif name == b"transfer-encoding" and not is_chunked(value, self.parser.get_http_version()):
