@@ -94,7 +94,9 @@ async def test_ids_are_first_once_while_it_is_resized(backend: Backend, dense: b
         await asyncio.gather(*callers)
         assert set(told.values()) == {1}
         assert asked == told.keys()
-        assert not any(await ledgers[0].first_many(sorted(asked)))
+        ids = sorted(asked)
+        for at in range(0, len(ids), 50):  # each well within `rely_ms`, also on a machine that is busy
+            assert not any(await ledgers[0].first_many(ids[at : at + 50]))
         assert (await ledgers[0].stats()).ids == pytest.approx(len(asked), rel=0.02)
 
 

@@ -75,6 +75,7 @@ def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sid
     return made[request.param]()
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SCENES)
 def test_each_store_does_what_the_spec_does(name: str, side: Side) -> None:
     scene = SCENES[name]

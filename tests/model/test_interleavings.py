@@ -82,6 +82,7 @@ def play(cast: Cast) -> tuple[int, int, Counter[str]]:
     return worlds, schedules, accepted
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CASTS)
 def test_no_client_is_told_what_is_not_true(name: str) -> None:
     cast = CASTS[name]

@@ -47,8 +47,8 @@ async def test_an_outage_is_one_line_opened_and_one_closed(
         return [line for line in lines() if part in line]
 
     async with (
-        Dedup(server.url, namespace="shop", timeout=0.1) as shop,
-        Dedup(server.url, namespace="sms", timeout=0.1, on_unavailable=LocalLRU()) as sms,
+        Dedup(server.url, namespace="shop", timeout=1.0) as shop,
+        Dedup(server.url, namespace="sms", timeout=1.0, on_unavailable=LocalLRU()) as sms,
     ):
         await ask(shop)
         server.kill()
