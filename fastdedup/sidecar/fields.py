@@ -7,6 +7,7 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from ..checks import MAX_SECONDS, MOST_REASON
 from ..errors import ConfigError
@@ -94,10 +95,11 @@ def _whole(value: object) -> object:
     """Return a float without fraction as an int: JSON has one kind of number, in which 5.0 is 5.
 
     Raises:
-        ValueError: it is text that is no number in the Redis protocol either, such as "+1" or "1_0" in a query.
+        PydanticCustomError: it is text that is no number in the Redis protocol either, such as "+1" or "1_0" in a
+            query.
     """
     if isinstance(value, str) and not (value.isascii() and value.isdigit()):
-        raise ValueError("a number must have digits only")
+        raise PydanticCustomError("digits", "must be a whole number")
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

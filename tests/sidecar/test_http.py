@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from fastdedup import LocalLRU, fingerprint
 from fastdedup.sidecar.limits import Limits
+from fastdedup.sidecar.wire_verbs import VERBS, WireVerb
 
 from .conftest import Running, Serve
 
@@ -362,7 +365,49 @@ def test_a_wrong_field_is_named(http: httpx.Client, body: dict[str, Any], field:
     assert facts["type"] == "urn:fastdedup:problem:invalid-request"
     assert [error["field"] for error in facts["errors"]] == [field]
     batch = post(http, "/v1/batch", [{"op": "issue"}, {"op": "claim", **body}], 422)
-    assert batch["errors"][0]["field"] == f"1.claim.{field}"
+    assert batch["errors"][0]["field"] == f"1.{field}"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "message"),
+    [
+        ("/v1/ledgers/ids/first", {"ids": ["a", None]}, "ids.1", "must be text or a whole number"),
+        ("/v1/ledgers/ids/first", {"ids": ["a", ""]}, "ids.1", "must have at least 1 character"),
+        ("/v1/batch", [{"op": "issue"}, {}], "1.op", "is missing"),
+        ("/v1/batch", [{"op": "s3cret"}], "0.op", "must be one of 'claim', 'complete', .*"),
+        ("/v1/batch", [5], "0", "must be an object"),
+        ("/v1/batch", [{"op": "claim"}] * 1001, "", "must have at most 1000 items, got 1001"),
+        ("/v1/claims", [], "", "must be an object"),
+        ("/v1/claims", {"key": "k", "lease": "s3cret"}, "lease", "must be a whole number"),
+    ],
+)
+def test_a_mistake_is_named_by_its_path_in_the_body(
+    http: httpx.Client, path: str, body: Any, field: str, message: str
+) -> None:
+    """The path had names of pydantic: `ids.1.constrained-str`, `1.claim.lease`; the message began "Value error"."""
+    facts = post(http, path, body, 422)
+    (error,) = facts["errors"]
+    assert error["field"] == field
+    assert re.fullmatch(message, error["message"])
+    assert facts["detail"] == f"{field or 'the request'}: {error['message']}"
+    assert "s3cret" not in str(facts)
+
+
+WRONG = [None, True, -1, 0, 1.5, 1e300, "", "+1", "é", "x" * 70_000, [], [None], {}, {"a": 1}]
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb.fields], ids=lambda verb: verb.name)
+def test_no_wrong_value_is_answered_in_the_words_of_python(http: httpx.Client, verb: WireVerb) -> None:
+    path = verb.path.format(name="ids")
+    found = []
+    for name, value in itertools.product([field.name for field in verb.fields], WRONG):
+        over = {"json": {name: value}} if verb.method == "POST" else {"params": {name: str(value)[:5000]}}
+        answer = http.request(verb.method, path, **over)
+        found += answer.json().get("errors", [])
+    assert found
+    for error in found:
+        assert re.match("must (be|have|match) |is missing$|has too many digits$", error["message"]), error
+        assert re.fullmatch("[a-z]+([.][0-9]+)?", error["field"]), error
 
 
 def test_a_secret_is_not_repeated(http: httpx.Client) -> None:

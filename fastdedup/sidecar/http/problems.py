@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from ...errors import (
     ClaimLostError,
@@ -239,19 +240,71 @@ def _retry_ms(fault: Exception) -> int:
     return round(fault.retry_after * 1000) if isinstance(fault, UnavailableError) else _RETRY_MS
 
 
+_WORDS = {
+    "missing": "is missing",
+    "extra_forbidden": "is not a field of this request",
+    "string_type": "must be text",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "has too many digits",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "list_type": "must be a list",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "string_too_short": "must have at least {min_length} character",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_pattern_mismatch": "must match {pattern}",
+    "too_long": "must have at most {max_length} items, got {actual_length}",
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
+    "union_tag_not_found": "is missing",
+    "union_tag_invalid": "must be one of {expected_tags}",
+}
+"""The messages, by pydantic's type of the error: its own messages are in the words of Python."""
+_OF_OP = ("union_tag_not_found", "union_tag_invalid")
+"""The types of errors that are about a member `op`."""
+
+
 def _invalid(fault: ValidationError) -> dict[str, Any]:
     """Return the problem for a body that a model refuses. It never shows the input, which may be a secret."""
     if fault.error_count() > _MAX_LISTED:
         return INVALID.facts(f"the request has {fault.error_count()} faults")
-    faults = fault.errors(include_url=False, include_context=False, include_input=False)
+    faults = fault.errors(include_url=False, include_input=False)
     if faults[0]["type"] == "json_invalid":
         return MALFORMED.facts(faults[0]["msg"])
-    listed = [
-        {"field": ".".join(map(str, one["loc"]))[:_MAX_NAME], "message": one["msg"]}
-        for one in faults[:_MAX_FAULTS]
-    ]
-    first = f"{listed[0]['field']}: {listed[0]['message']}" if listed[0]["field"] else listed[0]["message"]
-    return INVALID.facts(first, errors=listed)
+    messages: dict[str, str] = {}
+    for one in faults:
+        field, message = _path(one)[:_MAX_NAME], _message(one)
+        former = messages.get(field)
+        # A value of two allowed types has an error of each. If one of the types fits, the value itself is wrong.
+        if former is None or former in _TYPE_WORDS:
+            both = former is not None and message in _TYPE_WORDS
+            messages[field] = f"{former} or {message.removeprefix('must be ')}" if both else message
+    listed = [{"field": field, "message": message} for field, message in messages.items()][:_MAX_FAULTS]
+    return INVALID.facts(f"{listed[0]['field'] or 'the request'}: {listed[0]['message']}", errors=listed)
+
+
+_TYPE_WORDS = frozenset(_WORDS[name] for name in _WORDS if name.endswith("_type"))
+"""The messages for a value of another type."""
+
+
+def _path(error: ErrorDetails) -> str:
+    """Return the path of a wrong value in the client's JSON.
+
+    Behind an index pydantic names the model or the type that it tried: no list of a request has lists within.
+    """
+    location = error["loc"]
+    parts = [part for at, part in enumerate(location) if not (at and type(location[at - 1]) is int)]
+    return ".".join(map(str, [*parts, "op"] if error["type"] in _OF_OP else parts))
+
+
+def _message(error: ErrorDetails) -> str:
+    """Return what is wrong with a value, in the words of JSON."""
+    words = _WORDS.get(error["type"])
+    return error["msg"] if words is None else words.format_map(error.get("ctx", {}))
 
 
 def retry_after(ms: int) -> bytes:
