@@ -113,7 +113,8 @@ async def listing(
     least, ends = check_seconds(older, "older", least=0.0), monotonic() + check_seconds(within, "within")
     check_count(limit, "limit")
     if cursor is not None and not (isinstance(cursor, str) and len(cursor) <= _MOST_CURSOR):
-        raise ConfigError(f"cursor must be the text that an earlier list returned, got {shown(cursor)}")
+        given = f"{len(cursor)} characters" if isinstance(cursor, str) else shown(cursor)
+        raise ConfigError(f"cursor must be the text that an earlier list returned, got {given}")
     gate.connection.running_engine()  # raises if it is not open
     store: Any = gate.connection.store
     if not isinstance(store, AdminStore):

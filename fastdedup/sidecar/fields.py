@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from ..admin.inspection import LISTED
 from ..checks import MAX_SECONDS, MOST_REASON
 from ..errors import ConfigError
 from ..kernel.keyspace import MAX_KEY_BYTES
@@ -61,6 +62,18 @@ def key_of(name: str, data: bytes) -> str:
     text = text_of(name, data)
     if not 0 < len(text) <= MAX_KEY_BYTES:
         raise ConfigError(f"{name} must have 1 to {MAX_KEY_BYTES} bytes of UTF-8, got {len(data)}")
+    return text
+
+
+def choice_of(choices: Sequence[str], name: str, data: bytes) -> str:
+    """Return one of a few words.
+
+    Raises:
+        ConfigError: it is not one of them.
+    """
+    text = data.decode(errors="replace")
+    if text not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {_shown(data)}")
     return text
 
 
@@ -192,8 +205,8 @@ FIELDS: Final[dict[str, WireField]] = {
     "SUBJECT": WireField(
         "subject", text_of, _typed(Any, "The user or thing that the token is for: any JSON."), None
     ),
-    "KIND": WireField("kind", text_of, _typed(RecordKind, _KIND), "claim"),
-    "list KIND": WireField("kind", text_of, Literal["claim", "lock", "token"], None),
+    "KIND": WireField("kind", partial(choice_of, get_args(RecordKind)), _typed(RecordKind, _KIND), "claim"),
+    "list KIND": WireField("kind", partial(choice_of, LISTED), Literal["claim", "lock", "token"], None),
     "DIGEST": WireField("digest", None, _typed(bool, _DIGEST), False),
     "REASON": WireField(
         "reason",
@@ -202,7 +215,7 @@ FIELDS: Final[dict[str, WireField]] = {
         None,
     ),
     "PREFIX": WireField("prefix", text_of, _typed(str, "How the keys begin.", max_length=MAX_KEY_BYTES), ""),
-    "STATE": WireField("state", text_of, State, None),
+    "STATE": WireField("state", partial(choice_of, tuple(State)), State, None),
     "OLDER": WireField(
         "older", number_of, _number(0, _MAX_MS, "Milliseconds since the key was acquired, at least."), 0
     ),

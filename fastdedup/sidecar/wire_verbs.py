@@ -24,6 +24,7 @@ class Usage:
         text: its name, its positional arguments in small letters, and its options in capitals, such as
             `FD.GET key [NS n] [DIGEST]`; what may be left out stands in brackets. The last positional argument may
             be a lease, which is a number; it may be left out if options follow.
+        verb: the name of its verb.
 
     Attributes:
         text: the text.
@@ -34,10 +35,10 @@ class Usage:
         start: the index of the first option.
         least: the parts that it has at least, its name included.
         options: the names of its options.
-        words: the names of all.
+        fields: the fields of all names.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, verb: str) -> None:
         name, *parts = _PART.findall(text)
         places = [part for part in parts if part.islower()]
         self.text = text
@@ -48,8 +49,9 @@ class Usage:
         self.ends_in_lease = self.places[-1:] == ["lease"]
         self.start = 1 + len(places)
         self.least = 1 + sum(part[0] != "[" for part in places)
-        self.words = [part.strip("[]").split()[0] for part in parts]
-        self.options = frozenset(word for word in self.words if word.isupper())
+        words = [part.strip("[]").split()[0] for part in parts]
+        self.fields = {word: FIELDS.get(f"{verb} {word}") or FIELDS[word] for word in words}
+        self.options = frozenset(word for word in self.fields if word.isupper())
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +93,7 @@ class WireVerb:
     @cached_property
     def usage(self) -> Usage:
         """How its command is written."""
-        return Usage(self.command)
+        return Usage(self.command, self.name)
 
     @property
     def method(self) -> str:
@@ -121,8 +123,7 @@ class WireVerb:
     @property
     def fields(self) -> list[WireField]:
         """The fields of its request over HTTP, the namespace first; a ledger has its own namespace."""
-        words = [word for word in self.usage.words if word != "NS"]
-        found = [FIELDS.get(f"{self.name} {word}") or FIELDS[word] for word in words]
+        found = [field for word, field in self.usage.fields.items() if word != "NS"]
         return [each for each in (*[FIELDS["NS"]] * (not self.of_ledger), *found) if each.type is not None]
 
 

@@ -51,7 +51,7 @@ class Wires:
     def _refused_by_http(self, verb: WireVerb, words: Words) -> bool:
         sent: dict[str, Any] = {}
         for word, value in words.items():
-            field = field_of(verb, word)
+            field = verb.usage.fields[word]
             whole = takes_number(field) and verb.method == "POST" and re.fullmatch("-?[0-9]+", value)
             sent[field.name] = True if field.read is None else int(value) if whole else value
         how = {"json": sent} if verb.method == "POST" else {"params": sent}
@@ -71,18 +71,14 @@ def with_places(verb: WireVerb, words: Words) -> Words:
     return {word: f"k{next(_fresh)}" for word in verb.usage.places if word != "lease"} | words
 
 
-def field_of(verb: WireVerb, word: str) -> WireField:
-    return FIELDS.get(f"{verb.name} {word}") or FIELDS[word]
-
-
 def takes_number(field: WireField) -> bool:
     return int in get_args(field.type)
 
 
 def edges_of(verb: WireVerb) -> Iterator[Words]:
     """Yield requests with one value at the edge of what its field takes; of a key, for each kind of key."""
-    for word in verb.usage.words:
-        field = field_of(verb, word)
+    for word in verb.usage.fields:
+        field = verb.usage.fields[word]
         if field.read is None or field.type is None:
             continue
         for value in NUMBERS if takes_number(field) else TEXTS:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ...core.options import ClaimOptions
 from ...errors import ConfigError
-from ..fields import FIELDS
+from ..fields import FIELDS, WireField
 from ..verbs import seconds
 from ..wire_verbs import Usage
 from .connection import RespConnection
@@ -59,7 +59,7 @@ def read_command(usage: Usage, command: list[bytes]) -> CommandOptions:
     start = usage.start
     if usage.ends_in_lease and not b"".join(command[start - 1 : start]).isdigit():
         start -= 1
-    options = read_options(command, start, usage.options)
+    options = read_options(command, start, usage.options, usage.fields)
     for at, data in enumerate(command[1:start]):
         name, called, read = usage.readers[at]
         setattr(options, name, read(called, data))
@@ -77,8 +77,13 @@ def check_count(command: list[bytes], least: int, usage: str) -> None:
         raise ConfigError(f"wrong number of arguments for '{name}': write {usage}")
 
 
-def read_options(command: list[bytes], start: int, allowed: frozenset[str]) -> CommandOptions:
-    """Read the options from `command[start:]`.
+def read_options(
+    command: list[bytes],
+    start: int,
+    allowed: frozenset[str],
+    fields: Mapping[str, WireField] = FIELDS,
+) -> CommandOptions:
+    """Read the options from `command[start:]`; `fields`: those of the verb, if it has its own.
 
     Raises:
         ConfigError: an option is unknown, not allowed here, given twice, without value, or of a wrong kind.
@@ -94,7 +99,7 @@ def read_options(command: list[bytes], start: int, allowed: frozenset[str]) -> C
         if name in seen:
             raise ConfigError(f"{name} is given twice: give it once")
         seen.add(name)
-        field = FIELDS[name]
+        field = fields[name]
         if field.read is None:
             setattr(options, field.name, True)
             at += 1

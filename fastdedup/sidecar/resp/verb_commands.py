@@ -123,7 +123,7 @@ def read_of_ledger(usage: Usage, command: list[bytes]) -> CommandOptions:
     names = usage.options | _NO_NAMES
     while command[at : at + 1] and command[at][:16].decode(errors="replace").upper() in names:
         at += 2
-    options = read_options(command[:at], 1, usage.options)
+    options = read_options(command[:at], 1, usage.options, usage.fields)
     check_count(command, at - 1 + usage.least, usage.text)
     options.ledger, options.ids = command[at], command[at + 1 :]
     if len(usage.places) == 1:
