@@ -8,17 +8,9 @@ from typing import Any, Final
 
 from ..core.counters import GateCounters
 from ..declarations import BOUNDS as BOUNDS
-from ..errors import (
-    ClaimLostError,
-    ConfigError,
-    InvalidKeyError,
-    ResultError,
-    ResultTooLargeError,
-    UnavailableError,
-)
+from ..errors import ConfigError, InvalidKeyError, ResultError, ResultTooLargeError
 from ..gateway import Dedup
 
-_ERRORS: Final = {b"-UNAVAILABLE": "unavailable", b"-CLAIMLOST": "claim_lost"}
 _CLAIMS: Final = ("claim", "redeem")
 
 
@@ -32,30 +24,22 @@ class Counters(GateCounters):
         self.bad_requests = 0
         self.connections: Callable[[], Iterable[Any]] = tuple
 
-    def answered(self, dedup: Dedup, verb: str, reply: bytes, since: float) -> None:
-        """Count an answer by its RESP reply."""
-        self.observe(dedup.settings.namespace, verb, outcome_of_reply(verb, reply), perf_counter() - since)
+    def answered(self, dedup: Dedup, verb: str, outcome: str, since: float) -> None:
+        """Count an answer to a command that began at `since`, a `perf_counter()`."""
+        self.observe(dedup.settings.namespace, verb, outcome, perf_counter() - since)
 
 
 def outcome_of_reply(verb: str, reply: bytes) -> str:
     """Return a RESP reply's outcome as one word, of few: each one is a series of the metrics.
 
-    The reply is an error, a claim's `[outcome, …]`, a number, null, or any other one, which is `ok`.
+    The reply is a claim's `[outcome, …]`, a number, null, or any other one, which is `ok`. An error is counted by
+    `outcome_of`, on both wires.
     """
-    if reply[:1] == b"-":
-        return _ERRORS.get(reply[: reply.find(b" ")], "error")
     if verb == "consume":
         return reply.split(b"\r\n", 2)[1].decode()
     if verb in _CLAIMS:
         return reply.split(b"\r\n", 3)[2].decode()
     return "absent" if reply in (b"$-1\r\n", b"_\r\n", b":0\r\n") else "ok"
-
-
-def outcome_of_fault(fault: Exception) -> str:
-    """Return an exception's outcome as one word; it is that of the exception's RESP reply."""
-    if isinstance(fault, UnavailableError):
-        return "unavailable"
-    return "claim_lost" if isinstance(fault, ClaimLostError) else "error"
 
 
 def is_bad(fault: Exception) -> bool:

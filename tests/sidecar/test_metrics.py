@@ -16,30 +16,26 @@ import httpx
 import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from fastdedup import (
-    ClaimLostError,
     Dedup,
-    DedupError,
-    InvalidKeyError,
     LocalLRU,
-    UnavailableError,
     __version__,
 )
-from fastdedup.errors import LedgerFullError
 from fastdedup.kernel.operations import Verdict
 from fastdedup.model import Outcome
-from fastdedup.sidecar.counters import BOUNDS, Counters, outcome_of_fault, outcome_of_reply
+from fastdedup.sidecar.counters import BOUNDS, Counters, outcome_of_reply
 from fastdedup.sidecar.http.routes import metrics
-from fastdedup.sidecar.limits import LimitError
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
-from fastdedup.sidecar.resp.errors import error_reply
 from fastdedup.sidecar.service.addresses import split_address
 from fastdedup.sidecar.service.config import Config
 from fastdedup.sidecar.service.metrics import Exposition, wire_of
 from fastdedup.sidecar.service.metrics_port import _shown
 from fastdedup.sidecar.service.run import make_namespaces
 
+from .conftest import Serve
 from .running import DEADLINE, Sidecar, figure
 
 TOTAL = "fastdedup_operations_total"
@@ -109,12 +105,8 @@ async def test_the_hot_path_counts_the_same_also_where_claims_share_a_verdict() 
     ("verb", "reply", "outcome"),
     [
         ("complete", b"+OK\r\n", "ok"),
-        ("complete", b"-CLAIMLOST it is gone\r\n", "claim_lost"),
-        ("claim", b"-UNAVAILABLE 1000 down\r\n", "unavailable"),
-        ("claim", b"-ERR no\r\n", "error"),
         ("claim", b"*7\r\n$8\r\nacquired\r\n$1\r\na\r\n", "acquired"),
         ("consume", b"$9\r\nsucceeded\r\n", "succeeded"),
-        ("consume", b"-ERR no\r\n", "error"),
         ("get", b"$-1\r\n", "absent"),
         ("get", b"_\r\n", "absent"),
         ("get", b"$2\r\n{}\r\n", "ok"),
@@ -129,20 +121,25 @@ def test_a_reply_of_the_redis_protocol_says_its_outcome(verb: str, reply: bytes,
     assert outcome_of_reply(verb, reply) == outcome
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        UnavailableError("x"),
-        LimitError("too many clients ask for lists"),
-        LedgerFullError("x"),
-        ClaimLostError("x"),
-        InvalidKeyError("x"),
-    ],
-    ids=lambda fault: type(fault).__name__,
-)
-def test_both_wires_count_an_error_under_one_word(fault: DedupError) -> None:
-    """HTTP counted a list whose turn did not come as `error`, and RESP as `unavailable`."""
-    assert outcome_of_fault(fault) == outcome_of_reply("claim", error_reply(fault))
+def test_both_wires_count_errors_under_the_words_of_the_library(
+    serve: Serve, redis_url: str, redis_server: Any
+) -> None:
+    """A foreign value was `foreign` in the library's figures, and `error` in the sidecar's."""
+    sidecar = serve(redis_url)
+    ask = redis.Redis(unix_socket_path=sidecar.path, retry=Retry(NoBackoff(), 0))
+    with ask, redis_server.client() as raw, sidecar.http() as http:
+        raw.set("fastdedup:=k", "mine", px=60_000)
+        for command in (("FD.CLAIM", "k"), ("FD.CLAIM", "k", "OWNER", "o"), ("FD.GET", "k")):
+            with pytest.raises(redis.ResponseError, match="did not write"):
+                ask.execute_command(*command)
+        for body in ({"key": "k"}, {"key": "k", "owner": "o"}):
+            assert http.post("/v1/claims", json=body).status_code == 409
+            assert http.post("/v1/batch", json=[{"op": "claim", **body}]).json()[0]["status"] == 409
+        assert http.get("/v1/records?key=k").status_code == 409
+        text = http.get("/metrics").text
+    assert figure(text, TOTAL, verb="claim", outcome="foreign") == 6
+    assert figure(text, TOTAL, verb="get", outcome="foreign") == 2
+    assert figure(text, TOTAL, outcome="error") == 0
 
 
 async def test_batches_are_counted_by_size() -> None:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
+from ...core.counters import outcome_of
 from ...gateway import Dedup
 from ...kernel.operations import ClaimOp, Verdict
 from ...model import Outcome
 from ...tasks import wait_then_stop
 from ...web.problems import ProblemType
-from ..counters import outcome_of_fault
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE
 from ..verbs import Asked
@@ -184,7 +184,7 @@ class Quick(Asked):
 
     def failed(self, fault: Exception) -> None:
         """Answer with the problem."""
-        self._counters.claimed(self._dedup, outcome_of_fault(fault), self._since)
+        self._counters.claimed(self._dedup, outcome_of(fault), self._since)
         self._app.hand(self._connection, problem(fault, self._counters))
 
     def done(self) -> bool:

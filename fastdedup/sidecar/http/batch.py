@@ -13,12 +13,12 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
+from ...core.counters import outcome_of
 from ...gateway import Dedup
 from ...kernel.keyspace import MAX_KEY_BYTES
 from ...kernel.operations import ClaimOp, Verdict
 from ...kernel.owners import draw_owner
 from ...model import Outcome
-from ..counters import outcome_of_fault
 from ..limits import LimitError
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE
@@ -304,7 +304,7 @@ class BatchClaim(Asked):
     def failed(self, fault: Exception) -> None:
         """Take the exception that came instead of a verdict."""
         batch = self._batch
-        batch.counters.claimed(self._dedup, outcome_of_fault(fault), batch.since)
+        batch.counters.claimed(self._dedup, outcome_of(fault), batch.since)
         batch.told(self, problem(fault, batch.counters))
 
 

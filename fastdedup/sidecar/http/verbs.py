@@ -14,13 +14,14 @@ from typing import Any, Protocol, TypeVar
 import orjson
 
 from ...claim import Claim
+from ...core.counters import outcome_of
 from ...core.options import ClaimOptions
 from ...gateway import Dedup
 from ...kernel.operations import ClaimOp, RenewOp, Verdict
 from ...kernel.owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
 from ...keys import digest
 from ...model import Outcome
-from ..counters import Counters, outcome_of_fault
+from ..counters import Counters
 from ..namespaces import Namespaces
 from ..verbs import BEGIN, Begin, Change, Home, as_json, claim_in, dedup_of, home_of, seconds
 from ..wire_verbs import VERBS, WireVerb
@@ -278,7 +279,7 @@ async def _count(
     try:
         answer = await answering
     except Exception as fault:
-        namespaces.counters.observe(name, verb, outcome_of_fault(fault), perf_counter() - since)
+        namespaces.counters.observe(name, verb, outcome_of(fault), perf_counter() - since)
         raise
     namespaces.counters.observe(name, verb, answer.outcome, perf_counter() - since)
     return answer

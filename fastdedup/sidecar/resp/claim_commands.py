@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from ...claim import Claim
+from ...core.counters import outcome_of
 from ...core.options import ClaimOptions
 from ...gateway import Dedup
 from ...kernel.operations import ClaimOp, Verdict
@@ -186,9 +187,8 @@ class Claiming(Asked):
         """Reply with the error."""
         if self.ephemeral:
             self._connection.holdings.answered()
-        reply = error_reply(fault)
-        self._connection.counters.answered(self._dedup, "claim", reply, self._at)
-        self._connection.answer(self, reply)
+        self._connection.counters.claimed(self._dedup, outcome_of(fault), self._at)
+        self._connection.answer(self, error_reply(fault))
 
 
 class Repeated(Asked):

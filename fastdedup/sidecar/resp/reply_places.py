@@ -6,8 +6,9 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol
 
+from ...core.counters import outcome_of
 from ...gateway import Dedup
-from ..counters import Counters, is_bad
+from ..counters import Counters, is_bad, outcome_of_reply
 from ..reply_memory import LARGE
 from ..turns import TaskLine, Turns
 from .errors import error_reply
@@ -123,9 +124,11 @@ class CommandTasks:
             reply = await command.work()
         except Exception as fault:  # noqa: BLE001 -- the client gets every error as a reply
             self._counters.bad_requests += is_bad(fault)
-            reply = error_reply(fault)
+            reply, outcome = error_reply(fault), outcome_of(fault)
+        else:
+            outcome = outcome_of_reply(command.verb, reply) if command.verb else ""
         if command.verb:
-            self._counters.answered(command.dedup, command.verb, reply, command.since)
+            self._counters.answered(command.dedup, command.verb, outcome, command.since)
             command.verb = ""
         if command.repeatable and len(reply) >= LARGE:
             self._replies.answer_at_length(command, reply, partial(bytes, reply), command.run)
