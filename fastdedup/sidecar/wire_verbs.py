@@ -246,7 +246,7 @@ VERBS: Final = (
     ),
     WireVerb(
         "first",
-        "FD.FIRST [OWNER name] [NS n] ledger id [id …]",
+        "FD.FIRST [OWNER name] [NS n] ledger [id …]",
         "POST /v1/ledgers/{name}/first",
         "Remember ids, and say which are the first",
         "Ask which of these ids come for the first time, and remember them.",
@@ -255,7 +255,7 @@ VERBS: Final = (
     ),
     WireVerb(
         "seen",
-        "FD.SEEN [NS n] ledger id [id …]",
+        "FD.SEEN [NS n] ledger [id …]",
         "POST /v1/ledgers/{name}/seen",
         "Look whether ids are remembered",
         "Ids of a ledger.",
@@ -266,7 +266,7 @@ VERBS: Final = (
     ),
     WireVerb(
         "forget_id",
-        "FD.FORGETID [NS n] [REASON text] ledger id [id …]",
+        "FD.FORGETID [NS n] [REASON text] ledger [id …]",
         "POST /v1/ledgers/{name}/forget",
         "Forget ids",
         "Make ids of a ledger new again.",

@@ -150,6 +150,19 @@ def test_a_python_store_shares_the_ledger(served: Sidecar, resp: redis.Redis) ->
     assert ask(resp, "FD.SEEN", "orders", "from here") == [1]
 
 
+def test_a_call_without_ids_is_answered_without_any(served: Sidecar, resp: redis.Redis) -> None:
+    """So does `first_many([])`; in the Redis protocol it was a wrong number of arguments."""
+    for verb, path, name in (
+        ("FD.FIRST", "first", "first"),
+        ("FD.SEEN", "seen", "seen"),
+        ("FD.FORGETID", "forget", "forgotten"),
+    ):
+        assert ask(resp, verb, "orders") == ask(resp, verb, "NS", "shop", "orders") == []
+        assert post(served, f"orders/{path}", {"ids": []}) == (200, {name: []})
+    with pytest.raises(redis.ResponseError, match="serves no ledger 'nothing'"):
+        ask(resp, "FD.FIRST", "nothing")
+
+
 def test_a_call_takes_many_ids_and_no_more(served: Sidecar, resp: redis.Redis) -> None:
     ids = [f"many{n}" for n in range(MAX_IDS)]
     assert ask(resp, "FD.FIRST", "orders", *ids) == [1] * MAX_IDS
@@ -207,7 +220,9 @@ def test_an_unknown_ledger_says_how_to_configure_it(served: Sidecar, resp: redis
 @pytest.mark.parametrize(
     ("command", "wrong"),
     [
-        (["FD.FIRST", "orders"], "wrong number of arguments"),
+        (["FD.FIRST"], "wrong number of arguments"),
+        (["FD.FIRST", "OWNER", "me", "NS", "shop"], "wrong number of arguments"),
+        (["FD.LEDGER"], "wrong number of arguments"),
         (["FD.FIRST", "OWNER"], "wrong number of arguments|followed by a value"),
         (["FD.SEEN", "OWNER", "me", "orders", "a"], "unknown option 'OWNER'"),
         (["FD.FIRST", "orders", ""], "the id is empty"),
