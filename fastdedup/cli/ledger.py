@@ -79,7 +79,7 @@ def create(
         settings |= {"width": int(width), "exact": int(width) > _NARROW}
     created = ask(_created(Dedup(url, namespace=namespace), name, settings))
     if as_json:
-        print_json({"name": name, "founded": created})
+        print_json({"name": name, "created": created})
     elif created:
         click.echo(f"Created the ledger {name!r}: {capacity:,} ids in {shown(window.total_seconds())}.")
     else:

@@ -30,7 +30,7 @@ def run(redis_url: str) -> Run:
 def test_a_service_finds_what_was_created(run: Run, redis_url: str) -> None:
     created = run("create", "orders", *WEEK)
     assert created.output == "Created the ledger 'orders': 1,000 ids in 7d.\n"
-    assert json.loads(run("create", "orders", *WEEK, "--json").stdout) == {"name": "orders", "founded": False}
+    assert json.loads(run("create", "orders", *WEEK, "--json").stdout) == {"name": "orders", "created": False}
     with Dedup(redis_url, namespace="shop") as dedup:
         dedup.ledger("orders", window=7 * 86_400, capacity=1000).first_many(range(250))
     shown = run("stats", "orders")
