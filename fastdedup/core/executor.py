@@ -38,6 +38,7 @@ from .connection import Connection, Sender
 from .connections import Connections
 from .counters import verb_of
 from .observers import Observers
+from .orphans import Orphan
 from .settings import Settings
 
 _ENDINGS: Final = (Effect.FREES, Effect.REMOVES)
@@ -249,6 +250,10 @@ class Executor:
         """Free a claim whose holder will not learn of it, as soon as the store takes the release."""
         if self.connection.engine is not None:
             self.connection.keep(self.run(ReleaseOp(wire, owner, fence)))
+
+    def free_if_held(self, wire: bytes, owner: bytes) -> None:
+        """Free a key as soon as the store answers, if this owner holds it: its claim may take effect late."""
+        self.connection.orphans.put((wire, owner), Orphan())
 
     def took_back(self, op: IdOp) -> None:
         """Let the policy forget an id that is an orphan now: the call that has remembered it ends in an error."""

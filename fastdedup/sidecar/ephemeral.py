@@ -82,7 +82,7 @@ class EphemeralClaims:
 class Holdings:
     """The EPHEMERAL claims of one client."""
 
-    __slots__ = ("_all", "_asked", "claims", "ends")
+    __slots__ = ("_all", "_asked", "_doubts", "_gone", "_left", "claims", "ends")
 
     def __init__(self, everybody: EphemeralClaims) -> None:
         self._all = everybody
@@ -91,6 +91,11 @@ class Holdings:
         self.ends = inf
         """When the first lease may have ended."""
         self._asked = 0
+        # Mutable: the claims that the client may have won, of which it has no answer; has the client gone; or are its
+        # claims left to their leases.
+        self._doubts: set[Holding] = set()
+        self._gone = False
+        self._left = False
 
     @property
     def any_held(self) -> bool:
@@ -130,8 +135,27 @@ class Holdings:
             self._asked -= 1
             self._all.grow(-1)
 
+    def doubt(self, holding: Holding, lease_ms: int) -> None:
+        """Take a claim of a chosen owner that the client may have won: the store did not answer, or not in time.
+
+        The store may find it later. Such claims take half of the room at most, so that others find some.
+        """
+        limits = self._all.limits
+        if holding in self._all.holders:
+            return  # it was won before, by this connection or by another one
+        if self._gone:
+            free_if_held(holding)
+        elif (
+            not self._left
+            and 2 * len(self.claims) < limits.ephemeral
+            and 2 * self._all.count < limits.ephemeral_in_all
+        ):
+            self.add(holding, lease_ms)
+            self._doubts.add(holding)
+
     def add(self, holding: Holding, left_ms: int) -> None:
         """Take a claim that the client has won."""
+        self._doubts.discard(holding)
         if holding[2][0]:  # a chosen owner: a drawn one's length byte is 0
             former = self._all.holders.get(holding)
             if former is not None and former is not self:
@@ -156,6 +180,7 @@ class Holdings:
         """Forget a claim that is settled, or that another connection holds now."""
         if self.claims.pop(holding, None) is not None:
             self._all.grow(-1)
+            self._doubts.discard(holding)
             if not self.claims:
                 self._all.clients.discard(self)
             if self._all.holders.get(holding) is self:
@@ -163,11 +188,16 @@ class Holdings:
 
     def release(self) -> None:
         """Release every claim: the client has gone."""
+        self._gone = True
+        for holding in list(self._doubts):
+            self.remove(holding)
+            free_if_held(holding)
         self._all.releases.add(self.claims)
         self.leave()
 
     def leave(self) -> None:
         """Leave every claim to its lease."""
+        self._left = True
         for holding in list(self.claims):
             self.remove(holding)
         self._all.grow(-self._asked)
@@ -182,3 +212,9 @@ class Holdings:
             if ends <= now:
                 self.remove(holding)
         self.ends = min(self.claims.values(), default=inf)
+
+
+def free_if_held(holding: Holding) -> None:
+    """Free a claim that its client may have won, as soon as the store answers; no other owner's."""
+    dedup, wire, owner = holding
+    dedup.gate.free_if_held(wire, owner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from binascii import hexlify
 from collections.abc import Awaitable
 from functools import partial
@@ -10,11 +11,13 @@ from typing import Any, Final
 from ...claim import Claim
 from ...core.counters import outcome_of
 from ...core.options import ClaimOptions
+from ...errors import UnavailableError
 from ...gateway import Dedup
 from ...kernel.operations import ClaimOp, Verdict
 from ...kernel.owners import draw_owner, owner_text
 from ...model import Outcome
 from ..fields import text_of
+from ..ledgers import Held
 from ..reply_memory import LARGE
 from ..verbs import Asked, Home, claim_in, dedup_of, held_in, home_of
 from ..wire_verbs import VERBS
@@ -98,10 +101,11 @@ class SlowClaim:
 
     async def __call__(self) -> bytes:
         """Return the reply."""
-        connection = self._connection
+        connection, named = self._connection, None
         if self._owner is not None:
-            connection.namespaces.ephemeral.claimed_again(await held_in(self.home, self._key, self._owner))
-        settlement = (await self._claim()).settlement
+            named = await held_in(self.home, self._key, self._owner)
+            connection.namespaces.ephemeral.claimed_again(named)
+        settlement = (await self._claim(named)).settlement
         return verdict_reply(settlement.verdict, settlement.held_key[1], connection.resp3)
 
     def run(self, verb: str) -> ReplyPlace:
@@ -113,8 +117,11 @@ class SlowClaim:
         """Return the claim, to be awaited."""
         return claim_in(self.home, options, self._key, self._mark)
 
-    async def _claim(self) -> Claim:
-        """Claim. If the client has gone meanwhile, a drawn owner's claim is released: no client knows that owner."""
+    async def _claim(self, named: Held | None) -> Claim:
+        """Claim; `named`: what a chosen owner holds then.
+
+        If the client has gone meanwhile, a drawn owner's claim is released: no client knows that owner.
+        """
         connection, dedup = self._connection, dedup_of(self.home)
         call = self.call(claim_options(self._owner, self._lease, self._ttl, self._ends))
         if not self._ephemeral:
@@ -128,6 +135,10 @@ class SlowClaim:
         connection.holdings.ask()
         try:
             answer = await call
+        except (UnavailableError, asyncio.CancelledError):
+            if named is not None:
+                connection.holdings.doubt(named, dedup.gate.terms_ms(self._lease, self._ttl).lease_ms)
+            raise
         finally:
             connection.holdings.answered()
         if answer.acquired:

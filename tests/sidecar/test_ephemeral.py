@@ -1,0 +1,104 @@
+"""EPHEMERAL claims of a chosen owner whose reply never came: the store finds them when their client has gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from fastdedup import Dedup
+from fastdedup.sidecar.ephemeral import EphemeralClaims, Holdings
+from fastdedup.sidecar.limits import Limits
+
+from ..waiting import wait_until
+from .conftest import Running, Serve
+from .test_resp import pack
+
+CLAIM = ("FD.CLAIM", "k", "OWNER", "worker-7", "EPHEMERAL", "LEASE", "600000")
+
+
+def connect(sidecar: Running) -> redis.Redis:
+    return redis.Redis(unix_socket_path=sidecar.path, retry=Retry(NoBackoff(), 0), decode_responses=True)
+
+
+async def asked(sidecar: Running) -> bool:
+    return sidecar.namespaces.root.gate.connection.running_engine().in_flight > 0
+
+
+async def is_released(sidecar: Running) -> None:
+    """Wait until the store has run the claim, and released it again."""
+    with connect(sidecar) as other:
+
+        def released() -> bool:
+            try:
+                return '"state":"released"' in (other.execute_command("FD.GET", "k") or "")
+            except redis.ResponseError:
+                return False  # the store does not answer yet
+
+        await wait_until(released, description="the claim was run, and is released")
+
+
+@pytest.mark.parametrize("hangs_up", ["before its reply", "after it"])
+async def test_a_claim_that_the_store_finds_late_is_released(
+    serve: Serve, redis_url: str, redis_server: Any, hangs_up: str
+) -> None:
+    """Its key was held until the lease ended: with a chosen owner a claim without a reply is left to that owner."""
+    sidecar = serve(redis_url, timeout=2.0 if hangs_up == "before its reply" else 0.1)
+    client = connect(sidecar)
+    with client, redis_server.frozen():
+        if hangs_up == "before its reply":
+            with sidecar.raw() as raw:
+                raw.sendall(pack(*CLAIM))
+                await wait_until(lambda: sidecar.call(asked(sidecar)), description="the store was asked")
+            await wait_until(
+                lambda: not sidecar.call(asked(sidecar)), description="it gave no answer in time"
+            )
+        else:
+            with pytest.raises(redis.ResponseError, match="UNAVAILABLE"):
+                client.execute_command(*CLAIM)
+            client.close()
+    await is_released(sidecar)
+
+
+async def test_a_client_that_lives_gets_its_late_claim(
+    serve: Serve, redis_url: str, redis_server: Any
+) -> None:
+    """By its owner's name, over another connection too; then the end of the first one releases nothing."""
+    sidecar = serve(redis_url, timeout=0.1)
+    with connect(sidecar) as again:
+        with connect(sidecar) as client:
+            with redis_server.frozen(), pytest.raises(redis.ResponseError, match="UNAVAILABLE"):
+                client.execute_command(*CLAIM)
+
+            def won() -> bool:
+                try:
+                    return bool(again.execute_command(*CLAIM)[0] == "acquired")
+                except redis.ResponseError:
+                    return False
+
+            await wait_until(won, description="its owner has it")
+        assert '"state":"processing"' in again.execute_command("FD.GET", "k")
+        await wait_until(lambda: len(sidecar.server.connections) == 1, description="the first one is closed")
+        assert '"state":"processing"' in again.execute_command("FD.GET", "k")
+    await is_released(sidecar)
+
+
+async def test_claims_in_doubt_leave_room_for_others() -> None:
+    everybody = EphemeralClaims(Limits(ephemeral=6, ephemeral_in_all=100))
+    async with Dedup("memory://") as dedup:
+        client = Holdings(everybody)
+        for number in range(10):
+            client.doubt((dedup, b"%d" % number, b"\x01o"), 60_000)
+        assert everybody.count == 3
+        client.add((dedup, b"0", b"\x01o"), 60_000)  # it was won indeed
+        assert everybody.count == 3
+        client.remove((dedup, b"0", b"\x01o"))
+        client.release()
+        assert everybody.count == 0
+        client.doubt((dedup, b"late", b"\x01o"), 60_000)
+        assert everybody.count == 0
+        held = [wire for wire, _ in dedup.gate.connection.orphans.held_keys()]
+        assert sorted(held) == [b"1", b"2", b"late"]
