@@ -249,11 +249,19 @@ class Executor:
     def release_later(self, wire: bytes, owner: bytes, fence: int = 0) -> None:
         """Free a claim whose holder will not learn of it, as soon as the store takes the release."""
         if self.connection.engine is not None:
-            self.connection.keep(self.run(ReleaseOp(wire, owner, fence)))
+            self.connection.keep(self._release(wire, owner, fence))
 
-    def free_if_held(self, wire: bytes, owner: bytes) -> None:
+    async def _release(self, wire: bytes, owner: bytes, fence: int) -> None:
+        try:
+            await self.run(ReleaseOp(wire, owner, fence))
+        except ShortfallError:
+            raise  # it was done
+        except UnavailableError:
+            self.free_if_held(wire, owner, fence)
+
+    def free_if_held(self, wire: bytes, owner: bytes, fence: int = 0) -> None:
         """Free a key as soon as the store answers, if this owner holds it: its claim may take effect late."""
-        self.connection.orphans.put((wire, owner), Orphan())
+        self.connection.orphans.put((wire, owner), Orphan(fence=fence))
 
     def took_back(self, op: IdOp) -> None:
         """Let the policy forget an id that is an orphan now: the call that has remembered it ends in an error."""
