@@ -32,8 +32,7 @@ PLACES = {
         "sidecar/test_gate_nginx.py",
         "sql/",
         "sql_pages/",
-        "test_brokers.py",
-        "test_databases.py",
+        "test_servers.py",
         "unit/test_bench_messages.py",
     ),
     "browser": (

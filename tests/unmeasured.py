@@ -74,7 +74,7 @@ FILES = frozenset(
         "sidecar/test_serve.py",
         "site/test_architecture_page.py",
         "sql_pages/test_ways.py",
-        "test_brokers.py",
+        "test_servers.py",
         "test_house.py",
         "unit/test_breaker.py",
         "unit/test_fallback.py",
