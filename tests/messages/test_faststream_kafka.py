@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from faststream import AckPolicy, Context
+from faststream import AckPolicy
 from faststream.confluent import KafkaBroker as ConfluentBroker
 from faststream.kafka import KafkaBroker
 
@@ -114,23 +114,3 @@ async def test_a_record_that_was_not_done_comes_to_the_next_consumer(make: Make)
             async with lab.consumer():
                 await wait_until(lambda: lab.counts.first, description="it is done")
         assert (lab.runs, await lab.left()) == ([7, 7], 0)
-
-
-async def test_faststreams_own_message_id_names_no_topic(kafka: KafkaServer, make: Make) -> None:
-    """Why no key is made of it: the first records of two topics, of one time, have one id."""
-    found = []
-    async with make() as lab:
-        async with lab.observed():
-            broker = lab.broker()
-
-            async def on_order(message: Any = Context()) -> None:  # noqa: B008
-                found.append(message.message_id)
-
-            topics = [kafka.name("topic") for _ in range(2)]
-            broker.subscriber(*topics, auto_offset_reset="earliest")(on_order)
-            await broker.start()
-            for topic in topics:
-                await lab.observer.publish(7, topic, timestamp_ms=1_700_000_000_000)
-            await wait_until(lambda: len(found) == 2, description="two records")
-            await broker.stop()
-        assert found[0] == found[1]

@@ -9,7 +9,6 @@ from typing import Any
 
 import nats as nats_py
 import pytest
-from faststream import Context
 from faststream.nats import JStream, NatsBroker, PullSub
 from nats.js.api import ConsumerConfig
 
@@ -187,20 +186,3 @@ async def test_a_dead_letter_of_core_nats_is_no_larger_than_the_server_takes(mak
         assert lab.dead[0]["body"] == 7
         assert lab.dead[0]["x-fastdedup-attempts"] == "1"
         assert ("trace" in lab.dead[0]) == (left == 100)
-
-
-async def test_faststreams_own_message_id_is_not_the_header_of_nats(make: Make) -> None:
-    found = []
-    async with make() as lab:
-        async with lab.observed():
-            broker = lab.broker()
-
-            async def on_order(message: Any = Context()) -> None:  # noqa: B008
-                found.append(message.message_id)
-
-            lab.subscribe(broker)(on_order)
-            await broker.start()
-            await lab.publish(7, {"Nats-Msg-Id": "order-7"})
-            await wait_until(lambda: found, description="a delivery")
-            await broker.stop()
-        assert found[0] != "order-7"

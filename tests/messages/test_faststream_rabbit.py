@@ -8,7 +8,7 @@ from typing import Any
 import aio_pika
 import amqp
 import pytest
-from faststream import AckPolicy, BaseMiddleware, Context
+from faststream import AckPolicy, BaseMiddleware
 from faststream.rabbit import RabbitBroker, RabbitQueue
 
 from fastdedup.integrations.faststream import message_id
@@ -87,25 +87,6 @@ async def test_a_dead_letter_without_an_id_gets_none_when_it_is_taken_again(make
             await lab.publish(7, again_headers(again))
             await wait_until(lambda: len(lab.dead) == 2, description="a dead letter again")
         assert lab.runs == []
-
-
-async def test_faststreams_own_message_id_is_another_in_each_delivery(make: Make) -> None:
-    """Why no key is made of it: the message below has none on the wire, and is delivered twice."""
-    found: list[str] = []
-    async with make() as lab:
-        broker = lab.broker()
-
-        async def on_order(order: Any, message: Any = Context()) -> None:  # noqa: B008
-            found.append(message.message_id)
-            if len(found) == 1:
-                await message.nack()
-
-        lab.subscribe(broker, ack_policy=AckPolicy.MANUAL)(on_order)
-        await broker.start()
-        await lab.publish_bare(7)
-        await wait_until(lambda: len(found) == 2, description="two deliveries")
-        await broker.stop()
-        assert found[0] != found[1]
 
 
 async def test_a_rejected_message_goes_to_the_queues_own_dead_letters(make: Make) -> None:

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from faststream import Context
 from faststream.redis import PubSub, RedisBroker, StreamSub
 from redis.asyncio import Redis
 
@@ -118,22 +117,3 @@ async def test_lists_and_channels_are_guarded_too(make: Make, kind: str) -> None
         await broker.stop()
         await observer.stop()
         assert (lab.runs, lab.dead[0]["x-fastdedup-key"]) == ([7, 8, 8], "order-8")
-
-
-async def test_faststreams_own_message_id_is_another_in_each_delivery(streams: Server) -> None:
-    """Why no key is made of it: an entry that another program added has no id in it."""
-    broker, place = RedisBroker(streams.url), streams.name("orders")
-    found: list[str] = []
-
-    async def on_order(message: Any = Context()) -> None:  # noqa: B008
-        found.append(message.message_id)
-
-    for consumer in "ab":
-        group = {"group": consumer, "consumer": consumer, "polling_interval": 5}
-        broker.subscriber(stream=StreamSub(place, **group))(on_order)
-    await broker.start()
-    async with Redis.from_url(streams.url) as client:
-        await client.xadd(place, {"__data__": "7"})
-    await wait_until(lambda: len(found) == 2, description="two deliveries")
-    await broker.stop()
-    assert found[0] != found[1]
