@@ -204,9 +204,12 @@ async def test_a_lost_reply_of_commit_is_answered_by_the_row(
 ) -> None:
     async with open_till(mortal_postgres, mortal_redis, way) as till:
         mortal_postgres.proxy.lose()
-        problem(await till.pay(key), "commit-unknown", 503)
+        lost = await till.pay(key)
+        problem(lost, "commit-unknown", 503)
+        assert lost.headers["retry-after"] == "1"
         again = await till.pay(key)
         assert (again.status_code, again.json()) == (201, {"run": 1})
+        assert again.headers["idempotency-replayed"] == "true"
         assert (till.runs, mortal_postgres.effects(key)) == (1, 1)
 
 
@@ -216,7 +219,9 @@ async def test_without_a_database_the_answer_is_503(
 ) -> None:
     async with open_till(mortal_postgres, mortal_redis, way) as till:
         with broken_database(mortal_postgres):
-            problem(await till.pay(key), "database-unavailable", 503)
+            away = await till.pay(key)
+            problem(away, "database-unavailable", 503)
+            assert away.headers["retry-after"] == "1"
         assert (await till.pay(key)).json() == {"run": 1}
         assert mortal_postgres.effects(key) == 1
 
