@@ -286,6 +286,7 @@ def test_orders_are_refused_or_taken_locally_as_the_buyer_chose(small_shop: Shop
         until(
             lambda: small_shop.stats()["workers"][0]["breaker"] == "closed", description="the breaker closes"
         )
+        assert any("put into Redis, 0 in conflict" in line["text"] for line in small_shop.stats()["events"])
         assert order(bold, "local").content == first.content
         assert order(careful, "refused").status_code == 201
         assert [send(grace, token).status_code for token in (form, late)] == [201, 201]

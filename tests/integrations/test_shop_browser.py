@@ -1,4 +1,7 @@
-"""The shop in a real browser: what people do to forms, and that each of it is one order at most."""
+"""The shop in a real browser: what people do to forms, and that each of it is one order at most.
+
+Going back to a form that was sent, and refreshing a receipt, are in test_shop_page.py; an outage is in test_shop.py.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,6 @@ def sold(open_shop: ShopProcess) -> Sold:
 
 
 # Clicking, refreshing, going back
-
-
-def test_a_double_click_is_one_order(ada: Visitor, sold: Sold) -> None:
-    ada.tab.dblclick("#buy")
-    ada.tab.wait_for_selector("#order-number")
-    assert sold() == 1
 
 
 def clicked_twice(tab: Page) -> Seen:
@@ -68,23 +65,6 @@ def test_a_second_click_while_the_first_is_under_way_shows_its_order(ada: Visito
     pytest.fail("the browser sent none of five first clicks")
 
 
-def test_refreshing_the_receipt_sends_the_form_again_and_shows_the_same_order(
-    ada: Visitor, sold: Sold
-) -> None:
-    first, again = ada.buy(), ada.reload()
-    assert (again.method, again.status, again.html) == ("POST", 201, first.html)
-    assert (first.replayed, again.replayed) == (False, True)
-    assert sold() == 1
-
-
-def test_going_back_and_buying_again_shows_the_first_result(ada: Visitor, sold: Sold) -> None:
-    first = ada.buy()
-    ada.back()
-    again = ada.buy()
-    assert (again.html, again.replayed) == (first.html, True)
-    assert sold() == 1
-
-
 def test_going_back_and_changing_the_quantity_is_refused_with_a_fresh_form(ada: Visitor, sold: Sold) -> None:
     token = token_of(ada.tab)
     assert ada.buy().status == 201
@@ -98,55 +78,6 @@ def test_going_back_and_changing_the_quantity_is_refused_with_a_fresh_form(ada: 
     assert sold() == 1
     assert ada.buy().status == 201
     assert sold() == 2
-
-
-# When Redis is down
-
-
-@pytest.fixture
-def sold_locally(small_shop: ShopProcess) -> Sold:
-    """Counts the orders of the small shop since the test began."""
-    before = small_shop.orders
-    return lambda: small_shop.orders - before
-
-
-def stop_redis(tab: Page) -> None:
-    tab.click("#stop-redis")
-    expect(tab.locator("#redis-state")).to_have_text("Redis is down")
-    expect(tab.locator("#workers")).to_contain_text("breaker open")
-
-
-def start_redis(tab: Page) -> None:
-    tab.click("#start-redis")
-    expect(tab.locator("#redis-state")).to_have_text("Redis is up")
-    expect(tab.locator("#workers")).to_contain_text("breaker closed")
-
-
-def test_go_on_locally_sells_and_the_same_order_is_replayed_once_redis_is_back(
-    browser: Browser, small_shop: ShopProcess, sold_locally: Sold
-) -> None:
-    small_shop.restock()
-    degraded = small_shop.stats()["degraded"]
-    with visit(browser, small_shop, "Ada") as ada:
-        stop_redis(ada.tab)
-        ada.tab.click("label[for=outage-local]")
-        before = ada.buy()  # what Redis alone knows cannot be told
-        assert before.status == 503
-        expect(ada.tab.get_by_role("alert")).to_contain_text("Please use this fresh form")
-        first = ada.buy()
-        assert (first.status, "a part of our system was down" in first.html) == (201, True)
-        assert ada.reload().html == first.html
-        stats = small_shop.stats()
-        assert (sold_locally(), stats["degraded"]) == (1, degraded + 1)
-        start_redis(ada.tab)
-        expect(ada.tab.locator("#events")).to_contain_text(
-            "The journal was replayed: 1 put into Redis, 0 in conflict"
-        )
-        again = ada.reload()
-        assert (again.html, again.replayed) == (first.html, True)
-        ada.tab.click("label[for=outage-refuse]")
-        assert ada.reload().html == first.html  # Redis itself has it now
-        assert sold_locally() == 1
 
 
 # The opening, and a browser without JavaScript
