@@ -1,24 +1,14 @@
-"""A crowd in front of the shop: buyers who each click three times at once, over kept-alive connections.
-
-`python -m tests.integrations.crowd --buyers 10000` opens a shop with two workers, sends the crowd, checks what
-everybody was told, and prints the figures.
-"""
+"""A crowd in front of the shop: buyers who each click three times at once, over kept-alive connections."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import urlsplit
-
-import uvloop
-
-from .shops import ShopProcess
 
 CLICKS = 3
 LANES = 22
@@ -37,16 +27,14 @@ class Answer:
 
 @dataclass
 class Report:
-    """What the crowd saw. Times are seconds."""
+    """What the crowd saw."""
 
     buyers: int
-    seconds: float = 0.0
     statuses: Counter[int] = field(default_factory=Counter)
     served: int = 0  # buyers who have an order
     unlike: int = 0  # buyers whose clicks were not all answered alike
     not_replayed: int = 0  # buyers whose clicks were not one answer and its replays
     orders: set[bytes] = field(default_factory=set)
-    latencies: list[float] = field(default_factory=list)
 
     def violations(self, stock: int) -> Iterator[str]:
         """Name what should not have happened."""
@@ -57,10 +45,6 @@ class Report:
             yield f"answers other than an order or sold out: {odd}"
         if self.unlike or self.not_replayed:
             yield f"{self.unlike} buyers were told different things, {self.not_replayed} had no replays"
-
-    def percentile(self, share: float) -> float:
-        """Return a latency in milliseconds."""
-        return sorted(self.latencies)[int(share * (len(self.latencies) - 1))] * 1000
 
 
 class Connection:
@@ -100,11 +84,9 @@ async def send_crowd(url: str, buyers: int) -> Report:
     """Send `buyers`, each of whom clicks three times at once, on as many connections."""
     report = Report(buyers)
     numbers = iter(range(buyers))
-    started = time.perf_counter()
     async with asyncio.TaskGroup() as lanes:
         for _ in range(min(LANES, buyers)):
             lanes.create_task(_lane(url, numbers, report))
-    report.seconds = time.perf_counter() - started
     return report
 
 
@@ -112,17 +94,10 @@ async def _lane(url: str, numbers: Iterator[int], report: Report) -> None:
     connections = [await Connection.open(url) for _ in range(CLICKS)]
     for number in numbers:
         key = str(uuid.uuid4())
-        clicks = (_click(connection, f"buyer-{number}", key, report) for connection in connections)
+        clicks = (connection.order(f"buyer-{number}", key) for connection in connections)
         _enter(report, await asyncio.gather(*clicks))
     for connection in connections:
         await connection.close()
-
-
-async def _click(connection: Connection, buyer: str, key: str, report: Report) -> Answer:
-    started = time.perf_counter()
-    answer = await connection.order(buyer, key)
-    report.latencies.append(time.perf_counter() - started)
-    return answer
 
 
 def _enter(report: Report, answers: list[Answer]) -> None:
@@ -133,29 +108,3 @@ def _enter(report: Report, answers: list[Answer]) -> None:
     if first.status == 201:
         report.served += 1
         report.orders.add(first.body)
-
-
-def main() -> None:
-    """Open a shop, send the crowd, and print the figures."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--buyers", type=int, default=10_000)
-    options.add_argument("--workers", type=int, default=2)
-    options.add_argument("--stock", type=int, default=100)
-    given = options.parse_args()
-    with ShopProcess("--workers", str(given.workers), "--stock", str(given.stock)) as shop:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            report = runner.run(send_crowd(shop.url, given.buyers))
-        ledger = shop.stats()
-    requests = report.buyers * CLICKS
-    print(f"{requests:,} requests in {report.seconds:.1f} s: {requests / report.seconds:,.0f} a second")
-    print(f"answer p50 {report.percentile(0.5):.1f} ms, p99 {report.percentile(0.99):.1f} ms")
-    print(
-        f"by status: {dict(report.statuses)}; orders in the ledger: {ledger['orders']}, left: {ledger['left']}"
-    )
-    violations = list(report.violations(given.stock))
-    print("\n".join(violations) or "promises: kept")
-    raise SystemExit(bool(violations) or ledger["orders"] != min(given.stock, given.buyers))
-
-
-if __name__ == "__main__":
-    main()

@@ -96,7 +96,7 @@ def test_without_its_extra_it_names_it(missing: str, monkeypatch: pytest.MonkeyP
 # The sale under load: a crowd at two workers, each of whom clicks three times at once
 
 
-BUYERS, STOCK = 300, 40  # the whole of it: python -m tests.integrations.crowd --buyers 10000
+BUYERS, STOCK = 300, 40
 
 
 async def test_exactly_the_stock_is_sold_and_every_click_of_a_buyer_is_told_the_same() -> None:

@@ -2,7 +2,6 @@
 
 Each input is checked three ways that need no second implementation: nothing escapes or hangs, each complete
 command or request has one answer in its place, and how the bytes were cut into pieces changes none of them.
-Coverage-guided with `--guided`, where atheris is installed (`pip install atheris`); random without.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import uvicorn
 
@@ -754,67 +753,12 @@ async def throw(inputs: int, seed: int, keep_going: bool = False) -> tuple[Fuzz,
     return fuzz, found
 
 
-def guided(inputs: int, seed: int) -> None:
-    """Let atheris look for inputs that reach new lines."""
-    import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
-    for name, module in list(sys.modules.items()):
-        if name.startswith(("fastdedup.sidecar", "fastdedup.stores.sidecar")):
-            for thing in list(vars(module).values()):
-                _instrument(atheris, thing, name)
-    loop = asyncio.new_event_loop()
-    fuzz = loop.run_until_complete(opened())
-
-    def check(data: bytes) -> None:
-        wire = ("frames", "resp", "http")[data[0] % 3] if data else "frames"
-        loop.run_until_complete(one(fuzz, wire, data[1:], random.Random(len(data))))
-
-    def mutate(data: bytes, most: int, seed: int) -> bytes:
-        choice = random.Random(seed)
-        if choice.random() < 0.5:
-            return cast(bytes, atheris.Mutate(data, most))
-        head = data[:1] or b"\1"
-        if choice.random() < 0.3 or len(data) < 2:
-            made = (some_http if head[0] % 3 == 2 else some_resp)(choice)
-        else:
-            made = damaged([data[1:]], _HTTP_TOKENS if head[0] % 3 == 2 else _RESP_TOKENS, choice)
-        return (head + made)[:most]
-
-    atheris.Setup(
-        [
-            sys.argv[0],
-            f"-runs={inputs}",
-            f"-seed={seed}",
-            "-max_len=8192",
-            "-timeout=20",
-            "-rss_limit_mb=1024",
-        ],
-        check,
-        custom_mutator=mutate,
-    )
-    atheris.Fuzz()
-
-
-def _instrument(atheris: Any, thing: Any, module: str) -> None:
-    """Count the lines of a function, or of a class' methods."""
-    if getattr(thing, "__module__", None) != module:
-        return
-    for each in vars(thing).values() if isinstance(thing, type) else (thing,):
-        code = getattr(each, "__code__", None)
-        if code is not None:
-            each.__code__ = atheris.instrument_func(each).__code__
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--inputs", type=int, default=100_000)
     options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--guided", action="store_true", help="by atheris, where it is installed")
     options.add_argument("--keep-going", action="store_true", help="list up to 50 findings")
     given = options.parse_args()
-    if given.guided:
-        guided(given.inputs, given.seed)
-        return
     begun = time.monotonic()
     fuzz, found = asyncio.run(throw(given.inputs, given.seed, given.keep_going))
     counts = ", ".join(f"{count} {wire}" for wire, count in sorted(fuzz.counts.items()))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -112,29 +110,6 @@ def test_many_keys_at_once(dedup: Dedup) -> None:
     dedup.claim("b")
     claims = dedup.claim_many(["a", "b", "c"], fingerprints=["1", "2", "3"])
     assert [claim.acquired for claim in claims] == [True, False, True]
-
-
-def test_of_many_threads_one_wins_each_key(dedup: Dedup) -> None:
-    barrier = threading.Barrier(12)
-    won: list[tuple[int, int]] = []
-
-    def click(n: int) -> list[Any]:
-        barrier.wait()
-        results = []
-        for step in range(30):
-            with dedup.claim(f"key-{step}", wait=LONG) as claim:
-                if claim.acquired:
-                    won.append((step, n))
-                    claim.complete(n)
-                    results.append(n)
-                else:
-                    results.append(claim.result)
-        return results
-
-    with ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(click, range(12)))
-    assert sorted(step for step, _ in won) == list(range(30))
-    assert all(answer == answers[0] for answer in answers)
 
 
 def test_tokens(dedup: Dedup) -> None:

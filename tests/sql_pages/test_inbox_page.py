@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from fastdedup import InProgressError, MismatchError
-from fastdedup.sql import Inbox, RetryTransaction
+from fastdedup.sql import Inbox
 from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sync.sql import Inbox as SyncInbox
 
@@ -464,19 +464,6 @@ async def test_sqlites_engines_take_the_write_lock_first(
         assert not (await inbox_of(Inbox).receive(connection, "m-1")).first
     names["engine"].dispose()
     await names["engine_async"].dispose()
-
-
-def test_sqlite_refuses_who_reads_first_and_writes_later(sqlite: Path) -> None:
-    """What BEGIN IMMEDIATE is for: the wait that `timeout` allows does not happen."""
-    inbox = inbox_of(SyncInbox)
-    with closing(sqlite3.connect(sqlite, isolation_level=None, timeout=60.0)) as late:
-        late.execute("PRAGMA journal_mode = WAL")
-        late.execute("BEGIN")
-        late.execute(BALANCE)
-        with closing(sqlite3.connect(sqlite)) as other, other:
-            other.execute("UPDATE account SET balance = 1")
-        with pytest.raises(RetryTransaction, match="locked"):
-            inbox.receive(late, "m-1")
 
 
 async def test_folded_into_one_statement(postgresql: PostgresDatabase) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -93,19 +92,6 @@ async def test_a_lost_confirm_repeats_the_same_id(broker: Broker, redis_url: str
         for each in broker.messages:
             await book(each)
     assert balance(tmp_path) == 1005
-
-
-async def test_a_made_up_id_for_each_attempt_acts_twice(broker: Broker, tmp_path: Path) -> None:
-    """The wrong way."""
-    broker.lost_confirms = 1
-    async with shop(tmp_path) as session:
-        with pytest.raises(ConnectionError):
-            await broker.publish(5, str(uuid.uuid4()))
-        await broker.publish(5, str(uuid.uuid4()))
-        book = PAGE.run(CONSUME, Session=session)["book"]
-        for each in broker.messages:
-            await book(each)
-    assert balance(tmp_path) == 1010  # 1,005 is right
 
 
 async def test_completed_before_the_confirm_is_lost(broker: Broker, redis_url: str) -> None:
