@@ -18,7 +18,6 @@ from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header, everyo
 from fastdedup.integrations.http.lifespan import ASGIApp, Message
 
 from .desk import BIG, Desk, at
-from .frameworks import app_of
 from .live import Live, Wire, serving
 
 WaitUntil = Callable[..., Awaitable[Any]]
@@ -77,24 +76,6 @@ async def test_finish_the_handler_ends_its_work_and_the_retry_replays_it(
     assert (desk.runs["orders"], desk.ended["orders"], desk.cancelled["orders"]) == (1, 1, 0)
 
 
-async def test_cancel_the_handler_is_stopped_and_the_retry_runs_again(
-    serve: Serve, desk: Desk, wait_until: WaitUntil
-) -> None:
-    async with serve(on_disconnect="cancel") as live, live.client as client:
-        desk.hold()
-        wire = await live.connect()
-        wire.send("/orders", "k")
-        await desk.started.wait()
-        wire.leave()
-        await wait_until(lambda: live.over == 1, description="the first request is over")
-        assert (desk.cancelled["orders"], desk.ended["orders"]) == (1, 0)
-        desk.gate = None
-        again = await client.post("/orders", headers={"idempotency-key": "k"})
-    assert again.json()["run"] == 2
-    assert "idempotency-replayed" not in again.headers
-    assert desk.ended["orders"] == 1
-
-
 @pytest.mark.parametrize("on_disconnect", ["finish", "cancel"])
 async def test_a_retry_that_waits_from_before_the_client_left_gets_one_outcome_too(
     serve: Serve, desk: Desk, wait_until: WaitUntil, on_disconnect: str
@@ -130,37 +111,6 @@ async def test_a_client_that_leaves_before_its_body_has_come_leaves_nothing_behi
         await wait_until(lambda: live.over == 1, description="the first request is over")
         assert desk.runs["orders"] == 0
         assert (await client.post("/orders", headers={"idempotency-key": "k"})).json()["run"] == 1
-
-
-async def test_a_stream_whose_client_leaves_frees_its_key(
-    starlette_app: ASGIApp, dedup: Dedup, desk: Desk, wait_until: WaitUntil
-) -> None:
-    endless = asyncio.Event()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        """Streams until the client leaves, as frameworks do."""
-        assert scope["type"] == "http"
-        desk.runs["events"] += 1
-        await receive()
-        headers = [(b"content-type", b"text/event-stream")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
-        assert (await receive())["type"] == "http.disconnect"
-        endless.set()
-
-    async with serving(guarded(app, dedup, desk)) as live:
-        wire = await live.connect()
-        wire.send("/events", "k")
-        assert b"idempotency-stored: false" in await wire.reader.readuntil(b"data: 1\n\n")
-        wire.leave()
-        await endless.wait()
-        await wait_until(lambda: live.over == 1, description="the stream is over")
-        wire = await live.connect()
-        wire.send("/events", "k")
-        await wire.reader.readuntil(b"data: 1\n\n")
-        wire.leave()
-        await wait_until(lambda: live.over == 2, description="the second stream is over")
-    assert desk.runs["events"] == 2
 
 
 # Connections
@@ -260,37 +210,7 @@ async def test_head_of_the_policy_has_the_headers_of_get_and_no_body(serve_one: 
     assert of_head == {**of_get, "date": of_head["date"]}
 
 
-async def test_a_chunked_request_is_the_same_as_one_with_its_length(serve_one: Serve, http: str) -> None:
-    async with serve_one(http) as live:
-        wire = await live.connect()
-        wire.send("/orders", "k", b"hello")
-        first = await wire.answer()
-        wire.writer.write(
-            b"POST /orders HTTP/1.1\r\nHost: shop.test\r\nIdempotency-Key: k\r\nTransfer-Encoding: chunked\r\n\r\n"
-            b"2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
-        )
-        again = await wire.answer()
-        await wire.close()
-    assert again[2] == first[2]
-    assert again[1]["idempotency-replayed"] == "true"
-
-
 # Lifespan
-
-
-async def test_the_server_opens_the_gate_and_closes_it(
-    starlette_app: ASGIApp, dedup: Dedup, desk: Desk
-) -> None:
-    async with serving(guarded(starlette_app, dedup, desk)):
-        assert dedup.is_open
-    assert not dedup.is_open
-
-
-async def test_also_for_an_application_that_has_no_lifespan(dedup: Dedup, desk: Desk) -> None:
-    async with serving(guarded(app_of("django"), dedup, desk)) as live, live.client as client:
-        assert dedup.is_open
-        assert (await client.post("/orders", headers={"idempotency-key": "k"})).status_code == 201
-    assert not dedup.is_open
 
 
 # Many clients, few keys, random outcomes and departures, against a ledger of what the handlers did

@@ -86,17 +86,6 @@ async def test_a_request_body_over_the_limit_is_413_and_nothing_runs(
         assert free.json()["size"] == 5000
 
 
-async def test_with_wait_a_crowd_of_duplicates_gets_the_first_response(make_shop: MakeShop) -> None:
-    async with make_shop(wait=30.0) as shop:
-        go_on, first = await shop.held()
-        crowd = [asyncio.ensure_future(shop.post()) for _ in range(10)]
-        go_on.set()
-        answers = await asyncio.gather(first, *crowd)
-    assert len({answer.content for answer in answers}) == 1
-    assert sum("idempotency-replayed" in answer.headers for answer in answers) == 10
-    assert shop.runs["orders"] == 1
-
-
 async def test_the_handler_finds_its_claim(shop: Shop) -> None:
     async with shop:
         for sent in ("k", "k", None):
