@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
@@ -79,15 +78,6 @@ class Broker(Guarded, ABC):
         """Kill the server and start it again."""
         self.kill()
         self.start()
-
-    def freeze(self) -> None:
-        """Stop the server in its tracks; its connections stay open."""
-        self._signal(signal.SIGSTOP)
-        while not all(map(stopped, Path(f"/proc/{self.pid}").glob("task/*/stat"))):  # no such files on macOS
-            time.sleep(0.001)
-
-    def thaw(self) -> None:
-        self._signal(signal.SIGCONT)
 
     def _environment(self) -> Mapping[str, str]:
         return os.environ
@@ -226,11 +216,6 @@ class SqsServer(Broker):
 
 FAST_GROUP = {"session_timeout_ms": 1000, "heartbeat_interval_ms": 100, "rebalance_timeout_ms": 1000}
 """Arguments of AIOKafkaConsumer with which a join of `KafkaServer` takes 1 s: with 0.5 s a group never settles."""
-
-
-def stopped(thread: Path) -> bool:
-    """True if the thread that a file of `/proc` describes is stopped."""
-    return thread.read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def program(name: str) -> str:

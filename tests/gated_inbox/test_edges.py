@@ -24,23 +24,6 @@ from .times import WEEK
 # The work fails
 
 
-async def test_an_error_of_the_work_frees_the_gate(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
-) -> None:
-    async with open_shop(mortal_postgres, mortal_redis) as shop:
-
-        async def fail(transaction: Any, key: str) -> None:
-            raise LookupError(key)
-
-        shop.act = fail
-        with pytest.raises(LookupError):
-            await shop.handle(key)
-        assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
-        shop.act = answer(7)
-        assert await shop.handle(key) == 7
-        assert shop.place.effects(key) == 1
-
-
 @pytest.mark.parametrize("way", [*WAYS, *SYNC_WAYS])
 async def test_work_that_hides_a_failed_statement_is_not_done(
     way: str, place: Place, mortal_redis: RedisServer, key: str
