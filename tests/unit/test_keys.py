@@ -20,6 +20,7 @@ from ..programs import ended
 from ..servers import RedisServer
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
+NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
 CLAIMS = Keyspace("shop", Kind.CLAIM)
 HUGE = pytest.param(10**400, id="huge")
 
@@ -74,7 +75,7 @@ def test_a_secret_is_always_digested() -> None:
 @given(
     key=TEXT,
     other=TEXT,
-    namespaces=st.tuples(*[st.from_regex(r"[a-z:/.-]{1,6}", fullmatch=True)] * 2),
+    namespaces=st.tuples(*[st.text("az:/.-", min_size=1, max_size=6)] * 2),
     kinds=st.tuples(*[st.sampled_from(Kind)] * 2),
     readable=st.sampled_from([0, 3, READABLE_BYTES, MAX_KEY_BYTES]),
 )
@@ -271,14 +272,14 @@ JSON = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-(2**53), 2**53)
-    | TEXT
+    | NAME
     | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAME, inner, max_size=4),
     max_leaves=12,
 )
 
 
-@given(body=st.dictionaries(TEXT, JSON, max_size=5))
+@given(body=st.dictionaries(NAME, JSON, max_size=5))
 def test_a_fingerprint_does_not_depend_on_key_order(body: dict[str, Any]) -> None:
     """The same request, serialised by another client, is the same."""
     assert fingerprint(dict(reversed(body.items()))) == fingerprint(body)

@@ -10,7 +10,7 @@ from fastdedup import Dedup, Outcome, ShortfallError
 from fastdedup.kernel.operations import ClaimOp, Op, Reply, Verdict
 from fastdedup.stores.memory import MemoryStore
 
-KEYS = [str(number) for number in range(5000)]
+KEYS = [str(number) for number in range(2_100)]
 
 
 class LastFails(MemoryStore):
@@ -26,7 +26,7 @@ class LastFails(MemoryStore):
 @pytest.mark.parametrize("ledger", [None, "seen"])
 async def test_a_long_list_that_fails_gives_all_its_keys_back(ledger: str | None) -> None:
     """All at once they would miss the deadline, and those that nothing takes back would stay held."""
-    async with Dedup(LastFails(), on_shortfall="raise", max_pending=3000) as dedup:
+    async with Dedup(LastFails(), on_shortfall="raise", max_pending=2050) as dedup:
         options: dict[str, Any] = {"remember": ledger and dedup.ledger(ledger, capacity=10_000, window=60.0)}
         with pytest.raises(ShortfallError):
             await dedup.claim_many([*KEYS, "last"], **options)
@@ -36,7 +36,7 @@ async def test_a_long_list_that_fails_gives_all_its_keys_back(ledger: str | None
 @pytest.mark.parametrize("ledger", [None, "seen"])
 async def test_a_long_list_waits_in_parts(ledger: str | None) -> None:
     """A part that waits for other owners all the time leaves each key behind it one look."""
-    async with Dedup(MemoryStore(), max_pending=3000) as dedup:
+    async with Dedup(MemoryStore(), max_pending=2050) as dedup:
         options: dict[str, Any] = {"remember": ledger and dedup.ledger(ledger, capacity=10_000, window=60.0)}
         owned = await dedup.claim_many(KEYS, **options)
         claims = await dedup.claim_many(KEYS, wait=0.01, **options)

@@ -203,19 +203,19 @@ class Journalled:
 @virtual
 @pytest.mark.parametrize("trouble", ["refuses", "hangs"])
 async def test_what_one_part_does_not_adopt_holds_up_no_other(trouble: str) -> None:
-    gate = Journalled(1000)
+    gate = Journalled(300)
     async with gate.dedup:
         await gate.outage()
         bad, good = gate.store.parts[0], gate.store.parts[1]
         assert isinstance(bad, Adopting)
         bad.hangs, bad.down, good.down = trouble == "hangs", trouble == "refuses", False
         await asyncio.sleep(1.0)
-        assert gate.policy.lines == 2000
+        assert gate.policy.lines == 600
         assert (await gate.dedup.claim("1:fresh")).degraded is False
-        assert Replayed(1000, 0) in gate.events
+        assert Replayed(300, 0) in gate.events
         gate.store.parts[2].down = False
         await asyncio.sleep(1.0)
-        assert gate.policy.lines == 1000
+        assert gate.policy.lines == 300
         bad.hangs = bad.down = False
         await asyncio.sleep(3.0)
         assert gate.policy.lines == 0
@@ -226,7 +226,7 @@ async def test_what_one_part_does_not_adopt_holds_up_no_other(trouble: str) -> N
 @virtual
 async def test_parts_that_refuse_are_seldom_asked() -> None:
     """However many lines wait for them, and while another part takes its own."""
-    gate = Journalled(2000)
+    gate = Journalled(600)
     async with gate.dedup:
         await gate.outage()
         for part in gate.store.parts.values():
@@ -243,8 +243,8 @@ async def test_parts_that_refuse_are_seldom_asked() -> None:
         gate.policy.next_operations = counted  # type: ignore[method-assign, assignment]
         gate.store.parts[1].down = False
         await asyncio.sleep(30.0)
-        assert gate.policy.lines == 4000
-        attempts = (taken - 2000) / 256
+        assert gate.policy.lines == 1200
+        attempts = (taken - 600) / 256
         assert attempts <= 2 * 30.0 / 0.2
         assert gate.asked(0) == gate.asked(2) == 0, "their breakers are open"
 
@@ -253,7 +253,7 @@ async def test_parts_that_refuse_are_seldom_asked() -> None:
 @virtual
 async def test_lines_of_keys_that_moved_follow_them() -> None:
     """From a part that is down to a part that answers, and to one that does not."""
-    gate = Journalled(1000)
+    gate = Journalled(300)
     async with gate.dedup:
         await gate.outage()
         for part in gate.store.parts.values():
@@ -262,7 +262,7 @@ async def test_lines_of_keys_that_moved_follow_them() -> None:
         gate.store.parts[2] = Adopting(12)
         gate.store.parts[2].down = True
         await asyncio.sleep(10.0)
-        assert gate.policy.lines == 2000
+        assert gate.policy.lines == 600
         gate.store.parts[1].down = gate.store.parts[2].down = False
         await asyncio.sleep(2.0)
         assert gate.policy.lines == 0
