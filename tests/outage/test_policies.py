@@ -102,17 +102,6 @@ async def test_redis_is_asked_again_soon_after_it_answers_again(own_redis: Redis
 # Visible
 
 
-async def test_reject_tells_clients_when_to_come_back(own_redis: RedisServer) -> None:
-    """Whether the attempt failed, or none was made because the breaker is open."""
-    async with Dedup(own_redis.url, timeout=0.5, on_unavailable=Reject(retry_after=7.5)) as dedup:
-        own_redis.kill()
-        for _ in range(10):
-            with pytest.raises(UnavailableError) as caught:
-                await dedup.claim("k")
-            assert caught.value.retry_after == 7.5
-        assert dedup.breaker is BreakerState.OPEN
-
-
 async def test_a_refusal_of_local_lru_says_why_and_when_to_come_back(own_redis: RedisServer) -> None:
     async with Dedup(own_redis.url, timeout=0.5, on_unavailable=LocalLRU(maxsize=1)) as dedup:
         own_redis.kill()

@@ -73,15 +73,6 @@ async def test_a_cancelled_caller_may_decide_anew(store: FakeStore) -> None:
         assert (await dedup.claim("order:42")).result == "third"
 
 
-async def test_a_cancelled_caller_may_decide_anew_within_its_block(store: FakeStore) -> None:
-    async with gate(store) as dedup:
-        async with dedup.claim("order:42") as claim:
-            with store.outage("refused"):
-                await cancelled(lambda: claim.complete("first"))
-            await claim.complete("second")
-        assert (await dedup.claim("order:42")).result in ("first", "second")
-
-
 @pytest.mark.parametrize("raises", [False, True])
 async def test_a_renewal_meanwhile_leaves_it_alone(raises: bool, store: FakeStore) -> None:
     """The lease is renewed at its thirds, and the body goes on."""

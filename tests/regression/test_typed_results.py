@@ -31,7 +31,7 @@ from pydantic import (
 )
 from pydantic_core import core_schema
 
-from fastdedup import ConfigError, Dedup, FailedError, ResultError, ResultWarning
+from fastdedup import ConfigError, FailedError, ResultError, ResultWarning
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox
 from fastdedup.testing import inbox_database
@@ -111,16 +111,6 @@ def test_work_is_done_once_if_its_result_raises_an_error(
         assert told.value.result is value
         with pytest.raises(FailedError, match=why):
             work("k")
-
-
-async def test_so_it_is_in_async_code() -> None:
-    async with Dedup("memory://") as dedup:
-        value = Uncomparable(1)
-        work = dedup.once(key=key_of)(returning(Uncomparable, value))
-        with pytest.raises(ResultWarning):
-            await work("k")
-        with pytest.raises(FailedError, match="ambiguous"):
-            await work("k")
 
 
 @pytest.fixture

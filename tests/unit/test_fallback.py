@@ -7,12 +7,10 @@ import pytest
 from fastdedup import (
     BreakerState,
     ClaimLostError,
-    Dedup,
     FallbackPolicy,
     LocalLRU,
     Outcome,
     Reject,
-    TransitionOutcome,
     UnavailableError,
 )
 from fastdedup.events import Degraded
@@ -55,12 +53,6 @@ class Gate(HeardGate):
 # Reject
 
 
-async def test_reject_is_the_default() -> None:
-    """Whoever chooses nothing gets the strict policy."""
-    assert "Reject(retry_after=1)" in repr(Dedup("memory://"))
-    assert "LocalLRU(maxsize=100000)" in repr(Dedup("memory://", on_unavailable=LocalLRU()))
-
-
 async def test_under_reject_a_claim_can_be_settled_after_the_outage() -> None:
     """The owner's call failed, nothing was decided: it calls again."""
     async with Gate(Reject()) as gate:
@@ -76,42 +68,6 @@ async def test_under_reject_a_claim_can_be_settled_after_the_outage() -> None:
 
 
 # LocalLRU
-
-
-async def test_local_answers_are_marked() -> None:
-    """First, duplicate and replay work within this process, each with degraded=True."""
-    async with Gate(LocalLRU()) as gate:
-        gate.store.down = True
-        first = await gate.dedup.claim("k")
-        second = await gate.dedup.claim("k")
-        await first.complete([1])
-        third = await gate.dedup.claim("k")
-        assert [claim.outcome for claim in (first, second, third)] == ["acquired", "in_progress", "succeeded"]
-        assert all(claim.degraded for claim in (first, second, third))
-        assert third.result == [1]
-
-
-async def test_the_stores_own_answers_are_not_marked() -> None:
-    """Degraded is said of one answer, not of a policy."""
-    async with Gate(LocalLRU()) as gate:
-        assert not (await gate.dedup.claim("k")).degraded
-
-
-async def test_a_local_transition_is_marked() -> None:
-    """It began at the initial state for want of a better one: the caller must see that."""
-    async with Gate(LocalLRU()) as gate:
-        orders = gate.dedup.machine("order", initial="new", transitions={"new": ("paid",), "paid": ()})
-        gate.store.down = True
-        move = await orders.transition("7", to="paid")
-        assert (move.outcome, move.degraded) == (TransitionOutcome.CHANGED, True)
-
-
-async def test_a_lock_given_locally_is_marked() -> None:
-    """It excludes within this process only."""
-    async with Gate(LocalLRU()) as gate:
-        gate.store.down = True
-        async with gate.dedup.lock("k") as lock:
-            assert lock.degraded
 
 
 async def test_a_key_is_the_stores_again_when_its_local_record_has_expired() -> None:
@@ -174,11 +130,6 @@ async def test_a_policy_of_ones_own_needs_two_methods() -> None:
         assert policy.asked[0] == policy.asked[2] == (Verb.CLAIM, "the store is down")
 
 
-def test_the_policies_are_policies() -> None:
-    """The protocol can be checked at run time."""
-    assert all(isinstance(policy, FallbackPolicy) for policy in (Reject(), LocalLRU(), Hesitant()))
-
-
 # Events
 
 
@@ -193,11 +144,3 @@ async def test_every_answer_of_a_policy_is_an_event() -> None:
             Degraded("shop", "claim", answered=True, reason="the store is down"),
             Degraded("shop", "claim", answered=False, reason="the store is down"),
         ]
-
-
-async def test_while_the_store_answers_there_are_no_events() -> None:
-    """An event is something to look into."""
-    async with Gate(LocalLRU()) as gate:
-        claim = await gate.dedup.claim("a")
-        await claim.complete()
-        assert gate.events == []
