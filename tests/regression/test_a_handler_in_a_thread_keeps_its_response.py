@@ -240,17 +240,19 @@ async def posted(app: Any, dedup: Dedup, times: int = 1) -> list[httpx.Response]
 
 
 @pytest.mark.parametrize("make", APPS)
-async def test_a_handler_in_a_thread_keeps_its_response(own_redis: RedisServer, make: Any) -> None:
+async def test_a_handler_in_a_thread_keeps_its_response(
+    redis_url: str, redis_server: RedisServer, make: Any
+) -> None:
     runs = []
-    async with Dedup(own_redis.url, timeout=0.3, lease=LEASE) as dedup:
+    async with Dedup(redis_url, timeout=0.3, lease=LEASE) as dedup:
 
         def work(claim: Any) -> str:
             runs.append(claim)
-            own_redis.freeze()
+            redis_server.freeze()
             try:
                 until(lambda: claim.lost, "the lease is lost")
             finally:
-                own_redis.thaw()
+                redis_server.thaw()
             until(lambda: dedup.breaker is BreakerState.CLOSED, "Redis is back")
             return "done"
 
@@ -290,7 +292,9 @@ def in_litestar(adapter: Any) -> Any:
 
 
 @pytest.mark.parametrize("place", [alone, Outer, ByProtocol, mounted, wrapped_and_mounted, in_litestar])
-async def test_a_wsgi_application_keeps_its_response(own_redis: RedisServer, place: Any) -> None:
+async def test_a_wsgi_application_keeps_its_response(
+    redis_url: str, redis_server: RedisServer, place: Any
+) -> None:
     """Its adapter for ASGI runs it in a thread, under the middleware itself or mounted somewhere below."""
     runs, lost = [], threading.Event()
 
@@ -298,15 +302,15 @@ async def test_a_wsgi_application_keeps_its_response(own_redis: RedisServer, pla
         if isinstance(event, LeaseLost):
             lost.set()
 
-    async with Dedup(own_redis.url, timeout=0.3, lease=LEASE, on_event=note) as dedup:
+    async with Dedup(redis_url, timeout=0.3, lease=LEASE, on_event=note) as dedup:
 
         def wsgi(environ: Any, start_response: Any) -> list[bytes]:
             runs.append(environ)
-            own_redis.freeze()
+            redis_server.freeze()
             try:
                 assert lost.wait(10.0)
             finally:
-                own_redis.thaw()
+                redis_server.thaw()
             until(lambda: dedup.breaker is BreakerState.CLOSED, "Redis is back")
             start_response("200 OK", [])
             return [b"done"]
@@ -320,9 +324,9 @@ async def test_a_wsgi_application_keeps_its_response(own_redis: RedisServer, pla
 
 @pytest.mark.parametrize("make", [claimed, starlette_function])
 async def test_a_handler_in_a_thread_that_was_overtaken_does_not_answer(
-    own_redis: RedisServer, make: Any
+    redis_url: str, redis_server: RedisServer, make: Any
 ) -> None:
-    async with Dedup(own_redis.url, lease=LEASE) as dedup:
+    async with Dedup(redis_url, lease=LEASE) as dedup:
         loop = asyncio.get_running_loop()
 
         def work(claim: Any) -> str:
@@ -413,14 +417,14 @@ def async_django_view(dedup: Dedup, work: AsyncWork) -> Any:
         async_django_view,
     ],
 )
-async def test_an_async_handler_is_cancelled(own_redis: RedisServer, make: Any) -> None:
+async def test_an_async_handler_is_cancelled(redis_url: str, redis_server: RedisServer, make: Any) -> None:
     """Also if it stands beside a function that has run in a thread: a retry is not to run beside it."""
-    async with Dedup(own_redis.url, timeout=0.3, lease=LEASE) as dedup:
+    async with Dedup(redis_url, timeout=0.3, lease=LEASE) as dedup:
         cancelled = False
 
         async def work() -> None:
             nonlocal cancelled
-            own_redis.freeze()
+            redis_server.freeze()
             try:
                 await asyncio.wait_for(asyncio.Event().wait(), 10.0)
             except asyncio.CancelledError:
@@ -430,7 +434,7 @@ async def test_an_async_handler_is_cancelled(own_redis: RedisServer, make: Any) 
         try:
             (lost,) = await posted(make(dedup, work), dedup)
         finally:
-            own_redis.thaw()
+            redis_server.thaw()
     assert (lost.status_code, cancelled) == (503, True)
 
 

@@ -16,7 +16,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdedup import ConfigError, Dedup, Fingerprint, Outcome, ResultError, fingerprint
+from fastdedup import ConfigError, Dedup, Fingerprint, Outcome, fingerprint
 from fastdedup.compiled import is_compiled
 from fastdedup.web import request as requests
 from fastdedup.web.fingerprints import bare_path, request_fingerprint
@@ -177,14 +177,6 @@ def test_nan_is_refused_in_every_disguise(value: Any) -> None:
 def test_a_nan_that_json_leaves_out_is_fine(value: Any) -> None:
     """Orjson writes no attribute whose name begins with "_"."""
     assert fingerprint(value) == fingerprint({"price": None})
-
-
-async def test_a_result_with_a_disguised_nan_is_refused() -> None:
-    """A duplicate would get null where the first caller got NaN."""
-    async with Dedup("memory://") as dedup:
-        claim = await dedup.claim("order:7")
-        with pytest.raises(ResultError, match="NaN"):
-            await claim.complete([Rate.UNKNOWN])
 
 
 def test_the_demo_speaks_of_requests_and_not_of_digests(sidecar: Running) -> None:

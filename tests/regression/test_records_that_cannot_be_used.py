@@ -340,18 +340,22 @@ CALLS: dict[str, Callable[[Dedup], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_the_caller_of_a_huge_value_is_told_which_key(name: str, own_redis: RedisServer) -> None:
-    async with Dedup(own_redis.url, namespace="t") as dedup:
+async def test_the_caller_of_a_huge_value_is_told_which_key(
+    name: str, redis_url: str, redis_server: RedisServer
+) -> None:
+    async with Dedup(redis_url, namespace="t") as dedup:
         for kind in Kind:
-            plant_huge(own_redis, kind, f"m/{HUGE}" if kind is Kind.MACHINE else HUGE, size=1_000_000)
+            plant_huge(redis_server, kind, f"m/{HUGE}" if kind is Kind.MACHINE else HUGE, size=1_000_000)
         with pytest.raises(ForeignRecordError, match=r"'(m/)?huge' that is larger than max_result allows"):
             await CALLS[name](dedup)
 
 
-async def test_an_owner_is_told_that_its_record_has_become_huge(own_redis: RedisServer) -> None:
-    async with Dedup(own_redis.url, namespace="t") as dedup:
+async def test_an_owner_is_told_that_its_record_has_become_huge(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    async with Dedup(redis_url, namespace="t") as dedup:
         claim = await dedup.claim(HUGE)
-        with own_redis.client() as raw:
+        with redis_server.client() as raw:
             raw.setrange(Keyspace("t", Kind.CLAIM).wire(HUGE), 1_000_000, b"x")
         for act in (claim.renew, claim.complete, claim.release):
             with pytest.raises(ForeignRecordError, match="'huge' that is larger"):
@@ -360,10 +364,10 @@ async def test_an_owner_is_told_that_its_record_has_become_huge(own_redis: Redis
 
 @pytest.mark.parametrize(("more", "outcome"), [(0, Outcome.SUCCEEDED), (1, None)])
 async def test_a_record_of_exactly_the_limit_is_read(
-    more: int, outcome: Outcome | None, own_redis: RedisServer
+    more: int, outcome: Outcome | None, redis_url: str, redis_server: RedisServer
 ) -> None:
-    async with Dedup(own_redis.url, namespace="t") as dedup:
-        plant_huge(own_redis, size=MAX_RECORD + more)
+    async with Dedup(redis_url, namespace="t") as dedup:
+        plant_huge(redis_server, size=MAX_RECORD + more)
         if outcome is None:
             with pytest.raises(ForeignRecordError):
                 await dedup.claim(HUGE)
@@ -371,10 +375,12 @@ async def test_a_record_of_exactly_the_limit_is_read(
             assert (await dedup.claim(HUGE)).outcome is outcome
 
 
-async def test_a_gate_that_stores_larger_results_reads_them(own_redis: RedisServer) -> None:
+async def test_a_gate_that_stores_larger_results_reads_them(
+    redis_url: str, redis_server: RedisServer
+) -> None:
     """Its own limit, and that of the gates that share its connection."""
-    async with Dedup(own_redis.url, namespace="t") as dedup:
-        plant_huge(own_redis, size=1_000_000)
+    async with Dedup(redis_url, namespace="t") as dedup:
+        plant_huge(redis_server, size=1_000_000)
         with pytest.raises(ForeignRecordError):
             await dedup.claim(HUGE)
         large = dedup.scoped("large", max_result=1_000_000)

@@ -143,20 +143,6 @@ async def test_a_waiter_looks_again_when_time_passes(store: FakeStore) -> None:
     assert (await waiting).attempt == 2
 
 
-async def test_a_renewed_lease_lasts_while_time_passes(store: FakeStore) -> None:
-    dedup = fake_dedup(store)
-    async with dedup.claim("k", renew=True):
-        for _ in range(3):
-            store.clock.advance(3_600)
-            assert not (await dedup.claim("k")).acquired
-        plain = await dedup.claim("plain")
-        store.clock.advance(31)
-        assert (await dedup.claim("plain")).acquired
-        with pytest.raises(ClaimLostError):
-            await plain.complete()
-    assert_claimed_once(dedup, "k", end="completed")
-
-
 async def test_a_lease_that_ends_in_an_outage_stops_the_body(store: FakeStore) -> None:
     dedup = fake_dedup(store)
     steps: list[str] = []
