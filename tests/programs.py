@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from . import warm
@@ -24,10 +27,22 @@ def ended(*command: str, environment: Mapping[str, str] = os.environ, **options:
     return subprocess.run([sys.executable, *command], env=environment, **options)
 
 
+def text_ended(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python text to its end, in a fork that need not import fastdedup; what it has forked ends with it."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(text)
+        file.flush()
+        return _forked(["tests.programs", file.name, *arguments], dict(os.environ))
+
+
 def _forked(command: Sequence[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         program = warm.start([*command], environment=environment, out=out, err=err)
-        code = program.wait(60)
+        try:
+            code = program.wait(60)
+        finally:
+            with suppress(ProcessLookupError):  # it has no session of its own, or all of that has ended
+                os.killpg(program.pid, signal.SIGKILL)
         told = []
         for file in (out, err):
             file.seek(0)
@@ -45,3 +60,9 @@ def until(
             return value
         time.sleep(every)
     raise AssertionError(f"waited {deadline:g} s in vain: {description}")
+
+
+if __name__ == "__main__":  # for `text_ended`: a file and its arguments, in a session of its own
+    os.setsid()
+    del sys.argv[0]
+    runpy.run_path(sys.argv[0], run_name="__main__")

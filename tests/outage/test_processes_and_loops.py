@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +19,7 @@ import uvloop
 from fastdedup import ClaimLostError, Dedup, UnavailableError, UsageError
 
 from ..idle import IdleTime
+from ..programs import text_ended
 from ..servers import RedisServer
 from ..waiting import wait_until
 
@@ -70,8 +68,10 @@ async def settled(url: str, keys: list[str]) -> None:
 # and none can break pytest's own loop.
 
 PRELUDE = """
-import asyncio, json, multiprocessing, os, sys, uvloop
+import asyncio, json, multiprocessing, os, sys, uvloop, warnings
 from fastdedup import Dedup
+
+warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
 
 URL, LOOP = sys.argv[1:]
 
@@ -104,18 +104,9 @@ async def hear(receive, child):
 
 def in_process(scenario: str, url: str, loop: str) -> Any:
     """Run `scenario`, which prints JSON, in a process of its own."""
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PRELUDE + scenario, url, loop]
-    # A session of its own: where it hangs, its children end with it.
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    ) as process:
-        try:
-            told, errors = process.communicate(timeout=20)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    assert (process.returncode, errors.decode()) == (0, "")
-    return orjson.loads(told)
+    done = text_ended(PRELUDE + scenario, url, loop)
+    assert (done.returncode, done.stderr) == (0, "")
+    return orjson.loads(done.stdout)
 
 
 WORKERS = """
