@@ -54,15 +54,6 @@ async def test_a_cancelled_failure_is_recorded(store: FakeStore) -> None:
         assert (await recorded(dedup, "order:42")).error == "declined"
 
 
-async def test_a_body_that_goes_on_leaves_when_it_is_recorded(store: FakeStore) -> None:
-    async with gate(store) as dedup:
-        async with dedup.claim("order:42") as claim:
-            with store.outage("refused"), pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await claim.complete({"id": 7})
-        assert (await dedup.claim("order:42")).result == {"id": 7}
-
-
 async def test_a_cancelled_caller_may_decide_anew(store: FakeStore) -> None:
     async with gate(store) as dedup:
         claim = await dedup.claim("order:42")
@@ -96,16 +87,6 @@ async def test_a_second_try_that_cannot_be_sent_leaves_it_alone(store: FakeStore
                 with pytest.raises(ConfigError):
                     await claim.complete({"id": 8}, ttl=-1)
         assert (await dedup.claim("order:42")).result == {"id": 7}
-
-
-async def test_what_was_replaced_does_not_undo_the_second(store: FakeStore) -> None:
-    async with gate(store) as dedup:
-        claim = await dedup.claim("order:42")
-        with store.outage("refused"):
-            await cancelled(lambda: claim.complete("first"))
-        await claim.complete("second")
-        with pytest.raises(UsageError):
-            await claim.complete("third")
 
 
 async def test_a_block_ends_well_if_another_task_decides_anew(store: FakeStore) -> None:
