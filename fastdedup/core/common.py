@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from typing import Literal
+from weakref import WeakSet
 
 from ..checks import Seconds, check_count, check_seconds, named, shown
 from ..decorated import DecoratedFunctions
 from ..errors import ConfigError
 from ..events import Event, OnEvent
 from ..failures import log_batch_failure, log_failure
+from ..fallback.base import OneLoopPolicy
 from ..kernel.queue import MIN_BATCH, BatchObserver
 from .counters import MAX_NAMESPACES, GateCounters
 from .incidents import AT_ONCE, Incidents
@@ -77,6 +79,8 @@ class Common:
         """The observers that count and trace."""
         self.may_count_later = False
         """True if counting may begin while the gate is open; a test sets it."""
+        self.one_loop_policies: WeakSet[OneLoopPolicy] = WeakSet()
+        """The policies of the gate and its scopes that one event loop may use at a time."""
         # Mutable: the first namespaces with a ledger.
         self._with_ledgers: set[str] = set()
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from ..errors import UsageError
-from ..fallback.base import OneLoopPolicy
+from ..fallback.base import FallbackPolicy, OneLoopPolicy
 from ..kernel.engine import Engine
 from ..kernel.shards import ShardedEngine
 from ..model import BreakerState
@@ -79,7 +80,7 @@ class Connections:
             return
         former = self._present
         if former.is_new or former.is_open:  # the latter raises
-            self._check_loop_of_policy(former)
+            self._check_loop_of_policies(former)
             await former.open()
             return
         if former.is_closing and not former.is_loop_gone:
@@ -88,24 +89,28 @@ class Connections:
         self.common.recent.clear()
         self._present = self.make()
         try:
-            self._check_loop_of_policy(self._present)
+            self._check_loop_of_policies(self._present)
             await self._present.open(former)
         finally:
             if not self._present.is_open:
                 self._present = former  # its unfinished work is for the next one
 
-    def _check_loop_of_policy(self, connection: Connection) -> None:
-        """Raise UsageError if a gate in another event loop has the same policy open; else note the connection."""
-        policy, loop = self.common.policy, running_loop()
-        if isinstance(policy, OneLoopPolicy):
-            if any(
-                each.is_open and each is not connection and each.loop is not loop for each in policy.users
-            ):
-                raise UsageError(
-                    f"{policy!r} is in use by a gate that is open in another event loop: "
-                    "give the gate of each event loop a policy of its own"
-                )
-            policy.users.add(connection)
+    def use_policy(self, policy: FallbackPolicy) -> None:
+        """Note that the gate or a scope of it has this policy.
+
+        Raises:
+            UsageError: the gate is open, and a gate in another event loop has the same policy open.
+        """
+        if not isinstance(policy, OneLoopPolicy) or policy in self.common.one_loop_policies:
+            return
+        if self.stand_in is None and self._present.is_open:
+            note_loop_of(policy, self._present, self._present.loop)
+        self.common.one_loop_policies.add(policy)
+
+    def _check_loop_of_policies(self, connection: Connection) -> None:
+        """Raise UsageError if a gate in another event loop has a policy of this gate or of a scope of it open."""
+        for policy in tuple(self.common.one_loop_policies):
+            note_loop_of(policy, connection, running_loop())
 
     async def aclose(self) -> None:
         """Close the connection of the running event loop; see `Connection.aclose`."""
@@ -149,3 +154,17 @@ class Connections:
         if counters is None and not self.may_be_counted:
             raise UsageError("this Dedup is open already: let its metrics be counted before you open it")
         return self.common.count_anew() if counters is None else counters
+
+
+def note_loop_of(
+    policy: OneLoopPolicy, connection: Connection, loop: asyncio.AbstractEventLoop | None
+) -> None:
+    """Note that a connection in `loop` uses this policy; UsageError: one that is open in another loop does."""
+    if any(
+        each.is_open and each is not connection and each.loop is not loop for each in policy.open_connections
+    ):
+        raise UsageError(
+            f"{policy!r} is in use by a gate that is open in another event loop: "
+            "give the gate of each event loop a policy of its own"
+        )
+    policy.open_connections.add(connection)

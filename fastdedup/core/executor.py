@@ -70,6 +70,7 @@ class Executor:
 
     Raises:
         ConfigError: `on_unavailable` is not a policy.
+        UsageError: a gate that is open in another event loop has the same policy.
     """
 
     def __init__(self, connections: Connections, settings: Settings) -> None:
@@ -78,6 +79,7 @@ class Executor:
             raise ConfigError(
                 f"on_unavailable must be a policy such as Reject() or LocalLRU(), got {named(policy)}"
             )
+        connections.use_policy(policy)
         self.connections = connections
         """The connections, which all scopes of a gate share."""
         self.observers: Observers = connections.common.observers

@@ -116,12 +116,15 @@ class IdPolicy(Protocol):
         ...
 
 
-@runtime_checkable
-class OneLoopPolicy(Protocol):
-    """An optional ability of a policy: to be refused if gates in two event loops use it at a time."""
+class OneLoopPolicy:
+    """A policy that is refused if gates in two event loops use it at a time.
 
-    users: WeakSet[Any]
-    """The connections of the gates that were opened with it."""
+    A base class and no Protocol, so that no attribute of a user's own policy is taken for this one's.
+    """
+
+    def __init__(self) -> None:
+        self.open_connections: WeakSet[Any] = WeakSet()
+        """The connections of the gates that were opened with it, also those that are closed by now."""
 
 
 @runtime_checkable

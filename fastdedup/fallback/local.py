@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, cast
-from weakref import WeakSet
 
 from ..checks import check_count
 from ..errors import UnavailableError
@@ -32,7 +31,7 @@ from ..model import Outcome
 from ..stores.entry import Entry, stored
 from ..stores.memory import MemoryStore
 from .adoption import Former, holding_of, mark, removal, report, text_of
-from .base import JournalOp
+from .base import JournalOp, OneLoopPolicy
 from .journal import NEW, Journal, JournalLine
 from .last_seen import LastSeen, SeenEntry
 from .local_ids import LedgerOps, LocalIds, is_of_id
@@ -42,7 +41,7 @@ _MAKING: Final = tuple(verb for verb in Verb if verb.row.grants or verb.row.effe
 _OF_LEDGER: Final = frozenset(verb for verb in Verb if verb.row.of_ledger)
 
 
-class LocalLRU:
+class LocalLRU(OneLoopPolicy):
     """Answers from this process's memory while the store is unavailable; each answer has `degraded=True`.
 
     A key is unique within this process only: two processes that lose the store at once may both acquire it.
@@ -86,12 +85,11 @@ class LocalLRU:
         max_bytes: int = 64 * 1024 * 1024,
         clock: Callable[[], float] | None = None,
     ) -> None:
+        super().__init__()
         check_count(maxsize, "maxsize")
         check_count(max_bytes, "max_bytes")
         self._maxsize = maxsize
         self._max_bytes = max_bytes
-        self.users: WeakSet[Any] = WeakSet()
-        """See `OneLoopPolicy`."""
         self.begin_anew(clock)
 
     def begin_anew(self, clock: Callable[[], float] | None = None) -> None:

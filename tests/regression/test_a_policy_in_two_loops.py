@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 
 import pytest
 
@@ -56,3 +57,44 @@ def test_a_policy_without_memory_may_be_shared_by_loops() -> None:
             return await asyncio.to_thread(asyncio.run, first(policy))
 
     assert asyncio.run(second())
+
+
+class Counting(Reject):
+    """A user's policy that counts its users."""
+
+    def __init__(self) -> None:
+        self.users = {"ann"}
+        self.open_connections = 3
+
+
+async def test_a_policy_may_have_attributes_of_any_name() -> None:
+    """Its `users` was taken for LocalLRU's set of connections, and `open()` failed with AttributeError."""
+    policy = Counting()
+    assert await first(policy)
+    assert policy.users == {"ann"}
+
+
+async def with_scope(policy: LocalLRU) -> None:
+    dedup = Dedup("memory://")
+    scope = dedup.scoped("mail", on_unavailable=policy)
+    async with dedup:
+        assert (await scope.claim("k")).acquired
+
+
+async def with_late_scope(policy: LocalLRU) -> None:
+    async with Dedup("memory://") as dedup:
+        assert (await dedup.scoped("mail", on_unavailable=policy).claim("k")).acquired
+
+
+@pytest.mark.parametrize("other", [with_scope, with_late_scope])
+async def test_a_policy_of_a_scope_only_is_refused_in_a_second_loop(
+    other: Callable[[LocalLRU], Coroutine[None, None, None]],
+) -> None:
+    policy = LocalLRU()
+    async with Dedup("memory://") as dedup:
+        scope = dedup.scoped("mail", on_unavailable=policy)
+        with pytest.raises(UsageError, match="in use by a gate that is open in another event loop"):
+            await asyncio.to_thread(asyncio.run, other(policy))
+        await other(policy)  # in this loop it may be shared
+        assert (await scope.claim("k")).acquired
+    await asyncio.to_thread(asyncio.run, other(policy))
