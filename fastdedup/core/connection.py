@@ -33,6 +33,7 @@ from ..tasks import running_loop
 from .afterwards import Afterwards
 from .common import Common
 from .journals import Journals
+from .look_turns import LookTurns
 from .loop_end import LoopEnd, at_loop_end
 from .orphans import Orphans
 from .outage_waiters import OutageWaiters
@@ -47,6 +48,8 @@ LONGEST_PAUSE = 0.4
 """The most seconds between two tries to settle while the store is unavailable."""
 _LEASE_TO_SKEW = 10
 """The clocks of two servers may differ by a lease divided by this."""
+LOOKS_AT_ONCE = 500
+"""Waiting claims that look at a time: thousands would keep the loop busy until all of them miss their deadline."""
 _NO_PART = b"no part"
 """The part's name of a key if its part of the store is unknown."""
 
@@ -90,6 +93,8 @@ class Connection:
         self.policy_listener = store if isinstance(store, ListeningStore) else None
         self.keep_records()
         self.wakeups = Wakeups(common) if wakeups is None else wakeups
+        self.look_turns = LookTurns(LOOKS_AT_ONCE)
+        """Which waiting claims may look now."""
         self.outage_waiters = OutageWaiters()
         """Callers that a part of the store has refused, and that wait for its return; by `part_of` of their keys."""
         self.orphans = Orphans(self._submit, self.report, self._asks)
@@ -416,9 +421,9 @@ class Connection:
 
     # Waiting for keys
 
-    async def listens(self) -> bool:
-        """Listen for freed keys from now on; return False if the store cannot report them at present."""
-        return await self.wakeups.listen(self.store)
+    async def listen(self) -> None:
+        """Listen for freed keys from now on; `wakeups.hears` is False if the store cannot report them at present."""
+        await self.wakeups.listen(self.store)
 
     async def overhear(self, on_freed: Callable[[bytes | None], None]) -> Callable[[], None]:
         """Call `on_freed` for each message that wakes a waiter; see `Wakeups.overhear`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
 from typing import Any, Final
 
@@ -149,21 +149,26 @@ class ClaimList(Together):
                     behind.append(claim)
             elif waiting.setdefault(claim.wire, claim) is not claim:
                 behind.append(claim)
-        await self._wait_each(list(waiting.values()), gives_up)
-        for claim in behind:
-            claim.answer = await look(self.gate, claim, claim.terms, gives_up)
+        await self._each(
+            list(waiting.values()), lambda claim: wait_on(self.gate, claim, gives_up, claim.answer)
+        )
+        # A key that is still another owner's is not looked at again for each of its claims.
+        await self._each(
+            [claim for claim in behind if is_refused(claim) or not is_in_progress(waiting.get(claim.wire))],
+            lambda claim: look(self.gate, claim, claim.terms, gives_up),
+        )
 
-    async def _wait_each(self, claims: Sequence[ListedClaim], gives_up: float) -> None:
-        async def wait(claim: ListedClaim, later: bool) -> None:
-            found = claim.answer
-            if later and is_refused(claim):  # while the part before waited, the store may have come back
-                found = await look(self.gate, claim, claim.terms, gives_up)
-            claim.answer = await wait_on(self.gate, claim, gives_up, found)
+    async def _each(
+        self, claims: Sequence[ListedClaim], answering: Callable[[ListedClaim], Awaitable[Any]]
+    ) -> None:
+        """Take the answers that `answering` brings to all claims at a time; they look in turns."""
 
-        for number, part in enumerate(parts_of(claims)):
-            tasks = [asyncio.ensure_future(wait(claim, number > 0)) for claim in part]
-            for task in await wait_then_stop(tasks, asyncio.FIRST_EXCEPTION):
-                task.result()
+        async def answer(claim: ListedClaim) -> None:
+            claim.answer = await answering(claim)
+
+        tasks = [asyncio.ensure_future(answer(claim)) for claim in claims]
+        for task in await wait_then_stop(tasks, asyncio.FIRST_EXCEPTION):
+            task.result()
 
     async def _give_back(self, claims: Sequence[ListedClaim]) -> None:
         """Free the acquired claims of a caller that will not learn of them.
@@ -185,7 +190,12 @@ class ClaimList(Together):
 
 def is_open(claim: ListedClaim) -> bool:
     """True for a claim that may wait: its key is another owner's, or its first look was refused."""
-    return is_refused(claim) or claim.answer.outcome is _IN_PROGRESS
+    return is_refused(claim) or is_in_progress(claim)
+
+
+def is_in_progress(claim: ListedClaim | None) -> bool:
+    """True for a claim whose key is another owner's."""
+    return claim is not None and claim.answer.outcome is _IN_PROGRESS
 
 
 def is_refused(claim: ListedClaim) -> bool:

@@ -83,6 +83,9 @@ class Listener:
         if self._task is None or self._task.done() or self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._run(on_freed), name="fastdedup-listener")
+        if self._ready.done():
+            self._ready.result()
+            return
         await asyncio.shield(self._ready)
 
     def leave(self, reason: str) -> None:
