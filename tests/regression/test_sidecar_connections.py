@@ -15,7 +15,7 @@ from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.service.admission import Admission
 from fastdedup.testing import Clock
 
-from ..servers import RedisServer
+from ..servers import DEADLINE, RedisServer
 from ..sidecar.attacks import connect
 from ..sidecar.fuzz import pack
 from ..sidecar.running import Sidecar, client, figure
@@ -182,7 +182,8 @@ def path(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def narrow(path: Path) -> Iterator[httpx.Client]:
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://sidecar") as client:
+    transport = httpx.HTTPTransport(uds=str(path))
+    with httpx.Client(transport=transport, base_url="http://sidecar", timeout=DEADLINE) as client:
         yield client
 
 

@@ -133,7 +133,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         text = text.replace("/run/shop/shop.sock", str(folder / "shop.sock"))
         with Nginx(folder, text.replace("listen 80", f"listen unix:{folder}/nginx.sock")) as nginx:
             transport = httpx.HTTPTransport(uds=str(nginx.socket))
-            with httpx.Client(transport=transport, base_url="http://shop") as http:
+            with httpx.Client(transport=transport, base_url="http://shop", timeout=DEADLINE) as http:
                 yield House(redis, sidecar, shop, http)
         shop.shutdown()
     redis.stop()

@@ -18,7 +18,7 @@ from fastdedup.sidecar.http.openapi import document
 from fastdedup.sidecar.http.routes import ROUTES
 from fastdedup.sidecar.limits import Limits
 
-from .conftest import Running
+from .conftest import DEADLINE, Running
 
 TEN_YEARS = 10 * 365 * 86_400_000
 LIMITS = Limits(batch=5)
@@ -67,7 +67,7 @@ def test_the_app_does_as_its_document_says(case: schemathesis.Case, base_url: st
 
 
 def test_the_document_is_served_and_names_every_route(base_url: str) -> None:
-    assert httpx.get(f"{base_url}/openapi.json").json() == DOCUMENT
+    assert httpx.get(f"{base_url}/openapi.json", timeout=DEADLINE).json() == DOCUMENT
     assert {(route.method.lower(), route.path) for route in ROUTES} == {
         (method, path) for path, methods in DOCUMENT["paths"].items() for method in methods
     }
