@@ -99,7 +99,7 @@ async def test_a_cancelled_waiter_leaves_nothing(backend: Backend) -> None:
 
 async def test_renewal_keeps_the_claim_until_settled(backend: Backend) -> None:
     async with backend.make() as dedup:
-        async with dedup.claim("key", lease=0.9) as claim:
+        async with dedup.claim("key", lease=2.4) as claim:
             first = await dedup.get("key")
             assert first is not None
 

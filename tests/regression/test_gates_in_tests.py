@@ -34,7 +34,7 @@ from ..waiting import wait_until
 
 async def test_a_lease_is_renewed_also_after_its_first_third() -> None:
     store = FakeStore()
-    async with fake_dedup(store, lease=0.15) as dedup, dedup.claim("k", renew=True) as claim:
+    async with fake_dedup(store, lease=1.5) as dedup, dedup.claim("k", renew=True) as claim:
         await wait_until(
             lambda: hasattr(claim.settlement, "_ends"), description="its own task has renewed it"
         )
