@@ -36,7 +36,7 @@ MARKS = {"idempotency-replayed", "idempotency-degraded", "idempotency-stored"}
 def make_own(face: str, own_redis: RedisServer, desk: Desk) -> Callable[..., Shop]:
     """Makes the application on a Redis of the test's own."""
     return lambda gate=(), **settings: Shop(
-        face, own_redis.url, desk, gate={"timeout": 0.25, **dict(gate)}, **settings
+        face, own_redis.url, desk, gate={"timeout": 1.0, **dict(gate)}, **settings
     )
 
 
@@ -202,7 +202,7 @@ def guarded(app: ASGIApp, dedup: Dedup, desk: Desk, **settings: Any) -> ASGIApp:
 async def test_a_lease_that_ends_while_the_response_is_being_stored_costs_nobody_the_response(
     starlette_app: ASGIApp, own_redis: RedisServer, desk: Desk
 ) -> None:
-    async with Dedup(own_redis.url, timeout=0.2, lease=0.6) as dedup:
+    async with Dedup(own_redis.url, timeout=1.0, lease=2.0) as dedup:
         http = client(guarded(starlette_app, dedup, desk))
         gate = desk.hold()
         first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
@@ -235,7 +235,7 @@ async def test_nor_does_one_that_is_lost_just_then(own_redis: RedisServer, liste
             assert not told
             listener.cancel()
 
-    async with Dedup(own_redis.url, timeout=0.2) as dedup:
+    async with Dedup(own_redis.url, timeout=1.0) as dedup:
         call = Call(IdempotencyMiddleware(app, dedup, principal=everyone), "/", ("idempotency-key", "k"))
         await call.start()
     assert (call.status, call.body) == (201, b"done")
@@ -274,7 +274,7 @@ async def test_a_background_task_is_not_stopped_by_a_lease_that_ends_after_the_r
     ended = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        lease_ends = asyncio.get_running_loop().time() + 0.8
+        lease_ends = asyncio.get_running_loop().time() + 2.0
         own_redis.freeze()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"done"})
@@ -282,7 +282,7 @@ async def test_a_background_task_is_not_stopped_by_a_lease_that_ends_after_the_r
         await wait_until(lambda: asyncio.get_running_loop().time() > past, description="the lease has ended")
         ended.set()
 
-    async with Dedup(own_redis.url, timeout=0.2, lease=0.8) as dedup:
+    async with Dedup(own_redis.url, timeout=1.0, lease=2.0) as dedup:
         call = Call(IdempotencyMiddleware(app, dedup, principal=everyone), "/", ("idempotency-key", "k"))
         await call.start()
     assert ended.is_set()
@@ -295,7 +295,7 @@ async def test_a_background_task_is_not_stopped_by_a_lease_that_ends_after_the_r
 async def test_a_handler_is_cancelled_when_its_lease_cannot_be_renewed(
     app: ASGIApp, own_redis: RedisServer, desk: Desk
 ) -> None:
-    async with Dedup(own_redis.url, timeout=0.2, lease=0.6) as dedup:
+    async with Dedup(own_redis.url, timeout=1.0, lease=2.0) as dedup:
         http = client(guarded(app, dedup, desk))
         desk.hold()
         first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
@@ -315,7 +315,7 @@ async def test_a_handler_that_swallows_its_cancellation_and_answers_nothing_is_a
         except asyncio.CancelledError:
             return
 
-    async with Dedup(own_redis.url, timeout=0.2, lease=0.6) as dedup:
+    async with Dedup(own_redis.url, timeout=1.0, lease=2.0) as dedup:
         call = Call(IdempotencyMiddleware(app, dedup, principal=everyone), "/", ("idempotency-key", "k"))
         await call.start()
     assert call.status == 503
