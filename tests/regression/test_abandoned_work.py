@@ -50,7 +50,7 @@ from ..waiting import wait_until
 # owner, or laid a dead letter down for a message that the new owner was at work on.
 
 
-LEASE = 0.2
+LEASE = 1.0
 RULES = MessageRules("orders", str, wait=0.0, attempts=2)
 KEY = RULES.gate_key("m-1")
 
