@@ -38,7 +38,7 @@ from django.test import override_settings  # isort: skip
 from django.urls import path  # isort: skip
 
 KEY = {"Idempotency-Key": "k"}
-LEASE = 0.8
+LEASE = 2.0
 Work = Callable[[Any], str]
 """The handler's work, with the claim; it returns the text of its response."""
 AsyncWork = Callable[[], Awaitable[None]]
@@ -244,7 +244,7 @@ async def test_a_handler_in_a_thread_keeps_its_response(
     redis_url: str, redis_server: RedisServer, make: Any
 ) -> None:
     runs = []
-    async with Dedup(redis_url, timeout=0.3, lease=LEASE) as dedup:
+    async with Dedup(redis_url, timeout=1.0, lease=LEASE) as dedup:
 
         def work(claim: Any) -> str:
             runs.append(claim)
@@ -302,7 +302,7 @@ async def test_a_wsgi_application_keeps_its_response(
         if isinstance(event, LeaseLost):
             lost.set()
 
-    async with Dedup(redis_url, timeout=0.3, lease=LEASE, on_event=note) as dedup:
+    async with Dedup(redis_url, timeout=1.0, lease=LEASE, on_event=note) as dedup:
 
         def wsgi(environ: Any, start_response: Any) -> list[bytes]:
             runs.append(environ)
@@ -419,7 +419,7 @@ def async_django_view(dedup: Dedup, work: AsyncWork) -> Any:
 )
 async def test_an_async_handler_is_cancelled(redis_url: str, redis_server: RedisServer, make: Any) -> None:
     """Also if it stands beside a function that has run in a thread: a retry is not to run beside it."""
-    async with Dedup(redis_url, timeout=0.3, lease=LEASE) as dedup:
+    async with Dedup(redis_url, timeout=1.0, lease=LEASE) as dedup:
         cancelled = False
 
         async def work() -> None:
