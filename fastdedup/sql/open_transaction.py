@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
+from ..errors import UsageError
 from ..keys import Fingerprint
 from .any_inbox import AnyInbox
 from .bridge import driver_over
@@ -41,10 +42,12 @@ class OpenTransaction:
         self._begin = begin
         self._rules = rules
         self._key = ""
-        # Mutable: what `begin` yields; the block, until its end begins; the row's receipt.
+        # Mutable: what `begin` yields; the block, until its end begins; was it within a savepoint then; the row's
+        # receipt.
         self.transaction: Any = None
         """What `begin` yields: a session or a connection."""
         self._block: Any = None
+        self._began_nested = False
         self._receipt: AnyReceipt | None = None
 
     @property
@@ -78,6 +81,7 @@ class OpenTransaction:
         self.transaction = await self._inbox.bridge.enter(block)
         self._block = block
         try:
+            self._began_nested = self._is_nested()
             if key is None:
                 await self._run(f"SAVEPOINT {_ANCHOR}")
                 return None
@@ -114,7 +118,8 @@ class OpenTransaction:
 
         Raises:
             ResultError, ResultTooLargeError: the result cannot be stored, so nothing is committed.
-            UsageError: the work has ended the transaction, or went on after a failed statement.
+            UsageError: the work has ended the transaction, went on after a failed statement, or has left a savepoint
+                open.
             CommitUnknown: the COMMIT's reply was lost.
             ConfigError: `begin` does not commit; see `prove_commit`.
             any other error of the database: the transaction is rolled back.
@@ -122,6 +127,12 @@ class OpenTransaction:
         receipt, rules = self._receipt, self._rules
         block, self._block = self._block, None
         try:
+            if self._is_nested() and not self._began_nested:
+                # Its end would come after ours: SQLite commits then, and only after that the session's error comes.
+                raise UsageError(
+                    "the work has left a savepoint open, so nothing was committed: end each begin_nested() before "
+                    "the handler returns, best as `async with session.begin_nested():`"
+                )
             if receipt is not None:
                 await receipt.finish(result, look=not rules.proven)
             else:
@@ -149,6 +160,9 @@ class OpenTransaction:
         block, self._block = self._block, None
         if block is not None:
             await self._roll_back(block, RolledBackError() if error is None else error)
+
+    def _is_nested(self) -> bool:
+        return driver_over(self._inbox.bridge, self.transaction).is_nested()
 
     async def _run(self, sql: str) -> None:
         await run(driver_over(self._inbox.bridge, self.transaction), _only(sql), self._inbox.table)

@@ -12,7 +12,7 @@ from fastapi import Depends, FastAPI, HTTPException
 from sqlalchemy.exc import OperationalError
 from starlette.requests import Request
 
-from fastdedup import ConfigError
+from fastdedup import ConfigError, UsageError
 from fastdedup.integrations.fastapi import Claimed, Commits, Committed, everyone
 from fastdedup.integrations.starlette import by_header, commits
 from fastdedup.sql import Inbox
@@ -151,6 +151,22 @@ async def test_an_error_in_the_exit_of_another_dependency_rolls_back(open_here: 
         for key in ("k", None):
             assert (await send(bank.app, "/late", key)).status_code == 400
             assert (await bank.effects(), await bank.rows()) == ([], 0)
+
+
+@pytest.mark.parametrize("key", ["k", None])
+async def test_a_savepoint_that_is_left_open_rolls_back(open_here: Open, key: str | None) -> None:
+    """Without a key SQLite had committed all of the work before the session's error came."""
+    async with open_here() as bank:
+
+        async def act(request: Committed[Any]) -> None:
+            await request.session.begin_nested()
+            await request.session.execute(PAID, {"note": "nested"})
+
+        bank.act = act
+        bank.ann._transport = httpx.ASGITransport(bank.app)
+        with pytest.raises(UsageError, match="has left a savepoint open, so nothing was committed"):
+            await bank.pay(key)
+        assert (await bank.effects(), await bank.rows()) == ([], 0)
 
 
 async def test_an_exception_that_the_handler_chose_is_answered_as_it_says(open_here: Open) -> None:
