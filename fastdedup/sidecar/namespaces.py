@@ -84,7 +84,7 @@ class Namespaces:
         self.counters = counters or Counters()
         requests = RequestMemory(self.limits.requests_in_all)
         self.memory = ReplyMemory(self.limits.replies_in_all, requests)
-        self.turns = Turns(self.limits)
+        self.turns = Turns(self.limits, lambda: root.pending)
         self.ephemeral = EphemeralClaims(self.limits)
         self.counters.is_known = self.is_known
         self.access = Access()

@@ -104,7 +104,7 @@ def test_reads_of_many_keys_count_towards_the_quota(
 
 
 async def test_one_read_runs_at_a_time_for_all_clients() -> None:
-    turns, running = Turns(Limits()), 0
+    turns, running = Turns(Limits(), lambda: 0), 0
 
     async def read() -> None:
         nonlocal running

@@ -21,6 +21,7 @@ from fastdedup.sidecar.request_memory import PLACE
 from fastdedup.sidecar.resp.commands import COMMANDS
 from fastdedup.sidecar.resp.connection import RespConnection
 from fastdedup.sidecar.resp.options import kind_of
+from fastdedup.sidecar.turns import Pipelines
 from fastdedup.stores.memory import MemoryStore
 
 from ..waiting import wait_until
@@ -120,6 +121,41 @@ async def test_a_claim_whose_client_has_gone_is_released() -> None:
         await wait_until(won, description="the claim is free again")
         assert not transport.written
         second.lose()
+
+
+async def test_long_pipelines_of_many_clients_wait_outside_of_the_stores_queue() -> None:
+    """64 clients with 1,000 claims each were 64,000 operations there: 58 % missed the deadline, UNAVAILABLE."""
+    async with connected(Limits()) as (first, transport):
+        others = [RespConnection(first.namespaces, set(), COMMANDS) for _ in range(63)]
+        clients = [(first, transport), *((each, Transport(each)) for each in others)]
+        for number, (connection, _) in enumerate(clients):
+            connection.data_received(
+                b"".join(pack(b"FD.CLAIM", b"%d:%d" % (number, key)) for key in range(200))
+            )
+        most, root = 0, first.namespaces.root
+        while any(written.written.count(b"acquired") < 200 for _, written in clients):
+            most = max(most, root.pending)
+            await asyncio.sleep(0)
+        assert 512 <= most < 1000
+        for _, written in clients[1:]:
+            written.lose()
+
+
+async def test_a_pipeline_goes_on_though_others_fill_the_queue_and_one_raises_an_error() -> None:
+    went_on: list[int] = []
+    pipelines = Pipelines(lambda: 1000)
+
+    def fail() -> None:
+        went_on.append(0)
+        raise ZeroDivisionError
+
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+    for go_on in (fail, lambda: went_on.append(1), lambda: went_on.append(2)):
+        pipelines.add(go_on)
+    await wait_until(lambda: len(went_on) == 3, description="each had its turn")
+    assert went_on == [0, 1, 2]
+    assert [type(error) for error in told] == [ZeroDivisionError]
 
 
 async def test_a_claim_after_the_shutdown_began_is_refused() -> None:

@@ -67,6 +67,7 @@ class RespConnection(asyncio.Protocol):
         self._backlog: deque[list[bytes]] = deque()
         self.places: deque[ReplyPlace] = deque()
         """The commands that are not answered to the client yet, in their order."""
+        self._pipelines = namespaces.turns.pipelines
         self.tasks = CommandTasks(self, namespaces.turns, namespaces.counters)
         self.holdings = Holdings(namespaces.ephemeral)
         self._taken = 0
@@ -127,7 +128,7 @@ class RespConnection(asyncio.Protocol):
             return
         if len(commands) > _IN_ONE_TURN or self._backlog:
             self._backlog.extend(commands)
-            commands = self._next_commands()
+            commands = self._next_commands(0 if self._pipelines.crowded() else _IN_ONE_TURN)
         for command in commands:
             self._run(command)
         if self._counts_pending:
@@ -295,19 +296,19 @@ class RespConnection(asyncio.Protocol):
         command.run()
         return command
 
-    def _next_commands(self) -> list[list[bytes]]:
+    def _next_commands(self, most: int) -> list[list[bytes]]:
         """Take the commands that run in this turn of the loop; the rest runs in later ones, and others' between."""
         backlog = self._backlog
-        commands = [backlog.popleft() for _ in range(min(_IN_ONE_TURN, len(backlog)))]
+        commands = [backlog.popleft() for _ in range(min(most, len(backlog)))]
         if backlog:
             self._pause()
-            self.loop.call_soon(self._go_on)
+            self._pipelines.add(self._go_on)
         return commands
 
     def _go_on(self) -> None:
         if not self._backlog:
             return
-        for command in self._next_commands():
+        for command in self._next_commands(_IN_ONE_TURN):
             self._run(command)
         if not self.places or self.places[0].reply is not None or self._waiting:
             self._flush()
