@@ -48,7 +48,7 @@ LONGEST_PAUSE = 0.4
 """The most seconds between two tries to settle while the store is unavailable."""
 _LEASE_TO_SKEW = 10
 """The clocks of two servers may differ by a lease divided by this."""
-LOOKS_AT_ONCE = 500
+LOOKS_AT_ONCE = 1000
 """Waiting claims that look at a time: thousands would keep the loop busy until all of them miss their deadline."""
 _NO_PART = b"no part"
 """The part's name of a key if its part of the store is unknown."""
@@ -421,9 +421,9 @@ class Connection:
 
     # Waiting for keys
 
-    async def listen(self) -> None:
-        """Listen for freed keys from now on; `wakeups.hears` is False if the store cannot report them at present."""
-        await self.wakeups.listen(self.store)
+    async def listens(self) -> bool:
+        """Listen for freed keys from now on; return False if the store cannot report them at present."""
+        return await self.wakeups.listen(self.store)
 
     async def overhear(self, on_freed: Callable[[bytes | None], None]) -> Callable[[], None]:
         """Call `on_freed` for each message that wakes a waiter; see `Wakeups.overhear`."""

@@ -97,7 +97,7 @@ async def _wait(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict) -> V
     while True:
         with connection.wakeups.watch(call.wire) as freed:
             # Inside the watch: if the subscription is lost later, that wakes this waiter.
-            listens = not verdict.degraded
+            hears = not verdict.degraded and await connection.listens()
             verdict = await look(gate, call, patient, gives_up, verdict)
             left = gives_up - loop.time()
             if verdict.outcome is not Outcome.IN_PROGRESS or left <= 0:
@@ -106,7 +106,7 @@ async def _wait(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict) -> V
                 continue  # the engine answered: ask the store itself, so that it has this waiter on its list
             alarm = min(left, verdict.left_ms / 1000 + 0.001)
             # No other process, and no other gate of this one, sends messages about a fallback's records.
-            told = listens and connection.wakeups.hears and not verdict.degraded
+            told = hears and not verdict.degraded
             if not told and not verdict.degraded:
                 connection.wakeups.tell_deaf(_DEAF_PAUSE)
             await asyncio.wait([freed], timeout=alarm if told else min(alarm, _DEAF_PAUSE))
@@ -117,22 +117,22 @@ async def look(
 ) -> Verdict:
     """Look at the key; if that is refused, go on with `look_again`.
 
-    `known`: the verdict of an earlier look, for a caller that listens. It is returned if `gives_up` comes before this
-    look's turn does.
+    `known`: the verdict of an earlier look. It is returned if `gives_up` comes before this look's turn does.
     """
-    connection = gate.connection
+    turns = gate.connection.look_turns
+    if not turns.take():
+        await turns.queue()
+        if known is not None and asyncio.get_running_loop().time() >= gives_up:
+            turns.give_back()
+            return known
     try:
-        async with connection.look_turns as has_queued:
-            if known is not None:
-                if has_queued and asyncio.get_running_loop().time() >= gives_up:
-                    return known
-                if not known.degraded:
-                    await connection.listen()
-            return await claim_once(gate, call, terms)
+        return await claim_once(gate, call, terms)
     except ShortfallError:
         raise  # the store answers, so it is not an outage
     except UnavailableError as error:
         refusal = error
+    finally:
+        turns.give_back()
     return await look_again(gate, call, terms, gives_up, refusal)
 
 
@@ -152,14 +152,17 @@ async def look_again(
         part = connection.part_of(call.wire)
         await _pause(connection, part, UNANSWERED.longest(pauses), left)
         pauses += 1
+        if not connection.look_turns.take():
+            await connection.look_turns.queue()
         try:
-            async with connection.look_turns:
-                verdict = await claim_once(gate, call, terms)
+            verdict = await claim_once(gate, call, terms)
         except ShortfallError:
             raise
         except UnavailableError as error:
             refusal = error
             continue
+        finally:
+            connection.look_turns.give_back()
         if not verdict.degraded:
             connection.outage_waiters.is_back(part)
         return verdict

@@ -28,8 +28,6 @@ class Wakeups:
         self._freed: dict[bytes, asyncio.Future[None]] = {}
         self.waiting: dict[bytes, int] = {}
         """How many callers wait for each store key."""
-        self.hears = False
-        """True if the store reported freed keys when it was last asked."""
         self.overheard_by: set[Callable[[bytes | None], None]] = set()
         """Callbacks for each key too: the waiters in other processes, behind the sidecar."""
         # Mutable: why the store reports no freed keys; since when, in the loop's time; whether that is logged.
@@ -44,9 +42,9 @@ class Wakeups:
         except UnavailableError as error:
             if not self._deaf:
                 self._since = asyncio.get_running_loop().time()
-            self._deaf, self.hears = str(error), False
+            self._deaf = str(error)
             return False
-        self._deaf, self._said, self.hears = "", False, True
+        self._deaf, self._said = "", False
         return True
 
     def tell_deaf(self, pause: float) -> None:
@@ -100,7 +98,7 @@ class Wakeups:
         """Wake no more waiters, because their event loop is gone. They still leave `watch` one by one."""
         self._freed.clear()
         self.overheard_by.clear()
-        self._deaf, self._said, self.hears = "", False, False
+        self._deaf, self._said = "", False
 
     def freed(self, wire: bytes | None) -> None:
         """Wake the waiters for this key; None: all waiters, because messages may have been lost."""

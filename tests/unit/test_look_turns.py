@@ -15,21 +15,17 @@ from ..waiting import cancel, wait_until
 async def test_a_cancelled_caller_passes_its_turn_on(is_given: bool) -> None:
     """`is_given`: the caller has the turn already, and has not run since."""
     turns = LookTurns(1)
-    queued: list[bool] = []
-
-    async def take() -> None:
-        async with turns as has_queued:
-            queued.append(has_queued)
-
     async with asyncio.timeout(10.0):
-        async with turns as has_queued:
-            assert not has_queued
-            first, second = asyncio.ensure_future(take()), asyncio.ensure_future(take())
-            await wait_until(lambda: len(turns) == 2, description="both queue")
-            if not is_given:
-                await cancel(first)
+        assert turns.take()
+        assert not turns.take()
+        first, second = asyncio.ensure_future(turns.queue()), asyncio.ensure_future(turns.queue())
+        await wait_until(lambda: len(turns) == 2, description="both queue")
+        if not is_given:
+            await cancel(first)
+        turns.give_back()
         first.cancel()
         await second
-        await take()
     assert first.cancelled()
-    assert queued == [True, False]
+    assert not turns.take(), "the second has it"
+    turns.give_back()
+    assert turns.take()
