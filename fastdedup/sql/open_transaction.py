@@ -14,7 +14,7 @@ from ..keys import Fingerprint
 from .any_inbox import AnyInbox
 from .bridge import driver_over
 from .dialects.base import Flow, Statement
-from .drivers.base import is_retryable, run
+from .drivers.base import Driver, is_retryable, run
 from .local_calls import Answer
 from .once import CommitUnknown, OnceRules, is_committed_perhaps, pause_after, prove_commit
 from .receipt import AnyReceipt
@@ -42,11 +42,12 @@ class OpenTransaction:
         self._begin = begin
         self._rules = rules
         self._key = ""
-        # Mutable: what `begin` yields; the block, until its end begins; was it within a savepoint then; the row's
-        # receipt.
+        # Mutable: what `begin` yields; the block, until its end begins; its driver; was it within another transaction
+        # when it began; the row's receipt.
         self.transaction: Any = None
         """What `begin` yields: a session or a connection."""
         self._block: Any = None
+        self._driver: Driver | None = None
         self._began_nested = False
         self._receipt: AnyReceipt | None = None
 
@@ -81,11 +82,13 @@ class OpenTransaction:
         self.transaction = await self._inbox.bridge.enter(block)
         self._block = block
         try:
-            self._began_nested = self._is_nested()
             if key is None:
-                await self._run(f"SAVEPOINT {_ANCHOR}")
+                self._driver = driver = driver_over(self._inbox.bridge, self.transaction)
+                self._began_nested = driver.is_nested()
+                await self._run(driver, f"SAVEPOINT {_ANCHOR}")
                 return None
             receipt: AnyReceipt = await self._inbox.receive_flow(self.transaction, key, mark)
+            self._driver = receipt.driver
             self._rules.check_outermost(receipt.driver)
             if receipt.first:
                 await receipt.begin_work()
@@ -124,10 +127,11 @@ class OpenTransaction:
             ConfigError: `begin` does not commit; see `prove_commit`.
             any other error of the database: the transaction is rolled back.
         """
-        receipt, rules = self._receipt, self._rules
+        receipt, rules, driver = self._receipt, self._rules, self._driver
+        assert driver is not None
         block, self._block = self._block, None
         try:
-            if self._is_nested() and not self._began_nested:
+            if driver.is_nested() and not self._began_nested:
                 # Its end would come after ours: SQLite commits then, and only after that the session's error comes.
                 raise UsageError(
                     "the work has left a savepoint open, so nothing was committed: end each begin_nested() before "
@@ -139,7 +143,7 @@ class OpenTransaction:
                 # It fails if the work has ended the transaction. It also fails in one that cannot commit: PostgreSQL
                 # answers its COMMIT by rolling back, without an error, and psycopg leaves the block of a connection
                 # that was lost in silence.
-                await self._run(f"RELEASE SAVEPOINT {_ANCHOR}")
+                await self._run(driver, f"RELEASE SAVEPOINT {_ANCHOR}")
         except BaseException as error:
             await self._roll_back(block, error)
             raise
@@ -161,11 +165,8 @@ class OpenTransaction:
         if block is not None:
             await self._roll_back(block, RolledBackError() if error is None else error)
 
-    def _is_nested(self) -> bool:
-        return driver_over(self._inbox.bridge, self.transaction).is_nested()
-
-    async def _run(self, sql: str) -> None:
-        await run(driver_over(self._inbox.bridge, self.transaction), _only(sql), self._inbox.table)
+    async def _run(self, driver: Driver, sql: str) -> None:
+        await run(driver, _only(sql), self._inbox.table)
 
     async def _roll_back(self, block: Any, cause: BaseException) -> None:
         try:

@@ -3,13 +3,14 @@
 # No `from __future__ import annotations` here: FastAPI reads the annotations of handlers made in a function.
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, Any
 
 import httpx
 import pytest
 from fastapi import Depends, FastAPI, HTTPException
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 
 from fastdedup import ConfigError, UsageError
@@ -167,6 +168,24 @@ async def test_a_savepoint_that_is_left_open_rolls_back(open_here: Open, key: st
         with pytest.raises(UsageError, match="has left a savepoint open, so nothing was committed"):
             await bank.pay(key)
         assert (await bank.effects(), await bank.rows()) == ([], 0)
+
+
+async def test_a_begin_within_another_transaction_serves_only_requests_without_a_key(open_here: Open) -> None:
+    """A row could be rolled back by the outer one after the response; such work alone is committed with it."""
+    async with open_here() as bank:
+
+        @asynccontextmanager
+        async def begin() -> AsyncIterator[AsyncSession]:
+            async with bank.sessions.begin() as session, session.begin_nested():
+                yield session
+
+        bank.use(begin)
+        assert (await bank.pay(None, "n", path="/other")).status_code == 200
+        assert await bank.effects() == ["n"]
+        bank.ann._transport = httpx.ASGITransport(bank.app)
+        with pytest.raises(UsageError, match="within another transaction"):
+            await bank.pay("k", "m", path="/other")
+        assert (await bank.effects(), await bank.rows()) == (["n"], 0)
 
 
 async def test_an_exception_that_the_handler_chose_is_answered_as_it_says(open_here: Open) -> None:
