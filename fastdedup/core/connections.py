@@ -160,11 +160,9 @@ def note_loop_of(
     policy: OneLoopPolicy, connection: Connection, loop: asyncio.AbstractEventLoop | None
 ) -> None:
     """Note that a connection in `loop` uses this policy; UsageError: one that is open in another loop does."""
-    if any(
-        each.is_open and each is not connection and each.loop is not loop for each in policy.open_connections
-    ):
+    if any(each.is_open and each is not connection and each.loop is not loop for each in policy.connections):
         raise UsageError(
             f"{policy!r} is in use by a gate that is open in another event loop: "
             "give the gate of each event loop a policy of its own"
         )
-    policy.open_connections.add(connection)
+    policy.connections.add(connection)

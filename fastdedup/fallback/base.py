@@ -123,8 +123,8 @@ class OneLoopPolicy:
     """
 
     def __init__(self) -> None:
-        self.open_connections: WeakSet[Any] = WeakSet()
-        """The connections of the gates that were opened with it, also those that are closed by now."""
+        self.connections: WeakSet[Any] = WeakSet()
+        """The connections of the gates that were opened with it. One that is closed refuses no other loop."""
 
 
 @runtime_checkable

@@ -64,7 +64,7 @@ class Counting(Reject):
 
     def __init__(self) -> None:
         self.users = {"ann"}
-        self.open_connections = 3
+        self.connections = 3
 
 
 async def test_a_policy_may_have_attributes_of_any_name() -> None:
