@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from . import warm
@@ -25,6 +25,16 @@ def ended(*command: str, environment: Mapping[str, str] = os.environ, **options:
         return _forked(command[1:], dict(environment))
     options = {"capture_output": True, "text": True, "timeout": 60, "check": False, **options}
     return subprocess.run([sys.executable, *command], env=environment, **options)
+
+
+@contextmanager
+def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start a program; kill it as the block ends, also by a test that fails: Popen's own block would wait for it."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as program:
+        try:
+            yield program
+        finally:
+            program.kill()
 
 
 def text_ended(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,6 @@ That they answer, keep what they say they keep, die and stand still is what the 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from .brokers import Broker
 from .database_server import ROOT, DatabaseServer, runs
+from .programs import started
 from .waiting import wait_until
 
 KILLED_TESTS = """
@@ -64,11 +64,10 @@ async def test_a_server_ends_with_killed_tests(module: str, kind: str, start: st
 def left_by_killed_tests(**server: str) -> tuple[int, Path]:
     """Kill a process that launched a server; give the server's process and folder."""
     command = [sys.executable, "-c", KILLED_TESTS.format(**server)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as tests:
+    with started(command, cwd=ROOT) as tests:
         assert tests.stdout is not None
         pid, folder = tests.stdout.readline().split()
         assert members_of(int(pid))
-        tests.kill()
     return int(pid), Path(folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from ..gated_inbox.shop import Place, new_key
 from ..gated_inbox.times import LEASE
+from ..programs import started
 from ..servers import RedisServer
 from .bank import open_postgres, pay_until_done
 from .server import POINTS
@@ -25,10 +25,9 @@ def killed(mortal_postgres: Place, mortal_redis: RedisServer) -> tuple[str, str]
     namespace = f"n-{prefix}"
     database = mortal_postgres.database.urls["asyncpg"]
     command = [sys.executable, "-m", "tests.committing.server", mortal_redis.url, namespace, database, prefix]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    with started(command) as server:
         assert server.stdout is not None
         reached = {server.stdout.readline().strip() for _ in POINTS}
-        server.kill()
     assert reached == {f"{prefix}-{point}" for point in POINTS}
     return namespace, prefix
 

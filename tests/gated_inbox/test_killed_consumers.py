@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ..programs import started
 from ..servers import RedisServer
 from ..waiting import wait_until
 from .consumer import POINTS
@@ -16,6 +17,7 @@ from .times import LEASE
 
 KILLS = 5
 MEASURE = """
+import subprocess
 import sys
 from pathlib import Path
 from bench import inbox_kills
@@ -35,10 +37,9 @@ def killed(mortal_postgres: Place, mortal_redis: RedisServer) -> tuple[str, str]
     arguments = [mortal_redis.url, f"n-{prefix}", str(mortal_postgres.server.folder)]
     arguments += [mortal_postgres.database.name, prefix]
     command = [sys.executable, "-m", "tests.gated_inbox.consumer", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as consumer:
+    with started(command) as consumer:
         assert consumer.stdout is not None
         reached = {consumer.stdout.readline().strip() for _ in range(2 * len(POINTS))}
-        consumer.kill()
     assert reached == {f"{prefix}-{kind}-{point}" for kind in ("async", "sync") for point in POINTS}
     return f"n-{prefix}", prefix
 

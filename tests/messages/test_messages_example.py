@@ -27,6 +27,7 @@ from fastdedup import UnavailableError
 from ..brokers import DEADLINE, RabbitServer
 from ..database_server import found
 from ..integrations.shops import until
+from ..programs import started
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_a_node_ends_with_the_process_that_started_it(program: Callable[[str], P
             sys.stdin.read()
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as demo:
+    with started(command, stdin=subprocess.PIPE) as demo:
         assert demo.stdout is not None
         folder, pid = demo.stdout.readline().split()
         node = psutil.Process(int(pid))

@@ -19,7 +19,7 @@ import uvloop
 from fastdedup import ClaimLostError, Dedup, UnavailableError, UsageError
 
 from ..idle import IdleTime
-from ..programs import text_ended
+from ..programs import started, text_ended
 from ..servers import RedisServer
 from ..waiting import wait_until
 
@@ -502,24 +502,16 @@ def test_a_program_that_never_closes_its_gate_just_ends(
     own_redis: RedisServer, loop: str, fault: str
 ) -> None:
     """With waiters, bodies, renewals and claims under way: no hang, no traceback."""
-    with subprocess.Popen(
-        [sys.executable, "-c", NEVER_CLOSED, own_redis.url, loop],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as program:
-        try:
-            assert program.stdout is not None
-            assert program.stdout.readline() == "ready\n"
-            if fault == "frozen":
-                own_redis.freeze()
-            elif fault == "killed":
-                own_redis.kill()
-            # A body that is cancelled frees its key first, for a deadline at the most.
-            _, errors = program.communicate("go\n", timeout=15)
-        finally:
-            program.kill()
+    command = [sys.executable, "-c", NEVER_CLOSED, own_redis.url, loop]
+    with started(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        if fault == "frozen":
+            own_redis.freeze()
+        elif fault == "killed":
+            own_redis.kill()
+        # A body that is cancelled frees its key first, for a deadline at the most.
+        _, errors = program.communicate("go\n", timeout=15)
     assert program.returncode == 0
     # Ending takes a deadline there, in which it connects anew; asyncio complains of what it cuts short.
     assert fault == "frozen" or not [

@@ -22,6 +22,7 @@ from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.listener import bound
 
+from ..programs import started
 from ..servers import RedisServer
 from ..sidecars import Sidecar
 from ..virtual import VirtualLoop, virtual
@@ -124,12 +125,10 @@ def test_namespaces_are_apart(client: redis.Redis) -> None:
 
 def test_waiting_for_the_first_result(sidecar: Sidecar, client: redis.Redis) -> None:
     owner = client.execute_command("FD.CLAIM", "order:4")[1]
-    with subprocess.Popen(
-        ["redis-cli", "-s", str(sidecar.socket), "FD.CLAIM", "order:4", "WAIT", "20000"],
-        stdout=subprocess.PIPE,
-    ) as waiting:
+    command = ["redis-cli", "-s", str(sidecar.socket), "FD.CLAIM", "order:4", "WAIT", "20000"]
+    with started(command) as waiting:
         client.execute_command("FD.COMPLETE", "order:4", owner, "done")
-        assert waiting.communicate(timeout=20)[0].split()[0] == b"succeeded"
+        assert waiting.communicate(timeout=20)[0].split()[0] == "succeeded"
 
 
 def test_tokens(client: redis.Redis) -> None:
