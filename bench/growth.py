@@ -33,7 +33,7 @@ GROWTH_NOTES = (
 )
 SOAK_NOTES = (
     "A process of its own, with Python's own garbage collector settings, after a warm-up of 700,000 claims.",
-    "Left behind: tasks, futures, timers, coroutines and claims alive a second after the last claim that were not "
+    "Left behind: tasks, futures, timers, coroutines and claims alive six seconds after the last claim that were not "
     "alive before the first.",
 )
 

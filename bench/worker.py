@@ -20,13 +20,13 @@ import orjson
 import psutil  # type: ignore[import-untyped] # ships no types
 import uvloop
 
-from bench.contest import Ops, Setting, collector, drive, fresh_keys, ours
+from bench.contest import TIMEOUT, Ops, Setting, collector, drive, fresh_keys, ours
 from bench.server import flush
 
 CHUNK = 100_000  # claims between two readings of the memory
 WARM_UP = 7  # chunks; until then the allocator is still finding its size
 LEFTOVERS = ("Task", "Future", "TimerHandle", "Handle", "Claim", "coroutine")
-RINGING = 1.0  # seconds, more than the timeout: the timer for the last claims' deadline has rung by then
+RINGING = TIMEOUT + 1.0  # seconds: the timer for the deadline of the last claims has rung by then
 LINE_LIMIT = 4 * 1024 * 1024  # bytes of an answer
 WORKER_LIMIT = 300.0  # seconds
 

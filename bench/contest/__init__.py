@@ -15,6 +15,7 @@ from .contestants import (
     CONTESTANTS,
     HOT,
     OURS,
+    TIMEOUT,
     as_expected,
     our_dedup,
     ours,
@@ -52,6 +53,7 @@ __all__ = [
     "result_of",
     "as_expected",
     "HOT",
+    "TIMEOUT",
     "LEASE_MS",
     # parts of a run
     "Plan",
