@@ -30,11 +30,11 @@ from .test_fastapi import is_undone
 LOST = OperationalError("SELECT", {}, OSError("gone"), connection_invalidated=True)
 
 
-async def send(app: FastAPI, path: str, key: str | None = "k") -> httpx.Response:
+async def send(app: FastAPI, path: str, key: str | None = "k", note: str = "n") -> httpx.Response:
     """Send a request; an error without a handler is raised."""
-    async with client(app, x_account="ann") as ann:
-        ann._transport = httpx.ASGITransport(app)
-        return await ann.post(path, headers={} if key is None else {"idempotency-key": key})
+    async with client(app, raises=True, x_account="ann") as ann:
+        headers = {} if key is None else {"idempotency-key": key}
+        return await ann.post(path, headers=headers, json={"note": note})
 
 
 @pytest.mark.parametrize("key", ["k", None])
@@ -109,13 +109,7 @@ async def test_a_begin_of_another_kind_is_named(open_here: Open, make: Callable[
     async with open_here() as bank:
         bank.use(make(bank))
         with pytest.raises(ConfigError, match="must return an async context manager, such as"):
-            await send_payment(bank)
-
-
-async def send_payment(bank: Bank) -> httpx.Response:
-    """Send a payment over the other `begin`; an error without a handler is raised."""
-    bank.ann._transport = httpx.ASGITransport(bank.app)
-    return await bank.pay("k", path="/other")
+            await send(bank.app, "/other")
 
 
 @pytest.mark.parametrize("how", ["complete", "fail"])
@@ -164,9 +158,8 @@ async def test_a_savepoint_that_is_left_open_rolls_back(open_here: Open, key: st
             await request.session.execute(PAID, {"note": "nested"})
 
         bank.act = act
-        bank.ann._transport = httpx.ASGITransport(bank.app)
         with pytest.raises(UsageError, match="has left a savepoint open, so nothing was committed"):
-            await bank.pay(key)
+            await send(bank.app, "/payments", key)
         assert (await bank.effects(), await bank.rows()) == ([], 0)
 
 
@@ -180,11 +173,10 @@ async def test_a_begin_within_another_transaction_serves_only_requests_without_a
                 yield session
 
         bank.use(begin)
-        assert (await bank.pay(None, "n", path="/other")).status_code == 200
+        assert (await send(bank.app, "/other", None)).status_code == 200
         assert await bank.effects() == ["n"]
-        bank.ann._transport = httpx.ASGITransport(bank.app)
         with pytest.raises(UsageError, match="within another transaction"):
-            await bank.pay("k", "m", path="/other")
+            await send(bank.app, "/other", "k", "m")
         assert (await bank.effects(), await bank.rows()) == (["n"], 0)
 
 

@@ -122,9 +122,9 @@ def at(desk: Desk, app: ASGIApp) -> ASGIApp:
     return with_desk
 
 
-def client(app: ASGIApp, **headers: str) -> httpx.AsyncClient:
-    """A client that calls the application itself."""
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+def client(app: ASGIApp, raises: bool = False, **headers: str) -> httpx.AsyncClient:
+    """A client that calls the application itself. `raises`: an error without a handler is raised, not answered."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=raises)
     return httpx.AsyncClient(
         transport=transport,
         base_url="http://shop.test",
