@@ -14,7 +14,7 @@ from .core.many import ClaimList
 from .core.options import ClaimOptions
 from .errors import ConfigError, InvalidKeyError
 from .keys import digest
-from .ledger.remembered import claim_each, remembered_claim, remembered_claims
+from .ledger.remembered import RememberedList, remembered_call
 
 
 def claim_call(gate: Gate, options: ClaimOptions, key: str, fingerprint: Any = None) -> ClaimCall:
@@ -25,8 +25,7 @@ def claim_call(gate: Gate, options: ClaimOptions, key: str, fingerprint: Any = N
     if options.remember is None:
         return key_call(gate, options, key, fingerprint, then)
     mark = None if fingerprint is None else digest(fingerprint)
-    seconds = options.seconds_to_wait
-    return remembered_claim(gate, options, key, mark, seconds, options.renew).call(then)
+    return remembered_call(gate, options, key, mark, then)
 
 
 async def claim_list(
@@ -44,8 +43,5 @@ async def claim_list(
         raise ConfigError(f"{len(given)} fingerprints for {len(keys)} keys: give one for each")
     gate.connection.running_engine()
     marks = [None if each is None else digest(each) for each in given]
-    if options.remember is None:
-        return await ClaimList(gate, options).claim(keys, marks)
-    return await claim_each(
-        gate, remembered_claims(gate, options, keys, marks), named=options.owner is not None
-    )
+    claims = ClaimList(gate, options) if options.remember is None else RememberedList(gate, options)
+    return await claims.claim(keys, marks)

@@ -212,7 +212,10 @@ class Gate(Executor):
         Only the store can judge a claim with another fingerprint, because it knows the record's own.
         """
         if options is not PLAIN and (
-            options.owner is not None or options.lease is not None or options.ttl is not None
+            options.owner is not None
+            or options.lease is not None
+            or options.ttl is not None
+            or options.remember is not None
         ):
             return None
         known = self.recent.get(key) if isinstance(key, str) else None

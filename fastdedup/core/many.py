@@ -17,6 +17,7 @@ from ..model import Outcome
 from ..tasks import wait_then_stop
 from .calls import KnownCall, claim_of
 from .counters import outcome_of
+from .executor import StaleLedger
 from .gate import Gate
 from .options import ClaimOptions
 from .settlement import Settlement
@@ -67,7 +68,7 @@ class ClaimList(Together):
 
     Args:
         gate: the claims' gate.
-        options: how to make them; `claim_list` in `claiming.py` handles a ledger.
+        options: how to make them; `RememberedList` in `ledger/remembered.py` handles a ledger.
     """
 
     def __init__(self, gate: Gate, options: ClaimOptions) -> None:
@@ -79,6 +80,8 @@ class ClaimList(Together):
         self._options = options
         self._renews = bool(options.renew)
         self._wait = options.seconds_to_wait
+        self._stale: list[ListedClaim] = []
+        """The claims that the store refused because what is known of their ledger is too old."""
 
     async def claim(self, keys: Sequence[Any], marks: Sequence[bytes | None]) -> list[Claim]:
         """Make the claims; if one cannot be answered, its error is raised, and the others are released.
@@ -99,14 +102,18 @@ class ClaimList(Together):
         since = 0.0 if counters is None else perf_counter()
         try:
             await self._send(claims)
+            if self._stale:
+                await self._each(self._stale, lambda claim: look(self.gate, claim, claim.terms, gives_up))
             if self._wait and any(map(is_open, claims)):
                 await self._wait_for_others(claims, gives_up)
+            self.ended(claims)
             if counters is not None:
                 for claim in claims:
                     counters.judged(self.gate, claim.answer, since)
             return [claim_of(self.gate, claim, claim.answer, self._renews) for claim in claims]
         except BaseException as error:  # noqa: BLE001 -- it is raised below
             fault = error
+        self.ended(claims, fault)
         if counters is not None and isinstance(fault, Exception):
             took = perf_counter() - since
             counters.observe(self.gate.settings.namespace, "claim", outcome_of(fault), took)
@@ -118,9 +125,16 @@ class ClaimList(Together):
         finally:
             del fault  # it refers to this frame
 
+    async def prepare(self, claims: Sequence[ListedClaim]) -> None:
+        """Prepare claims that are sent next; a list whose claims need more than a key does so."""
+
+    def ended(self, claims: Sequence[ListedClaim], fault: BaseException | None = None) -> None:
+        """Learn from the verdicts of all claims, or from the error that ends the list."""
+
     async def _send(self, claims: Sequence[ListedClaim]) -> None:
         """Send the claims that have no answer yet, and judge all answers."""
         for part in parts_of(claims):
+            await self.prepare(part)
             await self.send([claim for claim in part if claim.answer is None], self.gate.begin_claim)
             for claim in part:
                 self._judge(claim)
@@ -134,7 +148,9 @@ class ClaimList(Together):
         try:
             claim.answer = self.gate.claim_verdict(claim, answer)
         except UnavailableError as refusal:
-            if not self._wait or isinstance(refusal, ShortfallError):
+            if isinstance(refusal, StaleLedger):
+                self._stale.append(claim)
+            elif not self._wait or isinstance(refusal, ShortfallError):
                 raise
             claim.answer = refusal
 

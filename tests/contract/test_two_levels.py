@@ -86,6 +86,17 @@ async def test_a_waiter_gets_the_result(backend: Backend) -> None:
         assert (await waiting).result == [1, 2]
 
 
+async def test_a_list_waits_once_for_each_key(backend: Backend) -> None:
+    """Each claim of a key gets what its owner left, as without a ledger."""
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        claim = await dedup.claim("k", remember=ledger)
+        waiting = asyncio.create_task(dedup.claim_many(["k", "k", "new"], remember=ledger, wait=5.0))
+        await wait_until(lambda: is_watched(dedup, claim), description="the store knows of the waiter")
+        await claim.complete([1, 2])
+        assert [each.result for each in await waiting] == [[1, 2], [1, 2], None]
+
+
 async def test_what_a_call_remembers_is_done(backend: Backend) -> None:
     """`first` and a claim ask for the same id."""
     async with backend.make() as dedup:
@@ -145,6 +156,22 @@ async def test_a_stale_view_is_read_again(backend: Backend) -> None:
         await claim.complete()
         await other.complete()
         assert await ledger.first_many(["k", "other"]) == [False, False]
+
+
+@pytest.mark.parametrize("wait", [None, 5.0])
+async def test_a_list_reads_a_stale_view_again(backend: Backend, wait: float | None) -> None:
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        held = await dedup.claim("held", remember=ledger)
+        assert ledger.view is not None
+        of_a_policy = ledger.view.terms.until_ms < 0  # its form does not get old
+        ledger.view.terms.until_ms = 1
+        claims = await dedup.claim_many(["k", "other", "k"], remember=ledger, wait=wait)
+        assert [claim.outcome for claim in claims] == ["acquired", "acquired", "in_progress"]
+        assert of_a_policy or ledger.view.terms.until_ms > 1
+        for claim in (*claims[:2], held):
+            await claim.complete()
+        assert await ledger.first_many(["k", "other", "held"]) == [False, False, False]
 
 
 async def test_once_runs_once(backend: Backend) -> None:

@@ -61,11 +61,13 @@ class Counting(MemoryStore):
         return super().apply(op)
 
 
-async def test_a_long_list_waits_for_all_its_keys_at_a_time() -> None:
+@pytest.mark.parametrize("ledger", [None, "seen"])
+async def test_a_long_list_waits_for_all_its_keys_at_a_time(ledger: str | None) -> None:
     """The keys behind the first 2,000 were not waited for before the whole wait was over."""
     async with Dedup(MemoryStore()) as dedup:
-        owned = await dedup.claim_many(KEYS)
-        listed = asyncio.ensure_future(dedup.claim_many(KEYS, wait=60.0))
+        options: dict[str, Any] = {"remember": ledger and dedup.ledger(ledger, capacity=10_000, window=60.0)}
+        owned = await dedup.claim_many(KEYS, **options)
+        listed = asyncio.ensure_future(dedup.claim_many(KEYS, wait=60.0, **options))
         waiting = dedup.gate.connection.wakeups.waiting
         await wait_until(lambda: len(waiting) == len(KEYS), description="all keys are waited for")
         for claim in owned:

@@ -62,6 +62,15 @@ async def test_a_success_is_told_again_without_asking_the_store(clock: Clock) ->
         assert (again.key, again.outcome, again.result) == ("k", Outcome.SUCCEEDED, [1])
 
 
+async def test_a_list_with_a_ledger_asks_for_its_own_records(clock: Clock) -> None:
+    """The same key without a ledger has another record."""
+    async with gate() as (dedup, _):
+        await succeed(dedup, result="first")
+        ledger = dedup.ledger("seen", capacity=100, window=60.0)
+        (claim,) = await dedup.claim_many(["k"], remember=ledger)
+        assert claim.acquired
+
+
 async def test_every_way_of_asking_gets_it(clock: Clock) -> None:
     """await, async with, as a task, among many, and from a waiting caller."""
     async with gate() as (dedup, store):
