@@ -106,6 +106,8 @@ class ClaimList(Together):
                 await self._each(self._stale, lambda claim: look(self.gate, claim, claim.terms, gives_up))
             if self._wait and any(map(is_open, claims)):
                 await self._wait_for_others(claims, gives_up)
+                over = self._over(claims, gives_up - self._wait)
+                await self._each(over, lambda claim: look(self.gate, claim, claim.terms, gives_up))
             self.ended(claims)
             if counters is not None:
                 for claim in claims:
@@ -173,6 +175,18 @@ class ClaimList(Together):
             [claim for claim in behind if is_refused(claim) or not is_in_progress(waiting.get(claim.wire))],
             lambda claim: look(self.gate, claim, claim.terms, gives_up),
         )
+
+    def _over(self, claims: Sequence[ListedClaim], began: float) -> list[ListedClaim]:
+        """Return the acquired claims whose lease the list has outlasted: another owner may have their key by now.
+
+        `began`: when the list began, in the loop's time; for claims that were not sent to the store.
+        """
+        at_the_latest = asyncio.get_running_loop().time() - self.terms.lease_ms / 1000
+        return [
+            claim
+            for claim in claims
+            if claim.answer.outcome is _ACQUIRED and getattr(claim, "at", began) <= at_the_latest
+        ]
 
     async def _each(
         self, claims: Sequence[ListedClaim], answering: Callable[[ListedClaim], Awaitable[Any]]

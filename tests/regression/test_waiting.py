@@ -218,6 +218,25 @@ async def test_it_gives_up_once_for_all_duplicates(redis_url: str) -> None:
         assert outcomes(claims) == ["in_progress"] * 8
 
 
+# A list that waited for longer than its lease said "acquired" for a key that another owner had by then.
+
+
+@every_store
+async def test_a_list_that_outlasts_its_leases_asks_again(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        held = await dedup.claim("held", lease=LEASE)
+        listed = asyncio.ensure_future(dedup.claim_many(["taken", "free", "held"], lease=0.2, wait=WAIT))
+        waiting = dedup.gate.connection.wakeups.waiting
+        await wait_until(lambda: waiting, description="the list waits")
+        taken = await dedup.claim("taken", lease=LEASE, wait=WAIT)
+        assert (taken.outcome, taken.attempt) == ("acquired", 2)
+        await held.release()
+        claims = await at_once(listed)
+        assert outcomes(claims) == ["in_progress", "acquired", "acquired"]
+        assert claims[1].attempt == 2
+        await taken.complete("done")
+
+
 # `Inbox.once(gate=…, wait=8.0)` counted one wait as four: one for each look at the gate. A sidecar counted
 # none.
 
