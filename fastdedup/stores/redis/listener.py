@@ -71,6 +71,9 @@ class Listener:
         self._ready: asyncio.Future[None] | None = None
         self._heard = False
         self._closed = False
+        # Mutable: the callers that wait for the first attempt, each with a future of its own: if twelve thousand
+        # shared one, it would take them seconds to stop waiting for it.
+        self._first_callers: set[asyncio.Future[None]] = set()
 
     async def start(self, on_freed: OnFreed) -> None:
         """Return if it is subscribed. The first callers wait for the first attempt, which they share.
@@ -83,10 +86,14 @@ class Listener:
         if self._task is None or self._task.done() or self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._run(on_freed), name="fastdedup-listener")
-        if self._ready.done():
-            self._ready.result()
-            return
-        await asyncio.shield(self._ready)
+        if not self._ready.done():
+            attempt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._first_callers.add(attempt)
+            try:
+                await attempt
+            finally:
+                self._first_callers.discard(attempt)
+        self._ready.result()
 
     def leave(self, reason: str) -> None:
         """Drop the connection, so that a new subscription is made."""
@@ -128,6 +135,7 @@ class Listener:
         if self._ready is None or again:
             self._ready = asyncio.get_running_loop().create_future()
         self._ready.set_result(None)
+        self._answer_first_callers()
         return again
 
     def _is_deaf(self, error: Exception) -> None:
@@ -136,6 +144,12 @@ class Listener:
             self._ready = asyncio.get_running_loop().create_future()
         self._ready.set_exception(error)
         self._ready.exception()  # marks it as retrieved: the callers of `start` may have been cancelled
+        self._answer_first_callers()
+
+    def _answer_first_callers(self) -> None:
+        for attempt in self._first_callers:
+            if not attempt.done():
+                attempt.set_result(None)
 
     async def _until_ended(self, connection: RedisConnection) -> None:
         """Return once the connection has ended. A frozen server or a cut cable, which give no sign, count too."""
