@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import anyio
 import pytest
 
+from fastdedup.integrations.http.committing import CommittedWork
 from fastdedup.sql.receipt import AnyReceipt
+from fastdedup.web.response import Response
 
 from ..waiting import cancel
 from .bank import answer_errors
@@ -63,3 +66,21 @@ async def test_an_answer_to_a_cancellation_is_not_the_commits(
             lambda: not bank.sessions.kw["bind"].pool.checkedout(), description="it has committed"
         )
         assert (await bank.pay("k")).json() == {"paid": 1, "run": 1}
+
+
+async def test_a_cancelled_scope_frees_the_key(open_here: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scope of anyio, like that of Starlette's BaseHTTPMiddleware, cancels each wait in it: the rollback's, too."""
+    async with open_here() as bank:
+        with anyio.CancelScope() as scope:
+
+            async def hang(work: CommittedWork, response: Response) -> Response:
+                scope.cancel()
+                await anyio.sleep_forever()
+                raise AssertionError
+
+            monkeypatch.setattr(CommittedWork, "end", hang)
+            await bank.pay("k")
+        monkeypatch.undo()
+        assert scope.cancelled_caught
+        assert (await bank.pay("k")).json() == {"paid": 1, "run": 2}
+        assert await bank.effects() == ["n"]

@@ -250,7 +250,7 @@ class AsgiExchange:
             self._timer.cancel()
         try:
             if self.stage is not None:
-                await self.stage.close()
+                failure = await self._closed(self.stage, failure)
             if failure is None:
                 await self._ran()
             elif not await self._broke_off(failure):
@@ -265,6 +265,14 @@ class AsgiExchange:
                 self._watcher.cancel()
             if self.recorder is not None:
                 self.recorder.claim.settlement.unguard()
+
+    async def _closed(self, stage: Any, failure: BaseException | None) -> BaseException | None:
+        """Close a stage; return the failure. A cancellation is one too: the claim must be released all the same."""
+        try:
+            await stage.close()
+        except BaseException as error:  # noqa: BLE001 -- the caller raises it
+            return failure or error
+        return failure
 
     async def _ran(self) -> None:
         recorder = self.recorder
