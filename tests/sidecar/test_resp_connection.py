@@ -123,20 +123,23 @@ async def test_a_claim_whose_client_has_gone_is_released() -> None:
         second.lose()
 
 
-async def test_long_pipelines_of_many_clients_wait_outside_of_the_stores_queue() -> None:
+@pytest.mark.parametrize("end", [b"", b"garbage\r\n"], ids=["whole", "with an error"])
+async def test_long_pipelines_of_many_clients_wait_outside_of_the_stores_queue(end: bytes) -> None:
     """64 clients with 1,000 claims each were 64,000 operations there: 58 % missed the deadline, UNAVAILABLE."""
     async with connected(Limits()) as (first, transport):
         others = [RespConnection(first.namespaces, set(), COMMANDS) for _ in range(63)]
         clients = [(first, transport), *((each, Transport(each)) for each in others)]
         for number, (connection, _) in enumerate(clients):
             connection.data_received(
-                b"".join(pack(b"FD.CLAIM", b"%d:%d" % (number, key)) for key in range(200))
+                b"".join(pack(b"FD.CLAIM", b"%d:%d" % (number, key)) for key in range(200)) + end
             )
         most, root = 0, first.namespaces.root
         while any(written.written.count(b"acquired") < 200 for _, written in clients):
             most = max(most, root.pending)
             await asyncio.sleep(0)
         assert 512 <= most < 1000
+        for _, written in clients:
+            assert written.written.count(b"-ERR Protocol error") == written.closing == bool(end)
         for _, written in clients[1:]:
             written.lose()
 

@@ -71,6 +71,7 @@ class RespConnection(asyncio.Protocol):
         self.tasks = CommandTasks(self, namespaces.turns, namespaces.counters)
         self.holdings = Holdings(namespaces.ephemeral)
         self._taken = 0
+        self._farewell = b""  # the last reply, behind the backlog, if the stream cannot be cut into commands
         # Mutable: the bytes that the client has not read; the large replies, and those that wait their turn.
         self.unread: UnreadReplies
         self._memory = namespaces.memory
@@ -122,15 +123,15 @@ class RespConnection(asyncio.Protocol):
             commands = self._frames.feed(data)
         except FrameError as fault:
             self.counters.bad_requests += 1
-            self._backlog.extend(fault.before)
-            self._run_backlog()
-            self._hang_up(error("ERR", f"Protocol error: {fault}"))
-            return
+            commands, self._farewell = fault.before, error("ERR", f"Protocol error: {fault}")
         if len(commands) > _IN_ONE_TURN or self._backlog:
             self._backlog.extend(commands)
             commands = self._next_commands(0 if self._pipelines.crowded() else _IN_ONE_TURN)
         for command in commands:
             self._run(command)
+        if self._farewell and not self._backlog:
+            self._hang_up()
+            return
         if self._counts_pending:
             self.count_pending()  # for the clients of other connections
         self._taken += len(data)
@@ -147,7 +148,8 @@ class RespConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Answer what the client has asked, if it still reads; it sends nothing more (asyncio calls this)."""
-        self._run_backlog()
+        while self._backlog:
+            self._go_on()
         self._draining = True
         self._stopping = False
         if hung_up(self._transport):
@@ -310,14 +312,12 @@ class RespConnection(asyncio.Protocol):
             return
         for command in self._next_commands(_IN_ONE_TURN):
             self._run(command)
+        if self._farewell and not self._backlog:
+            self._hang_up()
         if not self.places or self.places[0].reply is not None or self._waiting:
             self._flush()
         self._weigh()
         self._resume()
-
-    def _run_backlog(self) -> None:
-        while self._backlog:
-            self._run(self._backlog.popleft())
 
     def _run(self, command: list[bytes]) -> None:
         answer: bytes | ReplyPlace
@@ -422,7 +422,8 @@ class RespConnection(asyncio.Protocol):
         if self.places:
             self.cut()
         elif not self.gone:
-            self._hang_up(_TOO_MUCH)
+            self._farewell = _TOO_MUCH
+            self._hang_up()
 
     def count_pending(self) -> None:
         """Count this connection's unanswered commands anew, if its socket has a quota of these."""
@@ -440,11 +441,11 @@ class RespConnection(asyncio.Protocol):
         self._frames.give_up()
         self._backlog.clear()
 
-    def _hang_up(self, farewell: bytes) -> None:
-        """Reply with the reason and close: the rest of the stream cannot be cut into commands."""
+    def _hang_up(self) -> None:
+        """Reply with the farewell and close: the rest of the stream cannot be cut into commands."""
         if not self._has_left:
-            self.places.append(Slot(farewell))
-        self._draining = True
+            self.places.append(Slot(self._farewell))
+        self._farewell, self._draining = b"", True
         self._flush()
 
     def hold(self, holding: Holding, left_ms: int) -> None:
