@@ -133,6 +133,12 @@ class Delivery:
             return task.cancelling() > before
         return self.is_cancelled() or (self.claim is not None and self.claim.lost)
 
+    def is_ended_by(self, error: BaseException) -> bool:
+        """True if an error ends the task, or the process; a cancellation only if it is that of the consumer."""
+        if isinstance(error, asyncio.CancelledError) and self.is_cancelled is not None:
+            return self.is_cancelled()
+        return not is_failure(error)
+
     async def bury(self, decision: Decision) -> None:
         """Publish the message as a dead letter, once, and log that in one line. Raises the errors of `lay`."""
         if self.is_buried:

@@ -143,6 +143,8 @@ class InboxWay:
                     result = await transactions.run(delivery.key, wire)
                 except CommitUnknown as unknown:
                     error: BaseException = unknown.error
+                    if delivery.is_ended_by(error):
+                        raise error from None
                 except _Exhausted:
                     assert exhausted is not None
                     return exhausted

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from fastdedup import ConfigError, Dedup, UsageError
 from fastdedup.messages import Action, DeadLetterError, Reason
 from fastdedup.messages.dispatch import Dispatcher, Disposition, SyncDispatcher
+from fastdedup.sql import Inbox
 from fastdedup.sync import Dedup as SyncDedup
 
+from ..committing.bank import tables
 from ..servers import RedisServer
-from ..waiting import wait_until
+from ..waiting import cancel, wait_until
 from .test_pages import names_of
 
 
@@ -257,3 +264,36 @@ async def test_the_page_of_any_queue_runs() -> None:
     with SyncDedup("memory://", namespace="m") as blocking:
         message = SimpleNamespace(headers={"order-id": "c"})
         assert names["take"](message, lambda message: None, blocking).action is Action.ACK
+
+
+@pytest.mark.parametrize("is_gated", [True, False])
+async def test_a_cancellation_at_the_commit_ends_the_call(tmp_path: Path, is_gated: bool) -> None:
+    """A poller that is cancelled then would go on for ever, if the call returned what the row says."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'inbox.db'}")
+    async with engine.begin() as connection:
+        for statement in tables("sqlite"):
+            await connection.execute(text(statement))
+    sessions = async_sessionmaker(engine)
+    at_commit = asyncio.Event()
+
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[AsyncSession]:
+        async with sessions.begin() as session:
+            yield session
+        if not at_commit.is_set():
+            at_commit.set()
+            await asyncio.Event().wait()  # the reply does not come
+
+    async def pays(session: AsyncSession, message: Any) -> None:
+        await session.execute(text("INSERT INTO work VALUES ('n')"))
+
+    async with Dedup("memory://", namespace="m") as dedup:
+        gate, inbox = dedup if is_gated else None, Inbox("orders", keep=timedelta(days=7))
+        orders = Dispatcher("orders", gate, key=key, inbox=inbox, begin=begin)
+        task = asyncio.create_task(orders.dispatch("a", pays))
+        await at_commit.wait()
+        await cancel(task)
+        assert task.cancelled()
+        again = Dispatcher("orders", gate, key=key, inbox=inbox, begin=sessions.begin)
+        assert seen(await again.dispatch("a", pays)) == DUPLICATE
+    await engine.dispose()
