@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from time import monotonic
 from typing import Final
 
@@ -14,6 +15,7 @@ from ..kernel.replies import StoredForm
 from ..keys import check_namespace
 from ..model import LedgerResize
 from ..stores.base import NO_EVICTION, AdminStore
+from ..tasks import Crowd
 from .forms import SLOTS, LedgerForm
 from .ids import ledger_wire
 from .operations import FOREVER_MS, LedgerOp
@@ -41,9 +43,10 @@ class CurrentForm:
         self.view: LedgerView | None = None
         """The form that this process read last, with the values derived from it; None before the first use."""
         self._gate = gate
-        # Mutable: the task that reads the form; the text of a form that the store has called stale, and whether it
-        # was thought to have switched.
+        # Mutable: the task that reads the form, and its callers; the text of a form that the store has called stale,
+        # and whether it was thought to have switched.
         self._opening: asyncio.Task[LedgerView] | None = None
+        self._callers = Crowd()
         self._stale: tuple[bytes, bool] | None = None
 
     async def present(self) -> LedgerView:
@@ -53,10 +56,15 @@ class CurrentForm:
 
     async def look_again(self) -> LedgerView:
         """Read the form, or create the ledger. If that fails, the known form is used while the scripts accept it."""
-        if self._opening is None or self._opening.done():
-            self._opening = self._gate.connection.keep(self._read())
+        opening = self._opening
+        if opening is None or opening.done() or opening.get_loop() is not asyncio.get_running_loop():
+            self._opening = opening = self._gate.connection.keep(self._read())
+            self._callers = Crowd()
+            opening.add_done_callback(partial(_has_ended, self._callers))
+        if not opening.done():
+            await self._callers.wait()
         try:
-            return await asyncio.shield(self._opening)
+            return opening.result()
         except UnavailableError:
             if self.view is None:
                 raise
@@ -183,6 +191,12 @@ class CurrentForm:
                 f"the store may evict keys (maxmemory-policy {policy}), so the ledger {self.settings.name!r} would "
                 "forget ids without notice; set maxmemory-policy noeviction, or pass allow_eviction=True"
             )
+
+
+def _has_ended(callers: Crowd, opening: asyncio.Task[LedgerView]) -> None:
+    if not opening.cancelled():
+        opening.exception()  # marks it as retrieved: all callers may have been cancelled
+    callers.wake()
 
 
 def _progress(name: str, view: LedgerView) -> LedgerResize:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ...backoff import Backoff
-from ...tasks import stop
+from ...tasks import Crowd, stop
 from .connection import RedisConnection
 from .scripts import pack
 
@@ -71,9 +71,7 @@ class Listener:
         self._ready: asyncio.Future[None] | None = None
         self._heard = False
         self._closed = False
-        # Mutable: the callers that wait for the first attempt, each with a future of its own: if twelve thousand
-        # shared one, it would take them seconds to stop waiting for it.
-        self._first_callers: set[asyncio.Future[None]] = set()
+        self._first_callers = Crowd()
 
     async def start(self, on_freed: OnFreed) -> None:
         """Return if it is subscribed. The first callers wait for the first attempt, which they share.
@@ -86,13 +84,8 @@ class Listener:
         if self._task is None or self._task.done() or self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._run(on_freed), name="fastdedup-listener")
-        if not self._ready.done():
-            attempt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._first_callers.add(attempt)
-            try:
-                await attempt
-            finally:
-                self._first_callers.discard(attempt)
+        while not self._ready.done():
+            await self._first_callers.wait()
         self._ready.result()
 
     def leave(self, reason: str) -> None:
@@ -135,7 +128,7 @@ class Listener:
         if self._ready is None or again:
             self._ready = asyncio.get_running_loop().create_future()
         self._ready.set_result(None)
-        self._answer_first_callers()
+        self._first_callers.wake()
         return again
 
     def _is_deaf(self, error: Exception) -> None:
@@ -144,12 +137,7 @@ class Listener:
             self._ready = asyncio.get_running_loop().create_future()
         self._ready.set_exception(error)
         self._ready.exception()  # marks it as retrieved: the callers of `start` may have been cancelled
-        self._answer_first_callers()
-
-    def _answer_first_callers(self) -> None:
-        for attempt in self._first_callers:
-            if not attempt.done():
-                attempt.set_result(None)
+        self._first_callers.wake()
 
     async def _until_ended(self, connection: RedisConnection) -> None:
         """Return once the connection has ended. A frozen server or a cut cable, which give no sign, count too."""
