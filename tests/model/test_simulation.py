@@ -42,7 +42,7 @@ SMALL = ("alone", "redeem_then_consume", "released_anew", "transition", "release
 FEWEST = {
     "claim_and_complete": 600,
     "async_with": 300,
-    "once": 1200,
+    "once": 1150,
     "release_and_claim": 1400,
     "redeem": 400,
     "consume": 300,
@@ -51,7 +51,7 @@ FEWEST = {
     "redeem_what_is_consumed": 300,
     "redeem_then_consume": 550,
     "transition": 350,
-    "lock": 1500,
+    "lock": 1450,
     "claim_many": 700,
     "first": 800,
     "first_many": 950,
