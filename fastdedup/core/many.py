@@ -80,8 +80,6 @@ class ClaimList(Together):
         self._options = options
         self._renews = bool(options.renew)
         self._wait = options.seconds_to_wait
-        self._stale: list[ListedClaim] = []
-        """The claims that the store refused because what is known of their ledger is too old."""
 
     async def claim(self, keys: Sequence[Any], marks: Sequence[bytes | None]) -> list[Claim]:
         """Make the claims; if one cannot be answered, its error is raised, and the others are released.
@@ -97,17 +95,14 @@ class ClaimList(Together):
         return await within_a_span(self.gate, claims, lambda: self._made(claims))
 
     async def _made(self, claims: Sequence[ListedClaim]) -> list[Claim]:
-        gives_up = end_of(self._wait)
+        began, gives_up = asyncio.get_running_loop().time(), end_of(self._wait)
         counters = self.gate.observers.counters
         since = 0.0 if counters is None else perf_counter()
         try:
-            await self._send(claims)
-            if self._stale:
-                await self._each(self._stale, lambda claim: look(self.gate, claim, claim.terms, gives_up))
+            await self._send(claims, gives_up)
             if self._wait and any(map(is_open, claims)):
                 await self._wait_for_others(claims, gives_up)
-                over = self._over(claims, gives_up - self._wait)
-                await self._each(over, lambda claim: look(self.gate, claim, claim.terms, gives_up))
+            await self._look_at(self._over(claims, began), gives_up)
             self.ended(claims)
             if counters is not None:
                 for claim in claims:
@@ -133,13 +128,18 @@ class ClaimList(Together):
     def ended(self, claims: Sequence[ListedClaim], fault: BaseException | None = None) -> None:
         """Learn from the verdicts of all claims, or from the error that ends the list."""
 
-    async def _send(self, claims: Sequence[ListedClaim]) -> None:
-        """Send the claims that have no answer yet, and judge all answers."""
+    async def _send(self, claims: Sequence[ListedClaim], gives_up: float) -> None:
+        """Send the claims that have no answer yet, and judge all answers.
+
+        What is known of the ledger may be too old for a part's claims: they look again before the next part is sent,
+        which then knows the ledger as it is.
+        """
         for part in parts_of(claims):
             await self.prepare(part)
             await self.send([claim for claim in part if claim.answer is None], self.gate.begin_claim)
             for claim in part:
                 self._judge(claim)
+            await self._look_at([claim for claim in part if type(claim.answer) is StaleLedger], gives_up)
 
     def _judge(self, claim: ListedClaim) -> None:
         """Put the verdict into the answer's place; a refusal, if there is time to look again."""
@@ -150,9 +150,7 @@ class ClaimList(Together):
         try:
             claim.answer = self.gate.claim_verdict(claim, answer)
         except UnavailableError as refusal:
-            if isinstance(refusal, StaleLedger):
-                self._stale.append(claim)
-            elif not self._wait or isinstance(refusal, ShortfallError):
+            if type(refusal) is not StaleLedger and (not self._wait or isinstance(refusal, ShortfallError)):
                 raise
             claim.answer = refusal
 
@@ -171,9 +169,9 @@ class ClaimList(Together):
             list(waiting.values()), lambda claim: wait_on(self.gate, claim, gives_up, claim.answer)
         )
         # A key that is still another owner's is not looked at again for each of its claims.
-        await self._each(
+        await self._look_at(
             [claim for claim in behind if is_refused(claim) or not is_in_progress(waiting.get(claim.wire))],
-            lambda claim: look(self.gate, claim, claim.terms, gives_up),
+            gives_up,
         )
 
     def _over(self, claims: Sequence[ListedClaim], began: float) -> list[ListedClaim]:
@@ -182,11 +180,18 @@ class ClaimList(Together):
         `began`: when the list began, in the loop's time; for claims that were not sent to the store.
         """
         at_the_latest = asyncio.get_running_loop().time() - self.terms.lease_ms / 1000
+        if began > at_the_latest:
+            return []
         return [
             claim
             for claim in claims
             if claim.answer.outcome is _ACQUIRED and getattr(claim, "at", began) <= at_the_latest
         ]
+
+    async def _look_at(self, claims: Sequence[ListedClaim], gives_up: float) -> None:
+        """Look at the keys of some claims again."""
+        if claims:
+            await self._each(claims, lambda claim: look(self.gate, claim, claim.terms, gives_up))
 
     async def _each(
         self, claims: Sequence[ListedClaim], answering: Callable[[ListedClaim], Awaitable[Any]]

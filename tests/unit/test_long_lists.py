@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from fastdedup import Dedup, Outcome, ShortfallError
+from fastdedup import Claim, Dedup, Outcome, ShortfallError
 from fastdedup.core.connection import LOOKS_AT_ONCE
+from fastdedup.core.many import ClaimList, ListedClaim
+from fastdedup.core.together import AT_ONCE
 from fastdedup.kernel.operations import ClaimOp, Op, Reply, Verdict
 from fastdedup.stores.memory import MemoryStore
 
@@ -73,6 +76,37 @@ async def test_a_long_list_waits_for_all_its_keys_at_a_time(ledger: str | None) 
         for claim in owned:
             await claim.complete("done")
         assert [claim.result for claim in await listed] == ["done"] * len(KEYS)
+
+
+async def test_a_long_list_reads_a_stale_form_of_its_ledger_once() -> None:
+    """All parts were sent with the outdated form, and then each key was looked at again in a task of its own."""
+    store = Counting()
+    async with Dedup(store) as dedup:
+        ledger = dedup.ledger("seen", capacity=10_000, window=60.0)
+        assert (await dedup.claim("other", remember=ledger)).acquired
+        assert ledger.view is not None
+        ledger.view.terms.until_ms = 1
+        store.asked = 0
+        claims = await dedup.claim_many(KEYS, remember=ledger)
+        assert {claim.outcome for claim in claims} == {Outcome.ACQUIRED}
+        assert store.asked == len(KEYS) + 2 * AT_ONCE
+
+
+async def test_a_long_list_that_outlasts_its_leases_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said "acquired" for a key of its first part that another owner had by the time its last part was sent."""
+    taken: list[Claim] = []
+    async with Dedup(MemoryStore()) as dedup:
+
+        async def prepare(claims: ClaimList, part: Sequence[ListedClaim]) -> None:
+            if part[0].key == KEYS[AT_ONCE]:
+                taken.append(await dedup.claim("0", lease=60.0, wait=60.0))
+
+        monkeypatch.setattr(ClaimList, "prepare", prepare)
+        claims = await dedup.claim_many(KEYS, lease=0.3)
+        assert [claim.outcome for claim in taken] == [Outcome.ACQUIRED]
+        assert claims[0].outcome is Outcome.IN_PROGRESS
+        assert {claim.outcome for claim in claims[1:]} == {Outcome.ACQUIRED}
+        await taken[0].complete()
 
 
 async def test_a_long_list_answers_as_last_seen_once_its_wait_is_over() -> None:
