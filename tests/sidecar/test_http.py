@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from fastdedup import LocalLRU, fingerprint
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.wire_verbs import VERBS, WireVerb
 
+from ..programs import until
 from .conftest import Running, Serve
 
 PROBLEM = "application/problem+json"
@@ -226,6 +228,38 @@ def test_a_waiting_claim_in_a_batch_waits(http: httpx.Client) -> None:
     held(http)
     asks = [{"op": "claim", "key": "k", "wait": 20}, {"op": "claim", "key": "free"}]
     assert [answer["status"] for answer in http.post("/v1/batch", json=asks).json()] == [409, 201]
+
+
+def test_a_batch_that_outlasts_its_leases_claims_again(http: httpx.Client, sidecar: Running) -> None:
+    """It said "acquired" for a key that another owner had since the lease's end."""
+    first, last = held(http, "first"), held(http, "last")
+    brief = {"op": "claim", "lease": 300}
+    asks = [
+        {**brief, "key": "taken"},
+        {**brief, "key": "free"},
+        {**brief, "key": "first", "wait": 60_000},
+        {"op": "claim", "key": "long"},
+        {"op": "claim", "key": "last", "wait": 60_000},
+    ]
+
+    def holder(key: str) -> str:
+        owner: str = http.get("/v1/records", params={"key": key}).json().get("owner", "")
+        return owner
+
+    def take(key: str) -> dict[str, Any]:
+        return post(http, "/v1/claims", {"key": key, "wait": 60_000, "lease": 60_000}, 201)
+
+    with ThreadPoolExecutor(1) as pool, sidecar.http() as second:
+        batch = pool.submit(second.post, "/v1/batch", json=asks)
+        until(lambda: holder("taken"), "the batch has claimed")
+        assert take("taken")["attempt"] == 2
+        post(http, "/v1/claims/release", first, 200)
+        until(lambda: holder("first") != first["owner"], "the batch has won what it waited for")
+        take("first")
+        post(http, "/v1/claims/release", last, 200)
+        answers = batch.result().json()
+    assert [answer["status"] for answer in answers] == [409, 201, 409, 201, 201]
+    assert [answers[number]["body"]["attempt"] for number in (1, 3)] == [2, 1]
 
 
 def test_a_batch_has_a_limit(serve: Serve) -> None:

@@ -7,6 +7,7 @@ from binascii import hexlify
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from itertools import groupby
+from math import inf
 from operator import attrgetter
 from time import perf_counter
 from typing import Any, Final, TypeVar
@@ -116,6 +117,8 @@ class BatchRequest:
             self._places = [self._begin(ask) for ask in self._asks]
             if self._waits:
                 await self._client.unless_gone(self._until_answered())
+                if self._claims_again():
+                    await self._client.unless_gone(self._until_answered())
             elif self.left:
                 await self._all
             return HttpAnswer(200, written(self._places), None, self._given())
@@ -223,6 +226,25 @@ class BatchRequest:
         if self.left:
             await self._all
 
+    def _claims_again(self) -> bool:
+        """Claim again, once, what was won with a lease that is over by now: another owner may have it.
+
+        Not for an owner that the client has named: another request of the batch may have settled its claim. Return
+        whether there is any.
+        """
+        now = perf_counter()
+        over = [number for number, place in enumerate(self._places) if place.ends_at(self.since) <= now]
+        if not over:
+            return False
+        self.won = [claim for claim in self.won if claim.ends_at(self.since) > now]
+        self.left, self._all = len(over), asyncio.get_running_loop().create_future()
+        for number in over:
+            ask = self._asks[number]
+            if type(ask) is not str:
+                ask.wait = 0  # else others would outlast their leases meanwhile
+            self._places[number] = self._begin(ask)
+        return True
+
     async def _one(self, ask: Any, place: Told) -> None:
         if ask.op in _WAITING and ask.wait:  # it counts from the batch's beginning
             ask.wait = max(0, ask.wait - round((perf_counter() - self.since) * 1000))
@@ -230,6 +252,8 @@ class BatchRequest:
             answer = await HANDLERS[ask.op](self._namespaces, ask, self._one_client)
         except Exception as fault:  # noqa: BLE001 -- the client gets every error as an answer
             answer = problem(fault, self.counters)
+        if answer.held:  # a claim that a drawn owner has won
+            place.ends = perf_counter() + answer.facts["lease"] / 1000
         self.told(place, answer)
 
 
@@ -261,10 +285,17 @@ class BatchedClient:
 class Told:
     """The place of an answer that is written at once."""
 
-    __slots__ = ("text", "won")
+    __slots__ = ("ends", "text", "won")
 
     text: bytes
     won: Verdict | None
+
+    def __init__(self) -> None:
+        self.ends = inf
+
+    def ends_at(self, since: float) -> float:
+        """Return when the lease ends that the answer grants, by `perf_counter`; infinity without one."""
+        return self.ends
 
 
 class BatchClaim(Asked):
@@ -285,6 +316,10 @@ class BatchClaim(Asked):
     def done(self) -> bool:
         """True once the claim is answered, or its batch given up; the engine then releases the claim."""
         return self._op is None or self._batch.given_up
+
+    def ends_at(self, since: float) -> float:
+        """See `Told`. `since`: when the batch began; the lease began then or a little later."""
+        return inf if self.won is None else since + self.won.left_ms / 1000
 
     def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Take the verdict."""
