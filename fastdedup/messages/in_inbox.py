@@ -123,13 +123,10 @@ class InboxWay:
         attempt = max(delivery.failed + 1, 0 if claim is None else claim.attempt)
         exhausted = self._rules.exhausted(delivery.key, attempt)
         wire = self._wire(delivery.key)
-        begun = False
 
         async def work(transaction: Any) -> Any:
-            nonlocal begun
             if exhausted is not None:
                 raise _Exhausted
-            begun = True
             result = await delivery.work(transaction)
             return result if self._rules.keep_result else None
 
@@ -138,7 +135,6 @@ class InboxWay:
         )
         with HeldMessage(self._pauses) as hold:
             while True:
-                begun = False
                 try:
                     result = await transactions.run(delivery.key, wire)
                 except CommitUnknown as unknown:
@@ -149,15 +145,15 @@ class InboxWay:
                     assert exhausted is not None
                     return exhausted
                 except BaseException as fault:
-                    if not begun and isinstance(fault, MismatchError):
+                    if not transactions.has_begun and isinstance(fault, MismatchError):
                         return self._rules.of_mismatch(delivery.key, attempt)
-                    if begun and is_failure(fault):
+                    if transactions.has_begun and is_failure(fault):
                         self._failed_attempts.tell(delivery.key, attempt, fault)
                         return self._rules.of_error(delivery.key, attempt, fault)
                     if not isinstance(fault, Exception) or isinstance(fault, (*_MISTAKES, InvalidKeyError)):
                         raise
                     error = fault
                 else:
-                    reason = Reason.FIRST if begun else Reason.DUPLICATE
+                    reason = Reason.FIRST if transactions.has_begun else Reason.DUPLICATE
                     return Decision(Action.ACK, reason, delivery.key, attempt, result)
                 await hold.pause(error)

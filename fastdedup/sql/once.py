@@ -363,6 +363,9 @@ class Transactions:
         self._begin = begin
         self._work = work
         self._mark = mark
+        # Mutable.
+        self.has_begun = False
+        """True if the latest transaction has begun the work."""
 
     async def run(self, key: str, wire: bytes | None) -> Any:
         """Return the result of the work, or of the work that was first. Arguments and errors: see `answer`."""
@@ -401,6 +404,7 @@ class Transactions:
         rules = self._rules
         receipt: Any = None
         commits = False
+        self.has_begun = False
 
         async def receive_and_work(transaction: Any) -> None:
             nonlocal receipt, commits
@@ -410,6 +414,7 @@ class Transactions:
                 receipt.replay(self._typed)  # may raise
                 return
             await receipt.begin_work()
+            self.has_begun = True
             # The work may have ended the transaction, or caught an error that ended it: its COMMIT would do nothing.
             await receipt.finish(await self._work(transaction), look=not rules.proven)
             commits = True

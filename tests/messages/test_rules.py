@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +14,7 @@ import aiosqlite
 import pytest
 
 from fastdedup import ConfigError, Dedup, Resolution, Takeover
+from fastdedup.errors import RetryTransaction
 from fastdedup.events import ConsumerPaused, ConsumerResumed, DeadLettered, Event, GateBypassed
 from fastdedup.messages import Action, DeadLetterError, Decision, MessageRules, Reason, body_digest
 from fastdedup.messages.deliveries import Deliveries
@@ -449,12 +450,13 @@ async def test_a_cancelled_handler_frees_the_key(open_consumer: Open) -> None:
 
 
 class Shop:
-    """An SQLite database with an inbox and a table of effects; `away` makes it refuse."""
+    """An SQLite database with an inbox and a table of effects; `away` makes it refuse, and `before` runs first."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.away = False
         self.lose_commit = False
+        self.before: Callable[[], Awaitable[None]] | None = None
         make_tables(path)
         self.inbox = Inbox("billing", keep=WEEK, begin=self.begin)
 
@@ -462,6 +464,8 @@ class Shop:
     async def begin(self) -> AsyncIterator[aiosqlite.Connection]:
         if self.away:
             raise ConnectionRefusedError("the database is down")
+        if self.before is not None:
+            await self.before()
         async with transaction(self.path) as connection:
             yield connection
         if self.lose_commit:
@@ -547,6 +551,42 @@ class TestInbox:
             assert decision.action is Action.ACK
             assert shop.effects() == 1
             assert (await consumer.get()).reason is Reason.DUPLICATE
+
+    async def test_a_database_that_goes_before_the_second_try_holds_the_message(
+        self, open_billing: Open, shop: Shop
+    ) -> None:
+        """It was a failed attempt, because the work of the first try had begun."""
+        async with open_billing(attempts=1) as consumer:
+
+            def then() -> None:
+                shop.away = len(consumer.runs) == 1
+                if shop.away:
+                    raise RetryTransaction("the database has ended it")
+
+            consumer.then = then
+            held = asyncio.create_task(consumer.get())
+            await wait_until(lambda: consumer.deliveries.is_paused, description="it is held")
+            shop.away = False
+            decision = await held
+            assert (decision.reason, decision.attempts) == (Reason.FIRST, 1)
+            assert (len(consumer.runs), shop.effects()) == (2, 1)
+
+    async def test_a_copy_that_is_done_before_the_second_try_is_a_duplicate(
+        self, open_billing: Open, shop: Shop
+    ) -> None:
+        async def copy() -> None:
+            async with transaction(shop.path) as connection:
+                assert (await shop.inbox.receive(connection, "order-7")).first
+
+        async with open_billing() as consumer:
+
+            def then() -> None:
+                shop.before = copy
+                raise RetryTransaction("the database has ended it")
+
+            consumer.then = then
+            assert told(await consumer.get()) == (Action.ACK, Reason.DUPLICATE)
+            assert (len(consumer.runs), shop.effects()) == (1, 0)
 
     async def test_done_work_is_no_exhausted_message(
         self, open_billing: Open, shop: Shop, redis_url: str, events: list[Event]
