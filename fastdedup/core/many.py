@@ -132,7 +132,7 @@ class ClaimList(Together):
         """Send the claims that have no answer yet, and judge all answers.
 
         What is known of the ledger may be too old for a part's claims: they look again before the next part is sent,
-        which then knows the ledger as it is.
+        which then knows the ledger's present form.
         """
         for part in parts_of(claims):
             await self.prepare(part)

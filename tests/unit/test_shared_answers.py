@@ -18,8 +18,13 @@ from fastdedup.stores.redis.listener import Listener
 
 from ..waiting import cancel, wait_until
 
-FEW = 2_000
-TIMES = 8
+FEW = 500
+TIMES = 32
+MOST = 8
+"""How many times as long as one of few one of many callers may take: the caches of a busy machine make it up to 4.
+
+If each searched among all others, it would be more than 20.
+"""
 
 
 async def never(*_: Any) -> Any:
@@ -62,7 +67,7 @@ async def test_many_callers_leave_at_the_cost_of_each(
     """A list of 12,000 keys ended 6 s after its wait, because its claims left the first attempt by one future."""
     few = min([await seconds_to_leave(make(), FEW) for _ in range(3)])
     many = min([await seconds_to_leave(make(), FEW * TIMES) for _ in range(2)])
-    assert many < few * TIMES * 3
+    assert many < few * TIMES * MOST
 
 
 async def test_all_callers_get_the_error_of_the_first_attempt() -> None:
