@@ -452,12 +452,13 @@ async def test_a_cancelled_handler_frees_the_key(open_consumer: Open) -> None:
 class Shop:
     """An SQLite database with an inbox and a table of effects; `away` makes it refuse, and `before` runs first."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_new: bool = True) -> None:
         self.path = path
         self.away = False
         self.lose_commit = False
         self.before: Callable[[], Awaitable[None]] | None = None
-        make_tables(path)
+        if is_new:
+            make_tables(path)
         self.inbox = Inbox("billing", keep=WEEK, begin=self.begin)
 
     @asynccontextmanager

@@ -26,14 +26,12 @@ from fastdedup.messages import DeadLetterError
 from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, LEFT_OUT, REASON
 from fastdedup.messages.key_turns import KeyTurns
 from fastdedup.messages.keys import gate_key
-from fastdedup.sql import Inbox
 
 from ..brokers import SqsServer
 from ..servers import free_port
 from ..waiting import wait_until
 from .consumers import at_work, opened
 from .test_pages import names_of, stopped
-from .test_rules import WEEK
 from .test_rules import Shop as Database
 
 ACCESS = {"region_name": "us-east-1", "aws_access_key_id": "none", "aws_secret_access_key": "none"}
@@ -483,15 +481,6 @@ async def test_a_turn_ends_with_a_consumer_that_ends_by_the_message_before() -> 
     assert begun == []
 
 
-class Reopened(Database):
-    """A database that another process has made."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.away = self.lose_commit = False
-        self.inbox = Inbox("billing", keep=WEEK, begin=self.begin)
-
-
 async def bill(transaction: Any, message: Any) -> None:
     await transaction.execute("INSERT INTO work VALUES (?)", (message.body,))
 
@@ -501,7 +490,7 @@ import asyncio, sys
 from pathlib import Path
 from fastdedup import Dedup
 from fastdedup.integrations.sqs import Consumer
-from tests.messages.test_sqs import Reopened, bill, client_of
+from tests.messages.test_sqs import Database, bill, client_of
 
 async def forever(*given):
     if len(given) > 1:
@@ -510,7 +499,7 @@ async def forever(*given):
     await asyncio.Event().wait()
 
 async def main(server, redis, url, path, kind):
-    inbox = Reopened(Path(path)).inbox if path else None
+    inbox = Database(Path(path), is_new=False).inbox if path else None
     async with Dedup(redis, namespace="m", timeout=5.0) as dedup:
         gate = None if kind == "inbox" else dedup
         async with Consumer(client_of(server), gate, queue_url=url, inbox=inbox) as consumer:
