@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,14 @@ from fastdedup.sql.rules import TABLE
 
 
 def make_tables(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection:
         connection.executescript(dialect_of("sqlite", TableName(TABLE)).ddl())
         connection.execute("CREATE TABLE work (id)")
 
 
 def work_in(path: Path) -> list[Any]:
     """Return the ids of the work that was committed."""
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection:
         return [id_ for (id_,) in connection.execute("SELECT id FROM work")]
 
 

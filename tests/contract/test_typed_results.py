@@ -236,7 +236,7 @@ def test_a_type_that_cannot_come_back_is_refused_when_it_decorates(declared: Any
         for once, is_async in ((Dedup("memory://").once, True), (sync.once, False)):
             with pytest.raises(ConfigError, match=r"work|later|now.*cannot come back.*codec=") as caught:
                 once(key=key_of)(returning(declared, None, is_async=is_async))
-            name = getattr(declared, "__qualname__", str(declared))
+            name = declared.__qualname__ if isinstance(declared, type) else str(declared)
             assert name in str(caught.value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -605,7 +605,7 @@ class TestInbox:
             assert consumer.runs == []
 
     async def test_a_wrong_setup_is_raised(self, open_billing: Open, shop: Shop) -> None:
-        with sqlite3.connect(shop.path) as connection:
+        with closing(sqlite3.connect(shop.path)) as connection:
             connection.execute(f"DROP TABLE {TABLE}")
         async with open_billing() as consumer:
             with pytest.raises(ConfigError, match="there is no table"):

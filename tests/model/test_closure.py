@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -97,7 +98,7 @@ def test_issuing_again_is_one_call_said_twice(side: Side) -> None:
 def test_the_spec_names_each_guarantee_of_a_store() -> None:
     text = "".join(Path(module.__file__ or "").read_text() for module in (spec, windows))
     named = {int(number) for number in re.findall(r" \[(\d+)\]", text)}
-    guarantees = re.findall(r"^    (\d+)\. ", base.Store.__doc__ or "", re.MULTILINE)
+    guarantees = re.findall(r"^(\d+)\. ", inspect.getdoc(base.Store) or "", re.MULTILINE)
     assert sorted(named) == [int(number) for number in guarantees]
 
 

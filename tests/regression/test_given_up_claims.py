@@ -165,7 +165,7 @@ def test_the_error_of_a_synchronous_claim_names_its_owner(redis_url: str, redis_
         with redis_server.frozen(), pytest.raises(UnavailableError) as info:
             dedup.claim("k")
         assert info.value.owner is not None
-        claim = dedup.claim("k", owner=info.value.owner)
+        claim = dedup.claim("k", owner=info.value.owner, wait=30.0)
         assert claim.acquired
 
 

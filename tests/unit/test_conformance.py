@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -241,7 +242,7 @@ async def test_a_number_of_no_guarantee_is_an_error() -> None:
 
 
 def test_each_guarantee_of_a_store_has_a_check() -> None:
-    numbers = [int(number) for number in re.findall(r"^ +(\d+)\. ", Store.__doc__ or "", re.MULTILINE)]
+    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", inspect.getdoc(Store) or "", re.MULTILINE)]
     assert sorted(CHECKS) == numbers
 
 
