@@ -490,6 +490,13 @@ class Billing(Consumer):
         await transaction.execute("INSERT INTO work VALUES (?)", (message["id"],))
         return await super().handler(message)
 
+    async def held(self, shop: Shop) -> Decision:
+        """Get a message, which is held because the database is away, and return what is decided once it is back."""
+        held = asyncio.create_task(self.get())
+        await wait_until(lambda: self.deliveries.is_paused, description="it is held")
+        shop.away = False
+        return await held
+
 
 @pytest.fixture
 def open_billing(redis_url: str, shop: Shop, events: list[Event], gated: bool) -> Open:
@@ -538,10 +545,7 @@ class TestInbox:
     async def test_a_database_that_is_away_holds_the_message(self, open_billing: Open, shop: Shop) -> None:
         async with open_billing() as consumer:
             shop.away = True
-            held = asyncio.create_task(consumer.get())
-            await wait_until(lambda: consumer.deliveries.is_paused, description="it is held")
-            shop.away = False
-            decision = await held
+            decision = await consumer.held(shop)
             assert (decision.reason, decision.attempts) == (Reason.FIRST, 1)
             assert shop.effects() == 1
 
@@ -565,10 +569,7 @@ class TestInbox:
                     raise RetryTransaction("the database has ended it")
 
             consumer.then = then
-            held = asyncio.create_task(consumer.get())
-            await wait_until(lambda: consumer.deliveries.is_paused, description="it is held")
-            shop.away = False
-            decision = await held
+            decision = await consumer.held(shop)
             assert (decision.reason, decision.attempts) == (Reason.FIRST, 1)
             assert (len(consumer.runs), shop.effects()) == (2, 1)
 
