@@ -150,6 +150,10 @@ PRIVATE_OF_LIBRARIES: dict[str, tuple[set[str], str]] = {
         {"_consumer", "_js", "_nc"},
         "a subscription shows neither its name nor its connection",
     ),
+    "sql.drivers.sqlite3": (
+        {"_conn", "_execute"},
+        "aiosqlite has no way to read a setting in the thread of its connection, and sqlite3 lets no other read it",
+    ),
     "stores.redis.connection": (
         {"_call_connection_lost", "_reader", "_transport", "_writer"},
         "redis-py and asyncio cannot give a connected socket away, nor close one whose event loop is closed",

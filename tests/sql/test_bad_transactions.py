@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import aiomysql
+import aiosqlite
 import asyncpg
 import pytest
 from asgiref.sync import sync_to_async
@@ -16,13 +19,16 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.pool import NullPool
 
 from fastdedup import ConfigError, Dedup, UsageError
 from fastdedup.sql import Inbox, RetryTransaction
 from fastdedup.sql.dialects import TableName, dialect_of
+from fastdedup.sql.rules import TABLE
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
 
+from ..inbox_file import make_tables
 from .conftest import Opener
 from .places import Place
 from .ways import WAYS, WEEK, SyncParty, alias_of, engine_of
@@ -53,6 +59,67 @@ async def test_a_connection_that_commits_each_statement_is_refused(
         assert how in str(caught.value)
     async with of(name)() as party, party.transaction():
         assert (await party.receive(party.inbox(), key)).first
+
+
+def rows_in(path: Path) -> int:
+    """Return the number of the inbox's rows that are committed."""
+    with closing(sqlite3.connect(path)) as connection:
+        return int(connection.execute(f"SELECT count(*) FROM {TABLE}").fetchone()[0])
+
+
+class CommittingEach(sqlite3.Connection):
+    """A connection that says of itself what one with `autocommit=True` does, which Python 3.11 does not have."""
+
+    autocommit = True
+
+
+AUTOCOMMIT: dict[str, Any] = (
+    {"autocommit": True} if sys.version_info >= (3, 12) else {"factory": CommittingEach}
+)
+
+
+async def receive_with_autocommit(path: Path, over: str, alchemy: bool) -> None:
+    """Name a key to an inbox over a connection of SQLite that commits each statement."""
+    options: dict[str, Any] = {"connect_args": AUTOCOMMIT, "poolclass": NullPool}
+    if over == "sqlite3":
+        inbox = SyncInbox("tests", keep=WEEK)
+        if alchemy:
+            with create_engine(f"sqlite:///{path}", **options).begin() as begun:
+                inbox.receive(begun, "k")
+        else:
+            with closing(sqlite3.connect(path, **AUTOCOMMIT)) as plain:
+                inbox.receive(plain, "k")
+    elif alchemy:
+        async with create_async_engine(f"sqlite+aiosqlite:///{path}", **options).begin() as connection:
+            await Inbox("tests", keep=WEEK).receive(connection, "k")
+    else:
+        async with aiosqlite.connect(path, **AUTOCOMMIT) as raw:
+            await Inbox("tests", keep=WEEK).receive(raw, "k")
+
+
+@pytest.mark.parametrize("over", ["sqlite3", "aiosqlite"])
+@pytest.mark.parametrize("alchemy", [False, True], ids=["bare", "SQLAlchemy"])
+async def test_so_is_one_of_sqlite_with_autocommit(tmp_path: Path, over: str, alchemy: bool) -> None:
+    """Its `isolation_level` says otherwise, and only the connection's own thread may read `autocommit`."""
+    path = tmp_path / "inbox.db"
+    make_tables(path)
+    with pytest.raises(UsageError, match="is in no transaction"):
+        await receive_with_autocommit(path, over, alchemy)
+    assert rows_in(path) == 0
+
+
+async def test_sqlite_begins_by_the_inbox_in_its_other_modes(tmp_path: Path) -> None:
+    """By default its first change begins the transaction."""
+    path = tmp_path / "inbox.db"
+    make_tables(path)
+    modes: list[dict[str, Any]] = [{}, {"isolation_level": "IMMEDIATE"}]
+    if sys.version_info >= (3, 12):
+        modes.append({"autocommit": False})
+    for mode in modes:
+        async with aiosqlite.connect(path, **mode) as connection:
+            assert (await Inbox("tests", keep=WEEK).receive(connection, "k")).first
+            await connection.rollback()
+        assert rows_in(path) == 0
 
 
 @pytest.mark.parametrize("name", ["pymysql", "aiomysql"])

@@ -6,7 +6,7 @@ import aiosqlite
 
 from ..dialects.base import Rows, Statement
 from .base import driver_for
-from .sqlite3 import SQLiteDriver
+from .sqlite3 import SQLiteDriver, commits_each_in_its_thread, no_immediate
 
 
 class AiosqliteDriver(SQLiteDriver):
@@ -15,7 +15,9 @@ class AiosqliteDriver(SQLiteDriver):
     is_async = True
 
     async def execute(self, statement: Statement) -> Rows:
-        """See `Driver`."""
+        """See `Driver`. The first statement would begin the transaction, unless the connection commits each one."""
+        if not self.is_open() and await commits_each_in_its_thread(self._connection):
+            raise no_immediate()
         async with self._connection.cursor() as cursor:
             cursor.row_factory = None  # the caller's own may give rows without an order
             await cursor.execute(statement.sql, statement.parameters)

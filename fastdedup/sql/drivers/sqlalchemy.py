@@ -134,6 +134,9 @@ def _commits_each_statement(connection: Connection) -> bool:
     if connection.get_execution_options().get("isolation_level") == _AUTOCOMMIT:
         return True
     if connection.dialect.name == "sqlite":  # often without an isolation_level, and begun by an event
+        if connection.dialect.is_async:
+            adapted: Any = connection.connection.dbapi_connection
+            return bool(adapted.run_async(sqlite3.commits_each_in_its_thread))
         return sqlite3.commits_each_statement(connection.connection.driver_connection)
     detect = getattr(connection.dialect, "detect_autocommit_setting", None)
     if detect is None:  # before SQLAlchemy 2.0.44

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
+from ...errors import UsageError
 from ..dialects.base import Rows, Statement
 from .base import Driver, closed, driver_for, no_transaction, of_cursor
 
@@ -18,9 +19,19 @@ def commits_each_statement(connection: Any) -> bool:
         begun = connection.in_transaction
     except (ValueError, sqlite3.ProgrammingError):
         raise closed() from None
-    own = getattr(connection, "autocommit", -1)  # Python 3.12: True, False, or the older behaviour
+    try:
+        own = getattr(connection, "autocommit", -1)  # Python 3.12: True, False, or the older behaviour
+    except sqlite3.ProgrammingError:  # of another thread: its next statement fails, too
+        own = -1
     commits = own is True or (own is not False and connection.isolation_level is None)
     return bool(commits and not begun)
+
+
+async def commits_each_in_its_thread(connection: Any) -> bool:
+    """Like `commits_each_statement`, for aiosqlite: only the thread of its connection may read `autocommit`."""
+    if is_begun(connection):
+        return False
+    return bool(await connection._execute(commits_each_statement, connection._conn))
 
 
 def is_begun(connection: Any) -> bool:
@@ -31,6 +42,11 @@ def is_begun(connection: Any) -> bool:
         return False
 
 
+def no_immediate() -> UsageError:
+    """Return the error for a connection that is in no transaction."""
+    return no_transaction('connection.execute("BEGIN IMMEDIATE")')
+
+
 class SQLiteDriver(Driver):
     """The part that the drivers of sqlite3 and aiosqlite share."""
 
@@ -39,7 +55,7 @@ class SQLiteDriver(Driver):
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         if commits_each_statement(connection):
-            raise no_transaction('connection.execute("BEGIN IMMEDIATE")')
+            raise no_immediate()
 
     def is_open(self) -> bool:
         """See `Driver`."""
