@@ -105,6 +105,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
             # Not pytest-timeout alone: what it raises from a signal handler, a loop's callback may swallow.
             async with asyncio.timeout(DEADLINE):
                 await pyfuncitem.obj(**arguments)
+            await asyncio.sleep(0)  # a task that was cancelled a moment ago ends
             left = asyncio.all_tasks() - {asyncio.current_task()}
             assert not {task for task in left if "fastdedup" in task.get_name()}, f"tasks left behind: {left}"
         except BaseException:

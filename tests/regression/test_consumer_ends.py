@@ -54,7 +54,7 @@ async def all_come_to_another(orders: Orders, *ids: str) -> None:
 async def test_a_stopped_consumer_returns_what_it_did_not_do(rabbitmq: RabbitServer, redis_url: str) -> None:
     async with shop(rabbitmq, redis_url) as orders:
         orders.then = lambda message: asyncio.Event().wait()
-        async with orders.consuming(grace=0.05) as consumer:
+        async with orders.consuming(grace=0.5) as consumer:  # RabbitMQ must hear of it
             await orders.publish("1", "2")
             await wait_until(lambda: len(orders.runs) == 2, description="both are begun")
             consumer.stop()

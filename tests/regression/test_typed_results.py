@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sqlite3
+import sys
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -91,16 +92,20 @@ def called_at_depth(depth: int, call: Callable[[], Any]) -> Any:
     return call() if depth == 0 else called_at_depth(depth - 1, call)
 
 
-RAISING: list[tuple[Any, Any, int, str]] = [
-    (Uncomparable, Uncomparable(1), 0, "ValueError: the truth value is ambiguous"),
-    (Deep, chain(100), 700, "RecursionError"),
-    (Any, nested(250), 450, "RecursionError"),
+RAISING = [
+    pytest.param(
+        Uncomparable, Uncomparable(1), 0, "ValueError: the truth value is ambiguous", id="comparing"
+    ),
+    pytest.param(Deep, chain(100), 700, "RecursionError", id="deep"),
 ]
+if sys.version_info < (
+    3,
+    12,
+):  # since then calls within C have a limit of their own, far beyond what JSON may nest
+    RAISING.append(pytest.param(Any, nested(250), 450, "RecursionError", id="deep in a deep stack"))
 
 
-@pytest.mark.parametrize(
-    ("declared", "value", "depth", "why"), RAISING, ids=["comparing", "deep", "deep in a deep stack"]
-)
+@pytest.mark.parametrize(("declared", "value", "depth", "why"), RAISING)
 def test_work_is_done_once_if_its_result_raises_an_error(
     declared: Any, value: Any, depth: int, why: str
 ) -> None:
