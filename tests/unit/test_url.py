@@ -110,6 +110,7 @@ def test_the_scheme_names_the_store(url: str, store: type) -> None:
         # unix://
         ("unix://", "names no socket: write unix:///path/to/redis.sock"),
         ("unix://?db=0", "names no socket"),
+        ("unix://run/redis.sock", "two slashes before the path: write three, unix:///path/to/redis.sock"),
         ("unix:///run/redis.sock?db=zero", "'db'"),
         # redis+sentinel://
         ("redis+sentinel://", "names no host, or an empty host; write redis.sentinel://user"),

@@ -210,7 +210,7 @@ def _options(url: str, parts: SplitResult) -> tuple[dict[str, Any], type[Abstrac
         raise UnusableError("it has a # in it: percent-encode the special characters of a password")
     options: dict[str, Any] = dict(parse_url(url))
     connection_class = options.pop("connection_class", Connection)
-    check_path(parts.scheme, parts.path, options)
+    check_path(parts, options)
     check_files(options)
     if str(options.pop("protocol", 2)) not in ("2", "3"):
         raise UnusableError("protocol must be 2 or 3")
@@ -271,15 +271,19 @@ def check_query(query: str) -> None:
         )
 
 
-def check_path(scheme: str, path: str, options: dict[str, Any]) -> None:
-    """Refuse two mistakes that redis-py accepts: a socket without a path, a database that is not a number."""
-    if scheme == "unix":
+def check_path(parts: SplitResult, options: dict[str, Any]) -> None:
+    """Refuse mistakes that redis-py accepts: a socket without its whole path, a database that is not a number."""
+    if parts.scheme == "unix":
+        if (
+            parts.hostname is not None
+        ):  # redis-py drops it, and connecting would report an outage of another socket
+            raise UnusableError("it has two slashes before the path: write three, unix:///path/to/redis.sock")
         if not options.get("path"):
             raise UnusableError("it names no socket: write unix:///path/to/redis.sock?db=0")
         return
     if not options.get("host"):
         raise UnusableError("it names no host: write redis://host:6379/0")
-    number = path.strip("/")
+    number = parts.path.strip("/")
     if number and not is_database(number):
         raise UnusableError("the database in the path must be a number: redis://host:6379/0")
 
