@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AsyncContextDecorator, ContextDecorator
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
-from ..checks import Seconds
+from ..checks import Seconds, with_article
 from ..codec import Codec
 from ..errors import ConfigError, UsageError
 from ..keys import Fingerprint
@@ -105,12 +106,18 @@ class AnyInbox(Generic[B]):
         """Return the function that begins a transaction: the call's own `begin=`, else the inbox's.
 
         Raises:
-            ConfigError: neither was given.
+            ConfigError: neither was given, or it is a transaction and no function.
         """
         begin = begin or self._begin
         if begin is None:
             raise ConfigError(
                 "this needs a transaction of its own: give it, or the inbox, begin=, such as begin=Session.begin"
+            )
+        # What @contextmanager and Django's atomic() return may be called, but only as decorators.
+        if not callable(begin) or isinstance(begin, ContextDecorator | AsyncContextDecorator):
+            raise ConfigError(
+                f"begin= must be a function that returns a new transaction, got "
+                f"{with_article(type(begin).__name__)}: write begin=Session.begin, without ()"
             )
         return begin
 

@@ -22,6 +22,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from sqlalchemy.pool import NullPool
 
 from fastdedup import ConfigError, Dedup, UsageError
+from fastdedup.integrations.fastapi import Commits, everyone
 from fastdedup.sql import Inbox, RetryTransaction
 from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sql.rules import TABLE
@@ -130,6 +131,29 @@ async def test_a_transaction_begun_by_hand_counts(of: Of, key: str, name: str) -
         await party.rollback()
         async with party.transaction():
             assert (await party.receive(party.inbox(), key)).first
+
+
+@pytest.mark.parametrize(
+    ("begin", "kind"),
+    [
+        (Session(), "a Session"),
+        (sessionmaker().begin(), "a _GeneratorContextManager"),
+        (async_sessionmaker().begin(), "a _AsyncSessionContextManager"),
+        (asynccontextmanager(async_sessionmaker())(), "a _AsyncGeneratorContextManager"),
+        (transaction.atomic(), "an Atomic"),
+        ("begin", "a str"),
+    ],
+)
+@pytest.mark.parametrize("inbox", [Inbox, SyncInbox])
+def test_a_begin_that_was_called_already_is_refused(begin: Any, kind: str, inbox: Any) -> None:
+    """It is one transaction, and each call needs a new one. Said when it decorates, not at the first message."""
+    message = f"^begin= must be a function that returns a new transaction, got {kind}: .* without"
+    with pytest.raises(ConfigError, match=message):
+        inbox("tests", keep=WEEK).once(key=lambda session, message: message, begin=begin)
+    with pytest.raises(ConfigError, match=message):
+        inbox("tests", keep=WEEK, begin=begin).once(key=lambda session, message: message)
+    with pytest.raises(ConfigError, match=message):
+        Commits(inbox("tests", keep=WEEK), begin=begin, principal=everyone)
 
 
 def test_a_transaction_of_psycopg_with_autocommit_counts(of: Of, postgres_place: Place, key: str) -> None:
