@@ -139,11 +139,19 @@ def check_rule(rule: Any, what: str, whose: str = "the call's") -> None:
     Raises:
         ConfigError: it is not.
     """
-    if not callable(rule) or inspect.iscoroutinefunction(rule):
+    is_async = inspect.iscoroutinefunction(rule)
+    if is_async or not callable(rule):
+        # `@once` without () gives it the decorated function.
+        given = f"the async function {_label_of(rule)}()" if is_async else shown(rule)
         raise ConfigError(
-            f"{what}= must be a function of {whose} arguments, not async, got {shown(rule)}: "
+            f"{what}= must be a function of {whose} arguments, not async, got {given}: "
             f'for example {what}=lambda order_id: f"order:{{order_id}}"'
         )
+
+
+def _label_of(function: Callable[..., Any]) -> str:
+    """Return a function's name, for errors."""
+    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def _signature_of(function: Callable[..., Any]) -> Signature | None:
@@ -246,7 +254,7 @@ class CallRules:
             ConfigError: a rule is not a function, is async, or takes an argument that the function does not have.
         """
         signature = _signature_of(function) or _UNKNOWN  # the rules of a function of C get what it gets
-        label = getattr(function, "__qualname__", type(function).__name__)
+        label = _label_of(function)
         key_of = ArgumentsRule(self.key, signature, label=label, by_place=True).__call__
         value_of: ArgumentsRule | None = None
         if self._fingerprint is not None:

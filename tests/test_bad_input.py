@@ -398,6 +398,11 @@ def test_once_takes_a_sync_key_function(key: Any) -> None:
         Dedup("memory://").once(key)
 
 
+def test_once_without_parentheses_names_the_function_that_it_got() -> None:
+    with pytest.raises(ConfigError, match=r"got the async function nothing\(\): for example key="):
+        Dedup("memory://").once(nothing)
+
+
 # The life of a gate
 
 ASK: dict[str, Callable[[Dedup], Any]] = {
