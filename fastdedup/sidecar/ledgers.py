@@ -177,9 +177,9 @@ class Ledgers:
         found = self._ledgers.get(wanted)
         if found is None:
             shown = wanted[:64]
-            served = ", ".join(sorted(self._ledgers)) or "none"
+            others = f", only: {', '.join(sorted(self._ledgers))}" if self._ledgers else ""
             raise UnknownLedgerError(
-                f"this socket serves no ledger '{shown}', only: {served}; to serve it, write a table "
+                f"this socket serves no ledger '{shown}'{others}; to serve it, write a table "
                 f"[ledgers.{shown}] with window and capacity into the sidecar's settings"
             )
         if where is not None and where != found.namespace:

@@ -17,7 +17,7 @@ import redis
 from fastdedup import Dedup
 from fastdedup.events import Event, LedgerFilling
 from fastdedup.kernel.operations import ForgetOp
-from fastdedup.sidecar.ledgers import MAX_IDS
+from fastdedup.sidecar.ledgers import MAX_IDS, Ledgers, UnknownLedgerError
 from fastdedup.sidecar.service.config import load
 from fastdedup.sidecar.service.mistakes import Mistakes
 from fastdedup.sidecar.service.summary import summary
@@ -274,6 +274,11 @@ def test_a_socket_serves_the_ledgers_of_its_namespaces(served: Sidecar) -> None:
         assert ask(mail, "FD.FIRST", "letters", "of mail") == [1]
         with pytest.raises(redis.ResponseError, match="no ledger 'orders', only: letters"):
             ask(mail, "FD.FIRST", "orders", "of mail")
+
+
+def test_a_sidecar_without_ledgers_says_how_to_serve_one() -> None:
+    with pytest.raises(UnknownLedgerError, match="serves no ledger 'orders'; to serve it, write a table"):
+        Ledgers([]).find("orders")
 
 
 def test_a_reading_socket_only_looks(served: Sidecar, resp: redis.Redis) -> None:

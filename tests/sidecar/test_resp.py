@@ -177,7 +177,7 @@ def test_a_record_can_be_seen_and_forgotten(client: redis.Redis) -> None:
         (("FD.CLAIM", "k", "NS", "no spaces"), "a namespace must have 1 to 64"),
         (("FD.COMPLETE", "k"), "write FD.COMPLETE key owner"),
         (("FD.COMPLETE", "k", "o", "r" * 300_000), "the result takes 300000 bytes, the limit is"),
-        (("GET", "k"), "unknown command 'GET'"),
+        (("GET", "k"), "unknown command 'GET': a sidecar has FD.CLAIM and others"),
         (("SELECT", "1"), "there is one database"),
         (("HELLO", "4"), "NOPROTO"),
     ],

@@ -21,7 +21,7 @@ from ..namespaces import Namespaces
 from ..releases import Holding
 from ..reply_memory import LARGE, UnreadReplies
 from ..request_memory import PLACE, RequestShare
-from .errors import error_reply
+from .errors import error_reply, unknown_command
 from .frames import FrameError, Frames, error
 from .large import LargeReplies, LargeReply
 from .reply_places import CommandTasks, ReplyPlace, Slot, TaskCommand, Work
@@ -329,7 +329,7 @@ class RespConnection(asyncio.Protocol):
                 answer = _SHUTTING_DOWN
             elif handler is None:
                 self.counters.bad_requests += 1
-                answer = error("ERR", f"unknown command '{command[0][:64].decode(errors='replace')}'")
+                answer = unknown_command(command[0])
             else:
                 answer = handler(self, command)
         except Exception as fault:  # noqa: BLE001 -- the client gets every error as a reply

@@ -21,3 +21,9 @@ def error_reply(fault: Exception) -> bytes:
         return error("ERR", str(fault))
     log.exception("a command failed", exc_info=fault)
     return error("ERR", "internal error; see the sidecar's log")
+
+
+def unknown_command(name: bytes) -> bytes:
+    """Return the RESP error for a command that a sidecar does not have, such as GET."""
+    shown = name[:64].decode(errors="replace")
+    return error("ERR", f"unknown command '{shown}': a sidecar has FD.CLAIM and others, not Redis' own")
