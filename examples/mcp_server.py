@@ -1,7 +1,8 @@
 """An MCP server whose tool has one effect for equal arguments: the annotation `idempotentHint` made true.
 
-Run it by `python examples/mcp_server.py` (stdio). It needs `pip install mcp`. The key is made from the arguments: an
-agent that loses the answer, or "tries once more", gets the first answer. `Provider` stands for the payment system.
+Run it by `python examples/mcp_server.py` (stdio). It needs `pip install 'mcp>=2.3'`. The key is made from the
+arguments: an agent that loses the answer, or "tries once more", gets the first answer. `Provider` stands for the
+payment system.
 """
 
 from __future__ import annotations

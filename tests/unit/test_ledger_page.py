@@ -16,6 +16,7 @@ from ..sql_pages.pages import Page
 
 PAGE = Page("ledger.md")
 (USE,) = PAGE.blocks("", "python")
+(REMEMBER,) = PAGE.blocks("A claim that ends in the ledger", "python")
 (FORGET,) = PAGE.blocks("What it does not promise", "python")
 (RETRY,) = PAGE.blocks("Retries", "python")
 WIDER = """
@@ -32,7 +33,9 @@ async def first(id):
 async def test_the_page_runs(redis_url: str) -> None:
     counted: list[str] = []
     names: dict[str, Any] = {"count": lambda click: counted.append(click["id"])}
-    text = "\n".join((USE, OFFSETS, FORGET, RETRY, WIDER)).replace("redis://localhost:6379/0", redis_url)
+    text = "\n".join((USE, REMEMBER, OFFSETS, FORGET, RETRY, WIDER)).replace(
+        "redis://localhost:6379/0", redis_url
+    )
     names = PAGE.run(text, **names)
     async with names["dedup"]:
         for _ in range(2):
@@ -47,7 +50,21 @@ async def test_the_page_runs(redis_url: str) -> None:
         batch = [{"id": "a"}, {"id": "c"}]
         assert [await names["on_delivery"](batch, 1, 7) for _ in range(2)] == [[False, True]] * 2
         assert [await names["first"](each) for each in ("a", "new", "new")] == [False, True, False]
+        await an_order_is_shipped_once(names)
     names.clear()
+
+
+async def an_order_is_shipped_once(names: dict[str, Any]) -> None:
+    shipped: list[str] = []
+
+    async def ship(order: dict[str, str]) -> None:
+        shipped.append(order["id"])
+
+    names["ship"] = ship
+    for _ in range(2):
+        await names["on_order"]({"id": "o-1"})
+    assert shipped == ["o-1"]
+    assert await names["clicks"].seen("o-1")
 
 
 async def mails_are_sent_again(names: dict[str, Any]) -> None:
