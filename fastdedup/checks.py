@@ -52,6 +52,21 @@ def named(value: Any) -> str:
     return type(value).__name__
 
 
+def check_decorated(function: object) -> None:
+    """Check that `once(…)` decorates what can be called.
+
+    `@dedup.once` without parentheses takes the function for `key=`, and then a call's argument for the function.
+
+    Raises:
+        ConfigError: it cannot be called. The message shows only its type, because it may be a customer's data.
+    """
+    if not callable(function):
+        raise ConfigError(
+            f"once() decorates functions, got {with_article(type(function).__name__)}: "
+            "write @….once(key=…), with parentheses, below @classmethod and @property"
+        )
+
+
 def not_a_gate(given: object, name: str, wanted: str) -> ConfigError:
     """Return the error for a value that is not a gate.
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 from .arguments import CallRules
+from .checks import check_decorated
 from .claiming import claim_call
 from .core.gate import Gate
 from .core.options import ClaimOptions
@@ -44,6 +45,7 @@ def once(
     settings = gate.settings
 
     def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        check_decorated(function)
         if not inspect.iscoroutinefunction(function):
             raise ConfigError(
                 f"once() decorates async functions, got {function!r}: write async def, or use fastdedup.sync"

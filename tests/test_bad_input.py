@@ -30,8 +30,10 @@ from fastdedup.codec import JSONCodec
 from fastdedup.kernel.keyspace import Keyspace, Kind
 from fastdedup.kernel.operations import Op, Reply
 from fastdedup.kernel.verbs import Verb
+from fastdedup.sql import Inbox
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup as SyncDedup
+from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.web.inspection import get_request
 
 from .fixtures import fixture_of
@@ -384,7 +386,7 @@ def sync() -> None:
     """No coroutine function."""
 
 
-@pytest.mark.parametrize("function", [sync, None, 7, len, lambda: nothing()])
+@pytest.mark.parametrize("function", [sync, len, lambda: nothing()])
 def test_once_decorates_async_functions_only(function: Any) -> None:
     """A sync function could not wait for the store; said when it is decorated."""
     with pytest.raises(ConfigError, match="decorates async functions"):
@@ -396,6 +398,19 @@ def test_once_takes_a_sync_key_function(key: Any) -> None:
     """Not the key itself, nor a coroutine that would never be awaited."""
     with pytest.raises(ConfigError, match=r"^key= must be a function of the call's arguments, not async"):
         Dedup("memory://").once(key)
+
+
+def test_once_without_parentheses_says_so_at_the_first_call() -> None:
+    """A plain function is taken for the key's, and the call's argument for the function; its value is not shown."""
+    inboxes = [each("orders", keep=60.0, begin=lambda: None) for each in (Inbox, SyncInbox)]
+    for face in (Dedup("memory://"), SyncDedup("memory://"), *inboxes):
+        decorated: Any = face.once(sync)
+        for given, kind in (("order 7", "a str"), (7, "an int"), (None, "a NoneType")):
+            message = (
+                f"once\\(\\) decorates functions, got {kind}: write @….once\\(key=…\\), with parentheses"
+            )
+            with pytest.raises(ConfigError, match=message):
+                decorated(given)
 
 
 def test_once_without_parentheses_names_the_function_that_it_got() -> None:

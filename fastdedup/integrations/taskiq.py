@@ -22,7 +22,7 @@ except ImportError as error:
 
 from ..admin.resolving import Check
 from ..arguments import ArgumentsRule
-from ..checks import Seconds, check_wait, named
+from ..checks import Seconds, check_decorated, check_wait, named
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..ledger.client import Ledger
@@ -112,6 +112,7 @@ class DedupMiddleware(TaskiqMiddleware):
         """
 
         def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+            check_decorated(function)
             if not inspect.iscoroutinefunction(function):
                 raise ConfigError(f"once() decorates async functions, got {function!r}: write async def")
             name = f"{function.__module__}:{function.__qualname__}"

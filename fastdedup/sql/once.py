@@ -19,7 +19,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from ..arguments import CallRules
 from ..backoff import Backoff
-from ..checks import Seconds, check_count, check_wait, not_a_gate
+from ..checks import Seconds, check_count, check_decorated, check_wait, not_a_gate
 from ..claim import Claim
 from ..claiming import claim_call
 from ..core.calls import ClaimCall, claim_of, count_claim
@@ -186,6 +186,7 @@ def once(
     def decorate(
         function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
     ) -> OnceFunction[P, Coroutine[Any, Any, T]]:
+        check_decorated(function)
         if not inspect.iscoroutinefunction(function):
             raise ConfigError(f"{function!r} is not async: use once() of fastdedup.sync.sql.Inbox")
         key_and_mark = rules.calls.of(function)

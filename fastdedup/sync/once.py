@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from ..arguments import CallRules
-from ..checks import shown, with_article
+from ..checks import check_decorated, shown, with_article
 from ..claim import Claim
 from ..core.options import ClaimOptions
 from ..errors import ConfigError, UsageError
@@ -27,8 +27,7 @@ def check_blocking(function: Callable[..., Any], otherwise: str) -> None:
     Raises:
         ConfigError: it cannot be called; it is async, or a generator: calling it would do nothing.
     """
-    if not callable(function):
-        raise ConfigError(f"{function!r} cannot be called: write once() below @classmethod and @property")
+    check_decorated(function)
     for called in (function, getattr(type(function), "__call__", None)):  # noqa: B004 -- of an object that is called
         if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
             raise ConfigError(f"{function!r} is async: use {otherwise}")
