@@ -12,9 +12,8 @@ from ..sql_pages.pages import Page
 PAGE = Page("results.md")
 
 
-async def test_the_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = PAGE.all_blocks("python")
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)  # pydantic looks there for the names of a dataclass
     exec(compile(block, PAGE.name, "exec", dont_inherit=True), vars(module))
-    await module.main()
