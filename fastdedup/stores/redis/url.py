@@ -274,9 +274,8 @@ def check_query(query: str) -> None:
 def check_path(parts: SplitResult, options: dict[str, Any]) -> None:
     """Refuse mistakes that redis-py accepts: a socket without its whole path, a database that is not a number."""
     if parts.scheme == "unix":
-        if (
-            parts.hostname is not None
-        ):  # redis-py drops it, and connecting would report an outage of another socket
+        # redis-py drops it, and connecting would report an outage of another socket.
+        if parts.hostname is not None:
             raise UnusableError("it has two slashes before the path: write three, unix:///path/to/redis.sock")
         if not options.get("path"):
             raise UnusableError("it names no socket: write unix:///path/to/redis.sock?db=0")
