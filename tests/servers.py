@@ -66,14 +66,18 @@ class RedisServer(Killable):
         options: of redis-server; they win over those of `start`, which takes them as they then are.
         password: what the server asks for; it stands in `url`, and `client` knows it.
         folder: one that exists, with files that the options name; a new one by default.
+        binary: the program; by default the redis-server on the PATH.
     """
 
-    def __init__(self, *options: str, password: str = "", folder: Path | None = None) -> None:
+    def __init__(
+        self, *options: str, password: str = "", folder: Path | None = None, binary: str | None = None
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fastdedup-redis-")) if folder is None else folder
         self.socket = self.folder / "redis.sock"
         self.login = f":{quote(password, safe='')}@" if password else ""
         self.url = f"unix://{self.login}{self.socket}?db=0"
         self._password = password
+        self._binary = binary
         self.env: Mapping[str, str] = {}
         """Set for the server beside the environment of this process."""
         self.options = (*(("--requirepass", password) if password else ()), *options)
@@ -85,7 +89,7 @@ class RedisServer(Killable):
 
     def start(self, *, loading: bool = False) -> RedisServer:
         """Return once it serves; with `loading`, once it answers at all."""
-        binary = shutil.which("redis-server")
+        binary = self._binary or shutil.which("redis-server")
         assert binary, "redis-server is not on the PATH: `make test` installs it"
         command = [
             binary,

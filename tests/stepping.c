@@ -2,9 +2,12 @@
  * one moves the machine's time. If the second one is not 0, the time is exactly that number, and stands still.
  * Not libfaketime, which does not start under jemalloc. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -45,6 +48,18 @@ int gettimeofday(struct timeval *now, void *zone)
     now->tv_usec = precise.tv_nsec / 1000;
     return 0;
 }
+
+/* Valkey 9 asks for the time of day once in a millisecond, and adds what the processor counts since. It does not if it
+ * cannot read what kind of processor that is. */
+static FILE *open_file(const char *name, const char *path, const char *mode)
+{
+    FILE *(*next)(const char *, const char *) = (FILE * (*)(const char *, const char *)) dlsym(RTLD_NEXT, name);
+    return strcmp(path, "/proc/cpuinfo") ? next(path, mode) : NULL;
+}
+
+FILE *fopen(const char *path, const char *mode) { return open_file("fopen", path, mode); }
+
+FILE *fopen64(const char *path, const char *mode) { return open_file("fopen64", path, mode); }
 
 time_t time(time_t *out)
 {

@@ -26,7 +26,7 @@ class SteppingClock:
         compiler = shutil.which(os.environ.get("CC", "cc"))
         assert compiler, "there is no C compiler on the PATH: .ci/compiler.sh finds or installs one"
         library = folder / LIBRARY
-        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE], check=True)
+        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE, "-ldl"], check=True)
         self._file = folder / "clock"
         self._file.write_bytes(bytes(16))
         self.env: Mapping[str, str] = {"LD_PRELOAD": str(library), "CLOCK_FILE": str(self._file)}

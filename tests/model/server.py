@@ -42,10 +42,14 @@ class Connection:
 
 
 class Server:
-    """A server, with a connection for calls and one for the news of freed keys."""
+    """A server, with a connection for calls and one for the news of freed keys.
 
-    def __init__(self) -> None:
-        self._server = SteppingServer(DEBUG_OPTION, "yes")
+    Args:
+        binary: the program; by default the redis-server on the PATH.
+    """
+
+    def __init__(self, binary: str | None = None) -> None:
+        self._server = SteppingServer(DEBUG_OPTION, "yes", binary=binary)
         self._server.start()
         self.set_to = self._server.set_to
         self._calls, self._channel = (Connection(str(self._server.socket)) for _ in range(2))

@@ -277,10 +277,11 @@ class ScriptSide:
 
 
 class ServerSide(ScriptSide):
-    """A redis-server, or whatever stands under this name on the PATH, such as a Valkey."""
+    """A redis-server, or another program that is one: `binary`."""
 
-    def __init__(self) -> None:
-        self._server = Server()
+    def __init__(self, name: str = "redis", binary: str | None = None) -> None:
+        self.name = name
+        self._server = Server(binary)
         super().__init__(self._server.ask, self._server.set_to, self._server.told)
 
     def close(self) -> None:

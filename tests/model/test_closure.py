@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +34,8 @@ from .closure import (
 from .sides import NOW_MS, Case, FakeSide, FarEndSide, MemorySide, Outcome, ServerSide
 from .windows import Place
 from .words import MAX_ATTEMPT, WORKING, Record
+
+VALKEY_SCRIPT = Path(__file__).parents[2] / ".ci" / "valkey.sh"
 
 
 class Scene(NamedTuple):
@@ -65,11 +68,20 @@ def server() -> Iterator[ServerSide]:
     side.close()
 
 
-@pytest.fixture(params=["memory", "redis", "fakeredis", "far end"])
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[ServerSide]:
+    binary = os.environ.get("VALKEY") or subprocess.check_output([VALKEY_SCRIPT], text=True)
+    side = ServerSide("valkey", binary.strip())
+    yield side
+    side.close()
+
+
+@pytest.fixture(params=["memory", "redis", "valkey", "fakeredis", "far end"])
 def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Side:
     made: dict[str, Callable[[], Side]] = {
         "memory": MemorySide,
         "redis": lambda: request.getfixturevalue("server"),
+        "valkey": lambda: request.getfixturevalue("valkey"),
         "fakeredis": lambda: FakeSide(monkeypatch),
         "far end": FarEndSide,
     }
@@ -109,7 +121,7 @@ def test_attempts_are_counted_to_the_end(side: Side) -> None:
     Closure(claiming, start=Place(worked)).explore(side)
 
 
-@pytest.mark.parametrize("side", ["memory", "redis", "fakeredis"], indirect=True)
+@pytest.mark.parametrize("side", ["memory", "redis", "valkey", "fakeredis"], indirect=True)
 def test_a_fresh_fence_is_above_all_that_were_seen(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the server's clock was set back since. The far end is one server, whose clock is never set back."""
     monkeypatch.setattr(side, "seen_us", AHEAD)
