@@ -31,6 +31,14 @@ def wrap(error: Exception) -> Exception:
         ("MASTERDOWN Link with MASTER is down", "lost its primary"),
         ("CLUSTERDOWN Hash slot not served", "cluster is down"),
         ("ERR Script attempted to access a slot not served", "cluster is down"),
+        (
+            "ERR Can not execute a command 'set' while the cluster is down script: on f.",
+            "cluster is down",
+        ),
+        (
+            "ERR Can not execute a write command 'set' while the cluster is down and readonly",
+            "cluster is down",
+        ),
         ("TRYAGAIN Multiple keys request during rehashing of slot", "slot is being moved"),
         ("BUSY Redis is busy running a script.", "another script"),
         ("MISCONF Redis is configured to save RDB snapshots", "cannot persist"),

@@ -64,6 +64,8 @@ _UNAVAILABLE_PREFIXES = {
     "Script attempted to execute a": CLUSTER_IS_DOWN,
     "Lua script attempted to execute a": CLUSTER_IS_DOWN,
     "Script attempted to access a slot not served": CLUSTER_IS_DOWN,
+    "Can not execute a command '": CLUSTER_IS_DOWN,
+    "Can not execute a write command '": CLUSTER_IS_DOWN,
     "TRYAGAIN": "the slot is being moved",
     "BUSY": "Redis is busy running another script",
     "MISCONF": "Redis refuses writes: it cannot persist",
