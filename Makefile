@@ -70,6 +70,7 @@ test-compiled: $(DEV) redis-server compiler ## test the compiled package with mo
 
 # What depends on the server: its scripts, its Cluster, its Sentinel, its WAIT. Not TLS, which some builds do not have.
 SERVER_TESTS = --ignore tests/contract/test_transports.py --ignore tests/regression/test_another_hosts_certificate.py \
+	--ignore tests/regression/test_tls_contexts.py \
 	tests/contract tests/model/test_closure.py tests/model/test_simulation_on_a_server.py \
 	tests/outage/test_cluster.py tests/outage/test_sentinel.py tests/outage/test_replicas.py tests/outage/test_lost_replies.py \
 	tests/regression
