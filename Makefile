@@ -167,7 +167,7 @@ $(TESTED)/.stamp: pyproject.toml scripts/hatch_build.py scripts/hatch_docstrings
 model: $(DEV) redis-server compiler ## simulate the gate over a network with two faults at a time, for hours
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" MODEL_DEPTH=nightly \
 	  $(BIN)/pytest -n $(WORKERS) tests/model/test_simulation.py tests/model/test_simulation_on_a_server.py \
-	  tests/model/test_simulation_on_a_cluster.py $(ARGS)
+	  tests/model/test_simulation_on_a_cluster.py tests/model/test_simulation_with_sentinels.py $(ARGS)
 
 # ARGS='12 undo' tries some: by their numbers in the table, or by words of what they break. See tests/mutants/.
 mutants: $(DEV) redis-server ## put each fault of a table into copies of the code, one at a time, and see that the model finds them; half an hour

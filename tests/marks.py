@@ -46,6 +46,7 @@ PLACES = {
         "model/test_interleavings.py",
         "model/test_simulation_on_a_cluster.py",
         "model/test_simulation_on_a_server.py",
+        "model/test_simulation_with_sentinels.py",
         "outage/",
         "test_packaging.py",
         "unit/test_bench",

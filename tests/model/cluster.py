@@ -9,30 +9,27 @@ too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 from unittest.mock import patch
-
-import hiredis
 
 from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import ClaimOp, Op
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.base import Store
-from fastdedup.stores.redis import reconnect, url
+from fastdedup.stores.redis import reconnect
 from fastdedup.stores.redis.cluster import node, single_claims
 from fastdedup.stores.redis.cluster.slot_table import SLOTS, slot_of
 from fastdedup.stores.redis.cluster.store import ClusterStore
 from fastdedup.stores.redis.scripts import pack
+from fastdedup.stores.redis.url import ServerURL
 
 from .far_end import Packet
-from .network import LATENCY, LONGER, Network, Process, SimulatedTransport
+from .network import SimulatedTransport
+from .servers import PROMOTED, READONLY, Server, ServersNetwork, bulk, name_of, server_of
 
-PROMOTED = 0.4
-"""Seconds until the replica of a primary that is down takes over."""
 MOVED = 0.3
 """Seconds until a slot that begins to move has moved. Its keys have moved after half of them."""
 
@@ -45,26 +42,9 @@ CLUSTER_FATES = {
     "deposed": "meanwhile its server has become a replica of its former replica, and still answers",
 }
 _PORT = 7000
-_UNCOUNTED = (b"CLUSTER", b"EVAL", b"INFO", b"TIME")
-"""Commands of handshakes and questions: no packets of those that have a number."""
 _HALF = SLOTS // 2
 _ASKING = pack("ASKING")
-_BULK = b"$%d\r\n%b\r\n"
 _UNDECLARED = b"-ERR every key must be declared\r\n"
-
-
-class Server:
-    """A server of the Cluster, with its number among all of them."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.host = f"node{number}"
-        self.down = False
-
-    def shown(self) -> bytes:
-        """Return its row of CLUSTER SLOTS."""
-        host = self.host.encode()
-        return b"*3\r\n" + _BULK % (len(host), host) + b":%d\r\n" % _PORT + _BULK % (len(host), host)
 
 
 class Slots:
@@ -74,7 +54,7 @@ class Slots:
     """
 
     def __init__(self) -> None:
-        self.servers = [Server(number) for number in range(4)]
+        self.servers = [Server(f"node{number}") for number in range(4)]
         self.pairs = [self.servers[:2], self.servers[2:]]
         self.moved: dict[int, int] = {}
         self.moving: dict[int, set[bytes]] = {}
@@ -120,7 +100,7 @@ class Slots:
 
     def info(self) -> bytes:
         text = b"cluster_state:ok\r\ncluster_current_epoch:%d\r\n" % self.epoch
-        return _BULK % (len(text), text)
+        return bulk(text)
 
     def layout(self) -> bytes:
         """Return the answer to CLUSTER SLOTS."""
@@ -132,16 +112,18 @@ class Slots:
         return b"*%d\r\n" % len(rows) + b"".join(rows)
 
     def _pair(self, slot: int) -> bytes:
-        return b"".join([server.shown() for server in self.pairs[self.pair_of(slot)]])
+        shown = [bulk(server.host.encode()) for server in self.pairs[self.pair_of(slot)]]
+        return b"".join([b"*3\r\n%b:%d\r\n%b" % (host, _PORT, host) for host in shown])
 
 
-class ClusterNetwork(Network):
+class ClusterNetwork(ServersNetwork):
     """All connections of a run to a Cluster.
 
     Args:
         form: one of `FORMS`.
     """
 
+    uncounted = (b"CLUSTER", b"EVAL", b"INFO", b"TIME")
     present: ClassVar[ClusterNetwork]
     """The network of the run under way."""
 
@@ -155,16 +137,12 @@ class ClusterNetwork(Network):
         self._asking: set[int] = set()
 
     def store(self, name: str, timeout: float, loop: asyncio.AbstractEventLoop | None = None) -> Store:
-        ways = {each.host: Way(self, name, loop or self.loop, each) for each in self.slots.servers}
-        self._processes += ways.values()
         primaries = ",".join(f"{pair[0].host}:{_PORT}" for pair in self.slots.pairs)
-        with patch.object(
-            url, "Connection", link_over(ways)
-        ):  # all connections of the store are of this class
+        with self.ways(name, loop, self.slots.servers):
             store = ClusterStore(f"redis+cluster://{primaries}", timeout=timeout)
         make_node = store.topology.make_node
 
-        def carried(server: url.ServerURL) -> node.Node:
+        def carried(server: ServerURL) -> node.Node:
             made = make_node(server)
             made.server._scripts = self.scripts  # type: ignore[assignment]
             return made
@@ -178,25 +156,18 @@ class ClusterNetwork(Network):
         return super().pack(verb, ops)
 
     def carry(self, transport: SimulatedTransport, data: bytes) -> None:
-        if name_of(data) in _UNCOUNTED:
-            self.loop.call_later(LATENCY + LONGER * self.sent, self._answer_question, transport, data)
-            return
         words = data.replace(_ASKING, b"")
         if words != data:
             self._asking.update(int(word) for word in words.split(b"@")[1:])
         super().carry(transport, words)
 
-    def _answer_question(self, transport: SimulatedTransport, data: bytes) -> None:
-        transport.answer_later(self.told(server_of(transport), data))
-
     def told(self, server: Server, data: bytes) -> bytes:
-        """Return the answer to a command of a handshake, or to a question."""
         match name_of(data):
             case b"CLUSTER":
                 return self.slots.info() * (b"INFO" in data) + self.slots.layout() * (b"SLOTS" in data)
             case b"INFO":
                 text = b"run_id:%b\r\nmaxmemory_policy:noeviction\r\n" % server.host.encode()
-                return _BULK % (len(text), text)
+                return bulk(text)
             case b"TIME":
                 return b"*2\r\n:%d\r\n:%d\r\n" % divmod(self._now_us(), 1_000_000)
             case b"EVAL":  # may a call touch keys that it does not declare?
@@ -222,10 +193,7 @@ class ClusterNetwork(Network):
                 self.loop.call_later(MOVED / 2, kept.clear)
                 self.loop.call_later(MOVED, self.slots.move, slot)
         elif fate == "failed":
-            server.down = True
-            for way in self._processes:
-                if cast(Way, way).server is server:
-                    way.refuse(0)
+            self.take_down(server)
             self.loop.call_later(PROMOTED, self._promote, server)
         else:
             self.slots.promote(server)
@@ -233,12 +201,6 @@ class ClusterNetwork(Network):
     def _promote(self, server: Server) -> None:
         self.slots.promote(server)
         server.down = False
-
-    def _execute(self, transport: SimulatedTransport, packet: Packet, numbers: list[int]) -> bytes:
-        if server_of(transport).down:
-            self._log(packet, "is lost")
-            return b""
-        return super()._execute(transport, packet, numbers)
 
     def _answer(self, transport: SimulatedTransport, number: int) -> bytes:
         server, ops = server_of(transport), self._packed[number][1]
@@ -253,7 +215,7 @@ class ClusterNetwork(Network):
     def _answer_undeclared(self, server: Server, number: int, ops: Sequence[Op]) -> bytes:
         if all(server is not pair[0] for pair in self.slots.pairs):
             self.refused.add(number)
-            return b"-READONLY You can't write against a read only replica.\r\n"
+            return READONLY
         self.replies[number] = [
             Code.ELSEWHERE if self.slots.refusal(server, [op], False) else self._far_end.apply(op)
             for op in ops
@@ -263,71 +225,6 @@ class ClusterNetwork(Network):
             self.refused.add(number)
             codes = b":%d\r\n" % Code.ELSEWHERE
         return b"*%d\r\n:%d\r\n:%d\r\n" % (2 + bool(codes), self._now_us(), number) + codes
-
-
-def name_of(data: bytes) -> bytes:
-    """Return the name of a packed command; empty for calls, which are numbers."""
-    return data.split(b"\r\n", 3)[2] if data[:1] == b"*" else b""
-
-
-class Way(Process):
-    """The way of one process to one server."""
-
-    def __init__(
-        self, network: ClusterNetwork, name: str, loop: asyncio.AbstractEventLoop, server: Server
-    ) -> None:
-        super().__init__(network, name, loop, server.host)
-        self.cluster = network
-        self.server = server
-
-    def is_refused(self) -> bool:
-        return self.server.down or super().is_refused()
-
-
-def server_of(transport: SimulatedTransport) -> Server:
-    """Return the server that a connection leads to."""
-    return cast(Way, transport.process).server
-
-
-class Link:
-    """What redis-py's connection is to the package: it connects, and may ask before it has its protocol."""
-
-    ways: ClassVar[Mapping[str, Way]]
-
-    def __init__(self, *, host: str, port: int, **options: Any) -> None:
-        self.host = host
-        self.port = port
-        self._way = self.ways[host]
-        self._writer: Any = None
-        self._reader: Any = None
-        self._asked = b""
-
-    async def connect(self) -> None:
-        transport = await self._way.open()
-        transport.set_protocol(asyncio.Protocol())  # until there is a `RedisConnection`
-        self._writer = SimpleNamespace(transport=transport)
-
-    async def send_command(self, *command: str) -> None:
-        self._asked = pack(*command)
-
-    async def read_response(self, disable_decoding: bool) -> Any:
-        answered = asyncio.Event()
-        asyncio.get_running_loop().call_later(2 * LATENCY, answered.set)
-        await answered.wait()
-        if self._writer.transport.is_closing():
-            raise ConnectionResetError(f"{self.host}: the connection broke")
-        reader = hiredis.Reader()
-        reader.feed(self._way.cluster.told(self._way.server, self._asked))
-        return reader.gets()
-
-    async def disconnect(self, nowait: bool) -> None:
-        if self._writer is not None:
-            self._way.forget(self._writer.transport)
-
-
-def link_over(ways: Mapping[str, Way]) -> type[Link]:
-    """Return the connections of one process, by the hosts of the servers."""
-    return type("LinkOfProcess", (Link,), {"ways": ways})
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from itertools import combinations, product
 from . import scenarios, scenarios_of_gates, scenarios_of_outages, scenarios_of_uses, scenarios_said_anew
 from .cluster import CLUSTER_FATES, FORMS
 from .network import FATES
+from .sentinels import SENTINEL_FATES
 from .simulation import Outcome, Run, simulate
 
 assert {
@@ -96,3 +97,16 @@ def on_cluster(scenario: str, every: int, *, thorough: bool = False) -> Iterator
         for form in FORMS if thorough else (FORMS[turn // 2 % 2],):
             run = Run(scenario, ((number, fate),), cluster=form)
             yield from cancelled(run, 2 + turn % every, every)
+
+
+def with_sentinels(scenario: str, every: int, *, thorough: bool = False) -> Iterator[Outcome]:
+    """Simulate each failover at each packet, with a cancellation at every so many-th step.
+
+    The fates that a single Redis has too are tried at every third packet; `thorough` tries all.
+    """
+    run = Run(scenario, sentinels=True)
+    packets = simulate(run).packets + FURTHER
+    yield from cancelled(run, every=min(12, every))
+    for turn, (number, fate) in enumerate(product(range(packets), (*SENTINEL_FATES, *FATES))):
+        if thorough or fate in SENTINEL_FATES or not turn % 3:
+            yield from cancelled(run._replace(fates=((number, fate),)), 2 + turn % every, every)

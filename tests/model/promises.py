@@ -20,8 +20,11 @@ ACCEPTED = {
     "conflict behind a lost reply": "Work of an outage has replaced another process's live claim, and the reply is "
     "lost. Said again, the store finds that work and tells of no conflict. The other owner is told that it lost its "
     "claim.",
+    "forgotten by a failover": "The former primary has acknowledged a write that its replica did not get. The new "
+    "primary does not know of it: a key may have two owners, work may be done twice, and a claim may be lost before "
+    "its lease ends. The inbox is for that.",
 }
-"""What is no promise, with its reason. Only pairs of fates meet the first."""
+"""What is no promise, with its reason. Only pairs of fates meet the first, and only failovers the last."""
 
 
 @dataclass
@@ -79,12 +82,26 @@ class Promises:
         self.effects: defaultdict[str, list[Effect]] = defaultdict(list)
         self._holdings: defaultdict[str, list[Holding]] = defaultdict(list)
         self._uses: defaultdict[str, list[Use]] = defaultdict(list)
+        self.is_forgotten = False
+        """The store has forgotten what it had acknowledged."""
         self.conflicts = 0
         """Events that tell of work that two owners may have done, in a fallback's time."""
 
     def broke(self, what: str) -> None:
         self.note("PROMISE", what)
         self.broken.append(f"{self._now():.3f} {what}")
+
+    def contradicts(self, what: str) -> None:
+        """What the store has said cannot all be true: no promise once it has forgotten what it had said."""
+        if self.is_forgotten:
+            self.accept("forgotten by a failover", what)
+        else:
+            self.broke(what)
+
+    def forget(self) -> None:
+        """The store forgets what it had acknowledged last."""
+        self.note("store", "has forgotten its last write")
+        self.is_forgotten = True
 
     def accept(self, name: str, what: str) -> None:
         """Count what would be a broken promise but for an entry of `ACCEPTED`."""
@@ -99,7 +116,7 @@ class Promises:
         """In the body, this client believes that it alone holds the key; at the end it has given it up."""
         for other in self._holdings[key]:
             if not other.ended and other.until > self._now() and not self.conflicts:
-                self.broke(f"{who} holds {key!r} beside {other.who}")
+                self.contradicts(f"{who} holds {key!r} beside {other.who}")
             if fence and other.fence >= fence and not self.conflicts:
                 self.broke(f"{who} has fence {fence} of {key!r}, not above {other.fence} of {other.who}")
         holding = Holding(who, fence, until)
@@ -135,7 +152,7 @@ class Promises:
         done = self.effects[key]
         most = 1 + sum(effect.excused for effect in done) + self.conflicts
         if len(done) > most:
-            self.broke(f"{key!r} was done {len(done)} times: {done}")
+            self.contradicts(f"{key!r} was done {len(done)} times: {done}")
 
     def must_be_done(self, key: str) -> bool:
         """True if whoever asks now must be told that the work is done."""
@@ -166,7 +183,7 @@ class Promises:
         uses = self._uses[thing]
         given = [use for use in uses if use.answer]
         if len(given) > 1:
-            self.broke(f"{thing!r} was given {len(given)} times: {given}")
+            self.contradicts(f"{thing!r} was given {len(given)} times: {given}")
         untold = [
             (use.ended + (after_cancel if use.cancelled else after_error))
             for use in uses

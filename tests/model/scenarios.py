@@ -49,7 +49,7 @@ def audited(world: World, key: str) -> None:
         if not world.promises.must_be_done(key):
             expected.append(Outcome.ACQUIRED)
         if claim.outcome not in expected:
-            world.promises.broke(f"at the end {key!r} is {claim.outcome}, expected {expected}")
+            world.promises.contradicts(f"at the end {key!r} is {claim.outcome}, expected {expected}")
 
     world.at_end(audit)
 
@@ -66,7 +66,7 @@ async def settle(world: World, who: str, key: str, claim: Claim, value: object) 
         world.promises.note(who, f"gets {error!r}")
         is_held = claim.settlement.lease_left > 0 and not world.promises.conflicts
         if isinstance(error, ClaimLostError) and is_held:
-            world.promises.broke(f"{who} holds {key!r} within its lease, and is told that it is lost")
+            world.promises.contradicts(f"{who} holds {key!r} within its lease, and is told that it is lost")
 
 
 async def work_on(world: World, who: str, key: str, claim: Claim, asked: float, work: float = 0.02) -> None:
@@ -91,7 +91,7 @@ def check_wait(world: World, who: str, key: str, asked: float, outcome: Outcome)
     if outcome is Outcome.SUCCEEDED and world.loop.time() > since + bound:
         world.promises.broke(f"{who} was told {world.loop.time() - since:.3f} s later that {key!r} is done")
     if outcome is Outcome.IN_PROGRESS and not world.promises.left_by_the_dead():
-        world.promises.broke(f"{who} waits for {key!r} in vain: nobody holds it for so long")
+        world.promises.contradicts(f"{who} waits for {key!r} in vain: nobody holds it for so long")
 
 
 async def claim_work_complete(
@@ -109,7 +109,7 @@ async def claim_work_complete(
     if wait:
         check_wait(world, who, key, asked, claim.outcome)
     if claim.acquired and not claim.degraded and not world.is_stored(claim.fence):
-        world.promises.broke(f"{who} is not told that the store does not know of its claim")
+        world.promises.contradicts(f"{who} is not told that the store does not know of its claim")
     await work_on(world, who, key, claim, asked, work)
     return claim.outcome
 
@@ -292,12 +292,12 @@ async def renew(world: World) -> None:
     effects: list[Effect] = []
 
     async def body(who: str) -> None:
-        async with world.gate.claim("k", lease=0.9, renew=True) as claim:
+        async with world.gate.claim("k", lease=world.short_lease, renew=True) as claim:
             if not claim.acquired:
                 return
             with world.promises.holds(who, "k", fence=claim.fence) as holding:
                 holding.settling = True
-                await asyncio.sleep(0.7)
+                await asyncio.sleep(world.short_lease - 0.2)
                 effects.append(world.promises.works(who, "k"))
         effects[-1].recorded = True
 
@@ -306,8 +306,10 @@ async def renew(world: World) -> None:
         try:
             await body(who)
         except LOST as error:
-            if isinstance(error, ClaimLostError) and world.loop.time() < asked + 0.9:
-                world.promises.broke(f"{who} is told that its claim is lost before its first lease ends")
+            if isinstance(error, ClaimLostError) and world.loop.time() < asked + world.short_lease:
+                world.promises.contradicts(
+                    f"{who} is told that its claim is lost before its first lease ends"
+                )
             own = [effect for effect in effects if effect.who == who]
             for effect in own:
                 effect.excused = True

@@ -25,7 +25,7 @@ async def redeem(world: World) -> None:
         world.promises.check_effects("token")
         outcome = await world.gate.tokens.consume(token, "user:7")
         if outcome is Outcome.ACQUIRED and world.promises.must_be_done("token"):
-            world.promises.broke("a token that was used is given again")
+            world.promises.contradicts("a token that was used is given again")
 
     world.at_end(check)
 
@@ -41,7 +41,7 @@ def given_once(world: World, thing: str, again: Callable[[], Awaitable[bool]]) -
         was_given = world.promises.was_given(thing)
         given_again = await again()
         if was_given and given_again:
-            world.promises.broke(f"{thing!r} was given, and is given again")
+            world.promises.contradicts(f"{thing!r} was given, and is given again")
         elif not was_given and not given_again:
             world.promises.broke(f"{thing!r} was given to no call, and is a duplicate")
 

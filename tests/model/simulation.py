@@ -18,7 +18,7 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-from fastdedup import BreakerState, Dedup, LocalLRU, UnavailableError
+from fastdedup import BreakerState, ClaimLostError, Dedup, LocalLRU, UnavailableError
 from fastdedup.events import Conflict, Degraded, Event
 from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import Reply
@@ -26,11 +26,13 @@ from fastdedup.kernel.shards import ShardedEngine
 from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.operations import FirstOp, SeenOp
 
-from .cluster import CLUSTER_FATES, PROMOTED, ClusterNetwork, carried_singles
+from .cluster import CLUSTER_FATES, ClusterNetwork, carried_singles
 from .determinism import SteppingLoop, begin, pinned
 from .far_end import FarEnd, Packet, SpecFarEnd, describe
 from .network import FATES, LATE, Network
 from .promises import Promises
+from .sentinels import SENTINEL_FATES, UNTOLD, SentinelNetwork
+from .servers import PROMOTED
 
 TIMEOUT = 0.25
 LEASE = 8.0
@@ -44,9 +46,10 @@ BACK_AT_ONCE = 0.05
 """Seconds in which a call that was told nothing is taken back while all goes well."""
 BACK = {
     **dict.fromkeys(FATES, 2 * TIMEOUT),
-    **dict.fromkeys(CLUSTER_FATES, 2 * TIMEOUT),
+    **dict.fromkeys((*CLUSTER_FATES, *SENTINEL_FATES), 2 * TIMEOUT),
     "outage": 2.0,  # until a probe is answered
-    "failed": PROMOTED + 2.0,
+    **dict.fromkeys(("failed", "ended", "forgotten"), PROMOTED + 2.0),
+    "unannounced": UNTOLD + 2.0,
     **dict.fromkeys(("hung", "copied"), LATE + 0.6),  # until the orphans are looked at again
 }
 """Further seconds for each fate."""
@@ -63,6 +66,8 @@ class Run(NamedTuple):
     cancel_again: int = 0
     cluster: str = ""
     """How batches go to a Cluster, one of `FORMS`; empty for a single Redis."""
+    sentinels: bool = False
+    """The store asks sentinels for its primary."""
 
 
 @dataclass(frozen=True)
@@ -132,13 +137,19 @@ class World:
         """Seconds within which a waiter gets news while all goes well."""
         self.is_known_by_fence = False
         """The scenario settles a claim whose owner could be handed on to another client."""
+        self.short_lease = 3.0 if run.sentinels else 0.9
+        """Seconds of a lease that is renewed, more than a failover takes: work whose lease ends may be done again."""
         self._has_copy = not {"hung", "copied"}.isdisjoint(fates)
         self.undisturbed = not fates and not run.cancel_step
         kind = SCENARIOS[run.scenario]
         self._far_end = far_end
-        network = partial(ClusterNetwork, run.cluster) if run.cluster else Network
-        self.network = network(loop, self._far_end, loop.clock, dict(run.fates), self._log_packet)
         self.promises = Promises(loop.time, self._log)
+        network: Callable[..., Network] = Network
+        if run.cluster:
+            network = partial(ClusterNetwork, run.cluster)
+        elif run.sentinels:
+            network = partial(SentinelNetwork, self.promises.forget)
+        self.network = network(loop, self._far_end, loop.clock, dict(run.fates), self._log_packet)
         policies = [LocalLRU(100, clock=loop.clock) if kind.local else None for _ in range(kind.gates)]
         self.gates = [self._gate(f"gate{at}", policy, loop) for at, policy in enumerate(policies)]
         self.other_loop = loop.beside() if kind.two_loops else None
@@ -219,6 +230,8 @@ class World:
             self._log(who, "is cancelled")
         except UnavailableError as error:
             self._log(who, f"gets {type(error).__name__}: {error}")
+        except ClaimLostError as error:
+            self.promises.contradicts(f"{who} gets {error!r}")
         except Exception as error:  # noqa: BLE001 -- whatever else is raised is a finding
             self.promises.broke(f"{who} gets {error!r}")
 
@@ -287,7 +300,7 @@ class World:
             if self.is_known_by_fence and self._has_copy and is_disturbed:
                 self.promises.accept("late copy behind a release", what)
             else:
-                self.promises.broke(what)
+                self.promises.contradicts(what)
 
     async def _close(self) -> None:
         for gate in self.gates:

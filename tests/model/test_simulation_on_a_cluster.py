@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .exploring import on_cluster
-from .simulation import simulating
-from .test_simulation import DEPTH, NIGHTLY, pytestmark
+from .test_simulation import NIGHTLY, accepted_in, pytestmark
 
 assert pytestmark
 
@@ -27,13 +26,4 @@ EVERY = 1 if NIGHTLY else 60
 @pytest.mark.timeout(8 * 3600 if NIGHTLY else 60)
 @pytest.mark.parametrize("scenario", FEWEST)
 def test_the_promises_are_kept_on_a_cluster(scenario: str) -> None:
-    with simulating():
-        outcomes = list(on_cluster(scenario, EVERY, thorough=NIGHTLY))
-    broken = [outcome for outcome in outcomes if outcome.broken]
-    if broken:
-        shortest = min(broken, key=lambda outcome: len(outcome.trace))
-        pytest.fail(
-            f"{len(broken)} of {len(outcomes)} runs break a promise; the shortest:\n{shortest}", pytrace=False
-        )
-    assert DEPTH or len(outcomes) >= FEWEST[scenario]
-    assert not any(outcome.accepted for outcome in outcomes)
+    assert not accepted_in(scenario, on_cluster(scenario, EVERY, thorough=NIGHTLY), FEWEST[scenario])

@@ -21,11 +21,14 @@ IN_MEMORY = Part("closure, memory", ("tests/model/test_closure.py", "-k", "memor
 ON_REDIS = Part("closure, Redis", ("tests/model/test_closure.py", "-k", "redis and not fakeredis"))
 SIMULATION = Part("simulation", (_SIMULATION, "-k", "every_fate"))
 ON_CLUSTER = Part("simulation, Cluster", ("tests/model/test_simulation_on_a_cluster.py",))
+WITH_SENTINELS = Part("simulation, Sentinel", ("tests/model/test_simulation_with_sentinels.py",))
 CRASHES = Part("crashes", ("tests/model/test_crashes.py",))
 
 BY_FILE = {
     "lua/": (ON_REDIS, CRASHES),
     "fastdedup/stores/redis/cluster/": (ON_CLUSTER,),
+    "fastdedup/stores/redis/latest_primary.py": (WITH_SENTINELS,),
+    "fastdedup/stores/redis/primary_watch.py": (WITH_SENTINELS,),
     "fastdedup/stores/redis/": (SIMULATION, CRASHES),
     "fastdedup/stores/": (IN_MEMORY, SIMULATION),
     "fastdedup/ledger/memory.py": (IN_MEMORY, SIMULATION),

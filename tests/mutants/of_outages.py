@@ -46,6 +46,25 @@ REDIS_CLIENT = {
             "wait_resubscribed",
         ),
     ],
+    "fastdedup/stores/redis/primary_watch.py": [
+        Mutant(
+            "The connection stays at a primary that the sentinels name no more.",
+            "            self._leave_others(self._latest.known.address)",
+            "            pass",
+        ),
+        Mutant(
+            "What a sentinel announces is heard at the next question only.",
+            "            self._woken.set()",
+            "            pass",
+        ),
+    ],
+    "fastdedup/stores/redis/latest_primary.py": [
+        Mutant(
+            "A sentinel that knows of a later failover than the others is not believed.",
+            "if self.known is None or named.epoch > self.known.epoch:",
+            "if self.known is None:",
+        ),
+    ],
     "fastdedup/stores/redis/cluster/node.py": [
         Mutant(
             "A node that a slot is still moving to is not told that the call was sent there (ASKING).",
