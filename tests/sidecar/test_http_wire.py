@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import redis
 
 from fastdedup import LocalLRU, Record
 from fastdedup.sidecar.http.protocol import HEAD_BYTES
@@ -14,7 +18,7 @@ from fastdedup.sidecar.limits import Limits
 
 from ..programs import until
 from ..servers import RedisServer
-from .conftest import Running, Serve
+from .conftest import DEADLINE, Running, Serve
 
 
 def request(body: Any, path: str = "/v1/claims", *headers: str) -> bytes:
@@ -120,6 +124,15 @@ def test_a_client_may_ask_before_it_sends(sidecar: Running, expect: str) -> None
         assert raw.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
         raw.sendall(content)
         assert read(raw)[0][0] == 201
+
+
+def test_a_client_of_http_1_0_gets_no_leave_to_send(sidecar: Running) -> None:
+    """It would take the leave for the answer."""
+    ask = request({"key": "k", "wait": 1}, "/v1/claims", "expect: 100-continue")
+    with sidecar.raw() as raw:
+        raw.sendall(ask.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert read(raw)[0][0] == 201
+        assert closed(raw)
 
 
 def test_a_client_that_asks_hears_that_it_is_too_much(serve: Serve) -> None:
@@ -343,6 +356,8 @@ def test_the_body_beside_an_upgrade_is_not_taken_for_a_request(sidecar: Running,
         ["1.1", "transfer-encoding: chunked", "content-length: 5"],
         ["1.1", "content-length: 5", "transfer-encoding: chunked"],
         ["1.1", "content-length: 5", "content-length: 5"],
+        ["0.9", "transfer-encoding: chunked"],
+        ["2.0", "transfer-encoding: chunked"],
         ["1.0", "transfer-encoding: chunked"],
         ["1.0", "transfer-encoding: chunked", "connection: keep-alive"],
     ],
@@ -411,6 +426,83 @@ def test_a_claim_that_nobody_gets_is_released(frozen: Any, ask: bytes, state: st
     assert not waiting(sidecar)
 
 
+@contextmanager
+def standing_still(sidecar: Running, then: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold up the sidecar's loop: it calls `then`, and reads in one turn and in order what has come meanwhile."""
+    stands, goes_on = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        stands.set()
+        goes_on.wait(DEADLINE)
+        then()
+
+    sidecar.loop.call_soon_threadsafe(stand)
+    assert stands.wait(DEADLINE)
+    try:
+        yield
+    finally:
+        goes_on.set()
+
+
+GATED = (
+    b"GET /v1/gate?principal=everyone HTTP/1.1\r\nidempotency-key: k\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+
+
+def hangs_up(sidecar: Running, raw: socket.socket) -> None:
+    raw.close()
+
+
+def breaks_its_body(sidecar: Running, raw: socket.socket) -> None:
+    raw.sendall(b"zz\r\n")
+
+
+@pytest.mark.parametrize(
+    ("ask", "ends", "before"),
+    [
+        (request({"key": "k"}), hangs_up, True),
+        (request([{"op": "claim", "key": "k"}], "/v1/batch"), hangs_up, False),
+        (GATED, breaks_its_body, False),
+    ],
+    ids=["claim", "batch", "gate"],
+)
+def test_a_claim_that_is_won_as_its_connection_closes_is_released(
+    frozen: Any, ask: bytes, ends: Callable[[Running, socket.socket], None], before: bool
+) -> None:
+    """Its answer was dropped, and the key was held for the whole lease."""
+    sidecar, server = frozen
+    server.freeze()
+    with sidecar.raw() as raw, redis.Redis.from_url(server.url) as store:
+        raw.sendall(ask)
+        until(lambda: waiting(sidecar), "the claim is on its way")
+        with standing_still(sidecar):
+            if before:
+                ends(sidecar, raw)
+            server.thaw()
+            until(lambda: store.dbsize() == 1, "it is won")
+            if not before:
+                ends(sidecar, raw)
+        until(lambda: not sidecar.server.connections, "the connection is closed")
+    key = "GATE *|-|k" if ask is GATED else "k"
+    until(lambda: (found := record(sidecar, key)) is not None and found.state == "released", "it is free")
+
+
+@pytest.mark.parametrize(
+    "ask", [request({"key": "k"}), b"*2\r\n$8\r\nFD.CLAIM\r\n$1\r\nk\r\n"], ids=["HTTP", "RESP"]
+)
+def test_a_claim_that_is_won_after_its_client_was_cut_is_released(frozen: Any, ask: bytes) -> None:
+    sidecar, server = frozen
+    server.freeze()
+    with sidecar.raw() as raw, redis.Redis.from_url(server.url) as store:
+        raw.sendall(ask)
+        until(lambda: waiting(sidecar), "the claim is on its way")
+        (connection,) = sidecar.server.connections
+        with standing_still(sidecar, connection.cut):
+            server.thaw()
+            until(lambda: store.dbsize() == 1, "it is won")
+        until(lambda: (found := record(sidecar, "k")) is not None and found.state == "released", "it is free")
+
+
 def test_a_wait_ends_with_its_client(sidecar: Running) -> None:
     with sidecar.raw() as first, sidecar.raw() as second:
         first.sendall(request({"key": "k"}))
@@ -455,6 +547,22 @@ def test_a_waiting_client_behind_others_is_missed_too(sidecar: Running) -> None:
             until(lambda: waiters.waiting, "it waits")
         until(lambda: not waiters.waiting, "it waits no more")
     assert record(sidecar, "l") is None
+
+
+def test_the_claims_of_an_answer_that_is_cut_off_are_released(serve: Serve, redis_url: str) -> None:
+    """The client reads nothing, so the sidecar hangs up in the midst of its answer."""
+    sidecar = serve(redis_url, limits=Limits(request_timeout=0.2), timeout=5.0)
+    with sidecar.raw() as raw:
+        size = raw.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        most = size // 150_000 + 2  # an answer for 1,000 claims takes 150 kB
+        for number in range(most):
+            raw.sendall(request([{"op": "claim", "key": f"{number}:{n}"} for n in range(1000)], "/v1/batch"))
+        until(lambda: not sidecar.server.connections, "it is closed")
+        last = max(number for number in range(most) if record(sidecar, f"{number}:0") is not None)
+        until(
+            lambda: (found := record(sidecar, f"{last}:999")) is not None and found.state == "released",
+            "the last claims are free",
+        )
 
 
 def test_a_degraded_claim_that_nobody_gets_is_released(serve: Serve) -> None:

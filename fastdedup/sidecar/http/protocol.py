@@ -25,7 +25,7 @@ from ..limits import Limits
 from ..reply_memory import ReplyMemory, UnreadReplies
 from ..request_memory import PLACE, RequestShare
 from . import problems
-from .request import HIGH_WATER, STATUS_LINE, Flow, Gone, HttpRequest, dated, is_chunked
+from .request import HIGH_WATER, STATUS_LINE, Flow, Gone, HttpRequest, dated, expects_leave, is_chunked
 from .verbs import Held
 
 QUICK_PATH = "/v1/claims"
@@ -225,7 +225,7 @@ class HttpProtocol(asyncio.Protocol):
         """Wait for a client that does not read, for some seconds (asyncio calls this)."""
         self.flow.pause_writing()
         self.unread.begin()
-        self._slow = self.loop.call_later(self._limits.request_timeout, self.transport.abort)
+        self._slow = self.loop.call_later(self._limits.request_timeout, self.cut)
 
     def resume_writing(self) -> None:
         """Go on: the client has read all answers (asyncio calls this)."""
@@ -236,7 +236,9 @@ class HttpProtocol(asyncio.Protocol):
     # The memory's call
 
     def cut(self) -> None:
-        """Close at once."""
+        """Close at once; release the claims of an answer that was not sent whole."""
+        if self.transport.get_write_buffer_size():
+            self._take_back()
         self.transport.abort()
 
     # The parser's calls
@@ -257,8 +259,8 @@ class HttpProtocol(asyncio.Protocol):
             if name == b"connection":
                 raise _Refused  # the parser would drop the requests that follow, and their client wait
             return
-        if name == b"expect" and value.rstrip().lower() == b"100-continue":
-            self._arriving.expects_continue = True
+        if name == b"expect":
+            self._arriving.expects_continue |= expects_leave(value, self.parser.get_http_version())
         elif name == b"transfer-encoding" and not is_chunked(value, self.parser.get_http_version()):
             raise _Refused
         self._arriving.headers.append((name, value))
@@ -396,7 +398,7 @@ class HttpProtocol(asyncio.Protocol):
             close: refuse further requests.
         """
         self.handing_over = held
-        if self.gone:
+        if self.gone or self.transport.is_closing():  # it closes in this turn of the loop, and writes no more
             self._take_back()
             return
         request = cast(HttpRequest, self._running)
@@ -482,7 +484,7 @@ class HttpProtocol(asyncio.Protocol):
     def _end_soon(self) -> None:
         """Abort after some seconds: closing waits until the client has read the rest."""
         self._relax()
-        self._timer = self.loop.call_later(self._limits.request_timeout, self.transport.abort)
+        self._timer = self.loop.call_later(self._limits.request_timeout, self.cut)
 
 
 def _parse_url(request: HttpRequest) -> None:

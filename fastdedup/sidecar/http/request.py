@@ -161,10 +161,18 @@ class HttpRequest:
 def is_chunked(coding: bytes, version: str) -> bool:
     """True for a body in chunks and in no other coding, which the parser would not take off.
 
-    HTTP/1.0 has no chunks: a proxy that speaks it would see the body's end elsewhere. Spaces may follow a header's
-    value, and the parser leaves them there.
+    Only HTTP/1.1 has chunks: a proxy that speaks another version would see the body's end elsewhere. Spaces may
+    follow a header's value, and the parser leaves them there.
     """
-    return coding.rstrip().lower() == b"chunked" and version != "1.0"
+    return coding.rstrip().lower() == b"chunked" and version == "1.1"
+
+
+def expects_leave(expectation: bytes, version: str) -> bool:
+    """True if the client waits for leave to send the body.
+
+    A client of HTTP/1.0 would take the leave for its answer.
+    """
+    return expectation.rstrip().lower() == b"100-continue" and version == "1.1"
 
 
 _dated: tuple[Any, bytes] = (None, b"")

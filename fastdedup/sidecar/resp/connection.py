@@ -217,6 +217,7 @@ class RespConnection(asyncio.Protocol):
     def cut(self) -> None:
         """Close at once, and give back what the replies have reserved."""
         self.large.clear()
+        self.gone = True  # a claim that is won in this turn of the loop is released
         self._transport.abort()
 
     # The commands' calls
