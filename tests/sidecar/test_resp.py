@@ -159,6 +159,8 @@ def test_a_record_can_be_seen_and_forgotten(client: redis.Redis) -> None:
         (("FD.CLAIM", "k" * 1025), "at most 1024 bytes"),
         (("FD.CLAIM", b"\xff"), "UTF-8"),
         (("FD.CLAIM", "k", "NX"), "unknown option 'NX' for FD.CLAIM; it takes EPHEMERAL, FP"),
+        (("FD.CLAIM", "k", "N\u017f", "shop"), "unknown option"),  # in capitals this text is NS
+        (("FD.FIRST", "N\u017f", "shop", "ledger", "1"), "serves no ledger 'N"),
         (("FD.CLAIM", "k", "LEASE"), "LEASE must be followed by a value"),
         (("FD.CLAIM", "k", "LEASE", "0"), "LEASE must be a whole number of milliseconds from 1"),
         (("FD.CLAIM", "k", "LEASE", "1", "lease", "2"), "LEASE is given twice"),
@@ -194,6 +196,23 @@ def test_resp3_has_its_own_null_and_booleans(sidecar: Sidecar) -> None:
     with connect(sidecar, protocol=3) as client:
         claim = client.execute_command("FD.CLAIM", "order:resp3")
         assert claim[5:] == [None, False]
+
+
+def test_a_hello_changes_no_reply_before_it(sidecar: Sidecar) -> None:
+    """The replies to commands that were under way when it came had the new protocol's null."""
+
+    def asked(tag: str) -> bytes:
+        named = pack("FD.CLAIM", f"named:{tag}", "OWNER", "me")
+        return pack("FD.CLAIM", f"drawn:{tag}") + named + pack("FD.GET", "absent") + pack("FD.EVICTION")
+
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.settimeout(10)
+        raw.connect(str(sidecar.socket))
+        raw.sendall(asked("2") + pack("HELLO", "3") + asked("3") + pack("HELLO", "2") + pack("QUIT"))
+        told = b"".join(iter(partial(raw.recv, 65_536), b""))
+    before, between = told.split(b"server", 1)[0], told.split(b"server")[1]
+    assert (before.count(b"$-1\r\n"), before.count(b"\r\n_\r\n")) == (3, 0)
+    assert (between.count(b"$-1\r\n"), between.count(b"\r\n_\r\n")) == (0, 3)
 
 
 # Connections

@@ -92,7 +92,7 @@ def read_options(
     seen: set[str] = set()
     at = start
     while at < len(command):
-        name = command[at][:16].decode(errors="replace").upper()
+        name = command[at][:16].upper().decode(errors="replace")  # text's upper() makes "NS" of "N\u017f"
         if name not in allowed:
             listed = ", ".join(sorted(allowed)) or "no options"
             raise ConfigError(f"unknown option '{name}' for {_name_of(command)}; it takes {listed}")
@@ -122,4 +122,4 @@ def end_of(wait: int | None) -> float:
 
 
 def _name_of(command: list[bytes]) -> str:
-    return command[0][:32].decode(errors="replace").upper()
+    return command[0][:32].upper().decode(errors="replace")

@@ -330,12 +330,12 @@ def store(connection: RespConnection, command: list[bytes]) -> bytes:
 
 def eviction(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     """`FD.EVICTION`: the reply is what the sidecar's store does when its memory is full, or null."""
-    root = connection.namespaces.root
+    root, resp3 = connection.namespaces.root, connection.resp3
 
     async def work() -> bytes:
         backend = root.gate.connection.store
         policy = await backend.eviction_policy() if isinstance(backend, AdminStore) else None
-        return encode_value(policy, connection.resp3)
+        return encode_value(policy, resp3)
 
     return connection.spawn(work, root, "eviction")
 
