@@ -355,3 +355,29 @@ def test_the_body_says_when_to_ask_again_in_seconds(http: httpx.Client) -> None:
     assert passed_before["outcome"] == "succeeded"
     assert passed_before["retry_after"] is None
     assert not any("retry_after_ms" in answer for answer in (stopped, passed_before))
+
+
+@pytest.mark.parametrize(
+    ("path", "other", "same"),
+    [
+        ("/p/a/b", "/p/a%2Fb", False),
+        ("/p/a%2fb", "/p/a%2Fb", True),
+        ("/p/a;b", "/p/a%3Bb", False),
+        ("/p/a%2525", "/p/a%25", False),
+        ("/p/%ff", "/p/%fe", False),
+        ("/p/%61", "/p/a", True),
+        ("/p/%C3%A9%2F", "/p/%c3%a9%2f", True),
+    ],
+)
+def test_envoys_routes_are_apart_as_their_paths_are(
+    serve: Serve, redis_url: str, path: str, other: str, same: bool
+) -> None:
+    """A caller that used its key for /a/b was refused at /a%2Fb, with the result of /a/b."""
+    head = f"HTTP/1.1\r\nfastdedup-gate: {BY}\r\nx-api-key: ann\r\nidempotency-key: k\r\nconnection: close\r\n\r\n"
+    statuses = []
+    sidecar = serve(redis_url, timeout=5.0)
+    for each in (path, other):
+        with sidecar.raw() as raw:
+            raw.sendall(f"GET {GATE}{each} {head}".encode())
+            statuses.append(int(b"".join(iter(lambda: raw.recv(65_536), b""))[9:12]))
+    assert statuses == [200, 403 if same else 200]

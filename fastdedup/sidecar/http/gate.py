@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import orjson
 from pydantic import Field, model_validator
@@ -35,6 +35,9 @@ _SETTINGS = b"fastdedup-gate"
 _MAX_RESULT = 2048
 """Bytes of a result that a header may have: nginx has 4 KB for all headers of an answer."""
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
+_ESCAPES = re.compile("(?:%[0-9A-Fa-f]{2})+")
+_RESERVED = frozenset("%:/?#[]@!$&'()*+,;=")
+"""Characters that mean something else in a URL than their escapes do (RFC 3986): /a%2Fb is another path than /a/b."""
 _KEEPS_MS = 1000
 """How long the record of a key that passes `once` outlives its time."""
 
@@ -195,8 +198,18 @@ def _route_of(ask: GateQuery, request: HttpRequest) -> str:
     if ask.route is not None:
         return quote(_one(request, ask.route) or b"", safe=_PRINTABLE)
     if request.path.startswith(BELOW):
-        return quote(f"{request.method} {request.path[len(PATH) :]}", safe=_PRINTABLE)
+        path = _ESCAPES.sub(_unescaped, request.sent_path).removeprefix(PATH)
+        return quote(f"{request.method} {path}", safe=_PRINTABLE)
     return "*"
+
+
+def _unescaped(escapes: re.Match[str]) -> str:
+    """Return escapes as the characters that they stand for, if the path stays the same one by that."""
+    try:
+        text = unquote(escapes[0], errors="strict")
+    except UnicodeDecodeError:
+        return escapes[0].upper()
+    return "".join([f"%{ord(each):02X}" if each in _RESERVED else each for each in text])
 
 
 def _one(request: HttpRequest, name: str) -> bytes | None:

@@ -116,6 +116,11 @@ class HttpRequest:
         self.query = parsed.query or b""
 
     @property
+    def sent_path(self) -> str:
+        """The path with its escapes, unchanged."""
+        return httptools.parse_url(self.url).path.decode("ascii")
+
+    @property
     def head_bytes(self) -> int:
         """The bytes that its address and its headers take."""
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
