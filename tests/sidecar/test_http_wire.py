@@ -536,6 +536,29 @@ def test_a_claim_that_was_read_is_kept(sidecar: Running) -> None:
     assert found.state == "processing"
 
 
+@pytest.mark.parametrize("then", ["a broken request", "a request that waits for leave"])
+def test_a_claim_that_was_read_is_kept_though_what_follows_is_not(
+    serve: Serve, redis_url: str, then: str
+) -> None:
+    """It was released: the client was believed not to have read its answer, and another one got the key."""
+    sidecar = serve(redis_url, timeout=5.0)
+    with sidecar.raw() as raw:
+        raw.sendall(request({"key": "k"}))
+        read(raw)
+        if then == "a broken request":
+            with standing_still(sidecar):
+                raw.sendall(b"zz\r\n\r\n")
+                raw.close()
+        else:
+            ask = request({"key": "l"}, "/v1/claims", "expect: 100-continue")
+            raw.sendall(ask.partition(b"{")[0])
+            raw.recv(1, socket.MSG_PEEK)  # the leave is there, and stays unread
+    until(lambda: not sidecar.server.connections, "the client is gone")
+    found = record(sidecar, "k")
+    assert found is not None
+    assert found.state == "processing"
+
+
 def test_a_waiting_client_behind_others_is_missed_too(sidecar: Running) -> None:
     """It is not the newest of pipelined requests alone that hears of it."""
     with sidecar.raw() as first:

@@ -219,7 +219,7 @@ class HttpProtocol(asyncio.Protocol):
                 request.hang_up()
         self.parser = None  # it refers to this object: no cycle is left behind
         if exc is not None:  # the client closed before it read our bytes, or before we wrote
-            self._take_back()
+            self._take_back(self.handing_over)
 
     def pause_writing(self) -> None:
         """Wait for a client that does not read, for some seconds (asyncio calls this)."""
@@ -238,7 +238,7 @@ class HttpProtocol(asyncio.Protocol):
     def cut(self) -> None:
         """Close at once; release the claims of an answer that was not sent whole."""
         if self.transport.get_write_buffer_size():
-            self._take_back()
+            self._take_back(self.handing_over)
         self.transport.abort()
 
     # The parser's calls
@@ -373,7 +373,7 @@ class HttpProtocol(asyncio.Protocol):
         leave = request.leave_to_send()
         if not self.transport.is_closing():
             if leave:
-                self.transport.write(leave)
+                self._send(leave)
             self.flow.read_while(not self.full)
         await request.wait()
 
@@ -397,29 +397,29 @@ class HttpProtocol(asyncio.Protocol):
             held: the claims to release if the client surely does not get this answer.
             close: refuse further requests.
         """
-        self.handing_over = held
         if self.gone or self.transport.is_closing():  # it closes in this turn of the loop, and writes no more
-            self._take_back()
+            self._take_back(held)
             return
         request = cast(HttpRequest, self._running)
         end = _END if request.keep_alive and not close else _CLOSE
         request.answered = True
         self.body_taken = 0
-        self._send(b"".join((head, dated(self._state.default_headers), end, body)))
+        self._send(b"".join((head, dated(self._state.default_headers), end, body)), held)
         request.tell()
         if end is _CLOSE:
             self.transport.close()
         self._next()
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes, held: Sequence[Held] = ()) -> None:
+        """Send this; what was sent before may be read by now, so its claims are the client's."""
+        self.handing_over = held
         self.transport.write(data)
         if self.unread.since:
             self.unread.add(len(data))
 
-    def _take_back(self) -> None:
-        for dedup, wire, owner in self.handing_over:
+    def _take_back(self, held: Sequence[Held]) -> None:
+        for dedup, wire, owner in held:
             dedup.gate.release_later(wire, owner)
-        self.handing_over = ()
 
     # Bounds
 
@@ -477,7 +477,7 @@ class HttpProtocol(asyncio.Protocol):
         if self.transport.is_closing():
             return
         self._app.turned_down(farewell)
-        self.transport.write(_response(farewell))
+        self._send(_response(farewell))
         self.transport.close()
         self._end_soon()
 
