@@ -146,7 +146,7 @@ async def check_frames(data: bytes, choice: random.Random) -> None:
     if (commands, fault) != cut(pieces(data, choice)):
         raise Finding("the pieces change the commands")
     for command in commands:
-        most = MAX_ARGUMENTS if command[0] == b"FD.RUN" else LIMITS.arguments
+        most = MAX_ARGUMENTS if command[0].upper() == b"FD.RUN" else LIMITS.arguments
         if not 0 < len(command) <= most or len(pack(*command)) > LIMITS.frame:
             raise Finding("a command beyond its bounds")
 
