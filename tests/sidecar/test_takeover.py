@@ -169,6 +169,26 @@ def test_a_sidecar_that_would_do_harm_leaves_the_running_one_alone(
     assert claim_by_resp(running.path, url) is True
 
 
+@pytest.mark.parametrize("placed", [False, True])
+def test_a_third_sidecar_hears_that_another_one_takes_over(
+    redis_url: str, running: Sidecar, placed: bool
+) -> None:
+    """It was told to stop the sidecar that listens there, which was the new one."""
+    path = running.path
+    aside = path.with_name("aside")
+    with succeeding(path, 0o660, owner=-1, group=-1) as other:
+        if placed:
+            os.rename(path, aside)
+            other.take_place()
+        try:
+            with _refused(successor(running, "--url", redis_url)) as new:
+                assert "another sidecar is taking it over" in new.log
+        finally:
+            if placed:
+                os.rename(aside, path)
+    assert claim_by_resp(path, f"third:{placed}") is True
+
+
 @pytest.fixture(scope="module")
 def running() -> Iterator[Sidecar]:
     with Sidecar() as sidecar:

@@ -84,9 +84,13 @@ def succeeding(path: Path, mode: int, *, owner: int, group: int) -> Iterator[Suc
     Raises:
         ConfigError: the running sidecar cannot be stopped, or has records that the store does not have.
     """
+    beside = path.with_name(path.name + ".next")
+    if is_held(beside):  # first: meanwhile the lock of `path` is the old one's, and its listener the new one
+        raise ConfigError(
+            f"cannot take {path} over now: another sidecar is taking it over; try again when the old one has ended"
+        )
     pid = _process_of(path)
     _check_readiness(path)
-    beside = path.with_name(path.name + ".next")
     with contextlib.ExitStack() as locks:
         locks.enter_context(locked(beside, passing=True))
         clear(beside)
