@@ -17,8 +17,10 @@ from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import scoped_session, sessionmaker
 
 from fastdedup.sql import Inbox
+from fastdedup.sql.drivers.base import is_outage
 from fastdedup.sync.sql import Inbox as SyncInbox
 
+from ..databases import USER
 from .conftest import Opener
 from .places import Place
 from .ways import WEEK, Party, async_engine_of, engine_of
@@ -150,3 +152,22 @@ async def test_a_nested_transaction_of_sqlalchemy_serves(of: Of, key: str) -> No
             await after.complete("from outside")
         assert (await party.receive(inbox, key)).result == "inside"
         assert (await party.receive(inbox, f"{key} other")).result == "from outside"
+
+
+@pytest.mark.parametrize("name", ["asyncpg", "psycopg", "pymysql", "aiomysql", "async session aiomysql"])
+async def test_a_server_that_gives_no_connection_is_an_outage(of: Of, key: str, name: str) -> None:
+    place = of(name)().place
+    if place.kind == "postgresql":
+        limit, without = f"ALTER ROLE {USER} CONNECTION LIMIT", -1
+    else:
+        limit, without = f"ALTER USER {USER}@localhost WITH MAX_USER_CONNECTIONS", 0
+    place.as_admin(f"{limit} 1")
+    try:
+        async with of(name)() as first:
+            await first.sql("SELECT 1")
+            with pytest.raises(Exception, match=r"too many connections|max_user_connections") as caught:
+                async with of(name)() as second:
+                    await second.receive(second.inbox(), key)
+    finally:
+        place.as_admin(f"{limit} {without}")
+    assert is_outage(caught.value)

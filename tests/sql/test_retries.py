@@ -198,6 +198,9 @@ OF_NUMBERS = {
     1836: DatabaseFault.STANDBY,
     1146: DatabaseFault.NO_TABLE,
     1049: DatabaseFault.NO_TABLE,
+    3572: DatabaseFault.LOCKED,  # NOWAIT
+    1040: DatabaseFault.UNKNOWN,  # too many connections
+    1047: DatabaseFault.UNKNOWN,  # a node that is cut off from its cluster
     1053: DatabaseFault.UNKNOWN,  # the server shuts down
     1317: DatabaseFault.UNKNOWN,  # interrupted, perhaps in the COMMIT
     2006: DatabaseFault.UNKNOWN,
