@@ -13,6 +13,7 @@ from ..errors import ConfigError, InvalidKeyError, MismatchError, UsageError
 from ..gateway import Dedup
 from ..model import Outcome
 from ..sql.bridge import AWAITING, Begin
+from ..sql.drivers.base import is_outage
 from ..sql.inbox import Inbox
 from ..sql.once import (
     ATTEMPTS,
@@ -125,6 +126,8 @@ class InboxWay:
         wire = self._wire(delivery.key)
 
         async def work(transaction: Any) -> Any:
+            if refused is not None:
+                raise refused  # there is no row, so the last COMMIT has done nothing: the attempt has failed
             if exhausted is not None:
                 raise _Exhausted
             result = await delivery.work(transaction)
@@ -133,6 +136,7 @@ class InboxWay:
         transactions = Transactions(
             AWAITING, self._inbox.receive, self._once, self._begin, work, delivery.mark
         )
+        refused: Exception | None = None
         with HeldMessage(self._pauses) as hold:
             while True:
                 try:
@@ -141,6 +145,7 @@ class InboxWay:
                     error: BaseException = unknown.error
                     if delivery.is_ended_by(error):
                         raise error from None
+                    refused = error if isinstance(error, Exception) and not is_outage(error) else None
                 except _Exhausted:
                     assert exhausted is not None
                     return exhausted

@@ -456,6 +456,7 @@ class Shop:
         self.path = path
         self.away = False
         self.lose_commit = False
+        self.refuse_commit = False
         self.before: Callable[[], Awaitable[None]] | None = None
         if is_new:
             make_tables(path)
@@ -469,6 +470,8 @@ class Shop:
             await self.before()
         async with transaction(self.path) as connection:
             yield connection
+            if self.refuse_commit:
+                raise ValueError("an event before the COMMIT says no")
         if self.lose_commit:
             self.lose_commit = False
             raise ConnectionResetError("the reply was lost")
@@ -556,6 +559,16 @@ class TestInbox:
             assert decision.action is Action.ACK
             assert shop.effects() == 1
             assert (await consumer.get()).reason is Reason.DUPLICATE
+
+    async def test_a_commit_that_always_fails_spends_attempts(self, open_billing: Open, shop: Shop) -> None:
+        """Such as by an event of SQLAlchemy's before the COMMIT: held, the message would be worked on for ever."""
+        async with open_billing(attempts=2) as consumer:
+            shop.refuse_commit = True
+            first, last = await consumer.get(), await consumer.get(failed=1)
+            assert (told(first), first.attempts) == ((Action.RETRY, Reason.FAILED), 1)
+            assert (told(last), last.attempts) == ((Action.DEAD_LETTER, Reason.FAILED), 2)
+            assert isinstance(last.error, ValueError)
+            assert (len(consumer.runs), shop.effects()) == (2, 0)
 
     async def test_a_database_that_goes_before_the_second_try_holds_the_message(
         self, open_billing: Open, shop: Shop
