@@ -46,7 +46,7 @@ from ..results.declared import Results
 from .bridge import AWAITING, Begin, InboxBridge, in_transaction
 from .dialects import fault_of
 from .drivers import Driver
-from .drivers.base import is_retryable
+from .drivers.base import flush, is_retryable
 from .faults import DatabaseFault
 from .local_calls import Answer, LocalCalls, Name, TaskEnd, count_wait
 from .receipt import AnyReceipt, RowAnswer
@@ -417,7 +417,9 @@ class Transactions:
             await receipt.begin_work()
             self.has_begun = True
             # The work may have ended the transaction, or caught an error that ended it: its COMMIT would do nothing.
-            await receipt.finish(await self._work(transaction), look=not rules.proven)
+            result = await self._work(transaction)
+            await flush(receipt.driver)
+            await receipt.finish(result, look=not rules.proven)
             commits = True
 
         try:

@@ -14,7 +14,7 @@ from ..keys import Fingerprint
 from .any_inbox import AnyInbox
 from .bridge import driver_over
 from .dialects.base import Flow, Statement
-from .drivers.base import Driver, is_retryable, run
+from .drivers.base import Driver, flush, is_retryable, run
 from .local_calls import Answer
 from .once import CommitUnknown, OnceRules, is_committed_perhaps, pause_after, prove_commit
 from .receipt import AnyReceipt
@@ -43,13 +43,15 @@ class OpenTransaction:
         self._rules = rules
         self._key = ""
         # Mutable: what `begin` yields; the block, until its end begins; its driver; was it within another transaction
-        # when it began; the row's receipt.
+        # when it began; the row's receipt; was its connection lost.
         self.transaction: Any = None
         """What `begin` yields: a session or a connection."""
         self._block: Any = None
         self._driver: Driver | None = None
         self._began_nested = False
         self._receipt: AnyReceipt | None = None
+        self.lost_connection = False
+        """True if it was rolled back after its connection was lost."""
 
     @property
     def is_open(self) -> bool:
@@ -105,14 +107,9 @@ class OpenTransaction:
         return receipt.answer(None)
 
     async def flush(self) -> None:
-        """Send the database what the work has left in a session of SQLAlchemy; connections have nothing left."""
-        session = self.transaction
-        if not self.is_open or not hasattr(session, "flush"):
-            return
-        if session.new or session.dirty or session.deleted:
-            flushing = session.flush()
-            if self._inbox.bridge.is_async:
-                await flushing
+        """Send the database what the work has left in a session; see `flush` of the drivers."""
+        if self.is_open and self._driver is not None:
+            await flush(self._driver)
 
     async def commit(self, result: Any) -> None:
         """Keep the result in the row, and commit; or roll back and raise.
@@ -169,6 +166,8 @@ class OpenTransaction:
         await run(driver, _only(sql), self._inbox.table)
 
     async def _roll_back(self, block: Any, cause: BaseException) -> None:
+        # Asked before the end of the block, which may close any connection.
+        self.lost_connection = self._driver is not None and self._driver.is_lost()
         try:
             await self._inbox.bridge.exit(block, cause)
         except Exception as failed:

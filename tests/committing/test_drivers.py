@@ -199,6 +199,18 @@ async def test_work_that_cannot_commit_is_no_success(
 
 
 @each_way
+@pytest.mark.parametrize("keyed", [True, False], ids=["key", "no key"])
+async def test_a_connection_that_is_lost_under_the_work_is_503(
+    keyed: bool, way: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    """Also if the handler does not notice it, or ignores its error."""
+    async with open_till(mortal_postgres, mortal_redis, way) as till:
+        till.last = "SELECT pg_terminate_backend(pg_backend_pid())"
+        problem(await till.pay(key, keyed=keyed), "database-unavailable", 503)
+        assert mortal_postgres.effects(key) == 0
+
+
+@each_way
 async def test_a_lost_reply_of_commit_is_answered_by_the_row(
     way: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
 ) -> None:

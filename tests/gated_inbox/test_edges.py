@@ -9,11 +9,15 @@ from typing import Any
 import asyncpg
 import pymysql
 import pytest
+from sqlalchemy import JSON, create_engine
+from sqlalchemy.exc import StatementError
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
 from fastdedup import ConfigError, FailedError, InvalidKeyError, ResultTooLargeError, UsageError
 from fastdedup.model import State
 from fastdedup.sql import Inbox, RetryTransaction
+from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
 
 from ..servers import RedisServer
@@ -22,6 +26,17 @@ from .sync_shop import SYNC_WAYS, open_either, open_sync_shop
 from .times import WEEK
 
 # The work fails
+
+
+class Base(DeclarativeBase):
+    """The tables of SQLAlchemy."""
+
+
+class Note(Base):
+    """A row of the effects."""
+
+    __tablename__ = "work"
+    note: Mapped[Any] = mapped_column(JSON, primary_key=True)
 
 
 @pytest.mark.parametrize("way", [*WAYS, *SYNC_WAYS])
@@ -175,6 +190,44 @@ async def test_two_inboxes_at_one_gate_each_do_their_work(
             await handle(key)
             await handle(key)
         assert shop.runs == shop.place.effects(key) == 3
+
+
+async def test_what_a_session_cannot_send_is_an_error_of_the_work(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    """SQLAlchemy sends it with the COMMIT at the latest, whose error would leave it unknown what was committed."""
+    engine = create_async_engine(mortal_postgres.database.urls["asyncpg"])
+    begin = async_sessionmaker(engine).begin
+    async with open_shop(mortal_postgres, mortal_redis, begin=begin) as shop:
+
+        async def note(session: Any, key: str) -> None:
+            session.add(Note(note=object()))
+
+        shop.act = note
+        with pytest.raises(StatementError, match="not JSON serializable"):
+            await shop.handle(key)
+        assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
+        assert shop.place.effects(key) == 0
+    await engine.dispose()
+
+
+def test_what_a_blocking_session_cannot_send_is_an_error_of_the_work(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    engine = create_engine(mortal_postgres.database.urls["psycopg"])
+    inbox = SyncInbox("shop", keep=WEEK)
+    with SyncDedup(mortal_redis.url, namespace=key) as gate:
+
+        @inbox.once(key=lambda session, key: key, begin=sessionmaker(engine).begin, gate=gate)
+        def work(session: Any, key: str) -> None:
+            session.add(Note(note=object()))
+
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            work(key)
+        record = gate.get(inbox.rules.gate_key(key))
+        assert record is not None
+        assert record.state is State.RELEASED
+    engine.dispose()
 
 
 async def test_a_result_too_large_frees_the_gate(

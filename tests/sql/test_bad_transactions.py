@@ -459,3 +459,46 @@ async def test_a_nested_transaction_of_sqlalchemy_is_no_begin_of_a_gate(of: Of, 
             with pytest.raises(UsageError, match="within another transaction"):
                 await once(key)
         assert (await gate.get(party.inbox().gate_key(key))).state == "released"  # type: ignore[union-attr]
+
+
+KILL = {
+    "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend({})"),
+    "mysql": ("SELECT CONNECTION_ID()", "KILL {}"),
+}
+
+
+@pytest.mark.parametrize("name", ["asyncpg", "psycopg", "psycopg async", "pymysql", "aiomysql"])
+async def test_a_lost_connection_is_no_transaction_that_the_work_has_ended(
+    of: Of, key: str, name: str
+) -> None:
+    """Also if the work ignores the error: else a consumer lays its message down, after a restart of the database."""
+    async with of(name)() as party:
+        who, kill = KILL[party.place.kind]
+
+        def now(transaction: Any, key: str) -> None:
+            party.place.as_admin(kill.format(party.send_sql(who)[0][0]))
+            for _ in range(2):
+                with suppress(Exception):
+                    party.send_sql("SELECT 1")
+
+        async def later(transaction: Any, key: str) -> None:
+            party.place.as_admin(kill.format((await party.sql(who))[0][0]))
+            for _ in range(2):
+                with suppress(Exception):
+                    await party.sql("SELECT 1")
+
+        @contextmanager
+        def begin_now() -> Iterator[Any]:
+            party.start_raw()
+            yield party.raw
+
+        @asynccontextmanager
+        async def begin() -> AsyncIterator[Any]:
+            await party.start()
+            yield party.raw
+
+        is_sync = isinstance(party, SyncParty)
+        decorate = party.inbox(begin=begin_now if is_sync else begin).once(lambda transaction, key: key)
+        with pytest.raises(Exception, match=r"(?i)lost|closed|connected|^\(0, ''\)") as caught:
+            await party.call(decorate(now if is_sync else later), key)
+        assert not isinstance(caught.value, UsageError)

@@ -230,7 +230,7 @@ class CommittedWork:
         await self.roll_back(error)
         if not isinstance(error, Exception) or not is_of_database(error):
             return None
-        return self._unavailable(error) if is_retryable(error) or is_connection_lost(error) else None
+        return self._unavailable(error) if self._is_to_blame(error) else None
 
     async def end(self, response: Response) -> Response:
         """Commit with the response, or roll back if the rule does not keep it. Return the response to send.
@@ -262,7 +262,7 @@ class CommittedWork:
                 return respond(COMMIT_UNKNOWN, _WITHOUT_KEY, docs=self._docs)
             return respond(COMMIT_UNKNOWN, docs=self._docs, retry_after=self.rule.retry_after)
         except Exception as error:
-            if is_retryable(error) or is_connection_lost(error):
+            if self._is_to_blame(error):
                 return self._unavailable(error)
             if isinstance(error, ResultError | ResultTooLargeError):
                 self._warn(error)
@@ -300,6 +300,10 @@ class CommittedWork:
             return False
         claim = self._recorder.claim
         return claim.lost and not claim.settlement.lost_in_outage
+
+    def _is_to_blame(self, error: Exception) -> bool:
+        """True if the database has ended the transaction that an error has rolled back, or was lost."""
+        return is_retryable(error) or is_connection_lost(error) or self.transaction.lost_connection
 
     def _undo(self) -> None:
         if self._recorder is not None:

@@ -30,6 +30,10 @@ class AiomysqlDriver(MySQLDriver):
         """See `Driver`."""
         return not self._connection.closed and bool(self._connection.get_transaction_status())
 
+    def is_lost(self) -> bool:
+        """See `Driver`."""
+        return bool(self._connection.closed)
+
     async def execute(self, statement: Statement) -> Rows:
         """See `Driver`."""
         async with self._connection.cursor(QuietCursor) as cursor:

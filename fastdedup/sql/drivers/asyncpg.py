@@ -39,6 +39,10 @@ class AsyncpgDriver(Driver):
             and getattr(inner, "_top_xact", None) is self._outermost
         )
 
+    def is_lost(self) -> bool:
+        """See `Driver`."""
+        return bool(self._inner.is_closed())
+
     async def execute(self, statement: Statement) -> Rows:
         """See `Driver`. asyncpg returns rows from one method, and the count of changed rows from another."""
         sql, has_rows = _prepared(statement.sql)

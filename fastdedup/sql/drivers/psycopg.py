@@ -34,6 +34,10 @@ class PsycopgDriver(Driver):
             and self._connection.info.transaction_status is not TransactionStatus.IDLE
         )
 
+    def is_lost(self) -> bool:
+        """See `Driver`."""
+        return bool(self._connection.closed)
+
     def _is_pipelined(self) -> bool:
         """True if a statement's rows only come after the pipeline is synchronised."""
         return self._connection.pgconn.pipeline_status is not PipelineStatus.OFF

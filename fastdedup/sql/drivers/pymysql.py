@@ -50,6 +50,10 @@ class PyMySQLDriver(MySQLDriver):
         """See `Driver`."""
         return self._connection.open and bool(self._connection.server_status & SERVER_STATUS_IN_TRANS)
 
+    def is_lost(self) -> bool:
+        """See `Driver`."""
+        return not self._connection.open
+
     def execute(self, statement: Statement) -> Rows:
         """See `Driver`."""
         with self._connection.cursor(Cursor) as cursor:

@@ -51,8 +51,9 @@ class SyncDriver(Driver):
         self.dialect = str(bind.dialect.name)
         self._engine = bind.engine
         self._style = _STYLES.get(bind.dialect.dbapi.paramstyle, "%s")
-        # Mutable: the transaction, once it has begun. A session begins it with its first statement.
+        # Mutable: the transaction and its connection, once begun. A session begins it with its first statement.
         self._root: Any = None
+        self._connection: Connection | None = None
 
     @property
     def database(self) -> Database:
@@ -69,6 +70,19 @@ class SyncDriver(Driver):
         """See `Driver`."""
         return bool(self._inner.in_nested_transaction())
 
+    def is_lost(self) -> bool:
+        """See `Driver`."""
+        return self._connection is not None and self._connection.invalidated
+
+    def flush(self) -> Any:
+        """See `Driver`."""
+        if self._has_unsent():
+            self._inner.flush()
+
+    def _has_unsent(self) -> bool:
+        inner = self._inner
+        return isinstance(inner, Session) and bool(inner.new or inner.dirty or inner.deleted)
+
     def execute(self, statement: Statement) -> Any:
         """Run a statement on the connection of the transaction, which begins with it.
 
@@ -83,7 +97,7 @@ class SyncDriver(Driver):
         except InvalidRequestError as error:
             raise _unusable(error) from error
         if self._root is None:
-            self._root = self._inner.get_transaction()
+            self._root, self._connection = self._inner.get_transaction(), connection
         return Rows(result.all() if result.returns_rows else (), result.rowcount)
 
     def _begun(self) -> Connection:
@@ -109,6 +123,10 @@ class AsyncDriver(SyncDriver):
         """See `Driver`."""
         execute = super().execute
         return await self._transaction.run_sync(lambda _: execute(statement))
+
+    def flush(self) -> Any:
+        """See `Driver`."""
+        return self._transaction.flush() if self._has_unsent() else None
 
 
 def _unusable(error: InvalidRequestError) -> UsageError:
