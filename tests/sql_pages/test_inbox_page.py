@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import subprocess
 import sys
@@ -407,6 +408,38 @@ async def test_a_beginning_of_ones_own_yields_the_transaction(postgresql: Postgr
             return await connection.fetchval(BALANCE)
 
         assert [await work("m-1"), await work("m-1")] == [1000, 1000]
+
+
+LOSING = """
+import json, sys
+import pymysql
+pymysql.version_info = (2, 2, 1, "final", 0)             # as of the mysqlclient that Django asks for
+pymysql.install_as_MySQLdb()
+import django
+from django.conf import settings
+settings.configure(DATABASES={"default": {**json.loads(sys.argv[1]), "CONN_MAX_AGE": None}})
+django.setup()
+BEGIN
+for _ in range(2):                                       # no request ends in between
+    with begin_django() as inside, inside.cursor() as cursor:
+        cursor.execute("SELECT CONNECTION_ID()")
+        number = cursor.fetchone()[0]
+    with pymysql.connect(**json.loads(sys.argv[2])) as other, other.cursor() as cursor:
+        cursor.execute(f"KILL {number}")
+    try:
+        with begin_django() as inside, inside.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except django.db.OperationalError:
+        pass                                             # noticed
+"""
+
+
+def test_django_outlives_a_lost_connection_without_requests(maria: MariaDatabase) -> None:
+    program = LOSING.replace("BEGIN\n", BEGIN)
+    arguments = json.dumps(maria.django), json.dumps(maria.pymysql)
+    command = [sys.executable, "-c", program, *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
 
 
 async def test_a_twin_in_flight_is_skipped(postgresql: PostgresDatabase) -> None:
