@@ -120,6 +120,7 @@ async def in_transaction(bridge: InboxBridge, begin: Any, body: Callable[[Any], 
     """Begin a transaction, run `body` in it, commit, and return the result of `body`.
 
     An error of `body` is raised, even if `begin` only logs it: nothing was committed then, and the caller must know.
+    A cancellation, or what else ends a task or the process, is raised even if the rollback raises its own error.
     """
     errors: list[BaseException] = []
 
@@ -135,6 +136,10 @@ async def in_transaction(bridge: InboxBridge, begin: Any, body: Callable[[Any], 
         if errors:
             raise errors[0]
         return done
+    except Exception:
+        if errors and not isinstance(errors[0], Exception):
+            raise errors[0]  # the error of the rollback is its context
+        raise
     finally:
         errors.clear()  # an error refers to this frame
 

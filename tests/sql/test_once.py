@@ -310,6 +310,49 @@ async def test_a_twin_that_is_skipped_is_in_progress(of: Of, key: str, name: str
         assert handler.runs == 0
 
 
+class Interrupt(BaseException):
+    """Ends the process, like a KeyboardInterrupt."""
+
+
+@pytest.mark.parametrize("name", ["asyncpg", "psycopg", "pymysql", "aiomysql", "django postgresql"])
+async def test_an_interrupt_is_raised_though_the_rollback_fails(of: Of, key: str, name: str) -> None:
+    """Such as a cancellation, after which aiomysql closes the connection: else the caller goes on."""
+    async with of(name)() as party:
+
+        def interrupt(run: int) -> None:
+            raise Interrupt
+
+        def fail() -> None:
+            raise ConnectionResetError("the connection is lost")
+
+        async def fail_later() -> None:
+            fail()
+
+        handler = Handler(party, then=interrupt)
+        real = party._rollback
+        party._rollback = fail if isinstance(party, SyncParty) else fail_later  # type: ignore[method-assign]
+        with pytest.raises(Interrupt):
+            await handler(key)
+        await party.call(real)
+        assert done(party, key) == 0
+
+
+async def test_a_cancelled_statement_of_aiomysql_ends_the_call(of: Of, key: str) -> None:
+    async with of("aiomysql")() as party:
+        asked = asyncio.Event()
+
+        async def work(transaction: Any, key: str) -> None:
+            asked.set()
+            await party.sql("SELECT SLEEP(5)")
+
+        call = asyncio.create_task(
+            party.inbox(begin=party.begin).once(lambda transaction, key: key)(work)(key)
+        )
+        await asked.wait()
+        await cancel(call)
+        assert call.cancelled()
+
+
 async def test_a_cancelled_call_rolls_back(of: Of, key: str) -> None:
     async with of("asyncpg")() as party:
         begun = asyncio.Event()
