@@ -103,8 +103,11 @@ class AnyReceipt:
             )
 
     def _anchor(self) -> str:
-        """Return the name of the savepoint. Inside another transaction of an inbox the name must differ."""
-        return f"{_ANCHOR}_{self._id.hex()}" if self.driver.is_nested() else _ANCHOR
+        """Return the name of the savepoint. In MySQL one of another row in this transaction must not have it.
+
+        It differs within a nested transaction: work that leaves one open is refused, because its end would come last.
+        """
+        return f"{_ANCHOR}_{'nested_' if self.driver.is_nested() else ''}{self._id.hex()}"
 
     async def _complete(self, result: Any) -> None:
         """See `Receipt.complete`."""

@@ -310,6 +310,44 @@ async def test_a_twin_that_is_skipped_is_in_progress(of: Of, key: str, name: str
         assert handler.runs == 0
 
 
+@pytest.mark.parametrize("name", [*BOTH, "sqlite3", "aiomysql"])
+async def test_calls_within_a_call_share_its_transaction(of: Of, key: str, name: str) -> None:
+    """MySQL forgets a savepoint when a second one gets its name."""
+    async with of(name)() as party:
+
+        @contextmanager
+        def within_now() -> Iterator[Any]:
+            yield party.raw
+
+        @asynccontextmanager
+        async def within() -> AsyncIterator[Any]:
+            yield party.raw
+
+        def part_now(transaction: Any, key: str) -> None:
+            party.send_sql(f"INSERT INTO work (note) VALUES ('{key}')")
+
+        async def part(transaction: Any, key: str) -> None:
+            await party.work(key)
+
+        is_sync = isinstance(party, SyncParty)
+        inside = party.inbox("inside", begin=within_now if is_sync else within)
+        decorated = inside.once(lambda transaction, key: key)(part_now if is_sync else part)
+
+        def work_now(transaction: Any, key: str) -> None:
+            for each in "ab":
+                decorated(f"{key} {each}")
+
+        async def work(transaction: Any, key: str) -> None:
+            for each in "ab":
+                await decorated(f"{key} {each}")
+
+        outside = party.inbox(begin=party.begin_now if isinstance(party, SyncParty) else party.begin)
+        call = outside.once(lambda transaction, key: key)(work_now if is_sync else work)
+        for _ in range(2):
+            await party.call(call, key)
+        assert [done(party, f"{key} {each}") for each in "ab"] == [1, 1]
+
+
 class Interrupt(BaseException):
     """Ends the process, like a KeyboardInterrupt."""
 
