@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import psycopg
 import pymysql
 import pytest
@@ -171,3 +172,16 @@ async def test_a_server_that_gives_no_connection_is_an_outage(of: Of, key: str, 
     finally:
         place.as_admin(f"{limit} {without}")
     assert is_outage(caught.value)
+
+
+async def test_a_connection_that_the_server_has_just_ended_is_an_outage(of: Of) -> None:
+    """Asyncpg has read the server's last words, and not yet the end of the connection."""
+    async with of("asyncpg")() as party:
+        place = party.place
+        [(number,)] = await party.sql("SELECT pg_backend_pid()")
+        place.as_admin(f"SELECT pg_terminate_backend({number}, 5000)")  # returns once it has ended
+        for _ in range(2):
+            await asyncio.sleep(0)
+        with pytest.raises(asyncpg.InternalClientError) as caught:
+            await party.start()
+        assert is_outage(caught.value)

@@ -104,8 +104,9 @@ _LOST_NAMES = frozenset(
 )
 """The classes of drivers' errors for a connection that was lost, and for a server that gives none: by their names,
 because the drivers need not be installed. The dialects tell them from other errors of these classes."""
-_OUTAGE_NAMES = _LOST_NAMES | {"InterfaceError", "TimeoutError"}
-"""These classes, and those that mean so only while a transaction begins: SQLAlchemy's pool has a TimeoutError."""
+_OUTAGE_NAMES = _LOST_NAMES | {"InterfaceError", "InternalClientError", "TimeoutError"}
+"""These classes, and those that mean so only while a transaction begins: SQLAlchemy's pool has a TimeoutError, and
+asyncpg an InternalClientError for a connection that the server has just ended."""
 
 
 _DATABASE_NAMES = frozenset(
