@@ -107,6 +107,8 @@ class Dialect(ABC):
 
     name: ClassVar[str]
     quote: ClassVar[str] = '"'
+    keeps_equal_savepoints: ClassVar[bool] = True
+    """True if a savepoint is still there once a later one with its name has ended."""
     batch: ClassVar[int] = 1000
     """Rows of one purge's transaction by default: as many as the database deletes in about ten milliseconds."""
     mark_type: ClassVar[str]

@@ -65,6 +65,7 @@ class MySQL(Dialect):
 
     name = "mysql"
     quote = "`"
+    keeps_equal_savepoints = False
     batch = 500
     mark_type = "BINARY(16)"
     column_types: ClassVar[dict[str, tuple[str, ...]]] = {
