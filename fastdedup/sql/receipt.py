@@ -136,7 +136,7 @@ class AnyReceipt:
         driver = self.driver
         if (
             not driver.is_open() and not driver.is_lost()
-        ):  # on a lost connection the statement tells what is wrong
+        ):  # on a lost connection the statement says what is wrong
             raise ended()
         self._lost = result if isinstance(result, LostResult) else None
         await self._keep(self._rules.finish(driver.database, self._id, result, self._anchor(), look=look))

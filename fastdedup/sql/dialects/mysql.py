@@ -31,33 +31,14 @@ _BY_NUMBER = {
     1836: DatabaseFault.STANDBY,
     3101: DatabaseFault.RETRY,  # group replication has refused the COMMIT
 }
-# The server stops, has no room (for a connection, in memory, on its disk), or is cut off from its cluster (1047); the
-# connection was lost or killed, or the COMMIT was interrupted. Numbers from 2000 to 2999 are the client's own: the
-# connection is gone.
-_LOST_NUMBERS = {
-    *(
-        1021,
-        1037,
-        1040,
-        1041,
-        1047,
-        1053,
-        1135,
-        1152,
-        1158,
-        1159,
-        1160,
-        1161,
-        1180,
-        1184,
-        1203,
-        1226,
-        1317,
-        1927,
-    ),
-    *(3169, 4031),
-    *range(2000, 3000),
-}
+_NO_ROOM = {1021, 1037, 1040, 1041, 1135, 1203, 1226}
+"""The server has no room: on its disk, in memory, for a thread or for a connection."""
+_CONNECTION_ENDS = {1053, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1317, 1927, 3169, 4031}
+"""The server stops, the connection was lost or killed, or the COMMIT was interrupted."""
+_CUT_OFF = 1047
+"""The server is cut off from its Galera cluster."""
+# Numbers from 2000 to 2999 are the client's own: the connection is gone.
+_LOST_NUMBERS = _NO_ROOM | _CONNECTION_ENDS | {_CUT_OFF} | set(range(2000, 3000))
 
 
 class MySQL(Dialect):
