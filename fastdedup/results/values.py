@@ -171,7 +171,8 @@ def attributes(value: Any) -> dict[str, Any]:
     kind: Any = type(value)
     found = dict(getattr(value, "__dict__", {}))
     if dataclasses.is_dataclass(value):
-        found |= {each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)}
+        names = [each.name for each in dataclasses.fields(value)]
+        found |= {name: getattr(value, name) for name in names if hasattr(value, name)}
     for name in ("__pydantic_extra__", "__pydantic_private__"):
         found[name] = getattr(value, name, None) or None
     for name in _cached(kind):

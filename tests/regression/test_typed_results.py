@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import InitVar, dataclass, field
-from datetime import datetime, time
+from datetime import datetime, time, timedelta, timezone
+from decimal import Decimal
 from enum import Enum
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NotRequired, TypedDict, TypeVar
+from zoneinfo import ZoneInfo
 
 import pytest
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -453,6 +456,26 @@ class Summed:
 
 
 @dataclass
+class Late:
+    number: int = 1
+    mark: int | None = field(init=False)
+
+    def marked(self, mark: int | None) -> Late:
+        self.mark = mark
+        return self
+
+
+@dataclass
+class Unread:
+    """Its reader raises an error, whatever JSON it reads."""
+
+    number: Annotated[int, AfterValidator(lambda number: 1 // 0)] = 0
+
+
+BEFORE_1900 = datetime(1850, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))  # 53 minutes and 28 seconds before UTC
+
+
+@dataclass
 class Aliased:
     number: Annotated[int, Field(alias="in")] = 0
 
@@ -487,6 +510,13 @@ ONE_WAY: list[tuple[Any, Any]] = [
     (list[Renamed], [RENAMED]),
     (dict[str, tuple[Hiding, ...]], {"a": (Hiding(secret="s"),)}),
     (Boxed[Renamed], Boxed(RENAMED)),
+    (Late, Late().marked(7)),
+    (Late, Late().marked(None)),
+    (tuple[Any, Hiding], (Unread(), Hiding(secret="s"))),
+    (datetime, BEFORE_1900),
+    (list[datetime], [datetime(2026, 1, 1), BEFORE_1900]),
+    (tuple[datetime, Decimal], (BEFORE_1900, Decimal(1))),
+    (time, time(1, tzinfo=timezone(timedelta(hours=1, seconds=30)))),
 ]
 """Types, each with a value that its JSON does not bring back."""
 one_way = pytest.mark.parametrize(("declared", "value"), ONE_WAY, ids=map(str, range(len(ONE_WAY))))
@@ -529,6 +559,25 @@ def test_replay_gives_a_value_that_is_equal(declared: Any, value: Any) -> None:
     with SyncDedup("memory://") as dedup:
         dedup.claim("k").complete(value)
         assert dedup.claim("k").replay(declared) == value
+
+
+LONG = 10**5000
+
+
+@pytest.mark.parametrize("value", [LONG, [LONG, 1.5], {"a": (LONG,)}, Boxed(LONG)], ids=range(4))
+def test_an_integer_that_no_reader_takes_is_not_stored(value: Any) -> None:
+    with SyncDedup("memory://") as dedup:
+        with pytest.raises(ResultError, match="4300 digits"), dedup.claim("k") as claim:
+            claim.complete(value)
+        with pytest.raises(FailedError, match="the work is done"):
+            dedup.claim("k").replay()
+
+
+@pytest.mark.parametrize("value", [10**4000, [10**4000, "7" * 5000], {"7" * 5000, "a"}], ids=range(3))
+def test_other_long_ones_are(value: Any) -> None:
+    with SyncDedup("memory://") as dedup:
+        dedup.claim("k").complete(value)
+        assert dedup.claim("k").replay(type(value)) == value
 
 
 # Errors that say where
