@@ -113,6 +113,20 @@ class LastSeen:
         else:
             self._next_end = min(self._next_end, entry.until)
 
+    def lost(self, wire: bytes, entry: Entry | None) -> None:
+        """Keep a record that the store has refused, because it has another owner's, which is not known here.
+
+        If the next outage begins before the store is asked for the key, this process must not do the work again. Its
+        own result is repeated, and its machine goes on from its own state. Its claim keeps the key until the lease
+        ends, but only the store can settle it.
+        """
+        if entry is None or entry.state in "IR" or entry.token or isinstance(entry, SeenEntry):
+            self.drop(wire)
+            return
+        if entry.state in "PW":
+            entry.owner = NOBODY
+        self.spare[wire] = None
+
     def drop(self, wire: bytes) -> None:
         """Forget a record."""
         self.spare.pop(wire, None)

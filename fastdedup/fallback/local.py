@@ -377,7 +377,7 @@ class LocalLRU(OneLoopPolicy):
         self._journal.strike(op.wire)
         if entry is not None and line.echo_ms and entry.state == "S":
             self.records.keep(op.wire, entry, self.records.now() + op.record.ttl_ms)
-        self.last_seen.keep(op.wire, entry) if stands else self.last_seen.drop(op.wire)
+        self.last_seen.keep(op.wire, entry) if stands else self.last_seen.lost(op.wire, entry)
 
     def _looked(self, line: JournalLine | None, reply: object) -> None:
         """Take the store's record of a forgotten key, which is removed next, or the reply to its removal."""

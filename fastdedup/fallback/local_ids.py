@@ -380,15 +380,17 @@ class LocalIds:
         if isinstance(op, ForgetIdOp):
             self._removed(line)
             return None
-        return self._looked(line, reply) if isinstance(op, SeenOp) else self._remembered(line, op, reply)
+        return self._looked(line, op, reply) if isinstance(op, SeenOp) else self._remembered(line, op, reply)
 
-    def _looked(self, line: IdLine, reply: object) -> Conflict | None:
-        """Take the store's answer to a look, for the records that wait for it."""
+    def _looked(self, line: IdLine, op: SeenOp, reply: object) -> Conflict | None:
+        """Take the store's answer to a look, for the records that wait for it. The next outage needs it, too."""
         if line.forgotten or self._held(line) is not None:
             self._journal.again(line.wire)  # the id was forgotten or remembered here meanwhile
             return None
         event = line.drop_records() if reply is Code.ALREADY else None
         self._journal.strike(line.wire)
+        if isinstance(reply, Code):
+            self._saw_id(op, reply)
         return event
 
     def _remembered(self, line: IdLine, op: IdOp, reply: object) -> Conflict | None:

@@ -9,11 +9,19 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-from fastdedup import BreakerState, Claim, ClaimLostError, LocalLRU, Outcome
+from fastdedup import (
+    BreakerState,
+    Claim,
+    ClaimLostError,
+    LocalLRU,
+    Outcome,
+    TransitionOutcome,
+    UnavailableError,
+)
 from fastdedup.events import BreakerClosed, BreakerOpened, Conflict, Replayed, Unreplayed
 
 from ..heard import HeardGate
@@ -21,6 +29,7 @@ from ..proxy import Fate, Proxy, proxied
 from ..servers import RedisServer
 from ..waiting import wait_until
 
+T = TypeVar("T")
 TIMEOUT = 0.5
 """Seconds: a frozen server costs its first callers as much."""
 
@@ -143,6 +152,58 @@ async def test_of_two_processes_that_both_gave_a_key_away_one_result_stands_and_
         a, b, kept = await give_away_twice(site, settled, gates, lambda gate: gate.dedup.claim("order"))
         assert gates[1].of(Conflict) == [Conflict("shop", "order", b.owner, a.owner, kept)]
         assert gates[1].of(Replayed)[-1].conflicts == 1
+
+
+async def lose_and_go_away(site: Site, gates: tuple[Gate, Gate], work: Callable[[Gate], Awaitable[T]]) -> T:
+    """Let both work in an outage, and the last home lose. Return its work, at the beginning of the next outage."""
+    site.strike()
+    _, lost = [await work(gate) for gate in gates]
+    for gate, proxy in zip(gates, site.proxies, strict=True):
+        proxy.forward()
+        await gate.came_home()
+    assert [event.kept for event in gates[1].of(Conflict)] == ["theirs"]
+    site.strike()
+    return lost
+
+
+async def claim_in_turn(gates: tuple[Gate, Gate], gate: Gate, is_done: bool, **options: Any) -> Claim:
+    """Claim a key; complete it, unless this is the last home and its work is not done."""
+    claim = await gate.dedup.claim("k", **options)
+    if is_done or gate is gates[0]:
+        await claim.complete(gate is gates[0])
+    return claim
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+async def test_a_process_repeats_no_work_in_the_outage_after_its_conflict(is_done: bool) -> None:
+    """The store was not asked for the key in between, so this process does not know the record that it keeps."""
+    async with site_of("cut off") as site:
+        gates = _, last = await site.gate(), await site.gate()
+        lost = await lose_and_go_away(site, gates, lambda gate: claim_in_turn(gates, gate, is_done))
+        again = await last.dedup.claim("k")
+        if is_done:
+            assert (again.outcome, again.result) == (Outcome.SUCCEEDED, False)
+        else:
+            assert again.outcome is Outcome.IN_PROGRESS
+            with pytest.raises(UnavailableError):
+                await lost.complete(within=0)
+        await site.come_home(*gates)
+        assert (await last.dedup.claim("k")).result is True
+        assert len(last.of(Conflict)) == 1
+
+
+async def test_no_more_does_a_machine() -> None:
+    async with site_of("cut off") as site:
+        gates = first, last = await site.gate(), await site.gate()
+        table = {"new": ("paid", "canceled"), "paid": (), "canceled": ()}
+        orders = {gate: gate.dedup.machine("order", initial="new", transitions=table) for gate in gates}
+        ends = {first: "canceled", last: "paid"}
+        await lose_and_go_away(site, gates, lambda gate: orders[gate].transition("42", to=ends[gate]))
+        again = await orders[last].transition("42", to="paid")
+        assert (again.outcome, again.degraded) == (TransitionOutcome.ALREADY, True)
+        await site.come_home(*gates)
+        assert (await orders[last].transition("42", to="paid")).state == "canceled"
+        assert len(last.of(Conflict)) == 1
 
 
 async def test_two_outages_in_a_row_are_one_story() -> None:

@@ -13,7 +13,14 @@ from fastdedup.kernel.operations import ForgetOp
 
 from ..proxy import Fate, proxied
 from ..servers import RedisServer
-from .test_reconciliation import Gate, each_settling, give_away_twice, site_of
+from .test_reconciliation import (
+    Gate,
+    claim_in_turn,
+    each_settling,
+    give_away_twice,
+    lose_and_go_away,
+    site_of,
+)
 
 WEEK = timedelta(days=7)
 
@@ -144,6 +151,23 @@ async def test_what_the_ledger_knows_by_then_is_not_done_again(state: str, given
         if state == "at work":
             with pytest.raises(ClaimLostError):
                 await claim.complete("too late")
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+async def test_a_process_repeats_no_work_in_the_outage_after_its_conflict(is_done: bool) -> None:
+    """The ledger has reported that the work was done elsewhere."""
+    async with site_of("cut off") as site:
+        gates = _, last = await site.gate(), await site.gate()
+        ledgers = {gate: ledger_of(gate) for gate in gates}
+        for ledger in ledgers.values():
+            await ledger.open()
+        await lose_and_go_away(
+            site, gates, lambda gate: claim_in_turn(gates, gate, is_done, remember=ledgers[gate])
+        )
+        again = await last.dedup.claim("k", remember=ledgers[last])
+        assert (again.outcome, again.degraded) == (Outcome.SUCCEEDED, True)
+        await site.come_home(*gates)
+        assert len(last.of(Conflict)) == 1
 
 
 @pytest.mark.parametrize("how", ["complete", "release", "renew", "fail"])
