@@ -87,6 +87,8 @@ class FirstCall:
         """
         try:
             await self._until_answered(ids, begun)
+            # Not before: while one id of a list has no answer, the others may still be taken back.
+            GRANTED.update([op.place for op in self._sent if op.answer is Code.OK])
             return self._is_new
         except BaseException as error:
             if isinstance(error, UnavailableError):
@@ -175,7 +177,7 @@ class FirstCall:
             self._form.judge(op.answer)
 
     def _settle_pending(self, ops: Sequence[FirstOp]) -> bool:
-        """Answer the ids that another call may still undo, and note those that are this call's own.
+        """Answer the ids that another call may still undo.
 
         Such an id is ALREADY if this process knows it from the store, or undoes it itself, or if it was sent too
         often. Else it is STALE: it is sent again after a pause. Return True if there is such an id.
@@ -186,7 +188,6 @@ class FirstCall:
                 stays = self._pauses >= LOOKS or op.place in GRANTED or self._orphans.knows(op)
                 op.answer = Code.ALREADY if stays else Code.STALE
                 pauses |= not stays
-        GRANTED.update([op.place for op in ops if op.answer is Code.OK])
         return pauses
 
     async def _may_be_first(self, duplicates: Sequence[FirstOp]) -> Sequence[FirstOp]:

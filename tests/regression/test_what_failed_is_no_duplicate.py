@@ -261,6 +261,37 @@ async def test_an_id_that_is_given_back_is_never_told_as_a_duplicate(
         assert not any([await first(each) for first, each in zip(firsts, new, strict=True)])
 
 
+async def test_no_more_is_an_id_of_a_list_that_waits_for_another_id(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    """Also in its own process: if the other id gets an error, the whole list is given back."""
+    async with AsyncExitStack() as stack:
+        ways = [await stack.enter_async_context(proxied(redis_server, f"way{n}.sock")) for n in range(2)]
+        gates = [
+            await stack.enter_async_context(Dedup(url, namespace="t", timeout=LONGER))
+            for url in (ways[0].url, ways[1].url, redis_url)
+        ]
+        holder, ours, witness = (gate.ledger("orders", **LEDGER) for gate in gates)
+        for ledger in (holder, ours, witness):
+            await ledger.first("warm")
+
+        async def is_seen(id: str) -> bool:
+            return await witness.seen(id)
+
+        ways[0].hold()
+        held = asyncio.ensure_future(holder.first("held"))
+        await wait_until(functools.partial(is_seen, "held"), description="it is remembered, and not told")
+        listed = asyncio.ensure_future(ours.first_many(["order-1", "held"]))
+        await wait_until(functools.partial(is_seen, "order-1"), description="the list waits for the held id")
+        hold_for(ways[1], 1.6 * LONGER)
+        assert await witness.first("order-1")
+        with pytest.raises(UnavailableError):
+            await listed
+        ways[0].forward()
+        with pytest.raises(UnavailableError):
+            await held
+
+
 def records(server: RedisServer) -> dict[bytes, bytes]:
     with server.client() as raw:
         return {wire: raw.get(wire) for wire in raw.scan_iter("t:*")}
