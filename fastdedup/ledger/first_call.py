@@ -11,7 +11,7 @@ from ..core.together import Together, parts_of
 from ..errors import DedupError, UnavailableError
 from ..kernel.codes import Code
 from ..kernel.granted import GRANTED, LOOKS
-from ..kernel.operations import Reply
+from ..kernel.operations import Reply, was_accepted
 from ..kernel.owners import owner_text
 from .current_form import TRIES, CurrentForm
 from .operations import FirstOp, LedgerTerms, SeenOp
@@ -204,10 +204,14 @@ class FirstCall:
         return again
 
     def _take_back(self) -> None:
-        """Let the store forget this call's ids as soon as it answers, because the call ends in an error."""
+        """Let the store forget this call's ids as soon as it answers, because the call ends in an error.
+
+        An id that was refused, and never sent, left nothing there. In an outage such ids would drive out the others.
+        """
         for op in self._sent:
             if op.answer not in _NOTHING_LEFT:
-                self._orphans.add(op)
+                if was_accepted(op) or op in self._in_its_place:
+                    self._orphans.add(op)
                 self._gate.took_back(op)
 
     # The ids that the ledger remembered before it was resized

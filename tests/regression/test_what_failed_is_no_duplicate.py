@@ -18,8 +18,10 @@ from itertools import chain
 import httpx
 import pytest
 
-from fastdedup import Dedup, Outcome, UnavailableError
+from fastdedup import BreakerState, Dedup, Outcome, UnavailableError
 from fastdedup import sync as synchronous
+from fastdedup.core.orphans import MAX_ORPHANS
+from fastdedup.events import Event, UndoOverflow
 from fastdedup.kernel.granted import GRANTED
 
 from ..idle import IdleTime
@@ -290,6 +292,25 @@ async def test_no_more_is_an_id_of_a_list_that_waits_for_another_id(
         ways[0].forward()
         with pytest.raises(UnavailableError):
             await held
+
+
+async def test_refused_ids_do_not_drive_out_those_that_were_sent(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    """The breaker refuses lists at once, so callers who retry meanwhile pass the limit of what is taken back."""
+    events: list[Event] = []
+    async with Dedup(redis_url, namespace="t", timeout=TIMEOUT, on_event=events.append) as dedup:
+        ledger = dedup.ledger("orders", window=60, capacity=100_000)
+        await ledger.first("warm")
+        with redis_server.frozen():
+            with pytest.raises(UnavailableError):
+                await ledger.first("sent")
+            for number in range(2 * MAX_ORPHANS // 1_000):
+                with pytest.raises(UnavailableError):
+                    await ledger.first_many([f"{number}-{each}" for each in range(1_000)])
+        await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="the store is back")
+        assert await ledger.first("sent")
+        assert not [event for event in events if isinstance(event, UndoOverflow)]
 
 
 def records(server: RedisServer) -> dict[bytes, bytes]:
