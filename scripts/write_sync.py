@@ -65,7 +65,7 @@ MIRRORS = (
         "Ledger",
         "ledger/client.py",
         "bytes_of dense distrust forget_bytes forget_record place_of record_of store_key take_back_call "
-        "take_back_failed view",
+        "first_undoable view",
     ),
     Mirror("lock.py", "Lock", "lock.py", behind="self._claim"),
     Mirror("machine.py", "StateMachine", "machine.py", "store_key"),

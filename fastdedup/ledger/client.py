@@ -20,7 +20,7 @@ from ..kernel.operations import ClaimOp, ForgetOp, Op, ReadOp, Reply, Verdict
 from ..kernel.owners import draw_owner, owner_field
 from ..kernel.terms import Mode, terms
 from ..kernel.verbs import Verb
-from ..model import BreakerState, LedgerResize, LedgerStats, Record
+from ..model import LedgerResize, LedgerStats, Record
 from .current_form import TRIES, CurrentForm
 from .filling import Filling
 from .first_call import FirstCall
@@ -154,7 +154,7 @@ class Ledger:
             if op.answer is _ALREADY and not gate.connection.orphans:
                 self._count([False], since)
                 return False
-        call = FirstCall(gate, self.form, name, nonce, named=named)
+        call = FirstCall(gate, self.form, name, nonce, named=named, keeps=named)
         answers = await self._answers(call, [data], since, op)
         self._count([answers[data]], since)
         return answers[data]
@@ -168,13 +168,17 @@ class Ledger:
         A list has at most 10,000 ids; a longer one raises UsageError.
         """
         data = listed_bytes(ids, dense=self.dense)
+        name = draw_owner() if owner is None else owner_field(owner)
+        return await self._first_of(data, name, named=owner is not None, keeps=owner is not None)
+
+    async def _first_of(self, data: list[bytes], name: bytes, *, named: bool, keeps: bool) -> list[bool]:
         if len(data) > MAX_ORPHANS:
             raise UsageError(
                 f"first_many takes at most {MAX_ORPHANS} ids, got {len(data)}: more cannot be taken back together "
                 "after an error; pass them in several lists"
             )
-        name = draw_owner() if owner is None else owner_field(owner)
-        call = FirstCall(self._gate, self.form, name, nonce_of(name, self._patience), named=owner is not None)
+        nonce = nonce_of(name, self._patience)
+        call = FirstCall(self._gate, self.form, name, nonce, named=named, keeps=keeps)
         since = self._gate.now
         answers = await self._answers(call, list(dict.fromkeys(data)), since)
         # The first of equal ids takes the answer away, so the others are duplicates.
@@ -364,15 +368,14 @@ class Ledger:
 
     # For synchronous code, whose caller may stop waiting while the call is under way
 
-    async def take_back_failed(self, ids: Sequence[bytes], owner: str) -> None:
-        """Do the work of `take_back_call`, and wait for the store like `Gate.until_taken_back`.
+    async def first_undoable(self, ids: Sequence[bytes], owner: str) -> list[bool]:
+        """Work like `first_many` without `owner=`, under a name by which `take_back_call` may undo the call, too.
 
-        This is for a call that ends in an error, which is raised afterwards.
+        Args:
+            ids: from `bytes_of`.
+            owner: the name, which no other call has.
         """
-        ops = self.take_back_call(ids, owner)
-        connection = self._gate.connection
-        if connection.breaker is not BreakerState.OPEN:
-            await connection.orphans.until_asked([(op.wire, op.entry) for op in ops], connection.timeout)
+        return await self._first_of(list(ids), owner_field(owner), named=True, keeps=False)
 
     def take_back_call(self, ids: Sequence[bytes], owner: str) -> list[FirstOp]:
         """Forget the ids that a call of `first` or `first_many` has remembered, because its caller got no answer.

@@ -57,16 +57,20 @@ class FirstCall:
         form: the ledger's form.
         name: the call's owner field.
         nonce: the name in the form of its entries.
-        named: the caller chose the name. So the ids of the call are kept if it ends in an error.
+        named: the caller chose the name.
+        keeps: the ids of the call are kept if it ends in an error.
     """
 
-    def __init__(self, gate: Gate, form: CurrentForm, name: bytes, nonce: bytes, *, named: bool) -> None:
+    def __init__(
+        self, gate: Gate, form: CurrentForm, name: bytes, nonce: bytes, *, named: bool, keeps: bool
+    ) -> None:
         self._gate = gate
         self._orphans = OrphanIds(gate.connection.orphans)
         self._form = form
         self._name = name
         self._nonce = nonce
         self._named = named
+        self._keeps = keeps
         # Mutable: all operations that were sent; those that took a given-up call's place; whether each id is new; how
         # often ids were sent, and how often they were sent again because another call might give them back.
         self._sent: list[FirstOp] = []
@@ -93,7 +97,7 @@ class FirstCall:
         except BaseException as error:
             if isinstance(error, UnavailableError):
                 error.owner = owner_text(self._name)
-            if not self._named:
+            if not self._keeps:
                 self._take_back()
             if not isinstance(error, DedupError):
                 raise

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Self, TypeVar
 
-from ..errors import UnavailableError
 from ..kernel.owners import draw_owner, owner_text
 from ..ledger.client import Ledger as AsyncLedger
 from ..ledger.ids import listed_bytes
@@ -34,38 +33,29 @@ class Ledger:
         return self
 
     def _first(self, id: Any, *, owner: str | None) -> bool:
-        data = [self.bound.latest.bytes_of(id)]
-        return self._remember(data, owner, lambda it, name: it.first(id, owner=name))
+        if owner is None:
+            return self._first_undoable([self.bound.latest.bytes_of(id)])[0]
+        background, ledger = self.bound.get()
+        return background.run(lambda: ledger.first(id, owner=owner), self.bound.per_process.seconds)
 
     def _first_many(self, ids: Iterable[Any], *, owner: str | None) -> list[bool]:
         listed = ids if isinstance(ids, str | bytes) else list(ids)
-        data = listed_bytes(listed, dense=self.bound.latest.dense)
-        return self._remember(data, owner, lambda it, name: it.first_many(listed, owner=name))
-
-    def _remember(
-        self, data: list[bytes], owner: str | None, call: Callable[[AsyncLedger, str], Awaitable[T]]
-    ) -> T:
-        """Return the answer. If no caller gets it, it can be undone by the call's name."""
+        if owner is None:
+            return self._first_undoable(listed_bytes(listed, dense=self.bound.latest.dense))
         background, ledger = self.bound.get()
-        seconds = self.bound.per_process.seconds
-        if owner is not None:
-            return background.run(lambda: call(ledger, owner), seconds)
+        return background.run(lambda: ledger.first_many(listed, owner=owner), self.bound.per_process.seconds)
+
+    def _first_undoable(self, data: list[bytes]) -> list[bool]:
+        """Return the answers. If no caller gets them, the call is undone by its name."""
+        background, ledger = self.bound.get()
         name = owner_text(draw_owner())
 
         def take_back(_: object = None) -> None:
             ledger.take_back_call(data, name)
 
-        async def remembered() -> T:
-            try:
-                return await call(ledger, name)
-            except UnavailableError:
-                await ledger.take_back_failed(data, name)
-                raise
-            except BaseException:
-                take_back()
-                raise
-
-        return background.run(remembered, seconds, take_back)
+        return background.run(
+            lambda: ledger.first_undoable(data, name), self.bound.per_process.seconds, take_back
+        )
 
     # The rest of the class is written by scripts/write_sync.py, which `make format` runs.
 

@@ -138,14 +138,14 @@ LEDGERS = {
     "fastdedup/ledger/first_call.py": [
         Mutant(
             "An id is not taken back if its call is cancelled.",
-            "            if not self._named:\n                self._take_back()",
+            "            if not self._keeps:\n                self._take_back()",
             "            if not self._named and isinstance(error, DedupError):\n                self._take_back()",
             "first",
         ),
         Mutant(
             "An id is not taken back if its call fails.",
-            "            if not self._named:\n                self._take_back()",
-            "            if not (self._named or isinstance(error, DedupError)):\n                self._take_back()",
+            "            if not self._keeps:\n                self._take_back()",
+            "            if not (self._keeps or isinstance(error, DedupError)):\n                self._take_back()",
             "first",
         ),
         Mutant(

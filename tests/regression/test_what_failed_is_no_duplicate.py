@@ -8,6 +8,7 @@ another process that redeems or consumes the token waits.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import time
@@ -311,6 +312,29 @@ async def test_refused_ids_do_not_drive_out_those_that_were_sent(
         await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="the store is back")
         assert await ledger.first("sent")
         assert not [event for event in events if isinstance(event, UndoOverflow)]
+
+
+def test_nor_does_synchronous_code(redis_url: str, redis_server: RedisServer) -> None:
+    events: list[Event] = []
+    with synchronous.Dedup(redis_url, namespace="t", timeout=TIMEOUT, on_event=events.append) as dedup:
+        ledger = dedup.ledger("orders", window=60, capacity=100_000)
+        ledger.first("warm")
+        with redis_server.frozen():
+            with pytest.raises(UnavailableError):
+                ledger.first("sent")
+            for number in range(2 * MAX_ORPHANS // 1_000):
+                with pytest.raises(UnavailableError):
+                    ledger.first_many([f"{number}-{each}" for each in range(1_000)])
+        assert told_first(ledger, "sent")
+        assert not [event for event in events if isinstance(event, UndoOverflow)]
+
+
+def told_first(ledger: synchronous.Ledger, id: str) -> bool:
+    """Ask until the store is back."""
+    for _ in range(1_000_000):
+        with contextlib.suppress(UnavailableError):
+            return ledger.first(id)
+    raise AssertionError("the store is not back")
 
 
 def records(server: RedisServer) -> dict[bytes, bytes]:
