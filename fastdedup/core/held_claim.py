@@ -250,6 +250,8 @@ class HeldClaim:
         """Report once that the lease is lost: a renewal or a settling may both find it."""
         if not getattr(self, "_told_lost", False):
             self._told_lost = True
+            if hasattr(self.op, "resent"):  # a late copy would take the key once its present owner is gone
+                self.gate.connection.orphans.watch(self.op)
             self.gate.lease_lost(self.key, self.owner, self.fence, outage=self.lost_in_outage)
 
     def lost_error(self) -> ClaimLostError:

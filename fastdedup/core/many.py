@@ -219,8 +219,20 @@ class ClaimList(Together):
             and (self.owner is None or is_first_hand(claim, claim.answer))
         ]
         for part in parts_of(acquired):
-            releases = [Settlement(self.gate, claim, claim.answer).free() for claim in part]
-            await asyncio.gather(*releases, return_exceptions=True)
+            settlements = [Settlement(self.gate, claim, claim.answer) for claim in part]
+            await asyncio.gather(*map(give_back, settlements), return_exceptions=True)
+
+
+async def give_back(claim: Settlement) -> None:
+    """Free an acquired claim whose caller will not learn of it.
+
+    No other call knows an owner that was generated for it. So if the store does not answer now, all that this owner
+    holds later is freed too: a late copy of the claim acquires the key with another fence.
+    """
+    try:
+        await claim.release()
+    except UnavailableError:
+        claim.gate.connection.orphans.add(claim.op)
 
 
 def is_open(claim: ListedClaim) -> bool:

@@ -13,6 +13,7 @@ from .. import downstream
 from ..checks import Seconds, check_seconds
 from ..claim import Claim as AsyncClaim
 from ..core.calls import ClaimCall
+from ..core.many import give_back
 from ..errors import ClaimLostError, ConfigError, DedupError, UnavailableError, UsageError
 from ..model import Outcome
 from .background import BackgroundDedup, Bound
@@ -406,7 +407,7 @@ def take_back(claim: AsyncClaim) -> None:
     """Free a claim whose caller was interrupted before the claim reached him; in the background thread."""
     # A claim that the same named owner held before is that earlier call's to settle.
     if claim.acquired and claim.settlement.newly_acquired:
-        claim.settlement.gate.connection.keep(claim.settlement.free())
+        claim.settlement.gate.connection.keep(give_back(claim.settlement))
 
 
 def _take_back_what_is_left(settling: asyncio.Task[AsyncClaim]) -> None:

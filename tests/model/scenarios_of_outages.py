@@ -66,6 +66,19 @@ async def local_lru_alone(world: World) -> None:
     await claim_work_complete(world, "main", world.gate, "k", work=0.1)
 
 
+@scenario(local=True)
+async def local_lru_frees(world: World) -> None:
+    """A claim that was sent is answered in this process, and freed: a late copy of it is taken back."""
+    world.is_known_by_fence = True
+    for _ in range(2):
+        asked = world.loop.time()
+        claim = await world.gate.claim("k")
+        if claim.acquired:
+            with world.promises.holds("main", "k", fence=claim.fence, until=asked + LEASE) as holding:
+                holding.settling = True
+                await claim.release()
+
+
 def overruled_in_silence(world: World) -> None:
     what = "the work of an owner is overruled, and no conflict is told"
     if world.is_unheard:

@@ -125,8 +125,9 @@ class World:
         self.after_error = 0.0 if waits_enough else self.after_cancel
         """The same after a call's error, which waits for the taking back, for one further timeout at most."""
         self.disturbances = len(fates)
-        self.is_heard = set(fates) <= {"cut"}
-        """Each claim that was sent gets its reply, if its caller stays: by its second sending, if it has one."""
+        self.is_heard = fates in ([], ["cut"])
+        """Each claim that was sent gets its reply, if its caller stays: by its second sending, if it has one. After a
+        second cut a gate may know the store's time too roughly to tell whether a named owner held the key before."""
         self.is_unheard = not {"cut", "copied", "lost", "hung"}.isdisjoint(fates)
         """A packet took effect, and no reply came in time."""
         self.is_resent = bool(fates) and {"cut", "copied"}.issuperset(fates)
@@ -140,6 +141,8 @@ class World:
         self.short_lease = 3.0 if run.sentinels else 0.9
         """Seconds of a lease that is renewed, more than a failover takes: work whose lease ends may be done again."""
         self._has_copy = not {"hung", "copied"}.isdisjoint(fates)
+        self.may_free_late = len(fates) > 1 or "copied" in fates
+        """A release may be under way still when an operation that began after it is answered."""
         self.undisturbed = not fates and not run.cancel_step
         kind = SCENARIOS[run.scenario]
         self._far_end = far_end

@@ -12,6 +12,12 @@ CLAIMS = {
             "if False:",
             "released_and_taken",
         ),
+        Mutant(
+            "A lost claim is not watched, although a copy of it may come late.",
+            'if hasattr(self.op, "resent"):',
+            "if False:",
+            "local_lru",
+        ),
     ],
     "fastdedup/core/settlement.py": [
         Mutant(
@@ -117,6 +123,12 @@ CLAIMS = {
             "        self._done.cancel()  # no",
             "        # no",
             test="tests/regression/test_local_answers.py::test_a_list_that_fails_holds_nothing",
+        ),
+        Mutant(
+            "What a list gives back is known by its fence, and a late copy of it stays.",
+            "claim.gate.connection.orphans.add(claim.op)",
+            "claim.gate.connection.orphans.add(claim.op, claim.fence)",
+            "claim_many",
         ),
     ],
     "fastdedup/core/renewal.py": [
