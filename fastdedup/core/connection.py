@@ -16,6 +16,7 @@ from ..forking import InChild, leave_behind
 from ..kernel.answers import wrong_loop
 from ..kernel.engine import Engine
 from ..kernel.operations import ClaimOp, Op, ReleaseOp, Reply
+from ..kernel.orphans import is_orphan
 from ..kernel.queue import MIN_BATCH
 from ..kernel.records import RECORD_HEAD
 from ..kernel.shards import ShardedEngine
@@ -411,6 +412,10 @@ class Connection:
         """Release a claim whose caller was cancelled, also while closing."""
         if self._last_engine is not None:
             self._last_engine.free_orphan(op)
+
+    def is_orphan(self, op: ClaimOp, answer: Any) -> bool:
+        """True if a claim whose caller has gone has acquired its key, and no other call knows of that."""
+        return self._last_engine is not None and is_orphan(op, answer, self._last_engine.named)
 
     def free_soon(self, op: ClaimOp, fence: int, *, asked: bool = False) -> None:
         """Free a key as soon as the store answers; after closing, try it once. See `Orphans.add`."""

@@ -158,11 +158,6 @@ class HeldClaim:
         return self.op.wire, self.op.owner
 
     @property
-    def newly_acquired(self) -> bool:
-        """True if this call acquired the key, False if its owner held it before."""
-        return self.verdict.fresh
-
-    @property
     def lost_in_outage(self) -> bool:
         """True if the lease is lost, and the store did not answer until it ended: no other owner is known."""
         return self.lost and getattr(self, "_outage", False)

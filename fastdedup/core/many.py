@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from ..claim import Claim
 from ..errors import ShortfallError, UnavailableError
-from ..kernel.answers import is_first_hand
 from ..kernel.operations import NOBODY, ClaimOp, Reply, Verdict
 from ..kernel.owners import owner_field
 from ..kernel.records import tail_of
@@ -208,16 +207,10 @@ class ClaimList(Together):
     async def _give_back(self, claims: Sequence[ListedClaim]) -> None:
         """Free the acquired claims of a caller that will not learn of them.
 
-        If the same named owner held a claim before, the earlier call must settle it. An owner that was generated for
-        this call held nothing before: if the store says that it did, the first reply was lost.
+        If another call of the same named owner knows of a claim, that call must settle it.
         """
-        acquired = [
-            claim
-            for claim in claims
-            if type(claim.answer) is Verdict
-            and claim.answer.outcome is _ACQUIRED
-            and (self.owner is None or is_first_hand(claim, claim.answer))
-        ]
+        is_orphan = self.gate.connection.is_orphan
+        acquired = [claim for claim in claims if is_orphan(claim, claim.answer)]
         for part in parts_of(acquired):
             settlements = [Settlement(self.gate, claim, claim.answer) for claim in part]
             await asyncio.gather(*map(give_back, settlements), return_exceptions=True)

@@ -100,7 +100,7 @@ class Engine:
         self._unsent: dict[bytes, ClaimOp] = {}
         self._in_child = InChild(self._leave_to_parent)
         self.named = NamedClaims()
-        """The open claims of caller-chosen owners; all parts of a store share one."""
+        """The claims of caller-chosen owners; all parts of a store share one."""
         self.hand_over: HandOver | None = None
         """Set if the store is made of parts."""
 

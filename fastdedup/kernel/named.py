@@ -1,38 +1,84 @@
-"""Counts the open claims of owners that callers chose: several claims of one owner may be under way for one key."""
+"""The claims of owners that callers chose: calls of one name may share an acquisition of a key."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import OrderedDict
+from typing import NamedTuple
 
-from .operations import ClaimOp
+from ..model import Outcome
+from .operations import ClaimOp, Verdict
+
+MOST = 10_000
+"""The most names whose last acquisition is known."""
+
+Name = tuple[bytes, bytes]
+"""A store key and an owner field."""
+
+
+class NamedAcquisition(NamedTuple):
+    """An acquisition by a named owner. `calls`: how many callers know of it, and are not gone."""
+
+    fence: int
+    calls: int
 
 
 class NamedClaims:
-    """The claims of caller-chosen owners that are not answered yet. All parts of a store share one."""
+    """The claims of caller-chosen owners: those whose callers wait, and what the others got to know.
 
-    __slots__ = ("counts",)
+    All parts of a store share one.
+    """
+
+    __slots__ = ("_acquired", "open")
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[bytes, bytes]] = Counter()
-        """The counts by store key and owner. Every batch reads it, so it is not a property."""
+        self.open: dict[Name, list[ClaimOp]] = {}
+        """The claims of each name whose callers wait. Every batch reads it, so it is not a property."""
+        # Mutable: the last acquisition of each name that a caller knows of, the latest last.
+        self._acquired: OrderedDict[Name, NamedAcquisition] = OrderedDict()
 
     def add(self, op: ClaimOp) -> None:
-        """Count a claim until its caller is about to resume.
+        """Count a claim as open until its caller is about to resume.
 
         Callbacks run in order. So if one batch answered two claims, and the caller of the first is cancelled when it
-        resumes, the second is still counted.
+        resumes, the second is still open.
         """
-        op.counted = True
-        self.counts[op.wire, op.owner] += 1
+        self.open.setdefault((op.wire, op.owner), []).append(op)
         op.future.add_done_callback(lambda _: self._drop(op))
 
-    def others(self, op: ClaimOp) -> int:
-        """Return how many other claims of the same owner for the same key are open."""
-        return self.counts.get((op.wire, op.owner), 0) - int(getattr(op, "counted", False))
-
     def _drop(self, op: ClaimOp) -> None:
-        op.counted = False
         name = (op.wire, op.owner)
-        self.counts[name] -= 1
-        if not self.counts[name]:
-            del self.counts[name]
+        claims = self.open[name]
+        claims.remove(op)
+        if not claims:
+            del self.open[name]
+        verdict = verdict_known_by(op)
+        if verdict is not None:
+            known = self._acquired.pop(name, None)
+            calls = known.calls if known is not None and known.fence == verdict.fence else 0
+            self._acquired[name] = NamedAcquisition(verdict.fence, calls + 1)
+            if len(self._acquired) > MOST:
+                self._acquired.popitem(last=False)
+
+    def is_alone(self, op: ClaimOp, verdict: Verdict) -> bool:
+        """Note that the caller of a claim that acquired its key is gone.
+
+        Return True if no other call of the same owner for the same key knows of that acquisition, or is open.
+        """
+        name = (op.wire, op.owner)
+        known = self._acquired.get(name)
+        if known is not None and known.fence == verdict.fence:
+            left = known.calls - (verdict_known_by(op) is not None)
+            self._acquired[name] = NamedAcquisition(known.fence, left)
+            if left > 0:
+                return False
+        return all(other is op or other.future.cancelled() for other in self.open.get(name, ()))
+
+
+def verdict_known_by(op: ClaimOp) -> Verdict | None:
+    """Return the verdict of a claim that acquired its key, if its caller knows of it."""
+    future = getattr(op, "future", None)  # None if only the policy was asked
+    if future is None or not future.done() or future.cancelled() or future.exception() is not None:
+        return None
+    # The claims of a list share one future, and keep their answers.
+    reply = getattr(op, "answer", future.result())
+    return reply if isinstance(reply, Verdict) and reply.outcome is Outcome.ACQUIRED else None

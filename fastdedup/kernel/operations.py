@@ -81,7 +81,6 @@ class ClaimOp(Op):
 
     verb = Verb.CLAIM
     __slots__ = (
-        "counted",
         "fingerprint",
         "floor_us",
         "followers",
@@ -96,8 +95,6 @@ class ClaimOp(Op):
 
     key: str
     """The key that the caller wrote."""
-    counted: bool
-    """Set by the engine for a caller-chosen owner: whether this claim is counted for the owner."""
     resent: bool
     """Set, and True, if this claim was sent once without a reply: that copy may reach the store later."""
     floor_us: float

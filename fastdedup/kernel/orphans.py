@@ -51,13 +51,13 @@ class NoOrphans:
 
 
 def is_orphan(op: ClaimOp, reply: Reply, named: NamedClaims) -> bool:
-    """True if a claim whose caller has gone has acquired its key.
+    """True if a claim whose caller has gone has acquired its key, and no other call knows of that.
 
-    False if the same named owner holds the key by an earlier claim, or has another claim for it under way.
+    False if the same named owner holds the key by another claim, or has another claim for it under way.
     """
     if not isinstance(reply, Verdict) or reply.outcome is not Outcome.ACQUIRED:
         return False
-    return not op.named or (named.others(op) == 0 and is_first_hand(op, reply))
+    return not op.named or (named.is_alone(op, reply) and is_first_hand(op, reply))
 
 
 def resent(ops: Sequence[ClaimOp], replies: Sequence[Reply]) -> list[ClaimOp]:

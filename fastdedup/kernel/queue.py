@@ -271,9 +271,9 @@ class Batches:
         self.under_way.add(batch)
         if self._observer is not None:
             batch.began = perf_counter()
-        if self._clock is not None and (named.counts or now >= self._note_from):
+        if self._clock is not None and (named.open or now >= self._note_from):
             self._note_from = now + NOTE_EVERY
-            if named.counts:
+            if named.open:
                 batch.named = named_claims(ops)
             batch.sent_at = self._clock.sent(batch.named)
         try:

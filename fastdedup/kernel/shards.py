@@ -42,9 +42,9 @@ class ShardedEngine:
         self._loop = asyncio.get_running_loop()
         self.engines: dict[BatchStore, Engine] = {}
         """The engine of each part of the store that was asked."""
-        # Mutable: the open claims of caller-chosen owners, for all parts; the draining of the engines whose parts
-        # are gone.
-        self._named = NamedClaims()
+        self.named = NamedClaims()
+        """The claims of caller-chosen owners, for all parts."""
+        # Mutable: the draining of the engines whose parts are gone.
         self._leaving: set[asyncio.Task[None]] = set()
         self._look: asyncio.TimerHandle | None = None
         self._closed = False
@@ -121,7 +121,7 @@ class ShardedEngine:
             raise wrong_loop()  # an engine belongs to the loop that makes it
         self._let_go()
         engine = self.engines[shard] = self._make_engine(shard)
-        engine.hand_over, engine.named = self._hand_over, self._named
+        engine.hand_over, engine.named = self._hand_over, self.named
         if self._look is None and not self._closed:
             self._look = self._loop.call_later(_LOOK_EVERY, self._look_around)
         return engine

@@ -405,9 +405,10 @@ def _renew_in_block(mine: ref[Claim]) -> None:
 
 def take_back(claim: AsyncClaim) -> None:
     """Free a claim whose caller was interrupted before the claim reached him; in the background thread."""
-    # A claim that the same named owner held before is that earlier call's to settle.
-    if claim.acquired and claim.settlement.newly_acquired:
-        claim.settlement.gate.connection.keep(give_back(claim.settlement))
+    # A claim that another call of the same named owner knows of is that call's to settle.
+    settlement = claim.settlement
+    if settlement.gate.connection.is_orphan(settlement.op, settlement.verdict):
+        settlement.gate.connection.keep(give_back(settlement))
 
 
 def _take_back_what_is_left(settling: asyncio.Task[AsyncClaim]) -> None:

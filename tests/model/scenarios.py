@@ -305,6 +305,11 @@ async def renew(world: World) -> None:
         asked = world.loop.time()
         try:
             await body(who)
+        except asyncio.CancelledError:
+            # Its completing goes on by itself, but not beyond its lease.
+            for effect in effects:
+                effect.excused = effect.excused or (effect.who == who and world.is_long_outage)
+            raise
         except LOST as error:
             if isinstance(error, ClaimLostError) and world.loop.time() < asked + world.short_lease:
                 world.promises.contradicts(
@@ -401,3 +406,26 @@ async def named_again(world: World) -> None:
     await patiently(claim)
     await asyncio.sleep(0.1)
     await patiently(claim)
+
+
+@scenario(gates=2)
+async def named_hedge(world: World) -> None:
+    """A named owner claims a key by two calls; the one answered first gives up the other, and holds the key."""
+    audited(world, "k")
+    calls: list[asyncio.Task[None]] = []
+
+    async def call(who: str) -> None:
+        asked = world.loop.time()
+        claim = await world.gate.claim("k", owner="ann")
+        for other in calls:
+            if other is not asyncio.current_task():
+                other.cancel()
+        await work_on(world, who, "k", claim, asked, work=0.5)
+
+    async def second() -> None:
+        await asyncio.sleep(0.3)
+        await claim_work_complete(world, "second", world.gates[1], "k")
+
+    await world.gate.get("k")
+    calls += [world.start(who, call(who)) for who in ("one", "two")]
+    world.start("second", second())

@@ -138,6 +138,8 @@ class World:
         """Seconds within which a waiter gets news while all goes well."""
         self.is_known_by_fence = False
         """The scenario settles a claim whose owner could be handed on to another client."""
+        self.is_long_outage = len(fates) > 1 and "outage" in fates
+        """The store may be away for longer than `short_lease`."""
         self.short_lease = 3.0 if run.sentinels else 0.9
         """Seconds of a lease that is renewed, more than a failover takes: work whose lease ends may be done again."""
         self._has_copy = not {"hung", "copied"}.isdisjoint(fates)
@@ -312,7 +314,7 @@ class World:
             engines = engine.engines.values() if isinstance(engine, ShardedEngine) else [engine]
             kept = [*connection.wakeups.waiting]
             for each in engines:
-                kept += [*each.leaders, *each.named.counts]
+                kept += [*each.leaders, *each.named.open]
             if kept or connection.unfinished:
                 tasks = f"{connection.unfinished} tasks and {kept}"
                 self.promises.broke(f"the gate still keeps {tasks} for clients that have ended")

@@ -67,6 +67,7 @@ FEWEST = {
     "twins": 250,
     "named_owner": 500,
     "named_again": 650,
+    "named_hedge": 100,
     "alone": 400,
     "breaker": 70,
     "forget": 250,

@@ -8,9 +8,17 @@ ENGINE = {
     "fastdedup/kernel/orphans.py": [
         Mutant(
             "A cancelled claim releases what another call of the same named owner has got.",
-            "return not op.named or (named.others(op) == 0 and is_first_hand(op, reply))",
+            "return not op.named or (named.is_alone(op, reply) and is_first_hand(op, reply))",
             "return True",
             "named_again",
+        ),
+    ],
+    "fastdedup/kernel/named.py": [
+        Mutant(
+            "A call that is given up releases what another call of its name was told of.",
+            "            if left > 0:\n",
+            "            if False:\n",
+            "named_hedge",
         ),
     ],
     "fastdedup/kernel/engine.py": [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -119,4 +120,80 @@ async def test_an_unseen_step_frees_nothing(stepping: SteppingServer) -> None:
         claim = await twin.claim("k", owner="worker-1")
         await cancel_repeat(gate)
         assert await holds(gate, claim)
+        await claim.complete(1)
+
+
+# Two calls of one name shared an acquisition; the one that was given up freed it under the other's hands.
+
+
+@asynccontextmanager
+async def asked_in_a_freeze(
+    server: RedisServer, *asking: Callable[[Dedup], Awaitable[Any]]
+) -> AsyncIterator[tuple[Dedup, list[asyncio.Future[Any]]]]:
+    """A gate with some calls in one batch, which Redis executes long after it was sent.
+
+    So the gate can tell by the server's time that the acquisition is its own: the fastest answer shows it that time.
+    """
+    now = asyncio.get_running_loop().time
+    async with Dedup(server.url, namespace="t", timeout=5.0) as gate:
+        began = now()
+        for _ in range(20):
+            await gate.get("k")
+        slowest = now() - began
+        with server.frozen():
+            calls = [asyncio.ensure_future(ask(gate)) for ask in asking]
+            await wait_until(lambda: gate.in_flight, description="the calls are sent")
+            sent = now()
+            await wait_until(lambda: now() > sent + slowest, description="Redis would have answered by now")
+        yield gate, calls
+        await asyncio.wait(calls)
+
+
+async def claim_it(gate: Dedup) -> Claim:
+    return await gate.claim("k", owner="worker-1")
+
+
+async def test_the_loser_of_two_calls_frees_nothing(redis_url: str, redis_server: RedisServer) -> None:
+    """The winner cancels the loser as soon as it has its answer."""
+
+    async def win(gate: Dedup) -> Claim:
+        claim = await claim_it(gate)
+        calls[1].cancel()
+        return claim
+
+    async with asked_in_a_freeze(redis_server, win, claim_it) as (gate, calls):
+        claim = await calls[0]
+        await asyncio.wait(calls)
+        assert calls[1].cancelled()
+        assert await holds(gate, claim)
+        await claim.complete(1)
+
+
+async def test_a_list_that_is_given_up_leaves_what_another_call_was_told(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    """The list waits for a key of another owner; meanwhile its name claims the same key by a call of its own."""
+    async with Dedup(redis_url, namespace="t", timeout=5.0) as other:
+        busy = await other.claim("busy", owner="other")
+
+        async def ask_for_both(gate: Dedup) -> Sequence[Claim]:
+            return await gate.claim_many(["k", "busy"], owner="worker-1", wait=30.0)
+
+        async with asked_in_a_freeze(redis_server, ask_for_both) as (gate, calls):
+            await wait_until(lambda: other.get("k"), description="the list has one of its keys")
+            claim = await claim_it(gate)
+            assert claim.acquired
+            await cancel(calls[0])
+            assert await holds(gate, claim)
+            await claim.complete(1)
+            await busy.complete(1)
+
+
+async def test_two_calls_that_are_given_up_leave_nothing(redis_url: str, redis_server: RedisServer) -> None:
+    async with asked_in_a_freeze(redis_server, claim_it, claim_it) as (gate, calls):
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        claim = await gate.claim("k", owner="other", wait=5.0)
+        assert claim.acquired
         await claim.complete(1)

@@ -72,7 +72,7 @@ def nothing_left(dedup: Dedup) -> None:
     assert router.pending == 0
     for engine in router.engines.values():
         assert not engine.leaders
-        assert not engine.named.counts
+        assert not engine.named.open
 
 
 @virtual
