@@ -422,10 +422,6 @@ async def named_hedge(world: World) -> None:
                 other.cancel()
         await work_on(world, who, "k", claim, asked, work=0.5)
 
-    async def second() -> None:
-        await asyncio.sleep(0.3)
-        await claim_work_complete(world, "second", world.gates[1], "k")
-
     await world.gate.get("k")
     calls += [world.start(who, call(who)) for who in ("one", "two")]
-    world.start("second", second())
+    start_later(world, 0.3, lambda: claim_work_complete(world, "second", world.gates[1], "k"))
