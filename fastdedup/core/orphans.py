@@ -66,19 +66,26 @@ class Orphan:
         fence: the fence of its holding; 0 if no answer had it.
         free_at: when its key must be free, in the loop's time; 0 for at once.
         kept_ms: how long its record outlives its lease.
+        resent: a copy of its claim may come late, and no other caller knows its owner.
         again_at: when to look again, in the loop's time, after a look that found nothing; 0 before.
         looks: the number of looks that found nothing.
     """
 
-    __slots__ = ("again_at", "consumed", "fence", "free_at", "kept_ms", "looks")
+    __slots__ = ("again_at", "consumed", "fence", "free_at", "kept_ms", "looks", "resent")
 
     def __init__(
-        self, consumed: bool = False, fence: int = 0, free_at: float = 0.0, kept_ms: int = 0
+        self,
+        consumed: bool = False,
+        fence: int = 0,
+        free_at: float = 0.0,
+        kept_ms: int = 0,
+        resent: bool = False,
     ) -> None:
         self.consumed = consumed
         self.fence = fence
         self.free_at = free_at
         self.kept_ms = kept_ms
+        self.resent = resent
         self.again_at = 0.0
         self.looks = 0
 
@@ -93,27 +100,29 @@ class Orphan:
         return self.looks < _PENDING_LOOKS
 
     def look_later(self) -> None:
-        """Set the time of the next look, after a look that found nothing."""
+        """Set the time of the next look, after a look that found nothing: what is found later is a late copy's."""
+        if self.resent:
+            self.fence = 0
         self.again_at = asyncio.get_running_loop().time() + _SECOND_LOOK * 2**self.looks
         self.looks += 1
 
     def watch(self) -> None:
-        """Count it as over, and only watch for the effect of a late copy from now on."""
-        self.free_at = 0.0
+        """Count it as over, and only watch for the effect of a late copy from now on; that has another fence."""
+        self.free_at, self.fence = 0.0, 0
         self.looks = max(self.looks, _PENDING_LOOKS)
         self.again_at = asyncio.get_running_loop().time() + _SECOND_LOOK
 
     def renewed(self) -> Orphan:
         """Return a copy for another event loop, without the looks of this one."""
-        return Orphan(self.consumed, self.fence, self.free_at, self.kept_ms)
+        return Orphan(self.consumed, self.fence, self.free_at, self.kept_ms, self.resent)
 
     def may_come_late(self, owner: bytes) -> bool:
         """True if a late copy of it may be freed too, after it was freed.
 
-        False for a named owner, which may claim the key again, and for a holding whose fence is known: its owner may
-        have been passed on, and hold the key again.
+        False for a named owner, which may claim the key again, and for a holding whose fence is known and whose claim
+        was sent once: its owner may have been passed on, and hold the key again.
         """
-        return not self.fence and is_drawn(owner)
+        return (not self.fence or self.resent) and is_drawn(owner)
 
     def look(self, wire: bytes) -> Op:
         """Return the operation that looks for its record. The reply Code.OK means that it is freed already."""
@@ -214,7 +223,8 @@ class Orphans:
         if not asked and (op.named or not is_drawn(op.owner)):  # with its own name the caller gets it back
             return
         terms, held_key = op.terms, (op.wire, op.owner)
-        orphan = Orphan(terms.consumes, fence, free_at, terms.ttl_ms)
+        resent = hasattr(op, "resent") and not op.named
+        orphan = Orphan(terms.consumes, fence, free_at, terms.ttl_ms, resent)
         if held_key not in self.of_waiters:
             self.put(held_key, orphan)
         elif not self._closed:

@@ -15,8 +15,6 @@ from typing import Any
 ACCEPTED = {
     "not taken back yet": "A first() or consume() was told nothing, and another call was a duplicate before what the "
     "first had left could be taken back: its process was cut off, or its packet came late. The docs say so.",
-    "late copy behind a release": "The release of a claim was cancelled or not answered. It is known by its fence, "
-    "as its owner may be handed on. A late copy of the claim has another fence, and holds the key for its lease.",
     "conflict behind a lost reply": "Work of an outage has replaced another process's live claim, and the reply is "
     "lost. Said again, the store finds that work and tells of no conflict. The other owner is told that it lost its "
     "claim.",

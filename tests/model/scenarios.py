@@ -201,7 +201,6 @@ async def once(world: World) -> None:
 
 @scenario(gates=2)
 async def lock(world: World) -> None:
-    world.is_known_by_fence = True  # a lock's owner can be handed on
 
     async def critical(who: str, gate: Dedup) -> None:
         async with gate.lock("k", lease=LEASE, wait=3.0) as held:

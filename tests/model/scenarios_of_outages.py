@@ -69,7 +69,6 @@ async def local_lru_alone(world: World) -> None:
 @scenario(local=True)
 async def local_lru_frees(world: World) -> None:
     """A claim that was sent is answered in this process, and freed: a late copy of it is taken back."""
-    world.is_known_by_fence = True
     for _ in range(2):
         asked = world.loop.time()
         claim = await world.gate.claim("k")

@@ -63,7 +63,6 @@ async def failed_anew(world: World) -> None:
 
 async def say_free_anew(world: World, between: Callable[[], Awaitable[None]]) -> None:
     """A release is cut short; the client says once more that the key is free."""
-    world.is_known_by_fence = True
     asked = world.loop.time()
     claim = await world.gate.claim("k")
     with world.promises.holds("owner", "k", fence=claim.fence, until=asked + LEASE) as holding:

@@ -136,13 +136,10 @@ class World:
         """The step at which the main client was cancelled."""
         self.news = 0.05
         """Seconds within which a waiter gets news while all goes well."""
-        self.is_known_by_fence = False
-        """The scenario settles a claim whose owner could be handed on to another client."""
         self.is_long_outage = len(fates) > 1 and "outage" in fates
         """The store may be away for longer than `short_lease`."""
         self.short_lease = 3.0 if run.sentinels else 0.9
         """Seconds of a lease that is renewed, more than a failover takes: work whose lease ends may be done again."""
-        self._has_copy = not {"hung", "copied"}.isdisjoint(fates)
         self.may_free_late = len(fates) > 1 or "copied" in fates
         """A release may be under way still when an operation that began after it is answered."""
         self.undisturbed = not fates and not run.cancel_step
@@ -301,11 +298,7 @@ class World:
             if record.owner[:1] != b"\0" and not self.is_heard:
                 continue  # its reply was lost: the same name gets its claim back, so it is left alone
             what = f"{wire!r} is held for nobody for {record.left_ms} ms more"
-            is_disturbed = self.cancelled_at < inf or self.disturbances > 1
-            if self.is_known_by_fence and self._has_copy and is_disturbed:
-                self.promises.accept("late copy behind a release", what)
-            else:
-                self.promises.contradicts(what)
+            self.promises.contradicts(what)
 
     async def _close(self) -> None:
         for gate in self.gates:

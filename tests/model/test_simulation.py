@@ -87,8 +87,6 @@ FEWEST = {
 }
 """Runs of each scenario, at least: 15,000 together. A scenario that gets shorter by mistake is noticed."""
 MET = {
-    "released_anew": {"late copy behind a release"},
-    "local_lru_frees": {"late copy behind a release"},
     "local_lru_overrules": {"conflict behind a lost reply"},
 }
 """What each scenario meets of the accepted list, with single fates."""

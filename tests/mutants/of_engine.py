@@ -199,6 +199,12 @@ UNDO = {
             "claim_and_complete",
         ),
         Mutant(
+            "A late copy of a claim whose release was not answered stays, because it has another fence.",
+            "        if self.resent:\n            self.fence = 0\n",
+            "",
+            "released_anew",
+        ),
+        Mutant(
             "A failed use or first call is told before it is taken back.",
             "while any(map(self._is_unasked, held_keys)):",
             "while False:",
