@@ -18,6 +18,8 @@ from typing import Any, Final, Unpack
 
 from redis import RedisError, ResponseError
 from redis.asyncio import Redis, RedisCluster
+from redis.client import NEVER_DECODE
+from redis.commands.core import StreamCommands
 from redis.exceptions import RedisClusterException
 
 try:
@@ -58,7 +60,7 @@ class StreamEntry:
     Attributes:
         stream: the stream's name.
         id: the entry's id.
-        fields: its fields, in bytes unless the client decodes them.
+        fields: its fields, in bytes unless the client decodes them, and can.
         deliveries: how often it was delivered, this delivery included.
     """
 
@@ -130,6 +132,8 @@ class Consumer(PullingConsumer[StreamEntry]):
             raise ConfigError(f"dead_letter must be another stream, got {dead_letter!r}")
         super().__init__(group, dedup, key, settings, limit=limit)
         self._redis: Any = redis
+        self._undecoded: Any = _UndecodedStreams(redis)  # type: ignore[abstract] # redis-py's protocol is for its types
+        self._encoder: Any = redis.get_encoder()
         self._stream = stream
         self._group = group
         self._member = f"{_PREFIX}{secrets.token_hex(8)}"
@@ -172,10 +176,13 @@ class Consumer(PullingConsumer[StreamEntry]):
             if monotonic() >= self._next_look:
                 found = await self._take_over(room)
             if not found:
-                reply = await self._redis.xreadgroup(
+                reply = await self._undecoded.xreadgroup(
                     self._group, self._member, {self._stream: ">"}, count=room, block=round(_BLOCK * 1000)
                 )
-                found = [StreamEntry(self._stream, entry, fields) for entry, fields in _entries(reply)]
+                found = [
+                    StreamEntry(self._stream, entry, self._decoded(fields))
+                    for entry, fields in _entries(reply)
+                ]
         if outages:
             await self._wait_for_broker(f"its Redis does not answer: {outages[0]}")
         else:
@@ -186,7 +193,7 @@ class Consumer(PullingConsumer[StreamEntry]):
         """Take entries over from members that died."""
         # Before the call, because an entry that is acknowledged meanwhile was this member's.
         in_hand = {job.message.id for job in self._jobs}
-        reply = await self._redis.xautoclaim(
+        reply = await self._undecoded.xautoclaim(
             self._stream, self._group, self._member, self._idle_ms, start_id=self._cursor, count=room
         )
         self._cursor = _text(reply[0])
@@ -196,8 +203,21 @@ class Consumer(PullingConsumer[StreamEntry]):
         found = {entry: fields for entry, fields in found.items() if entry not in in_hand}
         counts = await self._deliveries_of(found) if self._counts_deliveries else {}
         return [
-            StreamEntry(self._stream, entry, fields, counts.get(entry, 2)) for entry, fields in found.items()
+            StreamEntry(self._stream, entry, self._decoded(fields), counts.get(entry, 2))
+            for entry, fields in found.items()
         ]
+
+    def _decoded(self, fields: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """Return an entry's fields as the client gives them; what it cannot decode stays in bytes."""
+        if not self._encoder.decode_responses:
+            return fields
+        return {self._text_if_any(name): self._text_if_any(value) for name, value in fields.items()}
+
+    def _text_if_any(self, value: Any) -> Any:
+        try:
+            return self._encoder.decode(value)
+        except UnicodeDecodeError:
+            return value
 
     async def _deliveries_of(self, entries: Collection[str]) -> dict[str, int]:
         """Return how often these entries were delivered."""
@@ -259,6 +279,20 @@ class Consumer(PullingConsumer[StreamEntry]):
         theirs = {name: value for name, value in entry.fields.items() if _text(name) not in {*ours, AGAIN}}
         async with self._laying:
             await self._redis.xadd(self._dead_letter, {**theirs, **ours})
+
+
+class _UndecodedStreams(StreamCommands):
+    """The commands of streams, of a client that may decode replies: these stay in bytes.
+
+    A single entry that cannot be decoded would be an error of each reply that has it, and so end each consumer.
+    """
+
+    def __init__(self, redis: Redis | RedisCluster) -> None:
+        self._redis: Any = redis
+
+    def execute_command(self, *command: Any, **options: Any) -> Any:
+        """Send a command by the client."""
+        return self._redis.execute_command(*command, **options, **{NEVER_DECODE: True})
 
 
 @contextmanager

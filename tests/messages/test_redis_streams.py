@@ -105,6 +105,31 @@ async def test_entries_of_a_dead_member_are_taken_over(open_shop: Open) -> None:
             await wait_until(lambda: not shop.pending(), description="both are acknowledged")
 
 
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("taken_over", [False, True])
+async def test_an_entry_that_the_client_cannot_decode_is_an_entry(
+    open_shop: Open, protocol: int, taken_over: bool
+) -> None:
+    """It was an error of the whole reply: it ended each consumer that read it, or took it over."""
+    async with open_shop(decode_responses=True, protocol=protocol) as (shop, dedup):
+        entries: list[Any] = []
+
+        async def work(entry: StreamEntry) -> None:
+            entries.append(entry.fields)
+            if entry.fields["id"] == "b":
+                raise DeadLetterError
+
+        shop.add("a")
+        shop.add("b", photo=b"\xff")
+        shop.raw.xadd(shop.stream, {"id": "c", b"\xfe": "name"})
+        if taken_over:
+            shop.raw.xreadgroup("billing", "dead", {shop.stream: ">"})
+        async with shop.consumer(dedup, work, idle=0.05, dead_letter=shop.dead):
+            await wait_until(lambda: len(entries) == 3 and not shop.pending(), description="all are done")
+        assert entries == [{"id": "a"}, {"id": "b", "photo": b"\xff"}, {"id": "c", b"\xfe": "name"}]
+        assert [each[b"photo"] for each in shop.dead_letters()] == [b"\xff"]
+
+
 async def test_entries_at_work_are_not_taken_over(open_shop: Open) -> None:
     async with open_shop() as (shop, dedup):
         end, slow, other = asyncio.Event(), Work(lambda order: end.wait()), Work()
