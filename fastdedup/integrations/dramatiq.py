@@ -22,9 +22,10 @@ except ImportError as error:
 from ..arguments import ArgumentsRule
 from ..checks import Seconds
 from ..downstream import enter, leave
-from ..errors import ConfigError
+from ..errors import ConfigError, ForeignRecordError, InvalidKeyError, ResultError
+from ..log_throttle import LogThrottle
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate, check_ledger
-from ..messages.decisions import Action, Decision
+from ..messages.decisions import Action, Decision, Reason
 from ..messages.memory import check_broker
 from ..messages.rules import MessageRules
 from ..sync.gateway import Dedup
@@ -92,6 +93,7 @@ class DedupMiddleware(Middleware):
         self._wait = WAIT if wait is None else wait
         self._attempts = attempts
         self._ways: dict[str, BlockingWay] = {}
+        self._faults = LogThrottle()
         # Mutable, in each worker's thread: the attempt at its message, or the result in place of the actor's.
         self._here = threading.local()
 
@@ -180,8 +182,14 @@ class DedupMiddleware(Middleware):
         try:
             key, mark = way.rules.key_of(message), way.rules.mark_of(message)
             return way.begin(key, mark, failed=message.options.get("retries", 0))
-        except Exception as error:  # noqa: BLE001 -- anything else that leaves a hook would let the actor run
+        except (InvalidKeyError, ForeignRecordError, ResultError) as error:
             return way.rules.without_key(error)
+        except Exception as error:  # noqa: BLE001 -- anything else that leaves a hook would let the actor run
+            # Not the message's fault: the gate was closed first as the process ends, or it can start no thread.
+            if self._faults.passes():
+                text = "actor %r: a message is held, because the gate cannot be asked: %r"
+                log.error(text, message.actor_name, error)
+            return Decision(Action.RETRY, Reason.UNAVAILABLE, error=error)
 
     def _deliver_later(self, broker: Any, way: BlockingWay, message: Any, decision: Decision) -> bool:
         """Enqueue a message again; return False, a moment later, if the broker does not take it."""

@@ -267,6 +267,24 @@ def test_an_outage_delays_messages_and_nothing_runs(
         assert queue.get(message) == [1]
 
 
+def test_a_message_that_meets_a_closed_gate_comes_again(
+    queue: Queue, server: RedisServer, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The gate may be closed first as a process ends: then its last messages were dead letters."""
+    middleware = next(each for each in queue.broker.middleware if isinstance(each, DedupMiddleware))
+    gate, before = Dedup(server.url, namespace="shut", lease=0.5), queue.dead()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(middleware, "_dedup", gate)
+        actor = queue.actor(lambda name: 1)
+    with gate:
+        pass
+    message = actor.send(name)
+    until(lambda: "because the gate cannot be asked: UsageError(" in caplog.text, "it is told")
+    with gate:
+        assert queue.get(message) == [1]
+    assert (queue.runs[name], queue.dead()) == (1, before)
+
+
 def test_a_direct_call_is_a_plain_call(queue: Queue, name: str) -> None:
     actor = queue.actor(lambda name: 1)
     assert (actor(name), actor(name)) == (1, 1)
