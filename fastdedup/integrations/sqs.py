@@ -37,6 +37,7 @@ except ImportError as error:
 
 from ..errors import ConfigError
 from ..gateway import Dedup
+from ..keys import business_key
 from ..messages.consumer import MessageJob, PullingConsumer
 from ..messages.decisions import Action, Decision
 from ..messages.headers import KEY, ORIGIN, dead_letter_headers
@@ -96,6 +97,8 @@ class SqsMessage:
         attributes: its message attributes: text, or bytes.
         system: what SQS says of it, such as `ApproximateReceiveCount`, `MessageGroupId`.
         raw: the message as the client returned it.
+        ids_are_of_groups: another group may have another message with the same `MessageDeduplicationId`, because the
+            queue's `DeduplicationScope` is `messageGroup`.
     """
 
     id: str
@@ -103,6 +106,7 @@ class SqsMessage:
     attributes: Mapping[str, Any]
     system: Mapping[str, str]
     raw: Mapping[str, Any]
+    ids_are_of_groups: bool = False
 
 
 def message_id(message: SqsMessage) -> str:
@@ -114,8 +118,14 @@ def message_id(message: SqsMessage) -> str:
 
 
 def deduplication_id(message: SqsMessage) -> str | None:
-    """Return the `MessageDeduplicationId` of a FIFO queue, by which SQS drops a second send for 5 minutes."""
-    return message.system.get("MessageDeduplicationId")
+    """Return the `MessageDeduplicationId` of a FIFO queue, by which SQS drops a second send for 5 minutes.
+
+    The key has the group too if the ids of a group are its own.
+    """
+    found = message.system.get("MessageDeduplicationId")
+    if not found or not message.ids_are_of_groups:
+        return found
+    return business_key(message.system["MessageGroupId"], found)
 
 
 def attribute(name: str) -> Callable[[SqsMessage], str | None]:
@@ -186,8 +196,10 @@ class Consumer(PullingConsumer[SqsMessage]):
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._deleting = SharedCall(self._delete, self._start_beside)
         self._turns = KeyTurns()
-        # Mutable: the queue's visibility timeout, read once; the receipt handles of the messages kept invisible.
+        # Mutable: the queue's visibility timeout and the kind of its ids, read once; the receipt handles of the
+        # messages kept invisible.
         self._visibility = 0
+        self._ids_are_of_groups = False
         self._in_hand: set[str] = set()
 
     async def _call(self, name: str, **given: Any) -> dict[str, Any]:
@@ -198,6 +210,7 @@ class Consumer(PullingConsumer[SqsMessage]):
         reply = await self._call("get_queue_attributes", QueueUrl=self._url, AttributeNames=["All"])
         found = reply["Attributes"]
         self._visibility = int(found["VisibilityTimeout"])
+        self._ids_are_of_groups = found.get("DeduplicationScope") == "messageGroup"
         if not self._visibility:
             raise ConfigError(f"the queue {self._url!r} must have a VisibilityTimeout above 0 s, got 0")
         self._deliveries.check_memory(self._visibility, "VisibilityTimeout")
@@ -236,7 +249,7 @@ class Consumer(PullingConsumer[SqsMessage]):
             await self._wait_for_broker(f"SQS does not answer: {error}")
             return ()
         self._deliveries.broker_is_back()
-        return [_message(each) for each in reply.get("Messages", ())]
+        return [_message(each, self._ids_are_of_groups) for each in reply.get("Messages", ())]
 
     async def _beside(self) -> None:
         """Extend the visibility of the messages in hand."""
@@ -348,12 +361,13 @@ def _attribute(value: Any) -> dict[str, Any]:
     return {"DataType": "String", "StringValue": _UNFIT.sub("\ufffd", str(value))}
 
 
-def _message(raw: Mapping[str, Any]) -> SqsMessage:
+def _message(raw: Mapping[str, Any], ids_are_of_groups: bool) -> SqsMessage:
     attributes = {
         name: each.get("StringValue", each.get("BinaryValue"))
         for name, each in raw.get("MessageAttributes", {}).items()
     }
-    return SqsMessage(raw["MessageId"], raw["Body"], attributes, raw.get("Attributes", {}), raw)
+    system = raw.get("Attributes", {})
+    return SqsMessage(raw["MessageId"], raw["Body"], attributes, system, raw, ids_are_of_groups)
 
 
 def _entries(handles: Collection[str], **more: Any) -> Iterator[list[dict[str, Any]]]:

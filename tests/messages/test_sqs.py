@@ -160,6 +160,28 @@ async def test_a_slow_handler_keeps_its_message(sqs: SqsServer, redis_url: str) 
         assert (consumer.counts.first, shop.left()) == (1, 0)
 
 
+@pytest.mark.parametrize(("scope", "done"), [("messageGroup", ["a", "b"]), ("queue", ["a"])])
+async def test_an_id_that_is_unique_in_its_group_alone_is_no_duplicate_in_another(
+    sqs: SqsServer, redis_url: str, scope: str, done: list[str]
+) -> None:
+    """SQS of moto drops the second one whatever the scope is, so they have two ids there."""
+    shop, seen = Shop(sqs, fifo=True), []
+    shop.client.set_queue_attributes(QueueUrl=shop.url, Attributes={"DeduplicationScope": scope})
+    see_messages(shop.client, lambda each: each["Attributes"].update(MessageDeduplicationId="paid"))
+
+    async def handler(message: Any) -> None:
+        seen.append(message.body)
+
+    async with opened(redis_url) as dedup:
+        options: Any = {"queue_url": shop.url}
+        async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
+            for order, copies in (("a", 2), ("b", 1)):
+                for copy in range(copies):
+                    shop.send(order, MessageGroupId=order, MessageDeduplicationId=f"{order}-{copy}")
+                await wait_until(lambda: not shop.left(), description="they are settled")
+    assert seen == done
+
+
 async def test_a_retried_message_of_a_group_blocks_those_after_it(sqs: SqsServer, redis_url: str) -> None:
     """Also at another consumer. Those after it are in hand meanwhile, and spend no delivery."""
     shop, begun = Shop(sqs, fifo=True, seen="2"), []
