@@ -147,8 +147,8 @@ PRIVATE_OF_LIBRARIES: dict[str, tuple[set[str], str]] = {
         "aiokafka shows no setting of its consumers and producers",
     ),
     "integrations.nats": (
-        {"_consumer", "_js", "_nc"},
-        "a subscription shows neither its name nor its connection",
+        {"_consumer", "_js", "_nc", "_pending_queue", "_sub"},
+        "a subscription shows neither its name, its connection nor what it has received",
     ),
     "sql.drivers.sqlite3": (
         {"_conn", "_execute"},

@@ -9,7 +9,9 @@ Main path: `Consumer.run` → `fetch` → `Deliveries.handle` → ack, nak with 
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Unpack
@@ -19,7 +21,7 @@ try:
     from nats.aio.msg import Msg
     from nats.errors import ConnectionClosedError, Error, MaxPayloadError, NoRespondersError
     from nats.js import JetStreamContext
-    from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy
+    from nats.js.api import AckPolicy, ConsumerConfig, Header, RetentionPolicy
     from nats.js.errors import NotFoundError, ServiceUnavailableError
 except ImportError as error:
     raise ImportError("fastdedup.integrations.nats needs nats-py: pip install 'fastdedup[nats]'") from error
@@ -29,7 +31,7 @@ from ..gateway import Dedup
 from ..messages.consumer import MessageJob, PullingConsumer
 from ..messages.decisions import Action, Decision
 from ..messages.headers import KEY, ORIGIN, dead_letter_headers
-from ..messages.keys import KeyRule, body_digest
+from ..messages.keys import KeyRule, body_digest, place_in_stream
 from ..messages.room import Headers, lay_down
 from ..messages.rules import DeadLetterError
 from ..messages.settings import ConsumerSettings
@@ -38,6 +40,9 @@ LIMIT: Final = 256
 """Messages in hand at once, by default."""
 MESSAGE_ID: Final = "Nats-Msg-Id"
 """The header by which JetStream itself drops a message that is published twice in its duplicate window."""
+_OF_STREAM: Final = f"{Msg.Ack.Prefix0}.{Msg.Ack.Prefix1}."
+"""The beginning of the reply subject of each message of a stream. A status that the server sends has none of it."""
+_BREAKS: Final = re.compile("[\r\n]+")
 _OF_NATS: Final = "nats-"
 """Headers with this beginning tell the server what to do with a message that is published."""
 _FETCH: Final = 1.0
@@ -70,12 +75,16 @@ def header(name: str) -> Callable[[Msg], str | None]:
 
 
 def sequence(message: Msg) -> str:
-    """Return the message's stream and its sequence there.
+    """Return the message's stream, its sequence there, and its time, because a stream made again begins at 1.
 
     A redelivery has the same. A message that its publisher sends again has others: then use `message_id`.
     """
     metadata = message.metadata
-    return f"{metadata.stream}:{metadata.sequence.stream}"
+    return place_in_stream(metadata.stream, metadata.sequence.stream, metadata.timestamp)
+
+
+def _place(message: Msg) -> str:
+    return f"{message.metadata.stream}:{message.metadata.sequence.stream}"
 
 
 def body(message: Msg) -> str:
@@ -129,11 +138,12 @@ class Consumer(PullingConsumer[Msg]):
         self._heartbeat = 0.0
 
     async def _open(self) -> None:
+        _Incoming.replace_queue(self._subscription._sub)
         info = await self._subscription.consumer_info()
         assert info.config is not None
         _check_config(info.name, info.config)
-        waits = info.config.backoff or [info.config.ack_wait or _ACK_WAIT]
-        self._deliveries.check_memory(max(waits), "backoff" if info.config.backoff else "ack_wait")
+        waits, setting = redelivers_after(info.config)
+        self._deliveries.check_memory(max(waits), setting)
         self._heartbeat = min(waits) / 3
         await self._see_dead_letters(info.stream_name)
 
@@ -204,14 +214,14 @@ class Consumer(PullingConsumer[Msg]):
 
     async def _lay(self, message: Msg, decision: Decision) -> None:
         if (dead_letter := self._dead_letter) is None:
-            log.error("the dead letter stays at %s, and is skipped", sequence(message))
+            log.error("the dead letter stays at %s, and is skipped", _place(message))
             return
         given = (message.headers or {}).items()
         theirs = {name: value for name, value in given if not name.lower().startswith(_OF_NATS)}
-        whole = {**dead_letter_headers(theirs, decision, self.name), ORIGIN: sequence(message)}
+        whole = {**dead_letter_headers(theirs, decision, self.name), ORIGIN: _place(message)}
 
         async def publish(headers: Headers) -> None:
-            lines = {name: " ".join(str(value).split()) for name, value in headers}
+            lines = {name: _BREAKS.sub(" ", str(value)) for name, value in headers}
             # Not the publisher's id: the server would drop another consumer's dead letter with it, or a later one.
             lines[MESSAGE_ID] = f"dead:{self.name}:{sequence(message)}"
             check_size(self._jetstream._nc, message.data, lines)
@@ -220,6 +230,41 @@ class Consumer(PullingConsumer[Msg]):
         # The copy has another id, so only KEY still has the message's own.
         needed = (KEY,) if MESSAGE_ID in (message.headers or {}) else ()
         await lay_down(whole.items(), publish, is_too_large, needed=needed)
+
+
+def redelivers_after(config: ConsumerConfig) -> tuple[list[float], str]:
+    """Return the seconds until JetStream delivers a message again, of each delivery, and the setting's name."""
+    if config.backoff:
+        return config.backoff, "backoff"
+    return [config.ack_wait or _ACK_WAIT], "ack_wait"
+
+
+class _OwnHeaders(dict[str, str]):
+    """The headers of a message of a stream that has a header `Status` of its own.
+
+    nats-py would take the message for a status of the server, by `get` with its own enum: the message would end the
+    consumer, or never be seen. A program that asks by text gets the value.
+    """
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return default if name is Header.STATUS else super().get(name, default)
+
+
+class _Incoming(asyncio.Queue[Msg]):
+    """What nats-py has received for a subscription, and `fetch` takes."""
+
+    def _put(self, item: Msg) -> None:
+        if item.headers and Header.STATUS in item.headers and item.reply.startswith(_OF_STREAM):
+            item.headers = _OwnHeaders(item.headers)
+        super()._put(item)
+
+    @classmethod
+    def replace_queue(cls, subscription: Any) -> None:
+        """Let a subscription have such a queue, with the messages that it holds."""
+        before = subscription._pending_queue
+        subscription._pending_queue = queue = cls(before.maxsize)
+        while not before.empty():
+            queue.put_nowait(before.get_nowait())
 
 
 def check_size(connection: Any, data: bytes, headers: Mapping[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from datetime import datetime
 from hashlib import blake2b
 from typing import Any
 
@@ -74,6 +75,11 @@ def text_of(value: Any) -> str | None:
 def place_in_log(topic: str, partition: int, offset: int, time_ms: int) -> str:
     """Return a message's place in a log as a key. The key has its time, because a topic made again begins at 0."""
     return f"{topic}/{partition}/{offset}@{time_ms}"
+
+
+def place_in_stream(stream: str, sequence: int, time: datetime) -> str:
+    """Return a message's place in a stream of JetStream as a key: with its time, like `place_in_log`."""
+    return f"{stream}/{sequence}@{time.timestamp()}"
 
 
 def body_digest(body: bytes) -> str:

@@ -106,12 +106,18 @@ async def test_a_failed_message_is_delivered_again_after_its_delay(make: Make) -
         assert lab.raws[-1].metadata.num_delivered == 2
 
 
-@pytest.mark.parametrize("pull", [True, False], ids=["pull", "push"])
-async def test_work_longer_than_the_ack_wait_is_not_delivered_again(make: Make, pull: bool) -> None:
+@pytest.mark.parametrize(
+    ("pull", "waits"),
+    [(True, {"ack_wait": 1.0}), (False, {"ack_wait": 1.0}), (True, {"backoff": [1.0, 20.0]})],
+    ids=["pull", "push", "backoff"],
+)
+async def test_work_longer_than_the_ack_wait_is_not_delivered_again(
+    make: Make, pull: bool, waits: dict[str, Any]
+) -> None:
     async with make() as lab:
         lab.then = lambda: asyncio.sleep(2.5)
         options = {} if pull else {"pull_sub": None, "max_workers": 1, "durable": None}
-        async with lab.open(config=ConsumerConfig(ack_wait=1.0), **options):
+        async with lab.open(config=ConsumerConfig(**waits), **options):
             await lab.order(7)
             await wait_until(lambda: lab.counts.first, description="it is done")
         assert (lab.runs, lab.counts.delivered) == ([7], 1)

@@ -86,6 +86,48 @@ def open_shop(nats: NatsServer, redis_url: str) -> Open:
     return opener(shop_of, nats, redis_url)
 
 
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("value", ["paid", "100", "404", "503"])
+async def test_a_header_status_is_a_messages_own(open_shop: Open, value: str, limit: int) -> None:
+    """nats-py takes such a message for a status of the server: it ended the consumer, or was never handled."""
+    async with open_shop() as (shop, dedup):
+        await shop.publish("a", Status=value)
+        await shop.publish("b")
+        work, options = Work(), {"limit": limit, "key": header("Status")}
+        async with shop.consumer(dedup, work, **options) as consumer:
+            await wait_until(lambda: work.done == ["a"], description="it is done")
+            await wait_until(lambda: consumer.counts.delivered == 2, description="the other one comes, too")
+
+
+async def test_messages_of_a_stream_that_is_made_again_are_new(open_shop: Open) -> None:
+    """Its sequence begins at 1 again: its messages would be duplicates, its dead letters dropped by the server."""
+    async with open_shop() as (shop, dedup):
+        for order in ("a", "b"):
+            await shop.publish(order)
+            options = {"attempts": 1, "dead_letter": shop.dead, "key": sequence}
+            async with shop.consumer(dedup, Work(fault), **options) as consumer:
+                await wait_until(lambda: consumer.counts.dead_lettered, description="a dead letter")
+            await shop.js.delete_stream(shop.subject)
+            await shop.js.add_stream(name=shop.subject, subjects=[shop.subject])
+        assert [each.data for each in await shop.dead_letters()] == [b"a", b"b"]
+
+
+async def test_a_dead_letter_keeps_the_spaces_in_its_headers(open_shop: Open) -> None:
+    """A header may be the message's key: with another one the work would not be that of its first delivery."""
+
+    def two_lines(order: str) -> None:
+        raise ValueError("no such\r\ncustomer")
+
+    async with open_shop() as (shop, dedup):
+        await shop.publish("a", order="x  y")
+        options = {"attempts": 1, "dead_letter": shop.dead, "key": header("order")}
+        async with shop.consumer(dedup, Work(two_lines), **options) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered, description="a dead letter")
+        (dead,) = await shop.dead_letters()
+        assert (dead.headers["order"], dead.headers[KEY]) == ("x  y", "x  y")
+        assert dead.headers[ERROR] == "ValueError: no such customer"
+
+
 async def test_two_consumers_of_a_message_both_leave_a_dead_letter(open_shop: Open) -> None:
     """The server drops what has an id that it has seen."""
     async with open_shop() as (shop, dedup):
@@ -307,7 +349,7 @@ def test_the_key_is_an_id_a_header_a_sequence_or_a_digest() -> None:
     assert message_id(message(**{MESSAGE_ID: "m-7"})) == "m-7"
     assert header("order")(message(order="o-7")) == "o-7"
     assert message_id(message()) is header("order")(message()) is None
-    assert sequence(message()) == "orders:7"
+    assert sequence(message()) == "orders/7@1700000000.0"
     assert body(message()) == body(message(order="other"))
 
 

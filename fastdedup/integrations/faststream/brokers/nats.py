@@ -9,12 +9,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from ....errors import ConfigError
+from ....messages.keys import place_in_stream
 from ..settings import GuardSettings
 from .base import BrokerWay, as_text, need_dead_letter, refuse_ack_first, refuse_batches, refuse_loop
 
 _ID: Final = "Nats-Msg-Id"
-_ACK_WAIT: Final = 30.0
-"""Seconds after which JetStream delivers a message again, by default."""
 _ADDED: Final = {"content-type": "", "correlation_id": "0" * 36}
 """Headers that FastStream adds to a message without them."""
 
@@ -32,7 +31,7 @@ class NatsWay(BrokerWay):
             about = raw.metadata
         except Exception:  # noqa: BLE001 -- nats-py has an error of its own, and others if it cannot read it
             return None
-        return f"{about.stream}/{about.sequence.stream}@{about.timestamp.timestamp()}"
+        return place_in_stream(about.stream, about.sequence.stream, about.timestamp)
 
     def name_of(self, subscriber: Any) -> str:
         """Return the stream, the durable consumer or queue group, and the subjects."""
@@ -69,10 +68,13 @@ class NatsWay(BrokerWay):
         return getattr(subscriber, "stream", None) is not None
 
     def redelivers_after(self, subscriber: Any) -> tuple[float, str] | None:
-        """Return JetStream's `ack_wait`."""
-        return (
-            (subscriber.config.ack_wait or _ACK_WAIT, "ack_wait") if self.delivers_again(subscriber) else None
-        )
+        """Return JetStream's longest time until it delivers a message again."""
+        from ...nats import redelivers_after
+
+        if not self.delivers_again(subscriber):
+            return None
+        waits, setting = redelivers_after(subscriber.config)
+        return max(waits), setting
 
     @asynccontextmanager
     async def kept_alive(self, message: Any, subscriber: Any) -> AsyncIterator[None]:
@@ -80,7 +82,9 @@ class NatsWay(BrokerWay):
         if not self.delivers_again(subscriber):
             yield
             return
-        pause = (subscriber.config.ack_wait or _ACK_WAIT) / 3
+        from ...nats import redelivers_after
+
+        pause = min(redelivers_after(subscriber.config)[0]) / 3
         # A task, not a task group, because a group would wrap the handler's errors.
         signs = asyncio.create_task(_signs_of_life(message, pause))
         try:
