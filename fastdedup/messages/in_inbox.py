@@ -13,7 +13,7 @@ from ..errors import ConfigError, InvalidKeyError, MismatchError, UsageError
 from ..gateway import Dedup
 from ..model import Outcome
 from ..sql.bridge import AWAITING, Begin
-from ..sql.drivers.base import is_outage
+from ..sql.drivers.base import ClosedConnectionError, is_outage
 from ..sql.inbox import Inbox
 from ..sql.once import (
     ATTEMPTS,
@@ -155,7 +155,10 @@ class InboxWay:
                     if transactions.has_begun and is_failure(fault):
                         self._failed_attempts.tell(delivery.key, attempt, fault)
                         return self._rules.of_error(delivery.key, attempt, fault)
-                    if not isinstance(fault, Exception) or isinstance(fault, (*_MISTAKES, InvalidKeyError)):
+                    if not isinstance(fault, Exception):
+                        raise
+                    is_mistake = isinstance(fault, (*_MISTAKES, InvalidKeyError))
+                    if is_mistake and not isinstance(fault, ClosedConnectionError):
                         raise
                     error = fault
                 else:

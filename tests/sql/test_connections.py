@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
 
@@ -17,11 +18,14 @@ from sqlalchemy import create_engine, event
 from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import scoped_session, sessionmaker
 
+from fastdedup.messages import Action, Reason
+from fastdedup.messages.dispatch import Dispatcher
 from fastdedup.sql import Inbox
 from fastdedup.sql.drivers.base import is_outage
 from fastdedup.sync.sql import Inbox as SyncInbox
 
 from ..databases import USER
+from ..waiting import wait_until
 from .conftest import Opener
 from .places import Place
 from .ways import WEEK, Party, async_engine_of, engine_of
@@ -185,3 +189,33 @@ async def test_a_connection_that_the_server_has_just_ended_is_an_outage(of: Of) 
         with pytest.raises(asyncpg.InternalClientError) as caught:
             await party.start()
         assert is_outage(caught.value)
+
+
+async def test_a_message_is_held_if_its_connection_ends_as_a_transaction_begins(
+    postgres_place: Place, key: str
+) -> None:
+    """The inbox gets a closed connection: that ended the consumer as a fault of its set-up."""
+    done, ended = [], []
+
+    async def handler(connection: Any, message: str) -> None:
+        done.append(message)
+
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[Any]:
+        connection = await asyncpg.connect(**postgres_place.database.asyncpg)
+        try:
+            await connection.execute("BEGIN")
+            if not ended:
+                ended.append(await connection.fetchval("SELECT pg_backend_pid()"))
+                postgres_place.as_admin(f"SELECT pg_terminate_backend({ended[0]}, 5000)")
+                await wait_until(connection.is_closed, description="it is closed")
+            yield connection
+            await connection.execute("COMMIT")
+        finally:
+            await connection.close()
+
+    inbox = Inbox("tests", keep=WEEK, begin=begin)
+    orders = Dispatcher("orders", None, key=lambda message: message, inbox=inbox)
+    disposition = await orders.dispatch(key, handler)
+    assert (disposition.action, disposition.reason, done) == (Action.ACK, Reason.FIRST, [key])
+    assert orders.counts.held == 1

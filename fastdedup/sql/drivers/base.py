@@ -131,6 +131,8 @@ def is_connection_lost(error: BaseException) -> bool:
 
 def is_outage(error: BaseException) -> bool:
     """True if an error of the beginning of a transaction means that the database does not answer."""
+    if isinstance(error, ClosedConnectionError):  # the database has ended it since BEGIN
+        return True
     if fault_of(error) is not DatabaseFault.UNKNOWN or isinstance(error, DedupError):
         return False
     return any(isinstance(each, OSError) for each in layers(error)) or _is_one_of(_OUTAGE_NAMES, error)
@@ -148,9 +150,13 @@ def no_transaction(how: str) -> UsageError:
     )
 
 
-def closed() -> UsageError:
+class ClosedConnectionError(UsageError):
+    """A connection is closed: by its user, or by the database."""
+
+
+def closed() -> ClosedConnectionError:
     """Return the error for a connection that is closed."""
-    return UsageError("this connection is closed: give the inbox one that is in a transaction")
+    return ClosedConnectionError("this connection is closed: give the inbox one that is in a transaction")
 
 
 def driver_for(
