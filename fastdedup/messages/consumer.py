@@ -26,10 +26,9 @@ from .delivery import Handler, check_handler, is_failure
 from .headers import attempts_of, is_again
 from .keys import KeyRule
 from .lost_cancel import heeding_cancel
+from .rules import LAYING_PAUSE
 from .settings import GRACE, ConsumerSettings, deliveries_of
 
-_REFUSED_PAUSE: Final = 0.1
-"""Seconds at least until the broker is asked again to take a dead letter."""
 _AWAY_PAUSE: Final = 1.0
 """Seconds until a broker that does not answer is asked again."""
 _CANCELLED: Final = "a task of the consumer was cancelled, without a cancelled run() or a call of stop()"
@@ -327,7 +326,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             except Exception as error:  # noqa: BLE001 -- after any error, the message must not be lost
                 if self._unlaid.passes():
                     log.error("consumer %r cannot lay a dead letter down: %r", self.name, error)
-            await self._pause(job, max(self._retry_delay, _REFUSED_PAUSE))
+            await self._pause(job, max(self._retry_delay, LAYING_PAUSE))
 
     async def _pause(self, job: JobT, seconds: float) -> None:
         """Wait before another try. A message that was given up is not tried again: here its work ends."""

@@ -8,11 +8,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+import pytest
 from faststream import Context
 
 from fastdedup import Dedup
 from fastdedup.integrations.faststream import DedupMiddleware, header
+from fastdedup.messages import DeadLetterError
 from fastdedup.messages.keys import gate_key
+from fastdedup.messages.room import lay_down
 
 from ..waiting import wait_until
 
@@ -139,6 +142,10 @@ def fault() -> None:
     raise ValueError("no such customer")
 
 
+def give_up() -> None:
+    raise DeadLetterError("no such customer")
+
+
 async def bury_large(lab: Lab) -> None:
     """Let a message fail whose dead letter would exceed the limit."""
 
@@ -190,6 +197,29 @@ class Cases:
             assert str(dead["x-fastdedup-attempts"]) == "3"
             assert dead["x-fastdedup-error"] == "ValueError: no such customer"
             assert dead["x-fastdedup-consumer"] == next(iter(lab.guard.counts))
+            assert await lab.left() == 0
+
+    async def test_a_dead_letter_that_is_published_late_has_its_cause(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The next delivery would be a further attempt, which would run the handler again or not know its error."""
+        async with make() as lab:
+            refused: list[Any] = []
+
+            async def refuse_twice(*given: Any, **more: Any) -> None:
+                if len(refused) < 2:
+                    refused.append(given)
+                    raise TimeoutError("the broker does not take it")
+                await lay_down(*given, **more)
+
+            monkeypatch.setattr("fastdedup.integrations.faststream.guarded.lay_down", refuse_twice)
+            lab.then = give_up
+            async with lab.open():
+                await lab.order(7)
+                await wait_until(lambda: lab.dead, description="a dead letter")
+            assert (lab.runs, lab.counts.delivered, len(refused)) == ([7], 1, 2)
+            assert lab.dead[0]["x-fastdedup-reason"] == "failed"
+            assert lab.dead[0]["x-fastdedup-error"] == "DeadLetterError: no such customer"
             assert await lab.left() == 0
 
     async def test_a_message_without_a_key_is_a_dead_letter(self, make: Make) -> None:

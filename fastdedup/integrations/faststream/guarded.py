@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import anyio
+
+from ...log_throttle import LogThrottle
 from ...messages.decisions import Action, Decision
 from ...messages.headers import dead_letter_headers
 from ...messages.room import lay_down
+from ...messages.rules import LAYING_PAUSE
 from .brokers import broker_of
 from .settings import GuardSettings
 
 Handler = Callable[..., Awaitable[Any]]
+log = logging.getLogger("fastdedup.messages")
 
 
 class Guarded:
@@ -27,6 +33,7 @@ class Guarded:
         self.broker = broker_of(subscriber)
         self.broker.check(subscriber, settings)
         self.deliveries = settings.deliveries(self.broker.name_of(subscriber))
+        self._unlaid = LogThrottle()
         if patience := self.broker.redelivers_after(subscriber):
             self.deliveries.check_memory(*patience)
 
@@ -36,7 +43,7 @@ class Guarded:
         """Decide on a delivery; `publisher` publishes dead letters. Arguments and errors as `Deliveries.handle`."""
 
         async def lay(decision: Decision) -> None:
-            await self._bury(message, subscriber, publisher, decision)
+            await self._bury_at_last(message, subscriber, publisher, decision)
 
         return await self.deliveries.handle(message, handler, lay, failed=failed, again=again)
 
@@ -46,6 +53,19 @@ class Guarded:
             await message.reject()
         else:
             await self.broker.ack(message, subscriber)
+
+    async def _bury_at_last(self, message: Any, subscriber: Any, publisher: Any, decision: Decision) -> None:
+        """Publish a dead letter as soon as the broker takes it: the next delivery would not know its cause."""
+        rules = self.deliveries.rules
+        while True:
+            try:
+                return await self._bury(message, subscriber, publisher, decision)
+            except Exception as error:
+                if self.broker.is_lost(error) or not subscriber.running:  # another delivery begins anew
+                    raise
+                if self._unlaid.passes():
+                    log.error("consumer %r cannot lay a dead letter down: %r", rules.consumer, error)
+            await anyio.sleep(max(rules.retry_delay, LAYING_PAUSE))
 
     async def _bury(self, message: Any, subscriber: Any, publisher: Any, decision: Decision) -> None:
         """Publish a dead letter, if the settings name a place for it."""

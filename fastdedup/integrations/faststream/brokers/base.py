@@ -69,6 +69,10 @@ class BrokerWay(ABC):
     ) -> None:
         """Publish a dead letter; return once the broker has confirmed it."""
 
+    def is_lost(self, error: Exception) -> bool:
+        """True if an error of `bury` says that the message itself is lost here: the broker delivers it again."""
+        return False
+
     def is_too_large(self, error: Exception) -> bool:
         """True if an error of `bury` says that the dead letter may have room with fewer headers."""
         return False

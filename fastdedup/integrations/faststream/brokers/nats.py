@@ -116,6 +116,12 @@ class NatsWay(BrokerWay):
         else:
             await publisher.publish(message.body, subject=destination, headers=texts)
 
+    def is_lost(self, error: Exception) -> bool:
+        """True if the connection was closed for good."""
+        from nats.errors import ConnectionClosedError
+
+        return isinstance(error, ConnectionClosedError)
+
     def is_too_large(self, error: Exception) -> bool:
         """True if the message is larger than the server, JetStream or its stream takes."""
         from ...nats import is_too_large

@@ -57,6 +57,12 @@ class RabbitWay(BrokerWay):
         copy = Message(raw.body, headers=more, content_type=raw.content_type, message_id=raw.message_id)
         await publisher.publish(copy, queue=destination)
 
+    def is_lost(self, error: Exception) -> bool:
+        """True if the message's channel was closed."""
+        from ...rabbitmq.replies import LOST
+
+        return isinstance(error, LOST)
+
     def is_too_large(self, error: Exception) -> bool:
         """True if the headers do not fit into one frame."""
         from ...rabbitmq.places import is_too_large
