@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -29,6 +30,8 @@ from .lost_cancel import heeding_cancel
 from .rules import LAYING_PAUSE
 from .settings import GRACE, ConsumerSettings, deliveries_of
 
+_GOODBYE: Final = 5.0
+"""Seconds that a broker gets at least for a read under way, and for messages that go back, when its consumer ends."""
 _AWAY_PAUSE: Final = 1.0
 """Seconds until a broker that does not answer is asked again."""
 _CANCELLED: Final = "a task of the consumer was cancelled, without a cancelled run() or a call of stop()"
@@ -212,9 +215,10 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
         self._retry_delay = self._deliveries.rules.retry_delay
         self._counts_deliveries = dedup is None
         self._unlaid = LogThrottle()
-        # Mutable: the messages in hand, and what says that one of them has ended.
+        # Mutable: the messages in hand, and what says that one of them has ended; when handlers must have ended.
         self._jobs: set[JobT] = set()
         self._one_ended = anyio.Event()
+        self._ends = math.inf
 
     def stop(self) -> None:
         """Take no more messages; `run` returns once the handlers at work have ended, or `grace` seconds are over.
@@ -222,6 +226,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
         A message whose handler was not begun goes back: the broker delivers it again.
         """
         super().stop()
+        self._ends = min(self._ends, monotonic() + self._grace)
         for job in tuple(self._jobs):
             job.give_up()
 
@@ -274,11 +279,19 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
     async def _live(self) -> None:
         """Consume until `stop` is called; then end the work that was begun."""
         self._tasks.start_soon(self._guarded, self._beside)
-        await self._guarded(self._consume)
+        with anyio.CancelScope() as taking:
+            self._tasks.start_soon(self._cut_off, taking)
+            await self._guarded(self._consume)
         await self._finish()
         with anyio.move_on_after(self._grace):
             await self._guarded(self._last)
         self._tasks.cancel_scope.cancel()
+
+    async def _cut_off(self, taking: anyio.CancelScope) -> None:
+        """End a read that lasts after `stop`: its broker does not answer, and its client waits without a limit."""
+        await self._stop.wait()
+        await anyio.sleep(max(self._grace, _GOODBYE))
+        taking.cancel()
 
     def _start(self, job: JobT) -> None:
         """Work on a message in a task of its own."""
@@ -351,11 +364,12 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
 
     async def _finish(self) -> None:
         """Let the work that was begun end; then cancel the rest: the broker delivers those messages again."""
-        with anyio.move_on_after(self._grace):
+        with anyio.move_on_after(self._ends - monotonic()):
             await self._until_ended(self._jobs)
         for job in tuple(self._jobs):
             job.scope.cancel()
-        await self._until_ended(self._jobs)
+        with anyio.move_on_after(_GOODBYE):  # they go back, unless the broker does not answer
+            await self._until_ended(self._jobs)
 
     async def _until_ended(self, jobs: set[JobT]) -> None:
         """Wait until all these jobs have ended."""

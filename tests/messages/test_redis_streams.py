@@ -199,7 +199,7 @@ async def test_an_outage_of_its_own_redis_is_survived(
 ) -> None:
     server = RedisServer("--appendonly", "yes", "--appendfsync", "always").start()
     try:
-        async with shop_of(server) as shop, opened(redis_url) as dedup:
+        async with shop_of(server, socket_timeout=None) as shop, opened(redis_url) as dedup:
             end = asyncio.Event()
             work = Work(lambda order: end.wait() if order == "a" else None)
             async with shop.consumer(dedup, work, idle=0.2) as consumer:
@@ -367,3 +367,28 @@ async def test_a_group_that_is_removed_ends_the_consumer(open_shop: Open) -> Non
         shop.raw.xgroup_destroy(shop.stream, "billing")
         with pytest.raises(redis.ResponseError, match="NOGROUP"):
             await consumer.run(a_handler)
+
+
+@pytest.mark.parametrize("at_work", [False, True])
+async def test_a_frozen_stream_does_not_keep_a_consumer_from_its_end(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, at_work: bool
+) -> None:
+    """Without a socket_timeout a command lasts for as long as Redis is frozen: the read, and the last XCLAIM."""
+    monkeypatch.setattr("fastdedup.messages.consumer._GOODBYE", 0.1)
+    server = RedisServer().start()
+    try:
+        async with shop_of(server, socket_timeout=None) as shop, opened(redis_url) as dedup:
+            forever = Work(lambda order: asyncio.Event().wait())
+            if at_work:
+                shop.add("a")
+            async with shop.make(dedup, grace=0.1) as consumer:
+                running = asyncio.create_task(consumer.run(forever))
+                await wait_until(
+                    lambda: consumer.is_running and len(forever.begun) == at_work, description="it runs"
+                )
+                with server.frozen():
+                    consumer.stop()
+                    await wait_until(running.done, description="it ends")
+                await running
+    finally:
+        server.stop()
