@@ -86,9 +86,10 @@ class ConsumerLife(ABC):
         """The consumer's name, which logs and figures show."""
         self._grace = check_seconds(settings.get("grace", GRACE), "grace", least=0.0)
         self._stop = anyio.Event()
-        # Mutable: whether `run` may be called, whether it is at work, and why it cannot go on; its task, and how
-        # often that task had been cancelled before.
+        # Mutable: whether `run` may be called, whether it may never be called again, whether it is at work, and why
+        # it cannot go on; its task, and how often that task had been cancelled before.
         self._is_open = False
+        self._has_ended = False
         self._is_running = False
         self._fault: BaseException | None = None
         self._runner: asyncio.Task[Any] | None = None
@@ -102,7 +103,10 @@ class ConsumerLife(ABC):
 
         Raises:
             ConfigError: the broker is not set up; the message says what is missing.
+            UsageError: the consumer has ended before.
         """
+        if self._has_ended:  # its `run` would return at once, and no message would be taken
+            raise UsageError(f"the consumer {self.name!r} has ended, and cannot begin again: make a new one")
         await heeding_cancel(self._open())
         self._is_open = True
         return self
@@ -112,6 +116,7 @@ class ConsumerLife(ABC):
     ) -> None:
         self.stop()
         self._is_open = False
+        self._has_ended = True
 
     @property
     def counts(self) -> Counts:

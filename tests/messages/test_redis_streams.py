@@ -14,7 +14,7 @@ from redis.asyncio import ConnectionPool, Redis, UnixDomainSocketConnection
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from fastdedup import ConfigError, Dedup
+from fastdedup import ConfigError, Dedup, UsageError
 from fastdedup.integrations.redis_streams import Consumer, DeadLetterError, StreamEntry, entry_id, field
 from fastdedup.messages.headers import REASON
 from fastdedup.sql import Inbox
@@ -392,3 +392,14 @@ async def test_a_frozen_stream_does_not_keep_a_consumer_from_its_end(
                 await running
     finally:
         server.stop()
+
+
+async def test_a_consumer_that_has_ended_says_that_it_cannot_begin_again(open_shop: Open) -> None:
+    """Its run() returned at once without an error, for each try of a program that begins again."""
+    async with open_shop() as (shop, dedup):
+        consumer = shop.make(dedup)
+        consumer.stop()  # a signal may come before the consumer is open
+        async with consumer:
+            await consumer.run(a_handler)
+        with pytest.raises(UsageError, match="the consumer 'billing' has ended, and cannot begin again"):
+            await consumer.__aenter__()
