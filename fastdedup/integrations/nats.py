@@ -132,6 +132,7 @@ class Consumer(PullingConsumer[Msg]):
                 f"subscription must be of js.pull_subscribe(…), got {type(subscription).__name__}"
             )
         super().__init__(subscription._consumer, dedup, key, settings, limit=limit)
+        self._is_named = settings.get("name") is not None
         self._subscription = subscription
         self._jetstream = subscription._js
         self._dead_letter = dead_letter
@@ -141,7 +142,7 @@ class Consumer(PullingConsumer[Msg]):
         _Incoming.replace_queue(self._subscription._sub)
         info = await self._subscription.consumer_info()
         assert info.config is not None
-        _check_config(info.name, info.config)
+        _check_config(info.name, info.config, self._is_named)
         waits, setting = redelivers_after(info.config)
         self._deliveries.check_memory(max(waits), setting)
         self._heartbeat = min(waits) / 3
@@ -280,8 +281,13 @@ def is_too_large(error: Exception) -> bool:
     return isinstance(error, MaxPayloadError) or getattr(error, "err_code", None) in _TOO_LARGE
 
 
-def _check_config(name: str, config: ConsumerConfig) -> None:
-    """Raise ConfigError unless the server leaves the acks, and the number of attempts, to fastdedup."""
+def _check_config(name: str, config: ConsumerConfig, is_named: bool) -> None:
+    """Raise ConfigError unless the name lasts, and the server leaves acks and the number of attempts to fastdedup."""
+    if config.durable_name is None and not is_named:
+        raise ConfigError(
+            f"the consumer {name!r} is not durable, so its name is another one each time, and no message is known "
+            "again: give pull_subscribe durable=, or the Consumer a name="
+        )
     if config.ack_policy != AckPolicy.EXPLICIT:  # the server sends it as text
         raise ConfigError(
             f"the consumer {name!r} must be acknowledged message by message: make it with ack_policy=explicit"

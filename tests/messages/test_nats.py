@@ -387,3 +387,18 @@ async def test_a_push_subscription_is_refused(open_shop: Open) -> None:
         subscription = await shop.js.subscribe(shop.subject)
         with pytest.raises(ConfigError, match="subscription must be of js"):
             Consumer(subscription, dedup, key=sequence)
+
+
+async def test_an_ephemeral_consumer_needs_a_name(open_shop: Open) -> None:
+    """The server's name for it is new each time, so the next one would do all messages of the stream again."""
+    async with open_shop() as (shop, dedup):
+        await shop.publish("a")
+        work = Work()
+        for _ in range(2):
+            unnamed = Consumer(await shop.js.pull_subscribe(shop.subject), dedup, key=header("id"))
+            with pytest.raises(ConfigError, match="is not durable, so its name is another one each time"):
+                await unnamed.__aenter__()
+            subscription = await shop.js.pull_subscribe(shop.subject)
+            async with shop.consumer(dedup, work, subscription, name="billing") as consumer:
+                await wait_until(lambda: consumer.counts.delivered, description="it comes")
+        assert work.done == ["a"]
