@@ -271,10 +271,11 @@ async def test_a_run_that_never_begins_is_not_told(
         async with watched.consumer:
             with pytest.raises(UsageError, match="this Dedup is not open"):
                 await watched.consumer.run(a_handler)
-        async with watched.dedup, watched.consumer:
+        other = Watched(shop, redis_url)
+        async with other.dedup, other.consumer:
             with pytest.raises(ConfigError, match="async def"):
-                await watched.consumer.run(print)  # type: ignore[arg-type]
-    assert watched.ended() == []
+                await other.consumer.run(print)  # type: ignore[arg-type]
+    assert watched.ended() == other.ended() == []
     assert "has ended" not in caplog.text
 
 
