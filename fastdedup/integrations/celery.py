@@ -25,7 +25,7 @@ from ..downstream import claimed_work
 from ..errors import ConfigError, FailedError, InProgressError, ResultError, error_text
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
 from ..messages.decisions import Action, Decision
-from ..messages.headers import KEY
+from ..messages.headers import CONSUMER, KEY
 from ..messages.memory import check_memory
 from ..messages.rules import ATTEMPTS, MessageRules
 from ..sync.claim import Claim
@@ -114,10 +114,11 @@ class DedupTask(Task):
             InvalidKeyError: the arguments give no key.
         """
         headers = options.get("headers") or {}
-        if KEY not in headers and self._gate is not None and self._gate.has_rule:
+        if _key_in(headers, self.name) is None and self._gate is not None and self._gate.has_rule:
             if self.typing and hasattr(self, "__header__"):
                 self.__header__(*(args or ()), **(kwargs or {}))  # wrong arguments are Celery's own TypeError
-            options["headers"] = {**headers, KEY: self._gate.key_of(args or (), kwargs or {})}
+            key = self._gate.key_of(args or (), kwargs or {})
+            options["headers"] = {**headers, KEY: key, CONSUMER: self.name}
         return super().apply_async(args, kwargs, *more, **options)
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, *more: Any, **options: Any) -> Any:
@@ -177,7 +178,8 @@ class TaskGate:
                 return _answer(task, found)
             self._deliver_later(task, request, found)
             found = self._begin(request, (request, args, kwargs))
-        request.headers = {**_headers_of(request), KEY: found.key}  # for a retry with any arguments
+        # For a retry with any arguments.
+        request.headers = {**_headers_of(request), KEY: found.key, CONSUMER: task.name}
         request.headers.pop(HELD, None)
         request._protected = 1  # so Celery sees a call of the task within its own body as a plain call
         request.fastdedup_attempt = found
@@ -188,8 +190,9 @@ class TaskGate:
         return self._way.begin(rules.key_of(call), rules.mark_of(call), failed=request.retries or 0)
 
     def _found_key(self, request: Any, args: Any, kwargs: Any) -> Any:
-        if request is not None and KEY in _headers_of(request):
-            return _headers_of(request)[KEY]
+        sent = None if request is None else _key_in(_headers_of(request), self._way.rules.consumer)
+        if sent is not None:
+            return sent
         return request.id if self._rule is None else self._rule(args, kwargs)
 
     def _deliver_later(self, task: DedupTask, request: Any, decision: Decision) -> None:
@@ -206,7 +209,7 @@ class TaskGate:
             request,
             countdown=countdown,
             retries=request.retries,
-            headers={**headers, KEY: decision.key, HELD: held + 1},
+            headers={**headers, KEY: decision.key, CONSUMER: task.name, HELD: held + 1},
         )
         if not self._way.deliver_later(again.apply_async, "task"):
             return
@@ -286,6 +289,14 @@ def _attempt_of(request: Any) -> Attempt | None:
 
 def _headers_of(request: Any) -> dict[str, Any]:
     return request.headers or {}
+
+
+def _key_in(headers: dict[str, Any], task: str) -> Any:
+    """Return the key that headers carry for a task; None if there is none, or it is that of another task.
+
+    A body may pass the headers of its own message on, with its key among them.
+    """
+    return headers.get(KEY) if headers.get(CONSUMER, task) == task else None
 
 
 def _count(value: Any) -> int:

@@ -225,6 +225,27 @@ def test_an_eager_retry_runs_until_it_succeeds(dedup: Dedup) -> None:
     assert late.delay(1).get() == 3
 
 
+@pytest.mark.parametrize("has_rule", [True, False])
+def test_headers_that_a_body_passes_on_are_no_key_of_another_task(dedup: Dedup, has_rule: bool) -> None:
+    """A body may do so for the sake of its tracing: its own key came along, so all of its calls had that one key."""
+    runs: list[int] = []
+    app, settings = app_of(), {"key": lambda n: f"part:{n}"} if has_rule else {}
+
+    @app.task(base=DedupTask, dedup=dedup, **settings)
+    def part(n: int) -> None:
+        runs.append(n)
+
+    @app.task(base=DedupTask, dedup=dedup, key=lambda order_id: order_id, bind=True)
+    def whole(self: Any, order_id: str) -> None:
+        for n in (1, 2, 2):
+            part.apply_async((n,), headers={**self.request.headers, "trace": "t-1"}).get(
+                disable_sync_subtasks=False
+            )
+
+    whole.delay("order-7").get()
+    assert runs == ([1, 2] if has_rule else [1, 2, 2])
+
+
 def test_an_eager_failure_is_the_duplicates_failure(dedup: Dedup) -> None:
     """The last attempt ends Celery's own retries too, and those of autoretry_for with the error that they retried."""
     runs: list[str] = []
