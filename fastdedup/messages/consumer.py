@@ -324,7 +324,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
         async def lay(decision: Decision) -> None:
             await self._lay_at_last(job, decision)
 
-        failed = max(attempts_of(headers), deliveries - 1 if self._counts_deliveries else 0)
+        failed = max(attempts_of(headers, self.name), deliveries - 1 if self._counts_deliveries else 0)
         again = is_again(headers)
         while True:
             decision = await self._deliveries.handle(

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ..errors import describe_error
 from .decisions import Decision
+from .keys import text_of
 
 ATTEMPTS: Final = "x-fastdedup-attempts"
 """How often the handler was begun for the message."""
@@ -29,8 +30,14 @@ _MOST_ATTEMPTS = 1_000_000
 _ERROR_CHARACTERS = 500
 
 
-def attempts_of(headers: Mapping[str, Any]) -> int:
-    """Return the attempts that a message's headers count; 0 if the header is missing or is not a number."""
+def attempts_of(headers: Mapping[str, Any], consumer: str | None) -> int:
+    """Return a consumer's attempts that a message's headers count; those of any consumer if it is None.
+
+    0 if the header is missing or is not a number, or if the headers name another consumer: of a dead letter that this
+    one consumes, or of the message whose headers a handler has passed on.
+    """
+    if consumer is not None and text_of(headers.get(CONSUMER, consumer)) != consumer:
+        return 0
     value = headers.get(ATTEMPTS, 0)
     try:
         count = int(value)
@@ -44,9 +51,10 @@ def is_again(headers: Mapping[str, Any]) -> bool:
     return AGAIN in headers
 
 
-def retry_headers(headers: Mapping[str, Any], decision: Decision) -> dict[str, Any]:
-    """Return the headers of a message that is to be delivered again."""
-    return {**headers, ATTEMPTS: max(attempts_of(headers), decision.attempts)}
+def retry_headers(headers: Mapping[str, Any], decision: Decision, consumer: str) -> dict[str, Any]:
+    """Return the headers of a message that is to be delivered to a consumer again."""
+    attempts = max(attempts_of(headers, consumer), decision.attempts)
+    return {**headers, ATTEMPTS: attempts, CONSUMER: consumer}
 
 
 def dead_letter_headers(headers: Mapping[str, Any], decision: Decision, consumer: str) -> dict[str, Any]:

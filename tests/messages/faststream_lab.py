@@ -14,6 +14,7 @@ from faststream import Context
 from fastdedup import Dedup
 from fastdedup.integrations.faststream import DedupMiddleware, header
 from fastdedup.messages import DeadLetterError
+from fastdedup.messages.headers import ATTEMPTS, CONSUMER
 from fastdedup.messages.keys import gate_key
 from fastdedup.messages.room import lay_down
 
@@ -221,6 +222,17 @@ class Cases:
             assert lab.dead[0]["x-fastdedup-reason"] == "failed"
             assert lab.dead[0]["x-fastdedup-error"] == "DeadLetterError: no such customer"
             assert await lab.left() == 0
+
+    async def test_attempts_of_another_consumer_do_not_count(self, make: Make) -> None:
+        async with make() as lab:
+            async with lab.open():
+                about = {"order-id": "order-7", ATTEMPTS: "5", CONSUMER: "another"}
+                await lab.publish(7, about)
+                await wait_until(lambda: lab.counts.first, description="it is done")
+                about = {"order-id": "order-8", ATTEMPTS: "5", CONSUMER: next(iter(lab.guard.counts))}
+                await lab.publish(8, about)
+                await wait_until(lambda: lab.dead, description="a dead letter")
+            assert (lab.runs, lab.dead[0]["x-fastdedup-reason"]) == ([7], "exhausted")
 
     async def test_a_message_without_a_key_is_a_dead_letter(self, make: Make) -> None:
         async with make() as lab:

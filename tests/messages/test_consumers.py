@@ -17,7 +17,7 @@ from fastdedup.integrations import rabbitmq as of_rabbitmq
 from fastdedup.integrations import redis_streams as of_streams
 from fastdedup.integrations import sqs as of_sqs
 from fastdedup.messages import DeadLetterError
-from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, ORIGIN, REASON
+from fastdedup.messages.headers import AGAIN, ATTEMPTS, CONSUMER, ERROR, KEY, ORIGIN, REASON
 
 from ..servers import RedisServer
 from ..waiting import wait_until
@@ -301,6 +301,19 @@ async def test_a_dead_letter_published_again_is_worked_on(
             work.then = lambda order: None
             await face.put("a", **{AGAIN: "1"})
             await wait_until(lambda: work.done == ["a"], description="it is done")
+
+
+async def test_attempts_of_another_consumer_do_not_count(open_face: Open, redis_url: str) -> None:
+    """A consumer of another one's dead letters gave each up unseen, and so did one of headers that were passed on."""
+    async with open_face() as face, opened(redis_url) as dedup:
+        work = Work()
+        async with face.at_work(dedup, work, attempts=5) as consumer:
+            await face.put("a", **{ATTEMPTS: "5", CONSUMER: "another"})
+            await face.put("b", **{ATTEMPTS: "5", CONSUMER: consumer.name})
+            counts = consumer.counts
+            await wait_until(lambda: counts.first and counts.dead_lettered, description="both are settled")
+        (dead,) = await face.dead_letters()
+        assert (work.done, dead.headers["id"], dead.headers[REASON]) == (["a"], "b", "exhausted")
 
 
 async def test_a_message_without_its_key_is_a_dead_letter(open_face: Open, redis_url: str) -> None:

@@ -14,6 +14,7 @@ from fastdedup.messages import Action, Decision, Reason, new_id, republished_id
 from fastdedup.messages.headers import (
     AGAIN,
     ATTEMPTS,
+    CONSUMER,
     ERROR,
     KEY,
     LEFT_OUT,
@@ -47,12 +48,21 @@ FAILED = Decision(Action.DEAD_LETTER, Reason.FAILED, "order-7", 5, error=ValueEr
     ],
 )
 def test_attempts_that_are_no_count_are_none(value: Any, attempts: int) -> None:
-    assert attempts_of({ATTEMPTS: value}) == attempts
+    assert attempts_of({ATTEMPTS: value}, "orders") == attempts
 
 
 def test_a_delayed_twin_spends_no_attempt() -> None:
     waiting = Decision(Action.RETRY, Reason.IN_PROGRESS, "order-7")
-    assert retry_headers({"a": 1, ATTEMPTS: 2}, waiting) == {"a": 1, ATTEMPTS: 2}
+    found = retry_headers({"a": 1, ATTEMPTS: 2}, waiting, "orders")
+    assert found == {"a": 1, ATTEMPTS: 2, CONSUMER: "orders"}
+
+
+@pytest.mark.parametrize("name", ["orders", b"orders"])
+def test_attempts_are_those_of_the_consumer_that_is_named(name: Any) -> None:
+    headers = {ATTEMPTS: 2, CONSUMER: name}
+    assert [attempts_of(headers, each) for each in ("orders", "shipping", None)] == [2, 0, 2]
+    waiting = Decision(Action.RETRY, Reason.IN_PROGRESS, "order-7")
+    assert retry_headers(headers, waiting, "shipping") == {ATTEMPTS: 0, CONSUMER: "shipping"}
 
 
 def test_a_dead_letter_says_what_it_died_of() -> None:
@@ -76,7 +86,7 @@ def test_a_dead_letter_taken_again_begins_anew() -> None:
     entry = {name.encode(): b"" for name in (ORIGIN, *dead_letter_headers({"a": 1}, FAILED, "orders"))}
     assert again_headers(entry) == {b"a": b"", AGAIN: 1}
     assert is_again(headers)
-    assert attempts_of(headers) == 0
+    assert attempts_of(headers, "orders") == 0
 
 
 # What is left out where the broker has no room, and in which order

@@ -121,7 +121,8 @@ class Processing(BaseMiddleware):
         """Try until the message is done, is a dead letter, or the broker delivers it again."""
         msg, delay = self._message, self._retry_delay
         publisher = self.context.get_local("broker") or self.context.get("broker")
-        failed, again = attempts_of(msg.headers), is_again(msg.headers)
+        consumer = guarded.deliveries.rules.consumer
+        failed, again = attempts_of(msg.headers, consumer), is_again(msg.headers)
         while True:
             self._has_run = False
             try:

@@ -231,13 +231,13 @@ class Consumer(ConsumerLife):
             await self._places.bury(message, decision, self.name)
 
         headers = message.headers
-        failed, again = attempts_of(headers), is_again(headers)
+        failed, again = attempts_of(headers, self.name), is_again(headers)
         restore_origin(message)
         while True:
             decision = await self._deliveries.handle(
                 message, handler, lay, failed=failed, again=again, is_cancelled=self._is_cancelled
             )
-            if decision.action is not Action.RETRY or await self._places.retry(message, decision):
+            if decision.action is not Action.RETRY or await self._places.retry(message, decision, self.name):
                 break
             failed = max(failed, decision.attempts)
             with anyio.move_on_after(self._pause):

@@ -232,7 +232,7 @@ def letter_of(message: IncomingMessage) -> DeadLetter:
     ours = REASON in headers
     return DeadLetter(
         key=text_of(headers.get(KEY)) or message.message_id,
-        attempts=attempts_of(headers),
+        attempts=attempts_of(headers, None),
         reason=text_of(headers.get(REASON if ours else "x-first-death-reason")),
         error=text_of(headers.get(ERROR)) or None,
         consumer=text_of(headers.get(CONSUMER)),

@@ -119,7 +119,7 @@ class Places:
         else:
             await self._place(underlay, self.dead_letters, self._dead_letter_arguments())
 
-    async def retry(self, message: AbstractIncomingMessage, decision: Decision) -> bool:
+    async def retry(self, message: AbstractIncomingMessage, decision: Decision, consumer: str) -> bool:
         """Put a copy of a message into its waiting queue; return once the broker has confirmed it.
 
         False if the copy's headers would not fit: the handler needs those of the message, and fastdedup its own.
@@ -129,7 +129,7 @@ class Places:
             UnroutableError: the waiting queue no longer exists.
         """
         headers = {name: value for name, value in message.headers.items() if name not in DEATHS}
-        headers = retry_headers(headers, decision)
+        headers = retry_headers(headers, decision, consumer)
         headers.setdefault(_EXCHANGE, message.exchange or "")
         headers.setdefault(_ROUTING_KEY, message.routing_key or "")
         try:
