@@ -12,7 +12,7 @@ from ..results.declared import LostResult, Results
 from .dialects.base import Flow
 from .drivers import Driver
 from .drivers.base import run
-from .rules import Found, InboxRules, ended
+from .rules import Found, InboxRules, TransactionEndedError, ended, left_nested
 
 T = TypeVar("T")
 _ANCHOR: Final = "fastdedup_once"
@@ -21,7 +21,7 @@ _ANCHOR: Final = "fastdedup_once"
 class AnyReceipt:
     """The part that receipts of async and of synchronous code share. Its names are those of claims."""
 
-    __slots__ = ("_completed", "_found", "_id", "_kept", "_lost", "_rules", "driver", "key")
+    __slots__ = ("_began_nested", "_completed", "_found", "_id", "_kept", "_lost", "_rules", "driver", "key")
 
     def __init__(self, rules: InboxRules, driver: Driver, key: str, row_id: bytes, found: Found) -> None:
         self._rules = rules
@@ -37,8 +37,10 @@ class AnyReceipt:
             )
         self.key = key
         """The key that was received."""
-        # Mutable: whether a result was kept; what duplicates find; a result that they cannot get.
+        # Mutable: whether a result was kept; whether the work began within a nested transaction; what duplicates
+        # find; a result that they cannot get.
         self._completed = False
+        self._began_nested = False
         self._kept = found
         self._lost: LostResult | None = None
 
@@ -125,6 +127,7 @@ class AnyReceipt:
     async def begin_work(self) -> None:
         """Set a savepoint by which `finish` recognizes the transaction: `once` calls this before the work."""
         driver, rules = self.driver, self._rules
+        self._began_nested = driver.is_nested()
         await run(driver, rules.dialect(driver.database).anchor(self._anchor()), rules.table_name)
 
     async def finish(self, result: Any, look: bool) -> None:
@@ -139,7 +142,12 @@ class AnyReceipt:
         ):  # on a lost connection the statement says what is wrong
             raise ended()
         self._lost = result if isinstance(result, LostResult) else None
-        await self._keep(self._rules.finish(driver.database, self._id, result, self._anchor(), look=look))
+        try:
+            await self._keep(self._rules.finish(driver.database, self._id, result, self._anchor(), look=look))
+        except TransactionEndedError as error:
+            if driver.is_nested() and not self._began_nested:
+                raise left_nested() from error
+            raise
 
     async def _keep(self, flow: Flow[bytes]) -> None:
         """Store a result, and remember what duplicates find."""

@@ -354,6 +354,14 @@ def ended() -> TransactionEndedError:
     )
 
 
+def left_nested() -> TransactionEndedError:
+    """Return the error for work that leaves a nested transaction open, if its database cannot go on from there."""
+    return TransactionEndedError(
+        "the work has left a nested transaction open, in which the inbox cannot keep its result. What the work did "
+        "in the present transaction is rolled back. End the nested one first: `with session.begin_nested():`"
+    )
+
+
 def parts(ids: Sequence[bytes]) -> list[Sequence[bytes]]:
     """Divide ids so that each part fits a statement."""
     return [ids[start : start + MAX_KEYS] for start in range(0, len(ids), MAX_KEYS)]

@@ -443,6 +443,36 @@ def test_a_test_case_of_django_is_no_outer_transaction(sqlite_place: Place, key:
     connections[alias].close()
 
 
+@pytest.mark.parametrize("name", ["session pymysql", "async session aiomysql", "async session aiosqlite"])
+async def test_work_that_leaves_a_nested_transaction_open_is_told(of: Of, key: str, name: str) -> None:
+    """PostgreSQL goes on from there. The others were told that the transaction had ended, or the row was deleted."""
+    async with of(name)() as party:
+        raw = party.raw
+
+        @asynccontextmanager
+        async def begin() -> AsyncIterator[Any]:
+            async with raw.begin():
+                yield raw
+
+        @contextmanager
+        def sync_begin() -> Iterator[Any]:
+            with raw.begin():
+                yield raw
+
+        async def work(transaction: Any, key: str) -> None:
+            await transaction.begin_nested()
+
+        def sync_work(transaction: Any, key: str) -> None:
+            transaction.begin_nested()
+
+        is_async = name.startswith("async")
+        once = party.inbox(begin=begin if is_async else sync_begin).once(key=lambda transaction, key: key)
+        with pytest.raises(UsageError, match="has left a nested transaction open"):
+            await party.call(once(work if is_async else sync_work), key)
+        async with party.transaction():
+            assert (await party.receive(party.inbox(), key)).first
+
+
 async def test_a_nested_transaction_of_sqlalchemy_is_no_begin_of_a_gate(of: Of, key: str) -> None:
     async with of("async session asyncpg")() as party, Dedup("memory://", namespace="shop") as gate:
 
