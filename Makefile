@@ -60,7 +60,7 @@ rewritten: $(DEV)
 	@$(BIN)/pytest --collect-only -qq --no-cov >/dev/null
 
 # Go and Java are 200 MB to download, so `make test` runs the other three.
-test-clients: $(DEV) redis-server ## test the clients in Node, Go, PHP, Ruby and Java of docs/languages.md; installs all five
+test-clients: $(DEV) redis-server ## test the clients in Node, Go, PHP, Ruby and Java of examples/clients; installs all five
 	@.ci/languages.sh php ruby go java
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CLIENT_LANGUAGES="node go php ruby java" \
 	  $(BIN)/pytest tests/sidecar/test_languages.py $(PYTEST_ARGS)

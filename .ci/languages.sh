@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the tools of the languages named in its arguments (php, ruby, go, java), where they are missing: the tests of
-# docs/languages.md run a client in each. Node is not among them: the dev extra brings it.
+# examples/clients run a client in each. Node is not among them: the dev extra brings it.
 # With ONLY_FIND=1 nothing is installed.
 set -euo pipefail
 

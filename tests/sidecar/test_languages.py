@@ -1,4 +1,4 @@
-"""The clients of docs/languages.md, as they stand there, on another socket: a program of each runs its `once`.
+"""The clients of examples/clients, as they are there, on another socket: a program of each runs its `once`.
 
 `make test` runs those of `CHEAP`; `make test-clients` names all five in CLIENT_LANGUAGES and installs their tools.
 Where a language is named and its tool is missing, its tests fail.
@@ -22,7 +22,7 @@ import pytest
 from ..servers import DEADLINE, RedisServer
 from .running import Sidecar
 
-PAGE = (Path(__file__).parents[2] / "docs" / "languages.md").read_text()
+CLIENTS = Path(__file__).parents[2] / "examples" / "clients"
 PROGRAMS = Path(__file__).parent / "languages"
 SOCKET = "/run/fastdedup/fastdedup.sock"
 RESULT = {"for": "Zoë", "fresh": True}
@@ -31,9 +31,8 @@ NODE = str(Path(sys.prefix) / "bin" / "node")
 
 @dataclass(frozen=True)
 class Language:
-    """How a client is built and run. `block`: the name of its code blocks in the page."""
+    """How a client is built and run."""
 
-    block: str
     client: str
     program: str
     run: tuple[str, ...]
@@ -41,13 +40,11 @@ class Language:
 
 
 LANGUAGES = {
-    "node": Language("js", "once.mjs", "main.mjs", (NODE, "main.mjs")),
-    "php": Language("php", "once.php", "main.php", ("php", "main.php")),
-    "ruby": Language("ruby", "once.rb", "main.rb", ("ruby", "main.rb")),
-    "go": Language(
-        "go", "once.go", "main.go", ("./main",), ("go", "build", "-o", "main", "main.go", "once.go")
-    ),
-    "java": Language("java", "Once.java", "Main.java", ("java", "Main"), ("javac", "Main.java", "Once.java")),
+    "node": Language("once.mjs", "main.mjs", (NODE, "main.mjs")),
+    "php": Language("once.php", "main.php", ("php", "main.php")),
+    "ruby": Language("once.rb", "main.rb", ("ruby", "main.rb")),
+    "go": Language("once.go", "main.go", ("./main",), ("go", "build", "-o", "main", "main.go", "once.go")),
+    "java": Language("Once.java", "Main.java", ("java", "Main"), ("javac", "Main.java", "Once.java")),
 }
 CHEAP = "node php ruby"
 CHOSEN = os.environ.get("CLIENT_LANGUAGES", CHEAP).split()
@@ -59,11 +56,10 @@ class Client:
     def __init__(self, language: Language) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fd-"))
         self._language = language
-        code = re.findall(rf"```{language.block}\n(.*?)```", PAGE, flags=re.S)
-        assert len(code) == 1
-        assert SOCKET in code[0]
-        assert "5000" in code[0], "it waits for another owner; here not for that long"
-        text = code[0].replace(SOCKET, str(self.folder / "socket")).replace("5000", "200")
+        code = (CLIENTS / language.client).read_text()
+        assert SOCKET in code
+        assert "5000" in code, "it waits for another owner; here not for that long"
+        text = code.replace(SOCKET, str(self.folder / "socket")).replace("5000", "200")
         (self.folder / language.client).write_text(text)
         shutil.copy(PROGRAMS / language.program, self.folder)
         if language.build:
@@ -196,6 +192,9 @@ def test_every_language_reads_the_results_of_the_others(clients: dict[str, Clien
             assert client.result(f"by {first}") == RESULT
 
 
-def test_all_five_languages_are_on_the_page() -> None:
-    blocks = re.findall(r"^```(\w+)$", PAGE, flags=re.M)
-    assert sorted(blocks) == sorted(each.block for each in LANGUAGES.values())
+def test_the_page_links_to_all_five_clients() -> None:
+    page = (CLIENTS.parents[1] / "docs" / "languages.md").read_text()
+    assert all(f"(../examples/clients/{each.client})" in page for each in LANGUAGES.values())
+    assert sorted(path.name for path in CLIENTS.iterdir()) == sorted(
+        each.client for each in LANGUAGES.values()
+    )

@@ -64,7 +64,7 @@ def test_a_picture_that_is_not_as_drawn_fails_the_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = tmp_path / "architecture.md"
-    page.write_text(PAGE.replace("│ gateway", "│ gatehouse", 1), encoding="utf-8")
+    page.write_text(PAGE.replace("  gateway  ", "  gatehouse  ", 1), encoding="utf-8")
     monkeypatch.setattr(draw_house, "PAGE", page)
     monkeypatch.setattr("sys.argv", ["draw_house.py", "--check"])
     with pytest.raises(SystemExit, match="run `make format`"):

@@ -1,4 +1,4 @@
-/** Runs `once` from docs/languages.md: Main KEY COMMAND. The work is the command. */
+/** Runs `once` from examples/clients: Main KEY COMMAND. The work is the command. */
 final class Main {
     public static void main(String[] words) throws Exception {
         System.out.println(Once.once(words[0], fence -> {

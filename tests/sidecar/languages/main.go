@@ -1,4 +1,4 @@
-// Runs once from docs/languages.md: main KEY COMMAND. The work is the command.
+// Runs once from examples/clients: main KEY COMMAND. The work is the command.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Runs `once` from docs/languages.md: main.mjs KEY COMMAND. The work is the command.
+// Runs `once` from examples/clients: main.mjs KEY COMMAND. The work is the command.
 import { execSync } from "node:child_process";
 import { once } from "./once.mjs";
 

@@ -1,5 +1,5 @@
 <?php
-// Runs `once` from docs/languages.md: main.php KEY COMMAND. The work is the command.
+// Runs `once` from examples/clients: main.php KEY COMMAND. The work is the command.
 require "once.php";
 
 $result = once($argv[1], function (int $fence) use ($argv) {

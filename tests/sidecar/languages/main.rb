@@ -1,4 +1,4 @@
-# Runs `once` from docs/languages.md: main.rb KEY COMMAND. The work is the command.
+# Runs `once` from examples/clients: main.rb KEY COMMAND. The work is the command.
 require "./once"
 
 result = once(ARGV[0]) do |fence|

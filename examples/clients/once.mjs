@@ -1,0 +1,31 @@
+import { request } from "node:http";
+import { json } from "node:stream/consumers";
+
+const socketPath = "/run/fastdedup/fastdedup.sock";
+
+function ask(verb, body) {
+  return new Promise((resolve, reject) => {
+    const headers = { "content-type": "application/json" };
+    const asked = request({ socketPath, method: "POST", path: `/v1/claims${verb}`, headers, timeout: 10_000 });
+    asked.on("timeout", () => asked.destroy(new Error("the sidecar does not answer"))).on("error", reject);
+    asked.on("response", (answer) => json(answer).then((said) =>
+      answer.statusCode < 300 ? resolve(said) : reject(Object.assign(new Error(said.title), said)), reject));
+    asked.end(JSON.stringify(body));
+  });
+}
+
+export async function once(key, work) {
+  const claim = await ask("", { key, wait: 5000 });
+  if (claim.outcome === "succeeded") return claim.result;
+  if (claim.outcome !== "acquired") throw new Error(`not run: ${claim.outcome}`);
+  const mine = { key, owner: claim.owner, fence: claim.fence };
+  let result;
+  try {
+    result = await work(claim.fence);
+  } catch (error) {
+    await ask("/release", mine).catch(() => {});
+    throw error;
+  }
+  await ask("/complete", { ...mine, result });
+  return result;
+}
