@@ -38,7 +38,7 @@ def picture() -> Iterator[str]:
     below = rooms_below()
     further = all_below(below)
     yield line("floor", "room", "stands on", "what it is")
-    yield "─┼─".join("─" * width for width in WIDTHS) + "\n"
+    yield "   ".join("─" * width for width in WIDTHS) + "\n"
     for number, names in enumerate(FLOORS, 1):
         for at, room in enumerate(names):
             floor = "" if at else str(number)
@@ -55,7 +55,7 @@ def row(*cells: str) -> Iterator[str]:
 
 def line(*parts: str) -> str:
     """Return one line of the picture."""
-    return " │ ".join(part.ljust(width) for part, width in zip(parts, WIDTHS, strict=True)).rstrip() + "\n"
+    return "   ".join(part.ljust(width) for part, width in zip(parts, WIDTHS, strict=True)).rstrip() + "\n"
 
 
 def rooms_below() -> dict[str, set[str]]:
@@ -81,10 +81,11 @@ def all_below(below: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def words_of(room: str) -> str:
-    """Return the first sentence of a room's docstring; a long one up to its colon."""
+    """Return the first sentence of a room's docstring; a long one up to its colon, after three words or more."""
     text = " ".join((ast.get_docstring(sources()[room]) or "").partition("\n\n")[0].split())
     sentence = text.replace("`", "").partition(". ")[0].removesuffix(".")
-    return sentence if len(sentence) <= 2 * WIDTHS[-1] else sentence.partition(": ")[0]
+    start = sentence.partition(": ")[0]
+    return start if len(sentence) > WIDTHS[-1] and len(start.split()) > 2 else sentence
 
 
 def main() -> None:
