@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import Any
+import sys
 
 import httpx
 import pytest
@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from examples import sizing
 from fastdedup import Dedup
 from fastdedup.integrations.asgi import IdempotencyMiddleware, everyone
 
@@ -28,25 +29,17 @@ for i = 1, tonumber(ARGV[1]) do redis.call('SET', KEYS[2] .. string.format(ARGV[
 """
 
 
-@pytest.fixture(scope="module")
-def page() -> dict[str, Any]:
-    """The names of the page's program."""
-    names: dict[str, Any] = {}
-    for block in PAGE.all_blocks("python"):
-        exec(compile(block, "docs/sizing.md", "exec"), names)
-    return names
-
-
-@pytest.fixture(scope="module")
-def redis_bytes(page: dict[str, Any]) -> Any:
-    return page["redis_bytes"]
+def test_its_plan_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sizing", sizing)
+    (block,) = PAGE.all_blocks("python")
+    exec(compile(block, "docs/sizing.md", "exec"), {})
 
 
 @pytest.mark.parametrize(
     ("key", "result", "fingerprint"), [(8, 0, False), (36, 0, True), (36, 100, True), (20, 1_000, False)]
 )
 async def test_the_formula_is_within_a_tenth_of_measured(
-    redis_server: RedisServer, redis_url: str, redis_bytes: Any, key: int, result: int, fingerprint: bool
+    redis_server: RedisServer, redis_url: str, key: int, result: int, fingerprint: bool
 ) -> None:
     """One record is a real one; the script makes the others in the same way as the claim's script does."""
     first = "k" * key
@@ -61,14 +54,12 @@ async def test_the_formula_is_within_a_tenth_of_measured(
             raw.eval(COPY, 2, f"sizing:={first}", "sizing:=", COPIES, f"%0{key}d")
             grown = raw.info("memory")["used_memory"] - before
             raw.flushdb()
-    told = redis_bytes(COPIES, namespace="sizing", key=key, result=result, fingerprint=fingerprint)
+    told = sizing.redis_bytes(COPIES, namespace="sizing", key=key, result=result, fingerprint=fingerprint)
     assert told == pytest.approx(grown, rel=0.1)
 
 
 @pytest.mark.parametrize("body", [25, 200, 2_000])
-async def test_web_records_are_within_a_tenth_of_measured(
-    redis_url: str, page: dict[str, Any], body: int
-) -> None:
+async def test_web_records_are_within_a_tenth_of_measured(redis_url: str, body: int) -> None:
     """The first record is of a real response; the others are its copies, under keys that are as long."""
 
     async def answer(request: Request) -> Response:
@@ -87,19 +78,21 @@ async def test_web_records_are_within_a_tenth_of_measured(
             before = raw.info("memory")["used_memory"]
             raw.eval(COPY, 2, first, copies, COPIES, "%08d")
             grown = raw.info("memory")["used_memory"] - before
-            assert page["mean_bytes"](redis_url, "sizing:http") == raw.memory_usage(first)
+            assert sizing.mean_bytes(redis_url, "sizing:http") == raw.memory_usage(first)
             raw.flushdb()
-    told = page["web_bytes"](COPIES, namespace="sizing", body=body)
+    told = sizing.web_bytes(COPIES, namespace="sizing", body=body)
     assert told == pytest.approx(grown, rel=0.1)
 
 
-def test_its_table_is_the_formula_s(redis_bytes: Any) -> None:
+def test_its_table_is_the_formula_s() -> None:
     rows = re.findall(
         r"^\| (.+) \| ([\d,]+) \| ([\d.]+) GiB \|$", "".join(PAGE.sections.values()), re.MULTILINE
     )
     kept = [(0, False), (21, False), (100, False), (1_000, True)]
     for (_, bytes_each, gibibytes), (result, fingerprint) in zip(rows, kept, strict=True):
-        told = redis_bytes(10_000_000, namespace="shop", key=36, result=result, fingerprint=fingerprint)
+        told = sizing.redis_bytes(
+            10_000_000, namespace="shop", key=36, result=result, fingerprint=fingerprint
+        )
         assert (round(told / 1e7), round(told / 2**30, 1)) == (
             int(bytes_each.replace(",", "")),
             float(gibibytes),
