@@ -38,6 +38,8 @@ RECIPE = Page("recipes/payment-endpoint.md")
 (CHARGE_ONCE,) = RECIPE.blocks("A provider that takes no key", "python")
 (DJANGO,) = PAGE.blocks("Django", "python")
 (ASYNCPG,) = PAGE.blocks("Other drivers", "python")
+_, BEGIN = Page("inbox.md").blocks("Once, with a gate in front", "python")
+"""The `begin` that the page takes from the inbox's."""
 URL = "redis://localhost:6379/0"
 IN_THREAD = """
 from sqlalchemy.orm import Session as BlockingSession
@@ -242,6 +244,7 @@ async def test_starlette_commits(file: Path, redis_url: str) -> None:
 
 async def test_plain_functions_commit_in_threads(file: Path, redis_url: str) -> None:
     names = run_endpoints(file, redis_url)
+    run(BEGIN, names)
     run(ASYNCPG, names)
     run(IN_THREAD, names)
     engine = create_engine(f"sqlite:///{file}", connect_args=IMMEDIATE)

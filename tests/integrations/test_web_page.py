@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fastdedup import Dedup
-from fastdedup.integrations.asgi import IdempotencyMiddleware
+from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header
 from fastdedup.integrations.flask import issue_token
 
 from ..sql_pages.pages import Page
@@ -34,6 +34,8 @@ from .django_shop import open_shop
 
 PAGE = Page("http-rules.md")
 FIRST, COMMITS, TENANTS, ENDPOINTS, CORS = PAGE.all_blocks("python")
+GUARD = {"IdempotencyMiddleware": IdempotencyMiddleware, "by_header": by_header}
+"""What the block of CORS takes from the blocks before it."""
 ORIGIN = "https://shop.example"
 TELLS_ROUTES = 'scope["route"]' in Path(starlette.routing.__file__).read_text()
 
@@ -133,7 +135,7 @@ async def test_a_key_of_a_route_is_refused_at_another_path(dedup: Dedup) -> None
 
 async def test_a_browser_of_another_origin_may_use_keys(dedup: Dedup) -> None:
     routes = [Route("/c/{id}/pay", names_of(ENDPOINTS, dedup)["pay"].__wrapped__, methods=["POST"])]
-    app = Starlette(routes=routes, middleware=names_of(CORS, dedup)["middleware"])
+    app = Starlette(routes=routes, middleware=names_of(CORS, dedup, **GUARD)["middleware"])
     asked = {
         "access-control-request-method": "POST",
         "access-control-request-headers": "content-type, idempotency-key, x-api-key",

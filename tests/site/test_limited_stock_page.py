@@ -18,6 +18,8 @@ from ..sql_pages.pages import Page, forget, statements
 
 PAGE = Page("recipes/limited-stock.md")
 (SALE,), (TABLES,) = PAGE.all_blocks("python"), PAGE.all_blocks("sql")
+(PROGRAM,) = Page("committing-endpoint.md").blocks("FastAPI", "python")
+"""The program that the page's block is put into."""
 DATABASE, REDIS = "postgresql+asyncpg://localhost/shop", "redis://localhost:6379/0"
 STOCK, BUYERS = 100, 150
 
@@ -27,7 +29,7 @@ async def sale(postgres: PostgresServer, redis_url: str) -> AsyncIterator[dict[s
     """Give the page's names, and `click`, which sends a buyer's request."""
     database = postgres.fresh()
     names = PAGE.run("")
-    block = SALE.replace(DATABASE, database.urls["asyncpg"]).replace(REDIS, redis_url)
+    block = "\n".join([PROGRAM, SALE]).replace(DATABASE, database.urls["asyncpg"]).replace(REDIS, redis_url)
     exec(compile(block, PAGE.name, "exec", dont_inherit=True), names)
     async with names["Session"].begin() as session:
         for statement in [*tables("postgresql"), *statements(TABLES)]:

@@ -30,6 +30,8 @@ URL = "redis://localhost:6379/0"
 PAGES = ["index.md", "choosing.md", "claims.md", "concepts.md", "outages.md", "errors.md", "security.md"]
 PAGES += sorted(f"recipes/{path.name}" for path in (DOCS / "recipes").glob("*.md"))
 START = Page("start.md")
+CONTINUED = {"recipes/limited-stock.md": Page("committing-endpoint.md").blocks("FastAPI", "python")}
+"""Pages whose code is put into the program of another page, and that program."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +55,8 @@ def run(page: str, redis_url: str) -> str:
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        for block in Page(page).all_blocks("python"):
-            exec(compile(block.replace(URL, redis_url), f"docs/{page}", "exec"), names)
+        for block in [*CONTINUED.get(page, []), *Page(page).all_blocks("python")]:
+            exec(compile(block.replace(URL, redis_url), f"docs/{page}", "exec", dont_inherit=True), names)
     names.clear()
     return printed.getvalue()
 
