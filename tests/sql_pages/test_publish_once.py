@@ -120,7 +120,8 @@ async def test_a_redelivery_publishes_what_was_committed(
     delivery = SimpleNamespace(body=5, message_id="m-1", ack=ack)
     broker.refusals = 1
     async with publisher(redis_url) as names, shop(tmp_path) as session:
-        consume = PAGE.run(CHAIN, Session=session, publish_once=names["publish_once"])["consume"]
+        code = "\n".join([CONSUME, CHAIN])
+        consume = PAGE.run(code, Session=session, publish_once=names["publish_once"])["consume"]
         with pytest.raises(ConnectionError):
             await consume(delivery, broker.publish)
         assert (balance(tmp_path), broker.messages, acked) == (995, [], [])
