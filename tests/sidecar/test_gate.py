@@ -275,12 +275,10 @@ def test_a_clients_own_gate_header_is_not_read_elsewhere(refusing: httpx.Client)
 
 def test_the_page_names_each_parameter_and_each_outcome() -> None:
     page = (Path(__file__).parents[2] / "docs" / "sidecar.md").read_text(encoding="utf-8")
-    table = page.partition("| parameter | |")[2].partition("\n\n")[0]
-    named = {
-        name
-        for row in table.splitlines()
-        for name in re.findall(r"`(\w+)`", row.split("|")[1:2][0] if row else "")
-    }
+    rows = re.findall(
+        r"^- ([^:]+):", page.partition("\nThe parameters:\n")[2].partition("\n**")[0], re.MULTILINE
+    )
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert named == GateQuery.model_fields.keys()
     outcomes = page.partition("| outcome |")[2].partition("\n\n")[0]
     assert {*Outcome} - {Outcome.UNKNOWN} <= set(re.findall(r"`([\w-]+)`", outcomes))
