@@ -25,6 +25,19 @@ PAGE, ROOT = Page("recipes/consumer.md"), Path(__file__).parents[2]
 URL = "redis://localhost:6379/0"
 DEFINITIONS = PAGE.all_blocks("python")
 IMMEDIATE = {"isolation_level": "IMMEDIATE"}
+WITH_AN_INBOX = """
+from datetime import timedelta
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from fastdedup.sql import Inbox
+
+Session = async_sessionmaker(create_async_engine("postgresql+asyncpg://localhost/shop"))
+inbox = Inbox("billing", keep=timedelta(days=7))           # its table: fastdedup inbox ddl
+ONCE = {"inbox": inbox, "begin": Session.begin}            # Consumer(…, **ONCE)
+
+async def book(session, entry):                            # in place of on_payment
+    await session.execute(text("INSERT INTO booked VALUES (:amount)"), {"amount": int(entry.fields[b"amount"])})
+"""
 KILLED = """
 import asyncio, os, signal
 from examples.store_counts import consume_and_count
@@ -49,7 +62,7 @@ asyncio.run(main())
 async def page(redis_url: str) -> AsyncIterator[tuple[dict[str, Any], Any]]:
     """The page's names, and a client of Redis; the streams are removed at the end."""
     names: dict[str, Any] = {"__name__": "page"}
-    exec(compile("\n".join(DEFINITIONS).replace(URL, redis_url), PAGE.name, "exec"), names)
+    exec(compile("\n".join([*DEFINITIONS, WITH_AN_INBOX]).replace(URL, redis_url), PAGE.name, "exec"), names)
     async with Redis.from_url(redis_url) as client:
         try:
             yield names, client
