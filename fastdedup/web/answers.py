@@ -27,7 +27,18 @@ from .request import PrincipalMissing, RequestTooLarge
 from .response import DEGRADED, REPLAYED, Response
 from .rules import Rule
 
-_STREAMS = (b"text/event-stream", b"application/x-ndjson", b"multipart/x-mixed-replace")
+_STREAMS = frozenset(
+    (
+        b"text/event-stream",
+        b"application/jsonl",  # FastAPI's, for a handler that yields
+        b"application/jsonlines",
+        b"application/x-jsonlines",
+        b"application/ndjson",
+        b"application/x-ndjson",
+        b"application/json-seq",
+        b"multipart/x-mixed-replace",
+    )
+)
 """The content types of streams. Each part is passed on at once: a stream that is held back breaks."""
 
 _REPEATS = (307, 308)
@@ -101,7 +112,7 @@ def storable(rule: Rule, response: Response) -> Response:
 
 def streams(content_type: bytes | None) -> bool:
     """Return whether each part of a response of this content type is passed on at once."""
-    return content_type is not None and content_type.lower().startswith(_STREAMS)
+    return content_type is not None and content_type.partition(b";")[0].strip().lower() in _STREAMS
 
 
 def answer(claim: AnsweredClaim, rule: Rule, docs: str | None) -> Response:

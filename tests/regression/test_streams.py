@@ -24,6 +24,7 @@ from fastdedup.integrations.http.lifespan import ASGIApp
 from ..fixtures import fixture_of
 from ..integrations.live import Live, serving
 from ..integrations.server_process import gunicorn, uvicorn
+from ..killable import DEADLINE
 from ..servers import RedisServer
 from ..waiting import wait_until
 
@@ -147,6 +148,30 @@ async def test_a_stream_that_polls_for_its_client_is_told(redis_url: str, ticker
         await watch_and_leave(live)
         await wait_until(lambda: live.over == 1, description="the stream has ended")
     assert (ticker.begun, ticker.ended) == (1, 1)
+
+
+# FastAPI sends what an async handler yields as JSON Lines, `application/jsonl`. Its parts were held back until the
+# last one, or until 256 KiB had come: a client of an endless stream waited for ever.
+
+
+async def test_a_handler_of_fastapi_that_yields_is_a_stream(redis_url: str) -> None:
+    pytest.importorskip("fastapi.sse", reason="FastAPI has such handlers since 0.135")
+    app, seen = FastAPI(), asyncio.Event()
+    Idempotency(app, Dedup(redis_url, namespace="t", timeout=5.0))
+
+    @app.post("/lines")
+    async def lines(claim: Annotated[Claim, Claimed(principal=anybody)]) -> AsyncIterator[dict[str, int]]:
+        yield {"line": 0}
+        await seen.wait()
+        yield {"line": 1}
+
+    async with serving(app) as live, asyncio.timeout(DEADLINE):
+        wire = await live.connect()
+        wire.send("/lines", "k")
+        await wire.reader.readuntil(b'{"line":0}\n')
+        seen.set()
+        await wire.reader.readuntil(b'{"line":1}\n')
+        await wire.close()
 
 
 # A stream whose client hung up counted as processed in WSGI, Flask and Django: its key was refused for a
