@@ -112,7 +112,20 @@ def test_a_servers_own_headers_are_not_replayed(make: Callable[[App], Any], dedu
     assert first.header("content-length") == second.header("content-length")
 
 
-# Files, as frameworks send them
+# wsgiref does not decode a body in chunks, and gives the connection to read from. The thread of such a request waited
+# until its client left; then the handler ran, with the chunks' sizes in its body.
+
+
+@pytest.mark.parametrize(("server", "kind"), [("wsgiref", "bare"), ("wsgiref", "flask"), ("werkzeug", "flask")])
+def test_a_body_in_chunks_is_decoded_or_refused(server: str, kind: str, dedup: Dedup) -> None:
+    shop = Shop(kind, dedup)
+    with running(SERVERS[server], shop.app) as port:
+        answer = post(port, iter([b"{", b"}"]), encode_chunked=True)
+        if server == "wsgiref":
+            assert (answer.status, answer.problem, shop.runs) == (400, "blank", 0)
+        else:
+            assert (answer.status, answer.body) == (201, b'{"order": 1}')
+            assert post(port).header("idempotency-replayed") == "true"
 
 
 # Servers that fork their workers

@@ -63,7 +63,7 @@ def read_body(environ: WSGIEnvironment, limit: int) -> bytes:
 
     Raises:
         RequestTooLarge: the body exceeds the limit; if its header says so, nothing is read.
-        BadBody: its length is not a number, or it ended early.
+        BadBody: its length is not a number, it ended early, or its end cannot be known.
     """
     length = _length(environ)
     if length is not None and length > limit:
@@ -102,7 +102,11 @@ def _length(environ: WSGIEnvironment) -> int | None:
             raise BadBody("Content-Length must be a number")
         return int(length)
     # Without a length the body is empty, unless the server says that its input ends: a read might block.
-    return None if chunked or environ.get("wsgi.input_terminated") else 0
+    if environ.get("wsgi.input_terminated"):
+        return None
+    if chunked:  # wsgiref gives the connection itself: a read waits until the client leaves
+        raise BadBody("this server does not decode a body in chunks, so send a Content-Length")
+    return 0
 
 
 def _read(stream: InputStream, most: int) -> bytes:
