@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from datetime import timedelta
 from typing import Any
@@ -65,6 +66,30 @@ def check_decorated(function: object) -> None:
             f"once() decorates functions, got {with_article(type(function).__name__)}: "
             "write @….once(key=…), with parentheses, below @classmethod and @property"
         )
+
+
+def check_takes_one(function: Any, name: str, given: str) -> None:
+    """Check that a function can be called with one argument; one that shows no signature passes.
+
+    Args:
+        function: the function.
+        name: the setting, for the error.
+        given: the argument, for the error: "a Request".
+
+    Raises:
+        ConfigError: it takes no argument, or needs more than one.
+    """
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        label = getattr(function, "__name__", type(function).__name__)
+        raise ConfigError(
+            f"{name} must be a function that takes {given} alone, got {label}({', '.join(signature.parameters)})"
+        ) from None
 
 
 def not_a_gate(given: object, name: str, wanted: str) -> ConfigError:

@@ -28,6 +28,7 @@ from ..web.request import everyone as everybody
 from ..web.response import REPLAYED, Response
 from ..web.route_claims import RouteClaims
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
+from .http.callers import check_caller
 from .http.committing import Committed, Named, RouteCommits, check_kinds
 from .http.exchange import AsgiExchange, supported
 from .http.guarded import claim_of, key_fields, request_of
@@ -190,7 +191,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
     Raises:
         ConfigError: a setting cannot be used.
     """
-    _check_callable("principal", principal)
+    check_caller("principal", principal)
     rule_at = _rules(dict(settings))
     mark = {"header": NAME, "facts": _facts(principal, dedup, dict(settings))}
 
@@ -250,7 +251,7 @@ def Commits(  # noqa: N802
     Raises:
         ConfigError: a setting cannot be used, or there is no `begin`.
     """
-    _check_callable("principal", principal)
+    check_caller("principal", principal)
     inbox.beginning(begin)
     rule_at = _rules(dict(settings))
     mark = {"header": NAME, "facts": _facts(principal, dedup, dict(settings))}
@@ -317,7 +318,7 @@ def OneTimeToken(  # noqa: N802
     Raises:
         ConfigError: a setting cannot be used.
     """
-    _check_callable("subject", subject)
+    check_caller("subject", subject)
     rule_at = _rules({**settings, "wait": forms.WAIT if wait is None else wait})
     mark = {"header": HEADER, "field": field}
 
@@ -375,7 +376,7 @@ def _rules(settings: dict[str, Any]) -> Callable[[Dedup, Request], RouteClaims]:
 
 def _facts(principal: Any, dedup: Dedup | Chooser | None, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the published facts of a claimed operation, without those that the application decides."""
-    named = everybody if principal is everyone else principal
+    named = everybody if principal is everyone else _by_dependency
     (rule,) = make_rules(["/"], {"principal": named, **settings})
     facts = rule_facts(rule, dedup.settings if isinstance(dedup, Dedup) else None)
     if "max_request" not in settings:
@@ -383,12 +384,8 @@ def _facts(principal: Any, dedup: Dedup | Chooser | None, settings: dict[str, An
     return {name: fact for name, fact in facts.items() if fact is not None}
 
 
-def _check_callable(what: str, dependency: Any) -> None:
-    if not callable(dependency):
-        raise ConfigError(
-            f"{what}= must be a dependency that names the caller, got {dependency!r}; use `everyone` if all "
-            "callers share"
-        )
+def _by_dependency(request: object) -> None:
+    """Stand for a dependency in a rule: FastAPI calls that, and the rule does not."""
 
 
 def _route_path(request: Request) -> str:

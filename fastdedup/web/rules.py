@@ -10,7 +10,7 @@ from hashlib import blake2b
 from inspect import iscoroutinefunction
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
-from ..checks import check_count, check_seconds, check_wait, shown
+from ..checks import check_count, check_seconds, check_takes_one, check_wait, shown
 from ..errors import ConfigError
 from ..keys import Fingerprint, fingerprint
 from .fingerprints import bare_path, fingerprint_at, request_fingerprint
@@ -169,6 +169,9 @@ class Rule:
             raise ConfigError(
                 f"tenant must be a plain function from a Request to a name, or None, got {shown(self.tenant)}"
             )
+        for name in ("principal", "fingerprint", "tenant"):  # a dependency of FastAPI may take something else
+            if getattr(self, name) is not None:
+                check_takes_one(getattr(self, name), name, "a Request")
         self._normalise()
         for name in ("required", "renew", "keep_unreached"):
             if not isinstance(getattr(self, name), bool):
@@ -199,7 +202,9 @@ class Rule:
         keep = None if self.keep_headers is None else _names(self.keep_headers, "keep_headers")
         drop = _names(self.drop_headers, "drop_headers")
         self._set("stored_headers", HeaderFilter(keep, drop))
-        if not callable(self.keep):
+        if callable(self.keep):
+            check_takes_one(self.keep, "keep", "a status")
+        else:
             self._set("keep", _statuses(self.keep))
         if self.key_format is not None:
             try:

@@ -5,6 +5,7 @@ import threading
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated, Any
 
 import httpx
@@ -27,9 +28,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from fastdedup import Claim, ConfigError, Dedup, LocalLRU, Outcome, UnavailableError
-from fastdedup.integrations.asgi import IdempotencyMiddleware, claim_of
+from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header, claim_of
 from fastdedup.integrations.asgi import everyone as anybody
-from fastdedup.integrations.fastapi import Claimed, FormRefused, Idempotency, OneTimeToken, everyone
+from fastdedup.integrations.fastapi import Claimed, Commits, FormRefused, Idempotency, OneTimeToken, everyone
+from fastdedup.integrations.flask import by_session
+from fastdedup.sql import Inbox
 from fastdedup.web.response import ResponseCodec
 
 from ..servers import RedisServer
@@ -357,6 +360,26 @@ async def test_a_dependency_that_cannot_be_used_is_a_mistake_of_the_program(clai
     async with dedup, raising(app) as http:
         with pytest.raises(ConfigError, match=told):
             await http.post("/a", headers=key("k"))
+
+
+@pytest.mark.parametrize(
+    "make", [Claimed, OneTimeToken, partial(Commits, Inbox("t", keep=60.0), begin=lambda: None)]
+)
+@pytest.mark.parametrize(
+    ("caller", "told"),
+    [
+        (by_header("x-api-key"), "middlewares and decorators, such as by_header"),
+        (anybody, "`everyone` of fastdedup.integrations.fastapi"),
+        (by_session("user"), "middlewares and decorators"),
+        (lambda request: request.headers["x-api-key"], "write a function with `request: fastapi.Request`"),
+        ("x-api-key", "must be a dependency that names the caller"),
+    ],
+)
+def test_a_caller_that_fastapi_cannot_find_is_told_at_once(make: Any, caller: Any, told: str) -> None:
+    """Every request was answered 422, with a text that names neither the function nor the mistake."""
+    who = {"subject" if make is OneTimeToken else "principal": caller}
+    with pytest.raises(ConfigError, match=told):
+        make(**who)
 
 
 async def test_dependency_overrides_reach_the_principal(make_gate: MakeGate) -> None:

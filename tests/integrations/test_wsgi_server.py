@@ -116,7 +116,9 @@ def test_a_servers_own_headers_are_not_replayed(make: Callable[[App], Any], dedu
 # until its client left; then the handler ran, with the chunks' sizes in its body.
 
 
-@pytest.mark.parametrize(("server", "kind"), [("wsgiref", "bare"), ("wsgiref", "flask"), ("werkzeug", "flask")])
+@pytest.mark.parametrize(
+    ("server", "kind"), [("wsgiref", "bare"), ("wsgiref", "flask"), ("werkzeug", "flask")]
+)
 def test_a_body_in_chunks_is_decoded_or_refused(server: str, kind: str, dedup: Dedup) -> None:
     shop = Shop(kind, dedup)
     with running(SERVERS[server], shop.app) as port:

@@ -63,6 +63,11 @@ from fastdedup.web.rules import UUID, Route, RouteTable, Rule, declared, keeps, 
         ("fingerprint", b"x" * 16),
         ("retry_after", -1),
         ("retry_after", None),
+        ("principal", lambda: "ann"),  # such as a dependency of FastAPI
+        ("principal", lambda request, user: user),
+        ("fingerprint", lambda: b"x"),
+        ("tenant", lambda host, path: host),
+        ("keep", lambda: True),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_told_by_its_name(setting: str, value: Any) -> None:
