@@ -68,8 +68,27 @@ def check_decorated(function: object) -> None:
         )
 
 
+def call_text(function: Any) -> str:
+    """Return a function's name and its parameters, for an error message: "begin(self, nested)"."""
+    label = getattr(function, "__name__", type(function).__name__)
+    return f"{label}({', '.join(inspect.signature(function, follow_wrapped=False).parameters)})"
+
+
+def takes(function: Any, count: int) -> bool:
+    """Return whether a function can be called with this number of arguments; True if it shows no signature."""
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
 def check_takes_one(function: Any, name: str, given: str) -> None:
-    """Check that a function can be called with one argument; one that shows no signature passes.
+    """Check that a function can be called with one argument.
 
     Args:
         function: the function.
@@ -79,17 +98,8 @@ def check_takes_one(function: Any, name: str, given: str) -> None:
     Raises:
         ConfigError: it takes no argument, or needs more than one.
     """
-    try:
-        signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(None)
-    except TypeError:
-        label = getattr(function, "__name__", type(function).__name__)
-        raise ConfigError(
-            f"{name} must be a function that takes {given} alone, got {label}({', '.join(signature.parameters)})"
-        ) from None
+    if not takes(function, 1):
+        raise ConfigError(f"{name} must be a function that takes {given} alone, got {call_text(function)}")
 
 
 def not_a_gate(given: object, name: str, wanted: str) -> ConfigError:

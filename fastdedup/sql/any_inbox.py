@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AsyncContextDecorator, ContextDecorator
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
-from ..checks import Seconds, with_article
+from ..checks import Seconds, call_text, takes, with_article
 from ..codec import Codec
 from ..errors import ConfigError, UsageError
 from ..keys import Fingerprint
@@ -106,18 +105,25 @@ class AnyInbox(Generic[B]):
         """Return the function that begins a transaction: the call's own `begin=`, else the inbox's.
 
         Raises:
-            ConfigError: neither was given, or it is a transaction and no function.
+            ConfigError: neither was given; it is a transaction and no function; or it needs arguments.
         """
         begin = begin or self._begin
         if begin is None:
             raise ConfigError(
                 "this needs a transaction of its own: give it, or the inbox, begin=, such as begin=Session.begin"
             )
-        # What @contextmanager and Django's atomic() return may be called, but only as decorators.
-        if not callable(begin) or isinstance(begin, ContextDecorator | AsyncContextDecorator):
+        # Some transactions can be called: those of @contextmanager and Django's atomic() as decorators, and a
+        # connection of sqlite3 with a statement.
+        is_one = hasattr(type(begin), "__enter__") or hasattr(type(begin), "__aenter__")
+        if is_one or not callable(begin):
             raise ConfigError(
                 f"begin= must be a function that returns a new transaction, got "
                 f"{with_article(type(begin).__name__)}: write begin=Session.begin, without ()"
+            )
+        if not takes(begin, 0):
+            raise ConfigError(
+                f"begin= is called without arguments, which {call_text(begin)} does not allow: write "
+                "begin=Session.begin, with Session = sessionmaker(engine), or a function of your own"
             )
         return begin
 

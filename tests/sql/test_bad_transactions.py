@@ -156,6 +156,19 @@ def test_a_begin_that_was_called_already_is_refused(begin: Any, kind: str, inbox
         Commits(inbox("tests", keep=WEEK), begin=begin, principal=everyone)
 
 
+@pytest.mark.parametrize(
+    ("begin", "call"),
+    [(Session.begin, r"begin\(self, nested\)"), (lambda session: session, r"<lambda>\(session\)")],
+)
+@pytest.mark.parametrize("inbox", [Inbox, SyncInbox])
+def test_a_begin_that_needs_arguments_is_refused(begin: Any, call: str, inbox: Any) -> None:
+    """Such as the method of SQLAlchemy's class, in place of a sessionmaker's: it failed at the first call."""
+    with pytest.raises(ConfigError, match=f"without arguments, which {call} does not allow"):
+        Commits(inbox("tests", keep=WEEK), begin=begin, principal=everyone)
+    with pytest.raises(ConfigError, match="without arguments"):
+        inbox("tests", keep=WEEK, begin=begin).once(key=lambda session, message: message)
+
+
 def test_a_transaction_of_psycopg_with_autocommit_counts(of: Of, postgres_place: Place, key: str) -> None:
     inbox = SyncInbox("tests", keep=WEEK)
     with closing(postgres_place.observe()) as connection:
