@@ -141,7 +141,8 @@ def _canonical(value: Any) -> bytes:
         ) from None
     if b"null" in encoded and has_nan(value):
         raise ConfigError(
-            "fingerprint() refuses NaN and infinity, which JSON cannot hold: pass None or text instead"
+            "a fingerprint or a subject cannot hold NaN or infinity, because JSON has neither: give null (None) or "
+            "text in its place"
         )
     return encoded
 

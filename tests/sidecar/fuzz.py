@@ -279,7 +279,8 @@ class Fuzz:
     def _check_reply(self, command: list[bytes], reply: Any) -> None:
         name = command[0].upper()
         if name == b"PING" and reply != (command[1] if len(command) > 1 else b"+PONG"):
-            if not (isinstance(reply, bytes) and reply.startswith(b"-UNAVAILABLE")):
+            refused = b"-ERR wrong number" if len(command) > 2 else b"-UNAVAILABLE"
+            if not (isinstance(reply, bytes) and reply.startswith(refused)):
                 raise Finding(f"{reply!r} to {command!r}")
         elif (
             name == b"FD.CLAIM"

@@ -456,7 +456,13 @@ def test_bytes_count_not_characters(http: httpx.Client, body: dict[str, str]) ->
 def test_nan_is_no_json(http: httpx.Client) -> None:
     text = b'{"key":"k","owner":"o","result":[NaN]}'
     assert http.post("/v1/claims/complete", content=text).status_code == 422
-    assert http.post("/v1/claims", content=b'{"key":"k","fingerprint":NaN}').status_code == 422
+    for path, body in (
+        ("/v1/claims", b'{"key":"k","fingerprint":[NaN]}'),
+        ("/v1/tokens", b'{"subject":NaN}'),
+    ):
+        told = http.post(path, content=body)
+        assert told.status_code == 422
+        assert "a fingerprint or a subject cannot hold NaN" in told.json()["detail"]  # in no words of Python
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,13 @@ def test_a_record_can_be_seen_and_forgotten(client: redis.Redis) -> None:
         (("GET", "k"), "unknown command 'GET': a sidecar has FD.CLAIM and others"),
         (("SELECT", "1"), "there is one database"),
         (("HELLO", "4"), "NOPROTO"),
+        (("HELLO", "3", "JUNK"), "syntax error in HELLO option 'JUNK'"),
+        (("HELLO", "3", "AUTH", "user"), "syntax error in HELLO option 'AUTH'"),
+        (("HELLO", "2", "AUTH", "user", "secret", "setname"), "syntax error in HELLO option 'setname'"),
+        (("PING", "a", "b"), r"wrong number of arguments for 'ping': write PING \[text\]"),
+        (("AUTH",), "wrong number of arguments for 'auth'"),
+        (("AUTH", "user", "secret", "more"), "wrong number of arguments for 'auth'"),
+        (("CLIENT",), "wrong number of arguments for 'client'"),
     ],
 )
 def test_a_mistake_is_named_and_the_connection_goes_on(
@@ -189,6 +196,12 @@ def test_a_mistake_is_named_and_the_connection_goes_on(
 ) -> None:
     with pytest.raises(redis.ResponseError, match=message):
         client.execute_command(*command)
+    assert client.ping()
+
+
+@pytest.mark.parametrize("options", [(), ("AUTH", "user", "secret"), ("SETNAME", "me", "auth", "user", "")])
+def test_a_hello_takes_the_options_of_redis(client: redis.Redis, options: tuple[str, ...]) -> None:
+    assert client.execute_command("HELLO", "2", *options)
     assert client.ping()
 
 

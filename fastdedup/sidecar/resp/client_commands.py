@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from ... import __version__
 from ...errors import ConfigError
 from .connection import Command, RespConnection
 from .frames import OK, encode, error
+from .options import check_count
 
 
 def ping(connection: RespConnection, command: list[bytes]) -> bytes:
     """`PING [text]`."""
+    check_count(command, 1, "PING [text]", most=2)
     return encode(command[1]) if len(command) > 1 else b"+PONG\r\n"
 
 
-def hello(connection: RespConnection, command: list[bytes]) -> bytes:
-    """`HELLO [2|3] [AUTH user password] [SETNAME name]`.
+def auth(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`AUTH [user] password`: not checked, because the socket's rights decide who may connect."""
+    check_count(command, 2, "AUTH [user] password", most=3)
+    return OK
 
-    A password is not checked: the socket's rights decide who may connect.
-    """
+
+def hello(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`HELLO [2|3 [AUTH user password] [SETNAME name]]`; the password is not checked, see `auth`."""
     if len(command) > 1:
         if command[1] not in (b"2", b"3"):
             return error("NOPROTO", "unsupported protocol version")
+        _check_hello(command[2:])
         connection.resp3 = command[1] == b"3"
     facts: dict[str, Any] = {
         "server": "fastdedup",
@@ -37,6 +43,27 @@ def hello(connection: RespConnection, command: list[bytes]) -> bytes:
     return encode(facts, connection.resp3)
 
 
+def _check_hello(options: list[bytes]) -> None:
+    """Check the options of a HELLO, so that a client's mistake in one is told, as by Redis.
+
+    Raises:
+        ConfigError: an option is unknown, or lacks a value.
+    """
+    at = 0
+    while at < len(options):
+        values = _HELLO_OPTIONS.get(options[at].upper())
+        if values is None or at + values >= len(options):
+            name = options[at][:32].decode(errors="replace")
+            raise ConfigError(
+                f"syntax error in HELLO option '{name}': it takes AUTH user password, SETNAME name"
+            )
+        at += 1 + values
+
+
+_HELLO_OPTIONS: Final = {b"AUTH": 2, b"SETNAME": 1}
+"""How many values follow each option."""
+
+
 def info(connection: RespConnection, command: list[bytes]) -> bytes:
     """`INFO [section]`: the lines that clients read before they call a server ready."""
     lines = ["# Server", "redis_version:7.0.0", f"fastdedup_version:{__version__}", "redis_mode:standalone"]
@@ -46,7 +73,8 @@ def info(connection: RespConnection, command: list[bytes]) -> bytes:
 
 def client(connection: RespConnection, command: list[bytes]) -> bytes:
     """`CLIENT SETNAME | SETINFO | ID | GETNAME | …`."""
-    what = command[1].upper() if len(command) > 1 else b""
+    check_count(command, 2, "CLIENT SETNAME name, or another of its commands")
+    what = command[1].upper()
     if what == b"REPLY" and [each.upper() for each in command[2:]] != [b"ON"]:
         raise ConfigError("CLIENT REPLY takes ON only: every command is answered")
     if what == b"ID":
@@ -77,7 +105,7 @@ def constant(reply: bytes, connection: RespConnection, command: list[bytes]) -> 
 COMMANDS: dict[bytes, Command] = {
     b"PING": ping,
     b"HELLO": hello,
-    b"AUTH": partial(constant, OK),
+    b"AUTH": auth,
     b"CLIENT": client,
     b"SELECT": select,
     b"INFO": info,

@@ -66,13 +66,13 @@ def read_command(usage: Usage, command: list[bytes]) -> CommandOptions:
     return options
 
 
-def check_count(command: list[bytes], least: int, usage: str) -> None:
-    """Check that a command has at least `least` parts, its name included. The error ends in `usage`.
+def check_count(command: list[bytes], least: int, usage: str, *, most: int | None = None) -> None:
+    """Check that a command has `least` to `most` parts, its name included. The error ends in `usage`.
 
     Raises:
-        ConfigError: it has fewer.
+        ConfigError: it has fewer, or more.
     """
-    if len(command) < least:
+    if len(command) < least or (most is not None and len(command) > most):
         name = command[0][:32].decode(errors="replace").lower()
         raise ConfigError(f"wrong number of arguments for '{name}': write {usage}")
 
