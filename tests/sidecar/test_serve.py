@@ -308,6 +308,35 @@ async def test_a_second_signal_ends_it_at_once() -> None:
         assert waits.recv(1) == b""
 
 
+async def test_requests_behind_the_running_one_have_not_run(redis_url: str) -> None:
+    """They are pipelined. The answer before them says that the connection ends, so they may be sent again."""
+    with (
+        Sidecar("--url", redis_url, "--namespace", NAMESPACE) as sidecar,
+        socket.socket(socket.AF_UNIX) as wire,
+        socket.socket(socket.AF_UNIX) as idle,
+    ):
+        assert claim(sidecar, "held")[0] == b"acquired"
+        for each in (wire, idle):
+            each.settimeout(DEADLINE)
+            each.connect(str(sidecar.path))
+        bodies = [b'{"key":"held","wait":60000}', b'{"key":"behind"}']
+        head = b"POST /v1/claims HTTP/1.1\r\nhost: sidecar\r\ncontent-length: %d\r\n\r\n%b"
+        wire.sendall(b"".join(head % (len(body), body) for body in bodies))
+        idle.sendall(b"*1\r\n$4\r\nPING\r\n")
+        assert idle.recv(100) == b"+PONG\r\n"  # the sidecar has read what came before
+        assert sidecar.process is not None
+        sidecar.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(idle.recv, 100) == b""  # it has told each connection to end
+        async with Dedup(redis_url, namespace=NAMESPACE) as other:
+            await other.forget("held")
+            answers = await asyncio.to_thread(lambda: b"".join(iter(lambda: wire.recv(65_536), b"")))
+            assert await other.get("behind") is None
+        assert await asyncio.to_thread(sidecar.process.wait, DEADLINE) == 0
+    assert answers.startswith(b"HTTP/1.1 201 ")
+    assert b"connection: close\r\n" in answers
+    assert answers.count(b"HTTP/1.1 ") == 1
+
+
 def test_work_that_does_not_end_in_its_grace_is_cut() -> None:
     with Sidecar("--grace", "0.3") as sidecar, start_waiting(sidecar) as waits:
         assert sidecar.end() == 0

@@ -356,7 +356,7 @@ class HttpProtocol(asyncio.Protocol):
     # The server's call
 
     def shutdown(self) -> None:
-        """Refuse further requests; answer those that have come."""
+        """Answer the running request, with `connection: close`: its client sees that those behind it have not run."""
         latest = self._latest
         if latest is None or latest.answered:
             self.transport.close()

@@ -44,7 +44,7 @@ def hello(connection: RespConnection, command: list[bytes]) -> bytes:
 
 
 def _check_hello(options: list[bytes]) -> None:
-    """Check the options of a HELLO, so that a client's mistake in one is told, as by Redis.
+    """Check the options of a HELLO, like Redis: a mistake in one gets an error.
 
     Raises:
         ConfigError: an option is unknown, or lacks a value.
