@@ -28,7 +28,7 @@ from ..web.request import everyone as everybody
 from ..web.response import REPLAYED, Response
 from ..web.route_claims import RouteClaims
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
-from .http.callers import check_caller
+from .http.callers import check_caller, http_request, unless_websocket
 from .http.committing import Committed, Named, RouteCommits, check_kinds
 from .http.exchange import AsgiExchange, supported
 from .http.guarded import claim_of, key_fields, request_of
@@ -42,6 +42,7 @@ from .unreached import watch_handlers
 try:
     from fastapi import Depends, FastAPI, Header, Request
     from fastapi import Response as FastAPIResponse
+    from fastapi.requests import HTTPConnection
 except ImportError as error:
     raise ImportError("fastdedup.integrations.fastapi needs FastAPI: pip install 'fastdedup[web]'") from error
 
@@ -196,10 +197,12 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
     mark = {"header": NAME, "facts": _facts(principal, dedup, dict(settings))}
 
     async def claimed(
-        request: Request,
+        connection: HTTPConnection,
         caller: Annotated[Any, Depends(principal)],
         idempotency_key: Annotated[str | None, Header(alias=NAME, json_schema_extra={MARK: mark})] = None,
     ) -> Claim | None:
+        if (request := unless_websocket(connection)) is None:
+            return None
         idempotency, exchange = _free_slot(request)
         docs = idempotency.docs_at(request)
         claims = rule_at(_chosen(dedup, idempotency, request), request)
@@ -258,10 +261,11 @@ def Commits(  # noqa: N802
     routes: dict[RouteClaims, RouteCommits] = {}
 
     async def commits(
-        request: Request,
+        connection: HTTPConnection,
         caller: Annotated[Any, Depends(principal)],
         idempotency_key: Annotated[str | None, Header(alias=NAME, json_schema_extra={MARK: mark})] = None,
     ) -> AsyncIterator[Committed[Any]]:
+        request = http_request(connection, "Commits")
         idempotency, exchange = _free_slot(request)
         claims = rule_at(_chosen(dedup, idempotency, request), request)
         route = routes.get(claims)
@@ -323,10 +327,11 @@ def OneTimeToken(  # noqa: N802
     mark = {"header": HEADER, "field": field}
 
     async def redeemed(
-        request: Request,
+        connection: HTTPConnection,
         who: Annotated[Any, Depends(subject)],
         one_time_token: Annotated[str | None, Header(alias=HEADER, json_schema_extra={MARK: mark})] = None,
     ) -> Claim:
+        request = http_request(connection, "OneTimeToken")
         idempotency, exchange = _free_slot(request)
         docs = idempotency.docs_at(request)
         claims = rule_at(_chosen(dedup, idempotency, request), request)

@@ -21,8 +21,11 @@ from fastapi import (
     HTTPException,
     Request,
     UploadFile,
+    WebSocket,
+    WebSocketDisconnect,
 )
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.testclient import TestClient
 from pydantic import BaseModel
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -289,6 +292,49 @@ async def test_a_router_level_dependency_guards_all_its_routes(make_gate: MakeGa
         problem(await ann.post("/a"), "key-missing", 400)
         for _ in range(2):
             assert (await ann.post("/a", headers=key("k"))).json() == {"run": 1}
+
+
+def websockets_behind(dependency: Any) -> TestClient:
+    """An application whose router has this dependency, and a WebSocket that says what it got."""
+    app = FastAPI()
+    Idempotency(app, Dedup("memory://"))
+    router = APIRouter(dependencies=[dependency])
+
+    @router.websocket("/talk")
+    async def talk(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.send_text("heard")
+        await socket.close()
+
+    app.include_router(router)
+    return TestClient(app)
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_a_router_level_dependency_lets_websockets_through(required: bool) -> None:
+    """FastAPI gives a router's dependencies to its WebSockets too; each of them failed with a TypeError."""
+    with websockets_behind(Claimed(principal=everyone, required=required)) as client:
+        with client.websocket_connect("/talk") as talk:
+            assert talk.receive_text() == "heard"
+        with (
+            pytest.raises(WebSocketDisconnect) as refused,
+            client.websocket_connect("/talk", headers=key("k")),
+        ):
+            pass
+    assert (refused.value.code, refused.value.reason) == (1008, "a WebSocket takes no Idempotency-Key")
+
+
+@pytest.mark.parametrize(
+    "dependency",
+    [OneTimeToken(subject=everyone), Commits(Inbox("t", keep=60.0), begin=lambda: None, principal=everyone)],
+)
+def test_a_response_that_a_websocket_has_not_is_a_mistake(dependency: Any) -> None:
+    with (
+        websockets_behind(dependency) as client,
+        pytest.raises(ConfigError, match="is for HTTP: a WebSocket"),
+        client.websocket_connect("/talk"),
+    ):
+        pass
 
 
 async def test_two_claims_for_one_response_are_a_mistake(make_gate: MakeGate) -> None:

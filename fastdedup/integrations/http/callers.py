@@ -1,4 +1,4 @@
-"""Checks the dependency by which FastAPI names a caller: `principal=` of `Claimed`, `subject=` of `OneTimeToken`."""
+"""Checks what a dependency of FastAPI gets: a dependency that names the caller, and an HTTP request."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...web.request import Request
+from .guarded import key_fields
+
+try:
+    from fastapi import Request as HttpRequest
+    from fastapi import WebSocketException
+    from fastapi.requests import HTTPConnection
+except ImportError as error:
+    raise ImportError("fastdedup.integrations.fastapi needs FastAPI: pip install 'fastdedup[web]'") from error
+
+_POLICY_VIOLATION = 1008
+"""The code that RFC 6455 has for a client that asks for what the server does not do."""
 
 
 def check_caller(what: str, dependency: Any) -> None:
@@ -46,3 +57,29 @@ def _parameters_of(dependency: Any) -> list[Parameter]:
         with suppress(Exception):
             return list(signature(dependency, eval_str=evaluated).parameters.values())
     return []
+
+
+def unless_websocket(connection: HTTPConnection) -> HttpRequest | None:
+    """Return the request, or None for a WebSocket, which has no response to store: see `IdempotencyMiddleware`.
+
+    A router's or an application's dependencies are those of its WebSockets, too.
+
+    Raises:
+        WebSocketException: it has an Idempotency-Key, which must not be ignored.
+    """
+    if isinstance(connection, HttpRequest):
+        return connection
+    if key_fields(connection.scope):
+        raise WebSocketException(_POLICY_VIOLATION, "a WebSocket takes no Idempotency-Key")
+    return None
+
+
+def http_request(connection: HTTPConnection, dependency: str) -> HttpRequest:
+    """Return the request.
+
+    Raises:
+        ConfigError: it is a WebSocket.
+    """
+    if isinstance(connection, HttpRequest):
+        return connection
+    raise ConfigError(f"{dependency}() is for HTTP: a WebSocket has no response that could be stored")
