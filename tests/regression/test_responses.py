@@ -28,6 +28,7 @@ from fastdedup.web.response import HeaderFilter
 
 from ..integrations import django_project as django_project  # sets Django up
 from ..integrations.django_shop import open_shop
+from ..integrations.live import serving
 from ..integrations.test_wsgi_server import running, wsgiref_server
 from ..integrations.wsgi_apps import call
 
@@ -289,3 +290,38 @@ def test_a_failed_response_whose_claim_was_lost_is_409(post: Post) -> None:
 
     (found,) = post(work, 1)
     assert (found.status_code, found.json()["type"]) == (409, "urn:fastdedup:problem:claim-lost")
+
+
+# A precondition that failed was kept for an hour: a client that had read the new version, and sent the same change
+# with its number in `If-Match`, got the old 412 again. The fingerprint has neither that header nor `Content-Type`.
+
+
+async def test_a_corrected_header_is_not_answered_with_the_first_refusal(redis_url: str) -> None:
+    version, changes = 2, list[bytes]()
+
+    async def change(request: Request) -> PlainTextResponse:
+        if request.headers.get("content-type") != "application/json":
+            return PlainTextResponse("send JSON", 415)
+        if request.headers.get("if-match") is None:
+            return PlainTextResponse("name the version", 428)
+        if request.headers["if-match"] != f'"{version}"':
+            return PlainTextResponse("not the present version", 412)
+        changes.append(await request.body())
+        return PlainTextResponse("changed")
+
+    inner = Starlette(routes=[Route("/book", change, methods=["PATCH"])])
+    app = asgi.IdempotencyMiddleware(inner, Dedup(redis_url, namespace="t"), principal=asgi.everyone)
+    json = {**KEY, "Content-Type": "application/json"}
+    tries = [
+        {**KEY, "Content-Type": "text/plain"},
+        json,
+        {**json, "If-Match": '"1"'},
+        {**json, "If-Match": '"2"'},
+    ]
+    async with serving(app) as live, live.client as client:
+        answers = [
+            await client.patch("/book", content=b"{}", headers=headers) for headers in (*tries, tries[-1])
+        ]
+    assert [answer.status_code for answer in answers] == [415, 428, 412, 200, 200]
+    assert answers[-1].headers["idempotency-replayed"] == "true"
+    assert changes == [b"{}"]
