@@ -87,19 +87,24 @@ def takes(function: Any, count: int) -> bool:
     return True
 
 
-def check_takes_one(function: Any, name: str, given: str) -> None:
+def check_takes_one(function: Any, name: str, given: str, *, may_await: bool = False) -> None:
     """Check that a function can be called with one argument.
 
     Args:
         function: the function.
         name: the setting, for the error.
         given: the argument, for the error: "a Request".
+        may_await: may it be async. The result of a call that is not awaited is true, whatever the function returns.
 
     Raises:
-        ConfigError: it takes no argument, or needs more than one.
+        ConfigError: it takes no argument, needs more than one, or is async.
     """
     if not takes(function, 1):
         raise ConfigError(f"{name} must be a function that takes {given} alone, got {call_text(function)}")
+    if not may_await and (
+        inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    ):
+        raise ConfigError(f"{name} must be a plain function, got the async function {call_text(function)}")
 
 
 def not_a_gate(given: object, name: str, wanted: str) -> ConfigError:

@@ -28,7 +28,7 @@ from ..web.request import everyone as everybody
 from ..web.response import REPLAYED, Response
 from ..web.route_claims import RouteClaims
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
-from .http.callers import check_caller, http_request, unless_websocket
+from .http.callers import by_dependency, check_caller, check_chooser, chosen, http_request, unless_websocket
 from .http.committing import Committed, Named, RouteCommits, check_kinds
 from .http.exchange import AsgiExchange, supported
 from .http.guarded import claim_of, key_fields, request_of
@@ -192,8 +192,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
     Raises:
         ConfigError: a setting cannot be used.
     """
-    check_caller("principal", principal)
-    rule_at = _rules(dict(settings))
+    rule_at = _rules(dict(settings), "principal", principal, dedup)
     mark = {"header": NAME, "facts": _facts(principal, dedup, dict(settings))}
 
     async def claimed(
@@ -254,9 +253,8 @@ def Commits(  # noqa: N802
     Raises:
         ConfigError: a setting cannot be used, or there is no `begin`.
     """
-    check_caller("principal", principal)
     inbox.beginning(begin)
-    rule_at = _rules(dict(settings))
+    rule_at = _rules(dict(settings), "principal", principal, dedup)
     mark = {"header": NAME, "facts": _facts(principal, dedup, dict(settings))}
     routes: dict[RouteClaims, RouteCommits] = {}
 
@@ -322,8 +320,7 @@ def OneTimeToken(  # noqa: N802
     Raises:
         ConfigError: a setting cannot be used.
     """
-    check_caller("subject", subject)
-    rule_at = _rules({**settings, "wait": forms.WAIT if wait is None else wait})
+    rule_at = _rules({**settings, "wait": forms.WAIT if wait is None else wait}, "subject", subject, dedup)
     mark = {"header": HEADER, "field": field}
 
     async def redeemed(
@@ -357,8 +354,12 @@ def OneTimeToken(  # noqa: N802
     return Depends(redeemed)
 
 
-def _rules(settings: dict[str, Any]) -> Callable[[Dedup, Request], RouteClaims]:
+def _rules(
+    settings: dict[str, Any], what: str, caller: Any, gate: Any
+) -> Callable[[Dedup, Request], RouteClaims]:
     """Return a function that finds the claims of a route; they are made once for each `Dedup` and route."""
+    check_caller(what, caller)
+    check_chooser(gate)
     made: dict[tuple[Dedup, str], RouteClaims] = {}
     if "methods" in settings:
         raise ConfigError(
@@ -381,16 +382,12 @@ def _rules(settings: dict[str, Any]) -> Callable[[Dedup, Request], RouteClaims]:
 
 def _facts(principal: Any, dedup: Dedup | Chooser | None, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the published facts of a claimed operation, without those that the application decides."""
-    named = everybody if principal is everyone else _by_dependency
+    named = everybody if principal is everyone else by_dependency
     (rule,) = make_rules(["/"], {"principal": named, **settings})
     facts = rule_facts(rule, dedup.settings if isinstance(dedup, Dedup) else None)
     if "max_request" not in settings:
         del facts["largest_request_bytes"]
     return {name: fact for name, fact in facts.items() if fact is not None}
-
-
-def _by_dependency(request: object) -> None:
-    """Stand for a dependency in a rule: FastAPI calls that, and the rule does not."""
 
 
 def _route_path(request: Request) -> str:
@@ -442,7 +439,7 @@ def _free_slot(request: Request) -> tuple[Idempotency, AsgiExchange]:
 def _chosen(dedup: Dedup | Chooser | None, idempotency: Idempotency, request: Request) -> Dedup:
     if dedup is None:
         return idempotency.dedup
-    return dedup if isinstance(dedup, Dedup) else dedup(request)
+    return dedup if isinstance(dedup, Dedup) else chosen(dedup(request))
 
 
 async def _body(request: Request, exchange: AsgiExchange, limit: int) -> bytes:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from hashlib import blake2b
-from inspect import iscoroutinefunction
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from ..checks import check_count, check_seconds, check_takes_one, check_wait, shown
@@ -169,13 +168,13 @@ class Rule:
                 "fingerprint must be a function that takes a Request and returns what to digest, "
                 f"got {shown(self.fingerprint)}"
             )
-        if self.tenant is not None and (not callable(self.tenant) or iscoroutinefunction(self.tenant)):
+        if self.tenant is not None and not callable(self.tenant):
             raise ConfigError(
                 f"tenant must be a plain function from a Request to a name, or None, got {shown(self.tenant)}"
             )
         for name in ("principal", "fingerprint", "tenant"):  # a dependency of FastAPI may take something else
             if getattr(self, name) is not None:
-                check_takes_one(getattr(self, name), name, "a Request")
+                check_takes_one(getattr(self, name), name, "a Request", may_await=name == "principal")
         self._normalise()
         for name in ("required", "renew", "keep_unreached"):
             if not isinstance(getattr(self, name), bool):

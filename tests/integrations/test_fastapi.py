@@ -36,6 +36,7 @@ from fastdedup.integrations.asgi import everyone as anybody
 from fastdedup.integrations.fastapi import Claimed, Commits, FormRefused, Idempotency, OneTimeToken, everyone
 from fastdedup.integrations.flask import by_session
 from fastdedup.sql import Inbox
+from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.web.response import ResponseCodec
 
 from ..servers import RedisServer
@@ -426,6 +427,34 @@ def test_a_caller_that_fastapi_cannot_find_is_told_at_once(make: Any, caller: An
     who = {"subject" if make is OneTimeToken else "principal": caller}
     with pytest.raises(ConfigError, match=told):
         make(**who)
+
+
+async def choose_later(request: Request) -> Dedup:
+    return Dedup("memory://")
+
+
+@pytest.mark.parametrize(
+    "make", [Claimed, OneTimeToken, partial(Commits, Inbox("t", keep=60.0), begin=lambda: None)]
+)
+@pytest.mark.parametrize("gate", ["memory://", SyncDedup("memory://"), choose_later, lambda: None])
+def test_a_gate_that_cannot_be_used_is_told_at_once(make: Any, gate: Any) -> None:
+    who = {"subject" if make is OneTimeToken else "principal": everyone}
+    with pytest.raises(ConfigError, match=r"^dedup= must be a fastdedup.Dedup, or a plain function") as told:
+        make(**who, dedup=gate)
+    assert "memory" not in str(told.value)  # it may be a URL with a password
+
+
+async def test_a_function_that_chooses_no_gate_is_a_mistake() -> None:
+    app, dedup = application()
+
+    @app.post("/a")
+    async def call(
+        claim: Annotated[Claim, Claimed(principal=everyone, dedup=lambda request: None)],
+    ) -> None: ...
+
+    async with dedup, raising(app) as http:
+        with pytest.raises(ConfigError, match="the function given as dedup= returns must be"):
+            await http.post("/a", headers=key("k"))
 
 
 async def test_dependency_overrides_reach_the_principal(make_gate: MakeGate) -> None:

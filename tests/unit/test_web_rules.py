@@ -18,6 +18,11 @@ from fastdedup.web.rules import UUID, Route, RouteTable, Rule, declared, keeps, 
 # Settings
 
 
+async def later(given: Any) -> bool:
+    """Cannot be awaited by a rule."""
+    return False
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
@@ -68,6 +73,9 @@ from fastdedup.web.rules import UUID, Route, RouteTable, Rule, declared, keeps, 
         ("fingerprint", lambda: b"x"),
         ("tenant", lambda host, path: host),
         ("keep", lambda: True),
+        ("keep", later),  # what it returned was always true: each 5xx was kept for a day
+        ("fingerprint", later),
+        ("tenant", later),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_told_by_its_name(setting: str, value: Any) -> None:

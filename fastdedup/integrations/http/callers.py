@@ -1,12 +1,14 @@
-"""Checks what a dependency of FastAPI gets: a dependency that names the caller, and an HTTP request."""
+"""Checks what a dependency of FastAPI gets: a dependency that names the caller, a `Dedup`, and an HTTP request."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from inspect import Parameter, signature
+from inspect import Parameter, iscoroutinefunction, signature
 from typing import Any
 
+from ...checks import not_a_gate, takes
 from ...errors import ConfigError
+from ...gateway import Dedup
 from ...web.request import Request
 from .guarded import key_fields
 
@@ -49,6 +51,35 @@ def check_caller(what: str, dependency: Any) -> None:
                 f"{what}= takes a request without a type, and FastAPI would look for it in the query: write a "
                 "function with `request: fastapi.Request`"
             )
+
+
+def by_dependency(request: object) -> None:
+    """Stand for a dependency in a rule: FastAPI calls that, and the rule does not."""
+
+
+def check_chooser(dedup: Any) -> None:
+    """Check `dedup=`: a `Dedup`, a function of the request that returns one, or None.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if dedup is None or isinstance(dedup, Dedup):
+        return
+    if not callable(dedup) or iscoroutinefunction(dedup) or not takes(dedup, 1):
+        raise not_a_gate(
+            dedup, "dedup=", "fastdedup.Dedup, or a plain function of the request that returns one"
+        )
+
+
+def chosen(dedup: Any) -> Dedup:
+    """Return the `Dedup` that a function has chosen.
+
+    Raises:
+        ConfigError: it is no `Dedup`.
+    """
+    if not isinstance(dedup, Dedup):
+        raise not_a_gate(dedup, "what the function given as dedup= returns", "fastdedup.Dedup")
+    return dedup
 
 
 def _parameters_of(dependency: Any) -> list[Parameter]:
