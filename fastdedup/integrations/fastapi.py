@@ -140,6 +140,7 @@ class _Capture:
             return await self.app(scope, receive, send)
         exchange = AsgiExchange(receive, send, self._idempotency.max_request)
         scope = supported(scope)
+        scope["headers"] = [*scope["headers"]]  # without trailers, see `request_of`
         scope[_SLOT] = (self._idempotency, exchange)
         return await exchange.run(self.app, scope)
 

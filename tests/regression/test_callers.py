@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import flask
 import httpx
 import pytest
 from django.test import AsyncClient, Client
-from fastapi import FastAPI, Header
+from fastapi import Body, FastAPI, Header
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -25,6 +26,8 @@ from fastdedup.sync import Dedup as SyncDedup
 from ..integrations import django_project as django_project  # sets Django up
 from ..integrations.django_inside import SETTINGS
 from ..integrations.django_shop import Desk, open_shop
+from ..integrations.live import serving
+from ..killable import DEADLINE
 
 # A request whose caller is unknown is refused, and not taken for every other unknown caller. The first
 # unknown caller's response was replayed to all others: None was a principal like any other.
@@ -240,3 +243,54 @@ async def test_a_header_given_twice_names_nobody(names: list[str]) -> None:
             refused = await client.post("/orders", headers=[key, *(("X-Api-Key", name) for name in names)])
     assert refused.status_code == 400
     assert refused.json()["type"] == "urn:fastdedup:problem:principal-required"
+
+
+# uvicorn's httptools puts the trailers of a body in chunks into the list of the request's headers, while the body
+# comes. What authenticates had read the headers before; the gate read them after the body, and took a trailer for the
+# caller's name: a stranger got the stored response of that caller.
+
+
+def under_middleware(dedup: Dedup) -> Any:
+    async def endpoint(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("secret")
+
+    inner = Starlette(routes=[Route("/", endpoint, methods=["POST"])])
+    return IdempotencyMiddleware(inner, dedup, principal=by_header("x-user"))
+
+
+def under_claimed(dedup: Dedup) -> Any:
+    app = FastAPI()
+    Idempotency(app, dedup)
+
+    @app.post("/")
+    async def endpoint(
+        order: Annotated[dict[str, int], Body()], claim: Annotated[Claim, Claimed(principal=account)]
+    ) -> str:
+        return "secret"  # FastAPI reads the body before it asks for the caller
+
+    return app
+
+
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+@pytest.mark.parametrize("make", [under_middleware, under_claimed])
+async def test_a_trailer_names_no_caller(redis_url: str, make: Any, http: str) -> None:
+    guarded, begun = make(Dedup(redis_url, namespace="t")), asyncio.Event()
+
+    async def authenticated(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            begun.set()
+        await guarded(scope, receive, send)
+
+    async with serving(authenticated, http) as live, live.client as client, asyncio.timeout(DEADLINE):
+        assert (await client.post("/", headers={**KEY, "x-user": "victim"}, json={})).is_success
+        begun.clear()
+        wire = await live.connect()
+        head = (
+            b"POST / HTTP/1.1\r\nHost: shop.test\r\nTransfer-Encoding: chunked\r\nIdempotency-Key: k\r\n\r\n"
+        )
+        wire.writer.write(head)
+        await begun.wait()
+        wire.writer.write(b"2\r\n{}\r\n0\r\nX-User: victim\r\n\r\n")
+        status, _, body = await wire.answer()
+        await wire.close()
+    assert_refused(status, body)

@@ -13,7 +13,7 @@ from ...gateway import Dedup
 from ...keys import Fingerprint
 from ...web.admit import admit
 from ...web.request import EVERYONE, Request, host_of
-from ...web.response import Response
+from ...web.response import Headers, Response
 from ...web.route_claims import RouteClaims
 from ...web.rules import Rule
 from ..unreached import watch
@@ -80,12 +80,13 @@ async def identify(
     Raises:
         ClientLeft: the request's body did not come.
     """
+    headers = list(scope["headers"])
     body = await exchange.body()
     if body is None:
         raise ClientLeft
     if not lifespan.is_ready:
         await lifespan.ready()
-    request = request_of(scope, body)
+    request = request_of(scope, body, headers)
     principal: Any = rule.principal(request)
     if principal is not EVERYONE and type(principal) is not str and isawaitable(principal):
         principal = await principal
@@ -101,10 +102,18 @@ def key_fields(scope: Scope) -> list[bytes]:
     return [value for name, value in scope["headers"] if name == b"idempotency-key"]
 
 
-def request_of(scope: Scope, body: bytes) -> Request:
-    """Return the request of an ASGI scope."""
+def request_of(scope: Scope, body: bytes, headers: Headers | None = None) -> Request:
+    """Return the request of an ASGI scope.
+
+    Args:
+        scope: the request's.
+        body: its body.
+        headers: those from before the body came; None: the scope's. uvicorn adds the trailers of a body in chunks to
+            the scope's list, and a trailer must not name a caller whom the authenticating middleware never saw.
+    """
     path = scope["path"]
-    headers = scope["headers"]
+    if headers is None:
+        headers = scope["headers"]
     mount = scope.get("root_path", "")
     if mount and not f"{path}/".startswith(mount.rstrip("/") + "/"):
         path = mount.rstrip("/") + path  # a proxy has removed the mount, and a retry may come past that proxy
