@@ -327,7 +327,10 @@ def test_a_router_level_dependency_lets_websockets_through(required: bool) -> No
 
 @pytest.mark.parametrize(
     "dependency",
-    [OneTimeToken(subject=everyone), Commits(Inbox("t", keep=60.0), begin=lambda: None, principal=everyone)],
+    [
+        OneTimeToken(subject=everyone),
+        Commits(Inbox("mistakes", keep=604_800.0), begin=lambda: None, principal=everyone),
+    ],
 )
 def test_a_response_that_a_websocket_has_not_is_a_mistake(dependency: Any) -> None:
     with (
@@ -410,7 +413,7 @@ async def test_a_dependency_that_cannot_be_used_is_a_mistake_of_the_program(clai
 
 
 @pytest.mark.parametrize(
-    "make", [Claimed, OneTimeToken, partial(Commits, Inbox("t", keep=60.0), begin=lambda: None)]
+    "make", [Claimed, OneTimeToken, partial(Commits, Inbox("mistakes", keep=604_800.0), begin=lambda: None)]
 )
 @pytest.mark.parametrize(
     ("caller", "told"),
@@ -434,7 +437,7 @@ async def choose_later(request: Request) -> Dedup:
 
 
 @pytest.mark.parametrize(
-    "make", [Claimed, OneTimeToken, partial(Commits, Inbox("t", keep=60.0), begin=lambda: None)]
+    "make", [Claimed, OneTimeToken, partial(Commits, Inbox("mistakes", keep=604_800.0), begin=lambda: None)]
 )
 @pytest.mark.parametrize("gate", ["memory://", SyncDedup("memory://"), choose_later, lambda: None])
 def test_a_gate_that_cannot_be_used_is_told_at_once(make: Any, gate: Any) -> None:
