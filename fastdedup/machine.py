@@ -10,9 +10,10 @@ from .core.gate import Gate
 from .errors import ConfigError, UnknownTransitionError, foreign
 from .kernel.codes import Code
 from .kernel.keyspace import Kind
-from .kernel.operations import ForgetOp, ReadOp, TransitionOp, TransitionReply
+from .kernel.operations import ForgetOp, ReadOp, TransitionOp
 from .kernel.owners import draw_owner
 from .kernel.records import Stored
+from .kernel.replies import TransitionReply
 from .model import Transition, TransitionOutcome
 
 Transitions = Mapping[str, Iterable[str]]

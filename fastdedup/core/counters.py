@@ -15,7 +15,8 @@ from ..declarations import BOUNDS, Figure, Labels
 from ..errors import ClaimLostError, ForeignRecordError, UnavailableError
 from ..events import Event
 from ..kernel.codes import Code
-from ..kernel.operations import Op, Reply, SettleOp, TransitionReply, Verdict
+from ..kernel.operations import Op, Reply, SettleOp, Verdict
+from ..kernel.replies import TransitionReply
 from .figures import (
     FEEDS,
     LEDGER_IDS,

@@ -20,17 +20,9 @@ from ..fallback.reject import Reject
 from ..kernel.codes import Code
 from ..kernel.granted import GRANTED, LOOKS
 from ..kernel.keyspace import names_of
-from ..kernel.operations import (
-    ClaimOp,
-    Op,
-    ReleaseOp,
-    Reply,
-    SettleOp,
-    TransitionReply,
-    Verdict,
-    was_accepted,
-)
+from ..kernel.operations import ClaimOp, Op, ReleaseOp, Reply, SettleOp, Verdict, was_accepted
 from ..kernel.owners import owner_text
+from ..kernel.replies import TransitionReply
 from ..kernel.verbs import Effect, Verb
 from ..ledger.operations import IdOp
 from ..tasks import running_loop

@@ -14,7 +14,7 @@ from ..events import LeaseLost
 from ..kernel.codes import Code
 from ..kernel.granted import note_use
 from ..kernel.keyspace import Keyspace, Kind, names_of
-from ..kernel.operations import ClaimOp, Op, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
+from ..kernel.operations import ClaimOp, Op, OwnerOp, Reply, SettleOp, Verdict
 from ..kernel.owners import (
     Noted,
     draw_owner,
@@ -122,8 +122,8 @@ class Gate(Executor):
 
     # For callers that keep no `Claim`
 
-    async def change(self, op: SettleOp | ReleaseOp | RenewOp) -> None:
-        """Settle, free or renew on behalf of an owner that keeps no `Claim`.
+    async def change(self, op: OwnerOp) -> None:
+        """Send what an owner does to its claim, on behalf of an owner that keeps no `Claim`.
 
         Raises:
             ClaimLostError: it is not, or no longer, the owner's; nothing was changed.

@@ -31,9 +31,10 @@ from ..events import Event, UndoOverflow
 from ..forking import InChild
 from ..kernel.codes import Code
 from ..kernel.keyspace import names_of
-from ..kernel.operations import ClaimOp, Op, ReadOp, RefusedAlone, ReleaseOp, RenewOp, Reply
+from ..kernel.operations import ClaimOp, Op, ReadOp, ReleaseOp, RenewOp, Reply
 from ..kernel.owners import is_drawn
 from ..kernel.records import Stored
+from ..kernel.replies import RefusedAlone
 from ..tasks import stop
 
 MAX_ORPHANS = 10_000

@@ -13,21 +13,10 @@ from typing import Any, Final, assert_never, cast
 
 from ..errors import UnavailableError
 from ..kernel.codes import Code
-from ..kernel.operations import (
-    ClaimOp,
-    ForgetOp,
-    Op,
-    ReadOp,
-    ReleaseOp,
-    RenewOp,
-    Reply,
-    SettleOp,
-    TransitionOp,
-    TransitionReply,
-    Verdict,
-)
+from ..kernel.operations import ClaimOp, ForgetOp, Op, OwnerOp, ReadOp, Reply, SettleOp, TransitionOp, Verdict
 from ..kernel.records import Stored
-from ..kernel.verbs import Verb
+from ..kernel.replies import TransitionReply
+from ..kernel.verbs import Effect, Verb
 from ..ledger.operations import SeenOp, without_ledger
 from ..model import Outcome
 from ..stores.entry import Entry
@@ -206,23 +195,22 @@ class LastSeen:
     @classmethod
     def change_of(cls, verb: Verb) -> Change | None:
         """Return the function that changes a record here like the store; None if `saw` needs more than its code."""
-        match verb:
-            case Verb.SETTLE:
-                return cls._settle
-            case Verb.RELEASE:
-                return cls._release
-            case Verb.RENEW:
-                return cls._renew
-            case Verb.FORGET:
+        row = verb.row
+        if row.of_ledger:
+            return None  # there is no record
+        match row.effect:
+            case Effect.FREES:
+                return cls._settle if row.result else cls._release
+            case Effect.EXTENDS:
+                return cls._extend
+            case Effect.REMOVES:
                 return cls._forget
-            case Verb.CLAIM | Verb.TRANSITION | Verb.READ:
+            case Effect.CLAIMS | Effect.DECIDES | Effect.READS:
                 return None
-            case Verb.ISSUE | Verb.ADOPT:
+            case Effect.MAKES | Effect.BRINGS:
                 return None  # a token is seen when it is used; `keep` gets a record that was adopted
-            case Verb.LEDGER | Verb.FIRST | Verb.SEEN | Verb.FORGET_ID | Verb.WEIGH:
-                return None  # there is no record
             case _:
-                assert_never(verb)
+                assert_never(row.effect)
 
     def _saw_change(self, op: Op) -> None:
         now = self._store.now()
@@ -236,14 +224,15 @@ class LastSeen:
         if not (entry.state in "PW" and entry.owner != NOBODY and entry.until > now):
             self.drop(op.wire)
 
-    def _release(self, op: ReleaseOp, entry: Entry, now: int) -> None:
+    def _release(self, op: OwnerOp, entry: Entry, now: int) -> None:
         if is_of(entry, op):
             self.drop(op.wire)
 
-    def _renew(self, op: RenewOp, entry: Entry, now: int) -> None:
-        if is_of(entry, op) and entry.state in "PW":
-            entry.until = now + op.lease_ms
-            self._store.keep(op.wire, entry, entry.until if entry.token else now + op.keep_ms)
+    def _extend(self, op: OwnerOp, entry: Entry, now: int) -> None:
+        if is_of(entry, op):
+            self._store.apply(op)
+            if entry.token and entry.state in "PW":
+                self._store.keep(op.wire, entry, entry.until)  # see `_saw_claim`
 
     def _settle(self, op: SettleOp, entry: Entry, now: int) -> None:
         """Settle the record here like the store."""
@@ -289,7 +278,7 @@ def same(known: str, told: str) -> bool:
     return known == told or (known == "W" and told == "P")
 
 
-def is_of(entry: Entry, op: SettleOp | ReleaseOp | RenewOp) -> bool:
+def is_of(entry: Entry, op: OwnerOp) -> bool:
     """True if the operation was for this record, and not for an earlier one of its owner."""
     return entry.owner == op.owner and op.fence in (0, entry.fence)
 

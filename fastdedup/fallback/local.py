@@ -11,19 +11,9 @@ from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
 from ..kernel.codes import Code
 from ..kernel.keyspace import names_of
-from ..kernel.operations import (
-    AdoptOp,
-    ClaimOp,
-    ForgetOp,
-    Op,
-    Reply,
-    TransitionOp,
-    TransitionReply,
-    Verdict,
-    was_accepted,
-)
+from ..kernel.operations import AdoptOp, ClaimOp, ForgetOp, Op, Reply, TransitionOp, Verdict, was_accepted
 from ..kernel.records import Holding, Stored
-from ..kernel.replies import Adopted, StoredForm
+from ..kernel.replies import Adopted, StoredForm, TransitionReply
 from ..kernel.terms import Mode
 from ..kernel.verbs import Effect, Verb
 from ..ledger.operations import IdOp, LedgerOp, LedgerPlace

@@ -25,9 +25,10 @@ from .codes import Code
 from .deadline import BLOCKED, Deadline
 from .health import OnChange, StoreHealth
 from .named import NamedClaims
-from .operations import ClaimOp, Op, Redirect, Reply, Verdict
+from .operations import ClaimOp, Op, Reply, Verdict
 from .orphans import NoOrphans, OrphanKeeper, is_orphan, resent
 from .queue import MIN_BATCH, Batch, Batches, BatchObserver, Ended, OperationQueue
+from .replies import Redirect
 from .store import BatchStore
 from .verbs import Verb
 

@@ -14,7 +14,7 @@ from ..model import Outcome
 from .codes import Code
 from .id_place import IdPlace
 from .records import Holding, Stored, tail_of
-from .replies import Adopted, StoredForm, Weight
+from .replies import Adopted, Redirect, StoredForm, TransitionReply, Weight
 from .terms import Terms
 from .verbs import Resend, Verb
 
@@ -195,7 +195,16 @@ NOBODY: Final[list[ClaimOp]] = []
 """Shared, never appended to: the followers of a claim that has none, if its reply is not only for a future."""
 
 
-class SettleOp(Op):
+class OwnerOp(Op):
+    """What an owner does to its claim. `fence`: 0 for any acquisition of this owner."""
+
+    __slots__ = ("fence", "owner")
+
+    owner: bytes
+    fence: int
+
+
+class SettleOp(OwnerOp):
     """Complete or fail a claim.
 
     Attributes:
@@ -204,7 +213,7 @@ class SettleOp(Op):
     """
 
     verb = Verb.SETTLE
-    __slots__ = ("also", "fence", "keep_ms", "owner", "payload", "resent", "succeeded")
+    __slots__ = ("also", "keep_ms", "payload", "resent", "succeeded")
 
     def __init__(
         self,
@@ -244,11 +253,11 @@ class SettleOp(Op):
         return self.payload
 
 
-class ReleaseOp(Op):
+class ReleaseOp(OwnerOp):
     """Free a claim. `consumed`: a token that this owner consumed in one step is also freed: it is issued again."""
 
     verb = Verb.RELEASE
-    __slots__ = ("consumed", "fence", "owner", "resent")
+    __slots__ = ("consumed", "resent")
 
     def __init__(self, wire: bytes, owner: bytes, fence: int, *, consumed: bool = False) -> None:
         self.wire = wire
@@ -260,11 +269,11 @@ class ReleaseOp(Op):
         """True if it was sent without a reply: it may have freed the key, and another owner may hold it."""
 
 
-class RenewOp(Op):
+class RenewOp(OwnerOp):
     """Give a claim a lease that runs from now."""
 
     verb = Verb.RENEW
-    __slots__ = ("fence", "keep_ms", "lease_ms", "owner")
+    __slots__ = ("keep_ms", "lease_ms")
 
     def __init__(self, wire: bytes, owner: bytes, fence: int, lease_ms: int, keep_ms: int) -> None:
         self.wire = wire
@@ -442,35 +451,6 @@ class Verdict:
         self.degraded = degraded
         self.underreplicated = False
         """True if too few replicas confirmed the acquisition (`replicas=`); set by the store before it answers."""
-
-
-class RefusedAlone(UnavailableError):
-    """The store answers, but refuses this key: nothing was done, and the other keys are not affected.
-
-    This is a reply, which a store never raises: so it does not count for the breaker, and no claim is given up.
-    """
-
-
-class Redirect:
-    """An operation that did nothing here and must go on to another node of the store, `to`. No caller gets this."""
-
-    __slots__ = ("to",)
-
-    def __init__(self, to: Any) -> None:
-        self.to = to
-
-
-class TransitionReply:
-    """The answer to one transition: OK, ALREADY, ILLEGAL, STALE, UNSURE or FOREIGN."""
-
-    __slots__ = ("code", "degraded", "state", "underreplicated", "version")
-
-    def __init__(self, code: Code, state: str, version: int) -> None:
-        self.code = code
-        self.state = state
-        self.version = version
-        self.degraded = False
-        self.underreplicated = False
 
 
 Reply = (

@@ -1,8 +1,40 @@
-"""The replies to an adoption, and to operations on ledgers. `operations.py` has those that most operations get."""
+"""The replies of a store; `operations.py` has the answer to a claim, and says which operation gets which reply."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from ..errors import UnavailableError
 from .codes import Code
+
+
+class RefusedAlone(UnavailableError):
+    """The store answers, but refuses this key: nothing was done, and the other keys are not affected.
+
+    This is a reply, which a store never raises: so it does not count for the breaker, and no claim is given up.
+    """
+
+
+class Redirect:
+    """An operation that did nothing here and must go on to another node of the store, `to`. No caller gets this."""
+
+    __slots__ = ("to",)
+
+    def __init__(self, to: Any) -> None:
+        self.to = to
+
+
+class TransitionReply:
+    """The answer to one transition: OK, ALREADY, ILLEGAL, STALE, UNSURE or FOREIGN."""
+
+    __slots__ = ("code", "degraded", "state", "underreplicated", "version")
+
+    def __init__(self, code: Code, state: str, version: int) -> None:
+        self.code = code
+        self.state = state
+        self.version = version
+        self.degraded = False
+        self.underreplicated = False
 
 
 class Adopted:

@@ -15,17 +15,17 @@ from ..kernel.operations import (
     ForgetOp,
     IssueOp,
     Op,
+    OwnerOp,
     ReadOp,
     ReleaseOp,
     RenewOp,
     Reply,
     SettleOp,
     TransitionOp,
-    TransitionReply,
     Verdict,
 )
 from ..kernel.records import Stored, holding_bytes
-from ..kernel.replies import Adopted
+from ..kernel.replies import Adopted, TransitionReply
 from ..kernel.terms import Mode
 from ..kernel.verbs import Verb
 from ..ledger.memory import BucketOp, MemoryLedgers
@@ -251,7 +251,7 @@ class MemoryStore(BoundedRecords):
             self._tell(op.wire)
         return Code.OK
 
-    def _held(self, op: SettleOp | ReleaseOp | RenewOp) -> Entry | None:
+    def _held(self, op: OwnerOp) -> Entry | None:
         entry = self._entries.get(op.wire)
         if entry is None or entry.owner != op.owner or op.fence not in (0, entry.fence):
             return None

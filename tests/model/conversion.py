@@ -21,12 +21,11 @@ from fastdedup.kernel.operations import (
     RenewOp,
     SettleOp,
     TransitionOp,
-    TransitionReply,
     Verdict,
 )
 from fastdedup.kernel.operations import Reply as LibraryReply
 from fastdedup.kernel.records import Holding, Stored
-from fastdedup.kernel.replies import Adopted
+from fastdedup.kernel.replies import Adopted, TransitionReply
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.ids import CALL_BYTES

@@ -117,8 +117,8 @@ FALLBACK = {
     "fastdedup/fallback/last_seen.py": [
         Mutant(
             "In an outage a claim that was completed in the store before counts as in progress.",
-            "                return cls._settle\n",
-            "                return None\n",
+            "                return cls._settle if row.result else cls._release\n",
+            "                return None if row.result else cls._release\n",
             "local_lru",
         ),
     ],

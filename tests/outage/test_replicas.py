@@ -23,10 +23,10 @@ from fastdedup.kernel.operations import (
     Reply,
     SettleOp,
     TransitionOp,
-    TransitionReply,
     Verdict,
 )
 from fastdedup.kernel.records import Stored
+from fastdedup.kernel.replies import TransitionReply
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores import make_store

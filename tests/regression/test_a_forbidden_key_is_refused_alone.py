@@ -10,7 +10,8 @@ import pytest
 import redis
 
 from fastdedup import BreakerState, Claim, Dedup, UnavailableError
-from fastdedup.kernel.operations import ClaimOp, IssueOp, RefusedAlone
+from fastdedup.kernel.operations import ClaimOp, IssueOp
+from fastdedup.kernel.replies import RefusedAlone
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 

@@ -24,12 +24,11 @@ from fastdedup.kernel.operations import (
     RenewOp,
     SettleOp,
     TransitionOp,
-    TransitionReply,
     Verdict,
 )
 from fastdedup.kernel.owners import draw_owner
 from fastdedup.kernel.records import Stored, decode, encode, is_record, read_record
-from fastdedup.kernel.replies import Adopted
+from fastdedup.kernel.replies import Adopted, TransitionReply
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.sidecar.namespaces import RawCodec

@@ -11,9 +11,10 @@ from fastdedup import Outcome, UnavailableError
 from fastdedup.fallback.journal import _SLACK as JOURNAL_SLACK
 from fastdedup.fallback.last_seen import _SPARE_SLACK
 from fastdedup.kernel.codes import Code
-from fastdedup.kernel.operations import ClaimOp, Op, ReadOp, TransitionOp, TransitionReply
+from fastdedup.kernel.operations import ClaimOp, Op, ReadOp, TransitionOp
 from fastdedup.kernel.owners import owner_field
 from fastdedup.kernel.records import Stored
+from fastdedup.kernel.replies import TransitionReply
 from fastdedup.kernel.terms import Mode, terms
 
 from .lab import LEASE, TTL, WIRE, Home, Lab, forget, issue, release, renew, settle

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from fastdedup import Dedup, Outcome, UnavailableError
-from fastdedup.kernel.operations import Op, Redirect, Reply
+from fastdedup.kernel.operations import Op, Reply
+from fastdedup.kernel.replies import Redirect
 from fastdedup.kernel.shards import MAX_HOPS, ShardedEngine
 from fastdedup.kernel.verbs import Verb
 from fastdedup.model import Batching

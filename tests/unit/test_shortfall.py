@@ -11,7 +11,8 @@ import pytest
 from fastdedup import Dedup, LocalLRU, Outcome, ShortfallError
 from fastdedup.events import BreakerOpened, Event, Shortfall
 from fastdedup.kernel.codes import Code
-from fastdedup.kernel.operations import Op, Reply, TransitionReply, Verdict
+from fastdedup.kernel.operations import Op, Reply, Verdict
+from fastdedup.kernel.replies import TransitionReply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 

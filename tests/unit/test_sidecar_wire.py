@@ -19,16 +19,14 @@ from fastdedup.kernel.operations import (
     IssueOp,
     Op,
     ReadOp,
-    RefusedAlone,
     ReleaseOp,
     RenewOp,
     SettleOp,
     TransitionOp,
-    TransitionReply,
     Verdict,
 )
 from fastdedup.kernel.records import Holding, Stored
-from fastdedup.kernel.replies import Adopted, StoredForm, Weight
+from fastdedup.kernel.replies import Adopted, RefusedAlone, StoredForm, TransitionReply, Weight
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import IdUse, Verb
 from fastdedup.ledger.forms import LedgerForm

@@ -23,9 +23,10 @@ from ...errors import ConfigError, ForeignRecordError, ResultTooLargeError, Unav
 from ...gateway import Dedup
 from ...kernel.codes import Code
 from ...kernel.keyspace import check_wire, ledger_of, names_of, start_beside
-from ...kernel.operations import ClaimOp, ForgetOp, Op, RefusedAlone, ReleaseOp, Reply, SettleOp, Verdict
+from ...kernel.operations import ClaimOp, ForgetOp, Op, ReleaseOp, Reply, SettleOp, Verdict
 from ...kernel.owners import trace_of, veiled
 from ...kernel.records import Stored
+from ...kernel.replies import RefusedAlone
 from ...kernel.verbs import IdUse, Keys, Verb
 from ...ledger.operations import ForgetIdOp, LedgerTerms
 from ...stores.base import AdminStore, Query

@@ -24,8 +24,9 @@ from ...kernel.answers import verdict
 from ...kernel.codes import Code
 from ...kernel.id_place import IdPlace
 from ...kernel.keyspace import names_of
-from ...kernel.operations import ClaimOp, Op, RefusedAlone, Reply, Verdict
+from ...kernel.operations import ClaimOp, Op, Reply, Verdict
 from ...kernel.records import MAX_FENCE, RECORD_HEAD, fence_bytes
+from ...kernel.replies import RefusedAlone
 from ...kernel.terms import Terms
 from ...kernel.verbs import Keys, Verb
 from ...model import Outcome

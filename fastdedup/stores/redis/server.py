@@ -12,8 +12,9 @@ from typing import Any
 import hiredis
 
 from ...kernel.codes import Code
-from ...kernel.operations import ClaimOp, Op, Reply, TransitionReply, Verdict, mark_resent
+from ...kernel.operations import ClaimOp, Op, Reply, Verdict, mark_resent
 from ...kernel.owners import owner_field
+from ...kernel.replies import TransitionReply
 from ...kernel.terms import Mode, terms
 from ...kernel.verbs import UNREPEATED, Verb
 from ...model import Outcome

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...events import ClockSkew, PrimaryRestarted, PrimarySwitched
-from ...kernel.operations import Op, RefusedAlone, Reply, mark_resent
+from ...kernel.operations import Op, Reply, mark_resent
+from ...kernel.replies import RefusedAlone
 from ...kernel.verbs import Verb
 from ..base import Credentials, Page, Query
 from .connection import RedisConnection

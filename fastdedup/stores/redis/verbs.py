@@ -8,10 +8,10 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple, assert_never
 
 from ...kernel.codes import Code
-from ...kernel.operations import AdoptOp, Op, Reply, SettleOp, TransitionOp, TransitionReply
+from ...kernel.operations import AdoptOp, Op, Reply, SettleOp, TransitionOp
 from ...kernel.records import Stored, is_state, read_record
-from ...kernel.replies import Adopted
-from ...kernel.verbs import Verb
+from ...kernel.replies import Adopted, TransitionReply
+from ...kernel.verbs import Effect, Verb
 from .arguments import ARGUMENTS
 from .ledger_arguments import ALSO, UNLESS
 from .ledger_scripts import read_first, read_ledgers, read_settlings, read_weights
@@ -110,33 +110,39 @@ def call_settle(ops: Sequence[SettleOp]) -> Call:
     return keys, args
 
 
+READERS: Final[dict[Verb, Callable[..., Sequence[Reply]]]] = {
+    Verb.ADOPT: read_adoptions,
+    Verb.TRANSITION: read_transitions,
+    Verb.READ: read_records,
+    Verb.FIRST: read_first,
+    Verb.SEEN: read_codes,
+    Verb.LEDGER: read_ledgers,
+    Verb.WEIGH: read_weights,
+}
+"""What reads the replies that say more than whether it was done."""
+
+
+def reader_of(verb: Verb) -> Callable[..., Sequence[Reply]]:
+    """Return what reads the reply of a verb's script."""
+    match verb.row.effect:
+        case Effect.FREES | Effect.EXTENDS | Effect.MAKES:
+            return read_pairs
+        case Effect.REMOVES:
+            return read_codes
+        case Effect.CLAIMS | Effect.DECIDES | Effect.BRINGS | Effect.READS:
+            return READERS[verb]
+        case _:
+            assert_never(verb.row.effect)
+
+
 def face_of(verb: Verb) -> Script:
     """Return the Python side of a verb's script. That of claims is compiled: most operations are such."""
-    match verb:
-        case Verb.CLAIM:
-            return ClaimScript(UNLESS.pack)
-        case Verb.SETTLE:
-            return Face(call_settle, read_settlings)
-        case Verb.RELEASE | Verb.RENEW | Verb.ISSUE:
-            read: Callable[..., Sequence[Reply]] = read_pairs
-        case Verb.FORGET | Verb.SEEN | Verb.FORGET_ID:
-            read = read_codes
-        case Verb.TRANSITION:
-            read = read_transitions
-        case Verb.READ:
-            read = read_records
-        case Verb.ADOPT:
-            read = read_adoptions
-        case Verb.LEDGER:
-            read = read_ledgers
-        case Verb.FIRST:
-            read = read_first
-        case Verb.WEIGH:
-            read = read_weights
-        case _:
-            assert_never(verb)
+    if verb is Verb.CLAIM:
+        return ClaimScript(UNLESS.pack)
+    if verb is Verb.SETTLE:
+        return Face(call_settle, read_settlings)
     pack = ARGUMENTS[verb].pack
-    return Face(lambda ops: ([op.wire for op in ops], pack(ops)), read)
+    return Face(lambda ops: ([op.wire for op in ops], pack(ops)), reader_of(verb))
 
 
 FACES: Final = {verb: face_of(verb) for verb in Verb}

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 
 from ...errors import ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...kernel.codes import Code
-from ...kernel.operations import RefusedAlone, Reply, TransitionReply, Verdict
+from ...kernel.operations import Reply, Verdict
 from ...kernel.records import Stored
-from ...kernel.replies import Adopted, StoredForm, Weight
+from ...kernel.replies import Adopted, RefusedAlone, StoredForm, TransitionReply, Weight
 from ...model import Outcome
 
 

@@ -19,7 +19,8 @@ import hiredis
 from ....errors import UnavailableError
 from ....events import BatchedBySlot, Event, PrimaryRestarted
 from ....kernel.codes import Code
-from ....kernel.operations import ClaimOp, Op, ReadOp, Redirect, RefusedAlone, Reply, mark_resent
+from ....kernel.operations import ClaimOp, Op, ReadOp, Reply, mark_resent
+from ....kernel.replies import Redirect, RefusedAlone
 from ....kernel.verbs import Verb
 from ...base import Done, Page, Query
 from ..connection import RedisConnection

@@ -9,7 +9,8 @@ from itertools import chain
 
 from ....errors import ConfigError, UnavailableError
 from ....events import ClockSkew
-from ....kernel.operations import Op, Redirect, Reply
+from ....kernel.operations import Op, Reply
+from ....kernel.replies import Redirect
 from ....kernel.shards import MAX_HOPS, on_the_move
 from ....kernel.verbs import Verb
 from ....model import Batching
