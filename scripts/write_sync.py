@@ -32,6 +32,7 @@ class Mirror:
         source: the file below `fastdedup/` that holds the asynchronous class.
         left_out: public names for integrations, which call them in the background thread.
         behind: what answers for it: the asynchronous object in the background thread, or a claim.
+        runs: what runs a coroutine of `behind` in the background thread; "" if `behind` is not asynchronous.
     """
 
     path: str
@@ -39,6 +40,7 @@ class Mirror:
     source: str
     left_out: str = ""
     behind: str = BOUND
+    runs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class ByHand:
 
 
 MIRRORS = (
-    Mirror("claim.py", "Claim", "claim.py", "settlement", behind="self._claim"),
+    Mirror("claim.py", "Claim", "claim.py", "settlement", behind="self._claim", runs="self._run"),
     Mirror(
         "gateway.py", "Dedup", "gateway.py", "aclose gate in_flight is_open on_batch pending with_settings"
     ),
@@ -171,6 +173,8 @@ def call(mirror: Mirror, node: Function, own: dict[str, ByHand]) -> str:
         return f"return {returned}(self.bind(lambda it: it.{asked}))"
     if isinstance(node, ast.AsyncFunctionDef) and mirror.behind == BOUND:
         return f"{word}self.bound.run(lambda it: it.{asked})"
+    if isinstance(node, ast.AsyncFunctionDef) and mirror.runs:
+        return f"{word}{mirror.runs}(lambda: {mirror.behind}.{asked})"
     return f"{word}{mirror.behind}.{asked}"
 
 

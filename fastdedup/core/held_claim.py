@@ -21,9 +21,10 @@ from ..errors import (
 )
 from ..kernel.codes import Code
 from ..kernel.granted import note_use
-from ..kernel.operations import ClaimOp, Op, ReadOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
+from ..kernel.operations import ClaimOp, Op, OwnerOp, ReadOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
 from ..kernel.owners import owner_text
 from ..kernel.records import Stored
+from ..kernel.verbs import Effect
 from ..model import Outcome
 from .gate import Gate
 
@@ -196,18 +197,22 @@ class HeldClaim:
 
     async def renew(self, lease: Seconds | None = None) -> None:
         """Start the lease anew from now."""
-        self._check_live()
         terms = self.op.terms
         lease_ms = terms.lease_ms if lease is None else milliseconds(lease, "lease")
         keep_ms = terms.ttl_ms + lease_ms
         ends = asyncio.get_running_loop().time() + lease_ms / 1000
+        await self.extend(RenewOp(self.op.wire, self.op.owner, self.fence, lease_ms, keep_ms))
+        self._ends = ends
+
+    async def extend(self, op: OwnerOp) -> None:
+        """Send an operation after which the claim is still held; errors are those of `Claim.renew`."""
+        self._check_live()
         try:
-            await self._act(RenewOp(self.op.wire, self.op.owner, self.fence, lease_ms, keep_ms))
+            await self._act(op)
         except ClaimLostError:
             if not self.settling and self.settled is None:  # if it was settled meanwhile, it is not lost
                 self._tell_lost()
             raise
-        self._ends = ends
 
     async def _end_lease(self, after: float) -> None:
         """Let the lease end in `after` seconds, so that the key is free then."""
@@ -369,7 +374,7 @@ class HeldClaim:
                 self.settled = recorded
                 raise UsageError(f"this claim was {recorded} already; settle it once")
         # A success keeps others out; a key that was freed, or a failure, which may be tried again, does not.
-        shared = code == Code.LOST and isinstance(op, RenewOp) and self.op.named
+        shared = code == Code.LOST and op.verb.row.effect is Effect.EXTENDS and self.op.named
         if shared and await self._recorded() == "completed":
             self._done_elsewhere = True
             raise UsageError("this claim was completed already, by another call of the same owner")
