@@ -10,16 +10,15 @@ from typing import Any, TypeVar, cast
 
 from ..claim import Claim
 from ..claiming import claim_call
-from ..codec import check_size
 from ..core.options import ClaimOptions
 from ..errors import ClaimLostError, ConfigError, InvalidKeyError, UnavailableError
 from ..gateway import Dedup
 from ..kernel.codes import Code
-from ..kernel.operations import ReleaseOp, RenewOp, SettleOp
+from ..kernel.operations import OwnerOp
 from ..kernel.owners import owner_field
 from ..ledger.client import Ledger
 from ..ledger.ids import record_wire
-from ..ledger.operations import ECHO_MS, LedgerPlace
+from ..ledger.operations import LedgerPlace
 from ..model import LedgerStats
 
 MAX_IDS = 1000
@@ -32,7 +31,7 @@ _AT_ONCE = 100
 
 Held = tuple[Dedup, bytes, bytes]
 """A claim: its `Dedup`, store key and owner field."""
-Changing = TypeVar("Changing", bound=SettleOp | ReleaseOp | RenewOp)
+Changing = TypeVar("Changing", bound=OwnerOp)
 
 
 class UnknownLedgerError(ConfigError):
@@ -109,7 +108,7 @@ class ServedLedger:
             return self.dedup, self._wire(key, await self._ledger.place_of(key)), field
 
     async def change(self, key: str, make: Callable[[bytes, LedgerPlace], Changing]) -> Changing:
-        """Settle, free or renew a claim; return the operation that did. Errors as for `Gate.change`.
+        """Change an owner's claim; return the operation that did. Errors as for `Gate.change`.
 
         Args:
             key: the claim's.
@@ -127,25 +126,6 @@ class ServedLedger:
                 if code is Code.LOST and place.bucket == former.bucket:
                     break
         raise ClaimLostError(f"{key!r} is not held by this owner; nothing was changed")
-
-    def completing(
-        self, key: str, owner: bytes, *, fence: int | None, ttl: int | None, payload: bytes
-    ) -> Callable[[bytes, LedgerPlace], SettleOp]:
-        """Return what `change` takes to complete a claim. Raises ResultTooLargeError."""
-        check_size(payload, self.dedup.settings.max_result)
-
-        def complete(wire: bytes, place: LedgerPlace) -> SettleOp:
-            return SettleOp(
-                wire,
-                owner,
-                fence or 0,
-                succeeded=True,
-                keep_ms=ttl or ECHO_MS,
-                payload=payload,
-                also=place,
-            )
-
-        return complete
 
     def _wire(self, key: str, place: LedgerPlace) -> bytes:
         gate = self.dedup.gate

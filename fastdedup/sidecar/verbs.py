@@ -8,26 +8,23 @@ from functools import partial
 from typing import Any, Final
 
 import orjson
-import pydantic_core
 
 from ..admin import inspection
 from ..claim import Claim
 from ..claiming import claim_call
-from ..codec import check_size, has_nan
 from ..core.audit import check_reason
 from ..core.options import PLAIN, ClaimOptions
 from ..errors import (
     ConfigError,
     DedupError,
     LedgerFullError,
-    ResultError,
     ShortfallError,
     UnavailableError,
     UsageError,
 )
 from ..gateway import Dedup
 from ..kernel.keyspace import names_of
-from ..kernel.operations import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
+from ..kernel.operations import ClaimOp, OwnerOp, Reply, Verdict
 from ..kernel.owners import owner_field
 from ..kernel.terms import Mode
 from ..model import Outcome, Record, RecordKind
@@ -35,7 +32,7 @@ from ..tokens import token_op
 from .ledgers import Held, ServedLedger
 from .limits import MOST_LISTED, MOST_LISTING_MS, LimitError
 from .namespaces import Namespaces
-from .wire_verbs import VERBS
+from .wire_verbs import VERBS, WireVerb
 
 _ACQUIRED: Final = Outcome.ACQUIRED
 
@@ -158,10 +155,7 @@ def claim_in(home: Home, options: ClaimOptions, key: str, mark: bytes | None) ->
     return claim_call(home.gate, options, key, mark)
 
 
-# Settling
-
-Change = SettleOp | ReleaseOp | RenewOp
-"""A change that an owner makes to its claim."""
+# What an owner does to its claim
 
 
 def home_of(namespaces: Namespaces, ask: Any) -> Home:
@@ -175,85 +169,30 @@ def home_of(namespaces: Namespaces, ask: Any) -> Home:
     return dedup if ask.remember is None else namespaces.ledgers.find(ask.remember, ask.namespace)
 
 
-def settle(verb: str, namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
-    """Begin to complete, fail, release or renew a claim.
+def change(verb: WireVerb, namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
+    """Begin what an owner does to its claim; the work returns the operation that did it.
 
     Args:
-        verb: which of them.
+        verb: one of an owner.
         namespaces: the client's.
         ask: the request.
         peer: the client's process.
 
     Raises:
         ConfigError: this socket serves no such namespace or ledger; or a token and a ledger are named.
-        any error: see `changing`.
+        InvalidKeyError: no claim can have this key or this owner.
+        ResultTooLargeError: the result is larger than the namespace allows.
     """
     home = home_of(namespaces, ask)
     if ask.token and ask.remember is not None:
         raise ConfigError(ask.both)
-    ms, payload = None, b""
-    if verb == "complete":
-        ms, payload = ask.ttl, payload_of(ask.result)
-    elif verb == "fail":
-        ms, payload = ask.ttl, payload_of(ask.error)
-    elif verb == "renew":
-        ms = ask.lease
-    change = changing(
-        home, verb, ask.key, ask.owner, fence=ask.fence, token=ask.token, ms=ms, payload=payload
-    )
-    return home, change
-
-
-def payload_of(value: Any) -> bytes:
-    """Return a result as the bytes that are stored: bytes unchanged, and anything else as JSON.
-
-    orjson would not do for that: it has no numbers above 64 bits.
-    """
-    if value is None or isinstance(value, bytes):
-        return value or b""
-    payload = pydantic_core.to_json(value)
-    if (b"NaN" in payload or b"Infinity" in payload) and has_nan(value):
-        raise ResultError("a result must be JSON, which has no NaN and no infinity")
-    return payload
-
-
-def changing(
-    home: Home,
-    verb: str,
-    key: str,
-    owner: str,
-    *,
-    fence: int | None,
-    token: bool = False,
-    ms: int | None = None,
-    payload: bytes = b"",
-) -> Callable[[], Coroutine[Any, Any, Change]]:
-    """Return what changes an owner's claim, and returns the operation that did.
-
-    Args:
-        home: what the claim belongs to.
-        verb: complete, fail, release or renew.
-        key: the claim's, or the token.
-        owner: the claim's.
-        fence: None for any.
-        token: the key is a token.
-        ms: how long the record is kept, or the lease; None for the namespace's.
-        payload: the result or the error.
-
-    Raises:
-        InvalidKeyError: no claim can have this key or this owner.
-        ResultTooLargeError: the payload is larger than the namespace allows.
-    """
+    assert verb.change is not None
+    fence = ask.fence or 0
     if isinstance(home, Dedup):
-        wire, field = held(home, key, owner, token=token)
-        return OneChange(home, _change(home, verb, wire, field, fence or 0, ms, payload))
-    field = owner_field(owner)
-    if verb == "complete":
-        return partial(home.change, key, home.completing(key, field, fence=fence, ttl=ms, payload=payload))
-    dedup = home.dedup
-    return partial(
-        home.change, key, lambda wire, _: _change(dedup, verb, wire, field, fence or 0, ms, payload)
-    )
+        wire, field = held(home, ask.key, ask.owner, token=ask.token)
+        return home, OneChange(home, verb.change(home.gate, ask)((wire, field, fence), None))
+    field, make = owner_field(ask.owner), verb.change(home.dedup.gate, ask)
+    return home, partial(home.change, ask.key, lambda wire, place: make((wire, field, fence), place))
 
 
 class OneChange:
@@ -261,28 +200,14 @@ class OneChange:
 
     __slots__ = ("_dedup", "_op")
 
-    def __init__(self, dedup: Dedup, op: Change) -> None:
+    def __init__(self, dedup: Dedup, op: OwnerOp) -> None:
         self._dedup = dedup
         self._op = op
 
-    async def __call__(self) -> Change:
+    async def __call__(self) -> OwnerOp:
         """Make the change; return the operation that did."""
         await self._dedup.gate.change(self._op)
         return self._op
-
-
-def _change(
-    dedup: Dedup, verb: str, wire: bytes, owner: bytes, fence: int, ms: int | None, payload: bytes
-) -> Change:
-    if verb == "release":
-        return ReleaseOp(wire, owner, fence)
-    if verb == "renew":
-        terms = dedup.gate.terms_ms(ms, None)
-        return RenewOp(wire, owner, fence, terms.lease_ms, terms.keep_ms)
-    check_size(payload, dedup.settings.max_result)
-    succeeded = verb == "complete"
-    keep_ms = ms or dedup.gate.keep_ms(succeeded=succeeded)
-    return SettleOp(wire, owner, fence, succeeded=succeeded, keep_ms=keep_ms, payload=payload)
 
 
 def held(dedup: Dedup, key: str, owner: str, *, token: bool = False) -> tuple[bytes, bytes]:
@@ -448,7 +373,7 @@ async def _list_records(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: An
 
 
 BEGIN: Final[dict[str, Begin]] = {
-    **{verb.name: partial(settle, verb.name) for verb in VERBS if verb.of_owner},
+    **{verb.name: partial(change, verb) for verb in VERBS if verb.of_owner},
     "issue": issue,
     "consume": consume,
     "get": get,

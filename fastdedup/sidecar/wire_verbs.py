@@ -8,10 +8,18 @@ field that no other verb has is a row of `fields.py`.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+import pydantic_core
+
+from ..codec import check_size, has_nan
+from ..core.gate import Gate
+from ..errors import ResultError
+from ..kernel.id_place import IdPlace
+from ..kernel.operations import OwnerOp, ReleaseOp, RenewOp, SettleOp
 from .fields import FIELDS, WireField
 
 _PART: Final = re.compile(r"\[[^]]+]|\S+")
@@ -54,6 +62,14 @@ class Usage:
         self.options = frozenset(word for word in self.fields if word.isupper())
 
 
+Holding = tuple[bytes, bytes, int]
+"""What an owner says of its claim: the store key, the owner field, and the fence; 0 for any."""
+Make = Callable[[Holding, IdPlace | None], OwnerOp]
+"""Makes an owner's operation on its claim; the place is that of its id, if a ledger remembers the claim."""
+Change = Callable[[Gate, Any], Make]
+"""Checks an owner's request to a namespace. Raises ResultError or ResultTooLargeError."""
+
+
 @dataclass(frozen=True, eq=False)
 class WireVerb:
     """What both wires say of a verb.
@@ -73,6 +89,7 @@ class WireVerb:
         shows: it changes nothing.
         turns: it looks at many keys, so it waits for its turn.
         right: its name in the rules of a socket, if that is another one.
+        change: what makes an owner's operation; None if the verb is not an owner's.
     """
 
     name: str
@@ -89,6 +106,7 @@ class WireVerb:
     shows: bool = False
     turns: bool = False
     right: str = ""
+    change: Change | None = None
 
     @cached_property
     def usage(self) -> Usage:
@@ -108,7 +126,7 @@ class WireVerb:
     @property
     def of_owner(self) -> bool:
         """True if an owner does it to its claim."""
-        return self.usage.places[:2] == ["key", "owner"]
+        return self.change is not None
 
     @property
     def of_ledger(self) -> bool:
@@ -133,13 +151,63 @@ _JUDGED: Final = ("in-progress", "key-reused")
 _CLAIMED: Final[dict[str, Any]] = {"statuses": (201, 200), "shaped": "ClaimProblem"}
 
 
+# What an owner does to its claim
+
+
+def _complete(gate: Gate, ask: Any) -> Make:
+    payload, ttl = _payload(gate, ask.result), ask.ttl
+
+    def make(held: Holding, place: IdPlace | None) -> OwnerOp:
+        keep_ms = ttl or (gate.keep_ms(succeeded=True) if place is None else place.record_ms)
+        return SettleOp(*held, succeeded=True, keep_ms=keep_ms, payload=payload, also=place)
+
+    return make
+
+
+def _fail(gate: Gate, ask: Any) -> Make:
+    payload, keep_ms = _payload(gate, ask.error), ask.ttl or gate.keep_ms(succeeded=False)
+    return lambda held, place: SettleOp(*held, succeeded=False, keep_ms=keep_ms, payload=payload)
+
+
+def _release(gate: Gate, ask: Any) -> Make:
+    return lambda held, place: ReleaseOp(*held)
+
+
+def _renew(gate: Gate, ask: Any) -> Make:
+    terms = gate.terms_ms(ask.lease, None)
+    return lambda held, place: RenewOp(*held, terms.lease_ms, terms.keep_ms)
+
+
+def _payload(gate: Gate, value: Any) -> bytes:
+    """Return a result as the bytes that are stored: bytes unchanged, and anything else as JSON.
+
+    orjson would not do for that: it has no numbers above 64 bits.
+    """
+    if value is None or isinstance(value, bytes):
+        payload = value or b""
+    else:
+        payload = pydantic_core.to_json(value)
+        if (b"NaN" in payload or b"Infinity" in payload) and has_nan(value):
+            raise ResultError("a result must be JSON, which has no NaN and no infinity")
+    check_size(payload, gate.settings.max_result)
+    return payload
+
+
 def _of_owner(
-    name: str, arguments: str, summary: str, about: str, item: str, answer: str = "SettledAnswer"
+    name: str,
+    arguments: str,
+    change: Change,
+    summary: str,
+    about: str,
+    item: str,
+    answer: str = "SettledAnswer",
 ) -> WireVerb:
     """Return the row of what an owner does to its claim."""
     command = f"FD.{name.upper()} key owner {arguments}[NS n] [FENCE n] [TOKEN] [REMEMBER ledger]"
     problems = ("claim-lost", *_LEDGER_NAMED)
-    return WireVerb(name, command, f"POST /v1/claims/{name}", summary, about, answer, problems, item)
+    return WireVerb(
+        name, command, f"POST /v1/claims/{name}", summary, about, answer, problems, item, change=change
+    )
 
 
 VERBS: Final = (
@@ -157,6 +225,7 @@ VERBS: Final = (
     _of_owner(
         "complete",
         "[result] [TTL ms] ",
+        _complete,
         "Record success",
         "Record success: every duplicate gets `result`.",
         "A completion in a batch.",
@@ -164,6 +233,7 @@ VERBS: Final = (
     _of_owner(
         "fail",
         "[error] [TTL ms] ",
+        _fail,
         "Record a failure",
         "Record a failure for good: every duplicate gets `error`.",
         "A failure in a batch.",
@@ -171,6 +241,7 @@ VERBS: Final = (
     _of_owner(
         "release",
         "",
+        _release,
         "Free a key",
         "Free the key: nothing happened, the next claimant may try.",
         "A release in a batch.",
@@ -178,6 +249,7 @@ VERBS: Final = (
     _of_owner(
         "renew",
         "[lease] ",
+        _renew,
         "Start a lease anew",
         "Start the lease anew from now.",
         "A renewal in a batch.",

@@ -13,6 +13,8 @@ import httpx
 import pytest
 
 from fastdedup import LocalLRU, fingerprint
+from fastdedup.kernel.operations import SettleOp
+from fastdedup.kernel.owners import owner_field
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.wire_verbs import VERBS, WireVerb
 
@@ -106,10 +108,10 @@ def test_a_waiting_claim_gets_the_result(http: httpx.Client, sidecar: Running) -
     mine = held(http)
 
     async def settle_once_somebody_waits() -> None:
-        from fastdedup.sidecar.verbs import changing
-
-        root = sidecar.namespaces.root
-        await changing(root, "complete", "k", mine["owner"], fence=None, payload=b"42")()
+        gate = sidecar.namespaces.root.gate
+        owner = owner_field(mine["owner"])
+        op = SettleOp(gate.claims.wire("k"), owner, 0, succeeded=True, keep_ms=60_000, payload=b"42")
+        await gate.change(op)
 
     sidecar.loop.call_soon_threadsafe(
         sidecar.loop.call_later, 0.05, lambda: sidecar.loop.create_task(settle_once_somebody_waits())

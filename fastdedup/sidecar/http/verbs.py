@@ -17,13 +17,13 @@ from ...claim import Claim
 from ...core.counters import outcome_of
 from ...core.options import ClaimOptions
 from ...gateway import Dedup
-from ...kernel.operations import ClaimOp, RenewOp, Verdict
+from ...kernel.operations import ClaimOp, OwnerOp, RenewOp, Verdict
 from ...kernel.owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
 from ...keys import digest
 from ...model import Outcome
 from ..counters import Counters
 from ..namespaces import Namespaces
-from ..verbs import BEGIN, Begin, Change, Home, as_json, claim_in, dedup_of, home_of, seconds
+from ..verbs import BEGIN, Begin, Home, as_json, claim_in, dedup_of, home_of, seconds
 from ..wire_verbs import VERBS, WireVerb
 from . import problems
 from .problems import RequestProblem, is_bad, problem_of
@@ -316,7 +316,7 @@ def facts_of(name: str | None = None, *, status: int = 200) -> Callable[[Any], H
     return lambda found: HttpAnswer(status, found if name is None else {name: found})
 
 
-def _settled(op: Change) -> HttpAnswer:
+def _settled(op: OwnerOp) -> HttpAnswer:
     return HttpAnswer(200, {"lease": op.lease_ms} if isinstance(op, RenewOp) else {})
 
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 import orjson
 
 from ...gateway import Dedup
-from ...kernel.operations import RenewOp
+from ...kernel.operations import OwnerOp, RenewOp
 from ...kernel.verbs import Effect, Verb
-from ..verbs import BEGIN, Change, dedup_of
+from ..verbs import BEGIN, dedup_of
 from ..wire_verbs import VERBS, Usage, WireVerb
 from .claim_commands import SlowRedeem
 from .connection import Command, RespConnection
@@ -67,20 +67,20 @@ class VerbWork:
         return encode(self._value_of(await self._begun()), self._resp3)
 
 
-def settle(verb: WireVerb, connection: RespConnection, options: CommandOptions) -> ReplyPlace:
-    """Answer FD.COMPLETE, FD.FAIL, FD.RELEASE or FD.RENEW."""
+def change(verb: WireVerb, connection: RespConnection, options: CommandOptions) -> ReplyPlace:
+    """Answer the command of what an owner does to its claim."""
     home, begun = BEGIN[verb.name](connection.namespaces, options, connection.peer)
     dedup = dedup_of(home)
-    return connection.spawn(SettleWork(connection, begun, dedup), dedup, verb.name)
+    return connection.spawn(ChangeWork(connection, begun, dedup), dedup, verb.name)
 
 
-class SettleWork:
-    """The work of a command that settles or renews what may be an EPHEMERAL claim; see `VerbWork`."""
+class ChangeWork:
+    """The work of an owner's command, whose claim may be EPHEMERAL; see `VerbWork`."""
 
     __slots__ = ("_begun", "_connection", "_dedup")
 
     def __init__(
-        self, connection: RespConnection, begun: Callable[[], Coroutine[Any, Any, Change]], dedup: Dedup
+        self, connection: RespConnection, begun: Callable[[], Coroutine[Any, Any, OwnerOp]], dedup: Dedup
     ) -> None:
         self._connection = connection
         self._begun = begun
@@ -159,7 +159,7 @@ def answerer_of(verb: WireVerb) -> Answerer:
     """Return what answers the commands of a verb."""
     if verb.name == "redeem":
         return redeem
-    return partial(settle, verb) if verb.of_owner else partial(answer, verb, _VALUES[verb.name])
+    return partial(change, verb) if verb.of_owner else partial(answer, verb, _VALUES[verb.name])
 
 
 def command_of(verb: WireVerb) -> Command:
