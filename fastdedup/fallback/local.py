@@ -326,7 +326,7 @@ class LocalLRU(OneLoopPolicy):
         entry = self.records.entry(wire)
         if entry is None:
             return None
-        line.sent = mark(entry)
+        line.sent = mark(entry), entry.expires
         record = stored(entry, now)
         if line.echo_ms and entry.state == "S":
             record.left_ms = record.ttl_ms = max(record.left_ms, line.echo_ms)
@@ -361,7 +361,7 @@ class LocalLRU(OneLoopPolicy):
         if line is None:
             return  # the record expired, or the store's record, which was seen since, replaced it
         entry = self.records.entry(op.wire)
-        if line.forgotten or (entry is not None and mark(entry) != line.sent):
+        if line.forgotten or (entry is not None and (mark(entry), entry.expires) != line.sent):
             self._journal.again(op.wire, base=holding_of(op.record) if stands else None)
             return
         self._journal.strike(op.wire)

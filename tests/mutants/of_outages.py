@@ -131,7 +131,7 @@ FALLBACK = {
         ),
         Mutant(
             "A record that has changed while it was sent is not sent again.",
-            "if line.forgotten or (entry is not None and mark(entry) != line.sent):",
+            "if line.forgotten or (entry is not None and (mark(entry), entry.expires) != line.sent):",
             "if False:",
             "local_lru_goes_on",
         ),

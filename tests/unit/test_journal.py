@@ -10,12 +10,12 @@ from fastdedup import Outcome
 from fastdedup.events import Conflict, Unreplayed
 from fastdedup.fallback.journal import Journal, JournalLine
 from fastdedup.kernel.codes import Code
-from fastdedup.kernel.operations import AdoptOp, ForgetOp, ReadOp, Verdict
+from fastdedup.kernel.operations import AdoptOp, ClaimOp, ForgetOp, ReadOp, Verdict
 from fastdedup.kernel.owners import owner_field
 from fastdedup.kernel.replies import Adopted
-from fastdedup.kernel.terms import Mode
+from fastdedup.kernel.terms import Mode, terms
 
-from .lab import WIRE, Home, Lab, forget, issue, release, renew, settle
+from .lab import TTL, WIRE, Home, Lab, forget, issue, release, renew, settle
 
 
 def line_of(lab: Lab) -> AdoptOp:
@@ -156,6 +156,20 @@ def test_what_changes_on_the_way_goes_again(change: str, answered: bool) -> None
         "renew": ("P", "ann"),
     }
     assert home.stands("k")[:2] == expected[change]  # type: ignore[index]
+
+
+def test_a_record_whose_time_grows_on_the_way_goes_again() -> None:
+    """Nothing else of it has changed, not even its lease."""
+    home = Home()
+    home.ask(home.claim("k", "ann"))
+    lines = home.sent()
+    home.ask(ClaimOp(WIRE("k"), terms(Mode.CLAIM, 1, 10 * TTL, False), owner_field("ann"), None))
+    assert home.judged(lines) == []
+    assert home.policy.holds(WIRE("k"))
+    assert home.comes_home() == []
+    entry = home.store.entry(WIRE("k"))
+    assert entry is not None
+    assert entry.expires - round(home.now * 1000) > 9 * TTL
 
 
 def test_to_be_adopted_twice_is_no_conflict() -> None:
