@@ -30,6 +30,8 @@ from .probe import probe
 from .trial import KEEP, LEASE, PATIENCE, BrokenError, Checks, Trial, expect
 
 CHECKS: Final = Checks()
+_OF_OWNERS: Final = ("fail", *(verb.row.users or verb.value for verb in Verb if verb.row.of_owner))
+"""What only an owner may do: methods of `Claim`."""
 
 
 @CHECKS.of(1)
@@ -94,7 +96,7 @@ def _rises(claims: Sequence[Claim]) -> None:
 
 @CHECKS.of(5)
 async def _a_stale_owner_changes_nothing(trial: Trial) -> None:
-    for verb in ("complete", "fail", "release", "renew"):
+    for verb in _OF_OWNERS:
         key = trial.key()
         stale = await trial.dedup.claim(key, lease=LEASE)
         present = await trial.taken_over(key)
