@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, Final, TypeVar, overload
 
 from . import codec
-from .checks import Seconds
+from .checks import Seconds, milliseconds
 from .compiled import mypyc_attr
 from .core.gate import Gate
 from .core.settlement import Settlement
 from .downstream import downstream_key
 from .errors import InProgressError, InvalidKeyError, MismatchError, UsageError, first_run_failed
-from .kernel.operations import ClaimOp, Verdict
+from .kernel.operations import ClaimOp, TouchOp, Verdict
 from .kernel.owners import owner_text
 from .model import Outcome
 from .results.declared import read_as
@@ -239,6 +239,16 @@ class Claim:
     async def renew(self, lease: Seconds | None = None) -> None:
         """Start the lease anew from now, for `lease` seconds; by default for as long as the first lease."""
         await self.settlement.renew(lease)
+
+    async def touch(self, ttl: Seconds | None = None) -> None:
+        """Let the record live for at least `ttl` seconds from now; by default for the claim's own `ttl`.
+
+        It does not change the lease. When that has ended, the next owner finds the record, and `attempt` counts on. A
+        renewal does not shorten that time. If the claim is completed or fails, its record gets another time to live.
+        """
+        call = self._call
+        keep_ms = call.terms.ttl_ms if ttl is None else milliseconds(ttl, "ttl")
+        await self.settlement.extend(TouchOp(call.wire, call.owner, self.fence, keep_ms))
 
     @property
     def settlement(self) -> Settlement:

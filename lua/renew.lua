@@ -1,4 +1,4 @@
--- Give each key's present owner a lease that runs from now.
+-- Give each key's present owner a lease that runs from now. The record never lives for less time than before.
 --
 -- KEYS[i]  a record's key
 -- ARGV     after floor_us and limit, runs: count, lease_ms, keep_ms; then a proof (fence and owner) per key
@@ -13,7 +13,8 @@ local function renew(key, deadline, keep, proof)
   local state = sub(record, 2, 2)
   -- Where the lease ran out and no other owner took the key over, the claim is still its owner's.
   if state ~= 'P' and state ~= 'W' then return LOST end
-  local refusal = put('SETRANGE', key, 9, deadline) or put('PEXPIRE', key, keep)
+  local refusal = put('SETRANGE', key, 9, deadline)
+  if not refusal and tonumber(keep) > redis.call('PTTL', key) then refusal = put('PEXPIRE', key, keep) end
   if refusal then return refusal end
   -- Those who wait know when the former lease ends, and would sleep beyond the end of this one.
   if unpack_number(record, 10, 15) > unpack_number(deadline, 1, 6) then wake(record, key) end

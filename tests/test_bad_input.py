@@ -216,7 +216,7 @@ async def test_a_wait_that_is_no_time_is_refused(call: str, wait: Any) -> None:
 
 @pytest.mark.parametrize("value", NO_TIMES)
 async def test_a_claim_is_not_settled_for_a_time_that_is_none(value: Any) -> None:
-    """complete, fail and renew refuse it, and the claim stays live."""
+    """complete, fail, renew and touch refuse it, and the claim stays live."""
     async with Dedup("memory://") as dedup:
         claim = await dedup.claim("k")
         with pytest.raises(ConfigError, match="ttl"):
@@ -225,6 +225,8 @@ async def test_a_claim_is_not_settled_for_a_time_that_is_none(value: Any) -> Non
             await claim.fail(ttl=value)
         with pytest.raises(ConfigError, match="lease"):
             await claim.renew(lease=value)
+        with pytest.raises(ConfigError, match="ttl"):
+            await claim.touch(ttl=value)
         await claim.complete(1)
 
 
@@ -531,7 +533,7 @@ async def test_closing_twice_or_unopened_is_fine(backend: Backend) -> None:
 # Settling
 
 
-@pytest.mark.parametrize("second", ["complete", "fail", "release", "renew"])
+@pytest.mark.parametrize("second", ["complete", "fail", "release", "renew", "touch"])
 @pytest.mark.parametrize("first", ["complete", "fail", "release"])
 async def test_a_claim_is_settled_once(first: str, second: str) -> None:
     """Whatever came first counts; the message says what that was."""
@@ -563,7 +565,7 @@ async def test_a_lost_claim_does_not_say_that_it_was_settled() -> None:
                 await claim.complete()
 
 
-@pytest.mark.parametrize("settle", ["complete", "fail", "release", "renew"])
+@pytest.mark.parametrize("settle", ["complete", "fail", "release", "renew", "touch"])
 @pytest.mark.parametrize("outcome", ["in_progress", "succeeded", "failed", "mismatch", "unknown"])
 async def test_only_an_acquired_claim_is_settled(outcome: str, settle: str) -> None:
     """The message names the outcome; the record stays as it was."""
@@ -585,7 +587,7 @@ async def claim_with(outcome: str, dedup: Dedup) -> Claim:
     return await dedup.claim("k", fingerprint="other" if outcome == "mismatch" else "one")
 
 
-@pytest.mark.parametrize("settle", ["complete", "fail", "release", "renew"])
+@pytest.mark.parametrize("settle", ["complete", "fail", "release", "renew", "touch"])
 async def test_a_claim_is_settled_in_its_own_loop(settle: str, redis_url: str) -> None:
     """From another one it is refused, and can still be settled here."""
     async with Dedup(redis_url, timeout=5.0) as dedup:
@@ -744,7 +746,7 @@ async def test_a_foreign_value_is_neither_shown_nor_forgotten(
 
 
 @redis_stores
-@pytest.mark.parametrize("settle", ["complete", "fail", "release", "renew"])
+@pytest.mark.parametrize("settle", ["complete", "fail", "release", "renew", "touch"])
 @pytest.mark.parametrize("kind", ["list", "text", "\\x01 long"])
 async def test_a_claim_whose_key_was_overwritten_is_not_settled(
     kind: str, settle: str, redis_backend: Backend

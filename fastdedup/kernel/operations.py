@@ -270,7 +270,7 @@ class ReleaseOp(OwnerOp):
 
 
 class RenewOp(OwnerOp):
-    """Give a claim a lease that runs from now."""
+    """Give a claim a lease that runs from now. Its record lives for at least `keep_ms`, and never ends sooner."""
 
     verb = Verb.RENEW
     __slots__ = ("keep_ms", "lease_ms")
@@ -281,6 +281,20 @@ class RenewOp(OwnerOp):
         self.owner = owner
         self.fence = fence
         self.lease_ms = lease_ms
+        self.keep_ms = keep_ms
+
+
+class TouchOp(OwnerOp):
+    """Let a claim's record live for at least `keep_ms` from now. The lease does not change."""
+
+    verb = Verb.TOUCH
+    __slots__ = ("keep_ms",)
+
+    def __init__(self, wire: bytes, owner: bytes, fence: int, keep_ms: int) -> None:
+        self.wire = wire
+        self.witness = None
+        self.owner = owner
+        self.fence = fence
         self.keep_ms = keep_ms
 
 

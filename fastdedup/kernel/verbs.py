@@ -1,8 +1,7 @@
 """The table of verbs: a row has the facts that the queue, the stores, policies, counters and the sidecar need.
 
 To add a verb: a row here and one in `stores/redis/arguments.py`, its Lua file, its operation, and the functions
-that mypy then reports. These end in `assert_never`, and execute verbs for the scripts' Python side, the memory store
-and the policy.
+that mypy then reports. These end in `assert_never`. The other modules follow the facts of a verb's row.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Effect(Enum):
     BRINGS = auto()
     """Writes data that is known elsewhere: a record that a policy made, a ledger's form."""
     EXTENDS = auto()
-    """The owner keeps the key for longer."""
+    """The owner keeps the key; its lease or its record lasts longer."""
     FREES = auto()
     """The owner's holding ends, with a result or without."""
     REMOVES = auto()
@@ -161,6 +160,7 @@ class Verb(StrEnum):
     )
     RELEASE = VerbRow("release", Turn.URGENT, Keys.HELD, Effect.FREES, Resend.MARKED)
     RENEW = VerbRow("renew", Turn.URGENT, Keys.HELD, Effect.EXTENDS, Resend.SAFE)
+    TOUCH = VerbRow("touch", Turn.URGENT, Keys.HELD, Effect.EXTENDS, Resend.SAFE)
     FORGET_ID = VerbRow("forget_id", Turn.URGENT, Keys.BUCKET, Effect.REMOVES, Resend.NEVER, ids=IdUse.NAMES)
     CLAIM = VerbRow("claim", Turn.CLAIMS, Keys.RECORD, Effect.CLAIMS, Resend.MARKED)
     ISSUE = VerbRow("issue", Turn.IN_TURN, Keys.RECORD, Effect.MAKES, Resend.SAFE)

@@ -1,8 +1,8 @@
 """The table of the verbs that clients send over both wires: a row has what HTTP and the Redis protocol say of each.
 
-To add a verb: a row here, and its work in `verbs.py`. From the row come its command with the options, its model over
-HTTP, its route, its place in batches, its part of the OpenAPI document, and its name in the rules of a socket. A
-field that no other verb has is a row of `fields.py`.
+To add a verb: a row here. An owner's verb makes its operation here too; any other verb has its work in `verbs.py`.
+From the row come its command with the options, its model over HTTP, its route, its place in batches, its part of the
+OpenAPI document, and its name in the rules of a socket. A field that no other verb has is a row of `fields.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..codec import check_size, has_nan
 from ..core.gate import Gate
 from ..errors import ResultError
 from ..kernel.id_place import IdPlace
-from ..kernel.operations import OwnerOp, ReleaseOp, RenewOp, SettleOp
+from ..kernel.operations import OwnerOp, ReleaseOp, RenewOp, SettleOp, TouchOp
 from .fields import FIELDS, WireField
 
 _PART: Final = re.compile(r"\[[^]]+]|\S+")
@@ -178,6 +178,11 @@ def _renew(gate: Gate, ask: Any) -> Make:
     return lambda held, place: RenewOp(*held, terms.lease_ms, terms.keep_ms)
 
 
+def _touch(gate: Gate, ask: Any) -> Make:
+    keep_ms = ask.ttl or gate.keep_ms(succeeded=True)
+    return lambda held, place: TouchOp(*held, keep_ms)
+
+
 def _payload(gate: Gate, value: Any) -> bytes:
     """Return a result as the bytes that are stored: bytes unchanged, and anything else as JSON.
 
@@ -254,6 +259,14 @@ VERBS: Final = (
         "Start the lease anew from now.",
         "A renewal in a batch.",
         "RenewAnswer",
+    ),
+    _of_owner(
+        "touch",
+        "[TTL ms] ",
+        _touch,
+        "Keep a record for longer",
+        "Let the record live for at least `ttl` from now. The lease does not change.",
+        "A touch in a batch.",
     ),
     WireVerb(
         "issue",

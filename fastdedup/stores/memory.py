@@ -21,6 +21,7 @@ from ..kernel.operations import (
     RenewOp,
     Reply,
     SettleOp,
+    TouchOp,
     TransitionOp,
     Verdict,
 )
@@ -104,6 +105,8 @@ class MemoryStore(BoundedRecords):
                 return cls._release
             case Verb.RENEW:
                 return cls._renew
+            case Verb.TOUCH:
+                return cls._touch
             case Verb.ISSUE:
                 return cls._issue
             case Verb.TRANSITION:
@@ -176,7 +179,7 @@ class MemoryStore(BoundedRecords):
             return self._take(op, now, entry)
         if own:
             entry.until = max(entry.until, self._from + op.terms.lease_ms)
-            self.keep(op.wire, entry, max(entry.expires, self._from + op.terms.keep_ms))
+            self._keep_for(op.wire, entry, op.terms.keep_ms)
             return verdict_on(Outcome.ACQUIRED, entry, self._from, fresh=False)
         if op.terms.watch:
             entry.state = "W"
@@ -241,15 +244,30 @@ class MemoryStore(BoundedRecords):
         return Code.OK
 
     def _renew(self, op: RenewOp, now: int) -> Code:
-        entry = self._held(op)
-        if entry is None or entry.state not in LIVE:
+        entry = self._live(op)
+        if entry is None:
             return Code.LOST
         shortened = entry.until > self._from + op.lease_ms
         entry.until = self._from + op.lease_ms
-        self.keep(op.wire, entry, self._from + op.keep_ms)
+        self._keep_for(op.wire, entry, op.keep_ms)
         if shortened and entry.state == "W":
             self._tell(op.wire)
         return Code.OK
+
+    def _touch(self, op: TouchOp, now: int) -> Code:
+        entry = self._live(op)
+        if entry is None:
+            return Code.LOST
+        self._keep_for(op.wire, entry, op.keep_ms)
+        return Code.OK
+
+    def _keep_for(self, wire: bytes, entry: Entry, keep_ms: int) -> None:
+        """Keep a record for at least so long, and never for less time than before."""
+        self.keep(wire, entry, max(entry.expires, self._from + keep_ms))
+
+    def _live(self, op: OwnerOp) -> Entry | None:
+        entry = self._held(op)
+        return entry if entry is not None and entry.state in LIVE else None
 
     def _held(self, op: OwnerOp) -> Entry | None:
         entry = self._entries.get(op.wire)

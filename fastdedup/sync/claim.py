@@ -392,6 +392,14 @@ class Claim:
         """Start the lease anew from now, for `lease` seconds; by default for as long as the first lease."""
         self._renew(lease)
 
+    def touch(self, ttl: Seconds | None = None) -> None:
+        """Let the record live for at least `ttl` seconds from now; by default for the claim's own `ttl`.
+
+        It does not change the lease. When that has ended, the next owner finds the record, and `attempt` counts on. A
+        renewal does not shorten that time. If the claim is completed or fails, its record gets another time to live.
+        """
+        self._run(lambda: self._claim.touch(ttl))
+
 
 def _renew_in_block(mine: ref[Claim]) -> None:
     """Renew the lease from now on; in the background thread, which may get to this after the block has ended.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import FailedError, Outcome, UnavailableError
+from fastdedup import ClaimLostError, Dedup, FailedError, Outcome, UnavailableError
 
 from ..stores import Backend
 from ..waiting import acquired, cancel, wait_until
@@ -58,6 +58,50 @@ async def test_a_replayed_failure_says_what_was_recorded(backend: Backend, error
         with pytest.raises(FailedError, match=said) as caught:
             (await dedup.claim("k")).replay()
         assert caught.value.error == error
+
+
+async def ttl_of(dedup: Dedup, key: str) -> float:
+    record = await dedup.get(key)
+    assert record is not None
+    return record.ttl
+
+
+async def test_a_touched_record_lives_longer_and_its_lease_does_not(backend: Backend) -> None:
+    """A renewal, a shorter touch and a repeated claim do not shorten that; a release keeps it."""
+    async with backend.make(lease=20.0, ttl=20.0) as dedup:
+        claim = await dedup.claim("key", owner="me")
+        await claim.touch(1000)
+        record = await dedup.get("key")
+        assert record is not None
+        assert record.lease is not None
+        assert record.lease <= 20
+        assert record.ttl > 900
+        await claim.renew()
+        await claim.touch(1)
+        await claim.touch()
+        assert (await dedup.claim("key", owner="me")).acquired
+        assert await ttl_of(dedup, "key") > 900
+        await claim.release()
+        assert await ttl_of(dedup, "key") > 900
+
+
+async def test_a_settled_record_lives_as_its_settling_says(backend: Backend) -> None:
+    async with backend.make(lease=20.0, ttl=20.0) as dedup:
+        claim = await dedup.claim("key")
+        await claim.touch(1000)
+        await claim.complete(1)
+        assert await ttl_of(dedup, "key") <= 20
+
+
+async def test_a_stale_owner_touches_nothing(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        stale = await dedup.claim("key", lease=LEASE)
+        present = await dedup.claim("key", lease=20.0, ttl=20.0, wait=5.0)
+        with pytest.raises(ClaimLostError):
+            await stale.touch(1000)
+        assert stale.lost
+        assert await ttl_of(dedup, "key") <= 40
+        await present.complete(1)
 
 
 async def test_the_body_of_async_with_settles(backend: Backend) -> None:

@@ -39,6 +39,7 @@ from .words import (
     Release,
     Renew,
     Settle,
+    Touch,
     Transition,
 )
 
@@ -94,6 +95,10 @@ CLAIMS: Alphabet = {
     "A renews for less": lambda met: Renew(A, 0, 4, 24),
     "A renews late": lambda met: Renew(A, met.fence - 1, LEASE, KEEP),
     "B renews": lambda met: Renew(B, 0, LEASE, KEEP),
+    "A touches": lambda met: Touch(A, met.fence, KEEP),
+    "A touches for less": lambda met: Touch(A, 0, 5),
+    "A touches late": lambda met: Touch(A, met.fence - 1, KEEP),
+    "B touches": lambda met: Touch(B, 0, KEEP),
     "a token is issued": lambda met: Issue(ISSUER, 35),
     "a token is issued for X": lambda met: Issue(ANOTHER, 35, X),
     "its record is read": lambda met: Read(),

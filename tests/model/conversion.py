@@ -20,6 +20,7 @@ from fastdedup.kernel.operations import (
     ReleaseOp,
     RenewOp,
     SettleOp,
+    TouchOp,
     TransitionOp,
     Verdict,
 )
@@ -90,6 +91,8 @@ def operation(ask: Any, wire: bytes, width: int = 0) -> Op:
             return ReleaseOp(wire, ask.owner, ask.fence, consumed=ask.consumed)
         case words.Renew():
             return RenewOp(wire, ask.owner, ask.fence, ask.lease, ask.keep)
+        case words.Touch():
+            return TouchOp(wire, ask.owner, ask.fence, ask.keep)
         case words.Issue():
             return IssueOp(wire, ask.issuer, ask.subject, ask.keep)
         case words.Transition():
@@ -191,6 +194,8 @@ def asked(op: Op) -> Any:
             return words.Release(op.owner, op.fence, op.consumed)
         case RenewOp():
             return words.Renew(op.owner, op.fence, op.lease_ms, op.keep_ms)
+        case TouchOp():
+            return words.Touch(op.owner, op.fence, op.keep_ms)
         case IssueOp():
             return words.Issue(op.issuer, op.ttl_ms, op.fingerprint)
         case TransitionOp():

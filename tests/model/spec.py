@@ -53,6 +53,7 @@ from .words import (
     Renew,
     Reply,
     Settle,
+    Touch,
     Transition,
 )
 
@@ -155,7 +156,7 @@ def met(code: str, record: Record, now: Clock) -> Reply:
 # What an owner does with its claim
 
 
-def is_owner(record: Record | None, ask: Settle | Release | Renew) -> bool:
+def is_owner(record: Record | None, ask: Settle | Release | Renew | Touch) -> bool:
     """True for the owner of this very acquisition: one that was overtaken and came back has another fence [5]."""
     return record is not None and record.owner == ask.owner and ask.fence in (0, record.fence)
 
@@ -191,9 +192,20 @@ def release(record: Record | None, ask: Release, now: Clock) -> Next:
 def renew(record: Record | None, ask: Renew, now: Clock) -> Next:
     if not is_owner(record, ask) or record.state not in HELD:
         return record, LOST  # [5]
-    renewed = record._replace(until=now.end + ask.lease, expires=now.end + ask.keep)
+    renewed = kept(record, ask.keep, now)._replace(until=now.end + ask.lease)
     # Waiters know when the former lease ends, and would sleep beyond the end of a shorter one.
     return renewed, OK._replace(wakes=wakes(record) and renewed.until < record.until)
+
+
+def touch(record: Record | None, ask: Touch, now: Clock) -> Next:
+    if not is_owner(record, ask) or record.state not in HELD:
+        return record, LOST  # [5]
+    return kept(record, ask.keep, now), OK
+
+
+def kept(record: Record, keep: int, now: Clock) -> Record:
+    """Let the record live for at least a while: a renewal does not shorten what a touch has said [5]."""
+    return record._replace(expires=max(record.expires, now.end + keep))
 
 
 def issue(record: Record | None, ask: Issue, now: Clock) -> Next:
@@ -294,6 +306,7 @@ RULE_OF: dict[type, Callable[[Record | None, Any, Clock], Next]] = {
     Settle: settle,
     Release: release,
     Renew: renew,
+    Touch: touch,
     Issue: issue,
     Transition: transition,
     Read: read,

@@ -48,9 +48,9 @@ class Scene(NamedTuple):
 
 
 SCENES = {
-    "claims and tokens": Scene(ADOPTIONS, 0, 891, 166_530),
+    "claims and tokens": Scene(ADOPTIONS, 0, 1801, 394_420),
     "machines": Scene(MOVES_ELSEWHERE, 0, 21, 816),
-    "a ledger and its claims": Scene(LEDGERS, 7, 417, 59_664),
+    "a ledger and its claims": Scene(LEDGERS, 7, 711, 106_568),
     "a dense ledger": Scene(DENSE, 9, 9, 280),
 }
 """A smaller number: a place is no longer reached. A larger one, after a new line of the alphabet: write it here."""

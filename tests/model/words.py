@@ -107,6 +107,15 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
+class Touch:
+    """Let the record live for at least `keep` from now."""
+
+    owner: bytes
+    fence: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
 class Issue:
     """Make a token. Its subject is its fingerprint."""
 

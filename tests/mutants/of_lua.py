@@ -157,11 +157,29 @@ CLAIMS = {
         ),
         Mutant(
             "A renewed record expires when it would have expired before.",
-            " or put('PEXPIRE', key, keep)",
-            "",
+            "refusal = put('PEXPIRE', key, keep) end",
+            "refusal = nil end",
+        ),
+        Mutant(
+            "A renewal undoes a touch.",
+            "if not refusal and tonumber(keep) > redis.call('PTTL', key) then",
+            "if not refusal then",
         ),
         Mutant(
             "What was settled or released is renewed.",
+            "if state ~= 'P' and state ~= 'W' then return LOST end",
+            "",
+        ),
+    ],
+    "lua/touch.lua": [
+        Mutant("A touch has no effect.", "return put('PEXPIRE', key, keep) or OK", "return OK"),
+        Mutant(
+            "A touch shortens the time of a record.",
+            "if tonumber(keep) > redis.call('PTTL', key) then",
+            "if true then",
+        ),
+        Mutant(
+            "What was settled or released is touched.",
             "if state ~= 'P' and state ~= 'W' then return LOST end",
             "",
         ),

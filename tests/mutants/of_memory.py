@@ -80,8 +80,13 @@ MEMORY = {
         ),
         Mutant(
             "What was settled or released is renewed.",
-            "if entry is None or entry.state not in LIVE:",
-            "if entry is None:",
+            "return entry if entry is not None and entry.state in LIVE else None",
+            "return entry",
+        ),
+        Mutant(
+            "A renewal undoes a touch.",
+            "self.keep(wire, entry, max(entry.expires, self._from + keep_ms))",
+            "self.keep(wire, entry, self._from + keep_ms)",
         ),
         Mutant("A settling or a release wakes no waiter.", "        if watched:\n", "        if False:\n"),
         Mutant(

@@ -153,7 +153,7 @@ async def in_child(dedup, held):
     refused = {
         "claim": dedup.claim("child"), "named": dedup.claim("child", owner="me"),
         "waiting": dedup.claim("child", wait=1), "claim_many": dedup.claim_many(["child"]),
-        "complete": held.complete("child"), "release": held.release(), "renew": held.renew(),
+        "complete": held.complete("child"), "release": held.release(), "renew": held.renew(), "touch": held.touch(),
         "get": dedup.get("child"), "forget": dedup.forget("held"),
         "issue": dedup.tokens.issue(), "consume": dedup.tokens.consume("x"),
         "transition": orders.transition("child", to="paid"),
@@ -356,6 +356,7 @@ def uses(dedup: Dedup, held: Any) -> dict[str, Work]:
         "fail": lambda: held.fail(),
         "release": lambda: held.release(),
         "renew": lambda: held.renew(),
+        "touch": lambda: held.touch(),
         "get": lambda: dedup.get("key"),
         "forget": lambda: dedup.forget("held"),
         "issue": lambda: dedup.tokens.issue(),

@@ -22,6 +22,7 @@ from fastdedup.kernel.operations import (
     RenewOp,
     Reply,
     SettleOp,
+    TouchOp,
     TransitionOp,
     Verdict,
 )
@@ -60,6 +61,8 @@ MOVE = {"initial": "a", "sources": frozenset("a"), "version": None, "keep_ms": 6
 WRITES: dict[str, Callable[[], Op]] = {
     "claim": lambda: ClaimOp(KEY, TERMS, OWNER, None),
     "renew": lambda: RenewOp(KEY, OWNER, 0, 30_000, 60_000),
+    "touch": lambda: TouchOp(KEY, OWNER, 0, 60_000),
+    "touch for less": lambda: TouchOp(KEY, OWNER, 0, 1),
     "complete": lambda: SettleOp(KEY, OWNER, 0, succeeded=True, keep_ms=60_000, payload=b"1"),
     "fail": lambda: SettleOp(KEY, OWNER, 0, succeeded=False, keep_ms=60_000, payload=b"1"),
     "release": lambda: ReleaseOp(KEY, OWNER, 0),
@@ -72,7 +75,7 @@ WRITES: dict[str, Callable[[], Op]] = {
 }
 """Each operation that writes, as one owner sends it."""
 EACH_WRITE = (
-    *("claim", "renew", "release", "claim", "complete", "forget", "claim", "fail"),
+    *("claim", "renew", "touch", "touch for less", "release", "claim", "complete", "forget", "claim", "fail"),
     *("issue", "consume", "release of a consumed token", "transition"),
 )
 """All but an adoption, which is never marked, in an order in which all take effect."""

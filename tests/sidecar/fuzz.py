@@ -463,7 +463,7 @@ def some_command(choice: random.Random) -> bytes:
     if kind < 4:
         return pack(b"FD.CLAIM", key, *options)
     if kind == 4:
-        name = choice.choice((b"FD.COMPLETE", b"FD.FAIL", b"FD.RELEASE", b"FD.RENEW"))
+        name = choice.choice((b"FD.COMPLETE", b"FD.FAIL", b"FD.RELEASE", b"FD.RENEW", b"FD.TOUCH"))
         return pack(name, key, b"me", *([b"r"] if choice.random() < 0.7 else []), *options)
     if kind == 5:
         name = choice.choice((b"FD.GET", b"FD.FORGET", b"FD.CONSUME", b"FD.REDEEM", b"FD.ISSUE"))
@@ -525,6 +525,8 @@ def some_run(choice: random.Random) -> bytes:
             args = [number, choice.choice((b"0", b"1")), *(_PROOF for _ in keys)]
         case Verb.RENEW:
             args = [number, b"1000", b"60000", *(_PROOF for _ in keys)]
+        case Verb.TOUCH:
+            args = [number, b"60000", *(_PROOF for _ in keys)]
         case Verb.ISSUE:
             args = [number, b"1000", *(b"\x40" + b"o" * 10 for _ in keys)]
         case Verb.TRANSITION:
@@ -635,6 +637,7 @@ _PATHS = (
     b"/v1/claims/fail",
     b"/v1/claims/release",
     b"/v1/claims/renew",
+    b"/v1/claims/touch",
     b"/v1/tokens",
     b"/v1/tokens/consume",
     b"/v1/tokens/redeem",
@@ -664,11 +667,17 @@ def some_request(choice: random.Random) -> bytes:
             facts[name] = choice.choice(values)
     if path.startswith(b"/v1/tokens"):
         facts.pop("key")
-    if path in (b"/v1/claims/complete", b"/v1/claims/fail", b"/v1/claims/release", b"/v1/claims/renew"):
+    if path in (
+        b"/v1/claims/complete",
+        b"/v1/claims/fail",
+        b"/v1/claims/release",
+        b"/v1/claims/renew",
+        b"/v1/claims/touch",
+    ):
         facts.setdefault("owner", "me")
     ask: Any = facts
     if path == b"/v1/batch":
-        ops = ("claim", "complete", "fail", "release", "renew", "issue", "consume", "redeem", "none")
+        ops = ("claim", "complete", "fail", "release", "renew", "touch", "issue", "consume", "redeem", "none")
         ask = [{"op": choice.choice(ops), **facts} for _ in range(choice.choice((0, 1, 2, 5, 11)))]
     body = json.dumps(ask).encode() if method not in (b"GET", b"HEAD", b"CONNECT") else b""
     lines = [b"%b %b HTTP/1.%d" % (method, path, choice.random() < 0.95), b"host: a"]

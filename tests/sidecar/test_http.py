@@ -140,7 +140,15 @@ def test_a_renewed_lease_starts_anew(http: httpx.Client) -> None:
     assert post(http, "/v1/claims", {"key": "k"}, 409)["retry_after"] > 50
 
 
-@pytest.mark.parametrize("verb", ["complete", "fail", "release", "renew"])
+def test_a_touched_record_lives_longer(http: httpx.Client) -> None:
+    mine = held(http, lease=1000, ttl=1000)
+    assert post(http, "/v1/claims/touch", {**mine, "ttl": 60_000}, 200) == {}
+    record = http.get("/v1/records", params={"key": "k"}).json()
+    assert record["lease"] <= 1000
+    assert record["ttl"] > 50_000
+
+
+@pytest.mark.parametrize("verb", ["complete", "fail", "release", "renew", "touch"])
 def test_whoever_is_not_the_owner_settles_nothing(http: httpx.Client, verb: str) -> None:
     mine = held(http)
     facts = post(http, f"/v1/claims/{verb}", {**mine, "owner": "somebody else"}, 409)

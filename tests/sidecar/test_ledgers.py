@@ -376,6 +376,7 @@ def test_a_ledger_remembers_a_claim_over_the_redis_protocol(served: Sidecar, res
     with pytest.raises(redis.ResponseError, match="LOST"):
         ask(resp, "FD.COMPLETE", "resp:1", "another", "x", "REMEMBER", "orders")
     assert ask(resp, "FD.RENEW", "resp:1", won[1], 60_000, "REMEMBER", "orders") == b"OK"
+    assert ask(resp, "FD.TOUCH", "resp:1", won[1], "TTL", 60_000, "REMEMBER", "orders") == b"OK"
     for _ in range(2):  # a completion may come twice
         assert ask(resp, "FD.COMPLETE", "resp:1", won[1], "done", "REMEMBER", "orders", "FENCE", won[2])
     assert ask(resp, "FD.CLAIM", "resp:1", "REMEMBER", "orders")[::5] == [b"succeeded", b"done"]
@@ -393,6 +394,7 @@ def test_a_ledger_remembers_a_claim_over_http(served: Sidecar, resp: redis.Redis
     assert claims(served, "", **named)[0] == 409
     assert claims(served, "/complete", **{**named, "owner": "another"})[0] == 409
     assert claims(served, "/renew", **mine, lease=5000) == (200, {"lease": 5000})
+    assert claims(served, "/touch", **mine, ttl=5000) == (200, {})
     assert claims(served, "/complete", **mine, result={"n": 1}) == (200, {})
     assert claims(served, "", **named)[1]["result"] == {"n": 1}
     end_echo(served, "http:1")

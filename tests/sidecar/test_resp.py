@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -99,10 +100,12 @@ def test_a_claim_its_duplicate_and_its_replay(client: redis.Redis) -> None:
 
 def test_only_the_owner_settles(client: redis.Redis) -> None:
     owner = client.execute_command("FD.CLAIM", "order:2")[1]
-    for command in (("FD.COMPLETE", "x"), ("FD.FAIL", "x"), ("FD.RELEASE",), ("FD.RENEW",)):
+    for command in (("FD.COMPLETE", "x"), ("FD.FAIL", "x"), ("FD.RELEASE",), ("FD.RENEW",), ("FD.TOUCH",)):
         with pytest.raises(redis.ResponseError, match="CLAIMLOST"):
             client.execute_command(command[0], "order:2", "0" * 20, *command[1:])
     assert client.execute_command("FD.RENEW", "order:2", owner, 60_000) == "OK"
+    assert client.execute_command("FD.TOUCH", "order:2", owner, "TTL", 200_000_000) == "OK"
+    assert json.loads(client.execute_command("FD.GET", "order:2"))["ttl"] > 190_000_000
     assert client.execute_command("FD.RELEASE", "order:2", owner) == "OK"
     again = client.execute_command("FD.CLAIM", "order:2", "OWNER", "worker-1", "LEASE", 5000, "TTL", 9000)
     assert (again[0], again[1], again[3], again[4]) == ("acquired", "worker-1", 2, 5000)
@@ -266,6 +269,16 @@ async def test_an_ephemeral_claim_is_freed_when_its_client_dies(
     crash("LEASE", "600000")
     assert client.execute_command("FD.CLAIM", "held")[0] == "in_progress", (
         "a plain claim outlives its connection"
+    )
+
+
+async def test_an_ephemeral_claim_that_was_touched_is_freed(sidecar: Sidecar, client: redis.Redis) -> None:
+    """Its connection still holds it, and its lease stays as it is."""
+    with connect(sidecar) as other:
+        owner = other.execute_command("FD.CLAIM", "k", "EPHEMERAL", "LEASE", 600_000)[1]
+        assert other.execute_command("FD.TOUCH", "k", owner, "TTL", 200_000_000) == "OK"
+    await wait_until(
+        lambda: client.execute_command("FD.CLAIM", "k")[0] == "acquired", description="it is free"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import pytest
 
@@ -14,6 +15,7 @@ from fastdedup import (
     InProgressError,
     MismatchError,
     Outcome,
+    Record,
     ResultError,
     State,
     TransitionOutcome,
@@ -55,6 +57,8 @@ def test_the_first_does_the_work_and_others_get_its_result(dedup: Dedup) -> None
         assert other.retry_after is not None
         assert dedup.claim("key", fingerprint="another").outcome is Outcome.MISMATCH
         claim.renew(90)
+        claim.touch(1_000_000)
+        assert cast(Record, dedup.get("key")).ttl > 900_000
         claim.complete({"id": 7})
     again = dedup.claim("key")
     assert (again.outcome, again.result, again.degraded) == (Outcome.SUCCEEDED, {"id": 7}, False)

@@ -31,6 +31,7 @@ def claims() -> None:
     claim.fail(ValueError("no"))
     claim.release()
     claim.renew(lease=5.0)
+    claim.touch(ttl=5.0)
     with dedup.claim("k") as inside:
         assert_type(inside, Claim)
     assert_type(dedup.claim_many(["a", "b"], fingerprints=["x", b"y"]), list[Claim])

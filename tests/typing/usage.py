@@ -145,6 +145,7 @@ async def claims(dedup: Dedup) -> None:
     await claim.fail(ValueError("no"))
     await claim.release()
     await claim.renew(lease=5.0)
+    await claim.touch(ttl=5.0)
     async with dedup.claim("k") as entered:
         assert_type(entered, Claim)
     assert_type(await dedup.claim_many(["a", "b"], fingerprints=["x", b"y"]), list[Claim])

@@ -21,6 +21,7 @@ from fastdedup.kernel.operations import (
     RenewOp,
     Reply,
     SettleOp,
+    TouchOp,
     Verdict,
 )
 from fastdedup.kernel.owners import owner_field
@@ -86,6 +87,10 @@ def release(key: str, owner: str, fence: int = 0) -> ReleaseOp:
 
 def renew(key: str, owner: str, lease: int = LEASE) -> RenewOp:
     return RenewOp(WIRE(key), owner_field(owner), 0, lease, lease + TTL)
+
+
+def touch(key: str, owner: str, keep: int) -> TouchOp:
+    return TouchOp(WIRE(key), owner_field(owner), 0, keep)
 
 
 def forget(key: str) -> ForgetOp:

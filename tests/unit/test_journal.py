@@ -15,7 +15,7 @@ from fastdedup.kernel.owners import owner_field
 from fastdedup.kernel.replies import Adopted
 from fastdedup.kernel.terms import Mode, terms
 
-from .lab import TTL, WIRE, Home, Lab, forget, issue, release, renew, settle
+from .lab import TTL, WIRE, Home, Lab, forget, issue, release, renew, settle, touch
 
 
 def line_of(lab: Lab) -> AdoptOp:
@@ -131,7 +131,7 @@ def test_a_record_that_expires_on_its_way_leaves_no_line() -> None:
 
 
 @pytest.mark.parametrize("answered", [True, False], ids=["answered", "answer lost"])
-@pytest.mark.parametrize("change", ["settle", "release", "next owner", "renew"])
+@pytest.mark.parametrize("change", ["settle", "release", "next owner", "renew", "touch"])
 def test_what_changes_on_the_way_goes_again(change: str, answered: bool) -> None:
     """Without a conflict: all of it happened in one process, in order."""
     home = Home()
@@ -142,6 +142,8 @@ def test_what_changes_on_the_way_goes_again(change: str, answered: bool) -> None
     elif change == "renew":
         home.now += 10
         home.ask(renew("k", "ann"))
+    elif change == "touch":
+        home.ask(touch("k", "ann", 10 * TTL))
     else:
         home.ask(release("k", "ann"))
         if change == "next owner":
@@ -154,16 +156,19 @@ def test_what_changes_on_the_way_goes_again(change: str, answered: bool) -> None
         "release": ("R", "ann"),
         "next owner": ("P", "bob"),
         "renew": ("P", "ann"),
+        "touch": ("P", "ann"),
     }
     assert home.stands("k")[:2] == expected[change]  # type: ignore[index]
 
 
-def test_a_record_whose_time_grows_on_the_way_goes_again() -> None:
+@pytest.mark.parametrize("how", ["claim", "touch"])
+def test_a_record_whose_time_grows_on_the_way_goes_again(how: str) -> None:
     """Nothing else of it has changed, not even its lease."""
     home = Home()
     home.ask(home.claim("k", "ann"))
     lines = home.sent()
-    home.ask(ClaimOp(WIRE("k"), terms(Mode.CLAIM, 1, 10 * TTL, False), owner_field("ann"), None))
+    again = ClaimOp(WIRE("k"), terms(Mode.CLAIM, 1, 10 * TTL, False), owner_field("ann"), None)
+    home.ask(again if how == "claim" else touch("k", "ann", 10 * TTL))
     assert home.judged(lines) == []
     assert home.policy.holds(WIRE("k"))
     assert home.comes_home() == []

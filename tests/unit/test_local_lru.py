@@ -17,7 +17,7 @@ from fastdedup.kernel.records import Stored
 from fastdedup.kernel.replies import TransitionReply
 from fastdedup.kernel.terms import Mode, terms
 
-from .lab import LEASE, TTL, WIRE, Home, Lab, forget, issue, release, renew, settle
+from .lab import LEASE, TTL, WIRE, Home, Lab, forget, issue, release, renew, settle, touch
 
 # Claims that the store gave
 
@@ -221,6 +221,15 @@ def test_a_reading_takes_no_claim_from_its_owner(read: str) -> None:
     fence = lab.acquires("k", "ann")
     reads(lab, "k", "P", **({"owner": owner_field("ann")} if read == "own" else {"fence": fence - 1}))
     assert lab.ask(settle("k", "ann")) is Code.OK
+
+
+def test_a_touched_record_counts_attempts_for_as_long_as_in_the_store() -> None:
+    lab = Lab()
+    lab.acquires("k", "ann")
+    lab.says(touch("k", "ann", 10 * TTL))
+    lab.says(renew("k", "ann"))
+    lab.now += 9 * TTL / 1000
+    assert lab.ask(lab.claim("k", "bob")).attempt == 4
 
 
 def test_a_reading_that_is_heard_of_late_unsettles_nothing() -> None:

@@ -23,6 +23,7 @@ from fastdedup.kernel.operations import (
     ReleaseOp,
     RenewOp,
     SettleOp,
+    TouchOp,
     TransitionOp,
 )
 from fastdedup.kernel.owners import draw_owner
@@ -125,6 +126,10 @@ def claim_op(number: int, lease: int = 30) -> ClaimOp:
 
 def settle_op(number: int, keep: int = 30) -> SettleOp:
     return SettleOp(WIRE(str(number)), draw_owner(), 7, succeeded=True, keep_ms=keep, payload=b"[1]")
+
+
+def touch_op(number: int, keep: int = 90) -> TouchOp:
+    return TouchOp(WIRE(str(number)), draw_owner(), 7, keep)
 
 
 def renew_op(number: int, lease: int = 30) -> RenewOp:
@@ -242,6 +247,7 @@ RUNS = {
     "settle also": Run("settle", settle_also_op, 3, [("state", "also"), ("keep_ms", 30), *OF_LEDGER], True),
     "release": Run("release", release_op, 1, [("consumed", 0)]),
     "renew": Run("renew", renew_op, 1, [("lease_ms", 30), ("keep_ms", 90)]),
+    "touch": Run("touch", touch_op, 1, [("keep_ms", 90)]),
     "issue": Run("issue", issue_op, 1, [("ttl_ms", 30)]),
     "first": Run("first", first_op, 1, OF_LEDGER),
     "seen": Run("seen", seen_op, 1, [*OF_LOOK, ("from_ms", 0)]),
@@ -343,7 +349,7 @@ def test_the_codes_in_a_header_are_those_that_the_script_answers(name: str) -> N
         assert used - quiet == named - quiet
 
 
-@pytest.mark.parametrize("name", ["settle", "release", "renew", "issue"])
+@pytest.mark.parametrize("name", ["settle", "release", "renew", "touch", "issue"])
 def test_a_reply_of_pairs_names_only_what_did_not_succeed(name: str) -> None:
     """{now_us, i, code, ...}: everything unnamed is OK."""
     assert Header.of(name).returns.startswith("{now_us, i, code, ...}: a pair")
@@ -464,6 +470,7 @@ def op_for(verb: Verb) -> Op:
         Verb.SETTLE: settle_op,
         Verb.RELEASE: release_op,
         Verb.RENEW: renew_op,
+        Verb.TOUCH: touch_op,
         Verb.ISSUE: issue_op,
         Verb.TRANSITION: transition_op,
         Verb.READ: lambda number: ReadOp(WIRE(str(number))),

@@ -189,7 +189,7 @@ async def test_a_key_is_free_in_time_although_its_caller_is_cancelled(dedup: Ded
     await dedup.aclose()
 
 
-@pytest.mark.parametrize("name", ["complete", "fail", "release", "renew"])
+@pytest.mark.parametrize("name", ["complete", "fail", "release", "renew", "touch"])
 def test_frameworks_see_that_it_is_to_be_awaited(name: str) -> None:
     """Starlette's BackgroundTask runs any other function in a thread, and drops what it returns."""
     assert inspect.iscoroutinefunction(getattr(Claim, name))

@@ -58,6 +58,7 @@ async def test_reported_of_every_verb_without_changing_its_answer() -> None:
     async with gate("report") as (dedup, _, events):
         claim = await dedup.claim("k")
         await claim.renew()
+        await claim.touch()
         await claim.release()
         token = await dedup.tokens.issue()
         assert await dedup.tokens.consume(token) is Outcome.ACQUIRED
@@ -66,7 +67,7 @@ async def test_reported_of_every_verb_without_changing_its_answer() -> None:
         assert (move.changed, move.confirmed) == (True, False)
         assert await dedup.forget("k") is True
         verbs = [event.verb for event in events if isinstance(event, Shortfall)]
-        assert verbs == ["claim", "renew", "release", "issue", "claim", "transition", "forget"]
+        assert verbs == ["claim", "renew", "touch", "release", "issue", "claim", "transition", "forget"]
 
 
 @pytest.mark.parametrize("options", [{}, {"wait": 1.0}, {"renew": True}, {"owner": "me"}])

@@ -22,6 +22,7 @@ from fastdedup.kernel.operations import (
     ReleaseOp,
     RenewOp,
     SettleOp,
+    TouchOp,
     TransitionOp,
     Verdict,
 )
@@ -99,6 +100,7 @@ BATCHES: list[list[Op]] = [
     ],
     [ReleaseOp(b"t:=a", OWNER, 1), ReleaseOp(b"t:=b", NAMED, 0)],
     [RenewOp(b"t:=a", OWNER, 1, 5, 6), RenewOp(b"t:=b", NAMED, 0, 7, 8)],
+    [TouchOp(b"t:=a", OWNER, 1, 5), TouchOp(b"t:=b", NAMED, 0, 7)],
     [IssueOp(b"t:?a", OWNER, None, 5), IssueOp(b"t:?b", OWNER, MARK, 5)],
     [
         TransitionOp(
@@ -173,6 +175,7 @@ PACKED = [
     "6963fc2c3e66c5e3",
     "137ff7b64ebbae6d",
     "a6af870898046af4",
+    "fafc09a6be749221",
     "895860405a16ee5b",
     "be320219098274cc",
     "1e99c040b4b606f1",

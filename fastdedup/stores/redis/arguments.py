@@ -19,6 +19,7 @@ from ...kernel.operations import (
     ReleaseOp,
     RenewOp,
     SettleOp,
+    TouchOp,
     TransitionOp,
 )
 from ...kernel.owners import RANDOM_BYTES
@@ -158,6 +159,12 @@ ARGUMENTS: Final = LEDGER_ARGUMENTS | {
         HOLDING,
         shared=(plain("lease_ms", millis), plain("keep_ms", both_millis)),
         by=attrgetter("lease_ms", "keep_ms"),
+    ),
+    Verb.TOUCH: Arguments(
+        lambda keep_ms, wire, holding: TouchOp(wire, holding.owner, holding.fence, keep_ms),
+        HOLDING,
+        shared=(plain("keep_ms", millis),),
+        by=attrgetter("keep_ms"),
     ),
     Verb.ISSUE: Arguments(
         lambda ttl_ms, wire, tail: IssueOp(wire, tail[0], tail[1], ttl_ms),

@@ -1,0 +1,34 @@
+-- Let each key's record live for at least a while from now, for its present owner only. The lease does not change.
+--
+-- KEYS[i]  a record's key
+-- ARGV     after floor_us and limit, runs: count, keep_ms; then a proof (fence and owner) per key
+-- returns  {now_us, i, code, ...}: a pair for each key that was not touched: LOST, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
+
+local reply = { now_us }
+
+local function touch(key, keep, proof)
+  local record, fault = read(key, CLAIMS)
+  if record == nil then return fault end
+  if not record or not held_by(record, proof) then return LOST end
+  local state = sub(record, 2, 2)
+  if state ~= 'P' and state ~= 'W' then return LOST end
+  -- Not PEXPIRE with GT, which Redis 7 has.
+  if tonumber(keep) > redis.call('PTTL', key) then return put('PEXPIRE', key, keep) or OK end
+  return write_again(key) or OK
+end
+
+local a, i = 3, 1
+while i <= count do
+  local last, keep = i + tonumber(ARGV[a]) - 1, ARGV[a + 1]
+  a = a + 2
+  for k = i, last do
+    local code = touch(keys[before + k], keep, ARGV[a])
+    if code ~= OK then
+      reply[#reply + 1] = k
+      reply[#reply + 1] = code
+    end
+    a = a + 1
+  end
+  i = last + 1
+end
+return reply
