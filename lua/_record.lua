@@ -148,13 +148,16 @@ local function read(key, states)
   return checked(record, states)
 end
 
--- True where `proof` names the record's owner. `proof`: 7 bytes of fence (zeros match any fence), then the owner's
--- length code and the owner.
-local function held_by(record, proof)
+-- Returns the record of a key whose owner `proof` names; nil and LOST, or nil and a code as `read`. `proof`: 7 bytes of
+-- fence (zeros match any fence), then the owner's length code and the owner.
+local function owned(key, proof)
+  local record, fault = read(key, CLAIMS)
+  if not record then return nil, fault or LOST end
   local last, _, _, code = shape(record)
   local fence = sub(proof, 1, 7)
-  return (fence == sub(record, 3, 9) or fence == '\0\0\0\0\0\0\0')
-    and byte(proof, 8) == code and sub(proof, 9) == sub(record, 19, last)
+  if (fence == sub(record, 3, 9) or fence == '\0\0\0\0\0\0\0')
+    and byte(proof, 8) == code and sub(proof, 9) == sub(record, 19, last) then return record end
+  return nil, LOST
 end
 
 -- Writes a byte of the record again, and returns as `put`. Each answer that says "done" and writes nothing else must call this: it repeats

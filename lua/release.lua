@@ -21,9 +21,8 @@ local function was_consumed(record)
 end
 
 local function release(key, proof, consumed)
-  local record, fault = read(key, CLAIMS)
-  if record == nil then return fault end
-  if not record or not held_by(record, proof) then return LOST end
+  local record, fault = owned(key, proof)
+  if not record then return fault end
   local state = sub(record, 2, 2)
   if state == 'R' or state == 'I' then -- the reply to the first try was lost
     return write_again(key) or OK

@@ -7,9 +7,8 @@
 local reply = { now_us }
 
 local function renew(key, deadline, keep, proof)
-  local record, fault = read(key, CLAIMS)
-  if record == nil then return fault end
-  if not record or not held_by(record, proof) then return LOST end
+  local record, fault = owned(key, proof)
+  if not record then return fault end
   local state = sub(record, 2, 2)
   -- Where the lease ran out and no other owner took the key over, the claim is still its owner's.
   if state ~= 'P' and state ~= 'W' then return LOST end

@@ -14,9 +14,8 @@ local reply = { now_us }
 -- `note`: called with `bucket` and `entry` once the record is known to be this owner's and still open; a code that it
 -- returns is the answer, and then the record stays as it is.
 local function settle(key, state, deadline, keep, proof, payload, note, bucket, entry)
-  local record, fault = read(key, CLAIMS)
-  if record == nil then return fault end
-  if not record or not held_by(record, proof) then return LOST end
+  local record, fault = owned(key, proof)
+  if not record then return fault end
   local present = sub(record, 2, 2)
   if present == state then -- the reply to the first try was lost
     return write_again(key) or OK

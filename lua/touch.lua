@@ -7,9 +7,8 @@
 local reply = { now_us }
 
 local function touch(key, keep, proof)
-  local record, fault = read(key, CLAIMS)
-  if record == nil then return fault end
-  if not record or not held_by(record, proof) then return LOST end
+  local record, fault = owned(key, proof)
+  if not record then return fault end
   local state = sub(record, 2, 2)
   if state ~= 'P' and state ~= 'W' then return LOST end
   -- Not PEXPIRE with GT, which Redis 7 has.

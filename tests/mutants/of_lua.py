@@ -99,8 +99,8 @@ CLAIMS = {
     "lua/_record.lua": [
         Mutant(
             "A claim is settled by a fence that is over.",
-            "return (fence == sub(record, 3, 9) or fence == '\\0\\0\\0\\0\\0\\0\\0')\n    and byte",
-            "return byte",
+            "if (fence == sub(record, 3, 9) or fence == '\\0\\0\\0\\0\\0\\0\\0')\n    and byte",
+            "if byte",
         ),
         Mutant(
             "A claim is settled by another owner with a name of the same length.",
