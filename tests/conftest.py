@@ -9,7 +9,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from functools import cache, wraps
 from typing import Any
 
@@ -25,7 +25,7 @@ from fastdedup.testing import FakeStore
 from . import waiting
 from .brokers import KafkaServer, NatsServer, RabbitServer, SqsServer
 from .databases import MariaServer, PostgresServer
-from .fixtures import fixture_of
+from .fixtures import Opened, fixture_of
 from .marks import MARKS, marks_of
 from .servers import RedisServer, unmeasured
 from .stores import STORES, Backend
@@ -103,7 +103,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     async def run() -> None:
         try:
             # Not pytest-timeout alone: what it raises from a signal handler, a loop's callback may swallow.
-            async with asyncio.timeout(DEADLINE):
+            async with asyncio.timeout(DEADLINE), AsyncExitStack() as stack:
+                for name, each in arguments.items():
+                    if isinstance(each, Opened):
+                        arguments[name] = await stack.enter_async_context(each.context)
                 await pyfuncitem.obj(**arguments)
             await asyncio.sleep(0)  # a task that was cancelled a moment ago ends
             left = asyncio.all_tasks() - {asyncio.current_task()}

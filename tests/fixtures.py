@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Literal
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import wraps
+from typing import Any, Literal, NamedTuple
 
 import pytest
 
@@ -23,3 +24,24 @@ def fixture_of(
             yield made
 
     return entered
+
+
+class Opened(NamedTuple):
+    """An argument of a test that its event loop enters before the test, and leaves after it: the test gets the value.
+
+    Args:
+        context: what is entered.
+    """
+
+    context: AbstractAsyncContextManager[Any]
+
+
+def opened(make: Callable[..., AbstractAsyncContextManager[Any]]) -> Any:
+    """Return a fixture of what `make` returns, open while an async test runs. `make` gets fixtures by their names."""
+
+    @pytest.fixture
+    @wraps(make)
+    def made(**fixtures: Any) -> Opened:
+        return Opened(make(**fixtures))
+
+    return made

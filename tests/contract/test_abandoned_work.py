@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fastdedup import Claim, ClaimLostError, ConfigError, FailedError, Outcome, Resolution, Takeover
+from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, FailedError, Outcome, Resolution, Takeover
 
 from ..stores import Backend, on_stores
 from ..waiting import abandoned, wait_until
@@ -41,21 +41,20 @@ async def test_done_is_the_answer_of_everybody(backend: Backend) -> None:
         assert str(told.last_holder).startswith("pay@")
 
 
-async def test_not_done_runs_the_work_and_unknown_fails(backend: Backend) -> None:
+async def test_not_done_runs_the_work_and_unknown_fails(dedup: Dedup) -> None:
     heard: list[Takeover] = []
-    async with backend.make() as dedup:
-        await abandoned(dedup, "k")
-        async with dedup.claim("k", resolve=answering(Resolution.not_done(), heard)) as claim:
-            assert claim.acquired
-        await abandoned(dedup, "u")
-        claim = await dedup.claim("u", resolve=answering(Resolution.unknown("ask the bank"), heard))
-        assert (claim.outcome, claim.error) == (Outcome.FAILED, "ask the bank")
-        with pytest.raises(FailedError):
-            (await dedup.claim("u")).replay()
-        assert [takeover.key for takeover in heard] == ["k", "u"]
+    await abandoned(dedup, "k")
+    async with dedup.claim("k", resolve=answering(Resolution.not_done(), heard)) as claim:
+        assert claim.acquired
+    await abandoned(dedup, "u")
+    claim = await dedup.claim("u", resolve=answering(Resolution.unknown("ask the bank"), heard))
+    assert (claim.outcome, claim.error) == (Outcome.FAILED, "ask the bank")
+    with pytest.raises(FailedError):
+        (await dedup.claim("u")).replay()
+    assert [takeover.key for takeover in heard] == ["k", "u"]
 
 
-async def test_many_keys_are_asked_about_each_by_itself(backend: Backend) -> None:
+async def test_many_keys_are_asked_about_each_by_itself(dedup: Dedup) -> None:
     """As docs/stuck.md says: side by side, and the error of one check is that of one key."""
     began: set[str] = set()
     all_began = asyncio.Event()
@@ -69,20 +68,19 @@ async def test_many_keys_are_asked_about_each_by_itself(backend: Backend) -> Non
             raise ValueError("no answer")
         return Resolution.done(7) if takeover.key == "done" else Resolution.not_done()
 
-    async with backend.make() as dedup:
-        for key in ("done", "open", "bad"):
-            await abandoned(dedup, key)
-        keys = ("done", "new", "bad", "open")
-        calls = (dedup.claim(key, resolve=check, renew=True) for key in keys)
-        done, new, bad, left = await asyncio.gather(*calls, return_exceptions=True)
-        assert isinstance(done, Claim)
-        assert (done.outcome, done.result) == (Outcome.SUCCEEDED, 7)
-        assert isinstance(bad, ValueError)
-        for claim, attempt in ((new, 1), (left, 2)):
-            assert isinstance(claim, Claim)
-            assert (claim.acquired, claim.attempt) == (True, attempt)
-            await claim.release()
-        assert (await dedup.claim("bad")).acquired, "it was released"
+    for key in ("done", "open", "bad"):
+        await abandoned(dedup, key)
+    keys = ("done", "new", "bad", "open")
+    calls = (dedup.claim(key, resolve=check, renew=True) for key in keys)
+    done, new, bad, left = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(done, Claim)
+    assert (done.outcome, done.result) == (Outcome.SUCCEEDED, 7)
+    assert isinstance(bad, ValueError)
+    for claim, attempt in ((new, 1), (left, 2)):
+        assert isinstance(claim, Claim)
+        assert (claim.acquired, claim.attempt) == (True, attempt)
+        await claim.release()
+    assert (await dedup.claim("bad")).acquired, "it was released"
 
 
 async def test_a_first_claim_and_a_duplicate_are_not_asked_about(backend: Backend) -> None:
@@ -98,23 +96,22 @@ async def test_a_first_claim_and_a_duplicate_are_not_asked_about(backend: Backen
     assert heard == []
 
 
-async def test_an_error_of_the_check_releases_the_claim(backend: Backend) -> None:
+async def test_an_error_of_the_check_releases_the_claim(dedup: Dedup) -> None:
     """And the next claim is asked about, too: what was abandoned still is."""
     heard: list[Takeover] = []
 
     async def broken(takeover: Takeover) -> Resolution:
         raise OSError("the bank is away")
 
-    async with backend.make() as dedup:
-        await abandoned(dedup, "k")
-        with pytest.raises(OSError, match="away"):
-            await dedup.claim("k", resolve=broken)
-        with pytest.raises(ConfigError, match="Resolution"):
-            await dedup.claim("k", resolve=answering("yes", heard))  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="write async def"):
-            await dedup.claim("k", resolve=lambda takeover: Resolution.not_done())  # type: ignore[arg-type,return-value]
-        claim = await dedup.claim("k", resolve=answering(Resolution.not_done(), heard))
-        assert (claim.acquired, heard[-1].attempt) == (True, 5)
+    await abandoned(dedup, "k")
+    with pytest.raises(OSError, match="away"):
+        await dedup.claim("k", resolve=broken)
+    with pytest.raises(ConfigError, match="Resolution"):
+        await dedup.claim("k", resolve=answering("yes", heard))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="write async def"):
+        await dedup.claim("k", resolve=lambda takeover: Resolution.not_done())  # type: ignore[arg-type,return-value]
+    claim = await dedup.claim("k", resolve=answering(Resolution.not_done(), heard))
+    assert (claim.acquired, heard[-1].attempt) == (True, 5)
 
 
 @on_stores("memory", "redis")
@@ -152,37 +149,34 @@ async def test_a_check_stops_where_the_lease_is_lost(backend: Backend) -> None:
             await dedup.claim("k", resolve=forgetting)
 
 
-async def test_once_asks_before_it_runs_again(backend: Backend) -> None:
+async def test_once_asks_before_it_runs_again(dedup: Dedup) -> None:
     heard: list[Takeover] = []
     ran: list[str] = []
-    async with backend.make() as dedup:
 
-        @dedup.once(key=lambda order: order, resolve=answering(Resolution.done("paid before"), heard))
-        async def pay(order: str) -> str:
-            ran.append(order)
-            return "paid"
+    @dedup.once(key=lambda order: order, resolve=answering(Resolution.done("paid before"), heard))
+    async def pay(order: str) -> str:
+        ran.append(order)
+        return "paid"
 
-        await abandoned(dedup, "k")
-        assert [await pay("k"), await pay("k"), await pay("new")] == ["paid before", "paid before", "paid"]
-        assert (ran, len(heard)) == (["new"], 1)
+    await abandoned(dedup, "k")
+    assert [await pay("k"), await pay("k"), await pay("new")] == ["paid before", "paid before", "paid"]
+    assert (ran, len(heard)) == (["new"], 1)
 
 
-async def test_an_owner_that_claims_again_is_asked_too(backend: Backend) -> None:
+async def test_an_owner_that_claims_again_is_asked_too(dedup: Dedup) -> None:
     """A named owner that was started again may have done the work before it died."""
     heard: list[Takeover] = []
-    async with backend.make() as dedup:
-        await dedup.claim("k", owner="worker-1")
-        claim = await dedup.claim("k", owner="worker-1", resolve=answering(Resolution.done(1), heard))
-        assert (claim.result, heard[0].attempt, heard[0].last_owner) == (1, 1, None)
+    await dedup.claim("k", owner="worker-1")
+    claim = await dedup.claim("k", owner="worker-1", resolve=answering(Resolution.done(1), heard))
+    assert (claim.result, heard[0].attempt, heard[0].last_owner) == (1, 1, None)
 
 
-async def test_the_key_of_the_next_hop_belongs_to_the_key(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        first = await abandoned(dedup, "k")
-        again = await dedup.claim("k")
-        assert again.downstream("stripe") == first.downstream("stripe")
-        await dedup.forget("k")
-        assert (await dedup.claim("k")).downstream("stripe") == first.downstream("stripe")
-        others = {again.downstream("mail"), (await dedup.claim("k2")).downstream("stripe")}
-        others.add((await dedup.scoped("x").claim("k")).downstream("stripe"))
-        assert len(others - {first.downstream("stripe")}) == 3
+async def test_the_key_of_the_next_hop_belongs_to_the_key(dedup: Dedup) -> None:
+    first = await abandoned(dedup, "k")
+    again = await dedup.claim("k")
+    assert again.downstream("stripe") == first.downstream("stripe")
+    await dedup.forget("k")
+    assert (await dedup.claim("k")).downstream("stripe") == first.downstream("stripe")
+    others = {again.downstream("mail"), (await dedup.claim("k2")).downstream("stripe")}
+    others.add((await dedup.scoped("x").claim("k")).downstream("stripe"))
+    assert len(others - {first.downstream("stripe")}) == 3

@@ -45,54 +45,50 @@ async def adopt(dedup: Dedup, ours: Stored, base: Holding | None = None) -> Adop
     return reply
 
 
-async def test_the_record_that_the_store_was_known_to_hold_gives_way(backend: Backend) -> None:
+async def test_the_record_that_the_store_was_known_to_hold_gives_way(dedup: Dedup) -> None:
     """Its owner released it in the outage, and another took the key: all in one process."""
-    async with backend.make() as dedup:
-        theirs = await dedup.claim("k", owner="theirs")
-        base = Holding(owner_field(theirs.owner), theirs.fence)
-        assert (await adopt(dedup, done_elsewhere(theirs), base)).code is Code.OK
-        found = await dedup.get("k")
-        assert found is not None
-        assert (found.owner, found.fence, found.attempt) == ("ours", theirs.fence + 1, 3)
+    theirs = await dedup.claim("k", owner="theirs")
+    base = Holding(owner_field(theirs.owner), theirs.fence)
+    assert (await adopt(dedup, done_elsewhere(theirs), base)).code is Code.OK
+    found = await dedup.get("k")
+    assert found is not None
+    assert (found.owner, found.fence, found.attempt) == ("ours", theirs.fence + 1, 3)
 
 
-async def test_a_waiting_claimant_is_told_of_an_adopted_result(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        theirs = await dedup.claim("k", owner="theirs")
+async def test_a_waiting_claimant_is_told_of_an_adopted_result(dedup: Dedup) -> None:
+    theirs = await dedup.claim("k", owner="theirs")
 
-        async def waits() -> Claim:
-            return await dedup.claim("k", wait=30.0)
+    async def waits() -> Claim:
+        return await dedup.claim("k", wait=30.0)
 
-        async def adopts() -> None:
-            while (await dedup.gate.connection.running_engine().submit(ReadOp(WIRE("k")))).state != "W":
-                pass
-            await adopt(dedup, done_elsewhere(theirs))
+    async def adopts() -> None:
+        while (await dedup.gate.connection.running_engine().submit(ReadOp(WIRE("k")))).state != "W":
+            pass
+        await adopt(dedup, done_elsewhere(theirs))
 
-        claim, _ = await asyncio.gather(waits(), adopts())
-        assert (claim.outcome, claim.result) == (Outcome.SUCCEEDED, "ours")
-
-
-async def test_a_token_is_adopted_with_its_subject(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        token = await dedup.tokens.issue("user:7")
-        wire = dedup.tokens.wire(token)
-        engine = dedup.gate.connection.running_engine()
-        issued = await engine.submit(ReadOp(wire))
-        assert issued.token
-        await engine.submit(ForgetOp(wire))
-        assert await dedup.tokens.consume(token, "user:7") is Outcome.UNKNOWN
-        assert (await engine.submit(AdoptOp(wire, issued, None))).code is Code.OK
-        assert await dedup.tokens.consume(token, "user:8") is Outcome.MISMATCH
-        assert await dedup.tokens.consume(token, "user:7") is Outcome.ACQUIRED
-        assert await dedup.tokens.consume(token, "user:7") is Outcome.SUCCEEDED
+    claim, _ = await asyncio.gather(waits(), adopts())
+    assert (claim.outcome, claim.result) == (Outcome.SUCCEEDED, "ours")
 
 
-async def test_a_foreign_value_is_left_alone(backend: Backend) -> None:
+async def test_a_token_is_adopted_with_its_subject(dedup: Dedup) -> None:
+    token = await dedup.tokens.issue("user:7")
+    wire = dedup.tokens.wire(token)
+    engine = dedup.gate.connection.running_engine()
+    issued = await engine.submit(ReadOp(wire))
+    assert issued.token
+    await engine.submit(ForgetOp(wire))
+    assert await dedup.tokens.consume(token, "user:7") is Outcome.UNKNOWN
+    assert (await engine.submit(AdoptOp(wire, issued, None))).code is Code.OK
+    assert await dedup.tokens.consume(token, "user:8") is Outcome.MISMATCH
+    assert await dedup.tokens.consume(token, "user:7") is Outcome.ACQUIRED
+    assert await dedup.tokens.consume(token, "user:7") is Outcome.SUCCEEDED
+
+
+async def test_a_foreign_value_is_left_alone(dedup: Dedup, backend: Backend) -> None:
     if backend.raw is None:
         return  # nobody else writes to a memory store
-    async with backend.make() as dedup:
-        claim = await dedup.claim("k")
-        backend.raw.set("t:=k", "forever somebody else's", px=HOUR)
-        assert (await adopt(dedup, done_elsewhere(claim))).code is Code.FOREIGN
-        with pytest.raises(ForeignRecordError):
-            await dedup.get("k")
+    claim = await dedup.claim("k")
+    backend.raw.set("t:=k", "forever somebody else's", px=HOUR)
+    assert (await adopt(dedup, done_elsewhere(claim))).code is Code.FOREIGN
+    with pytest.raises(ForeignRecordError):
+        await dedup.get("k")

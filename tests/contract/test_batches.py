@@ -14,21 +14,20 @@ from ..stores import Backend
 from ..waiting import acquired
 
 
-async def test_concurrent_claims_get_their_own_answers(backend: Backend) -> None:
+async def test_concurrent_claims_get_their_own_answers(dedup: Dedup) -> None:
     """Mixed verbs, keys and terms at once: no reply goes to another caller."""
-    async with backend.make() as dedup:
 
-        async def cycle(n: int) -> None:
-            claim = await dedup.claim(f"key-{n}", owner=f"owner-{n}", lease=10 + n % 7, fingerprint=f"f{n}")
-            assert claim.acquired
-            assert claim.owner == f"owner-{n}"
-            assert claim.lease == 10 + n % 7
-            await claim.renew(20)
-            await claim.complete({"n": n})
-            again = await dedup.claim(f"key-{n}", fingerprint=f"f{n}")
-            assert again.result == {"n": n}
+    async def cycle(n: int) -> None:
+        claim = await dedup.claim(f"key-{n}", owner=f"owner-{n}", lease=10 + n % 7, fingerprint=f"f{n}")
+        assert claim.acquired
+        assert claim.owner == f"owner-{n}"
+        assert claim.lease == 10 + n % 7
+        await claim.renew(20)
+        await claim.complete({"n": n})
+        again = await dedup.claim(f"key-{n}", fingerprint=f"f{n}")
+        assert again.result == {"n": n}
 
-        await asyncio.gather(*(cycle(n) for n in range(300)))
+    await asyncio.gather(*(cycle(n) for n in range(300)))
 
 
 async def test_a_bad_key_fails_alone(backend: Backend) -> None:
@@ -57,28 +56,27 @@ async def test_a_bad_key_fails_alone(backend: Backend) -> None:
     assert backend.raw.type("t:=forever-list") == b"list"
 
 
-async def test_scripts_flushed_under_load_lose_nothing(backend: Backend) -> None:
+async def test_scripts_flushed_under_load_lose_nothing(dedup: Dedup, backend: Backend) -> None:
     if backend.raw is None:
         return  # a memory store has no scripts
     raw = backend.raw
-    async with backend.make() as dedup:
-        won = 0
+    won = 0
 
-        async def claimant(n: int) -> None:
-            nonlocal won
-            for step in range(20):
-                claim = await dedup.claim(f"key-{step}-{n % 25}")
-                won += claim.acquired
-                if claim.acquired:
-                    await claim.complete(step)
+    async def claimant(n: int) -> None:
+        nonlocal won
+        for step in range(20):
+            claim = await dedup.claim(f"key-{step}-{n % 25}")
+            won += claim.acquired
+            if claim.acquired:
+                await claim.complete(step)
 
-        async def flusher() -> None:
-            for _ in range(20):
-                raw.script_flush()
-                await asyncio.sleep(0)
+    async def flusher() -> None:
+        for _ in range(20):
+            raw.script_flush()
+            await asyncio.sleep(0)
 
-        await asyncio.gather(flusher(), *(claimant(n) for n in range(100)))
-        assert won == 20 * 25
+    await asyncio.gather(flusher(), *(claimant(n) for n in range(100)))
+    assert won == 20 * 25
 
 
 async def test_claims_of_one_loop_reach_redis_in_few_calls(redis_url: str, redis_server: RedisServer) -> None:
@@ -96,25 +94,22 @@ async def test_claims_of_one_loop_reach_redis_in_few_calls(redis_url: str, redis
 
 
 @pytest.mark.parametrize("named", [False, True])
-async def test_a_cancelled_caller_leaves_no_orphan(backend: Backend, named: bool) -> None:
+async def test_a_cancelled_caller_leaves_no_orphan(dedup: Dedup, named: bool) -> None:
     """Whenever it was cancelled: queued, sent, or answered but not yet resumed."""
-    async with backend.make() as dedup:
-        chance = random.Random(7)
-        for round_ in range(40):
-            keys = [f"key-{round_}-{n}" for n in range(20)]
-            tasks = [
-                asyncio.create_task(dedup.claim(key, owner=f"me-{key}" if named else None)) for key in keys
-            ]
-            for _ in range(chance.randrange(6)):
-                await asyncio.sleep(0)
-            for task in tasks:
-                task.cancel()
-            answers = await asyncio.gather(*tasks, return_exceptions=True)
-            for key, answer in zip(keys, answers, strict=True):
-                if isinstance(answer, asyncio.CancelledError):
-                    await acquired(dedup, key)
-                else:
-                    assert answer.acquired
+    chance = random.Random(7)
+    for round_ in range(40):
+        keys = [f"key-{round_}-{n}" for n in range(20)]
+        tasks = [asyncio.create_task(dedup.claim(key, owner=f"me-{key}" if named else None)) for key in keys]
+        for _ in range(chance.randrange(6)):
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        for key, answer in zip(keys, answers, strict=True):
+            if isinstance(answer, asyncio.CancelledError):
+                await acquired(dedup, key)
+            else:
+                assert answer.acquired
 
 
 async def test_aclose_answers_what_was_accepted(backend: Backend) -> None:
@@ -129,14 +124,13 @@ async def test_aclose_answers_what_was_accepted(backend: Backend) -> None:
     await dedup.aclose()
 
 
-async def test_a_claim_call_is_a_coroutine_to_asyncio(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(dedup.claim("a"))
-        assert task.result().acquired
-        assert (await asyncio.wait_for(dedup.claim("b"), 5)).acquired
-        [claim] = await asyncio.gather(dedup.claim("c"))
-        assert claim.acquired
-        call = dedup.claim("never sent")
-        call.close()
-        assert (await dedup.claim("never sent")).attempt == 1
+async def test_a_claim_call_is_a_coroutine_to_asyncio(dedup: Dedup) -> None:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(dedup.claim("a"))
+    assert task.result().acquired
+    assert (await asyncio.wait_for(dedup.claim("b"), 5)).acquired
+    [claim] = await asyncio.gather(dedup.claim("c"))
+    assert claim.acquired
+    call = dedup.claim("never sent")
+    call.close()
+    assert (await dedup.claim("never sent")).attempt == 1

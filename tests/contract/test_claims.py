@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import ClaimLostError, Fingerprint, Outcome, State, UnavailableError
+from fastdedup import ClaimLostError, Dedup, Fingerprint, Outcome, State, UnavailableError
 
 from ..stores import Backend
 from ..waiting import wait_until
@@ -43,120 +43,109 @@ async def test_of_many_concurrent_claims_exactly_one_is_acquired(backend: Backen
         await gate.aclose()
 
 
-async def test_the_same_owner_gets_its_own_claim_back(backend: Backend) -> None:
+async def test_the_same_owner_gets_its_own_claim_back(dedup: Dedup) -> None:
     """Guarantee 2: what a caller does whose reply was lost."""
-    async with backend.make() as dedup:
-        first = await dedup.claim("key", owner="worker-1")
-        again = await dedup.claim("key", owner="worker-1")
-        assert again.acquired
-        assert (again.fence, again.attempt, again.owner) == (first.fence, first.attempt, "worker-1")
-        await again.complete("done")
+    first = await dedup.claim("key", owner="worker-1")
+    again = await dedup.claim("key", owner="worker-1")
+    assert again.acquired
+    assert (again.fence, again.attempt, again.owner) == (first.fence, first.attempt, "worker-1")
+    await again.complete("done")
 
 
-async def test_another_owner_finds_in_progress_with_the_time_left(backend: Backend) -> None:
+async def test_another_owner_finds_in_progress_with_the_time_left(dedup: Dedup) -> None:
     """Guarantee 3."""
-    async with backend.make() as dedup:
-        mine = await dedup.claim("key", lease=30)
-        other = await dedup.claim("key")
-        assert other.outcome is Outcome.IN_PROGRESS
-        assert other.retry_after is not None
-        assert 25 < other.retry_after <= 30
-        assert other.owner != mine.owner, "an owner's name is never shown to another claimant"
-        assert other.result is None
-        assert other.error is None
-        assert other.lease is None
+    mine = await dedup.claim("key", lease=30)
+    other = await dedup.claim("key")
+    assert other.outcome is Outcome.IN_PROGRESS
+    assert other.retry_after is not None
+    assert 25 < other.retry_after <= 30
+    assert other.owner != mine.owner, "an owner's name is never shown to another claimant"
+    assert other.result is None
+    assert other.error is None
+    assert other.lease is None
 
 
-async def test_an_ended_lease_is_taken_over_with_a_higher_fence(backend: Backend) -> None:
+async def test_an_ended_lease_is_taken_over_with_a_higher_fence(dedup: Dedup) -> None:
     """Guarantee 4: attempts count, fences rise, the former owner has lost."""
-    async with backend.make() as dedup:
-        first = await dedup.claim("key", lease=LEASE)
-        later = [await acquired_when_lease_ends(dedup, "key", lease=LEASE) for _ in range(3)]
-        claims = [first, *later]
-        assert [claim.attempt for claim in claims] == [1, 2, 3, 4]
-        fences = [claim.fence for claim in claims]
-        assert fences == sorted(set(fences))
-        for stale in claims[:-1]:
-            with pytest.raises(ClaimLostError):
-                await stale.complete("too late")
+    first = await dedup.claim("key", lease=LEASE)
+    later = [await acquired_when_lease_ends(dedup, "key", lease=LEASE) for _ in range(3)]
+    claims = [first, *later]
+    assert [claim.attempt for claim in claims] == [1, 2, 3, 4]
+    fences = [claim.fence for claim in claims]
+    assert fences == sorted(set(fences))
+    for stale in claims[:-1]:
+        with pytest.raises(ClaimLostError):
+            await stale.complete("too late")
 
 
 @pytest.mark.parametrize("state", ["processing", "expired", "succeeded", "failed"])
-async def test_another_fingerprint_is_a_mismatch_in_every_state(backend: Backend, state: str) -> None:
+async def test_another_fingerprint_is_a_mismatch_in_every_state(dedup: Dedup, state: str) -> None:
     """Guarantee 9, an ended lease among them: a different request never takes over."""
-    async with backend.make() as dedup:
-        claim = await dedup.claim(
-            "key", fingerprint={"total": 1}, lease=LEASE if state == "expired" else None
-        )
-        if state == "succeeded":
-            await claim.complete("r")
-        elif state == "failed":
-            await claim.fail("e")
-        elif state == "expired":
-
-            async def ended() -> bool:
-                record = await dedup.get("key")
-                return record is not None and record.lease is not None and record.lease <= 0
-
-            await wait_until(ended, description="the lease ends")
-        other = await dedup.claim("key", fingerprint={"total": 2})
-        assert other.outcome is Outcome.MISMATCH
-        assert other.result is None
-        assert other.error is None
-        without = await dedup.claim("key")
-        assert without.outcome is not Outcome.MISMATCH, "only where both are given"
-
-
-async def test_a_records_fingerprint_is_the_claims(backend: Backend) -> None:
-    """As bytes it would be digested again: a claim with it would be a mismatch."""
-    async with backend.make() as dedup:
-        await dedup.claim("key", fingerprint={"a": 1})
-        record = await dedup.get("key")
-        assert record is not None
-        assert repr(record.fingerprint).startswith("Fingerprint.fromhex(")
-        assert (await dedup.claim("key", fingerprint=record.fingerprint)).outcome is Outcome.IN_PROGRESS
-
-
-async def test_concurrent_claims_with_different_fingerprints_mismatch(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        claims = await asyncio.gather(*(dedup.claim("key", fingerprint=f"body {n % 2}") for n in range(10)))
-        outcomes = [claim.outcome for claim in claims]
-        assert outcomes.count(Outcome.ACQUIRED) == 1
-        assert outcomes.count(Outcome.MISMATCH) == 5
-        assert outcomes.count(Outcome.IN_PROGRESS) == 4
-
-
-async def test_every_record_expires_by_itself(backend: Backend) -> None:
-    """Guarantee 12: a success is remembered for its ttl, then the key is new."""
-    async with backend.make() as dedup:
-        claim = await dedup.claim("key", ttl=LEASE)  # a short lease could end before the result is stored
+    claim = await dedup.claim("key", fingerprint={"total": 1}, lease=LEASE if state == "expired" else None)
+    if state == "succeeded":
         await claim.complete("r")
-        fresh = await acquired_when_lease_ends(dedup, "key")
-        assert fresh.attempt == 1
-        assert fresh.fence > claim.fence
+    elif state == "failed":
+        await claim.fail("e")
+    elif state == "expired":
+
+        async def ended() -> bool:
+            record = await dedup.get("key")
+            return record is not None and record.lease is not None and record.lease <= 0
+
+        await wait_until(ended, description="the lease ends")
+    other = await dedup.claim("key", fingerprint={"total": 2})
+    assert other.outcome is Outcome.MISMATCH
+    assert other.result is None
+    assert other.error is None
+    without = await dedup.claim("key")
+    assert without.outcome is not Outcome.MISMATCH, "only where both are given"
 
 
-async def test_namespaces_and_scopes_do_not_meet(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        other = backend.make(namespace="other")
-        scoped = dedup.scoped("sms", ttl=60.0)
-        assert scoped.settings.namespace == "t:sms"
-        assert scoped.settings.ttl == 60.0
-        assert scoped.settings.lease == dedup.settings.lease
-        async with other:
-            for gate in (dedup, other, scoped):
-                assert (await gate.claim("key")).acquired
-        assert (await scoped.claim("key")).outcome is Outcome.IN_PROGRESS
+async def test_a_records_fingerprint_is_the_claims(dedup: Dedup) -> None:
+    """As bytes it would be digested again: a claim with it would be a mismatch."""
+    await dedup.claim("key", fingerprint={"a": 1})
+    record = await dedup.get("key")
+    assert record is not None
+    assert repr(record.fingerprint).startswith("Fingerprint.fromhex(")
+    assert (await dedup.claim("key", fingerprint=record.fingerprint)).outcome is Outcome.IN_PROGRESS
 
 
-async def test_claim_many_answers_each_key_in_order(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        await dedup.claim("b")
-        claims = await dedup.claim_many(["a", "b", "c", "a"], fingerprints=["1", "2", "3", "1"])
-        outcomes = [claim.outcome for claim in claims]
-        assert outcomes == [Outcome.ACQUIRED, Outcome.IN_PROGRESS, Outcome.ACQUIRED, Outcome.IN_PROGRESS]
-        assert [claim.key for claim in claims] == ["a", "b", "c", "a"]
-        assert await dedup.claim_many([]) == []
+async def test_concurrent_claims_with_different_fingerprints_mismatch(dedup: Dedup) -> None:
+    claims = await asyncio.gather(*(dedup.claim("key", fingerprint=f"body {n % 2}") for n in range(10)))
+    outcomes = [claim.outcome for claim in claims]
+    assert outcomes.count(Outcome.ACQUIRED) == 1
+    assert outcomes.count(Outcome.MISMATCH) == 5
+    assert outcomes.count(Outcome.IN_PROGRESS) == 4
+
+
+async def test_every_record_expires_by_itself(dedup: Dedup) -> None:
+    """Guarantee 12: a success is remembered for its ttl, then the key is new."""
+    claim = await dedup.claim("key", ttl=LEASE)  # a short lease could end before the result is stored
+    await claim.complete("r")
+    fresh = await acquired_when_lease_ends(dedup, "key")
+    assert fresh.attempt == 1
+    assert fresh.fence > claim.fence
+
+
+async def test_namespaces_and_scopes_do_not_meet(dedup: Dedup, backend: Backend) -> None:
+    other = backend.make(namespace="other")
+    scoped = dedup.scoped("sms", ttl=60.0)
+    assert scoped.settings.namespace == "t:sms"
+    assert scoped.settings.ttl == 60.0
+    assert scoped.settings.lease == dedup.settings.lease
+    async with other:
+        for gate in (dedup, other, scoped):
+            assert (await gate.claim("key")).acquired
+    assert (await scoped.claim("key")).outcome is Outcome.IN_PROGRESS
+
+
+async def test_claim_many_answers_each_key_in_order(dedup: Dedup) -> None:
+    await dedup.claim("b")
+    claims = await dedup.claim_many(["a", "b", "c", "a"], fingerprints=["1", "2", "3", "1"])
+    outcomes = [claim.outcome for claim in claims]
+    assert outcomes == [Outcome.ACQUIRED, Outcome.IN_PROGRESS, Outcome.ACQUIRED, Outcome.IN_PROGRESS]
+    assert [claim.key for claim in claims] == ["a", "b", "c", "a"]
+    assert await dedup.claim_many([]) == []
 
 
 async def test_claim_many_sends_a_long_list_in_parts(backend: Backend) -> None:
@@ -169,46 +158,43 @@ async def test_claim_many_sends_a_long_list_in_parts(backend: Backend) -> None:
 MARK = Fingerprint(b"0123456789abcdef")
 
 
-async def test_get_shows_the_record(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        with backend.only_the_store_knows:
-            assert await dedup.get("key") is None
-        claim = await dedup.claim("key", owner="worker-1", fingerprint=MARK, lease=10, ttl=100)
-        record = await dedup.get("key")
-        assert record is not None
-        assert (record.key, record.state, record.owner) == ("key", State.PROCESSING, "worker-1")
-        assert (record.fence, record.attempt) == (claim.fence, 1)
-        assert record.fingerprint == MARK
-        assert record.lease is not None
-        assert 5 < record.lease <= 10
-        assert 100 < record.ttl <= 110
-        await claim.complete({"id": 7})
-        record = await dedup.get("key")
-        assert record is not None
-        assert (record.state, record.result, record.lease) == (State.SUCCEEDED, {"id": 7}, None)
-        assert 95 < record.ttl <= 100
+async def test_get_shows_the_record(dedup: Dedup, backend: Backend) -> None:
+    with backend.only_the_store_knows:
+        assert await dedup.get("key") is None
+    claim = await dedup.claim("key", owner="worker-1", fingerprint=MARK, lease=10, ttl=100)
+    record = await dedup.get("key")
+    assert record is not None
+    assert (record.key, record.state, record.owner) == ("key", State.PROCESSING, "worker-1")
+    assert (record.fence, record.attempt) == (claim.fence, 1)
+    assert record.fingerprint == MARK
+    assert record.lease is not None
+    assert 5 < record.lease <= 10
+    assert 100 < record.ttl <= 110
+    await claim.complete({"id": 7})
+    record = await dedup.get("key")
+    assert record is not None
+    assert (record.state, record.result, record.lease) == (State.SUCCEEDED, {"id": 7}, None)
+    assert 95 < record.ttl <= 100
 
 
-async def test_forget_makes_a_key_new(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        claim = await dedup.claim("key")
-        assert await dedup.forget("key") is True
-        with backend.only_the_store_knows:
-            assert await dedup.forget("key") is False
-        assert (await dedup.claim("key")).attempt == 1
-        with pytest.raises(ClaimLostError):
-            await claim.complete()
+async def test_forget_makes_a_key_new(dedup: Dedup, backend: Backend) -> None:
+    claim = await dedup.claim("key")
+    assert await dedup.forget("key") is True
+    with backend.only_the_store_knows:
+        assert await dedup.forget("key") is False
+    assert (await dedup.claim("key")).attempt == 1
+    with pytest.raises(ClaimLostError):
+        await claim.complete()
 
 
 @pytest.mark.parametrize("key", ["a", "x" * 16, "x" * 17, "x" * 1024, "Grüße 🎉", "a\0b", "\n", "{tag}", " "])
-async def test_keys_may_be_any_text(backend: Backend, key: str) -> None:
-    async with backend.make() as dedup:
-        claim = await dedup.claim(key)
-        assert claim.acquired
-        assert claim.key == key
-        assert (await dedup.claim(key)).outcome is Outcome.IN_PROGRESS
-        await claim.complete(key)
-        assert (await dedup.claim(key)).result == key
+async def test_keys_may_be_any_text(dedup: Dedup, key: str) -> None:
+    claim = await dedup.claim(key)
+    assert claim.acquired
+    assert claim.key == key
+    assert (await dedup.claim(key)).outcome is Outcome.IN_PROGRESS
+    await claim.complete(key)
+    assert (await dedup.claim(key)).result == key
 
 
 async def test_readable_keys_stand_in_redis_as_they_are(backend: Backend) -> None:

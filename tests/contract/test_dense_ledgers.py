@@ -30,115 +30,106 @@ async def test_only_integers_are_ids(id: Any) -> None:
         assert await ledger.seen(7) is False
 
 
-async def test_all_integers_are_apart(backend: Backend) -> None:
+async def test_all_integers_are_apart(dedup: Dedup) -> None:
     """Neighbours, those at the ends of cells, chunks and buckets, and those that share a bucket with others."""
     edges = {0, 2**63 - 1}
     for power in range(6, 63, 3):
         edges |= {2**power - 1, 2**power, 3 * 2**power}
     ids = sorted(edges)
-    async with backend.make() as dedup:
-        ledger = dense(dedup)
-        assert await ledger.first_many(ids) == [True] * len(ids)
-        assert await ledger.first_many(ids) == [False] * len(ids)
-        assert not any(
-            [await ledger.seen(each + 5) for each in ids if each + 5 not in edges and each < 2**62]
-        )
+    ledger = dense(dedup)
+    assert await ledger.first_many(ids) == [True] * len(ids)
+    assert await ledger.first_many(ids) == [False] * len(ids)
+    assert not any([await ledger.seen(each + 5) for each in ids if each + 5 not in edges and each < 2**62])
 
 
-async def test_ids_in_any_order_are_first_once(backend: Backend) -> None:
+async def test_ids_in_any_order_are_first_once(dedup: Dedup) -> None:
     """Through strays, cells, and back."""
     dice = Random(7)
     ids = [*range(5000, 6200), *(dice.randrange(2**60) for _ in range(300))]
     dice.shuffle(ids)
-    async with backend.make() as dedup:
-        ledger = dense(dedup)
-        for at in range(0, len(ids), 250):
-            part = ids[at : at + 250]
-            assert all(await ledger.first_many(part, owner=f"call {at}"))
-            assert all(await ledger.first_many(part, owner=f"call {at}"))
-        assert not any(await ledger.first_many(ids))
-        assert [await ledger.forget(each) for each in ids[::50]] == [True] * len(ids[::50])
-        assert await ledger.first_many(ids) == [at % 50 == 0 for at in range(len(ids))]
+    ledger = dense(dedup)
+    for at in range(0, len(ids), 250):
+        part = ids[at : at + 250]
+        assert all(await ledger.first_many(part, owner=f"call {at}"))
+        assert all(await ledger.first_many(part, owner=f"call {at}"))
+    assert not any(await ledger.first_many(ids))
+    assert [await ledger.forget(each) for each in ids[::50]] == [True] * len(ids[::50])
+    assert await ledger.first_many(ids) == [at % 50 == 0 for at in range(len(ids))]
 
 
-async def test_another_sequence_takes_over_a_bucket(backend: Backend) -> None:
+async def test_another_sequence_takes_over_a_bucket(dedup: Dedup) -> None:
     """Both are remembered: the cells become those of the chunk that has more ids."""
-    async with backend.make() as dedup:
-        ledger = dense(dedup, capacity=64)
-        await ledger.open()
-        assert ledger.view is not None
-        form = ledger.view.form
-        other = form.chunk * form.buckets * 1000
-        assert all(await ledger.first_many(range(150), owner="one"))
-        assert all(await ledger.first_many(range(other, other + 700), owner="other"))
-        assert all(await ledger.first_many(range(150), owner="one"))
-        assert all(await ledger.first_many(range(other, other + 700), owner="other"))
-        assert not any(await ledger.first_many([*range(150), *range(other, other + 700)]))
+    ledger = dense(dedup, capacity=64)
+    await ledger.open()
+    assert ledger.view is not None
+    form = ledger.view.form
+    other = form.chunk * form.buckets * 1000
+    assert all(await ledger.first_many(range(150), owner="one"))
+    assert all(await ledger.first_many(range(other, other + 700), owner="other"))
+    assert all(await ledger.first_many(range(150), owner="one"))
+    assert all(await ledger.first_many(range(other, other + 700), owner="other"))
+    assert not any(await ledger.first_many([*range(150), *range(other, other + 700)]))
 
 
-async def test_single_calls_keep_their_names(backend: Backend) -> None:
+async def test_single_calls_keep_their_names(dedup: Dedup) -> None:
     """Many in one batch: each has a nonce of its own."""
-    async with backend.make() as dedup:
-        ledger = dense(dedup)
-        for _ in range(2):
-            answers = await asyncio.gather(*(ledger.first(n, owner=f"call {n}") for n in range(300)))
-            assert all(answers)
-        assert not any(await asyncio.gather(*(ledger.first(n, owner="other") for n in range(300))))
+    ledger = dense(dedup)
+    for _ in range(2):
+        answers = await asyncio.gather(*(ledger.first(n, owner=f"call {n}") for n in range(300)))
+        assert all(answers)
+    assert not any(await asyncio.gather(*(ledger.first(n, owner="other") for n in range(300))))
 
 
-async def test_neighbours_are_new_again_one_by_one(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        ledger, loop = dense(dedup, window=0.6), asyncio.get_running_loop()
-        assert all(await ledger.first_many(range(0, 300, 2)))
-        began = loop.time()
-        await wait_until(lambda: loop.time() > began + 0.3, description="half a window has passed")
-        asked = loop.time()
-        assert all(await ledger.first_many(range(1, 300, 2)))
+async def test_neighbours_are_new_again_one_by_one(dedup: Dedup) -> None:
+    ledger, loop = dense(dedup, window=0.6), asyncio.get_running_loop()
+    assert all(await ledger.first_many(range(0, 300, 2)))
+    began = loop.time()
+    await wait_until(lambda: loop.time() > began + 0.3, description="half a window has passed")
+    asked = loop.time()
+    assert all(await ledger.first_many(range(1, 300, 2)))
 
-        async def first_half_is_new() -> bool:
-            return not any(await asyncio.gather(*map(ledger.seen, range(0, 300, 2))))
+    async def first_half_is_new() -> bool:
+        return not any(await asyncio.gather(*map(ledger.seen, range(0, 300, 2))))
 
-        await wait_until(first_half_is_new, description="the first half is new again")
-        later = [await ledger.seen(n) for n in (1, 299)]
-        assert all(later) or loop.time() > asked + 0.6
-        assert all(await ledger.first_many(range(0, 300, 2)))
+    await wait_until(first_half_is_new, description="the first half is new again")
+    later = [await ledger.seen(n) for n in (1, 299)]
+    assert all(later) or loop.time() > asked + 0.6
+    assert all(await ledger.first_many(range(0, 300, 2)))
 
 
-async def test_a_foreign_value_fails_alone(backend: Backend) -> None:
+async def test_a_foreign_value_fails_alone(dedup: Dedup, backend: Backend) -> None:
     if backend.raw is None:
         return
-    async with backend.make() as dedup:
-        ledger = dense(dedup)
-        await ledger.open()
-        assert ledger.view is not None
-        bucket = ledger.view.addresses.find(b"7")[0]
-        for value in (b"x" * 5, b"\1D\7\x10" + b"x" * 100, b"\1D\7\x80" + bytes(7 + 128 * 9)):
-            backend.raw.set(bucket, value, px=60_000)
-            with pytest.raises(ForeignRecordError):
-                await ledger.first(7)
-            assert await ledger.first_many([100_000 + len(value)]) == [True]
-        backend.raw.delete(bucket)
-        beside = bucket[: bucket.index(b"}") + 1]
-        backend.raw.set(beside, b"x" * 5, px=60_000)
+    ledger = dense(dedup)
+    await ledger.open()
+    assert ledger.view is not None
+    bucket = ledger.view.addresses.find(b"7")[0]
+    for value in (b"x" * 5, b"\1D\7\x10" + b"x" * 100, b"\1D\7\x80" + bytes(7 + 128 * 9)):
+        backend.raw.set(bucket, value, px=60_000)
         with pytest.raises(ForeignRecordError):
-            await ledger.first_many(range(300))
-        backend.raw.delete(beside)
-        assert all(await ledger.first_many(range(300)))
+            await ledger.first(7)
+        assert await ledger.first_many([100_000 + len(value)]) == [True]
+    backend.raw.delete(bucket)
+    beside = bucket[: bucket.index(b"}") + 1]
+    backend.raw.set(beside, b"x" * 5, px=60_000)
+    with pytest.raises(ForeignRecordError):
+        await ledger.first_many(range(300))
+    backend.raw.delete(beside)
+    assert all(await ledger.first_many(range(300)))
 
 
-async def test_an_id_takes_a_third_of_a_byte(backend: Backend) -> None:
+async def test_an_id_takes_a_third_of_a_byte(dedup: Dedup, backend: Backend) -> None:
     if backend.name != "redis":
         return
-    async with backend.make() as dedup:
-        # An id of a later slot than the others of its cell is a stray, and no slot of a year's window ends meanwhile.
-        ledger = dense(dedup, capacity=2_000_000, window=365 * 86_400.0)
-        for start in range(0, 40_000, 5000):
-            await ledger.first_many(range(start, start + 5000))
-        keys = [key for key in backend.raw.keys("*offsets{*") if not key.endswith(b"}")]
-        assert sum(backend.raw.memory_usage(key) for key in keys) / 40_000 < 0.2
-        # Beside them, whatever their number: 5 bytes for each of the youngest.
-        nonces = [key for key in backend.raw.keys("*offsets{*") if key.endswith(b"}")]
-        assert sum(backend.raw.memory_usage(key) for key in nonces) < 7 * 16 * 4096
+    # An id of a later slot than the others of its cell is a stray, and no slot of a year's window ends meanwhile.
+    ledger = dense(dedup, capacity=2_000_000, window=365 * 86_400.0)
+    for start in range(0, 40_000, 5000):
+        await ledger.first_many(range(start, start + 5000))
+    keys = [key for key in backend.raw.keys("*offsets{*") if not key.endswith(b"}")]
+    assert sum(backend.raw.memory_usage(key) for key in keys) / 40_000 < 0.2
+    # Beside them, whatever their number: 5 bytes for each of the youngest.
+    nonces = [key for key in backend.raw.keys("*offsets{*") if key.endswith(b"}")]
+    assert sum(backend.raw.memory_usage(key) for key in nonces) < 7 * 16 * 4096
 
 
 @pytest.mark.parametrize("settings", [{"width": 7}, {"exact": False}, {"write": "append"}])

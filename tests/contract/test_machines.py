@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastdedup import ConfigError, TransitionOutcome
+from fastdedup import ConfigError, Dedup, TransitionOutcome
 
 from ..stores import Backend
 
@@ -18,45 +18,42 @@ ORDER = {
 }
 
 
-async def test_a_machine_moves_along_its_definition(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        orders = dedup.machine("order", initial="pending", transitions=ORDER)
-        with backend.only_the_store_knows:
-            assert await orders.get("42") == ("pending", 0)
-        move = await orders.transition("42", to="paid")
-        assert (move.outcome, move.state, move.version) == (TransitionOutcome.CHANGED, "paid", 1)
-        assert move.changed
-        again = await orders.transition("42", to="paid")
-        assert (again.outcome, again.state, again.version) == (TransitionOutcome.ALREADY, "paid", 1)
-        illegal = await orders.transition("42", to="canceled")
-        assert (illegal.outcome, illegal.state, illegal.version) == (TransitionOutcome.ILLEGAL, "paid", 1)
-        assert await orders.get("42") == ("paid", 1)
-        with backend.only_the_store_knows:
-            assert await orders.get("43") == ("pending", 0)
+async def test_a_machine_moves_along_its_definition(dedup: Dedup, backend: Backend) -> None:
+    orders = dedup.machine("order", initial="pending", transitions=ORDER)
+    with backend.only_the_store_knows:
+        assert await orders.get("42") == ("pending", 0)
+    move = await orders.transition("42", to="paid")
+    assert (move.outcome, move.state, move.version) == (TransitionOutcome.CHANGED, "paid", 1)
+    assert move.changed
+    again = await orders.transition("42", to="paid")
+    assert (again.outcome, again.state, again.version) == (TransitionOutcome.ALREADY, "paid", 1)
+    illegal = await orders.transition("42", to="canceled")
+    assert (illegal.outcome, illegal.state, illegal.version) == (TransitionOutcome.ILLEGAL, "paid", 1)
+    assert await orders.get("42") == ("paid", 1)
+    with backend.only_the_store_knows:
+        assert await orders.get("43") == ("pending", 0)
 
 
-async def test_a_version_must_be_the_present_one(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        orders = dedup.machine("order", initial="pending", transitions=ORDER)
-        assert (await orders.transition("42", to="paid", version=3)).outcome is TransitionOutcome.STALE
-        assert (await orders.transition("42", to="paid", version=0)).changed
-        redelivered = await orders.transition("42", to="paid", version=0)
-        assert redelivered.outcome is TransitionOutcome.ALREADY, "the same message, delivered again"
-        assert (await orders.transition("42", to="refunded", version=1)).version == 2
-        assert (await orders.transition("42", to="paid", version=2)).version == 3
-        late = await orders.transition("42", to="paid", version=0)
-        assert late.outcome is TransitionOutcome.STALE, (
-            "back in this state by another way: not this message's doing"
-        )
+async def test_a_version_must_be_the_present_one(dedup: Dedup) -> None:
+    orders = dedup.machine("order", initial="pending", transitions=ORDER)
+    assert (await orders.transition("42", to="paid", version=3)).outcome is TransitionOutcome.STALE
+    assert (await orders.transition("42", to="paid", version=0)).changed
+    redelivered = await orders.transition("42", to="paid", version=0)
+    assert redelivered.outcome is TransitionOutcome.ALREADY, "the same message, delivered again"
+    assert (await orders.transition("42", to="refunded", version=1)).version == 2
+    assert (await orders.transition("42", to="paid", version=2)).version == 3
+    late = await orders.transition("42", to="paid", version=0)
+    assert late.outcome is TransitionOutcome.STALE, (
+        "back in this state by another way: not this message's doing"
+    )
 
 
-async def test_machines_of_different_names_do_not_meet(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        one = dedup.machine("one", initial="a", transitions={"a": ("b",), "b": ()})
-        two = dedup.machine("two", initial="a", transitions={"a": ("b",), "b": ()})
-        assert (await one.transition("x", to="b")).changed
-        assert (await two.transition("x", to="b")).changed
-        assert (await dedup.claim("one/x")).acquired
+async def test_machines_of_different_names_do_not_meet(dedup: Dedup) -> None:
+    one = dedup.machine("one", initial="a", transitions={"a": ("b",), "b": ()})
+    two = dedup.machine("two", initial="a", transitions={"a": ("b",), "b": ()})
+    assert (await one.transition("x", to="b")).changed
+    assert (await two.transition("x", to="b")).changed
+    assert (await dedup.claim("one/x")).acquired
 
 
 @pytest.mark.parametrize(
@@ -79,10 +76,9 @@ def test_a_definition_is_checked_when_made(
         Dedup("memory://").machine("order", initial=initial, transitions=transitions)
 
 
-async def test_an_unknown_target_is_a_mistake(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        orders = dedup.machine("order", initial="pending", transitions=ORDER)
-        with pytest.raises(ConfigError, match="no state 'payed'; it has 'canceled'"):
-            await orders.transition("42", to="payed")
-        with pytest.raises(ConfigError, match="version"):
-            await orders.transition("42", to="paid", version=-1)
+async def test_an_unknown_target_is_a_mistake(dedup: Dedup) -> None:
+    orders = dedup.machine("order", initial="pending", transitions=ORDER)
+    with pytest.raises(ConfigError, match="no state 'payed'; it has 'canceled'"):
+        await orders.transition("42", to="payed")
+    with pytest.raises(ConfigError, match="version"):
+        await orders.transition("42", to="paid", version=-1)

@@ -28,38 +28,34 @@ def keys(found: Listing) -> list[str]:
     return sorted({record.key for record in found.records})
 
 
-async def test_a_list_finds_every_record_of_its_namespace(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        names = [f"k{number}" for number in range(600)]
-        await dedup.claim_many(names)
-        await dedup.scoped("other").claim("not mine")
-        assert keys(await all_of(dedup)) == sorted(names)
+async def test_a_list_finds_every_record_of_its_namespace(dedup: Dedup) -> None:
+    names = [f"k{number}" for number in range(600)]
+    await dedup.claim_many(names)
+    await dedup.scoped("other").claim("not mine")
+    assert keys(await all_of(dedup)) == sorted(names)
 
 
-async def test_a_list_is_narrowed_by_prefix_state_kind_and_age(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        await (await dedup.claim("order:*1")).complete({"n": 1})
-        await dedup.claim("order:2", fingerprint="body")
-        await dedup.claim("x" * 100)
-        token = await dedup.tokens.issue()
-        async with dedup.lock("order:9"):
-            await dedup.machine("order", initial="a", transitions={"a": ("b",), "b": ()}).transition(
-                "1", to="b"
-            )
-            assert keys(await all_of(dedup, prefix="order:")) == ["order:*1", "order:2", "order:9"]
-            assert keys(await all_of(dedup, prefix="order:*")) == ["order:*1"]
-            assert keys(await all_of(dedup, kind="lock")) == ["order:9"]
-            assert keys(await all_of(dedup, state=State.SUCCEEDED)) == ["order:*1"]
-            held = await all_of(dedup, kind="claim", state=State.PROCESSING)
-        assert keys(held) == [
-            held.records[0].key if held.records[0].key[0] == "#" else held.records[1].key,
-            "order:2",
-        ]
-        (issued,) = (await all_of(dedup, kind="token")).records
-        assert (issued.state, issued.kind, issued.key[0]) == (State.ISSUED, "token", "#")
-        assert token not in issued.key
-        assert (await all_of(dedup, older=60)).records == []
-        assert all(0 <= (record.age or 0) < 30 for record in held.records)
+async def test_a_list_is_narrowed_by_prefix_state_kind_and_age(dedup: Dedup) -> None:
+    await (await dedup.claim("order:*1")).complete({"n": 1})
+    await dedup.claim("order:2", fingerprint="body")
+    await dedup.claim("x" * 100)
+    token = await dedup.tokens.issue()
+    async with dedup.lock("order:9"):
+        await dedup.machine("order", initial="a", transitions={"a": ("b",), "b": ()}).transition("1", to="b")
+        assert keys(await all_of(dedup, prefix="order:")) == ["order:*1", "order:2", "order:9"]
+        assert keys(await all_of(dedup, prefix="order:*")) == ["order:*1"]
+        assert keys(await all_of(dedup, kind="lock")) == ["order:9"]
+        assert keys(await all_of(dedup, state=State.SUCCEEDED)) == ["order:*1"]
+        held = await all_of(dedup, kind="claim", state=State.PROCESSING)
+    assert keys(held) == [
+        held.records[0].key if held.records[0].key[0] == "#" else held.records[1].key,
+        "order:2",
+    ]
+    (issued,) = (await all_of(dedup, kind="token")).records
+    assert (issued.state, issued.kind, issued.key[0]) == (State.ISSUED, "token", "#")
+    assert token not in issued.key
+    assert (await all_of(dedup, older=60)).records == []
+    assert all(0 <= (record.age or 0) < 30 for record in held.records)
 
 
 async def test_a_record_tells_its_age(backend: Backend) -> None:
@@ -94,31 +90,30 @@ async def test_a_listed_digest_names_its_record(backend: Backend) -> None:
     assert any(isinstance(event, RecordsListed) and event.found == 1 for event in events)
 
 
-async def test_each_kind_is_shown_and_forgotten(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        token = await dedup.tokens.issue("me")
-        orders = dedup.machine("order", initial="a", transitions={"a": ("b",), "b": ()})
-        await orders.transition("1", to="b")
-        async with dedup.lock("l"):
-            found = [
-                await dedup.get("l", "lock"),
-                await dedup.get(token, "token"),
-                await dedup.get("order/1", "machine"),
-            ]
-            assert [record and record.state for record in found] == [
-                State.PROCESSING,
-                State.ISSUED,
-                State.MACHINE,
-            ]
-            assert found[2] is not None
-            assert (found[2].result, found[2].version) == ("b", 1)
-        assert await dedup.get("l") is None
-        assert await dedup.forget(token, "token") is True
-        assert await dedup.forget(token, "token") is False
-        assert await orders.forget("1") is True
-        assert await orders.get("1") == ("a", 0)
-        with pytest.raises(ConfigError, match="kind must be one of"):
-            await dedup.get("l", "wrong")  # type: ignore[arg-type]
+async def test_each_kind_is_shown_and_forgotten(dedup: Dedup) -> None:
+    token = await dedup.tokens.issue("me")
+    orders = dedup.machine("order", initial="a", transitions={"a": ("b",), "b": ()})
+    await orders.transition("1", to="b")
+    async with dedup.lock("l"):
+        found = [
+            await dedup.get("l", "lock"),
+            await dedup.get(token, "token"),
+            await dedup.get("order/1", "machine"),
+        ]
+        assert [record and record.state for record in found] == [
+            State.PROCESSING,
+            State.ISSUED,
+            State.MACHINE,
+        ]
+        assert found[2] is not None
+        assert (found[2].result, found[2].version) == ("b", 1)
+    assert await dedup.get("l") is None
+    assert await dedup.forget(token, "token") is True
+    assert await dedup.forget(token, "token") is False
+    assert await orders.forget("1") is True
+    assert await orders.get("1") == ("a", 0)
+    with pytest.raises(ConfigError, match="kind must be one of"):
+        await dedup.get("l", "wrong")  # type: ignore[arg-type]
 
 
 async def test_a_record_says_who_holds_it_where_asked(backend: Backend) -> None:

@@ -116,37 +116,35 @@ async def test_retries_and_removals_go_over_the_switch(backend: Backend) -> None
 
 
 @stores
-async def test_what_was_given_up_before_the_switch_is_new(backend: Backend) -> None:
+async def test_what_was_given_up_before_the_switch_is_new(dedup: Dedup) -> None:
     """Nobody was told; the next call must not wait until it is taken back."""
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        assert await ledger.first("id", owner="lost")
-        assert ledger.view is not None
-        wire, entry = ledger.view.addresses.entry(b"id", nonce("lost"))
-        op = FirstOp(wire, entry, ledger.view.terms, b"id")
-        await switched(ledger)
-        OrphanIds(dedup.gate.connection.orphans).add(op)
-        assert await ledger.first("id")
-        assert not await ledger.first("id")
+    ledger = ledger_of(dedup)
+    assert await ledger.first("id", owner="lost")
+    assert ledger.view is not None
+    wire, entry = ledger.view.addresses.entry(b"id", nonce("lost"))
+    op = FirstOp(wire, entry, ledger.view.terms, b"id")
+    await switched(ledger)
+    OrphanIds(dedup.gate.connection.orphans).add(op)
+    assert await ledger.first("id")
+    assert not await ledger.first("id")
 
 
 @stores
-async def test_a_node_whose_clock_is_ahead_is_believed(backend: Backend) -> None:
+async def test_a_node_whose_clock_is_ahead_is_believed(dedup: Dedup) -> None:
     """The ledger's own node says that the switch is to come, the bucket's node that it was."""
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        assert await ledger.first("id")
-        await switched(ledger)
-        view = ledger.view
-        assert view is not None
-        whole = view.whole
-        for switch in (False, True):
-            found = StoredForm(view.text, whole.switch_ms - 20)
-            now = asyncio.get_running_loop().time()
-            ledger.form.view = LedgerView(ledger.store_key, whole, found, "set", now, switch)
-            ledger.view.terms.until_ms = min(ledger.view.terms.until_ms, whole.switch_ms - 1 + 10**6 * switch)
-            assert not await ledger.first("id")
-        assert await ledger.first("new")
+    ledger = ledger_of(dedup)
+    assert await ledger.first("id")
+    await switched(ledger)
+    view = ledger.view
+    assert view is not None
+    whole = view.whole
+    for switch in (False, True):
+        found = StoredForm(view.text, whole.switch_ms - 20)
+        now = asyncio.get_running_loop().time()
+        ledger.form.view = LedgerView(ledger.store_key, whole, found, "set", now, switch)
+        ledger.view.terms.until_ms = min(ledger.view.terms.until_ms, whole.switch_ms - 1 + 10**6 * switch)
+        assert not await ledger.first("id")
+    assert await ledger.first("new")
 
 
 @stores
@@ -171,45 +169,42 @@ async def test_the_former_form_is_dropped_after_a_window(backend: Backend) -> No
 
 
 @stores
-async def test_a_version_that_knows_no_resizing_is_refused(backend: Backend) -> None:
+async def test_a_version_that_knows_no_resizing_is_refused(dedup: Dedup) -> None:
     """It looks for the capacity at the top of the text, and says that a newer version founded the ledger."""
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        progress = await ledger.resize(capacity=NEW)
-        assert (progress.capacity, progress.former_capacity) == (NEW, OLD)
-        assert 0 < progress.switch_in <= 0.3 < 3600 < progress.over_in
-        assert ledger.view is not None
-        assert "capacity" not in orjson.loads(ledger.view.text)
-        assert (await ledger.resize(capacity=NEW)).capacity == NEW
-        for capacity in (OLD, NEW):
-            await ledger_of(dedup, capacity).open()
-        with pytest.raises(ConfigError, match=r"capacity=3000.*resize\(\)"):
-            await ledger_of(dedup, 700).open()
+    ledger = ledger_of(dedup)
+    progress = await ledger.resize(capacity=NEW)
+    assert (progress.capacity, progress.former_capacity) == (NEW, OLD)
+    assert 0 < progress.switch_in <= 0.3 < 3600 < progress.over_in
+    assert ledger.view is not None
+    assert "capacity" not in orjson.loads(ledger.view.text)
+    assert (await ledger.resize(capacity=NEW)).capacity == NEW
+    for capacity in (OLD, NEW):
+        await ledger_of(dedup, capacity).open()
+    with pytest.raises(ConfigError, match=r"capacity=3000.*resize\(\)"):
+        await ledger_of(dedup, 700).open()
 
 
 @stores
-async def test_a_late_announcement_is_not_made(backend: Backend) -> None:
+async def test_a_late_announcement_is_not_made(dedup: Dedup) -> None:
     """Its switch would come before all clients know of it."""
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        await ledger.open()
-        view = ledger.view
-        assert view is not None
-        text = view.whole.resized(NEW, view.now_ms + 500).text()
-        late = LedgerOp(ledger.store_key, text, 60_000, view.text, view.now_ms - 5000)
-        assert await dedup.gate.run(late) is Code.STALE
-        assert (await ledger.resize(capacity=OLD)).former_capacity == 0
+    ledger = ledger_of(dedup)
+    await ledger.open()
+    view = ledger.view
+    assert view is not None
+    text = view.whole.resized(NEW, view.now_ms + 500).text()
+    late = LedgerOp(ledger.store_key, text, 60_000, view.text, view.now_ms - 5000)
+    assert await dedup.gate.run(late) is Code.STALE
+    assert (await ledger.resize(capacity=OLD)).former_capacity == 0
 
 
 @stores
-async def test_claims_wait_until_it_is_over(backend: Backend) -> None:
+async def test_claims_wait_until_it_is_over(dedup: Dedup, backend: Backend) -> None:
     if backend.name == "sidecar":
         return  # such claims do not go through it
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        await ledger.resize(capacity=NEW)
-        with pytest.raises(ConfigError, match="takes no claims"):
-            await dedup.claim("key", remember=ledger)
+    ledger = ledger_of(dedup)
+    await ledger.resize(capacity=NEW)
+    with pytest.raises(ConfigError, match="takes no claims"):
+        await dedup.claim("key", remember=ledger)
 
 
 async def test_only_the_store_resizes() -> None:

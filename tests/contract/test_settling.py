@@ -19,16 +19,15 @@ LEASE = 0.02
 @pytest.mark.parametrize(
     "result", [None, True, 0, "", "text", [], {"nested": [1, {"a": None}]}, "x" * 262_142]
 )
-async def test_a_success_answers_every_claimant_with_the_first_result(backend: Backend, result: Any) -> None:
+async def test_a_success_answers_every_claimant_with_the_first_result(dedup: Dedup, result: Any) -> None:
     """Guarantee 7, from nothing to the size limit."""
-    async with backend.make() as dedup:
-        claim = await dedup.claim("key")
-        await claim.complete(result)
-        for _ in range(2):
-            again = await dedup.claim("key")
-            assert again.outcome is Outcome.SUCCEEDED
-            assert again.result == result
-            assert again.fence == claim.fence
+    claim = await dedup.claim("key")
+    await claim.complete(result)
+    for _ in range(2):
+        again = await dedup.claim("key")
+        assert again.outcome is Outcome.SUCCEEDED
+        assert again.result == result
+        assert again.fence == claim.fence
 
 
 async def test_a_failure_answers_with_its_error_for_failure_ttl(backend: Backend) -> None:
@@ -52,12 +51,11 @@ async def test_a_failure_answers_with_its_error_for_failure_ttl(backend: Backend
 
 
 @pytest.mark.parametrize(("error", "said"), [(None, "failed$"), ("declined", "failed: 'declined'$")])
-async def test_a_replayed_failure_says_what_was_recorded(backend: Backend, error: object, said: str) -> None:
-    async with backend.make() as dedup:
-        await (await dedup.claim("k")).fail(error)
-        with pytest.raises(FailedError, match=said) as caught:
-            (await dedup.claim("k")).replay()
-        assert caught.value.error == error
+async def test_a_replayed_failure_says_what_was_recorded(dedup: Dedup, error: object, said: str) -> None:
+    await (await dedup.claim("k")).fail(error)
+    with pytest.raises(FailedError, match=said) as caught:
+        (await dedup.claim("k")).replay()
+    assert caught.value.error == error
 
 
 async def ttl_of(dedup: Dedup, key: str) -> float:
@@ -93,43 +91,40 @@ async def test_a_settled_record_lives_as_its_settling_says(backend: Backend) -> 
         assert await ttl_of(dedup, "key") <= 20
 
 
-async def test_a_stale_owner_touches_nothing(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        stale = await dedup.claim("key", lease=LEASE)
-        present = await dedup.claim("key", lease=20.0, ttl=20.0, wait=5.0)
-        with pytest.raises(ClaimLostError):
-            await stale.touch(1000)
-        assert stale.lost
-        assert await ttl_of(dedup, "key") <= 40
-        await present.complete(1)
+async def test_a_stale_owner_touches_nothing(dedup: Dedup) -> None:
+    stale = await dedup.claim("key", lease=LEASE)
+    present = await dedup.claim("key", lease=20.0, ttl=20.0, wait=5.0)
+    with pytest.raises(ClaimLostError):
+        await stale.touch(1000)
+    assert stale.lost
+    assert await ttl_of(dedup, "key") <= 40
+    await present.complete(1)
 
 
-async def test_the_body_of_async_with_settles(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        async with dedup.claim("done") as claim:
-            assert claim.acquired
-        async with dedup.claim("done") as claim:
-            assert claim.outcome is Outcome.SUCCEEDED
-            assert claim.result is None
-        async with dedup.claim("own") as claim:
-            await claim.complete("by the body")
-        assert (await dedup.claim("own")).result == "by the body"
-        with pytest.raises(ZeroDivisionError):
-            async with dedup.claim("broken"):
-                raise ZeroDivisionError
-        assert (await dedup.claim("broken")).attempt == 2
+async def test_the_body_of_async_with_settles(dedup: Dedup) -> None:
+    async with dedup.claim("done") as claim:
+        assert claim.acquired
+    async with dedup.claim("done") as claim:
+        assert claim.outcome is Outcome.SUCCEEDED
+        assert claim.result is None
+    async with dedup.claim("own") as claim:
+        await claim.complete("by the body")
+    assert (await dedup.claim("own")).result == "by the body"
+    with pytest.raises(ZeroDivisionError):
+        async with dedup.claim("broken"):
+            raise ZeroDivisionError
+    assert (await dedup.claim("broken")).attempt == 2
 
 
-async def test_a_cancelled_body_frees_the_key(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        inside = asyncio.Event()
+async def test_a_cancelled_body_frees_the_key(dedup: Dedup) -> None:
+    inside = asyncio.Event()
 
-        async def work() -> None:
-            async with dedup.claim("key"):
-                inside.set()
-                await asyncio.Event().wait()
+    async def work() -> None:
+        async with dedup.claim("key"):
+            inside.set()
+            await asyncio.Event().wait()
 
-        task = asyncio.create_task(work())
-        await inside.wait()
-        await cancel(task)
-        await acquired(dedup, "key")
+    task = asyncio.create_task(work())
+    await inside.wait()
+    await cancel(task)
+    await acquired(dedup, "key")

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from fastdedup import Outcome, UnavailableError
+from fastdedup import Dedup, Outcome, UnavailableError
 
 from ..stores import Backend
 from ..waiting import wait_until
@@ -15,71 +15,65 @@ from ..waiting import wait_until
 LEASE = 0.02
 
 
-async def test_a_token_is_url_safe_and_long(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        tokens = [await dedup.tokens.issue() for _ in range(50)]
-        assert len(set(tokens)) == 50
-        for token in tokens:
-            assert re.fullmatch(r"[A-Za-z0-9_-]{32}", token), "32 characters of 6 bits: 192 bits"
+async def test_a_token_is_url_safe_and_long(dedup: Dedup) -> None:
+    tokens = [await dedup.tokens.issue() for _ in range(50)]
+    assert len(set(tokens)) == 50
+    for token in tokens:
+        assert re.fullmatch(r"[A-Za-z0-9_-]{32}", token), "32 characters of 6 bits: 192 bits"
 
 
-async def test_the_store_keeps_only_a_hash(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        token = await dedup.tokens.issue("user:7")
-        claim = await dedup.tokens.redeem(token, "user:7")
-        assert token not in repr(claim)
-        assert token not in claim.key
-        if backend.raw is not None:
-            for key in backend.raw.keys("*"):
-                assert token.encode() not in key
-                assert token.encode() not in backend.raw.get(key)
+async def test_the_store_keeps_only_a_hash(dedup: Dedup, backend: Backend) -> None:
+    token = await dedup.tokens.issue("user:7")
+    claim = await dedup.tokens.redeem(token, "user:7")
+    assert token not in repr(claim)
+    assert token not in claim.key
+    if backend.raw is not None:
+        for key in backend.raw.keys("*"):
+            assert token.encode() not in key
+            assert token.encode() not in backend.raw.get(key)
 
 
-async def test_consume_lets_a_token_through_once(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        token = await dedup.tokens.issue("user:7")
-        assert await dedup.tokens.consume(token, "user:8") is Outcome.MISMATCH
-        outcomes = await asyncio.gather(*(dedup.tokens.consume(token, "user:7") for _ in range(50)))
-        assert outcomes.count(Outcome.ACQUIRED) == 1
-        assert outcomes.count(Outcome.SUCCEEDED) == 49
-        assert await dedup.tokens.consume(token, "user:8") is Outcome.MISMATCH
+async def test_consume_lets_a_token_through_once(dedup: Dedup) -> None:
+    token = await dedup.tokens.issue("user:7")
+    assert await dedup.tokens.consume(token, "user:8") is Outcome.MISMATCH
+    outcomes = await asyncio.gather(*(dedup.tokens.consume(token, "user:7") for _ in range(50)))
+    assert outcomes.count(Outcome.ACQUIRED) == 1
+    assert outcomes.count(Outcome.SUCCEEDED) == 49
+    assert await dedup.tokens.consume(token, "user:8") is Outcome.MISMATCH
 
 
 @pytest.mark.parametrize("token", ["", "never-issued", "x" * 10_000, "ümläut", "\ud800", "\0"])
-async def test_what_was_never_issued_is_unknown(backend: Backend, token: str) -> None:
+async def test_what_was_never_issued_is_unknown(dedup: Dedup, backend: Backend, token: str) -> None:
     """Whatever text a client sends."""
-    async with backend.make() as dedup:
-        with backend.only_the_store_knows:
-            assert await dedup.tokens.consume(token) is Outcome.UNKNOWN
-        with backend.only_the_store_knows:
-            claim = await dedup.tokens.redeem(token)
-            assert claim.outcome is Outcome.UNKNOWN
-            assert not claim.acquired
+    with backend.only_the_store_knows:
+        assert await dedup.tokens.consume(token) is Outcome.UNKNOWN
+    with backend.only_the_store_knows:
+        claim = await dedup.tokens.redeem(token)
+        assert claim.outcome is Outcome.UNKNOWN
+        assert not claim.acquired
 
 
-async def test_an_expired_token_is_unknown(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        other = await dedup.tokens.issue("somebody", ttl=LEASE)
+async def test_an_expired_token_is_unknown(dedup: Dedup, backend: Backend) -> None:
+    other = await dedup.tokens.issue("somebody", ttl=LEASE)
 
-        async def gone() -> bool:
-            try:
-                return (await dedup.tokens.consume(other, "nobody")) is Outcome.UNKNOWN
-            except UnavailableError:
-                return backend.name == "local"  # what has expired here may be live in the store
+    async def gone() -> bool:
+        try:
+            return (await dedup.tokens.consume(other, "nobody")) is Outcome.UNKNOWN
+        except UnavailableError:
+            return backend.name == "local"  # what has expired here may be live in the store
 
-        await wait_until(gone, description="the token expires")
+    await wait_until(gone, description="the token expires")
 
 
-async def test_a_second_redeem_replays_the_first_result(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        token = await dedup.tokens.issue("user:7")
-        async with dedup.tokens.redeem(token, "user:7") as claim:
-            assert claim.acquired
-            assert claim.attempt == 1
-            during = await dedup.tokens.redeem(token, "user:7")
-            assert during.outcome is Outcome.IN_PROGRESS
-            await claim.complete({"order": 1})
-        again = await dedup.tokens.redeem(token, "user:7")
-        assert (again.outcome, again.result) == (Outcome.SUCCEEDED, {"order": 1})
-        assert (await dedup.tokens.redeem(token, "user:8")).outcome is Outcome.MISMATCH
-        assert await dedup.tokens.consume(token, "user:7") is Outcome.SUCCEEDED
+async def test_a_second_redeem_replays_the_first_result(dedup: Dedup) -> None:
+    token = await dedup.tokens.issue("user:7")
+    async with dedup.tokens.redeem(token, "user:7") as claim:
+        assert claim.acquired
+        assert claim.attempt == 1
+        during = await dedup.tokens.redeem(token, "user:7")
+        assert during.outcome is Outcome.IN_PROGRESS
+        await claim.complete({"order": 1})
+    again = await dedup.tokens.redeem(token, "user:7")
+    assert (again.outcome, again.result) == (Outcome.SUCCEEDED, {"order": 1})
+    assert (await dedup.tokens.redeem(token, "user:8")).outcome is Outcome.MISMATCH
+    assert await dedup.tokens.consume(token, "user:7") is Outcome.SUCCEEDED

@@ -43,73 +43,68 @@ async def abandoned(dedup: Dedup, key: str, **options: Any) -> Claim:
     return claim
 
 
-async def test_of_many_claims_one_is_acquired(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        ledgers = [ledger_of(dedup), ledger_of(dedup)]
-        names = [*map(str, range(20)), *[None] * 60]
-        asked = [dedup.claim("k", remember=ledgers[n % 2], owner=name) for n, name in enumerate(names)]
-        found = Counter([claim.outcome.value for claim in await asyncio.gather(*asked)])
-        assert found == {"acquired": 1, "in_progress": 79}
+async def test_of_many_claims_one_is_acquired(dedup: Dedup) -> None:
+    ledgers = [ledger_of(dedup), ledger_of(dedup)]
+    names = [*map(str, range(20)), *[None] * 60]
+    asked = [dedup.claim("k", remember=ledgers[n % 2], owner=name) for n, name in enumerate(names)]
+    found = Counter([claim.outcome.value for claim in await asyncio.gather(*asked)])
+    assert found == {"acquired": 1, "in_progress": 79}
 
 
-async def test_a_success_is_remembered_without_its_result(backend: Backend) -> None:
+async def test_a_success_is_remembered_without_its_result(dedup: Dedup) -> None:
     """The result is kept as long as the echo; then the ledger alone knows the key."""
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        claim = await dedup.claim("k", remember=ledger)
-        assert claim.acquired
-        assert claim.attempt == 1
-        assert not claim.remembered
-        assert await ledger.seen("k") is False
-        await claim.complete({"n": 1})
-        assert await ledger.seen("k") is True
-        echo = await dedup.claim("k", remember=ledger)
-        assert (echo.outcome, echo.result, echo.remembered) == (Outcome.SUCCEEDED, {"n": 1}, False)
-        await end_echo(dedup, claim)
-        later = await dedup.claim("k", remember=ledger)
-        assert (later.outcome, later.result, later.remembered) == (Outcome.SUCCEEDED, None, True)
-        assert later.replay() is None
-        assert (await dedup.claim("k", remember=ledger, owner="me", wait=1.0)).remembered
-        assert await ledger.forget("k") is True
-        again = await dedup.claim("k", remember=ledger)
-        assert again.acquired
-        assert again.fence > claim.fence
+    ledger = ledger_of(dedup)
+    claim = await dedup.claim("k", remember=ledger)
+    assert claim.acquired
+    assert claim.attempt == 1
+    assert not claim.remembered
+    assert await ledger.seen("k") is False
+    await claim.complete({"n": 1})
+    assert await ledger.seen("k") is True
+    echo = await dedup.claim("k", remember=ledger)
+    assert (echo.outcome, echo.result, echo.remembered) == (Outcome.SUCCEEDED, {"n": 1}, False)
+    await end_echo(dedup, claim)
+    later = await dedup.claim("k", remember=ledger)
+    assert (later.outcome, later.result, later.remembered) == (Outcome.SUCCEEDED, None, True)
+    assert later.replay() is None
+    assert (await dedup.claim("k", remember=ledger, owner="me", wait=1.0)).remembered
+    assert await ledger.forget("k") is True
+    again = await dedup.claim("k", remember=ledger)
+    assert again.acquired
+    assert again.fence > claim.fence
 
 
-async def test_a_waiter_gets_the_result(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        claim = await dedup.claim("k", remember=ledger)
-        waiting = asyncio.create_task(dedup.claim("k", remember=ledger, wait=5.0))
-        await wait_until(lambda: is_watched(dedup, claim), description="the store knows of the waiter")
-        await claim.complete([1, 2])
-        assert (await waiting).result == [1, 2]
+async def test_a_waiter_gets_the_result(dedup: Dedup) -> None:
+    ledger = ledger_of(dedup)
+    claim = await dedup.claim("k", remember=ledger)
+    waiting = asyncio.create_task(dedup.claim("k", remember=ledger, wait=5.0))
+    await wait_until(lambda: is_watched(dedup, claim), description="the store knows of the waiter")
+    await claim.complete([1, 2])
+    assert (await waiting).result == [1, 2]
 
 
-async def test_a_list_waits_once_for_each_key(backend: Backend) -> None:
+async def test_a_list_waits_once_for_each_key(dedup: Dedup) -> None:
     """Each claim of a key gets what its owner left, as without a ledger."""
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        claim = await dedup.claim("k", remember=ledger)
-        waiting = asyncio.create_task(dedup.claim_many(["k", "k", "new"], remember=ledger, wait=5.0))
-        await wait_until(lambda: is_watched(dedup, claim), description="the store knows of the waiter")
-        await claim.complete([1, 2])
-        assert [each.result for each in await waiting] == [[1, 2], [1, 2], None]
+    ledger = ledger_of(dedup)
+    claim = await dedup.claim("k", remember=ledger)
+    waiting = asyncio.create_task(dedup.claim_many(["k", "k", "new"], remember=ledger, wait=5.0))
+    await wait_until(lambda: is_watched(dedup, claim), description="the store knows of the waiter")
+    await claim.complete([1, 2])
+    assert [each.result for each in await waiting] == [[1, 2], [1, 2], None]
 
 
-async def test_what_a_call_remembers_is_done(backend: Backend) -> None:
+async def test_what_a_call_remembers_is_done(dedup: Dedup) -> None:
     """`first` and a claim ask for the same id."""
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        assert await ledger.first_many(["k", "x" * 500]) == [True, True]
-        claims = await dedup.claim_many(["k", "x" * 500, "new", "new"], remember=ledger)
-        assert [claim.remembered for claim in claims] == [True, True, False, False]
-        assert [claim.outcome for claim in claims[2:]] == ["acquired", "in_progress"]
-        await claims[2].complete()
-        assert await ledger.first("new") is False
+    ledger = ledger_of(dedup)
+    assert await ledger.first_many(["k", "x" * 500]) == [True, True]
+    claims = await dedup.claim_many(["k", "x" * 500, "new", "new"], remember=ledger)
+    assert [claim.remembered for claim in claims] == [True, True, False, False]
+    assert [claim.outcome for claim in claims[2:]] == ["acquired", "in_progress"]
+    await claims[2].complete()
+    assert await ledger.first("new") is False
 
 
-async def test_work_that_another_call_has_done_is_not_resolved(backend: Backend) -> None:
+async def test_work_that_another_call_has_done_is_not_resolved(dedup: Dedup) -> None:
     """Nobody takes the key over, so nobody is asked what became of it."""
     heard: list[Takeover] = []
 
@@ -117,83 +112,77 @@ async def test_work_that_another_call_has_done_is_not_resolved(backend: Backend)
         heard.append(takeover)
         return Resolution.not_done()
 
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        await abandoned(dedup, "k", remember=ledger)
-        assert await ledger.first("k") is True
-        async with dedup.claim("k", remember=ledger, resolve=check) as claim:
-            assert claim.remembered
-        assert heard == []
+    ledger = ledger_of(dedup)
+    await abandoned(dedup, "k", remember=ledger)
+    assert await ledger.first("k") is True
+    async with dedup.claim("k", remember=ledger, resolve=check) as claim:
+        assert claim.remembered
+    assert heard == []
 
 
-async def test_claims_with_and_without_a_ledger_share_their_batches(backend: Backend) -> None:
+async def test_claims_with_and_without_a_ledger_share_their_batches(dedup: Dedup) -> None:
     """Each is answered by its own record, and only those with the ledger by its ids; so are their completions."""
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        await (await dedup.claim("done", remember=ledger)).complete(1)
-        await (await dedup.claim("plain")).complete(2)
-        ways = [(key, way) for key in ("done", "plain", "new") for way in (ledger, None)]
-        claims = await asyncio.gather(*[dedup.claim(key, remember=way) for key, way in ways])
-        assert [claim.acquired for claim in claims] == [False, True, True, False, True, True]
-        assert (claims[0].result, claims[3].result) == (1, 2)
-        await asyncio.gather(*[claim.complete(3) for claim in claims if claim.acquired])
-        again = await asyncio.gather(*[dedup.claim(key, remember=way) for key, way in ways])
-        assert [claim.result for claim in again] == [1, 3, 3, 2, 3, 3]
-        assert [await ledger.seen(key) for key in ("done", "plain", "new")] == [True, True, True]
+    ledger = ledger_of(dedup)
+    await (await dedup.claim("done", remember=ledger)).complete(1)
+    await (await dedup.claim("plain")).complete(2)
+    ways = [(key, way) for key in ("done", "plain", "new") for way in (ledger, None)]
+    claims = await asyncio.gather(*[dedup.claim(key, remember=way) for key, way in ways])
+    assert [claim.acquired for claim in claims] == [False, True, True, False, True, True]
+    assert (claims[0].result, claims[3].result) == (1, 2)
+    await asyncio.gather(*[claim.complete(3) for claim in claims if claim.acquired])
+    again = await asyncio.gather(*[dedup.claim(key, remember=way) for key, way in ways])
+    assert [claim.result for claim in again] == [1, 3, 3, 2, 3, 3]
+    assert [await ledger.seen(key) for key in ("done", "plain", "new")] == [True, True, True]
 
 
-async def test_a_stale_view_is_read_again(backend: Backend) -> None:
+async def test_a_stale_view_is_read_again(dedup: Dedup) -> None:
     """A claim and a completion that rely on an outdated form do nothing; they ask again with the present one."""
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        claim = await dedup.claim("k", remember=ledger)
-        assert ledger.view is not None
-        of_a_policy = ledger.view.terms.until_ms < 0  # its form does not get old
-        claim.settlement.op.unless.terms.until_ms = ledger.view.terms.until_ms = 1  # type: ignore[attr-defined]
-        other = await dedup.claim("other", remember=ledger)
-        assert other.acquired
-        assert of_a_policy or ledger.view.terms.until_ms > 1
-        await claim.complete()
-        await other.complete()
-        assert await ledger.first_many(["k", "other"]) == [False, False]
+    ledger = ledger_of(dedup)
+    claim = await dedup.claim("k", remember=ledger)
+    assert ledger.view is not None
+    of_a_policy = ledger.view.terms.until_ms < 0  # its form does not get old
+    claim.settlement.op.unless.terms.until_ms = ledger.view.terms.until_ms = 1  # type: ignore[attr-defined]
+    other = await dedup.claim("other", remember=ledger)
+    assert other.acquired
+    assert of_a_policy or ledger.view.terms.until_ms > 1
+    await claim.complete()
+    await other.complete()
+    assert await ledger.first_many(["k", "other"]) == [False, False]
 
 
 @pytest.mark.parametrize("wait", [None, 5.0])
-async def test_a_list_reads_a_stale_view_again(backend: Backend, wait: float | None) -> None:
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        held = await dedup.claim("held", remember=ledger)
-        assert ledger.view is not None
-        of_a_policy = ledger.view.terms.until_ms < 0  # its form does not get old
-        ledger.view.terms.until_ms = 1
-        claims = await dedup.claim_many(["k", "other", "k"], remember=ledger, wait=wait)
-        assert [claim.outcome for claim in claims] == ["acquired", "acquired", "in_progress"]
-        assert of_a_policy or ledger.view.terms.until_ms > 1
-        for claim in (*claims[:2], held):
-            await claim.complete()
-        assert await ledger.first_many(["k", "other", "held"]) == [False, False, False]
+async def test_a_list_reads_a_stale_view_again(dedup: Dedup, wait: float | None) -> None:
+    ledger = ledger_of(dedup)
+    held = await dedup.claim("held", remember=ledger)
+    assert ledger.view is not None
+    of_a_policy = ledger.view.terms.until_ms < 0  # its form does not get old
+    ledger.view.terms.until_ms = 1
+    claims = await dedup.claim_many(["k", "other", "k"], remember=ledger, wait=wait)
+    assert [claim.outcome for claim in claims] == ["acquired", "acquired", "in_progress"]
+    assert of_a_policy or ledger.view.terms.until_ms > 1
+    for claim in (*claims[:2], held):
+        await claim.complete()
+    assert await ledger.first_many(["k", "other", "held"]) == [False, False, False]
 
 
-async def test_once_runs_once(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        runs = []
+async def test_once_runs_once(dedup: Dedup) -> None:
+    runs = []
 
-        @dedup.once(key=lambda n: f"order:{n}", remember=ledger_of(dedup))
-        async def pay(n: int) -> int:
-            runs.append(n)
-            return n
+    @dedup.once(key=lambda n: f"order:{n}", remember=ledger_of(dedup))
+    async def pay(n: int) -> int:
+        runs.append(n)
+        return n
 
-        assert [await pay(7), await pay(7), await pay(8)] == [7, 7, 8]
-        assert runs == [7, 8]
+    assert [await pay(7), await pay(7), await pay(8)] == [7, 7, 8]
+    assert runs == [7, 8]
 
 
-async def test_the_record_shows_the_users_key(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        claim = await dedup.claim("order:7", remember=ledger_of(dedup))
-        assert names_of(claim.settlement.held_key[0]) == ("t", "order:7")
-        assert b"{" in claim.settlement.held_key[0]
-        long = await dedup.claim("x" * 500, remember=ledger_of(dedup))
-        assert names_of(long.settlement.held_key[0])[1].startswith("#")
+async def test_the_record_shows_the_users_key(dedup: Dedup) -> None:
+    claim = await dedup.claim("order:7", remember=ledger_of(dedup))
+    assert names_of(claim.settlement.held_key[0]) == ("t", "order:7")
+    assert b"{" in claim.settlement.held_key[0]
+    long = await dedup.claim("x" * 500, remember=ledger_of(dedup))
+    assert names_of(long.settlement.held_key[0])[1].startswith("#")
 
 
 async def test_a_ledger_of_another_gate_is_an_error(backend: Backend) -> None:
@@ -203,9 +192,8 @@ async def test_a_ledger_of_another_gate_is_an_error(backend: Backend) -> None:
                 dedup.claim("k", remember=wrong)  # type: ignore[arg-type]
 
 
-async def test_a_bad_list_claims_nothing(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        with pytest.raises(InvalidKeyError):
-            await dedup.claim_many(["k", ""], remember=ledger)
-        assert (await dedup.claim("k", remember=ledger)).attempt == 1
+async def test_a_bad_list_claims_nothing(dedup: Dedup) -> None:
+    ledger = ledger_of(dedup)
+    with pytest.raises(InvalidKeyError):
+        await dedup.claim_many(["k", ""], remember=ledger)
+    assert (await dedup.claim("k", remember=ledger)).attempt == 1

@@ -88,16 +88,15 @@ def test_values_are_the_same_only_with_their_types() -> None:
     assert not any(same(one, other) or same(other, one) for one, other in pairs)
 
 
-async def test_a_duplicate_that_waits_gets_the_type(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        first = await dedup.claim("k")
+async def test_a_duplicate_that_waits_gets_the_type(dedup: Dedup) -> None:
+    first = await dedup.claim("k")
 
-        @dedup.once(key=key_of, wait=5.0)
-        async def work(key: str) -> Order:
-            raise AssertionError
+    @dedup.once(key=key_of, wait=5.0)
+    async def work(key: str) -> Order:
+        raise AssertionError
 
-        await first.complete(ORDER)
-        assert same(await work("k"), ORDER)
+    await first.complete(ORDER)
+    assert same(await work("k"), ORDER)
 
 
 # Where the type is found

@@ -9,6 +9,7 @@ import pytest
 
 from fastdedup import (
     ClaimLostError,
+    Dedup,
     FailedError,
     InProgressError,
     MismatchError,
@@ -54,70 +55,65 @@ async def test_a_waiter_is_woken_by_whoever_frees_the_key(backend: Backend, sett
         assert waiter.gate.connection.wakeups.waiting == {}
 
 
-async def test_a_waiter_takes_over_when_the_lease_ends(backend: Backend) -> None:
+async def test_a_waiter_takes_over_when_the_lease_ends(dedup: Dedup) -> None:
     """Nobody frees the key of an owner that died: the waiter's own alarm does."""
-    async with backend.make() as dedup:
-        await dedup.claim("key", lease=0.03)
-        claim = await dedup.claim("key", wait=LONG)
-        assert claim.acquired
-        assert claim.attempt == 2
+    await dedup.claim("key", lease=0.03)
+    claim = await dedup.claim("key", wait=LONG)
+    assert claim.acquired
+    assert claim.attempt == 2
 
 
-async def test_a_waiter_hears_of_a_lease_that_is_shortened(backend: Backend) -> None:
+async def test_a_waiter_hears_of_a_lease_that_is_shortened(dedup: Dedup) -> None:
     """It would else sleep until the lease that it knows of ends."""
-    async with backend.make() as dedup:
-        claim = await dedup.claim("key", lease=LONG)
-        tasks = [asyncio.create_task(dedup.claim("key", lease=LONG, wait=LONG)) for _ in range(3)]
-        await waiting(dedup, 3)
-        await claim.renew(0.05)
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        [winner] = [task.result() for task in done]
-        assert (winner.acquired, winner.attempt) == (True, 2)
-        await winner.complete("second try")
-        assert [(await task).result for task in tasks if task not in done] == ["second try"] * 2
+    claim = await dedup.claim("key", lease=LONG)
+    tasks = [asyncio.create_task(dedup.claim("key", lease=LONG, wait=LONG)) for _ in range(3)]
+    await waiting(dedup, 3)
+    await claim.renew(0.05)
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    [winner] = [task.result() for task in done]
+    assert (winner.acquired, winner.attempt) == (True, 2)
+    await winner.complete("second try")
+    assert [(await task).result for task in tasks if task not in done] == ["second try"] * 2
 
 
-async def test_patience_ends_with_in_progress(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        await dedup.claim("key", lease=LONG)
-        claim = await dedup.claim("key", wait=0.02)
-        assert claim.outcome is Outcome.IN_PROGRESS
+async def test_patience_ends_with_in_progress(dedup: Dedup) -> None:
+    await dedup.claim("key", lease=LONG)
+    claim = await dedup.claim("key", wait=0.02)
+    assert claim.outcome is Outcome.IN_PROGRESS
 
 
-async def test_a_cancelled_waiter_leaves_nothing(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        holder = await dedup.claim("key", lease=LONG)
-        tasks = [asyncio.create_task(dedup.claim("key", wait=LONG)) for _ in range(5)]
-        await waiting(dedup, 5)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert dedup.gate.connection.wakeups.waiting == {}
-        await holder.release()
-        assert (await dedup.claim("key")).acquired
+async def test_a_cancelled_waiter_leaves_nothing(dedup: Dedup) -> None:
+    holder = await dedup.claim("key", lease=LONG)
+    tasks = [asyncio.create_task(dedup.claim("key", wait=LONG)) for _ in range(5)]
+    await waiting(dedup, 5)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert dedup.gate.connection.wakeups.waiting == {}
+    await holder.release()
+    assert (await dedup.claim("key")).acquired
 
 
-async def test_renewal_keeps_the_claim_until_settled(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        async with dedup.claim("key", lease=2.4) as claim:
-            first = await dedup.get("key")
-            assert first is not None
+async def test_renewal_keeps_the_claim_until_settled(dedup: Dedup) -> None:
+    async with dedup.claim("key", lease=2.4) as claim:
+        first = await dedup.get("key")
+        assert first is not None
 
-            renewed = 0
-            left = first.lease
+        renewed = 0
+        left = first.lease
 
-            async def renewed_twice() -> bool:
-                nonlocal renewed, left
-                record = await dedup.get("key")
-                assert record is not None
-                assert record.attempt == 1
-                renewed += record.lease > left
-                left = record.lease
-                return renewed >= 4
+        async def renewed_twice() -> bool:
+            nonlocal renewed, left
+            record = await dedup.get("key")
+            assert record is not None
+            assert record.attempt == 1
+            renewed += record.lease > left
+            left = record.lease
+            return renewed >= 4
 
-            await wait_until(renewed_twice, description="the lease is renewed again and again")
-        assert not claim.lost
-        assert (await dedup.claim("key")).outcome is Outcome.SUCCEEDED
+        await wait_until(renewed_twice, description="the lease is renewed again and again")
+    assert not claim.lost
+    assert (await dedup.claim("key")).outcome is Outcome.SUCCEEDED
 
 
 async def test_a_lost_lease_cancels_the_body(backend: Backend) -> None:
@@ -143,103 +139,96 @@ async def test_a_lost_lease_cancels_the_body(backend: Backend) -> None:
         assert task.cancelling() == 0
 
 
-async def test_a_renewed_claim_that_is_forgotten_about_is_not_renewed_for_ever(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        await dedup.claim("key", lease=0.06, renew=True)
-        await acquired(dedup, "key")
+async def test_a_renewed_claim_that_is_forgotten_about_is_not_renewed_for_ever(dedup: Dedup) -> None:
+    await dedup.claim("key", lease=0.06, renew=True)
+    await acquired(dedup, "key")
 
 
-async def test_a_lock_excludes_and_its_fence_rises(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        inside = 0
-        fences = []
+async def test_a_lock_excludes_and_its_fence_rises(dedup: Dedup) -> None:
+    inside = 0
+    fences = []
 
-        async def work() -> None:
-            nonlocal inside
-            async with dedup.lock("key", lease=LONG, wait=LONG) as lock:
-                inside += 1
-                assert inside == 1
-                fences.append(lock.fence)
-                await asyncio.sleep(0)
-                inside -= 1
-
-        await asyncio.gather(*(work() for _ in range(10)))
-        assert fences == sorted(set(fences))
-        assert len(fences) == 10
-
-
-async def test_a_held_lock_says_when_to_come_back(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        async with dedup.lock("key", lease=LONG) as lock:
-            assert lock.key == "key"
-            with pytest.raises(InProgressError) as caught:
-                async with dedup.lock("key"):
-                    raise AssertionError("two holders")
-            assert 25 < caught.value.retry_after <= LONG
-            assert (await dedup.claim("key")).acquired, "locks and claims of one name do not meet"
-        with pytest.raises(ZeroDivisionError):
-            async with dedup.lock("key"):
-                raise ZeroDivisionError
-        async with dedup.lock("key") as again:
-            assert again.fence > lock.fence
-
-
-async def test_a_lock_that_ran_out_is_an_error_on_leaving(backend: Backend) -> None:
-    async with backend.make() as dedup:
-
-        async def overtaken() -> None:
-            async with dedup.lock("key", lease=0.02), dedup.lock("key", wait=LONG):
-                pass
-
-        with pytest.raises(ClaimLostError):
-            await overtaken()
-
-
-async def test_once_runs_once_and_replays(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        runs = []
-
-        @dedup.once(key=lambda order: f"order:{order}", wait=LONG)
-        async def place(order: int) -> dict[str, int]:
-            """Docs kept."""
-            runs.append(order)
+    async def work() -> None:
+        nonlocal inside
+        async with dedup.lock("key", lease=LONG, wait=LONG) as lock:
+            inside += 1
+            assert inside == 1
+            fences.append(lock.fence)
             await asyncio.sleep(0)
-            return {"order": order}
+            inside -= 1
 
-        results = await asyncio.gather(*(place(7) for _ in range(20)))
-        assert results == [{"order": 7}] * 20
-        assert runs == [7]
-        assert place.__doc__ == "Docs kept."
-
-
-async def test_once_frees_the_key_on_an_exception_and_records_those_named(backend: Backend) -> None:
-    async with backend.make() as dedup:
-        errors = [ConnectionError("try again"), ValueError("never")]
-
-        @dedup.once(key=lambda: "key", fail_on=(ValueError,))
-        async def work() -> None:
-            raise errors.pop(0)
-
-        with pytest.raises(ConnectionError):
-            await work()
-        with pytest.raises(ValueError, match="never"):
-            await work()
-        with pytest.raises(FailedError) as caught:
-            await work()
-        assert caught.value.error == {"type": "ValueError", "message": "never"}
+    await asyncio.gather(*(work() for _ in range(10)))
+    assert fences == sorted(set(fences))
+    assert len(fences) == 10
 
 
-async def test_once_raises_what_is_no_result(backend: Backend) -> None:
-    async with backend.make() as dedup:
+async def test_a_held_lock_says_when_to_come_back(dedup: Dedup) -> None:
+    async with dedup.lock("key", lease=LONG) as lock:
+        assert lock.key == "key"
+        with pytest.raises(InProgressError) as caught:
+            async with dedup.lock("key"):
+                raise AssertionError("two holders")
+        assert 25 < caught.value.retry_after <= LONG
+        assert (await dedup.claim("key")).acquired, "locks and claims of one name do not meet"
+    with pytest.raises(ZeroDivisionError):
+        async with dedup.lock("key"):
+            raise ZeroDivisionError
+    async with dedup.lock("key") as again:
+        assert again.fence > lock.fence
 
-        @dedup.once(key=lambda body: "key", fingerprint=lambda body: body)
-        async def work(body: str) -> str:
-            return body
 
-        async with dedup.claim("key", fingerprint="a") as claim:
-            with pytest.raises(InProgressError):
-                await work("a")
-            with pytest.raises(MismatchError):
-                await work("b")
-            await claim.complete("x")
-        assert await work("a") == "x"
+async def test_a_lock_that_ran_out_is_an_error_on_leaving(dedup: Dedup) -> None:
+
+    async def overtaken() -> None:
+        async with dedup.lock("key", lease=0.02), dedup.lock("key", wait=LONG):
+            pass
+
+    with pytest.raises(ClaimLostError):
+        await overtaken()
+
+
+async def test_once_runs_once_and_replays(dedup: Dedup) -> None:
+    runs = []
+
+    @dedup.once(key=lambda order: f"order:{order}", wait=LONG)
+    async def place(order: int) -> dict[str, int]:
+        """Docs kept."""
+        runs.append(order)
+        await asyncio.sleep(0)
+        return {"order": order}
+
+    results = await asyncio.gather(*(place(7) for _ in range(20)))
+    assert results == [{"order": 7}] * 20
+    assert runs == [7]
+    assert place.__doc__ == "Docs kept."
+
+
+async def test_once_frees_the_key_on_an_exception_and_records_those_named(dedup: Dedup) -> None:
+    errors = [ConnectionError("try again"), ValueError("never")]
+
+    @dedup.once(key=lambda: "key", fail_on=(ValueError,))
+    async def work() -> None:
+        raise errors.pop(0)
+
+    with pytest.raises(ConnectionError):
+        await work()
+    with pytest.raises(ValueError, match="never"):
+        await work()
+    with pytest.raises(FailedError) as caught:
+        await work()
+    assert caught.value.error == {"type": "ValueError", "message": "never"}
+
+
+async def test_once_raises_what_is_no_result(dedup: Dedup) -> None:
+
+    @dedup.once(key=lambda body: "key", fingerprint=lambda body: body)
+    async def work(body: str) -> str:
+        return body
+
+    async with dedup.claim("key", fingerprint="a") as claim:
+        with pytest.raises(InProgressError):
+            await work("a")
+        with pytest.raises(MismatchError):
+            await work("b")
+        await claim.complete("x")
+    assert await work("a") == "x"
