@@ -36,7 +36,7 @@ class Opened(NamedTuple):
     context: AbstractAsyncContextManager[Any]
 
 
-def opened(make: Callable[..., AbstractAsyncContextManager[Any]]) -> Any:
+def async_fixture(make: Callable[..., AbstractAsyncContextManager[Any]]) -> Any:
     """Return a fixture of what `make` returns, open while an async test runs. `make` gets fixtures by their names."""
 
     @pytest.fixture

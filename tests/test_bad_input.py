@@ -36,7 +36,7 @@ from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.web.inspection import get_request
 
-from .fixtures import fixture_of
+from .fixtures import async_fixture, fixture_of
 from .resp import resp_server
 from .servers import RedisServer
 from .stores import Backend, on_stores
@@ -47,6 +47,10 @@ NO_TIMES = [
     pytest.param(10**400, id="huge"),
 ]
 NO_COUNTS = [0, -1, 1.5, True, "7", None, math.nan]
+
+
+dedup = async_fixture(lambda: Dedup("memory://"))
+
 
 # Errors themselves
 
@@ -186,13 +190,12 @@ async def nothing() -> None:
 
 @pytest.mark.parametrize("value", NO_TIMES)
 @pytest.mark.parametrize("call", CALLS)
-async def test_a_time_option_that_is_no_time_is_refused(call: str, value: Any) -> None:
+async def test_a_time_option_that_is_no_time_is_refused(dedup: Dedup, call: str, value: Any) -> None:
     """Whichever call takes it; nothing was claimed."""
     name, ask = CALLS[call]
-    async with Dedup("memory://") as dedup:
-        with pytest.raises(ConfigError, match=name):
-            await ask(dedup, value)
-        assert await dedup.get("k") is None
+    with pytest.raises(ConfigError, match=name):
+        await ask(dedup, value)
+    assert await dedup.get("k") is None
 
 
 WAITS: dict[str, Callable[[Dedup, Any], Any]] = {
@@ -206,36 +209,33 @@ WAITS: dict[str, Callable[[Dedup, Any], Any]] = {
 
 @pytest.mark.parametrize("wait", ["", -1, -0.001, math.nan, math.inf, True, "2", 10**9])
 @pytest.mark.parametrize("call", WAITS)
-async def test_a_wait_that_is_no_time_is_refused(call: str, wait: Any) -> None:
+async def test_a_wait_that_is_no_time_is_refused(dedup: Dedup, call: str, wait: Any) -> None:
     """Zero is fine, less is not."""
-    async with Dedup("memory://") as dedup:
-        with pytest.raises(ConfigError, match="wait"):
-            await WAITS[call](dedup, wait)
-        assert await dedup.get("k") is None
+    with pytest.raises(ConfigError, match="wait"):
+        await WAITS[call](dedup, wait)
+    assert await dedup.get("k") is None
 
 
 @pytest.mark.parametrize("value", NO_TIMES)
-async def test_a_claim_is_not_settled_for_a_time_that_is_none(value: Any) -> None:
+async def test_a_claim_is_not_settled_for_a_time_that_is_none(dedup: Dedup, value: Any) -> None:
     """complete, fail, renew and touch refuse it, and the claim stays live."""
-    async with Dedup("memory://") as dedup:
-        claim = await dedup.claim("k")
-        with pytest.raises(ConfigError, match="ttl"):
-            await claim.complete(1, ttl=value)
-        with pytest.raises(ConfigError, match="ttl"):
-            await claim.fail(ttl=value)
-        with pytest.raises(ConfigError, match="lease"):
-            await claim.renew(lease=value)
-        with pytest.raises(ConfigError, match="ttl"):
-            await claim.touch(ttl=value)
-        await claim.complete(1)
+    claim = await dedup.claim("k")
+    with pytest.raises(ConfigError, match="ttl"):
+        await claim.complete(1, ttl=value)
+    with pytest.raises(ConfigError, match="ttl"):
+        await claim.fail(ttl=value)
+    with pytest.raises(ConfigError, match="lease"):
+        await claim.renew(lease=value)
+    with pytest.raises(ConfigError, match="ttl"):
+        await claim.touch(ttl=value)
+    await claim.complete(1)
 
 
 @pytest.mark.parametrize("version", [-1, 1.0, True, "1", math.nan])
-async def test_a_version_that_is_no_version_is_refused(version: Any) -> None:
+async def test_a_version_that_is_no_version_is_refused(dedup: Dedup, version: Any) -> None:
     """Versions count changes from 0."""
-    async with Dedup("memory://") as dedup:
-        with pytest.raises(ConfigError, match="version"):
-            await dedup.machine("order", **ORDERS).transition("7", to="paid", version=version)
+    with pytest.raises(ConfigError, match="version"):
+        await dedup.machine("order", **ORDERS).transition("7", to="paid", version=version)
 
 
 def test_a_state_that_no_store_can_hold_is_refused() -> None:
@@ -261,59 +261,53 @@ KEYED: dict[str, Callable[[Dedup, Any], Any]] = {
 
 @pytest.mark.parametrize("key", BAD_KEYS)
 @pytest.mark.parametrize("call", KEYED)
-async def test_a_key_that_is_none_is_refused_wherever_one_is_taken(call: str, key: Any) -> None:
+async def test_a_key_that_is_none_is_refused_wherever_one_is_taken(dedup: Dedup, call: str, key: Any) -> None:
     """InvalidKeyError before anything is sent: the good key beside it stays free."""
-    async with Dedup("memory://") as dedup:
-        with pytest.raises(InvalidKeyError, match="key"):
-            await KEYED[call](dedup, key)
-        assert await dedup.get("good") is None
+    with pytest.raises(InvalidKeyError, match="key"):
+        await KEYED[call](dedup, key)
+    assert await dedup.get("good") is None
 
 
 @pytest.mark.parametrize("owner", ["", "o" * 64, b"worker", 7, "\ud800"])
-async def test_an_owner_that_is_none_is_refused(owner: Any) -> None:
+async def test_an_owner_that_is_none_is_refused(dedup: Dedup, owner: Any) -> None:
     """InvalidKeyError, before anything is sent."""
-    async with Dedup("memory://") as dedup:
-        with pytest.raises(InvalidKeyError, match="owner"):
-            await dedup.claim("k", owner=owner)
-        assert await dedup.get("k") is None
+    with pytest.raises(InvalidKeyError, match="owner"):
+        await dedup.claim("k", owner=owner)
+    assert await dedup.get("k") is None
 
 
 @pytest.mark.parametrize("token", [b"token", None, 7])
-async def test_a_token_that_is_no_text_is_a_mistake(token: Any) -> None:
+async def test_a_token_that_is_no_text_is_a_mistake(dedup: Dedup, token: Any) -> None:
     """InvalidKeyError from consume and redeem."""
-    async with Dedup("memory://") as dedup:
-        for ask in (dedup.tokens.consume, dedup.tokens.redeem):
-            with pytest.raises(InvalidKeyError, match="a token must be text"):
-                await ask(token)
+    for ask in (dedup.tokens.consume, dedup.tokens.redeem):
+        with pytest.raises(InvalidKeyError, match="a token must be text"):
+            await ask(token)
 
 
 @pytest.mark.parametrize("value", [object(), {1: 2}, math.nan, {"a": math.inf}, "\ud800"])
-async def test_a_fingerprint_of_what_json_cannot_hold_is_refused(value: Any) -> None:
+async def test_a_fingerprint_of_what_json_cannot_hold_is_refused(dedup: Dedup, value: Any) -> None:
     """As fingerprint() itself does; for a token's subject too."""
-    async with Dedup("memory://") as dedup:
-        with pytest.raises(ConfigError, match=r"fingerprint\(\)"):
-            await dedup.claim("k", fingerprint=value)
-        with pytest.raises(ConfigError, match=r"fingerprint\(\)"):
-            await dedup.tokens.issue(subject=value)
+    with pytest.raises(ConfigError, match=r"fingerprint\(\)"):
+        await dedup.claim("k", fingerprint=value)
+    with pytest.raises(ConfigError, match=r"fingerprint\(\)"):
+        await dedup.tokens.issue(subject=value)
 
 
 @pytest.mark.parametrize("fingerprints", [[], ["a"], ["a", "b", "c"]])
-async def test_claim_many_wants_one_fingerprint_for_each_key(fingerprints: list[str]) -> None:
+async def test_claim_many_wants_one_fingerprint_for_each_key(dedup: Dedup, fingerprints: list[str]) -> None:
     """The message counts both; nothing was claimed."""
-    async with Dedup("memory://") as dedup:
-        with pytest.raises(ConfigError, match=f"{len(fingerprints)} fingerprints for 2 keys"):
-            await dedup.claim_many(["a", "b"], fingerprints=fingerprints)
-        assert await dedup.get("a") is None
+    with pytest.raises(ConfigError, match=f"{len(fingerprints)} fingerprints for 2 keys"):
+        await dedup.claim_many(["a", "b"], fingerprints=fingerprints)
+    assert await dedup.get("a") is None
 
 
 # Results
 
 
 @pytest.mark.parametrize("keys", [None, 7, iter(["a"])])
-async def test_claim_many_wants_a_list_of_keys(keys: Any) -> None:
-    async with Dedup("memory://") as dedup:
-        with pytest.raises(ConfigError, match=r"claim_many\(\) takes a list of keys, got"):
-            await dedup.claim_many(keys)
+async def test_claim_many_wants_a_list_of_keys(dedup: Dedup, keys: Any) -> None:
+    with pytest.raises(ConfigError, match=r"claim_many\(\) takes a list of keys, got"):
+        await dedup.claim_many(keys)
 
 
 @pytest.mark.parametrize("cursor", [5, ["1"], "9" * 10_000, "9" * 5_001, "x"])
@@ -347,27 +341,25 @@ def test_once_takes_a_function_of_the_fingerprint(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("result", [object(), {1j: object()}, [Dedup], "\ud800", math.nan])
-async def test_a_result_that_cannot_be_stored_leaves_the_claim_live(result: Any) -> None:
+async def test_a_result_that_cannot_be_stored_leaves_the_claim_live(dedup: Dedup, result: Any) -> None:
     """ResultError names the ways out, and the owner can still complete with something else."""
-    async with Dedup("memory://") as dedup:
-        claim = await dedup.claim("k")
-        for settle in (claim.complete, claim.fail):
-            with pytest.raises(ResultError, match="codec="):
-                await settle(result)
-        assert (await dedup.claim("k")).outcome is Outcome.IN_PROGRESS
-        await claim.complete("instead")
-        assert (await dedup.claim("k")).result == "instead"
+    claim = await dedup.claim("k")
+    for settle in (claim.complete, claim.fail):
+        with pytest.raises(ResultError, match="codec="):
+            await settle(result)
+    assert (await dedup.claim("k")).outcome is Outcome.IN_PROGRESS
+    await claim.complete("instead")
+    assert (await dedup.claim("k")).result == "instead"
 
 
 @pytest.mark.parametrize("error", [{1, 2}, b"bytes", {1: 2}, 2**64])
-async def test_an_error_is_plain_json(error: Any) -> None:
+async def test_an_error_is_plain_json(dedup: Dedup, error: Any) -> None:
     """A result may be of these types, because its reader names the type."""
-    async with Dedup("memory://") as dedup:
-        claim = await dedup.claim("k")
-        with pytest.raises(ResultError, match="codec="):
-            await claim.fail(error)
-        await claim.complete(error)
-        assert (await dedup.claim("k")).outcome is Outcome.SUCCEEDED
+    claim = await dedup.claim("k")
+    with pytest.raises(ResultError, match="codec="):
+        await claim.fail(error)
+    await claim.complete(error)
+    assert (await dedup.claim("k")).outcome is Outcome.SUCCEEDED
 
 
 async def test_an_oversized_result_leaves_the_claim_live(backend: Backend) -> None:
@@ -506,12 +498,11 @@ async def _awaited(work: Callable[[], Awaitable[Any]]) -> Any:
     return await work()
 
 
-async def test_a_gate_is_opened_once() -> None:
+async def test_a_gate_is_opened_once(dedup: Dedup) -> None:
     """The second time says what to do instead; the gate stays open."""
-    async with Dedup("memory://") as dedup:
-        with pytest.raises(UsageError, match="is open already; open it once"):
-            await dedup.open()
-        assert (await dedup.claim("k")).acquired
+    with pytest.raises(UsageError, match="is open already; open it once"):
+        await dedup.open()
+    assert (await dedup.claim("k")).acquired
 
 
 async def test_a_closed_gate_opens_again_and_begins_empty() -> None:
@@ -535,45 +526,41 @@ async def test_closing_twice_or_unopened_is_fine(backend: Backend) -> None:
 
 @pytest.mark.parametrize("second", ["complete", "fail", "release", "renew", "touch"])
 @pytest.mark.parametrize("first", ["complete", "fail", "release"])
-async def test_a_claim_is_settled_once(first: str, second: str) -> None:
+async def test_a_claim_is_settled_once(dedup: Dedup, first: str, second: str) -> None:
     """Whatever came first counts; the message says what that was."""
     how = {"complete": "completed", "fail": "failed", "release": "released"}[first]
-    async with Dedup("memory://") as dedup:
-        claim = await dedup.claim("k")
-        await getattr(claim, first)()
-        with pytest.raises(UsageError, match=f"was {how} already; settle it once"):
-            await getattr(claim, second)()
+    claim = await dedup.claim("k")
+    await getattr(claim, first)()
+    with pytest.raises(UsageError, match=f"was {how} already; settle it once"):
+        await getattr(claim, second)()
 
 
-async def test_of_two_settlings_at_once_the_first_counts() -> None:
+async def test_of_two_settlings_at_once_the_first_counts(dedup: Dedup) -> None:
     """Also where the first has not been answered yet."""
-    async with Dedup("memory://") as dedup:
-        claim = await dedup.claim("k")
-        done, error = await asyncio.gather(claim.complete("done"), claim.release(), return_exceptions=True)
-        assert done is None
-        assert isinstance(error, UsageError)
-        assert (await dedup.claim("k")).result == "done"
+    claim = await dedup.claim("k")
+    done, error = await asyncio.gather(claim.complete("done"), claim.release(), return_exceptions=True)
+    assert done is None
+    assert isinstance(error, UsageError)
+    assert (await dedup.claim("k")).result == "done"
 
 
-async def test_a_lost_claim_does_not_say_that_it_was_settled() -> None:
+async def test_a_lost_claim_does_not_say_that_it_was_settled(dedup: Dedup) -> None:
     """Completing it again is as lost as the first time: it was never completed."""
-    async with Dedup("memory://") as dedup:
-        claim = await dedup.claim("k")
-        await dedup.forget("k")
-        for _ in range(2):
-            with pytest.raises(ClaimLostError):
-                await claim.complete()
+    claim = await dedup.claim("k")
+    await dedup.forget("k")
+    for _ in range(2):
+        with pytest.raises(ClaimLostError):
+            await claim.complete()
 
 
 @pytest.mark.parametrize("settle", ["complete", "fail", "release", "renew", "touch"])
 @pytest.mark.parametrize("outcome", ["in_progress", "succeeded", "failed", "mismatch", "unknown"])
-async def test_only_an_acquired_claim_is_settled(outcome: str, settle: str) -> None:
+async def test_only_an_acquired_claim_is_settled(dedup: Dedup, outcome: str, settle: str) -> None:
     """The message names the outcome; the record stays as it was."""
-    async with Dedup("memory://") as dedup:
-        claim = await claim_with(outcome, dedup)
-        assert claim.outcome == outcome
-        with pytest.raises(UsageError, match=f"this claim is {outcome}, not acquired"):
-            await getattr(claim, settle)()
+    claim = await claim_with(outcome, dedup)
+    assert claim.outcome == outcome
+    with pytest.raises(UsageError, match=f"this claim is {outcome}, not acquired"):
+        await getattr(claim, settle)()
 
 
 async def claim_with(outcome: str, dedup: Dedup) -> Claim:
@@ -626,15 +613,14 @@ async def test_a_call_awaited_twice_is_a_mistake(backend: Backend) -> None:
         assert (await dedup.claim("k")).result == "first"
 
 
-async def test_a_call_whose_claim_others_followed_leaves_the_books_in_order() -> None:
+async def test_a_call_whose_claim_others_followed_leaves_the_books_in_order(dedup: Dedup) -> None:
     """Nobody is counted twice: closing would wait for ever."""
-    async with Dedup("memory://") as dedup:
-        call = dedup.claim("k")
-        await asyncio.gather(call, dedup.claim("k"))
-        with pytest.raises(UsageError, match=AGAIN):
-            await call
-        assert dedup.gate.connection.engine is not None
-        assert dedup.gate.connection.engine.pending == 0
+    call = dedup.claim("k")
+    await asyncio.gather(call, dedup.claim("k"))
+    with pytest.raises(UsageError, match=AGAIN):
+        await call
+    assert dedup.gate.connection.engine is not None
+    assert dedup.gate.connection.engine.pending == 0
 
 
 async def test_after_an_outage_a_retry_is_another_call() -> None:
@@ -651,25 +637,23 @@ async def test_after_an_outage_a_retry_is_another_call() -> None:
         assert (await dedup.claim("k", owner="worker")).acquired
 
 
-async def test_a_call_run_twice_as_a_task_is_a_mistake() -> None:
+async def test_a_call_run_twice_as_a_task_is_a_mistake(dedup: Dedup) -> None:
     """None for an answer would be the worst of all."""
-    async with Dedup("memory://") as dedup:
-        call = dedup.claim("k")
-        assert (await asyncio.create_task(call)).acquired
-        with pytest.raises(RuntimeError):
-            await asyncio.create_task(call)
+    call = dedup.claim("k")
+    assert (await asyncio.create_task(call)).acquired
+    with pytest.raises(RuntimeError):
+        await asyncio.create_task(call)
 
 
-async def test_a_call_in_two_tasks_at_once_is_a_mistake() -> None:
+async def test_a_call_in_two_tasks_at_once_is_a_mistake(dedup: Dedup) -> None:
     """Both tasks end, with an error at least for the second, and the gate goes on working."""
-    async with Dedup("memory://") as dedup:
-        call = dedup.claim("k")
-        tasks = [asyncio.create_task(call), asyncio.create_task(call)]
-        done, pending = await asyncio.wait(tasks, timeout=5)
-        assert not pending
-        assert all(isinstance(task.exception(), RuntimeError) or task.result().acquired for task in done)
-        assert any(task.exception() is not None for task in done)
-        assert (await dedup.claim("other")).acquired
+    call = dedup.claim("k")
+    tasks = [asyncio.create_task(call), asyncio.create_task(call)]
+    done, pending = await asyncio.wait(tasks, timeout=5)
+    assert not pending
+    assert all(isinstance(task.exception(), RuntimeError) or task.result().acquired for task in done)
+    assert any(task.exception() is not None for task in done)
+    assert (await dedup.claim("other")).acquired
 
 
 # Foreign values
@@ -844,20 +828,18 @@ def test_a_definition_of_other_types_is_refused(transitions: Any, named: str) ->
         Dedup("memory://").machine("order", initial="a", transitions=transitions)
 
 
-async def test_targets_may_be_any_iterable_and_are_read_once() -> None:
+async def test_targets_may_be_any_iterable_and_are_read_once(dedup: Dedup) -> None:
     """An iterator is not eaten by the check."""
-    async with Dedup("memory://") as dedup:
-        orders = dedup.machine("order", initial="a", transitions={"a": iter(["b"]), "b": iter(())})
-        assert (await orders.transition("7", to="b")).changed
-        with pytest.raises(ConfigError, match="no state"):
-            await orders.transition("7", to=["b"])  # type: ignore[arg-type]
+    orders = dedup.machine("order", initial="a", transitions={"a": iter(["b"]), "b": iter(())})
+    assert (await orders.transition("7", to="b")).changed
+    with pytest.raises(ConfigError, match="no state"):
+        await orders.transition("7", to=["b"])  # type: ignore[arg-type]
 
 
-async def test_one_text_is_no_list_of_keys() -> None:
+async def test_one_text_is_no_list_of_keys(dedup: Dedup) -> None:
     """Its characters would be claimed."""
-    async with Dedup("memory://") as dedup:
-        with pytest.raises(InvalidKeyError, match="list of keys"):
-            await dedup.claim_many("abc")
+    with pytest.raises(InvalidKeyError, match="list of keys"):
+        await dedup.claim_many("abc")
 
 
 @pytest.mark.parametrize(("option", "value"), [("codec", object()), ("codec", JSONCodec), ("on_event", 3)])
@@ -866,20 +848,18 @@ def test_a_codec_or_callback_that_is_none_is_refused(option: str, value: Any) ->
         Dedup("memory://", **{option: value})
 
 
-async def test_a_known_duplicate_does_not_excuse_bad_arguments() -> None:
+async def test_a_known_duplicate_does_not_excuse_bad_arguments(dedup: Dedup) -> None:
     """Nor does it answer under another claimant's name."""
-    async with Dedup("memory://") as dedup:
-        claim = await dedup.claim("k")
-        await claim.complete("r")
-        await dedup.claim("k")
-        for option in ({"lease": -1}, {"ttl": math.nan}, {"wait": "x"}, {"wait": -1}):
-            with pytest.raises(ConfigError):
-                await dedup.claim("k", **option)  # type: ignore[arg-type]
-        assert (await dedup.claim("k", owner="me")).owner == "me"
+    claim = await dedup.claim("k")
+    await claim.complete("r")
+    await dedup.claim("k")
+    for option in ({"lease": -1}, {"ttl": math.nan}, {"wait": "x"}, {"wait": -1}):
+        with pytest.raises(ConfigError):
+            await dedup.claim("k", **option)  # type: ignore[arg-type]
+    assert (await dedup.claim("k", owner="me")).owner == "me"
 
 
 @pytest.mark.parametrize("key", [None, 7, b"k-1"])
-async def test_the_key_of_a_web_request_is_text(key: Any) -> None:
-    async with Dedup("memory://") as dedup:
-        with pytest.raises(InvalidKeyError, match="must be the text of an Idempotency-Key"):
-            await get_request(dedup, "POST", "/orders", key=key)
+async def test_the_key_of_a_web_request_is_text(dedup: Dedup, key: Any) -> None:
+    with pytest.raises(InvalidKeyError, match="must be the text of an Idempotency-Key"):
+        await get_request(dedup, "POST", "/orders", key=key)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ..fixtures import async_fixture
 from ..gated_inbox.conftest import key, mortal_mariadb, mortal_postgres, mortal_redis
 from .bank import Bank, open_sqlite
 
@@ -21,3 +22,7 @@ Waiter = Callable[..., Awaitable[Any]]
 def open_here(tmp_path: Path) -> Open:
     """Opens an application over a fresh database; its gate is in memory."""
     return partial(open_sqlite, "memory://", tmp_path)
+
+
+bank = async_fixture(lambda open_here: open_here())
+"""An application over a fresh database, open while the test runs."""

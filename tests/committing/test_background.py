@@ -16,7 +16,6 @@ from fastdedup.sql.open_transaction import OpenTransaction
 
 from ..integrations.desk import problem
 from .bank import Bank, answer_errors, answering
-from .conftest import Open
 
 LOST = OperationalError("COMMIT", {}, OSError("gone"), connection_invalidated=True)
 FAILURES = {"database-unavailable": LOST, "commit-unknown": CommitUnknown(LOST)}
@@ -30,7 +29,7 @@ def answering_with_task(bank: Bank) -> Callable[[Committed[Any]], Awaitable[Any]
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", FAILURES)
 async def test_a_failed_commit_runs_no_background_task(
-    open_here: Open, name: str, own: bool, monkeypatch: pytest.MonkeyPatch
+    bank: Bank, name: str, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The response is replaced by a problem. `own`: the handler has returned a response with the task."""
 
@@ -39,26 +38,24 @@ async def test_a_failed_commit_runs_no_background_task(
         raise FAILURES[name]
 
     monkeypatch.setattr(OpenTransaction, "commit", fail)
-    async with open_here() as bank:
-        if own:
-            bank.act = answering_with_task(bank)
-        problem(await bank.pay("k"), name, 503)
-        assert (bank.background, await bank.effects()) == (0, [])
+    if own:
+        bank.act = answering_with_task(bank)
+    problem(await bank.pay("k"), name, 503)
+    assert (bank.background, await bank.effects()) == (0, [])
 
 
-async def test_a_lost_claim_runs_no_background_task(open_here: Open) -> None:
+async def test_a_lost_claim_runs_no_background_task(bank: Bank) -> None:
     """Its client gets 409, even if the gate does not repeat that the claim is lost: the work was rolled back."""
-    async with open_here() as bank:
 
-        async def lose(request: Committed[Any]) -> None:
-            request.claim.settlement.lose(outage=False)
+    async def lose(request: Committed[Any]) -> None:
+        request.claim.settlement.lose(outage=False)
 
-        bank.act = lose
-        problem(await bank.pay("k"), "claim-lost", 409)
-        assert (bank.background, await bank.effects()) == (0, [])
+    bank.act = lose
+    problem(await bank.pay("k"), "claim-lost", 409)
+    assert (bank.background, await bank.effects()) == (0, [])
 
 
-async def test_middleware_does_not_answer_twice(open_here: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_middleware_does_not_answer_twice(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
     """Middleware within that answers every error learns that the response was replaced, and its answer is dropped."""
 
     async def fail(transaction: OpenTransaction, result: Any) -> None:
@@ -66,18 +63,14 @@ async def test_middleware_does_not_answer_twice(open_here: Open, monkeypatch: py
         raise LOST
 
     monkeypatch.setattr(OpenTransaction, "commit", fail)
-    async with open_here() as bank:
-        errors = answer_errors(bank, Exception)
-        problem(await bank.pay("k"), "database-unavailable", 503)
-        assert errors == ["NotSent"]
+    errors = answer_errors(bank, Exception)
+    problem(await bank.pay("k"), "database-unavailable", 503)
+    assert errors == ["NotSent"]
 
 
-async def test_a_task_of_a_returned_response_runs_after_the_commit(open_here: Open) -> None:
-    async with open_here() as bank:
-        seen: list[Any] = []
-        bank.act = answering(
-            JSONResponse({}, background=BackgroundTask(lambda: seen.append(bank.committed())))
-        )
-        for _ in range(2):
-            await bank.pay("k")
-        assert seen == [["n"]]
+async def test_a_task_of_a_returned_response_runs_after_the_commit(bank: Bank) -> None:
+    seen: list[Any] = []
+    bank.act = answering(JSONResponse({}, background=BackgroundTask(lambda: seen.append(bank.committed()))))
+    for _ in range(2):
+        await bank.pay("k")
+    assert seen == [["n"]]

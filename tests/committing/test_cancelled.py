@@ -13,8 +13,8 @@ from fastdedup.sql.receipt import AnyReceipt
 from fastdedup.web.response import Response
 
 from ..waiting import cancel
-from .bank import answer_errors
-from .conftest import Open, Waiter
+from .bank import Bank, answer_errors
+from .conftest import Waiter
 
 
 def hold_at_row(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
@@ -32,55 +32,50 @@ def hold_at_row(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio
 
 
 async def test_a_cancellation_does_not_disturb_the_commit(
-    open_here: Open, monkeypatch: pytest.MonkeyPatch, wait_until: Waiter
+    bank: Bank, monkeypatch: pytest.MonkeyPatch, wait_until: Waiter
 ) -> None:
     """The request is cancelled while its response is written into the row: it commits, and its connection returns."""
-    async with open_here() as bank:
-        pool = bank.sessions.kw["bind"].pool
-        at_row, go_on = hold_at_row(monkeypatch)
-        task = asyncio.create_task(bank.pay("k"))
-        await at_row.wait()
-        await cancel(task)
-        assert pool.checkedout() == 1
-        go_on.set()
-        await wait_until(lambda: not pool.checkedout(), description="the transaction has ended")
-        assert await bank.effects() == ["n"]
-        again = await bank.pay("k")
-        assert (again.status_code, again.headers["idempotency-replayed"], bank.runs) == (201, "true", 1)
+    pool = bank.sessions.kw["bind"].pool
+    at_row, go_on = hold_at_row(monkeypatch)
+    task = asyncio.create_task(bank.pay("k"))
+    await at_row.wait()
+    await cancel(task)
+    assert pool.checkedout() == 1
+    go_on.set()
+    await wait_until(lambda: not pool.checkedout(), description="the transaction has ended")
+    assert await bank.effects() == ["n"]
+    again = await bank.pay("k")
+    assert (again.status_code, again.headers["idempotency-replayed"], bank.runs) == (201, "true", 1)
 
 
 async def test_an_answer_to_a_cancellation_is_not_the_commits(
-    open_here: Open, monkeypatch: pytest.MonkeyPatch, wait_until: Waiter
+    bank: Bank, monkeypatch: pytest.MonkeyPatch, wait_until: Waiter
 ) -> None:
     """Middleware within answers the cancellation by a status that would be kept: the gate does not record it."""
-    async with open_here() as bank:
-        answer_errors(bank, asyncio.CancelledError)
-        at_row, go_on = hold_at_row(monkeypatch)
-        task = asyncio.create_task(bank.pay("k"))
-        await at_row.wait()
-        task.cancel()
-        answer = await task
-        assert (answer.status_code, answer.json()) == (400, {"mild": 1})
-        go_on.set()
-        await wait_until(
-            lambda: not bank.sessions.kw["bind"].pool.checkedout(), description="it has committed"
-        )
-        assert (await bank.pay("k")).json() == {"paid": 1, "run": 1}
+    answer_errors(bank, asyncio.CancelledError)
+    at_row, go_on = hold_at_row(monkeypatch)
+    task = asyncio.create_task(bank.pay("k"))
+    await at_row.wait()
+    task.cancel()
+    answer = await task
+    assert (answer.status_code, answer.json()) == (400, {"mild": 1})
+    go_on.set()
+    await wait_until(lambda: not bank.sessions.kw["bind"].pool.checkedout(), description="it has committed")
+    assert (await bank.pay("k")).json() == {"paid": 1, "run": 1}
 
 
-async def test_a_cancelled_scope_frees_the_key(open_here: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_scope_frees_the_key(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scope of anyio, like that of Starlette's BaseHTTPMiddleware, cancels each wait in it: the rollback's, too."""
-    async with open_here() as bank:
-        with anyio.CancelScope() as scope:
+    with anyio.CancelScope() as scope:
 
-            async def hang(work: CommittedWork, response: Response) -> Response:
-                scope.cancel()
-                await anyio.sleep_forever()
-                raise AssertionError
+        async def hang(work: CommittedWork, response: Response) -> Response:
+            scope.cancel()
+            await anyio.sleep_forever()
+            raise AssertionError
 
-            monkeypatch.setattr(CommittedWork, "end", hang)
-            await bank.pay("k")
-        monkeypatch.undo()
-        assert scope.cancelled_caught
-        assert (await bank.pay("k")).json() == {"paid": 1, "run": 2}
-        assert await bank.effects() == ["n"]
+        monkeypatch.setattr(CommittedWork, "end", hang)
+        await bank.pay("k")
+    monkeypatch.undo()
+    assert scope.cancelled_caught
+    assert (await bank.pay("k")).json() == {"paid": 1, "run": 2}
+    assert await bank.effects() == ["n"]

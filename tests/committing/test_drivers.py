@@ -23,6 +23,7 @@ from fastdedup.integrations.http import response_stage
 from fastdedup.sql import Inbox
 from fastdedup.sync.sql import Inbox as BlockingInbox
 
+from ..fixtures import async_fixture
 from ..gated_inbox.shop import Place, broken, flush
 from ..gated_inbox.times import WEEK
 from ..integrations.desk import client, problem
@@ -145,37 +146,36 @@ async def open_till(place: Place, redis: RedisServer, way: str, **gate: Any) -> 
         yield till
 
 
+till = async_fixture(lambda mortal_postgres, mortal_redis, way: open_till(mortal_postgres, mortal_redis, way))
+
+
 @each_way
 async def test_work_and_response_are_committed_once(
-    way: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    till: Till, mortal_postgres: Place, mortal_redis: RedisServer, key: str
 ) -> None:
-    async with open_till(mortal_postgres, mortal_redis, way) as till:
-        first, again = await till.pay(key), await till.pay(key)
-        flush(mortal_redis)
-        third = await till.pay(key)
-        assert [(one.status_code, one.content) for one in (again, third)] == [(201, first.content)] * 2
-        assert third.headers["idempotency-replayed"] == "true"
-        assert (till.runs, mortal_postgres.effects(key)) == (1, 1)
+    first, again = await till.pay(key), await till.pay(key)
+    flush(mortal_redis)
+    third = await till.pay(key)
+    assert [(one.status_code, one.content) for one in (again, third)] == [(201, first.content)] * 2
+    assert third.headers["idempotency-replayed"] == "true"
+    assert (till.runs, mortal_postgres.effects(key)) == (1, 1)
 
 
 @each_way
 @pytest.mark.parametrize("how", ["5xx", "error"])
-async def test_what_fails_is_rolled_back(
-    how: str, way: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
-) -> None:
-    async with open_till(mortal_postgres, mortal_redis, way) as till:
+async def test_what_fails_is_rolled_back(how: str, till: Till, mortal_postgres: Place, key: str) -> None:
 
-        def fail() -> int:
-            if how == "error":
-                raise LookupError
-            return 503
+    def fail() -> int:
+        if how == "error":
+            raise LookupError
+        return 503
 
-        till.act = fail
-        assert (await till.pay(key)).status_code == (500 if how == "error" else 503)
-        assert mortal_postgres.effects(key) == 0
-        till.act = lambda: 201
-        assert (await till.pay(key)).json() == {"run": 2}
-        assert mortal_postgres.effects(key) == 1
+    till.act = fail
+    assert (await till.pay(key)).status_code == (500 if how == "error" else 503)
+    assert mortal_postgres.effects(key) == 0
+    till.act = lambda: 201
+    assert (await till.pay(key)).json() == {"run": 2}
+    assert mortal_postgres.effects(key) == 1
 
 
 @each_way
@@ -186,56 +186,50 @@ async def test_what_fails_is_rolled_back(
     ids=["failed", "killed", "ended"],
 )
 async def test_work_that_cannot_commit_is_no_success(
-    last: str, keyed: bool, way: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    last: str, keyed: bool, till: Till, mortal_postgres: Place, key: str
 ) -> None:
     """Also if the handler ignores the error, and if the COMMIT would pass without one."""
-    async with open_till(mortal_postgres, mortal_redis, way) as till:
-        till.last = last
-        assert (await till.pay(key, keyed=keyed)).status_code >= 500
-        assert mortal_postgres.effects(key) == 0
-        till.last = "SELECT 1"
-        assert (await till.pay(key, keyed=keyed)).json() == {"run": 2}
-        assert mortal_postgres.effects(key) == 1
+    till.last = last
+    assert (await till.pay(key, keyed=keyed)).status_code >= 500
+    assert mortal_postgres.effects(key) == 0
+    till.last = "SELECT 1"
+    assert (await till.pay(key, keyed=keyed)).json() == {"run": 2}
+    assert mortal_postgres.effects(key) == 1
 
 
 @each_way
 @pytest.mark.parametrize("keyed", [True, False], ids=["key", "no key"])
 async def test_a_connection_that_is_lost_under_the_work_is_503(
-    keyed: bool, way: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    keyed: bool, till: Till, mortal_postgres: Place, key: str
 ) -> None:
     """Also if the handler does not notice it, or ignores its error."""
-    async with open_till(mortal_postgres, mortal_redis, way) as till:
-        till.last = "SELECT pg_terminate_backend(pg_backend_pid())"
-        problem(await till.pay(key, keyed=keyed), "database-unavailable", 503)
-        assert mortal_postgres.effects(key) == 0
+    till.last = "SELECT pg_terminate_backend(pg_backend_pid())"
+    problem(await till.pay(key, keyed=keyed), "database-unavailable", 503)
+    assert mortal_postgres.effects(key) == 0
 
 
 @each_way
 async def test_a_lost_reply_of_commit_is_answered_by_the_row(
-    way: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    till: Till, mortal_postgres: Place, key: str
 ) -> None:
-    async with open_till(mortal_postgres, mortal_redis, way) as till:
-        mortal_postgres.proxy.lose()
-        lost = await till.pay(key)
-        problem(lost, "commit-unknown", 503)
-        assert lost.headers["retry-after"] == "1"
-        again = await till.pay(key)
-        assert (again.status_code, again.json()) == (201, {"run": 1})
-        assert again.headers["idempotency-replayed"] == "true"
-        assert (till.runs, mortal_postgres.effects(key)) == (1, 1)
+    mortal_postgres.proxy.lose()
+    lost = await till.pay(key)
+    problem(lost, "commit-unknown", 503)
+    assert lost.headers["retry-after"] == "1"
+    again = await till.pay(key)
+    assert (again.status_code, again.json()) == (201, {"run": 1})
+    assert again.headers["idempotency-replayed"] == "true"
+    assert (till.runs, mortal_postgres.effects(key)) == (1, 1)
 
 
 @each_way
-async def test_without_a_database_the_answer_is_503(
-    way: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
-) -> None:
-    async with open_till(mortal_postgres, mortal_redis, way) as till:
-        with broken_database(mortal_postgres):
-            away = await till.pay(key)
-            problem(away, "database-unavailable", 503)
-            assert away.headers["retry-after"] == "1"
-        assert (await till.pay(key)).json() == {"run": 1}
-        assert mortal_postgres.effects(key) == 1
+async def test_without_a_database_the_answer_is_503(till: Till, mortal_postgres: Place, key: str) -> None:
+    with broken_database(mortal_postgres):
+        away = await till.pay(key)
+        problem(away, "database-unavailable", 503)
+        assert away.headers["retry-after"] == "1"
+    assert (await till.pay(key)).json() == {"run": 1}
+    assert mortal_postgres.effects(key) == 1
 
 
 @contextmanager
@@ -281,25 +275,24 @@ async def test_waiters_in_threads_leave_a_thread_for_the_first(
 
 @pytest.mark.parametrize("way", SYNC)
 async def test_a_client_that_leaves_a_thread_leaves_no_transaction_open(
-    way: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Callable[..., Any]
+    till: Till, mortal_postgres: Place, key: str, wait_until: Callable[..., Any]
 ) -> None:
     """A thread cannot be stopped: its request's cancellation waits for it, and its transaction is rolled back."""
-    async with open_till(mortal_postgres, mortal_redis, way) as till:
-        is_there, go_on = threading.Event(), threading.Event()
+    is_there, go_on = threading.Event(), threading.Event()
 
-        def act() -> int:
-            is_there.set()
-            go_on.wait(20.0)
-            return 201
+    def act() -> int:
+        is_there.set()
+        go_on.wait(20.0)
+        return 201
 
-        till.act = act
-        task = asyncio.create_task(till.pay(key))
-        await wait_until(is_there.is_set, description="it is at work")
-        task.cancel()
-        go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        till.act = lambda: 201
-        again = await till.pay(key)
-        assert (again.status_code, again.json()) == (201, {"run": 2})
-        assert mortal_postgres.effects(key) == 1
+    till.act = act
+    task = asyncio.create_task(till.pay(key))
+    await wait_until(is_there.is_set, description="it is at work")
+    task.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    till.act = lambda: 201
+    again = await till.pay(key)
+    assert (again.status_code, again.json()) == (201, {"run": 2})
+    assert mortal_postgres.effects(key) == 1

@@ -50,31 +50,29 @@ async def is_undone(bank: Bank, key: str | None) -> bool:
 # Once
 
 
-async def test_the_response_is_sent_after_the_commit(open_here: Open) -> None:
+async def test_the_response_is_sent_after_the_commit(bank: Bank) -> None:
     """Another connection finds the work as soon as the response begins."""
-    async with open_here() as bank:
-        seen = []
+    seen = []
 
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            async def watched(message: Any) -> None:
-                seen.append((message["type"], await bank.effects()))
-                await send(message)
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def watched(message: Any) -> None:
+            seen.append((message["type"], await bank.effects()))
+            await send(message)
 
-            await bank.app(scope, receive, watched)
+        await bank.app(scope, receive, watched)
 
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
-            headers = {"x-account": "ann", "idempotency-key": "k"}
-            await client.post("/payments", json={"note": "n"}, headers=headers)
-        assert seen == [("http.response.start", ["n"]), ("http.response.body", ["n"])]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+        headers = {"x-account": "ann", "idempotency-key": "k"}
+        await client.post("/payments", json={"note": "n"}, headers=headers)
+    assert seen == [("http.response.start", ["n"]), ("http.response.body", ["n"])]
 
 
-async def test_a_background_task_runs_after_the_commit(open_here: Open) -> None:
-    async with open_here() as bank:
-        seen: list[Any] = []
-        bank.after = lambda: seen.append(bank.committed())  # type: ignore[method-assign]
-        for _ in range(2):
-            await bank.pay("k")
-        assert seen == [["n"]]
+async def test_a_background_task_runs_after_the_commit(bank: Bank) -> None:
+    seen: list[Any] = []
+    bank.after = lambda: seen.append(bank.committed())  # type: ignore[method-assign]
+    for _ in range(2):
+        await bank.pay("k")
+    assert seen == [["n"]]
 
 
 async def test_duplicates_that_come_together_are_done_once(open_here: Open) -> None:
@@ -84,11 +82,10 @@ async def test_duplicates_that_come_together_are_done_once(open_here: Open) -> N
         assert await bank.effects() == ["n"]
 
 
-async def test_callers_have_keys_of_their_own(open_here: Open) -> None:
-    async with open_here() as bank:
-        await bank.pay("k", "anns")
-        await bank.pay("k", "bobs", who="bob")
-        assert sorted(await bank.effects()) == ["anns", "bobs"]
+async def test_callers_have_keys_of_their_own(bank: Bank) -> None:
+    await bank.pay("k", "anns")
+    await bank.pay("k", "bobs", who="bob")
+    assert sorted(await bank.effects()) == ["anns", "bobs"]
 
 
 async def test_a_required_key_is_asked_for(open_here: Open) -> None:
@@ -97,31 +94,29 @@ async def test_a_required_key_is_asked_for(open_here: Open) -> None:
         assert bank.runs == 0
 
 
-async def test_a_caller_without_a_name_is_refused(open_here: Open) -> None:
-    async with open_here() as bank:
-        problem(await bank.pay("k", who=""), "principal-required", 400)
-        assert bank.runs == 0
+async def test_a_caller_without_a_name_is_refused(bank: Bank) -> None:
+    problem(await bank.pay("k", who=""), "principal-required", 400)
+    assert bank.runs == 0
 
 
-async def test_the_handler_gets_session_key_and_claim(open_here: Open) -> None:
-    async with open_here() as bank:
-        got: list[Committed[Any]] = []
+async def test_the_handler_gets_session_key_and_claim(bank: Bank) -> None:
+    got: list[Committed[Any]] = []
 
-        async def act(request: Committed[Any]) -> None:
-            got.append(request)
+    async def act(request: Committed[Any]) -> None:
+        got.append(request)
 
-        bank.act = act
-        await bank.pay("k")
-        await bank.pay(None)
-        assert (got[0].key, got[1].key, got[1].claim) == ("k", None, None)
-        assert got[0].claim is not None
-        assert got[0].claim.attempt == 1
+    bank.act = act
+    await bank.pay("k")
+    await bank.pay(None)
+    assert (got[0].key, got[1].key, got[1].claim) == ("k", None, None)
+    assert got[0].claim is not None
+    assert got[0].claim.attempt == 1
 
 
 # The gate forgets: the row decides
 
 
-async def test_a_response_may_begin_without_headers(open_here: Open) -> None:
+async def test_a_response_may_begin_without_headers(bank: Bank) -> None:
     """In ASGI a message may leave out `headers`."""
 
     class Bare(Response):
@@ -129,40 +124,37 @@ async def test_a_response_may_begin_without_headers(open_here: Open) -> None:
             await send({"type": "http.response.start", "status": 202})
             await send({"type": "http.response.body", "body": b"bare"})
 
-    async with open_here() as bank:
-        bank.act = answering(Bare())
-        first = await bank.pay("k")
-        await forget(bank, "k")
-        again = await bank.pay("k")
-        assert (first.status_code, first.content) == (again.status_code, again.content) == (202, b"bare")
-        assert (bank.runs, await bank.effects()) == (1, ["n"])
+    bank.act = answering(Bare())
+    first = await bank.pay("k")
+    await forget(bank, "k")
+    again = await bank.pay("k")
+    assert (first.status_code, first.content) == (again.status_code, again.content) == (202, b"bare")
+    assert (bank.runs, await bank.effects()) == (1, ["n"])
 
 
-async def test_middleware_inside_changes_a_response_once(open_here: Open) -> None:
+async def test_middleware_inside_changes_a_response_once(bank: Bank) -> None:
     """Neither the row's response is changed again, nor the one that the gate is mended with."""
-    async with open_here() as bank:
-        bank.app.user_middleware.append(Middleware(BaseHTTPMiddleware, dispatch=enveloping))
-        first = await bank.pay("k")
-        await forget(bank, "k")
-        for _ in range(2):
-            again = await bank.pay("k")
-            assert again.headers.pop("idempotency-replayed") == "true"
-            assert (again.status_code, again.content) == (201, first.content)
-            assert sorted(again.headers.multi_items()) == sorted(first.headers.multi_items())
-        assert await state(bank, "k") is State.SUCCEEDED
-
-
-async def test_what_the_row_keeps_of_a_response(open_here: Open) -> None:
-    """Its headers as the gate's rule says, and nothing that this package says of it."""
-    async with open_here() as bank:
-        bank.act = answering(Response(b"<ok/>", 202, {"location": "/p/1", "set-cookie": "a=1"}, "text/xml"))
-        await bank.pay("k")
-        await forget(bank, "k")
+    bank.app.user_middleware.append(Middleware(BaseHTTPMiddleware, dispatch=enveloping))
+    first = await bank.pay("k")
+    await forget(bank, "k")
+    for _ in range(2):
         again = await bank.pay("k")
-        assert "set-cookie" not in again.headers
-        record = await get_request(bank.gate, "POST", "/payments", key="k", principal="ann")
-        assert record is not None
-        assert not [pair for pair in record.result["headers"] if "idempotency" in str(pair)]
+        assert again.headers.pop("idempotency-replayed") == "true"
+        assert (again.status_code, again.content) == (201, first.content)
+        assert sorted(again.headers.multi_items()) == sorted(first.headers.multi_items())
+    assert await state(bank, "k") is State.SUCCEEDED
+
+
+async def test_what_the_row_keeps_of_a_response(bank: Bank) -> None:
+    """Its headers as the gate's rule says, and nothing that this package says of it."""
+    bank.act = answering(Response(b"<ok/>", 202, {"location": "/p/1", "set-cookie": "a=1"}, "text/xml"))
+    await bank.pay("k")
+    await forget(bank, "k")
+    again = await bank.pay("k")
+    assert "set-cookie" not in again.headers
+    record = await get_request(bank.gate, "POST", "/payments", key="k", principal="ann")
+    assert record is not None
+    assert not [pair for pair in record.result["headers"] if "idempotency" in str(pair)]
 
 
 # Rolled back
@@ -174,16 +166,15 @@ async def test_keep_decides_what_is_committed(open_here: Open) -> None:
         assert await is_undone(bank, "k")
 
 
-async def test_an_error_that_middleware_answers_rolls_back(open_here: Open) -> None:
+async def test_an_error_that_middleware_answers_rolls_back(bank: Bank) -> None:
     """Middleware within makes a response of the error, whose status would be kept."""
-    async with open_here() as bank:
-        answer_errors(bank, RuntimeError)
-        bank.act = answering(RuntimeError("boom"))
-        assert (await bank.pay("k")).json() == {"mild": 1}
-        assert await is_undone(bank, "k")
+    answer_errors(bank, RuntimeError)
+    bank.act = answering(RuntimeError("boom"))
+    assert (await bank.pay("k")).json() == {"mild": 1}
+    assert await is_undone(bank, "k")
 
 
-async def test_middleware_within_runs_the_handler_in_another_task(open_here: Open) -> None:
+async def test_middleware_within_runs_the_handler_in_another_task(bank: Bank) -> None:
     """Starlette's BaseHTTPMiddleware passes a response on in pieces, from a task of its own."""
 
     async def sign(request: Request, call_next: Any) -> Response:
@@ -191,59 +182,55 @@ async def test_middleware_within_runs_the_handler_in_another_task(open_here: Ope
         response.headers["x-signed"] = "yes"
         return response
 
-    async with open_here() as bank:
-        bank.app.user_middleware.append(Middleware(BaseHTTPMiddleware, dispatch=sign))
-        first = await bank.pay("k")
-        await forget(bank, "k")
-        again = await bank.pay("k")
-        assert (again.status_code, again.content, again.headers["x-signed"]) == (201, first.content, "yes")
-        assert (bank.runs, await bank.effects()) == (1, ["n"])
-        bank.act = answering(RuntimeError("boom"))
-        assert (await bank.pay("other")).status_code == 500
-        assert (await bank.effects(), await bank.rows()) == (["n"], 1)
+    bank.app.user_middleware.append(Middleware(BaseHTTPMiddleware, dispatch=sign))
+    first = await bank.pay("k")
+    await forget(bank, "k")
+    again = await bank.pay("k")
+    assert (again.status_code, again.content, again.headers["x-signed"]) == (201, first.content, "yes")
+    assert (bank.runs, await bank.effects()) == (1, ["n"])
+    bank.act = answering(RuntimeError("boom"))
+    assert (await bank.pay("other")).status_code == 500
+    assert (await bank.effects(), await bank.rows()) == (["n"], 1)
 
 
-async def test_an_invalid_body_rolls_back(open_here: Open) -> None:
-    async with open_here() as bank:
-        headers = {"idempotency-key": "k"}
-        assert (await bank.ann.post("/payments", json={}, headers=headers)).status_code == 422
-        assert await is_undone(bank, "k")
-        assert (await bank.pay("k")).status_code == 201
+async def test_an_invalid_body_rolls_back(bank: Bank) -> None:
+    headers = {"idempotency-key": "k"}
+    assert (await bank.ann.post("/payments", json={}, headers=headers)).status_code == 422
+    assert await is_undone(bank, "k")
+    assert (await bank.pay("k")).status_code == 201
 
 
-async def test_an_error_of_the_last_statements_is_the_handlers(open_here: Open) -> None:
+async def test_an_error_of_the_last_statements_is_the_handlers(bank: Bank) -> None:
     """What a session has not sent yet is sent before the response, so that the application can answer its errors."""
-    async with open_here() as bank:
 
-        async def conflict(request: Request, error: Exception) -> Response:
-            return JSONResponse({"conflict": 1}, 409)
+    async def conflict(request: Request, error: Exception) -> Response:
+        return JSONResponse({"conflict": 1}, 409)
 
-        async def act(request: Committed[Any]) -> None:
-            request.session.add(bank.Work(note="refused"))
+    async def act(request: Committed[Any]) -> None:
+        request.session.add(bank.Work(note="refused"))
 
-        bank.app.add_exception_handler(IntegrityError, conflict)
-        bank.act = act
-        answer = await bank.pay("k")
-        assert (answer.status_code, answer.json()) == (409, {"conflict": 1})
-        assert await is_undone(bank, "k")
+    bank.app.add_exception_handler(IntegrityError, conflict)
+    bank.act = act
+    answer = await bank.pay("k")
+    assert (answer.status_code, answer.json()) == (409, {"conflict": 1})
+    assert await is_undone(bank, "k")
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
 @pytest.mark.parametrize("key", ["k", None])
 async def test_a_handler_that_rolls_back_by_itself_is_refused(
-    open_here: Open, key: str | None, goes_on: bool
+    bank: Bank, key: str | None, goes_on: bool
 ) -> None:
     """Its row is gone from the transaction, so the response would not commit with the work."""
-    async with open_here() as bank:
 
-        async def act(request: Committed[Any]) -> None:
-            await request.session.rollback()
-            if goes_on:
-                await request.session.execute(PAID, {"note": "second"})
+    async def act(request: Committed[Any]) -> None:
+        await request.session.rollback()
+        if goes_on:
+            await request.session.execute(PAID, {"note": "second"})
 
-        bank.act = act
-        assert (await bank.pay(key)).status_code == 500
-        assert await is_undone(bank, key)
+    bank.act = act
+    assert (await bank.pay(key)).status_code == 500
+    assert await is_undone(bank, key)
 
 
 @pytest.mark.parametrize(("on_disconnect", "early"), [("finish", False), ("cancel", False), ("cancel", True)])
@@ -314,31 +301,29 @@ async def test_a_response_that_cannot_be_stored_is_named_in_the_log(
 # Use
 
 
-async def test_begin_that_does_not_commit_is_told_at_its_first_use(open_here: Open) -> None:
-    async with open_here() as bank:
-        bank.use(bank.sessions)
-        assert (await bank.pay("k", path="/other")).status_code == 500
-        assert await bank.effects() == []
+async def test_begin_that_does_not_commit_is_told_at_its_first_use(bank: Bank) -> None:
+    bank.use(bank.sessions)
+    assert (await bank.pay("k", path="/other")).status_code == 500
+    assert await bank.effects() == []
 
 
-async def test_a_begin_that_only_logs_errors_rolls_back(open_here: Open) -> None:
-    async with open_here() as bank:
+async def test_a_begin_that_only_logs_errors_rolls_back(bank: Bank) -> None:
 
-        @asynccontextmanager
-        async def quiet() -> AsyncIterator[Any]:
-            try:
-                async with bank.sessions.begin() as session:
-                    yield session
-            except Exception:  # noqa: BLE001
-                logging.getLogger("test").info("an error")
+    @asynccontextmanager
+    async def quiet() -> AsyncIterator[Any]:
+        try:
+            async with bank.sessions.begin() as session:
+                yield session
+        except Exception:  # noqa: BLE001
+            logging.getLogger("test").info("an error")
 
-        bank.use(quiet)
-        bank.act = answering(JSONResponse({}, 500))
-        assert (await bank.pay("k", path="/other")).status_code == 500
-        assert await bank.effects() == []
-        bank.act = answering(RuntimeError("boom"))
-        assert (await bank.pay("k", path="/other")).status_code == 500
-        assert await bank.effects() == []
+    bank.use(quiet)
+    bank.act = answering(JSONResponse({}, 500))
+    assert (await bank.pay("k", path="/other")).status_code == 500
+    assert await bank.effects() == []
+    bank.act = answering(RuntimeError("boom"))
+    assert (await bank.pay("k", path="/other")).status_code == 500
+    assert await bank.effects() == []
 
 
 def test_begin_is_asked_for() -> None:
@@ -347,31 +332,28 @@ def test_begin_is_asked_for() -> None:
         Commits(inbox, principal=everyone)
 
 
-async def test_a_missing_table_is_an_error(open_here: Open) -> None:
-    async with open_here() as bank:
-        async with bank.sessions.begin() as session:
-            await session.execute(text("DROP TABLE fastdedup_inbox"))
-        assert (await bank.pay("k")).status_code == 500
-        assert (bank.runs, await state(bank, "k")) == (0, State.RELEASED)
+async def test_a_missing_table_is_an_error(bank: Bank) -> None:
+    async with bank.sessions.begin() as session:
+        await session.execute(text("DROP TABLE fastdedup_inbox"))
+    assert (await bank.pay("k")).status_code == 500
+    assert (bank.runs, await state(bank, "k")) == (0, State.RELEASED)
 
 
-async def test_the_openapi_document_has_the_header(open_here: Open) -> None:
-    async with open_here() as bank:
-        (header,) = bank.app.openapi()["paths"]["/payments"]["post"]["parameters"]
-        assert header["name"] == "Idempotency-Key"
+async def test_the_openapi_document_has_the_header(bank: Bank) -> None:
+    (header,) = bank.app.openapi()["paths"]["/payments"]["post"]["parameters"]
+    assert header["name"] == "Idempotency-Key"
 
 
-async def test_its_own_exit_is_no_late_one(open_here: Open, caplog: pytest.LogCaptureFixture) -> None:
+async def test_its_own_exit_is_no_late_one(bank: Bank, caplog: pytest.LogCaptureFixture) -> None:
     """Claimed() warns of sessions that commit after the response: this one does not."""
-    async with open_here() as bank:
-        sent = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+    sent = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
 
-        async def receive() -> Any:
-            return next(sent)
+    async def receive() -> Any:
+        return next(sent)
 
-        async def send(message: Any) -> None:
-            return None
+    async def send(message: Any) -> None:
+        return None
 
-        with caplog.at_level(logging.WARNING):
-            await bank.app({"type": "lifespan", "app": bank.app, "state": {}}, receive, send)
-        assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        await bank.app({"type": "lifespan", "app": bank.app, "state": {}}, receive, send)
+    assert not caplog.records

@@ -24,7 +24,6 @@ from fastdedup.sync.sql import Inbox as BlockingInbox
 from ..gated_inbox.times import WEEK
 from ..integrations.desk import client, problem
 from .bank import PAID, Bank, answering
-from .conftest import Open
 from .test_fastapi import is_undone
 
 LOST = OperationalError("SELECT", {}, OSError("gone"), connection_invalidated=True)
@@ -39,54 +38,48 @@ async def send(app: FastAPI, path: str, key: str | None = "k", note: str = "n") 
 
 @pytest.mark.parametrize("key", ["k", None])
 @pytest.mark.parametrize("also", ["Commits", "Claimed"])
-async def test_an_operation_has_one_transaction(open_here: Open, also: str, key: str | None) -> None:
+async def test_an_operation_has_one_transaction(bank: Bank, also: str, key: str | None) -> None:
     """Also without a key: one of the two would be left open, and its work lost."""
-    async with open_here() as bank:
-        another: Any = Claimed(principal=everyone)
-        if also == "Commits":
-            another = Commits(Inbox("other", keep=WEEK), begin=bank.sessions.begin, principal=everyone)
+    another: Any = Claimed(principal=everyone)
+    if also == "Commits":
+        another = Commits(Inbox("other", keep=WEEK), begin=bank.sessions.begin, principal=everyone)
 
-        @bank.app.post("/two")
-        async def two(
-            request: Annotated[Committed[Any], bank.depends], other: Annotated[Any, another]
-        ) -> None:
-            await request.session.execute(PAID, {"note": "n"})
+    @bank.app.post("/two")
+    async def two(request: Annotated[Committed[Any], bank.depends], other: Annotated[Any, another]) -> None:
+        await request.session.execute(PAID, {"note": "n"})
 
-        with pytest.raises(ConfigError, match="only one Claimed"):
-            await send(bank.app, "/two", key)
-        assert (await bank.effects(), bank.sessions.kw["bind"].pool.checkedout()) == ([], 0)
+    with pytest.raises(ConfigError, match="only one Claimed"):
+        await send(bank.app, "/two", key)
+    assert (await bank.effects(), bank.sessions.kw["bind"].pool.checkedout()) == ([], 0)
 
 
-async def test_a_plain_function_needs_the_synchronous_inbox(open_here: Open) -> None:
+async def test_a_plain_function_needs_the_synchronous_inbox(bank: Bank) -> None:
     """It cannot await an async session: its statement would never be sent, and the response would be a success."""
-    async with open_here() as bank:
 
-        @bank.app.post("/plain")
-        def plain(request: Annotated[Committed[Any], bank.depends]) -> None: ...
+    @bank.app.post("/plain")
+    def plain(request: Annotated[Committed[Any], bank.depends]) -> None: ...
 
-        with pytest.raises(ConfigError, match=r"plain\(\) is a plain function, and its inbox is async"):
-            await send(bank.app, "/plain")
-
-
-async def test_an_async_handler_needs_the_async_inbox(open_here: Open) -> None:
-    async with open_here() as bank:
-        blocking = Commits(BlockingInbox("bank", keep=WEEK), begin=bank.sessions.begin, principal=everyone)
-
-        @bank.app.post("/async")
-        async def handler(request: Annotated[Committed[Any], blocking]) -> None: ...
-
-        with pytest.raises(ConfigError, match=r"handler\(\) is async, and its inbox is of fastdedup\.sync"):
-            await send(bank.app, "/async")
+    with pytest.raises(ConfigError, match=r"plain\(\) is a plain function, and its inbox is async"):
+        await send(bank.app, "/plain")
 
 
-async def test_starlette_checks_the_kind_of_an_endpoint_at_once(open_here: Open) -> None:
-    async with open_here() as bank:
+async def test_an_async_handler_needs_the_async_inbox(bank: Bank) -> None:
+    blocking = Commits(BlockingInbox("bank", keep=WEEK), begin=bank.sessions.begin, principal=everyone)
 
-        def plain(request: Request, committed: Committed[Any]) -> None: ...
+    @bank.app.post("/async")
+    async def handler(request: Annotated[Committed[Any], blocking]) -> None: ...
 
-        decorate = commits(bank.gate, bank.inbox, begin=bank.sessions.begin, principal=by_header("x"))
-        with pytest.raises(ConfigError, match=r"plain\(\) is a plain function"):
-            decorate(plain)
+    with pytest.raises(ConfigError, match=r"handler\(\) is async, and its inbox is of fastdedup\.sync"):
+        await send(bank.app, "/async")
+
+
+async def test_starlette_checks_the_kind_of_an_endpoint_at_once(bank: Bank) -> None:
+
+    def plain(request: Request, committed: Committed[Any]) -> None: ...
+
+    decorate = commits(bank.gate, bank.inbox, begin=bank.sessions.begin, principal=by_header("x"))
+    with pytest.raises(ConfigError, match=r"plain\(\) is a plain function"):
+        decorate(plain)
 
 
 def no_context_manager(bank: Bank) -> Callable[[], Any]:
@@ -105,102 +98,94 @@ def synchronous(bank: Bank) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("make", [no_context_manager, synchronous])
-async def test_a_begin_of_another_kind_is_named(open_here: Open, make: Callable[[Bank], Any]) -> None:
-    async with open_here() as bank:
-        bank.use(make(bank))
-        with pytest.raises(ConfigError, match="must return an async context manager, such as"):
-            await send(bank.app, "/other")
+async def test_a_begin_of_another_kind_is_named(bank: Bank, make: Callable[[Bank], Any]) -> None:
+    bank.use(make(bank))
+    with pytest.raises(ConfigError, match="must return an async context manager, such as"):
+        await send(bank.app, "/other")
 
 
 @pytest.mark.parametrize("how", ["complete", "fail"])
-async def test_a_handler_cannot_settle_its_claim(open_here: Open, how: str) -> None:
+async def test_a_handler_cannot_settle_its_claim(bank: Bank, how: str) -> None:
     """The gate would know of work that is rolled back, and answer the retry without doing it."""
-    async with open_here() as bank:
 
-        async def settle(request: Committed[Any]) -> None:
-            await getattr(request.claim, how)()
+    async def settle(request: Committed[Any]) -> None:
+        await getattr(request.claim, how)()
 
-        bank.act = settle
-        assert (await bank.pay("k")).status_code == 500
-        assert await is_undone(bank, "k")
-        bank.act = answering(None)
-        assert (await bank.pay("k")).json() == {"paid": 1, "run": 2}
+    bank.act = settle
+    assert (await bank.pay("k")).status_code == 500
+    assert await is_undone(bank, "k")
+    bank.act = answering(None)
+    assert (await bank.pay("k")).json() == {"paid": 1, "run": 2}
 
 
-async def test_an_error_in_the_exit_of_another_dependency_rolls_back(open_here: Open) -> None:
+async def test_an_error_in_the_exit_of_another_dependency_rolls_back(bank: Bank) -> None:
     """It comes after the handler, and an exception handler makes a response of it that would be kept."""
 
     async def late() -> AsyncIterator[None]:
         yield
         raise HTTPException(400, "late")
 
-    async with open_here() as bank:
+    @bank.app.post("/late")
+    async def handler(
+        first: Annotated[None, Depends(late, scope="function")],
+        request: Annotated[Committed[Any], bank.depends],
+    ) -> None:
+        await request.session.execute(PAID, {"note": "n"})
 
-        @bank.app.post("/late")
-        async def handler(
-            first: Annotated[None, Depends(late, scope="function")],
-            request: Annotated[Committed[Any], bank.depends],
-        ) -> None:
-            await request.session.execute(PAID, {"note": "n"})
-
-        for key in ("k", None):
-            assert (await send(bank.app, "/late", key)).status_code == 400
-            assert (await bank.effects(), await bank.rows()) == ([], 0)
-
-
-@pytest.mark.parametrize("key", ["k", None])
-async def test_a_savepoint_that_is_left_open_rolls_back(open_here: Open, key: str | None) -> None:
-    """Without a key SQLite had committed all of the work before the session's error came."""
-    async with open_here() as bank:
-
-        async def act(request: Committed[Any]) -> None:
-            await request.session.begin_nested()
-            await request.session.execute(PAID, {"note": "nested"})
-
-        bank.act = act
-        with pytest.raises(UsageError, match="has left a savepoint open, so nothing was committed"):
-            await send(bank.app, "/payments", key)
+    for key in ("k", None):
+        assert (await send(bank.app, "/late", key)).status_code == 400
         assert (await bank.effects(), await bank.rows()) == ([], 0)
 
 
-async def test_a_begin_within_another_transaction_serves_only_requests_without_a_key(open_here: Open) -> None:
+@pytest.mark.parametrize("key", ["k", None])
+async def test_a_savepoint_that_is_left_open_rolls_back(bank: Bank, key: str | None) -> None:
+    """Without a key SQLite had committed all of the work before the session's error came."""
+
+    async def act(request: Committed[Any]) -> None:
+        await request.session.begin_nested()
+        await request.session.execute(PAID, {"note": "nested"})
+
+    bank.act = act
+    with pytest.raises(UsageError, match="has left a savepoint open, so nothing was committed"):
+        await send(bank.app, "/payments", key)
+    assert (await bank.effects(), await bank.rows()) == ([], 0)
+
+
+async def test_a_begin_within_another_transaction_serves_only_requests_without_a_key(bank: Bank) -> None:
     """A row could be rolled back by the outer one after the response; such work alone is committed with it."""
-    async with open_here() as bank:
 
-        @asynccontextmanager
-        async def begin() -> AsyncIterator[AsyncSession]:
-            async with bank.sessions.begin() as session, session.begin_nested():
-                yield session
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[AsyncSession]:
+        async with bank.sessions.begin() as session, session.begin_nested():
+            yield session
 
-        bank.use(begin)
-        assert (await send(bank.app, "/other", None)).status_code == 200
-        assert await bank.effects() == ["n"]
-        with pytest.raises(UsageError, match="within another transaction"):
-            await send(bank.app, "/other", "k", "m")
-        assert (await bank.effects(), await bank.rows()) == (["n"], 0)
+    bank.use(begin)
+    assert (await send(bank.app, "/other", None)).status_code == 200
+    assert await bank.effects() == ["n"]
+    with pytest.raises(UsageError, match="within another transaction"):
+        await send(bank.app, "/other", "k", "m")
+    assert (await bank.effects(), await bank.rows()) == (["n"], 0)
 
 
-async def test_an_exception_that_the_handler_chose_is_answered_as_it_says(open_here: Open) -> None:
+async def test_an_exception_that_the_handler_chose_is_answered_as_it_says(bank: Bank) -> None:
     """Its cause is an error of a database, perhaps of another one."""
-    async with open_here() as bank:
-        declined = HTTPException(400, "no")
-        declined.__cause__ = LOST
-        bank.act = answering(declined)
-        assert (await bank.pay("k")).status_code == 400
-        assert await is_undone(bank, "k")
-        bank.act = answering(LOST)
-        problem(await bank.pay("k"), "database-unavailable", 503)
+    declined = HTTPException(400, "no")
+    declined.__cause__ = LOST
+    bank.act = answering(declined)
+    assert (await bank.pay("k")).status_code == 400
+    assert await is_undone(bank, "k")
+    bank.act = answering(LOST)
+    problem(await bank.pay("k"), "database-unavailable", 503)
 
 
 async def test_without_a_key_an_unknown_commit_invites_no_repetition(
-    open_here: Open, monkeypatch: pytest.MonkeyPatch
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(transaction: OpenTransaction, result: Any) -> None:
         await transaction.roll_back()
         raise CommitUnknown(LOST)
 
     monkeypatch.setattr(OpenTransaction, "commit", fail)
-    async with open_here() as bank:
-        answer = await bank.pay(None)
-        assert "may take effect twice" in problem(answer, "commit-unknown", 503)["detail"]
-        assert "retry-after" not in answer.headers
+    answer = await bank.pay(None)
+    assert "may take effect twice" in problem(answer, "commit-unknown", 503)["detail"]
+    assert "retry-after" not in answer.headers

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastdedup import Dedup
 
-from ..fixtures import opened
+from ..fixtures import async_fixture
 from ..stores import Backend
 
 
-@opened
+@async_fixture
 def dedup(backend: Backend) -> Dedup:
     return backend.make()

@@ -22,10 +22,14 @@ from fastdedup.integrations.rabbitmq.dead_letters import DeadLetter, list_dead_l
 from fastdedup.messages.headers import AGAIN, AT, REASON
 
 from ..brokers import RabbitServer
+from ..fixtures import async_fixture
 from ..waiting import wait_until
-from .dead_letter_desk import desk_at
+from .dead_letter_desk import Desk, desk_at
 
 ABC = ("a", "b", "c")
+
+
+desk = async_fixture(lambda rabbitmq: desk_at(rabbitmq))
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
@@ -45,109 +49,100 @@ async def test_looking_at_dead_letters_leaves_them_in_order(rabbitmq: RabbitServ
         assert [message.message_id for message in await desk.taken(desk.dead, 3)] == ["a", "b", "c"]
 
 
-async def test_a_replayed_message_is_worked_on_anew(rabbitmq: RabbitServer) -> None:
-    async with desk_at(rabbitmq) as desk:
-        exchange = await desk.channel.declare_exchange(rabbitmq.name("shop"), auto_delete=True)
-        await (await desk.channel.get_queue(desk.queue)).bind(exchange, "paid")
-        desk.poison = {"b"}
-        await exchange.publish(aio_pika.Message(b"body", message_id="b", headers={"tenant": 7}), "paid")
-        async with desk.consumer() as consumer:
-            await wait_until(lambda: consumer.counts.dead_lettered == 1, description="it is a dead letter")
-            desk.poison = set()
-            report = await replay(desk.channel, desk.dead, keys={"b"})
-            await wait_until(lambda: desk.done["b"], description="its work is done")
-        again = desk.seen[-1]
-        assert (report.seen, report.replayed, report.kept) == (1, 1, {})
-        assert (again.exchange, again.routing_key, again.headers["tenant"]) == (exchange.name, "paid", 7)
-        assert REASON not in again.headers
-        assert await desk.taken(desk.dead, 0) == []
+async def test_a_replayed_message_is_worked_on_anew(desk: Desk, rabbitmq: RabbitServer) -> None:
+    exchange = await desk.channel.declare_exchange(rabbitmq.name("shop"), auto_delete=True)
+    await (await desk.channel.get_queue(desk.queue)).bind(exchange, "paid")
+    desk.poison = {"b"}
+    await exchange.publish(aio_pika.Message(b"body", message_id="b", headers={"tenant": 7}), "paid")
+    async with desk.consumer() as consumer:
+        await wait_until(lambda: consumer.counts.dead_lettered == 1, description="it is a dead letter")
+        desk.poison = set()
+        report = await replay(desk.channel, desk.dead, keys={"b"})
+        await wait_until(lambda: desk.done["b"], description="its work is done")
+    again = desk.seen[-1]
+    assert (report.seen, report.replayed, report.kept) == (1, 1, {})
+    assert (again.exchange, again.routing_key, again.headers["tenant"]) == (exchange.name, "paid", 7)
+    assert REASON not in again.headers
+    assert await desk.taken(desk.dead, 0) == []
 
 
-async def test_only_the_chosen_keys_are_replayed(rabbitmq: RabbitServer) -> None:
-    async with desk_at(rabbitmq) as desk:
-        await desk.bury(*ABC)
-        dry = await replay(desk.channel, desk.dead, keys=["b", "z"], dry_run=True)
-        real = await replay(desk.channel, desk.dead, keys=["b", "z"])
-        assert (dry.seen, dry.replayed, dry.keys) == (real.seen, real.replayed, real.keys) == (3, 1, {"b"})
-        assert [message.message_id for message in await desk.taken(desk.queue, 1)] == ["b"]
-        assert {message.message_id for message in await desk.taken(desk.dead, 2)} == {"a", "c"}
+async def test_only_the_chosen_keys_are_replayed(desk: Desk) -> None:
+    await desk.bury(*ABC)
+    dry = await replay(desk.channel, desk.dead, keys=["b", "z"], dry_run=True)
+    real = await replay(desk.channel, desk.dead, keys=["b", "z"])
+    assert (dry.seen, dry.replayed, dry.keys) == (real.seen, real.replayed, real.keys) == (3, 1, {"b"})
+    assert [message.message_id for message in await desk.taken(desk.queue, 1)] == ["b"]
+    assert {message.message_id for message in await desk.taken(desk.dead, 2)} == {"a", "c"}
 
 
-async def test_replay_sends_the_oldest_and_as_many_as_asked(rabbitmq: RabbitServer) -> None:
-    async with desk_at(rabbitmq) as desk:
-        for number in ABC:
-            await desk.bury(number)
-        other = await desk.channel.declare_queue(rabbitmq.name())
-        ticks: list[int] = []
-        report = await replay(desk.channel, desk.dead, limit=2, to=other.name, on_letter=ticks.append)
-        assert (report.seen, report.replayed, ticks) == (2, 2, [3, 3])
-        assert [message.message_id for message in await desk.taken(other.name, 2)] == ["a", "b"]
-        assert [message.message_id for message in await desk.taken(desk.dead, 1)] == ["c"]
+async def test_replay_sends_the_oldest_and_as_many_as_asked(desk: Desk, rabbitmq: RabbitServer) -> None:
+    for number in ABC:
+        await desk.bury(number)
+    other = await desk.channel.declare_queue(rabbitmq.name())
+    ticks: list[int] = []
+    report = await replay(desk.channel, desk.dead, limit=2, to=other.name, on_letter=ticks.append)
+    assert (report.seen, report.replayed, ticks) == (2, 2, [3, 3])
+    assert [message.message_id for message in await desk.taken(other.name, 2)] == ["a", "b"]
+    assert [message.message_id for message in await desk.taken(desk.dead, 1)] == ["c"]
 
 
-async def test_a_message_that_fails_again_is_a_dead_letter_again(rabbitmq: RabbitServer) -> None:
-    async with desk_at(rabbitmq) as desk:
-        await desk.bury(*ABC)
-        desk.poison = set(ABC)
-        async with desk.consumer(attempts=2) as consumer:
-            assert (await replay(desk.channel, desk.dead)).replayed == 3
-            await wait_until(lambda: consumer.counts.dead_lettered == 3, description="all are back")
-        letters = (await list_dead_letters(desk.channel, desk.dead)).letters
-        assert {(letter.key, letter.attempts, letter.queue) for letter in letters} == {
-            (number, 2, desk.queue) for number in ABC
-        }
+async def test_a_message_that_fails_again_is_a_dead_letter_again(desk: Desk) -> None:
+    await desk.bury(*ABC)
+    desk.poison = set(ABC)
+    async with desk.consumer(attempts=2) as consumer:
+        assert (await replay(desk.channel, desk.dead)).replayed == 3
+        await wait_until(lambda: consumer.counts.dead_lettered == 3, description="all are back")
+    letters = (await list_dead_letters(desk.channel, desk.dead)).letters
+    assert {(letter.key, letter.attempts, letter.queue) for letter in letters} == {
+        (number, 2, desk.queue) for number in ABC
+    }
 
 
-async def test_one_replay_takes_no_dead_letter_twice(rabbitmq: RabbitServer) -> None:
-    async with desk_at(rabbitmq) as desk:
-        await desk.bury(*ABC)
-        report = await replay(desk.channel, desk.dead, to=desk.dead)
-        assert (report.seen, report.replayed) == (3, 3)
-        assert {message.message_id for message in await desk.taken(desk.dead, 3)} == set(ABC)
+async def test_one_replay_takes_no_dead_letter_twice(desk: Desk) -> None:
+    await desk.bury(*ABC)
+    report = await replay(desk.channel, desk.dead, to=desk.dead)
+    assert (report.seen, report.replayed) == (3, 3)
+    assert {message.message_id for message in await desk.taken(desk.dead, 3)} == set(ABC)
 
 
 @pytest.mark.parametrize("end", ["cancel", "close"])
-async def test_a_replay_that_ends_halfway_loses_nothing(rabbitmq: RabbitServer, end: str) -> None:
+async def test_a_replay_that_ends_halfway_loses_nothing(desk: Desk, rabbitmq: RabbitServer, end: str) -> None:
     """What was published and not yet acknowledged is there twice, and is worked on once."""
     ids = {str(number) for number in range(20)}
-    async with desk_at(rabbitmq) as desk:
-        await desk.bury(*ids)
-        connection = await aio_pika.connect(rabbitmq.url)
-        channel = await connection.channel()
-        sent, closing = 0, []
+    await desk.bury(*ids)
+    connection = await aio_pika.connect(rabbitmq.url)
+    channel = await connection.channel()
+    sent, closing = 0, []
 
-        def stop(total: int) -> None:
-            nonlocal sent
-            sent += 1
-            if sent == 7:
-                closing.append(
-                    asyncio.create_task(connection.close())
-                ) if end == "close" else running.cancel()
+    def stop(total: int) -> None:
+        nonlocal sent
+        sent += 1
+        if sent == 7:
+            closing.append(asyncio.create_task(connection.close())) if end == "close" else running.cancel()
 
-        running = asyncio.create_task(replay(channel, desk.dead, on_letter=stop))
-        lost = (AMQPError, ConnectionError) if end == "close" else asyncio.CancelledError
-        with pytest.raises(lost):
-            await running
-        await asyncio.gather(*closing, connection.close())
-        async with desk.consumer() as consumer:
-            await wait_until(lambda: consumer.counts.first >= 7, description="what was sent back is done")
-            assert (await replay(desk.channel, desk.dead)).seen in {12, 13}
-            await wait_until(lambda: len(desk.done) == 20, description="all is done")
-        assert desk.done == Counter(ids)
+    running = asyncio.create_task(replay(channel, desk.dead, on_letter=stop))
+    lost = (AMQPError, ConnectionError) if end == "close" else asyncio.CancelledError
+    with pytest.raises(lost):
+        await running
+    await asyncio.gather(*closing, connection.close())
+    async with desk.consumer() as consumer:
+        await wait_until(lambda: consumer.counts.first >= 7, description="what was sent back is done")
+        assert (await replay(desk.channel, desk.dead)).seen in {12, 13}
+        await wait_until(lambda: len(desk.done) == 20, description="all is done")
+    assert desk.done == Counter(ids)
 
 
-async def test_a_message_replayed_twice_is_worked_on_once(rabbitmq: RabbitServer) -> None:
+async def test_a_message_replayed_twice_is_worked_on_once(desk: Desk) -> None:
     """Killed between the confirm and the ack, a replay leaves the dead letter where it was."""
-    async with desk_at(rabbitmq) as desk:
-        await desk.bury("a")
-        await replay(desk.channel, desk.dead, to=desk.dead)
-        copy = (await desk.taken(desk.dead, 1))[0]
-        for _ in range(2):
-            await desk.publish("a", headers=dict(copy.headers))
-        async with desk.consumer() as consumer:
-            await wait_until(lambda: consumer.counts.duplicate == 1, description="the second is a duplicate")
-        assert AGAIN in copy.headers
-        assert desk.done == {"a": 1}
+    await desk.bury("a")
+    await replay(desk.channel, desk.dead, to=desk.dead)
+    copy = (await desk.taken(desk.dead, 1))[0]
+    for _ in range(2):
+        await desk.publish("a", headers=dict(copy.headers))
+    async with desk.consumer() as consumer:
+        await wait_until(lambda: consumer.counts.duplicate == 1, description="the second is a duplicate")
+    assert AGAIN in copy.headers
+    assert desk.done == {"a": 1}
 
 
 class NoId(str):
@@ -159,79 +154,73 @@ class NoId(str):
         return True
 
 
-async def test_a_message_without_an_id_never_gets_one(rabbitmq: RabbitServer) -> None:
+async def test_a_message_without_an_id_never_gets_one(desk: Desk) -> None:
     """Aiormq makes one up for each copy. As a key it would let two copies of a message through."""
-    async with desk_at(rabbitmq) as desk:
-        underlay = await desk.channel.get_underlay_channel()
-        properties = spec.Basic.Properties(message_id=NoId())
-        await underlay.basic_publish(b"body", routing_key=desk.queue, properties=properties)
-        await desk.bury(there=1)
-        async with desk.consumer() as consumer:
-            await replay(desk.channel, desk.dead)
-            await wait_until(lambda: consumer.counts.dead_lettered == 1, description="it is back")
-        letter = (await list_dead_letters(desk.channel, desk.dead)).letters[0]
-        assert (letter.key, letter.reason, desk.seen) == (None, "no_key", [])
+    underlay = await desk.channel.get_underlay_channel()
+    properties = spec.Basic.Properties(message_id=NoId())
+    await underlay.basic_publish(b"body", routing_key=desk.queue, properties=properties)
+    await desk.bury(there=1)
+    async with desk.consumer() as consumer:
+        await replay(desk.channel, desk.dead)
+        await wait_until(lambda: consumer.counts.dead_lettered == 1, description="it is back")
+    letter = (await list_dead_letters(desk.channel, desk.dead)).letters[0]
+    assert (letter.key, letter.reason, desk.seen) == (None, "no_key", [])
 
 
-async def test_a_dead_letter_stays_where_no_queue_takes_it(rabbitmq: RabbitServer) -> None:
-    async with desk_at(rabbitmq) as desk:
-        await desk.bury("a", "b")
-        gone = await replay(desk.channel, desk.dead, to="gone")
-        full = await desk.channel.declare_queue(
-            rabbitmq.name(), arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
-        )
-        refused = await replay(desk.channel, desk.dead, to=full.name)
-        assert (gone.replayed, refused.replayed) == (0, 1)
-        assert list(gone.kept) == [
-            "no queue takes the messages for the queue 'gone': declare or bind it again"
-        ]
-        assert "refuses a message" in next(iter(refused.kept))
-        assert len(await desk.taken(desk.dead, 1)) == len(await desk.taken(full.name, 1)) == 1
+async def test_a_dead_letter_stays_where_no_queue_takes_it(desk: Desk, rabbitmq: RabbitServer) -> None:
+    await desk.bury("a", "b")
+    gone = await replay(desk.channel, desk.dead, to="gone")
+    full = await desk.channel.declare_queue(
+        rabbitmq.name(), arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
+    )
+    refused = await replay(desk.channel, desk.dead, to=full.name)
+    assert (gone.replayed, refused.replayed) == (0, 1)
+    assert list(gone.kept) == ["no queue takes the messages for the queue 'gone': declare or bind it again"]
+    assert "refuses a message" in next(iter(refused.kept))
+    assert len(await desk.taken(desk.dead, 1)) == len(await desk.taken(full.name, 1)) == 1
 
 
-async def test_what_the_broker_has_dead_lettered_goes_back_too(rabbitmq: RabbitServer) -> None:
+async def test_what_the_broker_has_dead_lettered_goes_back_too(desk: Desk, rabbitmq: RabbitServer) -> None:
     """It has none of our headers; RabbitMQ's own say where it came from, each time anew."""
-    async with desk_at(rabbitmq) as desk:
-        dead = await desk.channel.declare_queue(rabbitmq.name())
-        brief, briefer = [
-            await desk.channel.declare_queue(
-                rabbitmq.name(),
-                arguments={
-                    "x-message-ttl": 1,
-                    "x-dead-letter-exchange": "",
-                    "x-dead-letter-routing-key": dead.name,
-                },
-            )
-            for _ in range(2)
-        ]
+    dead = await desk.channel.declare_queue(rabbitmq.name())
+    brief, briefer = [
+        await desk.channel.declare_queue(
+            rabbitmq.name(),
+            arguments={
+                "x-message-ttl": 1,
+                "x-dead-letter-exchange": "",
+                "x-dead-letter-routing-key": dead.name,
+            },
+        )
+        for _ in range(2)
+    ]
 
-        async def letter(key: str) -> DeadLetter:
-            while True:
-                found = await list_dead_letters(desk.channel, dead.name)
-                if letters := [letter for letter in found.letters if letter.key == key]:
-                    return letters[0]
+    async def letter(key: str) -> DeadLetter:
+        while True:
+            found = await list_dead_letters(desk.channel, dead.name)
+            if letters := [letter for letter in found.letters if letter.key == key]:
+                return letters[0]
 
-        await desk.publish("a", to=brief.name)
-        await desk.publish("b", to=dead.name)  # nobody knows where this came from
-        died = await letter("a")
-        assert (died.reason, died.queue, died.attempts) == ("expired", brief.name, 0)
-        assert datetime.fromisoformat(died.at or "")
-        report = await replay(desk.channel, dead.name, keys="a", to=briefer.name)
-        assert (report.replayed, (await letter("a")).queue) == (1, briefer.name)
-        unknown = await letter("b")
-        assert (unknown.reason, unknown.queue, unknown.at) == (None, None, None)
-        report = await replay(desk.channel, dead.name, keys="b")
-        assert list(report.kept) == ["the dead letter does not say which queue it came from"]
+    await desk.publish("a", to=brief.name)
+    await desk.publish("b", to=dead.name)  # nobody knows where this came from
+    died = await letter("a")
+    assert (died.reason, died.queue, died.attempts) == ("expired", brief.name, 0)
+    assert datetime.fromisoformat(died.at or "")
+    report = await replay(desk.channel, dead.name, keys="a", to=briefer.name)
+    assert (report.replayed, (await letter("a")).queue) == (1, briefer.name)
+    unknown = await letter("b")
+    assert (unknown.reason, unknown.queue, unknown.at) == (None, None, None)
+    report = await replay(desk.channel, dead.name, keys="b")
+    assert list(report.kept) == ["the dead letter does not say which queue it came from"]
 
 
-async def test_a_queue_that_is_not_there_is_named(rabbitmq: RabbitServer) -> None:
-    async with desk_at(rabbitmq) as desk:
-        for ask in (list_dead_letters, replay):
-            with pytest.raises(ConfigError, match=r"there is no queue 'nowhere\.dead'"):
-                await ask(desk.channel, "nowhere.dead")
-        with pytest.raises(ConfigError, match="limit"):
-            await replay(desk.channel, desk.queue, limit=0)
-        assert (await list_dead_letters(desk.channel, desk.queue)).total == 0
+async def test_a_queue_that_is_not_there_is_named(desk: Desk) -> None:
+    for ask in (list_dead_letters, replay):
+        with pytest.raises(ConfigError, match=r"there is no queue 'nowhere\.dead'"):
+            await ask(desk.channel, "nowhere.dead")
+    with pytest.raises(ConfigError, match="limit"):
+        await replay(desk.channel, desk.queue, limit=0)
+    assert (await list_dead_letters(desk.channel, desk.queue)).total == 0
 
 
 # `fastdedup dead-letters list` and `replay`, as people and programs use them

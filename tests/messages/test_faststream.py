@@ -36,6 +36,7 @@ from fastdedup.integrations.faststream import (
 from fastdedup.integrations.faststream.brokers.redis import RedisWay
 from fastdedup.sql import Inbox
 
+from ..fixtures import async_fixture
 from ..inbox_file import make_tables, transaction, work_in
 
 WEEK = timedelta(days=7)
@@ -112,6 +113,9 @@ def fault() -> None:
     raise ValueError("no such customer")
 
 
+shop = async_fixture(lambda redis_url: opened(redis_url))
+
+
 # What happens to a message
 
 
@@ -135,61 +139,57 @@ async def test_abandoned_work_is_resolved_before_the_handler_runs_again(
     assert "no such customer" not in "".join(line.getMessage() for line in lines)
 
 
-async def test_two_subscribers_of_one_message_both_work(redis_url: str) -> None:
-    async with opened(redis_url) as shop:
-        shop.handle()
-        found: list[Any] = []
+async def test_two_subscribers_of_one_message_both_work(shop: Shop) -> None:
+    shop.handle()
+    found: list[Any] = []
 
-        async def ship(order: Any) -> None:
-            found.append(order)
+    async def ship(order: Any) -> None:
+        found.append(order)
 
-        shop.broker.subscriber("shipping")(ship)
-        async with shop.open():
-            await shop.publish()
-            await shop.broker.publish(7, "shipping", message_id="order-7")
-        assert (shop.runs, found) == ([7], [7])
+    shop.broker.subscriber("shipping")(ship)
+    async with shop.open():
+        await shop.publish()
+        await shop.broker.publish(7, "shipping", message_id="order-7")
+    assert (shop.runs, found) == ([7], [7])
 
 
-async def test_an_attempt_sees_the_message_as_it_came(redis_url: str) -> None:
-    async with opened(redis_url) as shop:
+async def test_an_attempt_sees_the_message_as_it_came(shop: Shop) -> None:
 
-        async def on_order(order: Any) -> None:
-            shop.runs.append(order.pop("number"))
-            if len(shop.runs) < 2:
-                fault()
+    async def on_order(order: Any) -> None:
+        shop.runs.append(order.pop("number"))
+        if len(shop.runs) < 2:
+            fault()
 
-        shop.handle(on_order)
-        async with shop.open():
-            await shop.publish({"number": 7})
-        assert shop.runs == [7, 7]
+    shop.handle(on_order)
+    async with shop.open():
+        await shop.publish({"number": 7})
+    assert shop.runs == [7, 7]
 
 
 @pytest.mark.parametrize("error", [DeadLetterError("cancelled"), RejectMessage()], ids=repr)
-async def test_a_handler_can_give_a_message_up(redis_url: str, error: Exception) -> None:
-    async with opened(redis_url) as shop:
+async def test_a_handler_can_give_a_message_up(shop: Shop, error: Exception) -> None:
 
-        async def on_order(order: Any) -> None:
-            shop.runs.append(order)
-            raise error
+    async def on_order(order: Any) -> None:
+        shop.runs.append(order)
+        raise error
 
-        shop.handle(on_order)
-        async with shop.open():
-            await shop.publish()
-        assert (len(shop.runs), len(shop.dead)) == (1, 1)
+    shop.handle(on_order)
+    async with shop.open():
+        await shop.publish()
+    assert (len(shop.runs), len(shop.dead)) == (1, 1)
 
 
-async def test_a_handler_that_acknowledges_has_done_the_work(redis_url: str) -> None:
-    async with opened(redis_url) as shop:
+async def test_a_handler_that_acknowledges_has_done_the_work(shop: Shop) -> None:
 
-        async def on_order(order: Any) -> None:
-            shop.runs.append(order)
-            raise AckMessage
+    async def on_order(order: Any) -> None:
+        shop.runs.append(order)
+        raise AckMessage
 
-        shop.handle(on_order, publish=True)
-        async with shop.open():
-            await shop.publish()
-            await shop.publish()
-        assert (shop.runs, shop.dead, shop.replies) == ([7], [], [])
+    shop.handle(on_order, publish=True)
+    async with shop.open():
+        await shop.publish()
+        await shop.publish()
+    assert (shop.runs, shop.dead, shop.replies) == ([7], [], [])
 
 
 async def test_a_handler_that_stops_its_consumer_has_not_failed(redis_url: str) -> None:
@@ -207,17 +207,16 @@ async def test_a_handler_that_stops_its_consumer_has_not_failed(redis_url: str) 
         assert (await shop.guard._settings.dedup.claim("orders|order-7")).acquired  # type: ignore[union-attr]
 
 
-async def test_a_sync_handler_works_in_its_thread(redis_url: str) -> None:
-    async with opened(redis_url) as shop:
+async def test_a_sync_handler_works_in_its_thread(shop: Shop) -> None:
 
-        def on_order(order: Any) -> None:
-            shop.runs.append(order)
+    def on_order(order: Any) -> None:
+        shop.runs.append(order)
 
-        shop.handle(on_order)
-        async with shop.open():
-            await shop.publish()
-            await shop.publish()
-        assert shop.runs == [7]
+    shop.handle(on_order)
+    async with shop.open():
+        await shop.publish()
+        await shop.publish()
+    assert shop.runs == [7]
 
 
 async def test_another_message_with_the_same_id_is_a_dead_letter(redis_url: str) -> None:
@@ -422,13 +421,12 @@ async def test_a_gate_that_is_not_open_is_told(redis_url: str) -> None:
     assert (shop.runs, shop.dead) == ([], [])
 
 
-async def test_a_message_taken_without_a_handler_is_refused(redis_url: str) -> None:
-    async with opened(redis_url) as shop:
-        subscriber = shop.router.subscriber("orders")
-        shop.broker.include_router(shop.router)
-        raw = await _raw(7)
-        with pytest.raises(UsageError, match="get_one"):
-            await _as_get_one(shop, subscriber, raw)
+async def test_a_message_taken_without_a_handler_is_refused(shop: Shop) -> None:
+    subscriber = shop.router.subscriber("orders")
+    shop.broker.include_router(shop.router)
+    raw = await _raw(7)
+    with pytest.raises(UsageError, match="get_one"):
+        await _as_get_one(shop, subscriber, raw)
 
 
 async def _raw(order: Any) -> Any:

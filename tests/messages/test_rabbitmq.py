@@ -25,6 +25,7 @@ from fastdedup.integrations.rabbitmq.places import UnroutableError
 from fastdedup.sql import Inbox
 
 from ..brokers import RabbitServer
+from ..fixtures import async_fixture
 from ..inbox_file import make_tables, transaction, work_in
 from ..waiting import wait_until
 from .consumers import at_work
@@ -130,47 +131,47 @@ def fault(message: AbstractIncomingMessage) -> None:
     raise ValueError("no such customer")
 
 
+orders = async_fixture(lambda open_orders: open_orders())
+
+
 # The outcomes
 
 
 async def test_a_retried_message_keeps_its_exchange_and_routing_key(
-    rabbitmq: RabbitServer, open_orders: Open
+    rabbitmq: RabbitServer, orders: Orders
 ) -> None:
-    async with open_orders() as orders:
-        events = await orders.channel.declare_exchange(rabbitmq.name("events"), "topic", durable=True)
-        await orders.queue.bind(events, "order.*")
-        orders.then = lambda message: fault(message) if orders.runs["7"] < 3 else None
-        await orders.publish("7", exchange=events.name, routing_key="order.paid")
-        async with orders.consuming() as consumer:
-            await wait_until(lambda: consumer.counts.first, description="it is done")
-        assert {(each.exchange, each.routing_key) for each in orders.seen} == {(events.name, "order.paid")}
-        assert orders.runs["7"] == 3
+    events = await orders.channel.declare_exchange(rabbitmq.name("events"), "topic", durable=True)
+    await orders.queue.bind(events, "order.*")
+    orders.then = lambda message: fault(message) if orders.runs["7"] < 3 else None
+    await orders.publish("7", exchange=events.name, routing_key="order.paid")
+    async with orders.consuming() as consumer:
+        await wait_until(lambda: consumer.counts.first, description="it is done")
+    assert {(each.exchange, each.routing_key) for each in orders.seen} == {(events.name, "order.paid")}
+    assert orders.runs["7"] == 3
 
 
-async def test_equal_bodies_are_one_message_by_choice(open_orders: Open) -> None:
-    async with open_orders() as orders:
-        await orders.publish("1", "2")
-        async with orders.consuming(key=body) as consumer:
-            await wait_until(lambda: consumer.counts.delivered == 2, description="both came")
-        assert (consumer.counts.first, consumer.counts.duplicate) == (1, 1)
+async def test_equal_bodies_are_one_message_by_choice(orders: Orders) -> None:
+    await orders.publish("1", "2")
+    async with orders.consuming(key=body) as consumer:
+        await wait_until(lambda: consumer.counts.delivered == 2, description="both came")
+    assert (consumer.counts.first, consumer.counts.duplicate) == (1, 1)
 
 
-async def test_a_twin_at_work_costs_few_deliveries(open_orders: Open) -> None:
+async def test_a_twin_at_work_costs_few_deliveries(orders: Orders) -> None:
     end = asyncio.Event()
-    async with open_orders() as orders:
-        orders.then = lambda message: end.wait()
-        await orders.publish("7", "7")
-        async with orders.consuming(wait=0.2) as consumer:
-            await wait_until(lambda: consumer.counts.retried, description="the second waits for a retry")
-            deliveries = consumer.counts.delivered
-            end.set()
-            await wait_until(lambda: consumer.counts.duplicate, description="the second is a duplicate")
-        assert deliveries == 2
-        assert orders.runs["7"] == 1
+    orders.then = lambda message: end.wait()
+    await orders.publish("7", "7")
+    async with orders.consuming(wait=0.2) as consumer:
+        await wait_until(lambda: consumer.counts.retried, description="the second waits for a retry")
+        deliveries = consumer.counts.delivered
+        end.set()
+        await wait_until(lambda: consumer.counts.duplicate, description="the second is a duplicate")
+    assert deliveries == 2
+    assert orders.runs["7"] == 1
 
 
 @pytest.mark.parametrize("prefetch", [1, 10])
-async def test_copies_keep_the_delay_between_attempts(open_orders: Open, prefetch: int) -> None:
+async def test_copies_keep_the_delay_between_attempts(orders: Orders, prefetch: int) -> None:
     """Of five copies one works; those that are held, or come after it has failed, begin no attempt of their own."""
     times: list[float] = []
 
@@ -178,18 +179,17 @@ async def test_copies_keep_the_delay_between_attempts(open_orders: Open, prefetc
         times.append(asyncio.get_running_loop().time())
         raise ValueError("no such customer")
 
-    async with open_orders() as orders:
-        orders.then = fail
-        await orders.publish(*["7"] * 5)
-        async with orders.consuming(attempts=4, retry_delay=0.3, prefetch=prefetch) as consumer:
-            await wait_until(
-                lambda: consumer.counts.dead_lettered + consumer.counts.duplicate == 5,
-                description="one is a dead letter, the others are its duplicates",
-            )
-        gaps = [after - before for before, after in pairwise(times)]
-        assert len(gaps) == 3
-        assert min(gaps) >= 0.299  # the loop's clock may count whole milliseconds
-        assert len(await orders.dead()) == 1
+    orders.then = fail
+    await orders.publish(*["7"] * 5)
+    async with orders.consuming(attempts=4, retry_delay=0.3, prefetch=prefetch) as consumer:
+        await wait_until(
+            lambda: consumer.counts.dead_lettered + consumer.counts.duplicate == 5,
+            description="one is a dead letter, the others are its duplicates",
+        )
+    gaps = [after - before for before, after in pairwise(times)]
+    assert len(gaps) == 3
+    assert min(gaps) >= 0.299  # the loop's clock may count whole milliseconds
+    assert len(await orders.dead()) == 1
 
 
 async def test_two_queues_of_one_message_both_work(rabbitmq: RabbitServer, open_orders: Open) -> None:
@@ -200,32 +200,28 @@ async def test_two_queues_of_one_message_both_work(rabbitmq: RabbitServer, open_
             await wait_until(lambda: first.counts.first and second.counts.first, description="both worked")
 
 
-async def test_dead_letters_go_to_an_exchange_of_choice(rabbitmq: RabbitServer, open_orders: Open) -> None:
-    async with open_orders() as orders:
-        exchange = await orders.channel.declare_exchange(rabbitmq.name("dlx"), durable=True)
-        graves = await orders.channel.declare_queue(rabbitmq.name("graves"), durable=True)
-        await graves.bind(exchange, orders.queue.name)
-        orders.then = fault
-        await orders.publish("7")
-        async with orders.consuming(attempts=1, dead_letter=exchange.name) as consumer:
-            await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
-        assert len(await orders.dead(graves.name)) == 1
+async def test_dead_letters_go_to_an_exchange_of_choice(rabbitmq: RabbitServer, orders: Orders) -> None:
+    exchange = await orders.channel.declare_exchange(rabbitmq.name("dlx"), durable=True)
+    graves = await orders.channel.declare_queue(rabbitmq.name("graves"), durable=True)
+    await graves.bind(exchange, orders.queue.name)
+    orders.then = fault
+    await orders.publish("7")
+    async with orders.consuming(attempts=1, dead_letter=exchange.name) as consumer:
+        await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
+    assert len(await orders.dead(graves.name)) == 1
 
 
-async def test_a_dead_letter_that_no_queue_takes_is_not_lost(
-    rabbitmq: RabbitServer, open_orders: Open
-) -> None:
-    async with open_orders() as orders:
-        exchange = await orders.channel.declare_exchange(rabbitmq.name("dlx"), durable=True)
-        orders.then = fault
-        await orders.publish("7")
-        async with orders.consumer(attempts=1, dead_letter=exchange.name) as consumer:
-            with pytest.raises(UnroutableError, match="no queue takes"):
-                await consumer.run(orders.handler)
-        await orders.channel.close()
-        async with opened(rabbitmq, orders.dedup) as others:
-            found = await others.channel.get_queue(orders.queue.name)
-            assert await found.get(timeout=5.0)
+async def test_a_dead_letter_that_no_queue_takes_is_not_lost(rabbitmq: RabbitServer, orders: Orders) -> None:
+    exchange = await orders.channel.declare_exchange(rabbitmq.name("dlx"), durable=True)
+    orders.then = fault
+    await orders.publish("7")
+    async with orders.consumer(attempts=1, dead_letter=exchange.name) as consumer:
+        with pytest.raises(UnroutableError, match="no queue takes"):
+            await consumer.run(orders.handler)
+    await orders.channel.close()
+    async with opened(rabbitmq, orders.dedup) as others:
+        found = await others.channel.get_queue(orders.queue.name)
+        assert await found.get(timeout=5.0)
 
 
 async def test_a_consumer_ends_where_its_dead_letters_have_no_exchange_any_more(
@@ -246,20 +242,19 @@ async def test_a_consumer_ends_where_its_dead_letters_have_no_exchange_any_more(
         assert orders.runs == {"7": 1}
 
 
-async def test_a_message_is_settled_once_whoever_does_it(open_orders: Open) -> None:
+async def test_a_message_is_settled_once_whoever_does_it(orders: Orders) -> None:
     """A second ack would close the channel, and deliver all messages in hand again."""
-    async with open_orders() as orders:
-        orders.then = lambda message: message.ack() if message.message_id == "own" else None
-        await orders.publish("own", "ours")
-        async with orders.consuming() as consumer:
-            await wait_until(lambda: consumer.counts.first == 2, description="both are done")
-            await wait_until(lambda: all(each.processed for each in orders.seen), description="both settled")
-            for message in orders.seen:
-                with pytest.raises(MessageProcessError):
-                    await message.ack()
-            await orders.publish("later")
-            await wait_until(lambda: consumer.counts.first == 3, description="the channel is open")
-        assert consumer.counts.delivered == 3
+    orders.then = lambda message: message.ack() if message.message_id == "own" else None
+    await orders.publish("own", "ours")
+    async with orders.consuming() as consumer:
+        await wait_until(lambda: consumer.counts.first == 2, description="both are done")
+        await wait_until(lambda: all(each.processed for each in orders.seen), description="both settled")
+        for message in orders.seen:
+            with pytest.raises(MessageProcessError):
+                await message.ack()
+        await orders.publish("later")
+        await wait_until(lambda: consumer.counts.first == 3, description="the channel is open")
+    assert consumer.counts.delivered == 3
 
 
 # Failures
@@ -313,46 +308,42 @@ async def test_a_deleted_queue_ends_the_consumer(open_orders: Open) -> None:
             await task
 
 
-async def test_what_takes_longer_than_its_grace_comes_again(
-    rabbitmq: RabbitServer, open_orders: Open
-) -> None:
-    async with open_orders() as orders:
-        orders.then = lambda message: asyncio.Event().wait()
-        await orders.publish("7")
-        async with orders.consumer(grace=0.05) as consumer:
-            task = asyncio.create_task(consumer.run(orders.handler))
-            await wait_until(lambda: orders.runs["7"], description="it is worked on")
-            consumer.stop()
-            await task
-        await orders.channel.close()
-        orders.then = lambda message: None
-        async with opened(rabbitmq, orders.dedup) as others:
-            others.queue = await others.channel.get_queue(orders.queue.name)
-            async with others.consuming() as again:
-                await wait_until(lambda: again.counts.first, description="it is done")
+async def test_what_takes_longer_than_its_grace_comes_again(rabbitmq: RabbitServer, orders: Orders) -> None:
+    orders.then = lambda message: asyncio.Event().wait()
+    await orders.publish("7")
+    async with orders.consumer(grace=0.05) as consumer:
+        task = asyncio.create_task(consumer.run(orders.handler))
+        await wait_until(lambda: orders.runs["7"], description="it is worked on")
+        consumer.stop()
+        await task
+    await orders.channel.close()
+    orders.then = lambda message: None
+    async with opened(rabbitmq, orders.dedup) as others:
+        others.queue = await others.channel.get_queue(orders.queue.name)
+        async with others.consuming() as again:
+            await wait_until(lambda: again.counts.first, description="it is done")
 
 
 # With an inbox
 
 
 @pytest.mark.parametrize("gated", [True, False], ids=["gate and inbox", "inbox alone"])
-async def test_the_work_and_its_row_commit_together(open_orders: Open, tmp_path: Path, gated: bool) -> None:
+async def test_the_work_and_its_row_commit_together(orders: Orders, tmp_path: Path, gated: bool) -> None:
     path = tmp_path / "shop.db"
     make_tables(path)
-    async with open_orders() as orders:
-        orders.dedup = orders.dedup if gated else None
+    orders.dedup = orders.dedup if gated else None
 
-        async def work(transaction: aiosqlite.Connection, message: AbstractIncomingMessage) -> None:
-            await transaction.execute("INSERT INTO work VALUES (?)", (message.message_id,))
-            if message.message_id == "poison":
-                fault(message)
+    async def work(transaction: aiosqlite.Connection, message: AbstractIncomingMessage) -> None:
+        await transaction.execute("INSERT INTO work VALUES (?)", (message.message_id,))
+        if message.message_id == "poison":
+            fault(message)
 
-        await orders.publish("1", "1", "2", "poison")
-        inbox = Inbox("billing", keep=timedelta(days=7), begin=partial(transaction, path))
-        async with orders.consumer(inbox=inbox, attempts=2) as consumer, at_work(consumer, work):
-            await wait_until(lambda: consumer.counts.dead_lettered, description="one is a dead letter")
-            await wait_until(lambda: consumer.counts.delivered == 5, description="all are delivered")
-        assert sorted(work_in(path)) == ["1", "2"]
+    await orders.publish("1", "1", "2", "poison")
+    inbox = Inbox("billing", keep=timedelta(days=7), begin=partial(transaction, path))
+    async with orders.consumer(inbox=inbox, attempts=2) as consumer, at_work(consumer, work):
+        await wait_until(lambda: consumer.counts.dead_lettered, description="one is a dead letter")
+        await wait_until(lambda: consumer.counts.delivered == 5, description="all are delivered")
+    assert sorted(work_in(path)) == ["1", "2"]
 
 
 # Bad input
@@ -399,19 +390,17 @@ async def test_a_setting_that_cannot_work_is_named(
             orders.consumer(**options)
 
 
-async def test_a_place_that_is_not_there_is_named(open_orders: Open) -> None:
-    async with open_orders() as orders:
-        with pytest.raises(ConfigError, match=r"there is no queue '.*\.retry\.50ms': give declare=True"):
-            await orders.consumer(declare=False).__aenter__()
-        with pytest.raises(ConfigError, match="there is no exchange 'nowhere' for dead letters"):
-            await orders.consumer(dead_letter="nowhere").__aenter__()
+async def test_a_place_that_is_not_there_is_named(orders: Orders) -> None:
+    with pytest.raises(ConfigError, match=r"there is no queue '.*\.retry\.50ms': give declare=True"):
+        await orders.consumer(declare=False).__aenter__()
+    with pytest.raises(ConfigError, match="there is no exchange 'nowhere' for dead letters"):
+        await orders.consumer(dead_letter="nowhere").__aenter__()
 
 
-async def test_a_place_of_another_kind_is_named(open_orders: Open) -> None:
-    async with open_orders() as orders:
-        await orders.channel.declare_queue(f"{orders.queue.name}.retry.50ms", durable=True)
-        with pytest.raises(ConfigError, match="was declared in another way"):
-            await orders.consumer().__aenter__()
+async def test_a_place_of_another_kind_is_named(orders: Orders) -> None:
+    await orders.channel.declare_queue(f"{orders.queue.name}.retry.50ms", durable=True)
+    with pytest.raises(ConfigError, match="was declared in another way"):
+        await orders.consumer().__aenter__()
 
 
 async def test_a_channel_without_confirms_is_refused(rabbitmq: RabbitServer) -> None:
@@ -429,10 +418,9 @@ async def test_a_handler_that_is_not_async_is_refused(open_orders: Open) -> None
             await consumer.run(fault)  # type: ignore[arg-type]
 
 
-async def test_a_consumer_must_be_open(open_orders: Open) -> None:
-    async with open_orders() as orders:
-        with pytest.raises(UsageError, match="async with Consumer"):
-            await orders.consumer().run(orders.handler)
+async def test_a_consumer_must_be_open(orders: Orders) -> None:
+    with pytest.raises(UsageError, match="async with Consumer"):
+        await orders.consumer().run(orders.handler)
 
 
 async def test_a_queue_of_another_library_is_refused() -> None:

@@ -28,6 +28,7 @@ from fastdedup.messages.key_turns import KeyTurns
 from fastdedup.messages.keys import gate_key
 
 from ..brokers import SqsServer
+from ..fixtures import async_fixture
 from ..servers import free_port
 from ..waiting import wait_until
 from .consumers import at_work, opened
@@ -111,7 +112,10 @@ def text(value: str) -> dict[str, str]:
     return {"DataType": "String", "StringValue": value}
 
 
-async def test_poison_goes_to_the_redrive_target(sqs: SqsServer, redis_url: str) -> None:
+dedup = async_fixture(lambda redis_url: opened(redis_url))
+
+
+async def test_poison_goes_to_the_redrive_target(sqs: SqsServer, dedup: Dedup) -> None:
     shop = Shop(sqs)
 
     async def handler(message: Any) -> None:
@@ -122,23 +126,22 @@ async def test_poison_goes_to_the_redrive_target(sqs: SqsServer, redis_url: str)
 
     shop.send("a", MessageAttributes={name: text(name) for name in "abcdefghij"})
     shop.send("b", MessageAttributes={"message-id": text("b")})
-    async with opened(redis_url) as dedup:
-        options: Any = {"queue_url": shop.url, "attempts": 2, "retry_delay": 0.0}
-        async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
-            counts = consumer.counts
-            await wait_until(lambda: counts.dead_lettered == 2, description="both are dead letters")
-            await wait_until(lambda: shop.left() == 0, description="both are deleted")
-            shop.send("b", MessageAttributes={"message-id": text("b"), AGAIN: text("1")})
-            await wait_until(lambda: counts.first == 1, description="one is done after all")
-        dead = {each["Body"]: each["MessageAttributes"] for each in shop.dead_letters()}
-        assert (dead["a"][ATTEMPTS]["StringValue"], dead["b"][ATTEMPTS]["StringValue"]) == ("2", "1")
-        assert dead["b"][KEY]["StringValue"] == "b"
-        assert dead["b"][REASON]["StringValue"] == "failed"
-        assert len(dead["a"]) <= 10
-        assert LEFT_OUT in dead["a"]
+    options: Any = {"queue_url": shop.url, "attempts": 2, "retry_delay": 0.0}
+    async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
+        counts = consumer.counts
+        await wait_until(lambda: counts.dead_lettered == 2, description="both are dead letters")
+        await wait_until(lambda: shop.left() == 0, description="both are deleted")
+        shop.send("b", MessageAttributes={"message-id": text("b"), AGAIN: text("1")})
+        await wait_until(lambda: counts.first == 1, description="one is done after all")
+    dead = {each["Body"]: each["MessageAttributes"] for each in shop.dead_letters()}
+    assert (dead["a"][ATTEMPTS]["StringValue"], dead["b"][ATTEMPTS]["StringValue"]) == ("2", "1")
+    assert dead["b"][KEY]["StringValue"] == "b"
+    assert dead["b"][REASON]["StringValue"] == "failed"
+    assert len(dead["a"]) <= 10
+    assert LEFT_OUT in dead["a"]
 
 
-async def test_a_slow_handler_keeps_its_message(sqs: SqsServer, redis_url: str) -> None:
+async def test_a_slow_handler_keeps_its_message(sqs: SqsServer, dedup: Dedup) -> None:
     """Also if someone sets a shorter timeout of the queue meanwhile: the consumer goes on with its own."""
     shop, end, begun = Shop(sqs, seen="1"), asyncio.Event(), asyncio.Event()
 
@@ -146,23 +149,22 @@ async def test_a_slow_handler_keeps_its_message(sqs: SqsServer, redis_url: str) 
         begun.set()
         await end.wait()
 
-    async with opened(redis_url) as dedup:
-        options: Any = {"queue_url": shop.url}
-        async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
-            shop.client.set_queue_attributes(QueueUrl=shop.url, Attributes={"VisibilityTimeout": "0"})
-            shop.send("a")
-            await begun.wait()
-            loop = asyncio.get_running_loop()
-            ends = loop.time() + 2.4
-            await wait_until(lambda: loop.time() > ends, description="more than twice the timeout")
-            assert consumer.counts.delivered == 1
-            end.set()
-        assert (consumer.counts.first, shop.left()) == (1, 0)
+    options: Any = {"queue_url": shop.url}
+    async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
+        shop.client.set_queue_attributes(QueueUrl=shop.url, Attributes={"VisibilityTimeout": "0"})
+        shop.send("a")
+        await begun.wait()
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + 2.4
+        await wait_until(lambda: loop.time() > ends, description="more than twice the timeout")
+        assert consumer.counts.delivered == 1
+        end.set()
+    assert (consumer.counts.first, shop.left()) == (1, 0)
 
 
 @pytest.mark.parametrize(("scope", "done"), [("messageGroup", ["a", "b"]), ("queue", ["a"])])
 async def test_an_id_that_is_unique_in_its_group_alone_is_no_duplicate_in_another(
-    sqs: SqsServer, redis_url: str, scope: str, done: list[str]
+    sqs: SqsServer, dedup: Dedup, scope: str, done: list[str]
 ) -> None:
     """SQS of moto drops the second one whatever the scope is, so they have two ids there."""
     shop, seen = Shop(sqs, fifo=True), []
@@ -172,17 +174,16 @@ async def test_an_id_that_is_unique_in_its_group_alone_is_no_duplicate_in_anothe
     async def handler(message: Any) -> None:
         seen.append(message.body)
 
-    async with opened(redis_url) as dedup:
-        options: Any = {"queue_url": shop.url}
-        async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
-            for order, copies in (("a", 2), ("b", 1)):
-                for copy in range(copies):
-                    shop.send(order, MessageGroupId=order, MessageDeduplicationId=f"{order}-{copy}")
-                await wait_until(lambda: not shop.left(), description="they are settled")
+    options: Any = {"queue_url": shop.url}
+    async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
+        for order, copies in (("a", 2), ("b", 1)):
+            for copy in range(copies):
+                shop.send(order, MessageGroupId=order, MessageDeduplicationId=f"{order}-{copy}")
+            await wait_until(lambda: not shop.left(), description="they are settled")
     assert seen == done
 
 
-async def test_a_retried_message_of_a_group_blocks_those_after_it(sqs: SqsServer, redis_url: str) -> None:
+async def test_a_retried_message_of_a_group_blocks_those_after_it(sqs: SqsServer, dedup: Dedup) -> None:
     """Also at another consumer. Those after it are in hand meanwhile, and spend no delivery."""
     shop, begun = Shop(sqs, fifo=True, seen="2"), []
 
@@ -193,17 +194,16 @@ async def test_a_retried_message_of_a_group_blocks_those_after_it(sqs: SqsServer
 
     for each in "123":
         shop.send(each, MessageGroupId="customer", MessageDeduplicationId=each)
-    async with opened(redis_url) as dedup:
-        options: Any = {"queue_url": shop.url, "retry_delay": 1.0}
-        async with (
-            Consumer(shop.client, dedup, **options) as one,
-            Consumer(client_of(sqs.url), dedup, **options) as other,
-            at_work(one, handler),
-            at_work(other, handler),
-        ):
-            await wait_until(lambda: one.counts.first + other.counts.first == 3, description="all are done")
-        assert begun == [("1", "1")] * 3 + [("2", "1"), ("3", "1")]
-        assert shop.left() == 0
+    options: Any = {"queue_url": shop.url, "retry_delay": 1.0}
+    async with (
+        Consumer(shop.client, dedup, **options) as one,
+        Consumer(client_of(sqs.url), dedup, **options) as other,
+        at_work(one, handler),
+        at_work(other, handler),
+    ):
+        await wait_until(lambda: one.counts.first + other.counts.first == 3, description="all are done")
+    assert begun == [("1", "1")] * 3 + [("2", "1"), ("3", "1")]
+    assert shop.left() == 0
 
 
 async def test_a_poison_message_of_a_group_spends_no_attempts_of_those_after_it(
@@ -264,20 +264,19 @@ async def test_a_failed_delete_is_told_and_a_duplicate_later(
     assert (consumer.counts.first, shop.left()) == (1, 0)
 
 
-async def test_a_queue_without_a_place_for_dead_letters_is_refused(sqs: SqsServer, redis_url: str) -> None:
+async def test_a_queue_without_a_place_for_dead_letters_is_refused(sqs: SqsServer, dedup: Dedup) -> None:
     shop = Shop(sqs, redrive=False)
-    async with opened(redis_url) as dedup:
-        with pytest.raises(ConfigError, match="has no RedrivePolicy: SQS deletes what is settled"):
-            await Consumer(shop.client, dedup, queue_url=shop.url).__aenter__()
-        async with Consumer(shop.client, dedup, queue_url=shop.url, dead_letter=shop.dead):
-            pass
-        with pytest.raises(ConfigError, match="after 20 deliveries"):
-            await Consumer(shop.client, dedup, queue_url=Shop(sqs).url, attempts=21).__aenter__()
-        for url in (shop.url, f"{shop.dead}.fifo"):
-            with pytest.raises(ConfigError, match="dead_letter must be another queue of the same kind"):
-                Consumer(shop.client, dedup, queue_url=shop.url, dead_letter=url)
-        with pytest.raises(ConfigError, match="client must be an SQS client"):
-            Consumer(object(), dedup, queue_url=shop.url)
+    with pytest.raises(ConfigError, match="has no RedrivePolicy: SQS deletes what is settled"):
+        await Consumer(shop.client, dedup, queue_url=shop.url).__aenter__()
+    async with Consumer(shop.client, dedup, queue_url=shop.url, dead_letter=shop.dead):
+        pass
+    with pytest.raises(ConfigError, match="after 20 deliveries"):
+        await Consumer(shop.client, dedup, queue_url=Shop(sqs).url, attempts=21).__aenter__()
+    for url in (shop.url, f"{shop.dead}.fifo"):
+        with pytest.raises(ConfigError, match="dead_letter must be another queue of the same kind"):
+            Consumer(shop.client, dedup, queue_url=shop.url, dead_letter=url)
+    with pytest.raises(ConfigError, match="client must be an SQS client"):
+        Consumer(object(), dedup, queue_url=shop.url)
 
 
 class Relay:
@@ -348,7 +347,7 @@ async def test_an_outage_of_sqs_pauses_the_consumer(
 
 
 async def test_a_handler_that_outlives_grace_is_cancelled_and_its_message_is_visible_at_once(
-    sqs: SqsServer, redis_url: str
+    sqs: SqsServer, dedup: Dedup
 ) -> None:
     shop, begun = Shop(sqs), asyncio.Event()
 
@@ -357,15 +356,14 @@ async def test_a_handler_that_outlives_grace_is_cancelled_and_its_message_is_vis
         await asyncio.Event().wait()
 
     shop.send("a")
-    async with opened(redis_url) as dedup:
-        options: Any = {"queue_url": shop.url, "grace": 0.05}
-        async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
-            await begun.wait()
-        (back,) = shop.client.receive_message(QueueUrl=shop.url)["Messages"]
-        assert back["Body"] == "a"
-        claim = await dedup.claim(gate_key(consumer.name, back["MessageId"]))
-        assert claim.acquired
-        await claim.release()
+    options: Any = {"queue_url": shop.url, "grace": 0.05}
+    async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
+        await begun.wait()
+    (back,) = shop.client.receive_message(QueueUrl=shop.url)["Messages"]
+    assert back["Body"] == "a"
+    claim = await dedup.claim(gate_key(consumer.name, back["MessageId"]))
+    assert claim.acquired
+    await claim.release()
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["boto3", "aiobotocore"])
@@ -440,7 +438,7 @@ async def test_messages_that_wait_for_a_slow_one_are_not_delivered_again(
 
 
 async def test_a_receipt_handle_that_is_no_longer_valid_ends_nothing(
-    sqs: SqsServer, redis_url: str, caplog: pytest.LogCaptureFixture
+    sqs: SqsServer, dedup: Dedup, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither at a delete nor at a retry: here an operator purges the queue meanwhile."""
     shop = Shop(sqs)
@@ -451,16 +449,15 @@ async def test_a_receipt_handle_that_is_no_longer_valid_ends_nothing(
         if message.body == "b":
             raise ValueError("no such customer")
 
-    async with opened(redis_url) as dedup:
-        options: Any = {"queue_url": shop.url}
-        async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
-            counts = consumer.counts
-            shop.send("a")
-            await wait_until(lambda: "by ReceiptHandleIsInvalid" in caplog.text, description="it is logged")
-            shop.send("b")
-            await wait_until(lambda: counts.retried == 1, description="one failed")
-            shop.send("c")
-            await wait_until(lambda: counts.first == 2, description="the consumer goes on")
+    options: Any = {"queue_url": shop.url}
+    async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
+        counts = consumer.counts
+        shop.send("a")
+        await wait_until(lambda: "by ReceiptHandleIsInvalid" in caplog.text, description="it is logged")
+        shop.send("b")
+        await wait_until(lambda: counts.retried == 1, description="one failed")
+        shop.send("c")
+        await wait_until(lambda: counts.first == 2, description="the consumer goes on")
 
 
 def test_a_binary_attribute_is_a_key() -> None:

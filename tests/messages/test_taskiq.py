@@ -20,6 +20,7 @@ import fastdedup.sync
 from fastdedup import ConfigError, Dedup, Resolution, Takeover
 from fastdedup.integrations.taskiq import DedupMiddleware
 
+from ..fixtures import async_fixture
 from ..kinds import Order, Rushed
 from ..servers import RedisServer
 from ..waiting import wait_until
@@ -76,14 +77,16 @@ async def count(name: str, total: int = 1) -> int:
     return runs[name]
 
 
-async def test_a_duplicate_gets_the_first_result(server: RedisServer, name: str) -> None:
-    async with receiving(server) as queue:
-        task = queue.task(count, key=lambda name: name)
-        sent = [await task.kiq(name), await task.kiq(name=name), await task.kiq(name, total=1)]
-        assert await queue.results(*sent) == [1, 1, 1]
+queue = async_fixture(lambda server: receiving(server))
 
 
-async def test_a_duplicate_gets_the_declared_type(server: RedisServer, name: str) -> None:
+async def test_a_duplicate_gets_the_first_result(queue: Queue, name: str) -> None:
+    task = queue.task(count, key=lambda name: name)
+    sent = [await task.kiq(name), await task.kiq(name=name), await task.kiq(name, total=1)]
+    assert await queue.results(*sent) == [1, 1, 1]
+
+
+async def test_a_duplicate_gets_the_declared_type(queue: Queue, name: str) -> None:
     async def order(name: str) -> Order:
         runs[name] += 1
         return Order(UUID(int=1), datetime(2026, 1, 2), [])
@@ -98,49 +101,46 @@ async def test_a_duplicate_gets_the_declared_type(server: RedisServer, name: str
     async def rushed(name: str) -> Order:
         return Rushed(UUID(int=1), datetime(2026, 1, 2), [])
 
-    async with receiving(server) as queue:
-        task = queue.task(order, key=lambda name: name)
-        sent = [await task.kiq(name), await task.kiq(name)]
-        first, again = await queue.results(*sent)
-        assert runs[name] == 1
-        assert first == again
-        task = queue.task(wide, key=lambda name: f"w:{name}")
-        sent = [await task.kiq(name), await task.kiq(name)]
-        assert await queue.results(*sent) == [2**70, 2**70]
-        assert runs[name] == 2
-        task = queue.task(numbers, key=lambda name: f"n:{name}")
-        sent = [await task.kiq(name), await task.kiq(name)]
-        assert await queue.results(*sent) == [[1, 2], [1, 2]], "taskiq itself passes on JSON"
-        task = queue.task(rushed, key=lambda name: f"r:{name}")
-        (first,) = await queue.get(await task.kiq(name))
-        (again,) = await queue.get(await task.kiq(name))
-        assert not first.is_err
-        assert "would come back as Order" in str(again.error)
-        with pytest.raises(ConfigError, match="cannot come back"):
-            queue.task(nothing_that_comes_back, key=lambda name: name)
+    task = queue.task(order, key=lambda name: name)
+    sent = [await task.kiq(name), await task.kiq(name)]
+    first, again = await queue.results(*sent)
+    assert runs[name] == 1
+    assert first == again
+    task = queue.task(wide, key=lambda name: f"w:{name}")
+    sent = [await task.kiq(name), await task.kiq(name)]
+    assert await queue.results(*sent) == [2**70, 2**70]
+    assert runs[name] == 2
+    task = queue.task(numbers, key=lambda name: f"n:{name}")
+    sent = [await task.kiq(name), await task.kiq(name)]
+    assert await queue.results(*sent) == [[1, 2], [1, 2]], "taskiq itself passes on JSON"
+    task = queue.task(rushed, key=lambda name: f"r:{name}")
+    (first,) = await queue.get(await task.kiq(name))
+    (again,) = await queue.get(await task.kiq(name))
+    assert not first.is_err
+    assert "would come back as Order" in str(again.error)
+    with pytest.raises(ConfigError, match="cannot come back"):
+        queue.task(nothing_that_comes_back, key=lambda name: name)
 
 
 async def nothing_that_comes_back(name: str) -> AsyncIterator[int]:
     raise AssertionError
 
 
-async def test_a_redelivery_is_known_by_the_tasks_id(server: RedisServer, name: str) -> None:
-    async with receiving(server) as queue:
-        task = queue.task(count)
-        sent = [await task.kicker().with_task_id(name).kiq(name) for _ in range(3)]
-        assert await queue.results(*sent) == [1] * 3
-        assert await queue.results(await task.kiq(name)) == [2]
+async def test_a_redelivery_is_known_by_the_tasks_id(queue: Queue, name: str) -> None:
+    task = queue.task(count)
+    sent = [await task.kicker().with_task_id(name).kiq(name) for _ in range(3)]
+    assert await queue.results(*sent) == [1] * 3
+    assert await queue.results(await task.kiq(name)) == [2]
 
 
-async def test_a_ledger_remembers_what_is_done(server: RedisServer, name: str) -> None:
-    async with receiving(server) as queue:
-        ledger = queue.gate._dedup.ledger("done", window=60.0, capacity=1000)
-        queue.gate._remember = ledger
-        task = queue.task(count, key=lambda name: name)
-        assert await queue.results(await task.kiq(name), await task.kiq(name)) == [1, 1]
-        assert (await ledger.stats()).ids == 1
-        with pytest.raises(ConfigError, match="remember must be a ledger of the gate's"):
-            DedupMiddleware(queue.gate._dedup, remember="done")  # type: ignore[arg-type]
+async def test_a_ledger_remembers_what_is_done(queue: Queue, name: str) -> None:
+    ledger = queue.gate._dedup.ledger("done", window=60.0, capacity=1000)
+    queue.gate._remember = ledger
+    task = queue.task(count, key=lambda name: name)
+    assert await queue.results(await task.kiq(name), await task.kiq(name)) == [1, 1]
+    assert (await ledger.stats()).ids == 1
+    with pytest.raises(ConfigError, match="remember must be a ledger of the gate's"):
+        DedupMiddleware(queue.gate._dedup, remember="done")  # type: ignore[arg-type]
 
 
 async def test_abandoned_work_is_resolved_before_the_task_runs_again(
@@ -172,7 +172,7 @@ async def test_abandoned_work_is_resolved_before_the_task_runs_again(
     assert not [line for line in caplog.messages if line.startswith("attempt ")]  # taskiq logs each error
 
 
-async def test_a_twin_at_work_is_sent_again_and_never_at_once(server: RedisServer, name: str) -> None:
+async def test_a_twin_at_work_is_sent_again_and_never_at_once(queue: Queue, name: str) -> None:
     """The work takes several leases."""
     go, kicked = asyncio.Event(), 0
 
@@ -181,26 +181,25 @@ async def test_a_twin_at_work_is_sent_again_and_never_at_once(server: RedisServe
         await go.wait()
         return runs[name]
 
-    async with receiving(server) as queue:
-        task = queue.task(work, key=lambda name: name)
-        sent = [await task.kiq(name) for _ in range(2)]
-        kick = queue.broker.kick
+    task = queue.task(work, key=lambda name: name)
+    sent = [await task.kiq(name) for _ in range(2)]
+    kick = queue.broker.kick
 
-        async def counted(message: Any) -> None:
-            nonlocal kicked
-            kicked += 1
-            await kick(message)
+    async def counted(message: Any) -> None:
+        nonlocal kicked
+        kicked += 1
+        await kick(message)
 
-        queue.broker.kick = counted  # type: ignore[method-assign]
-        begun = asyncio.get_running_loop().time()
-        await wait_until(lambda: kicked >= 6, description="the twin came again")
-        assert asyncio.get_running_loop().time() - begun > 0.4
-        go.set()
-        assert await queue.results(*sent) == [1, 1]
+    queue.broker.kick = counted  # type: ignore[method-assign]
+    begun = asyncio.get_running_loop().time()
+    await wait_until(lambda: kicked >= 6, description="the twin came again")
+    assert asyncio.get_running_loop().time() - begun > 0.4
+    go.set()
+    assert await queue.results(*sent) == [1, 1]
 
 
 async def test_a_message_that_the_broker_does_not_take_again_is_held(
-    server: RedisServer, name: str, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without that, taskiq acknowledges it, though its work never ran, and its result is the broker's error."""
     monkeypatch.setattr("fastdedup.integrations.taskiq.REFUSED_PAUSE", 0.01)
@@ -213,70 +212,65 @@ async def test_a_message_that_the_broker_does_not_take_again_is_held(
             raise ValueError("the first message's work is not done")
         return await count(name)
 
-    async with receiving(server) as queue:
-        task = queue.task(fails_first, key=lambda name: name)
-        kick = queue.broker.kick
+    task = queue.task(fails_first, key=lambda name: name)
+    kick = queue.broker.kick
 
-        async def refusing(message: Any) -> None:
-            refused.set()
-            raise ConnectionError("the broker is away")
+    async def refusing(message: Any) -> None:
+        refused.set()
+        raise ConnectionError("the broker is away")
 
-        first = await task.kiq(name, 1)
-        await begun.wait()
-        twin = await task.kiq(name, 2)
-        monkeypatch.setattr(queue.broker, "kick", refusing)
-        await refused.wait()
-        monkeypatch.setattr(queue.broker, "kick", kick)
-        failing.set()
-        assert (await queue.get(first))[0].is_err
-        assert await queue.results(twin) == [1]
+    first = await task.kiq(name, 1)
+    await begun.wait()
+    twin = await task.kiq(name, 2)
+    monkeypatch.setattr(queue.broker, "kick", refusing)
+    await refused.wait()
+    monkeypatch.setattr(queue.broker, "kick", kick)
+    failing.set()
+    assert (await queue.get(first))[0].is_err
+    assert await queue.results(twin) == [1]
 
 
-async def test_a_failure_frees_the_key_for_taskiqs_retries(server: RedisServer, name: str) -> None:
+async def test_a_failure_frees_the_key_for_taskiqs_retries(queue: Queue, name: str) -> None:
     async def late(name: str) -> int:
         if await count(name) < 3:
             raise ValueError(name)
         return runs[name]
 
-    async with receiving(server) as queue:
-        task = queue.task(late, retry=True)
-        sent = await task.kiq(name)
+    task = queue.task(late, retry=True)
+    sent = await task.kiq(name)
+    results = await queue.get(sent)
+    while results[0].is_err:  # taskiq keeps the error of each attempt, until the next one's result
         results = await queue.get(sent)
-        while results[0].is_err:  # taskiq keeps the error of each attempt, until the next one's result
-            results = await queue.get(sent)
-        assert results[0].return_value == 3
+    assert results[0].return_value == 3
 
 
-async def test_the_last_attempts_failure_is_the_duplicates_failure(server: RedisServer, name: str) -> None:
+async def test_the_last_attempts_failure_is_the_duplicates_failure(queue: Queue, name: str) -> None:
     async def fail(name: str) -> None:
         await count(name)
         raise ValueError("declined")
 
-    async with receiving(server) as queue:
-        task = queue.task(fail, key=lambda name: name, attempts=2)
-        errors = [(await queue.get(await task.kiq(name)))[0].error for _ in range(3)]
-        assert [type(each).__name__ for each in errors] == ["ValueError", "ValueError", "FailedError"]
-        assert "declined" in str(errors[2])
-        assert runs[name] == 2
+    task = queue.task(fail, key=lambda name: name, attempts=2)
+    errors = [(await queue.get(await task.kiq(name)))[0].error for _ in range(3)]
+    assert [type(each).__name__ for each in errors] == ["ValueError", "ValueError", "FailedError"]
+    assert "declined" in str(errors[2])
+    assert runs[name] == 2
 
 
-async def test_another_call_with_the_same_key_is_a_mismatch(server: RedisServer, name: str) -> None:
-    async with receiving(server) as queue:
-        task = queue.task(count, key=lambda name: name, fingerprint=lambda total: total)
-        assert await queue.results(await task.kiq(name, 1)) == [1]
-        assert "another message had the same key" in str((await queue.get(await task.kiq(name, 2)))[0].error)
+async def test_another_call_with_the_same_key_is_a_mismatch(queue: Queue, name: str) -> None:
+    task = queue.task(count, key=lambda name: name, fingerprint=lambda total: total)
+    assert await queue.results(await task.kiq(name, 1)) == [1]
+    assert "another message had the same key" in str((await queue.get(await task.kiq(name, 2)))[0].error)
 
 
-async def test_a_direct_call_is_a_plain_call(server: RedisServer, name: str) -> None:
-    async with receiving(server) as queue:
-        task = queue.task(count, key=lambda name: name)
-        assert [await task(name), await task(name)] == [1, 2]
+async def test_a_direct_call_is_a_plain_call(queue: Queue, name: str) -> None:
+    task = queue.task(count, key=lambda name: name)
+    assert [await task(name), await task(name)] == [1, 2]
 
-        async def calling(name: str, within: bool = False) -> int:
-            return await count(name) if within else await outer(name, True) + await task(name) * 10
+    async def calling(name: str, within: bool = False) -> int:
+        return await count(name) if within else await outer(name, True) + await task(name) * 10
 
-        outer = queue.task(calling, key=lambda name: name)
-        assert await queue.results(await outer.kiq(name)) == [43]
+    outer = queue.task(calling, key=lambda name: name)
+    assert await queue.results(await outer.kiq(name)) == [43]
 
 
 def charge(order_id: str) -> None: ...

@@ -36,6 +36,7 @@ from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.scripts import MAX_RECORD, script_text
 from fastdedup.stores.redis.verbs import load_scripts
 
+from ..fixtures import async_fixture
 from ..servers import RedisServer
 from ..waiting import wait_until
 
@@ -189,6 +190,9 @@ def groups(values: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
     return (values[at : at + GROUP] for at in range(0, len(values), GROUP))
 
 
+dedup = async_fixture(lambda redis_url: Dedup(redis_url, namespace="t"))
+
+
 @pytest.mark.no_cover
 @pytest.mark.parametrize("name", MAKE)
 async def test_no_neighbour_of_a_malformed_record_fails(
@@ -240,33 +244,31 @@ async def test_a_malformed_records_own_caller_is_told_foreign(
 
 @pytest.mark.parametrize("fence", [31 << 48, 2**53 - 1, 2**56 - 1])
 async def test_a_fence_that_cannot_rise_is_foreign(
-    fence: int, redis_url: str, redis_server: RedisServer
+    fence: int, dedup: Dedup, redis_server: RedisServer
 ) -> None:
     """Raising it made the script fail, for all keys of its batch."""
-    async with Dedup(redis_url, namespace="t") as dedup:
-        with redis_server.client() as raw:
-            raw.set("t:=bad", build(b"P", fence=fence, ends=1), px=MINUTE)
-        bad, good = await asyncio.gather(
-            dedup.claim("bad"), dedup.claim("good", lease=60), return_exceptions=True
-        )
-        assert isinstance(bad, ForeignRecordError)
-        assert not isinstance(good, BaseException)
-        assert good.acquired
+    with redis_server.client() as raw:
+        raw.set("t:=bad", build(b"P", fence=fence, ends=1), px=MINUTE)
+    bad, good = await asyncio.gather(
+        dedup.claim("bad"), dedup.claim("good", lease=60), return_exceptions=True
+    )
+    assert isinstance(bad, ForeignRecordError)
+    assert not isinstance(good, BaseException)
+    assert good.acquired
 
 
 @pytest.mark.parametrize("ahead", [2 * 86_400, 365 * 86_400])
-async def test_adopting_refuses_a_fence_ahead_of_the_clock(ahead: int, redis_url: str) -> None:
+async def test_adopting_refuses_a_fence_ahead_of_the_clock(ahead: int, dedup: Dedup) -> None:
     """It would stand above all that the server gives for as long."""
-    async with Dedup(redis_url, namespace="t") as dedup:
-        first = await dedup.claim("other", lease=60)
-        for store in (dedup.gate.connection.store, MemoryStore()):
-            op = adopt(b"t:=k")
-            assert isinstance(op, AdoptOp)
-            op.record.fence = first.fence + ahead * 1_000_000
-            [reply] = await store.execute(Verb.ADOPT, [op])
-            assert isinstance(reply, Adopted)
-            assert reply.code is Code.FOREIGN
-            assert await store.execute(Verb.READ, [ReadOp(b"t:=k")]) == [Code.ABSENT]
+    first = await dedup.claim("other", lease=60)
+    for store in (dedup.gate.connection.store, MemoryStore()):
+        op = adopt(b"t:=k")
+        assert isinstance(op, AdoptOp)
+        op.record.fence = first.fence + ahead * 1_000_000
+        [reply] = await store.execute(Verb.ADOPT, [op])
+        assert isinstance(reply, Adopted)
+        assert reply.code is Code.FOREIGN
+        assert await store.execute(Verb.READ, [ReadOp(b"t:=k")]) == [Code.ABSENT]
 
 
 def test_python_and_lua_agree_on_what_is_a_record() -> None:
@@ -340,53 +342,47 @@ CALLS: dict[str, Callable[[Dedup], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 async def test_the_caller_of_a_huge_value_is_told_which_key(
-    name: str, redis_url: str, redis_server: RedisServer
+    name: str, dedup: Dedup, redis_server: RedisServer
 ) -> None:
-    async with Dedup(redis_url, namespace="t") as dedup:
-        for kind in Kind:
-            plant_huge(redis_server, kind, f"m/{HUGE}" if kind is Kind.MACHINE else HUGE, size=1_000_000)
-        with pytest.raises(ForeignRecordError, match=r"'(m/)?huge' that is larger than max_result allows"):
-            await CALLS[name](dedup)
+    for kind in Kind:
+        plant_huge(redis_server, kind, f"m/{HUGE}" if kind is Kind.MACHINE else HUGE, size=1_000_000)
+    with pytest.raises(ForeignRecordError, match=r"'(m/)?huge' that is larger than max_result allows"):
+        await CALLS[name](dedup)
 
 
 async def test_an_owner_is_told_that_its_record_has_become_huge(
-    redis_url: str, redis_server: RedisServer
+    dedup: Dedup, redis_server: RedisServer
 ) -> None:
-    async with Dedup(redis_url, namespace="t") as dedup:
-        claim = await dedup.claim(HUGE)
-        with redis_server.client() as raw:
-            raw.setrange(Keyspace("t", Kind.CLAIM).wire(HUGE), 1_000_000, b"x")
-        for act in (claim.renew, claim.complete, claim.release):
-            with pytest.raises(ForeignRecordError, match="'huge' that is larger"):
-                await act()
+    claim = await dedup.claim(HUGE)
+    with redis_server.client() as raw:
+        raw.setrange(Keyspace("t", Kind.CLAIM).wire(HUGE), 1_000_000, b"x")
+    for act in (claim.renew, claim.complete, claim.release):
+        with pytest.raises(ForeignRecordError, match="'huge' that is larger"):
+            await act()
 
 
 @pytest.mark.parametrize(("more", "outcome"), [(0, Outcome.SUCCEEDED), (1, None)])
 async def test_a_record_of_exactly_the_limit_is_read(
-    more: int, outcome: Outcome | None, redis_url: str, redis_server: RedisServer
+    more: int, outcome: Outcome | None, dedup: Dedup, redis_server: RedisServer
 ) -> None:
-    async with Dedup(redis_url, namespace="t") as dedup:
-        plant_huge(redis_server, size=MAX_RECORD + more)
-        if outcome is None:
-            with pytest.raises(ForeignRecordError):
-                await dedup.claim(HUGE)
-        else:
-            assert (await dedup.claim(HUGE)).outcome is outcome
-
-
-async def test_a_gate_that_stores_larger_results_reads_them(
-    redis_url: str, redis_server: RedisServer
-) -> None:
-    """Its own limit, and that of the gates that share its connection."""
-    async with Dedup(redis_url, namespace="t") as dedup:
-        plant_huge(redis_server, size=1_000_000)
+    plant_huge(redis_server, size=MAX_RECORD + more)
+    if outcome is None:
         with pytest.raises(ForeignRecordError):
             await dedup.claim(HUGE)
-        large = dedup.scoped("large", max_result=1_000_000)
-        assert (await dedup.claim(HUGE)).outcome is Outcome.SUCCEEDED
-        async with large.claim("k") as claim:
-            await claim.complete("x" * 900_000)
-        assert len((await large.claim("k")).result) == 900_000
+    else:
+        assert (await dedup.claim(HUGE)).outcome is outcome
+
+
+async def test_a_gate_that_stores_larger_results_reads_them(dedup: Dedup, redis_server: RedisServer) -> None:
+    """Its own limit, and that of the gates that share its connection."""
+    plant_huge(redis_server, size=1_000_000)
+    with pytest.raises(ForeignRecordError):
+        await dedup.claim(HUGE)
+    large = dedup.scoped("large", max_result=1_000_000)
+    assert (await dedup.claim(HUGE)).outcome is Outcome.SUCCEEDED
+    async with large.claim("k") as claim:
+        await claim.complete("x" * 900_000)
+    assert len((await large.claim("k")).result) == 900_000
 
 
 # A batch of 256 claims brought 67 MB of results in one reply: the store seemed silent, and the breaker

@@ -36,6 +36,7 @@ from fastdedup.sync.sql import Inbox
 from fastdedup.testing import FakeStore, inbox_database
 
 from ..faces import each_face, gate_of, once_of
+from ..fixtures import async_fixture
 from ..sidecars import Sidecar
 from ..stores import Backend
 from ..unit.test_codec import PickleCodec
@@ -48,6 +49,9 @@ class Raw:
     """A codec for bytes."""
 
     dumps = loads = staticmethod(bytes)
+
+
+dedup = async_fixture(lambda backend: backend.make(**SETTINGS))
 
 
 def test_the_inbox_refuses_no_bytes_of_a_codec() -> None:
@@ -253,48 +257,43 @@ async def left(dedup: Dedup, **options: Any) -> Claim:
 
 @pytest.mark.parametrize(("options", "kept"), [({}, TTL), ({"ttl": OWN_TTL}, OWN_TTL)])
 async def test_a_result_that_cannot_be_stored_is_kept_for_its_ttl(
-    backend: Backend, options: Settings, kept: float
+    dedup: Dedup, options: Settings, kept: float
 ) -> None:
-    async with backend.make(**SETTINGS) as dedup:
-        claim = await left(dedup, **options)
-        assert kept - 30 < await seconds_kept(dedup, claim) <= kept
-        with pytest.raises(FailedError, match=UNSTORABLE):
-            (await dedup.claim("order:42")).replay()
+    claim = await left(dedup, **options)
+    assert kept - 30 < await seconds_kept(dedup, claim) <= kept
+    with pytest.raises(FailedError, match=UNSTORABLE):
+        (await dedup.claim("order:42")).replay()
 
 
-async def test_with_a_ledger_it_is_kept_for_the_window(backend: Backend) -> None:
-    async with backend.make(**SETTINGS) as dedup:
-        ledger = dedup.ledger("orders", window=WINDOW, capacity=1000)
-        claim = await left(dedup, remember=ledger)
-        assert WINDOW <= await seconds_kept(dedup, claim) < WINDOW * 1.02
-        assert (await dedup.claim("order:42", remember=ledger)).outcome is Outcome.FAILED
+async def test_with_a_ledger_it_is_kept_for_the_window(dedup: Dedup) -> None:
+    ledger = dedup.ledger("orders", window=WINDOW, capacity=1000)
+    claim = await left(dedup, remember=ledger)
+    assert WINDOW <= await seconds_kept(dedup, claim) < WINDOW * 1.02
+    assert (await dedup.claim("order:42", remember=ledger)).outcome is Outcome.FAILED
 
 
-async def test_unknown_is_kept_as_long_as_a_success(backend: Backend) -> None:
+async def test_unknown_is_kept_as_long_as_a_success(dedup: Dedup) -> None:
     async def check(takeover: Takeover) -> Resolution:
         return Resolution.unknown("ask the bank")
 
-    async with backend.make(**SETTINGS) as dedup:
-        await (await dedup.claim("order:42")).release()
-        claim = await dedup.claim("order:42", resolve=check)
-        assert claim.error == "ask the bank"
-        assert TTL - 30 < await seconds_kept(dedup, claim) <= TTL
+    await (await dedup.claim("order:42")).release()
+    claim = await dedup.claim("order:42", resolve=check)
+    assert claim.error == "ask the bank"
+    assert TTL - 30 < await seconds_kept(dedup, claim) <= TTL
 
 
-async def test_a_failure_is_still_kept_for_failure_ttl(backend: Backend) -> None:
-    async with backend.make(**SETTINGS) as dedup:
-        claim = await dedup.claim("order:42")
-        await claim.fail("declined")
-        assert await seconds_kept(dedup, claim) <= 30.0
+async def test_a_failure_is_still_kept_for_failure_ttl(dedup: Dedup) -> None:
+    claim = await dedup.claim("order:42")
+    await claim.fail("declined")
+    assert await seconds_kept(dedup, claim) <= 30.0
 
 
-async def test_a_swallowed_error_records_no_other_result(backend: Backend) -> None:
+async def test_a_swallowed_error_records_no_other_result(dedup: Dedup) -> None:
     """`complete(None)` on leaving told duplicates None, which no call has returned."""
-    async with backend.make(**SETTINGS) as dedup:
-        async with dedup.claim("order:42") as claim:
-            with pytest.raises(ResultTooLargeError):
-                await claim.complete("x" * 2000)
-        assert (await dedup.claim("order:42")).error["message"] == UNSTORABLE
+    async with dedup.claim("order:42") as claim:
+        with pytest.raises(ResultTooLargeError):
+            await claim.complete("x" * 2000)
+    assert (await dedup.claim("order:42")).error["message"] == UNSTORABLE
 
 
 async def test_a_result_that_the_sidecar_refuses_is_kept_too(redis_url: str) -> None:
@@ -343,35 +342,33 @@ async def lay(decision: Any) -> None:
     """Lay a dead letter nowhere."""
 
 
-async def test_a_consumers_duplicate_is_told_why_it_gets_no_result(backend: Backend) -> None:
+async def test_a_consumers_duplicate_is_told_why_it_gets_no_result(dedup: Dedup) -> None:
     runs = []
 
     async def handler(message: str) -> Any:
         runs.append(message)
         return {1, 2}
 
-    async with backend.make(**SETTINGS) as dedup:
-        deliveries = Deliveries(MessageRules("c", str, keep_result=True), dedup)
-        first = await deliveries.handle("42", handler, lay)
-        assert (first.reason, first.result) == (Reason.FIRST, {1, 2})
-        for again in (False, True):  # also where somebody sends it again from the dead letters
-            twin = await deliveries.handle("42", handler, lay, again=again)
-            assert (twin.action, twin.reason) == (Action.ACK, Reason.DUPLICATE)
-            assert UNSTORABLE in str(twin.error)
-        assert runs == ["42"]
+    deliveries = Deliveries(MessageRules("c", str, keep_result=True), dedup)
+    first = await deliveries.handle("42", handler, lay)
+    assert (first.reason, first.result) == (Reason.FIRST, {1, 2})
+    for again in (False, True):  # also where somebody sends it again from the dead letters
+        twin = await deliveries.handle("42", handler, lay, again=again)
+        assert (twin.action, twin.reason) == (Action.ACK, Reason.DUPLICATE)
+        assert UNSTORABLE in str(twin.error)
+    assert runs == ["42"]
 
 
-async def test_a_message_of_unknown_fate_is_kept_as_long_as_a_success(backend: Backend) -> None:
+async def test_a_message_of_unknown_fate_is_kept_as_long_as_a_success(dedup: Dedup) -> None:
     async def check(takeover: Takeover) -> Resolution:
         return Resolution.unknown()
 
     async def handler(message: str) -> None:
         raise AssertionError
 
-    async with backend.make(**SETTINGS) as dedup:
-        deliveries = Deliveries(MessageRules("c", str), dedup, resolve=check)
-        await deliveries.handle("42", handler, lay, failed=1)
-        assert await seconds_kept(dedup, await dedup.claim(MessageRules("c", str).gate_key("42"))) > TTL - 30
+    deliveries = Deliveries(MessageRules("c", str), dedup, resolve=check)
+    await deliveries.handle("42", handler, lay, failed=1)
+    assert await seconds_kept(dedup, await dedup.claim(MessageRules("c", str).gate_key("42"))) > TTL - 30
 
 
 def test_a_task_is_kept_as_long_as_a_success(store: FakeStore) -> None:

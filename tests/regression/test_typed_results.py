@@ -40,6 +40,7 @@ from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox
 from fastdedup.testing import inbox_database
 
+from ..fixtures import fixture_of
 from ..kinds import returning
 
 if TYPE_CHECKING:
@@ -108,17 +109,19 @@ if sys.version_info < (
     RAISING.append(pytest.param(Any, nested(250), 450, "RecursionError", id="deep in a deep stack"))
 
 
+dedup = fixture_of(SyncDedup, "memory://")
+
+
 @pytest.mark.parametrize(("declared", "value", "depth", "why"), RAISING)
 def test_work_is_done_once_if_its_result_raises_an_error(
-    declared: Any, value: Any, depth: int, why: str
+    dedup: SyncDedup, declared: Any, value: Any, depth: int, why: str
 ) -> None:
-    with SyncDedup("memory://") as dedup:
-        work = dedup.once(key=key_of)(returning(declared, value, is_async=False))
-        with pytest.raises(ResultWarning) as told:
-            called_at_depth(depth, lambda: work("k"))
-        assert told.value.result is value
-        with pytest.raises(FailedError, match=why):
-            work("k")
+    work = dedup.once(key=key_of)(returning(declared, value, is_async=False))
+    with pytest.raises(ResultWarning) as told:
+        called_at_depth(depth, lambda: work("k"))
+    assert told.value.result is value
+    with pytest.raises(FailedError, match=why):
+        work("k")
 
 
 @pytest.fixture
@@ -153,21 +156,19 @@ def helping(dedup: SyncDedup) -> Callable[[Callable[..., Any]], Any]:
     return helper
 
 
-def test_a_helpers_own_names_are_not_the_types_of_the_function_that_it_decorates() -> None:
+def test_a_helpers_own_names_are_not_the_types_of_the_function_that_it_decorates(dedup: SyncDedup) -> None:
     @dataclass
     class Local:
         number: int
 
-    with SyncDedup("memory://") as dedup:
+    @helping(dedup)
+    def work() -> Local:
+        return Local(1)
 
-        @helping(dedup)
-        def work() -> Local:
-            return Local(1)
-
-        assert [work(), work()] == [Local(1)] * 2
+    assert [work(), work()] == [Local(1)] * 2
 
 
-def test_a_partial_finds_a_type_that_is_defined_in_a_function() -> None:
+def test_a_partial_finds_a_type_that_is_defined_in_a_function(dedup: SyncDedup) -> None:
     @dataclass
     class Local:
         number: int
@@ -175,9 +176,8 @@ def test_a_partial_finds_a_type_that_is_defined_in_a_function() -> None:
     def work(number: int) -> Local:
         return Local(number)
 
-    with SyncDedup("memory://") as dedup:
-        once = dedup.once(key=lambda *args: "k")(functools.partial(work, 7))
-        assert [once(), once()] == [Local(7)] * 2
+    once = dedup.once(key=lambda *args: "k")(functools.partial(work, 7))
+    assert [once(), once()] == [Local(7)] * 2
 
 
 # Callers that wait for each other in one process
@@ -231,13 +231,12 @@ DIFFERENT: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("declared", "value"), DIFFERENT, ids=repr)
-def test_a_difference_that_equality_leaves_out_is_told(declared: Any, value: Any) -> None:
-    with SyncDedup("memory://") as dedup:
-        work = dedup.once(key=key_of)(returning(declared, value, is_async=False))
-        with pytest.raises(ResultWarning):
-            work("k")
-        with pytest.raises(FailedError, match="another content"):
-            work("k")
+def test_a_difference_that_equality_leaves_out_is_told(dedup: SyncDedup, declared: Any, value: Any) -> None:
+    work = dedup.once(key=key_of)(returning(declared, value, is_async=False))
+    with pytest.raises(ResultWarning):
+        work("k")
+    with pytest.raises(FailedError, match="another content"):
+        work("k")
 
 
 @dataclass
@@ -262,10 +261,9 @@ ALIKE: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("declared", "value"), ALIKE, ids=repr)
-def test_without_that_difference_it_comes_back(declared: Any, value: Any) -> None:
-    with SyncDedup("memory://") as dedup:
-        work = dedup.once(key=key_of)(returning(declared, value, is_async=False))
-        assert [repr(work("k")), repr(work("k"))] == [repr(value)] * 2
+def test_without_that_difference_it_comes_back(dedup: SyncDedup, declared: Any, value: Any) -> None:
+    work = dedup.once(key=key_of)(returning(declared, value, is_async=False))
+    assert [repr(work("k")), repr(work("k"))] == [repr(value)] * 2
 
 
 # Types that can never come back, or that the stored bytes could choose
@@ -311,10 +309,9 @@ class Pet(BaseModel):
     kind: Annotated[Literal[Kind.CAT], BeforeValidator(lambda name: Kind(name))]
 
 
-def test_a_type_that_a_validator_of_its_own_brings_back_is_not_refused() -> None:
-    with SyncDedup("memory://") as dedup:
-        work = dedup.once(key=key_of)(returning(Pet, Pet(kind=Kind.CAT), is_async=False))
-        assert [work("k"), work("k")] == [Pet(kind=Kind.CAT)] * 2
+def test_a_type_that_a_validator_of_its_own_brings_back_is_not_refused(dedup: SyncDedup) -> None:
+    work = dedup.once(key=key_of)(returning(Pet, Pet(kind=Kind.CAT), is_async=False))
+    assert [work("k"), work("k")] == [Pet(kind=Kind.CAT)] * 2
 
 
 # Unions that are equal to Python, but not to the reader of their JSON
@@ -327,13 +324,12 @@ REVERSED: list[tuple[Any, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("first", "declared", "value"), REVERSED, ids=str)
-def test_a_union_is_read_in_its_own_order(first: Any, declared: Any, value: Any) -> None:
+def test_a_union_is_read_in_its_own_order(dedup: SyncDedup, first: Any, declared: Any, value: Any) -> None:
     """Another process may have seen only one of the two, so the one that was seen first must not decide."""
     assert first == declared
-    with SyncDedup("memory://") as dedup:
-        dedup.once(key=key_of)(returning(first, None, is_async=False))("other")
-        work = dedup.once(key=lambda key: f"{key}")(returning(declared, value, is_async=False))
-        assert [work("k"), work("k")] == [value, value]
+    dedup.once(key=key_of)(returning(first, None, is_async=False))("other")
+    work = dedup.once(key=lambda key: f"{key}")(returning(declared, value, is_async=False))
+    assert [work("k"), work("k")] == [value, value]
 
 
 class BytesFirst(TypedDict):
@@ -344,11 +340,10 @@ class TextFirst(TypedDict):
     part: str | bytes
 
 
-def test_a_field_of_a_typed_dict_is_read_in_its_own_order() -> None:
-    with SyncDedup("memory://") as dedup:
-        dedup.once(key=key_of)(returning(BytesFirst, None, is_async=False))("other")
-        work = dedup.once(key=lambda key: f"{key}")(returning(TextFirst, {"part": "YWJj"}, is_async=False))
-        assert [work("k"), work("k")] == [{"part": "YWJj"}] * 2
+def test_a_field_of_a_typed_dict_is_read_in_its_own_order(dedup: SyncDedup) -> None:
+    dedup.once(key=key_of)(returning(BytesFirst, None, is_async=False))("other")
+    work = dedup.once(key=lambda key: f"{key}")(returning(TextFirst, {"part": "YWJj"}, is_async=False))
+    assert [work("k"), work("k")] == [{"part": "YWJj"}] * 2
 
 
 # Another type than the one that a result was stored for
@@ -363,28 +358,29 @@ CHANGED: list[Any] = [int, str, bool, None, list[str], dict[str, str], Row, Lite
 
 
 @pytest.mark.parametrize("declared", CHANGED, ids=str)
-def test_a_type_that_became_plain_json_does_not_get_another_types_result(declared: Any) -> None:
-    with SyncDedup("memory://") as dedup:
-        dedup.once(key=key_of)(returning(Point, Point(1), is_async=False))("k")
-        work = dedup.once(key=lambda key: f"{key}")(returning(declared, 7, is_async=False))
-        with pytest.raises(ResultError, match="another version of this type"):
-            work("k")
+def test_a_type_that_became_plain_json_does_not_get_another_types_result(
+    dedup: SyncDedup, declared: Any
+) -> None:
+    dedup.once(key=key_of)(returning(Point, Point(1), is_async=False))("k")
+    work = dedup.once(key=lambda key: f"{key}")(returning(declared, 7, is_async=False))
+    with pytest.raises(ResultError, match="another version of this type"):
+        work("k")
 
 
 @pytest.mark.parametrize("declared", [Any, dict, dict[str, int], list[int] | dict[str, int]], ids=str)
-def test_it_gets_the_json_if_that_is_of_the_type(declared: Any) -> None:
-    with SyncDedup("memory://") as dedup:
-        dedup.once(key=key_of)(returning(Point, Point(1), is_async=False))("k")
-        assert dedup.once(key=lambda key: f"{key}")(returning(declared, 7, is_async=False))("k") == {"x": 1}
+def test_it_gets_the_json_if_that_is_of_the_type(dedup: SyncDedup, declared: Any) -> None:
+    dedup.once(key=key_of)(returning(Point, Point(1), is_async=False))("k")
+    assert dedup.once(key=lambda key: f"{key}")(returning(declared, 7, is_async=False))("k") == {"x": 1}
 
 
 @pytest.mark.parametrize("value", [2**70, {"a": 1}], ids=str)
-def test_plain_json_comes_back_as_it_was_also_if_the_declared_type_is_another(value: Any) -> None:
-    with SyncDedup("memory://") as dedup:
-        for declared in (str, Point):
-            work = dedup.once(key=lambda key: f"{key}")(returning(str, value, is_async=False))
-            assert [work("k"), work("k")] == [value, value]
-            assert dedup.once(key=key_of)(returning(declared, 7, is_async=False))("k") == value
+def test_plain_json_comes_back_as_it_was_also_if_the_declared_type_is_another(
+    dedup: SyncDedup, value: Any
+) -> None:
+    for declared in (str, Point):
+        work = dedup.once(key=lambda key: f"{key}")(returning(str, value, is_async=False))
+        assert [work("k"), work("k")] == [value, value]
+        assert dedup.once(key=key_of)(returning(declared, 7, is_async=False))("k") == value
 
 
 WRONG: list[tuple[Any, Any]] = [
@@ -400,19 +396,17 @@ WRONG: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("value", "declared"), WRONG, ids=str)
-def test_replay_looks_at_the_parts_of_plain_json(value: Any, declared: Any) -> None:
-    with SyncDedup("memory://") as dedup:
-        dedup.claim("k").complete(value)
-        with pytest.raises(ResultError, match="was completed with"):
-            dedup.claim("k").replay(declared)
+def test_replay_looks_at_the_parts_of_plain_json(dedup: SyncDedup, value: Any, declared: Any) -> None:
+    dedup.claim("k").complete(value)
+    with pytest.raises(ResultError, match="was completed with"):
+        dedup.claim("k").replay(declared)
 
 
-def test_replay_takes_parts_of_the_type() -> None:
+def test_replay_takes_parts_of_the_type(dedup: SyncDedup) -> None:
     value = {"a": [{"number": 1}, {"number": 2, "label": "b", "more": None}]}
-    with SyncDedup("memory://") as dedup:
-        dedup.claim("k").complete(value)
-        for declared in (dict[str, list[Row]], dict[str, list[dict[str, int | str | None]]], dict[str, Any]):
-            assert dedup.claim("k").replay(declared) == value
+    dedup.claim("k").complete(value)
+    for declared in (dict[str, list[Row]], dict[str, list[dict[str, int | str | None]]], dict[str, Any]):
+        assert dedup.claim("k").replay(declared) == value
 
 
 # A result of `complete` that its own type would read as another value
@@ -523,16 +517,17 @@ one_way = pytest.mark.parametrize(("declared", "value"), ONE_WAY, ids=map(str, r
 
 
 @one_way
-def test_replay_never_gives_a_default_for_what_is_not_stored(declared: Any, value: Any) -> None:
-    with SyncDedup("memory://") as dedup:
-        dedup.claim("k").complete(value)
-        claim = dedup.claim("k")
-        with pytest.raises(ResultError, match=r"'k' cannot come back as .*does not bring back"):
-            claim.replay(declared)
-        with pytest.raises(ResultError, match="cannot come back"):
-            dedup.once(key=key_of)(returning(declared, value, is_async=False))("k")
-        assert claim.replay() == claim.replay(Any) == claim.result
-        assert type(claim.result) in (dict, list, str)
+def test_replay_never_gives_a_default_for_what_is_not_stored(
+    dedup: SyncDedup, declared: Any, value: Any
+) -> None:
+    dedup.claim("k").complete(value)
+    claim = dedup.claim("k")
+    with pytest.raises(ResultError, match=r"'k' cannot come back as .*does not bring back"):
+        claim.replay(declared)
+    with pytest.raises(ResultError, match="cannot come back"):
+        dedup.once(key=key_of)(returning(declared, value, is_async=False))("k")
+    assert claim.replay() == claim.replay(Any) == claim.result
+    assert type(claim.result) in (dict, list, str)
 
 
 @one_way
@@ -555,29 +550,26 @@ EQUAL: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("declared", "value"), EQUAL, ids=map(str, range(len(EQUAL))))
-def test_replay_gives_a_value_that_is_equal(declared: Any, value: Any) -> None:
-    with SyncDedup("memory://") as dedup:
-        dedup.claim("k").complete(value)
-        assert dedup.claim("k").replay(declared) == value
+def test_replay_gives_a_value_that_is_equal(dedup: SyncDedup, declared: Any, value: Any) -> None:
+    dedup.claim("k").complete(value)
+    assert dedup.claim("k").replay(declared) == value
 
 
 LONG = 10**5000
 
 
 @pytest.mark.parametrize("value", [LONG, [LONG, 1.5], {"a": (LONG,)}, Boxed(LONG)], ids=range(4))
-def test_an_integer_that_no_reader_takes_is_not_stored(value: Any) -> None:
-    with SyncDedup("memory://") as dedup:
-        with pytest.raises(ResultError, match="4300 digits"), dedup.claim("k") as claim:
-            claim.complete(value)
-        with pytest.raises(FailedError, match="the work is done"):
-            dedup.claim("k").replay()
+def test_an_integer_that_no_reader_takes_is_not_stored(dedup: SyncDedup, value: Any) -> None:
+    with pytest.raises(ResultError, match="4300 digits"), dedup.claim("k") as claim:
+        claim.complete(value)
+    with pytest.raises(FailedError, match="the work is done"):
+        dedup.claim("k").replay()
 
 
 @pytest.mark.parametrize("value", [10**4000, [10**4000, "7" * 5000], {"7" * 5000, "a"}], ids=range(3))
-def test_other_long_ones_are(value: Any) -> None:
-    with SyncDedup("memory://") as dedup:
-        dedup.claim("k").complete(value)
-        assert dedup.claim("k").replay(type(value)) == value
+def test_other_long_ones_are(dedup: SyncDedup, value: Any) -> None:
+    dedup.claim("k").complete(value)
+    assert dedup.claim("k").replay(type(value)) == value
 
 
 # Errors that say where
@@ -610,26 +602,26 @@ WHERE: list[tuple[Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("declared", "value", "where"), WHERE, ids=str)
-def test_the_warning_says_where_a_result_differs(declared: Any, value: Any, where: str) -> None:
-    with SyncDedup("memory://") as dedup:
-        work = dedup.once(key=key_of)(returning(declared, value, is_async=False))
-        with pytest.raises(ResultWarning, match=where) as told:
-            work("k")
-        assert "ann" not in str(told.value)
-        with pytest.raises(FailedError, match=where):
-            work("k")
+def test_the_warning_says_where_a_result_differs(
+    dedup: SyncDedup, declared: Any, value: Any, where: str
+) -> None:
+    work = dedup.once(key=key_of)(returning(declared, value, is_async=False))
+    with pytest.raises(ResultWarning, match=where) as told:
+        work("k")
+    assert "ann" not in str(told.value)
+    with pytest.raises(FailedError, match=where):
+        work("k")
 
 
-def test_the_warning_says_that_a_name_is_known_to_type_checkers_alone() -> None:
+def test_the_warning_says_that_a_name_is_known_to_type_checkers_alone(dedup: SyncDedup) -> None:
     def work(key: str) -> Missing:
         return Point(1)
 
-    with SyncDedup("memory://") as dedup:
-        once = dedup.once(key=key_of)(work)
-        with pytest.raises(
-            ResultWarning, match="declared type 'Missing' has a name that is not known at run time"
-        ):
-            once("k")
+    once = dedup.once(key=key_of)(work)
+    with pytest.raises(
+        ResultWarning, match="declared type 'Missing' has a name that is not known at run time"
+    ):
+        once("k")
 
 
 @pytest.mark.parametrize("around", [classmethod, property])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ..fixtures import async_fixture
 from .places import Place, SQLiteDatabase, place_of
 from .ways import ONE_EACH, WAYS, Party
 
@@ -63,6 +64,10 @@ def database(request: pytest.FixtureRequest) -> Opener:
 def of(request: pytest.FixtureRequest) -> Callable[[str], Opener]:
     """Give the opener for a way by its name."""
     return lambda name: opener(request, name)
+
+
+party = async_fixture(lambda of, name: of(name)())
+"""A connection of the way with the test's `name`, open while the test runs."""
 
 
 @pytest.fixture

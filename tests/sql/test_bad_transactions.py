@@ -32,7 +32,7 @@ from fastdedup.sync.sql import Inbox as SyncInbox
 from ..inbox_file import make_tables
 from .conftest import Opener
 from .places import Place
-from .ways import WAYS, WEEK, SyncParty, alias_of, engine_of
+from .ways import WAYS, WEEK, Party, SyncParty, alias_of, engine_of
 
 Of = Callable[[str], Opener]
 ALCHEMY = [name for name in WAYS if "session" in name or "connection" in name]
@@ -223,15 +223,14 @@ CLOSABLE = [name for name in WAYS if "session" not in name and "django" not in n
 
 
 @pytest.mark.parametrize("name", CLOSABLE)
-async def test_a_closed_connection_is_told(of: Of, key: str, name: str) -> None:
-    async with of(name)() as party:
-        await party.start()
-        receipt = await party.receive(party.inbox(), key)
-        await party.call(party.close_raw)
-        with pytest.raises(UsageError, match="is closed"):
-            await party.receive(party.inbox(), key)
-        with pytest.raises(UsageError, match="has ended"):
-            await party.call(receipt.complete, 1)
+async def test_a_closed_connection_is_told(party: Party, key: str) -> None:
+    await party.start()
+    receipt = await party.receive(party.inbox(), key)
+    await party.call(party.close_raw)
+    with pytest.raises(UsageError, match="is closed"):
+        await party.receive(party.inbox(), key)
+    with pytest.raises(UsageError, match="has ended"):
+        await party.call(receipt.complete, 1)
 
 
 async def test_a_connection_given_back_to_its_pool_is_closed(postgres_place: Place, key: str) -> None:
@@ -265,20 +264,19 @@ async def test_a_read_only_transaction_is_told(way: Opener, key: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["asyncpg", "psycopg"])
-async def test_a_connection_to_a_replica_is_told(of: Of, key: str, name: str) -> None:
+async def test_a_connection_to_a_replica_is_told(party: Party, key: str) -> None:
     """A replica of PostgreSQL refuses writes as a session does that may only read."""
-    async with of(name)() as party:
-        async with party.transaction():
-            await party.sql("SET default_transaction_read_only = on")
-        for attempt in (
-            party.receive(party.inbox(), key),
-            party.receive(party.inbox(), key, busy="skip"),
-            party.call(party.inbox().receive_many, party.raw, [key, f"{key} other"]),
-        ):
-            await party.start()
-            with pytest.raises(RetryTransaction, match="give it a connection to the primary"):
-                await attempt
-            await party.rollback()
+    async with party.transaction():
+        await party.sql("SET default_transaction_read_only = on")
+    for attempt in (
+        party.receive(party.inbox(), key),
+        party.receive(party.inbox(), key, busy="skip"),
+        party.call(party.inbox().receive_many, party.raw, [key, f"{key} other"]),
+    ):
+        await party.start()
+        with pytest.raises(RetryTransaction, match="give it a connection to the primary"):
+            await attempt
+        await party.rollback()
 
 
 async def test_a_replica_of_mariadb_is_told(mariadb_place: Place, of: Of, key: str) -> None:
@@ -294,19 +292,18 @@ async def test_a_replica_of_mariadb_is_told(mariadb_place: Place, of: Of, key: s
 
 
 @pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.kind == "postgresql"])
-async def test_a_failed_transaction_is_told(of: Of, key: str, name: str) -> None:
-    async with of(name)() as party:
-        await party.start()
-        receipt = await party.receive(party.inbox(), key)
-        with suppress(Exception):
-            await party.sql("SELECT 1 / 0")
-        for attempt in (
-            party.receive(party.inbox(), key),
-            party.call(receipt.complete, 1),
-        ):
-            with pytest.raises(UsageError, match="can only be rolled back"):
-                await attempt
-        await party.rollback()
+async def test_a_failed_transaction_is_told(party: Party, key: str) -> None:
+    await party.start()
+    receipt = await party.receive(party.inbox(), key)
+    with suppress(Exception):
+        await party.sql("SELECT 1 / 0")
+    for attempt in (
+        party.receive(party.inbox(), key),
+        party.call(receipt.complete, 1),
+    ):
+        with pytest.raises(UsageError, match="can only be rolled back"):
+            await attempt
+    await party.rollback()
 
 
 class Base(DeclarativeBase):
@@ -511,37 +508,34 @@ KILL = {
 
 
 @pytest.mark.parametrize("name", ["asyncpg", "psycopg", "psycopg async", "pymysql", "aiomysql"])
-async def test_a_lost_connection_is_no_transaction_that_the_work_has_ended(
-    of: Of, key: str, name: str
-) -> None:
+async def test_a_lost_connection_is_no_transaction_that_the_work_has_ended(party: Party, key: str) -> None:
     """Also if the work ignores the error: else a consumer lays its message down, after a restart of the database."""
-    async with of(name)() as party:
-        who, kill = KILL[party.place.kind]
+    who, kill = KILL[party.place.kind]
 
-        def now(transaction: Any, key: str) -> None:
-            party.place.as_admin(kill.format(party.send_sql(who)[0][0]))
-            for _ in range(2):
-                with suppress(Exception):
-                    party.send_sql("SELECT 1")
+    def now(transaction: Any, key: str) -> None:
+        party.place.as_admin(kill.format(party.send_sql(who)[0][0]))
+        for _ in range(2):
+            with suppress(Exception):
+                party.send_sql("SELECT 1")
 
-        async def later(transaction: Any, key: str) -> None:
-            party.place.as_admin(kill.format((await party.sql(who))[0][0]))
-            for _ in range(2):
-                with suppress(Exception):
-                    await party.sql("SELECT 1")
+    async def later(transaction: Any, key: str) -> None:
+        party.place.as_admin(kill.format((await party.sql(who))[0][0]))
+        for _ in range(2):
+            with suppress(Exception):
+                await party.sql("SELECT 1")
 
-        @contextmanager
-        def begin_now() -> Iterator[Any]:
-            party.start_raw()
-            yield party.raw
+    @contextmanager
+    def begin_now() -> Iterator[Any]:
+        party.start_raw()
+        yield party.raw
 
-        @asynccontextmanager
-        async def begin() -> AsyncIterator[Any]:
-            await party.start()
-            yield party.raw
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[Any]:
+        await party.start()
+        yield party.raw
 
-        is_sync = isinstance(party, SyncParty)
-        decorate = party.inbox(begin=begin_now if is_sync else begin).once(lambda transaction, key: key)
-        with pytest.raises(Exception, match=r"(?i)lost|closed|connected|^\(0, ''\)") as caught:
-            await party.call(decorate(now if is_sync else later), key)
-        assert not isinstance(caught.value, UsageError)
+    is_sync = isinstance(party, SyncParty)
+    decorate = party.inbox(begin=begin_now if is_sync else begin).once(lambda transaction, key: key)
+    with pytest.raises(Exception, match=r"(?i)lost|closed|connected|^\(0, ''\)") as caught:
+        await party.call(decorate(now if is_sync else later), key)
+    assert not isinstance(caught.value, UsageError)

@@ -89,90 +89,83 @@ def done(party: Party, key: str) -> int:
 
 
 @pytest.mark.parametrize("name", BOTH)
-async def test_the_work_is_done_once_and_its_result_replayed(of: Of, key: str, name: str) -> None:
-    async with of(name)() as party:
-        handler = Handler(party, then=lambda run: {"run": run})
-        assert [await handler(key), await handler(key)] == [{"run": 1}] * 2
-        assert (handler.runs, done(party, key)) == (1, 1)
+async def test_the_work_is_done_once_and_its_result_replayed(party: Party, key: str) -> None:
+    handler = Handler(party, then=lambda run: {"run": run})
+    assert [await handler(key), await handler(key)] == [{"run": 1}] * 2
+    assert (handler.runs, done(party, key)) == (1, 1)
 
 
 @pytest.mark.parametrize("name", BOTH)
-async def test_a_duplicate_gets_the_declared_type(of: Of, key: str, name: str) -> None:
-    async with of(name)() as party:
-        begin: Any = party.begin_now if isinstance(party, SyncParty) else party.begin
-        work = returning(Order, ORDER, is_async=not isinstance(party, SyncParty), before=True)
-        once = party.inbox(begin=begin).once(lambda transaction, key: key)(work)
-        for _ in range(2):
-            assert same(await party.call(once, key), ORDER)
-        late = returning(Any, (1, 2), is_async=not isinstance(party, SyncParty), before=True)
-        once = party.inbox(begin=begin).once(lambda transaction, key: f"lost:{key}")(late)
-        with pytest.raises(ResultWarning):
+async def test_a_duplicate_gets_the_declared_type(party: Party, key: str) -> None:
+    begin: Any = party.begin_now if isinstance(party, SyncParty) else party.begin
+    work = returning(Order, ORDER, is_async=not isinstance(party, SyncParty), before=True)
+    once = party.inbox(begin=begin).once(lambda transaction, key: key)(work)
+    for _ in range(2):
+        assert same(await party.call(once, key), ORDER)
+    late = returning(Any, (1, 2), is_async=not isinstance(party, SyncParty), before=True)
+    once = party.inbox(begin=begin).once(lambda transaction, key: f"lost:{key}")(late)
+    with pytest.raises(ResultWarning):
+        await party.call(once, key)
+    for _ in range(2):
+        with pytest.raises(FailedError, match="returned a tuple"):
             await party.call(once, key)
+
+
+@pytest.mark.parametrize("name", BOTH)
+async def test_a_key_made_of_arguments_and_a_name_keep_functions_apart(party: Party, key: str) -> None:
+    begin: Any = party.begin_now if isinstance(party, SyncParty) else party.begin
+    for said in ("charged", "shipped"):
+        work = returning(str, said, is_async=not isinstance(party, SyncParty), before=True)
+        once = party.inbox(begin=begin).once(by("key"), name=said)(work)
         for _ in range(2):
-            with pytest.raises(FailedError, match="returned a tuple"):
-                await party.call(once, key)
+            assert await party.call(once, key) == said
 
 
 @pytest.mark.parametrize("name", BOTH)
-async def test_a_key_made_of_arguments_and_a_name_keep_functions_apart(of: Of, key: str, name: str) -> None:
-    async with of(name)() as party:
-        begin: Any = party.begin_now if isinstance(party, SyncParty) else party.begin
-        for said in ("charged", "shipped"):
-            work = returning(str, said, is_async=not isinstance(party, SyncParty), before=True)
-            once = party.inbox(begin=begin).once(by("key"), name=said)(work)
-            for _ in range(2):
-                assert await party.call(once, key) == said
+async def test_a_method_gets_the_transaction_behind_self(party: Party, key: str) -> None:
+    begin: Any = party.begin_now if isinstance(party, SyncParty) else party.begin
+    once = party.inbox(begin=begin).once(lambda self, transaction, key: self.prefix + key)
+
+    class Consumer:
+        prefix = "p:"
+
+        async def later(self, transaction: Any, key: str) -> list[Any]:
+            return self.now(transaction, key)
+
+        def now(self, transaction: Any, key: str) -> list[Any]:
+            return [self.prefix, transaction is party.raw, key]
+
+    pay = once(Consumer.now if isinstance(party, SyncParty) else Consumer.later)
+    for _ in range(2):
+        assert await party.call(pay, Consumer(), key) == ["p:", True, key]
 
 
 @pytest.mark.parametrize("name", BOTH)
-async def test_a_method_gets_the_transaction_behind_self(of: Of, key: str, name: str) -> None:
-    async with of(name)() as party:
-        begin: Any = party.begin_now if isinstance(party, SyncParty) else party.begin
-        once = party.inbox(begin=begin).once(lambda self, transaction, key: self.prefix + key)
-
-        class Consumer:
-            prefix = "p:"
-
-            async def later(self, transaction: Any, key: str) -> list[Any]:
-                return self.now(transaction, key)
-
-            def now(self, transaction: Any, key: str) -> list[Any]:
-                return [self.prefix, transaction is party.raw, key]
-
-        pay = once(Consumer.now if isinstance(party, SyncParty) else Consumer.later)
-        for _ in range(2):
-            assert await party.call(pay, Consumer(), key) == ["p:", True, key]
+async def test_an_error_of_the_function_rolls_back(party: Party, key: str) -> None:
+    handler = Handler(party, then=lambda run: 1 / (run - 1))
+    with pytest.raises(ZeroDivisionError):
+        await handler(key)
+    assert done(party, key) == 0
+    assert await handler(key) == 1.0
+    assert (handler.runs, done(party, key)) == (2, 1)
 
 
 @pytest.mark.parametrize("name", BOTH)
-async def test_an_error_of_the_function_rolls_back(of: Of, key: str, name: str) -> None:
-    async with of(name)() as party:
-        handler = Handler(party, then=lambda run: 1 / (run - 1))
-        with pytest.raises(ZeroDivisionError):
-            await handler(key)
-        assert done(party, key) == 0
-        assert await handler(key) == 1.0
-        assert (handler.runs, done(party, key)) == (2, 1)
+async def test_a_result_too_large_rolls_back(party: Party, key: str) -> None:
+    handler = Handler(party, then=lambda run: "x" * 300_000 if run == 1 else run)
+    with pytest.raises(ResultTooLargeError):
+        await handler(key)
+    assert done(party, key) == 0
+    assert await handler(key) == 2
 
 
 @pytest.mark.parametrize("name", BOTH)
-async def test_a_result_too_large_rolls_back(of: Of, key: str, name: str) -> None:
-    async with of(name)() as party:
-        handler = Handler(party, then=lambda run: "x" * 300_000 if run == 1 else run)
-        with pytest.raises(ResultTooLargeError):
-            await handler(key)
-        assert done(party, key) == 0
-        assert await handler(key) == 2
-
-
-@pytest.mark.parametrize("name", BOTH)
-async def test_a_key_of_another_type_is_refused(of: Of, name: str) -> None:
-    async with of(name)() as party:
-        handler = Handler(party)
-        for wrong in (7, None, b"bytes"):
-            with pytest.raises(InvalidKeyError, match="a key must be text"):
-                await handler(wrong)  # type: ignore[arg-type]
-        assert handler.runs == 0
+async def test_a_key_of_another_type_is_refused(party: Party) -> None:
+    handler = Handler(party)
+    for wrong in (7, None, b"bytes"):
+        with pytest.raises(InvalidKeyError, match="a key must be text"):
+            await handler(wrong)  # type: ignore[arg-type]
+    assert handler.runs == 0
 
 
 def ended(runs: int) -> Callable[[int], int]:
@@ -187,21 +180,19 @@ def ended(runs: int) -> Callable[[int], int]:
 
 
 @pytest.mark.parametrize("name", ["asyncpg", "pymysql"])
-async def test_an_ended_transaction_is_run_again(of: Of, key: str, name: str, pauses: list[float]) -> None:
-    async with of(name)() as party:
-        handler = Handler(party, then=ended(4))
-        assert await handler(key) == 5
-        assert (handler.runs, done(party, key), len(pauses)) == (5, 1, 4)
-        assert all(0 <= pause <= 0.01 * 2**number for number, pause in enumerate(pauses, 1))
+async def test_an_ended_transaction_is_run_again(party: Party, key: str, pauses: list[float]) -> None:
+    handler = Handler(party, then=ended(4))
+    assert await handler(key) == 5
+    assert (handler.runs, done(party, key), len(pauses)) == (5, 1, 4)
+    assert all(0 <= pause <= 0.01 * 2**number for number, pause in enumerate(pauses, 1))
 
 
 @pytest.mark.parametrize("name", ["asyncpg", "pymysql"])
-async def test_the_last_attempts_error_is_raised(of: Of, key: str, name: str, pauses: list[float]) -> None:
-    async with of(name)() as party:
-        handler = Handler(party, then=ended(3), attempts=3)
-        with pytest.raises(RetryTransaction, match="ended 3 transactions of this call"):
-            await handler(key)
-        assert (handler.runs, done(party, key), len(pauses)) == (3, 0, 2)
+async def test_the_last_attempts_error_is_raised(party: Party, key: str, pauses: list[float]) -> None:
+    handler = Handler(party, then=ended(3), attempts=3)
+    with pytest.raises(RetryTransaction, match="ended 3 transactions of this call"):
+        await handler(key)
+    assert (handler.runs, done(party, key), len(pauses)) == (3, 0, 2)
 
 
 def test_pauses_differ_and_grow(monkeypatch: pytest.MonkeyPatch, of: Of) -> None:
@@ -221,27 +212,24 @@ FAILURES = {
 @pytest.mark.parametrize(
     "name", ["asyncpg", "psycopg", "aiomysql", "session pymysql", "async session asyncpg"]
 )
-async def test_the_functions_own_conflict_is_run_again(
-    of: Of, key: str, name: str, pauses: list[float]
-) -> None:
+async def test_the_functions_own_conflict_is_run_again(party: Party, key: str, pauses: list[float]) -> None:
     """Not what the inbox asked the database ends, but what the function asked."""
-    async with of(name)() as party:
-        failure = FAILURES[party.place.kind]
-        if isinstance(party, SyncParty):
-            handler = Handler(party, then=lambda run: party.send_sql(failure) if run == 1 else run)
-            assert await handler(key) == 2
-        else:
-            runs = []
+    failure = FAILURES[party.place.kind]
+    if isinstance(party, SyncParty):
+        handler = Handler(party, then=lambda run: party.send_sql(failure) if run == 1 else run)
+        assert await handler(key) == 2
+    else:
+        runs = []
 
-            async def work(transaction: Any, key: str) -> int:
-                runs.append(await party.work(key))
-                if len(runs) == 1:
-                    await party.sql(failure)
-                return len(runs)
+        async def work(transaction: Any, key: str) -> int:
+            runs.append(await party.work(key))
+            if len(runs) == 1:
+                await party.sql(failure)
+            return len(runs)
 
-            decorated = party.inbox(begin=party.begin).once(lambda transaction, key: key)(work)
-            assert await decorated(key) == 2
-        assert (done(party, key), len(pauses)) == (1, 1)
+        decorated = party.inbox(begin=party.begin).once(lambda transaction, key: key)(work)
+        assert await decorated(key) == 2
+    assert (done(party, key), len(pauses)) == (1, 1)
 
 
 async def test_a_busy_begin_of_sqlite_is_run_again(of: Of, key: str, pauses: list[float]) -> None:
@@ -311,41 +299,40 @@ async def test_a_twin_that_is_skipped_is_in_progress(of: Of, key: str, name: str
 
 
 @pytest.mark.parametrize("name", [*BOTH, "sqlite3", "aiomysql"])
-async def test_calls_within_a_call_share_its_transaction(of: Of, key: str, name: str) -> None:
+async def test_calls_within_a_call_share_its_transaction(party: Party, key: str) -> None:
     """MySQL forgets a savepoint when a second one gets its name."""
-    async with of(name)() as party:
 
-        @contextmanager
-        def within_now() -> Iterator[Any]:
-            yield party.raw
+    @contextmanager
+    def within_now() -> Iterator[Any]:
+        yield party.raw
 
-        @asynccontextmanager
-        async def within() -> AsyncIterator[Any]:
-            yield party.raw
+    @asynccontextmanager
+    async def within() -> AsyncIterator[Any]:
+        yield party.raw
 
-        def part_now(transaction: Any, key: str) -> None:
-            party.send_sql(f"INSERT INTO work (note) VALUES ('{key}')")
+    def part_now(transaction: Any, key: str) -> None:
+        party.send_sql(f"INSERT INTO work (note) VALUES ('{key}')")
 
-        async def part(transaction: Any, key: str) -> None:
-            await party.work(key)
+    async def part(transaction: Any, key: str) -> None:
+        await party.work(key)
 
-        is_sync = isinstance(party, SyncParty)
-        inside = party.inbox("inside", begin=within_now if is_sync else within)
-        decorated = inside.once(lambda transaction, key: key)(part_now if is_sync else part)
+    is_sync = isinstance(party, SyncParty)
+    inside = party.inbox("inside", begin=within_now if is_sync else within)
+    decorated = inside.once(lambda transaction, key: key)(part_now if is_sync else part)
 
-        def work_now(transaction: Any, key: str) -> None:
-            for each in "ab":
-                decorated(f"{key} {each}")
+    def work_now(transaction: Any, key: str) -> None:
+        for each in "ab":
+            decorated(f"{key} {each}")
 
-        async def work(transaction: Any, key: str) -> None:
-            for each in "ab":
-                await decorated(f"{key} {each}")
+    async def work(transaction: Any, key: str) -> None:
+        for each in "ab":
+            await decorated(f"{key} {each}")
 
-        outside = party.inbox(begin=party.begin_now if isinstance(party, SyncParty) else party.begin)
-        call = outside.once(lambda transaction, key: key)(work_now if is_sync else work)
-        for _ in range(2):
-            await party.call(call, key)
-        assert [done(party, f"{key} {each}") for each in "ab"] == [1, 1]
+    outside = party.inbox(begin=party.begin_now if isinstance(party, SyncParty) else party.begin)
+    call = outside.once(lambda transaction, key: key)(work_now if is_sync else work)
+    for _ in range(2):
+        await party.call(call, key)
+    assert [done(party, f"{key} {each}") for each in "ab"] == [1, 1]
 
 
 class Interrupt(BaseException):
@@ -353,26 +340,25 @@ class Interrupt(BaseException):
 
 
 @pytest.mark.parametrize("name", ["asyncpg", "psycopg", "pymysql", "aiomysql", "django postgresql"])
-async def test_an_interrupt_is_raised_though_the_rollback_fails(of: Of, key: str, name: str) -> None:
+async def test_an_interrupt_is_raised_though_the_rollback_fails(party: Party, key: str) -> None:
     """Such as a cancellation, after which aiomysql closes the connection: else the caller goes on."""
-    async with of(name)() as party:
 
-        def interrupt(run: int) -> None:
-            raise Interrupt
+    def interrupt(run: int) -> None:
+        raise Interrupt
 
-        def fail() -> None:
-            raise ConnectionResetError("the connection is lost")
+    def fail() -> None:
+        raise ConnectionResetError("the connection is lost")
 
-        async def fail_later() -> None:
-            fail()
+    async def fail_later() -> None:
+        fail()
 
-        handler = Handler(party, then=interrupt)
-        real = party._rollback
-        party._rollback = fail if isinstance(party, SyncParty) else fail_later  # type: ignore[method-assign]
-        with pytest.raises(Interrupt):
-            await handler(key)
-        await party.call(real)
-        assert done(party, key) == 0
+    handler = Handler(party, then=interrupt)
+    real = party._rollback
+    party._rollback = fail if isinstance(party, SyncParty) else fail_later  # type: ignore[method-assign]
+    with pytest.raises(Interrupt):
+        await handler(key)
+    await party.call(real)
+    assert done(party, key) == 0
 
 
 async def test_a_cancelled_statement_of_aiomysql_ends_the_call(of: Of, key: str) -> None:

@@ -59,18 +59,17 @@ def left(place: Place, table: str) -> int:
 
 
 @pytest.mark.parametrize("name", [*ON_SERVERS, "aiosqlite", "psycopg", "session pymysql", "django sqlite"])
-async def test_a_purge_deletes_in_batches_what_is_older_than_keep(of: Of, name: str) -> None:
-    async with of(name)() as party:
-        table = party.place.fresh_table()
-        await fill(party, table, {HOUR * 48: 20, HOUR + 30: 5, HOUR - 30: 4, 0: 3})
-        inbox = inbox_of(party, table)
-        batches: list[int] = []
-        assert await party.call(inbox.purge, batch=10, on_batch=batches.append) == 25
-        assert (batches, left(party.place, table)) == ([10, 10, 5], 7)
-        async with party.transaction():
-            assert (await party.receive(inbox, f"{HOUR + 30} 0")).first
-            assert not (await party.receive(inbox, f"{HOUR - 30} 0")).first
-        assert await party.call(inbox.purge) == 0
+async def test_a_purge_deletes_in_batches_what_is_older_than_keep(party: Party) -> None:
+    table = party.place.fresh_table()
+    await fill(party, table, {HOUR * 48: 20, HOUR + 30: 5, HOUR - 30: 4, 0: 3})
+    inbox = inbox_of(party, table)
+    batches: list[int] = []
+    assert await party.call(inbox.purge, batch=10, on_batch=batches.append) == 25
+    assert (batches, left(party.place, table)) == ([10, 10, 5], 7)
+    async with party.transaction():
+        assert (await party.receive(inbox, f"{HOUR + 30} 0")).first
+        assert not (await party.receive(inbox, f"{HOUR - 30} 0")).first
+    assert await party.call(inbox.purge) == 0
 
 
 async def test_a_purge_that_may_only_read_is_told(of: Of) -> None:
@@ -93,19 +92,18 @@ async def test_a_sessions_time_zone_changes_no_age(of: Of, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["asyncpg", "pymysql"])
-async def test_a_stopped_purge_goes_on_where_it_was(of: Of, name: str) -> None:
-    async with of(name)() as party:
-        table = party.place.fresh_table()
-        await fill(party, table, {HOUR * 2: 7})
-        inbox = inbox_of(party, table)
+async def test_a_stopped_purge_goes_on_where_it_was(party: Party) -> None:
+    table = party.place.fresh_table()
+    await fill(party, table, {HOUR * 2: 7})
+    inbox = inbox_of(party, table)
 
-        def stop(rows: int) -> None:
-            raise KeyboardInterrupt
+    def stop(rows: int) -> None:
+        raise KeyboardInterrupt
 
-        with pytest.raises(KeyboardInterrupt):
-            await party.call(inbox.purge, batch=3, on_batch=stop)
-        assert left(party.place, table) == 4  # what it told of is committed
-        assert await party.call(inbox.purge, batch=3) == 4
+    with pytest.raises(KeyboardInterrupt):
+        await party.call(inbox.purge, batch=3, on_batch=stop)
+    assert left(party.place, table) == 4  # what it told of is committed
+    assert await party.call(inbox.purge, batch=3) == 4
 
 
 # What makes the delete of a purge wait. PostgreSQL's passes locked rows over.
@@ -241,21 +239,18 @@ async def test_a_lock_of_the_synchronous_dedup_lets_one_purge_at_a_time(of: Of) 
 
 
 @pytest.mark.parametrize("name", [*ON_SERVERS, "aiosqlite", "psycopg", "connection pymysql", "django sqlite"])
-async def test_stats_tell_rows_bytes_and_ages(of: Of, name: str) -> None:
-    async with of(name)() as party:
-        table = party.place.fresh_table()
-        party.place.create(table)
-        inbox = inbox_of(party, table)
-        empty = await party.call(inbox.stats)
-        assert (empty.rows, empty.oldest, empty.ages) == (0, None, ())
-        party.place.sql(f"DROP TABLE {table}")
-        await fill(party, table, {HOUR * 48.5: 4, HOUR * 0.5: 3})
-        found = await party.call(inbox.stats, stretch=HOUR)
-        assert (found.rows, found.ages) == (7, ((0.0, 3), (HOUR * 48, 4)))
-        assert found.size > 0
-        assert (
-            HOUR * 48.5 - 1 <= found.oldest < HOUR * 49
-        )  # PostgreSQL's rows have the time of the next second
+async def test_stats_tell_rows_bytes_and_ages(party: Party) -> None:
+    table = party.place.fresh_table()
+    party.place.create(table)
+    inbox = inbox_of(party, table)
+    empty = await party.call(inbox.stats)
+    assert (empty.rows, empty.oldest, empty.ages) == (0, None, ())
+    party.place.sql(f"DROP TABLE {table}")
+    await fill(party, table, {HOUR * 48.5: 4, HOUR * 0.5: 3})
+    found = await party.call(inbox.stats, stretch=HOUR)
+    assert (found.rows, found.ages) == (7, ((0.0, 3), (HOUR * 48, 4)))
+    assert found.size > 0
+    assert HOUR * 48.5 - 1 <= found.oldest < HOUR * 49  # PostgreSQL's rows have the time of the next second
 
 
 async def test_purge_and_stats_need_to_begin(of: Of) -> None:

@@ -9,70 +9,68 @@ import pytest
 
 from fastdedup import InProgressError, Outcome, UsageError
 
+from ..fixtures import async_fixture
 from ..waiting import cancel, wait_until
 from .conftest import Opener
-from .ways import WAYS, AsyncParty
+from .ways import WAYS, AsyncParty, Party
+
+party = async_fixture(lambda way: way())
 
 
-async def test_a_key_is_first_once(way: Opener, key: str) -> None:
-    async with way() as party:
-        inbox = party.inbox()
-        async with party.transaction():
-            assert (await party.receive(inbox, key)).first
-            await party.work(key)
-        async with party.transaction():
-            again = await party.receive(inbox, key)
-            assert (again.first, again.outcome, again.result) == (False, Outcome.SUCCEEDED, None)
-            assert again.replay() is None
-        assert party.place.sql(f"SELECT note FROM work WHERE note = '{key}'") == [(key,)]
-
-
-async def test_a_rolled_back_key_is_first_again(way: Opener, key: str) -> None:
-    async with way() as party:
-        inbox = party.inbox()
-        await party.start()
-        await party.receive(inbox, key)
+async def test_a_key_is_first_once(party: Party, key: str) -> None:
+    inbox = party.inbox()
+    async with party.transaction():
+        assert (await party.receive(inbox, key)).first
         await party.work(key)
-        await party.rollback()
-        assert party.place.sql(f"SELECT note FROM work WHERE note = '{key}'") == []
-        async with party.transaction():
-            assert (await party.receive(inbox, key)).first
+    async with party.transaction():
+        again = await party.receive(inbox, key)
+        assert (again.first, again.outcome, again.result) == (False, Outcome.SUCCEEDED, None)
+        assert again.replay() is None
+    assert party.place.sql(f"SELECT note FROM work WHERE note = '{key}'") == [(key,)]
 
 
-async def test_a_duplicate_replays_the_first_result(way: Opener, key: str) -> None:
-    async with way() as party:
-        inbox = party.inbox()
-        async with party.transaction():
-            receipt = await party.receive(inbox, key)
-            await party.call(receipt.complete, {"invoice": 7, "name": "Zoë?"})
-            assert receipt.result == {"invoice": 7, "name": "Zoë?"}
-        async with party.transaction():
-            assert (await party.receive(inbox, key)).replay() == {"invoice": 7, "name": "Zoë?"}
+async def test_a_rolled_back_key_is_first_again(party: Party, key: str) -> None:
+    inbox = party.inbox()
+    await party.start()
+    await party.receive(inbox, key)
+    await party.work(key)
+    await party.rollback()
+    assert party.place.sql(f"SELECT note FROM work WHERE note = '{key}'") == []
+    async with party.transaction():
+        assert (await party.receive(inbox, key)).first
 
 
-async def test_a_receipt_is_completed_once(way: Opener, key: str) -> None:
-    async with way() as party:
-        inbox = party.inbox()
-        async with party.transaction():
-            first = await party.receive(inbox, key)
-            second = await party.receive(inbox, key)
-            await party.call(first.complete, 1)
-            with pytest.raises(UsageError, match="is completed already"):
-                await party.call(first.complete, 2)
-            with pytest.raises(UsageError, match="is a duplicate"):
-                await party.call(second.complete, 3)
-        async with party.transaction():
-            assert (await party.receive(inbox, key)).result == 1
+async def test_a_duplicate_replays_the_first_result(party: Party, key: str) -> None:
+    inbox = party.inbox()
+    async with party.transaction():
+        receipt = await party.receive(inbox, key)
+        await party.call(receipt.complete, {"invoice": 7, "name": "Zoë?"})
+        assert receipt.result == {"invoice": 7, "name": "Zoë?"}
+    async with party.transaction():
+        assert (await party.receive(inbox, key)).replay() == {"invoice": 7, "name": "Zoë?"}
+
+
+async def test_a_receipt_is_completed_once(party: Party, key: str) -> None:
+    inbox = party.inbox()
+    async with party.transaction():
+        first = await party.receive(inbox, key)
+        second = await party.receive(inbox, key)
+        await party.call(first.complete, 1)
+        with pytest.raises(UsageError, match="is completed already"):
+            await party.call(first.complete, 2)
+        with pytest.raises(UsageError, match="is a duplicate"):
+            await party.call(second.complete, 3)
+    async with party.transaction():
+        assert (await party.receive(inbox, key)).result == 1
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-async def test_no_receipt_is_completed_after_its_transaction(way: Opener, key: str, end: str) -> None:
-    async with way() as party:
-        await party.start()
-        receipt = await party.receive(party.inbox(), key)
-        await getattr(party, end)()
-        with pytest.raises(UsageError, match="has ended"):
-            await party.call(receipt.complete, 1)
+async def test_no_receipt_is_completed_after_its_transaction(party: Party, key: str, end: str) -> None:
+    await party.start()
+    receipt = await party.receive(party.inbox(), key)
+    await getattr(party, end)()
+    with pytest.raises(UsageError, match="has ended"):
+        await party.call(receipt.complete, 1)
 
 
 ON_SERVERS = [
@@ -115,21 +113,20 @@ async def test_no_receipt_is_completed_in_the_next_transaction(of: Any, key: str
                 await party.call(receipt.complete, 1)
 
 
-async def test_many_keys_are_received_in_their_order(way: Opener, key: str) -> None:
-    async with way() as party:
-        inbox = party.inbox()
-        async with party.transaction():
-            known = await party.receive(inbox, f"{key} known")
-            await party.call(known.complete, "kept")
-        async with party.transaction():
-            keys = [f"{key} {name}" for name in ("b", "known", "a", "b")]
-            found = await party.call(inbox.receive_many, party.raw, keys)
-            assert [each.key for each in found] == keys
-            assert [each.first for each in found] == [True, False, True, False]
-            assert found[1].result == "kept"
-            await party.call(found[0].complete, "new")
-        async with party.transaction():
-            assert (await party.receive(inbox, keys[0])).result == "new"
+async def test_many_keys_are_received_in_their_order(party: Party, key: str) -> None:
+    inbox = party.inbox()
+    async with party.transaction():
+        known = await party.receive(inbox, f"{key} known")
+        await party.call(known.complete, "kept")
+    async with party.transaction():
+        keys = [f"{key} {name}" for name in ("b", "known", "a", "b")]
+        found = await party.call(inbox.receive_many, party.raw, keys)
+        assert [each.key for each in found] == keys
+        assert [each.first for each in found] == [True, False, True, False]
+        assert found[1].result == "kept"
+        await party.call(found[0].complete, "new")
+    async with party.transaction():
+        assert (await party.receive(inbox, keys[0])).result == "new"
 
 
 async def test_a_twin_waits_for_the_commit(way: Opener, key: str) -> None:

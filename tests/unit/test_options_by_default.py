@@ -20,6 +20,7 @@ from fastdedup.testing.probe import probe
 from fastdedup.web.request import everyone
 from fastdedup.web.rules import Rule
 
+from ..fixtures import fixture_of
 from ..programs import until
 
 Given = dict[str, Any]
@@ -47,6 +48,9 @@ CALLS: dict[str, Callable[..., AbstractAsyncContextManager[Any]]] = {
     "claim that waits": lambda dedup, **given: dedup.claim("key", wait=1.0, **given),
     "lock": lambda dedup, **given: dedup.lock("key", **given),
 }
+
+
+dedup = fixture_of(SyncDedup, "memory://")
 
 
 @pytest.mark.parametrize(("given", "renewals"), TRI, ids=str)
@@ -106,83 +110,78 @@ SYNC_CALLS: dict[str, Callable[..., AbstractContextManager[Any]]] = {
 
 @pytest.mark.parametrize(("given", "renewals"), TRI, ids=str)
 @pytest.mark.parametrize("name", SYNC_CALLS)
-def test_so_is_that_of_synchronous_code(name: str, given: Given, renewals: int) -> None:
-    with SyncDedup("memory://") as dedup:
-        claim = SYNC_CALLS[name](dedup, **given)
-        assert probe(dedup).renewals == bool(given.get("renew"))
-        with claim:
-            assert probe(dedup).renewals == renewals
+def test_so_is_that_of_synchronous_code(dedup: SyncDedup, name: str, given: Given, renewals: int) -> None:
+    claim = SYNC_CALLS[name](dedup, **given)
+    assert probe(dedup).renewals == bool(given.get("renew"))
+    with claim:
+        assert probe(dedup).renewals == renewals
+    assert probe(dedup).renewals == 0
+
+
+def test_a_claim_that_was_settled_before_its_block_is_not_renewed(dedup: SyncDedup) -> None:
+    """In a block that ends at once the background thread may start the renewal after the settling has begun."""
+    claim = dedup.claim("key")
+    claim.complete(1)
+    with claim:
         assert probe(dedup).renewals == 0
 
 
-def test_a_claim_that_was_settled_before_its_block_is_not_renewed() -> None:
-    """In a block that ends at once the background thread may start the renewal after the settling has begun."""
-    with SyncDedup("memory://") as dedup:
-        claim = dedup.claim("key")
-        claim.complete(1)
-        with claim:
-            assert probe(dedup).renewals == 0
+def test_a_block_that_begins_after_its_lease_has_ended_has_it_again_if_no_other_owner_took_the_key(
+    dedup: SyncDedup,
+) -> None:
+    claim = dedup.claim("key", lease=0.05)
+    life = claim.asynchronous.settlement
+    life.op.at -= 0.05
+    with claim:
+        until(lambda: life.renewed_until > 0, "it is renewed")
+    assert not claim.lost
+    assert dedup.claim("key").outcome is Outcome.SUCCEEDED
 
 
-def test_a_block_that_begins_after_its_lease_has_ended_has_it_again_if_no_other_owner_took_the_key() -> None:
-    with SyncDedup("memory://") as dedup:
-        claim = dedup.claim("key", lease=0.05)
-        life = claim.asynchronous.settlement
-        life.op.at -= 0.05
-        with claim:
-            until(lambda: life.renewed_until > 0, "it is renewed")
-        assert not claim.lost
-        assert dedup.claim("key").outcome is Outcome.SUCCEEDED
-
-
-def test_an_abandoned_block_is_not_renewed() -> None:
-    with SyncDedup("memory://") as dedup:
-        claim = dedup.claim("key", lease=0.09)
-        claim.__enter__()
-        assert probe(dedup).renewals == 1
-        del claim
-        until(lambda: dedup.claim("key").acquired, "its lease ends")
+def test_an_abandoned_block_is_not_renewed(dedup: SyncDedup) -> None:
+    claim = dedup.claim("key", lease=0.09)
+    claim.__enter__()
+    assert probe(dedup).renewals == 1
+    del claim
+    until(lambda: dedup.claim("key").acquired, "its lease ends")
 
 
 def test_a_block_that_an_interrupt_kept_from_beginning_is_not_renewed(
-    monkeypatch: pytest.MonkeyPatch,
+    dedup: SyncDedup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with SyncDedup("memory://") as dedup:
-        claim = dedup.claim("key")
-        tell = claim.background.tell
+    claim = dedup.claim("key")
+    tell = claim.background.tell
 
-        def interrupted(callback: Callable[[], object]) -> None:
-            monkeypatch.undo()
-            tell(callback)
-            raise KeyboardInterrupt
+    def interrupted(callback: Callable[[], object]) -> None:
+        monkeypatch.undo()
+        tell(callback)
+        raise KeyboardInterrupt
 
-        monkeypatch.setattr(claim.background, "tell", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            claim.__enter__()
-        assert probe(dedup).renewals == 0
-        claim.release()
+    monkeypatch.setattr(claim.background, "tell", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        claim.__enter__()
+    assert probe(dedup).renewals == 0
+    claim.release()
 
 
 def test_a_block_that_has_ended_before_the_thread_looked_is_not_renewed(
-    monkeypatch: pytest.MonkeyPatch,
+    dedup: SyncDedup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with SyncDedup("memory://") as dedup:
-        claim, later = dedup.claim("key"), list[Callable[[], object]]()
-        monkeypatch.setattr(claim.background, "tell", later.append)
-        monkeypatch.setattr(type(claim), "leave", lambda claim, error: None)  # it could not settle
-        with claim:
-            pass
-        monkeypatch.undo()
-        for callback in later:
-            claim.background.tell(callback)
-        assert probe(dedup).renewals == 0
+    claim, later = dedup.claim("key"), list[Callable[[], object]]()
+    monkeypatch.setattr(claim.background, "tell", later.append)
+    monkeypatch.setattr(type(claim), "leave", lambda claim, error: None)  # it could not settle
+    with claim:
+        pass
+    monkeypatch.undo()
+    for callback in later:
+        claim.background.tell(callback)
+    assert probe(dedup).renewals == 0
 
 
-def test_a_synchronous_lock_is_renewed_while_its_block_runs() -> None:
-    with SyncDedup("memory://") as dedup:
-        for given, renewals in LOCKS:
-            with dedup.lock("key", **given):
-                assert probe(dedup).renewals == renewals
+def test_a_synchronous_lock_is_renewed_while_its_block_runs(dedup: SyncDedup) -> None:
+    for given, renewals in LOCKS:
+        with dedup.lock("key", **given):
+            assert probe(dedup).renewals == renewals
 
 
 async def test_none_is_the_wait_of_the_api() -> None:
