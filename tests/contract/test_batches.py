@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import pytest
 
@@ -11,7 +10,6 @@ from fastdedup import Dedup, ForeignRecordError, Outcome, UsageError
 
 from ..servers import RedisServer
 from ..stores import Backend
-from ..waiting import acquired
 
 
 async def test_concurrent_claims_get_their_own_answers(dedup: Dedup) -> None:
@@ -91,25 +89,6 @@ async def test_claims_of_one_loop_reach_redis_in_few_calls(redis_url: str, redis
             claims = await asyncio.gather(*(dedup.claim("one key") for _ in range(1000)))
             assert sum(claim.acquired for claim in claims) == 1
             assert raw.info("commandstats")["cmdstat_set"]["calls"] == 1
-
-
-@pytest.mark.parametrize("named", [False, True])
-async def test_a_cancelled_caller_leaves_no_orphan(dedup: Dedup, named: bool) -> None:
-    """Whenever it was cancelled: queued, sent, or answered but not yet resumed."""
-    chance = random.Random(7)
-    for round_ in range(40):
-        keys = [f"key-{round_}-{n}" for n in range(20)]
-        tasks = [asyncio.create_task(dedup.claim(key, owner=f"me-{key}" if named else None)) for key in keys]
-        for _ in range(chance.randrange(6)):
-            await asyncio.sleep(0)
-        for task in tasks:
-            task.cancel()
-        answers = await asyncio.gather(*tasks, return_exceptions=True)
-        for key, answer in zip(keys, answers, strict=True):
-            if isinstance(answer, asyncio.CancelledError):
-                await acquired(dedup, key)
-            else:
-                assert answer.acquired
 
 
 async def test_aclose_answers_what_was_accepted(backend: Backend) -> None:

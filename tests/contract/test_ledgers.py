@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -141,25 +140,6 @@ async def test_to_look_remembers_nothing(dedup: Dedup, form: Form) -> None:
     assert await ledger.seen(one) is False
     assert await ledger.first(one) is True
     assert await ledger.seen(one) is True
-
-
-async def test_a_cancelled_call_remembers_nothing(dedup: Dedup, form: Form) -> None:
-    """Nobody was told that it was the first, so somebody else is."""
-    ledger = form.ledger(dedup)
-    await ledger.seen(form.id("ledger is founded"))
-    calls = [asyncio.ensure_future(ledger.first(form.id(f"id{n}"))) for n in range(20)]
-    calls.append(asyncio.ensure_future(ledger.first_many([form.id(f"more{n}") for n in range(20)])))
-    await asyncio.sleep(0)
-    for call in calls:
-        call.cancel()
-    told = await asyncio.gather(*calls, return_exceptions=True)
-    # Where the breaker is open, the policy answers before anybody can cancel.
-    answered = sum(20 if type(each) is list else 1 for each in told if not isinstance(each, BaseException))
-
-    async def are_gone() -> bool:
-        return (await ledger.stats()).ids == answered
-
-    await wait_until(are_gone, description="all are taken back")
 
 
 # Its form

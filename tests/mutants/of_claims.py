@@ -33,6 +33,12 @@ CLAIMS = {
             "release_and_claim",
         ),
         Mutant(
+            "A failure is not recorded if its caller is cancelled.",
+            "                if isinstance(op, SettleOp):\n                    self.settled = None",
+            "                if isinstance(op, SettleOp) and op.succeeded:\n                    self.settled = None",
+            "failed_anew",
+        ),
+        Mutant(
             "A completion is not tried again while the store is unavailable.",
             "if not isinstance(op, SettleOp) or error.unrecorded:",
             "if True:",
@@ -67,6 +73,14 @@ CLAIMS = {
             "            if not alone:  # its caller goes on by itself\n                self._note_unsure(how)\n",
             "            if not alone:  # its caller goes on by itself\n",
             "failed_anew",
+        ),
+    ],
+    "fastdedup/core/calls.py": [
+        Mutant(
+            "A claim is not given back if its caller is cancelled before the reply comes.",
+            "            gate.abandon(op)\n            raise",
+            "            raise",
+            "claim_and_complete",
         ),
     ],
     "fastdedup/core/executor.py": [
@@ -153,6 +167,12 @@ LEDGERS = {
             "            if not self._keeps:\n                self._take_back()",
             "            if not self._named and isinstance(error, DedupError):\n                self._take_back()",
             "first",
+        ),
+        Mutant(
+            "The ids of a list are not taken back if its call is cancelled.",
+            "            if not self._keeps:\n                self._take_back()",
+            "            if not self._keeps and len(self._sent) < 2:\n                self._take_back()",
+            "first_many",
         ),
         Mutant(
             "An id is not taken back if its call fails.",

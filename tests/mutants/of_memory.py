@@ -44,6 +44,16 @@ MEMORY = {
             "op.fingerprint",
         ),
         Mutant(
+            "A token that is consumed can be used again once its lease is over.",
+            'entry = Entry("S" if consume else "P", op.owner',
+            'entry = Entry("P", op.owner',
+        ),
+        Mutant(
+            "A token can be used after its time.",
+            "self._put(op.wire, entry, self._from + op.ttl_ms)",
+            "self._put(op.wire, entry, self._from + 2 * op.ttl_ms)",
+        ),
+        Mutant(
             "A token that is taken over is no token any more.",
             "            entry.token = former.token\n",
             "",

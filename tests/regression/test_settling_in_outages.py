@@ -46,14 +46,6 @@ async def recorded(dedup: Dedup, key: str) -> Claim:
     return await dedup.claim(key, wait=10.0)
 
 
-async def test_a_cancelled_failure_is_recorded(store: FakeStore) -> None:
-    async with gate(store) as dedup:
-        claim = await dedup.claim("order:42")
-        with store.outage("refused"):
-            await cancelled(lambda: claim.fail("declined"))
-        assert (await recorded(dedup, "order:42")).error == "declined"
-
-
 async def test_a_cancelled_caller_may_decide_anew(store: FakeStore) -> None:
     async with gate(store) as dedup:
         claim = await dedup.claim("order:42")
