@@ -23,6 +23,7 @@ from fastdedup.integrations.http import settling
 from fastdedup.model import State
 from fastdedup.web.inspection import get_request
 
+from ..fixtures import async_fixture
 from ..gated_inbox.shop import Place, broken, flush
 from ..gated_inbox.times import LEASE
 from ..integrations.desk import problem
@@ -53,6 +54,9 @@ async def at_work(bank: Bank, key: str) -> tuple[asyncio.Event, asyncio.Task[Any
     task = asyncio.create_task(bank.pay(key, key))
     await is_there.wait()
     return go_on, task
+
+
+bank = async_fixture(lambda mortal_postgres, mortal_redis: open_postgres(mortal_postgres, mortal_redis))
 
 
 # Before COMMIT: rolled back, and the retry is a first run
@@ -94,56 +98,53 @@ async def test_a_lease_lost_at_the_handlers_end_rolls_back(
 
 
 async def test_a_commit_that_never_arrived_is_done_by_the_retry(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    mortal_postgres: Place, bank: Bank, key: str
 ) -> None:
-    async with open_postgres(mortal_postgres, mortal_redis) as bank:
-        mortal_postgres.proxy.cut()
-        problem(await bank.pay(key, key), "commit-unknown", 503)
-        assert mortal_postgres.effects(key) == 0
-        assert (await bank.pay(key, key)).json() == {"paid": 1, "run": 2}
-        assert mortal_postgres.effects(key) == 1
+    mortal_postgres.proxy.cut()
+    problem(await bank.pay(key, key), "commit-unknown", 503)
+    assert mortal_postgres.effects(key) == 0
+    assert (await bank.pay(key, key)).json() == {"paid": 1, "run": 2}
+    assert mortal_postgres.effects(key) == 1
 
 
 @pytest.mark.parametrize("how", ["before", "after"])
 async def test_a_database_killed_at_commit_is_asked_by_the_retry(
-    how: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    how: str, mortal_postgres: Place, bank: Bank, key: str
 ) -> None:
     server, proxy = mortal_postgres.server, mortal_postgres.proxy
-    async with open_postgres(mortal_postgres, mortal_redis) as bank:
-        (proxy.cut if how == "before" else proxy.lose)(server.kill)
-        try:
-            problem(await bank.pay(key, key), "commit-unknown", 503)
-            problem(await bank.pay(key, key), "database-unavailable", 503)
-        finally:
-            server.start()
-        assert (await bank.pay(key, key)).status_code == 201
-        assert (bank.runs, mortal_postgres.effects(key)) == (2 if how == "before" else 1, 1)
+    (proxy.cut if how == "before" else proxy.lose)(server.kill)
+    try:
+        problem(await bank.pay(key, key), "commit-unknown", 503)
+        problem(await bank.pay(key, key), "database-unavailable", 503)
+    finally:
+        server.start()
+    assert (await bank.pay(key, key)).status_code == 201
+    assert (bank.runs, mortal_postgres.effects(key)) == (2 if how == "before" else 1, 1)
 
 
 async def test_a_client_that_leaves_at_commit_leaves_no_half(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    mortal_postgres: Place, bank: Bank, key: str, wait_until: Waiter
 ) -> None:
     """The request is cancelled while its COMMIT runs: that goes on, and the retry gets the row's response."""
-    async with open_postgres(mortal_postgres, mortal_redis) as bank:
-        at_commit = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        gone = threading.Event()
+    at_commit = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    gone = threading.Event()
 
-        def leave() -> None:
-            loop.call_soon_threadsafe(at_commit.set)
-            gone.wait(5.0)
+    def leave() -> None:
+        loop.call_soon_threadsafe(at_commit.set)
+        gone.wait(5.0)
 
-        mortal_postgres.proxy.hold(leave)
-        task = asyncio.create_task(bank.pay(key, key))
-        await at_commit.wait()
-        task.cancel()
-        await asyncio.sleep(0)
-        gone.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        again = await pay_until_done(bank, key, wait_until)
-        assert (again.status_code, again.json()) == (201, {"paid": 1, "run": 1})
-        assert (bank.runs, mortal_postgres.effects(key)) == (1, 1)
+    mortal_postgres.proxy.hold(leave)
+    task = asyncio.create_task(bank.pay(key, key))
+    await at_commit.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    gone.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    again = await pay_until_done(bank, key, wait_until)
+    assert (again.status_code, again.json()) == (201, {"paid": 1, "run": 1})
+    assert (bank.runs, mortal_postgres.effects(key)) == (1, 1)
 
 
 # Redis is down, forgets, fails over: the row decides
@@ -189,25 +190,24 @@ async def test_without_redis_duplicates_wait_at_the_row(
 
 
 async def test_redis_dies_under_the_work(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str, monkeypatch: pytest.MonkeyPatch
+    bank: Bank, mortal_postgres: Place, mortal_redis: RedisServer, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gate cannot learn of the response; the retry gets it from the row."""
     monkeypatch.setattr(settling, "HOLD", 0.1)
-    async with open_postgres(mortal_postgres, mortal_redis) as bank:
 
-        async def kill_redis(request: Committed[Any]) -> None:
-            mortal_redis.kill()
+    async def kill_redis(request: Committed[Any]) -> None:
+        mortal_redis.kill()
 
-        bank.act = kill_redis
-        try:
-            first = await bank.pay(key, key)
-        finally:
-            mortal_redis.start()
-        assert (first.status_code, first.json()) == (201, {"paid": 1, "run": 1})
-        assert "idempotency-stored" not in first.headers  # it is stored, in the row
-        again = await bank.pay(key, key)
-        assert (again.status_code, again.content) == (201, first.content)
-        assert (bank.runs, mortal_postgres.effects(key)) == (1, 1)
+    bank.act = kill_redis
+    try:
+        first = await bank.pay(key, key)
+    finally:
+        mortal_redis.start()
+    assert (first.status_code, first.json()) == (201, {"paid": 1, "run": 1})
+    assert "idempotency-stored" not in first.headers  # it is stored, in the row
+    again = await bank.pay(key, key)
+    assert (again.status_code, again.content) == (201, first.content)
+    assert (bank.runs, mortal_postgres.effects(key)) == (1, 1)
 
 
 async def test_a_lease_that_ends_in_an_outage_does_not_stop_the_work(
@@ -257,56 +257,53 @@ async def test_a_gate_that_answers_alone_is_no_bypass(
 
 
 async def test_a_record_that_cannot_be_read_is_a_bypass(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    bank: Bank, mortal_redis: RedisServer, key: str
 ) -> None:
-    async with open_postgres(mortal_postgres, mortal_redis) as bank:
-        first = await bank.pay(key, key)
-        with mortal_redis.client() as client:
-            names = client.keys(f"{bank.gate.settings.namespace}:http*")
-            assert names
-            for name in names:
-                client.set(name, b"foreign", px=60_000)
-        assert (await bank.pay(key, key)).content == first.content
-        assert len(bank.bypasses) == 1
+    first = await bank.pay(key, key)
+    with mortal_redis.client() as client:
+        names = client.keys(f"{bank.gate.settings.namespace}:http*")
+        assert names
+        for name in names:
+            client.set(name, b"foreign", px=60_000)
+    assert (await bank.pay(key, key)).content == first.content
+    assert len(bank.bypasses) == 1
 
 
 # The database is down
 
 
 async def test_a_database_that_dies_under_the_work_is_503(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    mortal_postgres: Place, bank: Bank, key: str
 ) -> None:
     server = mortal_postgres.server
-    async with open_postgres(mortal_postgres, mortal_redis) as bank:
 
-        async def act(request: Committed[Any]) -> None:
-            if bank.runs == 1:
-                server.kill()
-                await request.session.execute(text("SELECT 1"))
+    async def act(request: Committed[Any]) -> None:
+        if bank.runs == 1:
+            server.kill()
+            await request.session.execute(text("SELECT 1"))
 
-        bank.act = act
-        try:
-            answer = await bank.pay(key, key)
-            problem(answer, "database-unavailable", 503)
-            assert answer.headers["retry-after"] == "1"
-            assert await state(bank, key) is State.RELEASED
-        finally:
-            server.start()
-        assert (await bank.pay(key, key)).status_code == 201
-        assert mortal_postgres.effects(key) == 1
+    bank.act = act
+    try:
+        answer = await bank.pay(key, key)
+        problem(answer, "database-unavailable", 503)
+        assert answer.headers["retry-after"] == "1"
+        assert await state(bank, key) is State.RELEASED
+    finally:
+        server.start()
+    assert (await bank.pay(key, key)).status_code == 201
+    assert mortal_postgres.effects(key) == 1
 
 
 async def test_a_transaction_that_the_database_ends_is_503(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    mortal_postgres: Place, bank: Bank, key: str
 ) -> None:
     """A serialization failure or a deadlock: the retry is a first run."""
-    async with open_postgres(mortal_postgres, mortal_redis) as bank:
 
-        async def act(request: Committed[Any]) -> None:
-            if bank.runs == 1:
-                await request.session.execute(text("DO $$BEGIN RAISE SQLSTATE '40001'; END$$"))
+    async def act(request: Committed[Any]) -> None:
+        if bank.runs == 1:
+            await request.session.execute(text("DO $$BEGIN RAISE SQLSTATE '40001'; END$$"))
 
-        bank.act = act
-        problem(await bank.pay(key, key), "database-unavailable", 503)
-        assert (await bank.pay(key, key)).json() == {"paid": 1, "run": 2}
-        assert mortal_postgres.effects(key) == 1
+    bank.act = act
+    problem(await bank.pay(key, key), "database-unavailable", 503)
+    assert (await bank.pay(key, key)).json() == {"paid": 1, "run": 2}
+    assert mortal_postgres.effects(key) == 1

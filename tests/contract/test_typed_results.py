@@ -22,6 +22,7 @@ from fastdedup.codec import UNSTORABLE
 from fastdedup.results.values import same
 from fastdedup.sync import Dedup as SyncDedup
 
+from ..fixtures import async_fixture
 from ..kinds import IDS, KINDS, ORDER, Colour, Order, Page, Rushed, returning
 from ..stores import Backend
 
@@ -33,6 +34,9 @@ OF_A_KIND = pytest.mark.parametrize(("declared", "value"), KINDS, ids=IDS)
 
 def key_of(key: str) -> str:
     return key
+
+
+dedup = async_fixture(lambda: Dedup("memory://"))
 
 
 # What comes back
@@ -64,12 +68,11 @@ def test_a_duplicate_of_synchronous_code_gets_them(redis_url: str) -> None:
 
 
 @OF_A_KIND
-async def test_a_claim_takes_it_and_gives_it_back(declared: Any, value: Any) -> None:
-    async with Dedup("memory://") as dedup:
-        await (await dedup.claim("k")).complete(value)
-        again = await dedup.claim("k")
-        if declared is not None:
-            assert same(again.replay(declared), value)
+async def test_a_claim_takes_it_and_gives_it_back(dedup: Dedup, declared: Any, value: Any) -> None:
+    await (await dedup.claim("k")).complete(value)
+    again = await dedup.claim("k")
+    if declared is not None:
+        assert same(again.replay(declared), value)
 
 
 def test_values_are_the_same_only_with_their_types() -> None:
@@ -88,15 +91,16 @@ def test_values_are_the_same_only_with_their_types() -> None:
     assert not any(same(one, other) or same(other, one) for one, other in pairs)
 
 
-async def test_a_duplicate_that_waits_gets_the_type(dedup: Dedup) -> None:
-    first = await dedup.claim("k")
+async def test_a_duplicate_that_waits_gets_the_type(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        first = await dedup.claim("k")
 
-    @dedup.once(key=key_of, wait=5.0)
-    async def work(key: str) -> Order:
-        raise AssertionError
+        @dedup.once(key=key_of, wait=5.0)
+        async def work(key: str) -> Order:
+            raise AssertionError
 
-    await first.complete(ORDER)
-    assert same(await work("k"), ORDER)
+        await first.complete(ORDER)
+        assert same(await work("k"), ORDER)
 
 
 # Where the type is found
@@ -144,11 +148,10 @@ async def test_a_type_that_is_defined_in_a_function_is_found() -> None:
     assert same(*await twice(work, "1"))
 
 
-async def test_a_type_that_is_defined_further_down_is_found_at_the_first_call() -> None:
-    async with Dedup("memory://") as dedup:
-        work = dedup.once(key=key_of)(EARLY)
-        assert same(await work("k"), Further(Decimal(7)))
-        assert same(await work("k"), Further(Decimal(7)))
+async def test_a_type_that_is_defined_further_down_is_found_at_the_first_call(dedup: Dedup) -> None:
+    work = dedup.once(key=key_of)(EARLY)
+    assert same(await work("k"), Further(Decimal(7)))
+    assert same(await work("k"), Further(Decimal(7)))
 
 
 async def test_the_types_of_arguments_need_not_be_known() -> None:
@@ -165,23 +168,22 @@ async def test_a_name_that_only_a_checker_knows_counts_as_no_type() -> None:
     assert await twice(work, "1") == [[1], [1]]
 
 
-async def test_a_type_found_at_the_first_call_is_refused_before_the_work() -> None:
+async def test_a_type_found_at_the_first_call_is_refused_before_the_work(dedup: Dedup) -> None:
     ran = []
 
     async def work(key: str) -> Any:
         ran.append(key)
 
     work.__annotations__["return"] = "LaterRefused"
-    async with Dedup("memory://") as dedup:
-        early = dedup.once(key=key_of)(work)
-        globals()["LaterRefused"] = Iterator[int]
-        try:
-            with pytest.raises(ConfigError, match="cannot come back"):
-                await early("k")
-        finally:
-            del globals()["LaterRefused"]
-        assert not ran
-        assert (await dedup.claim("k")).acquired
+    early = dedup.once(key=key_of)(work)
+    globals()["LaterRefused"] = Iterator[int]
+    try:
+        with pytest.raises(ConfigError, match="cannot come back"):
+            await early("k")
+    finally:
+        del globals()["LaterRefused"]
+    assert not ran
+    assert (await dedup.claim("k")).acquired
 
 
 class Calling:
@@ -254,15 +256,16 @@ def test_without_pydantic_the_error_names_the_extra(monkeypatch: pytest.MonkeyPa
     decorated(returning(dict[str, int | None], None))
 
 
-async def test_without_pydantic_a_claim_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Dedup("memory://") as dedup:
-        claim = await dedup.claim("k")
-        for name in ("pydantic", "pydantic_core"):
-            monkeypatch.setitem(__import__("sys").modules, name, None)
-        with pytest.raises(ResultError, match=r"pip install 'fastdedup\[types\]'"):
-            await claim.complete({1, 2})
-        await claim.complete({"a": 1})
-        assert (await dedup.claim("k")).replay(dict) == {"a": 1}
+async def test_without_pydantic_a_claim_names_the_extra(
+    dedup: Dedup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = await dedup.claim("k")
+    for name in ("pydantic", "pydantic_core"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
+    with pytest.raises(ResultError, match=r"pip install 'fastdedup\[types\]'"):
+        await claim.complete({1, 2})
+    await claim.complete({"a": 1})
+    assert (await dedup.claim("k")).replay(dict) == {"a": 1}
 
 
 # What is told at the first call
@@ -355,24 +358,22 @@ async def test_a_result_that_duplicates_cannot_get_is_told(
             assert ran == ["k"]
 
 
-async def test_where_warnings_are_errors_the_error_has_the_result() -> None:
-    async with Dedup("memory://") as dedup:
-        work = dedup.once(key=key_of)(returning(Any, (1, 2)))
-        with pytest.raises(ResultError) as told:
-            await work("k")
-        assert isinstance(told.value, ResultWarning)
-        assert told.value.result == (1, 2)
-        assert (await dedup.claim("k")).outcome is Outcome.FAILED
+async def test_where_warnings_are_errors_the_error_has_the_result(dedup: Dedup) -> None:
+    work = dedup.once(key=key_of)(returning(Any, (1, 2)))
+    with pytest.raises(ResultError) as told:
+        await work("k")
+    assert isinstance(told.value, ResultWarning)
+    assert told.value.result == (1, 2)
+    assert (await dedup.claim("k")).outcome is Outcome.FAILED
 
 
-async def test_by_default_it_is_told_once() -> None:
-    async with Dedup("memory://") as dedup:
-        work = dedup.once(key=key_of)(returning(Any, (1, 2)))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("default")
-            for key in "abc":
-                assert await work(key) == (1, 2)
-        assert len(caught) == 1
+async def test_by_default_it_is_told_once(dedup: Dedup) -> None:
+    work = dedup.once(key=key_of)(returning(Any, (1, 2)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for key in "abc":
+            assert await work(key) == (1, 2)
+    assert len(caught) == 1
 
 
 class Sealed(BaseModel):
@@ -411,15 +412,14 @@ def with_own() -> Ordinary:
     ],
     ids=str,
 )
-async def test_a_model_comes_back_by_its_own_settings(value: Any, comes_back: bool) -> None:
-    async with Dedup("memory://") as dedup:
-        work = dedup.once(key=key_of)(returning(type(value), value))
-        if comes_back:
-            assert await work("k") is value
-            assert same(await work("k"), value)
-        else:
-            with pytest.raises(ResultWarning):
-                await work("k")
+async def test_a_model_comes_back_by_its_own_settings(dedup: Dedup, value: Any, comes_back: bool) -> None:
+    work = dedup.once(key=key_of)(returning(type(value), value))
+    if comes_back:
+        assert await work("k") is value
+        assert same(await work("k"), value)
+    else:
+        with pytest.raises(ResultWarning):
+            await work("k")
 
 
 async def test_a_small_limit_holds_the_short_form() -> None:
@@ -465,64 +465,61 @@ OLD: list[tuple[Any, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("declared", "stored", "expected"), OLD, ids=lambda each: str(each)[:40])
-async def test_a_record_of_version_0_1_0_is_read(declared: Any, stored: Any, expected: Any) -> None:
+async def test_a_record_of_version_0_1_0_is_read(
+    dedup: Dedup, declared: Any, stored: Any, expected: Any
+) -> None:
     """It holds the JSON of any type; what is not of the declared type comes back like there."""
-    async with Dedup("memory://") as dedup:
-        await (await dedup.claim("k")).complete(stored)
-        found = await dedup.once(key=key_of)(returning(declared, None))("k")
-        assert found == (expected or Order(UUID(int=7), datetime(2026, 1, 2), []))
+    await (await dedup.claim("k")).complete(stored)
+    found = await dedup.once(key=key_of)(returning(declared, None))("k")
+    assert found == (expected or Order(UUID(int=7), datetime(2026, 1, 2), []))
 
 
-async def test_a_record_of_a_type_that_has_changed_is_an_error() -> None:
-    async with Dedup("memory://") as dedup:
-        await dedup.once(key=key_of)(returning(Page[int], Page[int](items=[1])))("k")
-        with pytest.raises(ResultError, match="another version of this type") as told:
-            await dedup.once(key=lambda key: f"{key}")(returning(Order, None))("k")
-        assert "items" not in str(told.value)
+async def test_a_record_of_a_type_that_has_changed_is_an_error(dedup: Dedup) -> None:
+    await dedup.once(key=key_of)(returning(Page[int], Page[int](items=[1])))("k")
+    with pytest.raises(ResultError, match="another version of this type") as told:
+        await dedup.once(key=lambda key: f"{key}")(returning(Order, None))("k")
+    assert "items" not in str(told.value)
 
 
-async def test_replay_refuses_what_is_not_of_the_type() -> None:
-    async with Dedup("memory://") as dedup:
-        await (await dedup.claim("k")).complete({"a": 1})
-        await (await dedup.claim("none")).complete()
-        again, nothing = await dedup.claim("k"), await dedup.claim("none")
-        assert again.replay(dict[str, int]) == again.replay(Any) == again.replay() == {"a": 1}
-        for declared in (str, list, Order, int | str):
-            with pytest.raises(ResultError):
-                again.replay(declared)
-        with pytest.raises(ResultError, match="completed with no result, not with an Order"):
-            nothing.replay(Order)
-        assert nothing.replay(Order | None) is nothing.replay(None) is None
-        with pytest.raises(ConfigError, match="cannot come back"):
-            again.replay(Plain)
-        with pytest.raises(ConfigError, match="not known"):
-            again.replay(list["Nowhere"])  # type: ignore[name-defined]  # noqa: F821
+async def test_replay_refuses_what_is_not_of_the_type(dedup: Dedup) -> None:
+    await (await dedup.claim("k")).complete({"a": 1})
+    await (await dedup.claim("none")).complete()
+    again, nothing = await dedup.claim("k"), await dedup.claim("none")
+    assert again.replay(dict[str, int]) == again.replay(Any) == again.replay() == {"a": 1}
+    for declared in (str, list, Order, int | str):
+        with pytest.raises(ResultError):
+            again.replay(declared)
+    with pytest.raises(ResultError, match="completed with no result, not with an Order"):
+        nothing.replay(Order)
+    assert nothing.replay(Order | None) is nothing.replay(None) is None
+    with pytest.raises(ConfigError, match="cannot come back"):
+        again.replay(Plain)
+    with pytest.raises(ConfigError, match="not known"):
+        again.replay(list["Nowhere"])  # type: ignore[name-defined]  # noqa: F821
 
 
-async def test_a_resolver_gives_typed_results() -> None:
+async def test_a_resolver_gives_typed_results(dedup: Dedup) -> None:
     async def check(takeover: Any) -> Resolution:
         return Resolution.done(Decimal("1.10"))
 
-    async with Dedup("memory://") as dedup:
-        claim = await dedup.claim("k")
-        await claim.release()
-        for _ in range(2):
+    claim = await dedup.claim("k")
+    await claim.release()
+    for _ in range(2):
 
-            @dedup.once(key=key_of, resolve=check)
-            async def work(key: str) -> Decimal:
-                raise AssertionError
+        @dedup.once(key=key_of, resolve=check)
+        async def work(key: str) -> Decimal:
+            raise AssertionError
 
-            assert same(await work("k"), Decimal("1.10"))
+        assert same(await work("k"), Decimal("1.10"))
 
 
-async def test_a_claim_shows_plain_json_without_a_type() -> None:
-    async with Dedup("memory://") as dedup:
-        claim: Claim = await dedup.claim("k")
-        await claim.complete({"when": datetime(2026, 1, 1), "price": Decimal("1.0"), "big": 2**70})
-        record = await dedup.get("k")
-        assert record is not None
-        assert record.result == (await dedup.claim("k")).result
-        assert record.result == {"when": "2026-01-01T00:00:00", "price": "1.0", "big": 2**70}
+async def test_a_claim_shows_plain_json_without_a_type(dedup: Dedup) -> None:
+    claim: Claim = await dedup.claim("k")
+    await claim.complete({"when": datetime(2026, 1, 1), "price": Decimal("1.0"), "big": 2**70})
+    record = await dedup.get("k")
+    assert record is not None
+    assert record.result == (await dedup.claim("k")).result
+    assert record.result == {"when": "2026-01-01T00:00:00", "price": "1.0", "big": 2**70}
 
 
 async def EARLY(key: str) -> Further:  # noqa: N802

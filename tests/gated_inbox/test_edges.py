@@ -20,8 +20,9 @@ from fastdedup.sql import Inbox, RetryTransaction
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
 
+from ..fixtures import async_fixture
 from ..servers import RedisServer
-from .shop import WAYS, Place, answer, flush, open_shop, scripts
+from .shop import WAYS, Place, Shop, answer, flush, open_shop, scripts
 from .sync_shop import SYNC_WAYS, open_either, open_sync_shop
 from .times import WEEK
 
@@ -37,6 +38,9 @@ class Note(Base):
 
     __tablename__ = "work"
     note: Mapped[Any] = mapped_column(JSON, primary_key=True)
+
+
+shop = async_fixture(lambda mortal_postgres, mortal_redis: open_shop(mortal_postgres, mortal_redis))
 
 
 @pytest.mark.parametrize("way", [*WAYS, *SYNC_WAYS])
@@ -90,29 +94,26 @@ async def test_a_synchronous_begin_that_does_not_commit_is_told(
         assert mortal_mariadb.effects(key) == 0
 
 
-async def test_what_was_committed_stands_where_the_look_fails(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
-) -> None:
-    async with open_shop(mortal_postgres, mortal_redis) as shop:
-        begins = 0
-        begin = shop.begin
+async def test_what_was_committed_stands_where_the_look_fails(shop: Shop, key: str) -> None:
+    begins = 0
+    begin = shop.begin
 
-        @asynccontextmanager
-        async def once_only() -> AsyncIterator[Any]:
-            nonlocal begins
-            begins += 1
-            if begins == 2:
-                raise ConnectionError("no connection for a look")
-            async with begin() as transaction:
-                yield transaction
+    @asynccontextmanager
+    async def once_only() -> AsyncIterator[Any]:
+        nonlocal begins
+        begins += 1
+        if begins == 2:
+            raise ConnectionError("no connection for a look")
+        async with begin() as transaction:
+            yield transaction
 
-        once = shop.inbox.once(key=lambda transaction, key: key, begin=once_only, gate=shop.gate)
-        handle = once(shop.work)
-        assert [await handle(key), await handle(key)] == [None, None]
-        assert (begins, shop.place.effects(key)) == (2, 1)
-        await handle(f"{key}, another")
-        await handle(f"{key}, the third")
-        assert begins == 5  # it looks again at the next first message, and once it has seen the row no more
+    once = shop.inbox.once(key=lambda transaction, key: key, begin=once_only, gate=shop.gate)
+    handle = once(shop.work)
+    assert [await handle(key), await handle(key)] == [None, None]
+    assert (begins, shop.place.effects(key)) == (2, 1)
+    await handle(f"{key}, another")
+    await handle(f"{key}, the third")
+    assert begins == 5  # it looks again at the next first message, and once it has seen the row no more
 
 
 # What the gate cannot keep, or read
@@ -163,33 +164,27 @@ async def test_a_foreign_value_at_the_gate_holds_no_message_up(
         assert "did not write" in (await shop.bypasses())[0].reason
 
 
-async def test_a_failure_at_the_gate_is_raised(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
-) -> None:
+async def test_a_failure_at_the_gate_is_raised(shop: Shop, key: str) -> None:
     """`once` records none; somebody who fails a message by hand stops its redelivery so."""
-    async with open_shop(mortal_postgres, mortal_redis) as shop:
-        await (await shop.gate.claim(shop.gate_key(key))).fail("by hand")
-        with pytest.raises(FailedError, match="by hand"):
-            await shop.handle(key)
-        assert shop.runs == 0
+    await (await shop.gate.claim(shop.gate_key(key))).fail("by hand")
+    with pytest.raises(FailedError, match="by hand"):
+        await shop.handle(key)
+    assert shop.runs == 0
 
 
 # Which gate, which inbox
 
 
-async def test_two_inboxes_at_one_gate_each_do_their_work(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
-) -> None:
+async def test_two_inboxes_at_one_gate_each_do_their_work(shop: Shop, key: str) -> None:
     """Of two names, and of one name in two tables."""
-    async with open_shop(mortal_postgres, mortal_redis) as shop:
-        shop.place.sql("CREATE TABLE IF NOT EXISTS other_inbox (LIKE fastdedup_inbox INCLUDING ALL)")
-        inboxes = shop.inbox, Inbox("mail", keep=WEEK), Inbox("shop", keep=WEEK, table="other_inbox")
-        for inbox in inboxes:
-            once = inbox.once(key=lambda transaction, key: key, begin=shop.begin, gate=shop.gate)
-            handle = once(shop.work)
-            await handle(key)
-            await handle(key)
-        assert shop.runs == shop.place.effects(key) == 3
+    shop.place.sql("CREATE TABLE IF NOT EXISTS other_inbox (LIKE fastdedup_inbox INCLUDING ALL)")
+    inboxes = shop.inbox, Inbox("mail", keep=WEEK), Inbox("shop", keep=WEEK, table="other_inbox")
+    for inbox in inboxes:
+        once = inbox.once(key=lambda transaction, key: key, begin=shop.begin, gate=shop.gate)
+        handle = once(shop.work)
+        await handle(key)
+        await handle(key)
+    assert shop.runs == shop.place.effects(key) == 3
 
 
 async def test_what_a_session_cannot_send_is_an_error_of_the_work(
@@ -230,49 +225,37 @@ def test_what_a_blocking_session_cannot_send_is_an_error_of_the_work(
     engine.dispose()
 
 
-async def test_a_result_too_large_frees_the_gate(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
-) -> None:
-    async with open_shop(mortal_postgres, mortal_redis) as shop:
-        shop.act = answer("x" * 300_000)
-        with pytest.raises(ResultTooLargeError):
-            await shop.handle(key)
-        assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
-        assert shop.place.effects(key) == 0
+async def test_a_result_too_large_frees_the_gate(shop: Shop, key: str) -> None:
+    shop.act = answer("x" * 300_000)
+    with pytest.raises(ResultTooLargeError):
+        await shop.handle(key)
+    assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
+    assert shop.place.effects(key) == 0
 
 
-async def test_a_key_of_another_type_reaches_no_gate(
-    mortal_postgres: Place, mortal_redis: RedisServer
-) -> None:
-    async with open_shop(mortal_postgres, mortal_redis) as shop:
-        before = scripts(mortal_redis)
-        with pytest.raises(InvalidKeyError, match="a key must be text"):
-            await shop.handle(7)
-        assert (shop.runs, scripts(mortal_redis)) == (0, before)
+async def test_a_key_of_another_type_reaches_no_gate(shop: Shop, mortal_redis: RedisServer) -> None:
+    before = scripts(mortal_redis)
+    with pytest.raises(InvalidKeyError, match="a key must be text"):
+        await shop.handle(7)
+    assert (shop.runs, scripts(mortal_redis)) == (0, before)
 
 
-async def test_the_longest_key_passes_the_gate(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
-) -> None:
-    async with open_shop(mortal_postgres, mortal_redis) as shop:
-        longest = key.ljust(1024, "x")
-        with pytest.raises(asyncpg.StringDataRightTruncationError):  # of the effect's own column
-            await shop.handle(longest)
-        assert (await shop.record(longest)).state is State.RELEASED  # type: ignore[union-attr]
+async def test_the_longest_key_passes_the_gate(shop: Shop, key: str) -> None:
+    longest = key.ljust(1024, "x")
+    with pytest.raises(asyncpg.StringDataRightTruncationError):  # of the effect's own column
+        await shop.handle(longest)
+    assert (await shop.record(longest)).state is State.RELEASED  # type: ignore[union-attr]
 
 
-async def test_a_scoped_gate_serves_an_inbox(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
-) -> None:
-    async with open_shop(mortal_postgres, mortal_redis) as shop:
-        scoped = shop.gate.scoped("orders", lease=5.0)
-        handle = shop.inbox.once(key=lambda transaction, key: key, begin=shop.begin, gate=scoped)(shop.work)
-        await handle(key)
-        flush(mortal_redis)
-        await handle(key)
-        assert shop.runs == 1
-        assert (await scoped.get(shop.gate_key(key))).state is State.SUCCEEDED  # type: ignore[union-attr]
-        assert await shop.record(key) is None
+async def test_a_scoped_gate_serves_an_inbox(shop: Shop, mortal_redis: RedisServer, key: str) -> None:
+    scoped = shop.gate.scoped("orders", lease=5.0)
+    handle = shop.inbox.once(key=lambda transaction, key: key, begin=shop.begin, gate=scoped)(shop.work)
+    await handle(key)
+    flush(mortal_redis)
+    await handle(key)
+    assert shop.runs == 1
+    assert (await scoped.get(shop.gate_key(key))).state is State.SUCCEEDED  # type: ignore[union-attr]
+    assert await shop.record(key) is None
 
 
 async def test_a_gate_that_is_not_open_is_told(

@@ -22,6 +22,7 @@ from fastdedup.sql import Inbox
 from fastdedup.sync import Dedup as SyncDedup
 
 from ..committing.bank import tables
+from ..fixtures import async_fixture
 from ..servers import RedisServer
 from ..waiting import cancel, wait_until
 from .test_pages import names_of
@@ -47,30 +48,30 @@ ACKED = (Action.ACK, Reason.FIRST, 0.0)
 DUPLICATE = (Action.ACK, Reason.DUPLICATE, 0.0)
 
 
-async def test_the_second_delivery_is_acknowledged_without_work() -> None:
+dedup = async_fixture(lambda: Dedup("memory://", namespace="m"))
+
+
+async def test_the_second_delivery_is_acknowledged_without_work(dedup: Dedup) -> None:
     """So does the delivery that follows a poller that died before it deleted the message."""
-    async with Dedup("memory://", namespace="m") as dedup:
-        orders = Dispatcher("orders", dedup, key=key)
-        assert seen(await orders.dispatch("a", ends)) == ACKED
-        assert seen(await orders.dispatch("a", fails)) == DUPLICATE
-        assert (orders.counts.first, orders.counts.duplicate) == (1, 1)
+    orders = Dispatcher("orders", dedup, key=key)
+    assert seen(await orders.dispatch("a", ends)) == ACKED
+    assert seen(await orders.dispatch("a", fails)) == DUPLICATE
+    assert (orders.counts.first, orders.counts.duplicate) == (1, 1)
 
 
-async def test_poison_is_retried_and_then_a_dead_letter_at_each_delivery() -> None:
+async def test_poison_is_retried_and_then_a_dead_letter_at_each_delivery(dedup: Dedup) -> None:
     """A poller that dies before it has laid the message down is told again."""
-    async with Dedup("memory://", namespace="m") as dedup:
-        orders = Dispatcher("orders", dedup, key=key, attempts=2, retry_delay=0.01)
-        assert seen(await orders.dispatch("a", fails)) == (Action.RETRY, Reason.FAILED, 0.01)
-        found = [await orders.dispatch("a", fails) for _ in range(2)]
-        assert [each.action for each in found] == [Action.DEAD_LETTER, Action.DEAD_LETTER]
-        assert [each.reason for each in found] == [Reason.FAILED, Reason.DUPLICATE]
-        assert seen(await orders.dispatch("a", ends, again=True)) == ACKED
+    orders = Dispatcher("orders", dedup, key=key, attempts=2, retry_delay=0.01)
+    assert seen(await orders.dispatch("a", fails)) == (Action.RETRY, Reason.FAILED, 0.01)
+    found = [await orders.dispatch("a", fails) for _ in range(2)]
+    assert [each.action for each in found] == [Action.DEAD_LETTER, Action.DEAD_LETTER]
+    assert [each.reason for each in found] == [Reason.FAILED, Reason.DUPLICATE]
+    assert seen(await orders.dispatch("a", ends, again=True)) == ACKED
 
 
-async def test_a_message_without_key_is_a_dead_letter() -> None:
-    async with Dedup("memory://", namespace="m") as dedup:
-        found = await Dispatcher("orders", dedup, key=key).dispatch(None, ends)
-        assert seen(found) == (Action.DEAD_LETTER, Reason.NO_KEY, 0.0)
+async def test_a_message_without_key_is_a_dead_letter(dedup: Dedup) -> None:
+    found = await Dispatcher("orders", dedup, key=key).dispatch(None, ends)
+    assert seen(found) == (Action.DEAD_LETTER, Reason.NO_KEY, 0.0)
 
 
 LONG = "k" * 2000
@@ -101,22 +102,21 @@ async def test_failed_attempts_must_be_a_count(failed: Any) -> None:
         assert seen(same.dispatch("a", str)) == ACKED
 
 
-async def test_a_twin_at_work_is_retried_later_and_a_cancelled_one_is_free() -> None:
-    async with Dedup("memory://", namespace="m") as dedup:
-        orders = Dispatcher("orders", dedup, key=key, wait=0.0, retry_delay=3.0)
-        begun = asyncio.Event()
+async def test_a_twin_at_work_is_retried_later_and_a_cancelled_one_is_free(dedup: Dedup) -> None:
+    orders = Dispatcher("orders", dedup, key=key, wait=0.0, retry_delay=3.0)
+    begun = asyncio.Event()
 
-        async def forever(message: Any) -> None:
-            begun.set()
-            await asyncio.Event().wait()
+    async def forever(message: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
 
-        running = asyncio.create_task(orders.dispatch("a", forever))
-        await begun.wait()
-        assert seen(await orders.dispatch("a", ends)) == (Action.RETRY, Reason.IN_PROGRESS, 3.0)
-        running.cancel()
-        await asyncio.wait([running])
-        assert running.cancelled()
-        assert seen(await orders.dispatch("a", ends)) == ACKED
+    running = asyncio.create_task(orders.dispatch("a", forever))
+    await begun.wait()
+    assert seen(await orders.dispatch("a", ends)) == (Action.RETRY, Reason.IN_PROGRESS, 3.0)
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    assert seen(await orders.dispatch("a", ends)) == ACKED
 
 
 async def test_a_setting_that_a_dispatcher_does_not_have_is_named() -> None:
@@ -175,15 +175,14 @@ def test_blocking_code_is_told_that_it_has_no_inbox() -> None:
         SyncDispatcher("orders", SyncDedup("memory://"), key=key, **more)
 
 
-async def test_a_handler_that_is_not_async_is_refused_before_it_works() -> None:
+async def test_a_handler_that_is_not_async_is_refused_before_it_works(dedup: Dedup) -> None:
     """Its work would be done, and then its result awaited in vain: a failed attempt, and the work done again."""
     done: list[Any] = []
     blocking: Any = done.append
-    async with Dedup("memory://", namespace="m") as dedup:
-        orders = Dispatcher("orders", dedup, key=key)
-        with pytest.raises(ConfigError, match="the handler must be async def"):
-            await orders.dispatch("a", blocking)
-        assert (done, seen(await orders.dispatch("a", ends))) == ([], ACKED)
+    orders = Dispatcher("orders", dedup, key=key)
+    with pytest.raises(ConfigError, match="the handler must be async def"):
+        await orders.dispatch("a", blocking)
+    assert (done, seen(await orders.dispatch("a", ends))) == ([], ACKED)
 
 
 def test_a_handler_that_returns_a_coroutine_has_done_nothing() -> None:

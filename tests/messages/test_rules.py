@@ -23,6 +23,7 @@ from fastdedup.messages.settings import deliveries_of
 from fastdedup.sql import Inbox
 from fastdedup.sql.rules import TABLE
 
+from ..fixtures import async_fixture
 from ..inbox_file import make_tables, transaction, work_in
 from ..servers import RedisServer
 from ..waiting import cancel, wait_until
@@ -106,16 +107,18 @@ def told(decision: Decision) -> tuple[Action, Reason]:
     return decision.action, decision.reason
 
 
+consumer = async_fixture(lambda open_consumer: open_consumer())
+
+
 # The gate alone
 
 
-async def test_the_first_works_and_a_duplicate_is_acknowledged(open_consumer: Open) -> None:
-    async with open_consumer() as consumer:
-        assert told(await consumer.get()) == (Action.ACK, Reason.FIRST)
-        assert told(await consumer.get()) == (Action.ACK, Reason.DUPLICATE)
-        assert len(consumer.runs) == 1
-        counts = consumer.deliveries.counts
-        assert (counts.delivered, counts.first, counts.duplicate) == (2, 1, 1)
+async def test_the_first_works_and_a_duplicate_is_acknowledged(consumer: Consumer) -> None:
+    assert told(await consumer.get()) == (Action.ACK, Reason.FIRST)
+    assert told(await consumer.get()) == (Action.ACK, Reason.DUPLICATE)
+    assert len(consumer.runs) == 1
+    counts = consumer.deliveries.counts
+    assert (counts.delivered, counts.first, counts.duplicate) == (2, 1, 1)
 
 
 async def test_a_ledger_remembers_what_is_done(redis_url: str, events: list[Event]) -> None:
@@ -242,15 +245,14 @@ async def test_attempts_that_the_message_tells_of_count_too(open_consumer: Open)
         assert (await consumer.get(failed=2)).action is Action.DEAD_LETTER
 
 
-async def test_a_handler_can_give_a_message_up(open_consumer: Open) -> None:
-    async with open_consumer() as consumer:
+async def test_a_handler_can_give_a_message_up(consumer: Consumer) -> None:
 
-        def give_up() -> None:
-            raise DeadLetterError("this order was cancelled")
+    def give_up() -> None:
+        raise DeadLetterError("this order was cancelled")
 
-        consumer.then = give_up
-        assert told(await consumer.get()) == (Action.DEAD_LETTER, Reason.FAILED)
-        assert len(consumer.runs) == 1
+    consumer.then = give_up
+    assert told(await consumer.get()) == (Action.DEAD_LETTER, Reason.FAILED)
+    assert len(consumer.runs) == 1
 
 
 async def test_attempts_of_consumers_that_died_count(redis_url: str, events: list[Event]) -> None:
@@ -284,10 +286,9 @@ async def test_another_message_with_the_same_key_is_dead_lettered(open_consumer:
     [{"total": 1}, {"id": ""}, {"id": None}, {"id": 7}, {"id": "x" * 1025}, {"id": "\ud800"}],
     ids=repr,
 )
-async def test_a_message_without_a_usable_key_is_dead_lettered(open_consumer: Open, message: Message) -> None:
-    async with open_consumer() as consumer:
-        assert told(await consumer.get(message)) == (Action.DEAD_LETTER, Reason.NO_KEY)
-        assert consumer.runs == []
+async def test_a_message_without_a_usable_key_is_dead_lettered(consumer: Consumer, message: Message) -> None:
+    assert told(await consumer.get(message)) == (Action.DEAD_LETTER, Reason.NO_KEY)
+    assert consumer.runs == []
 
 
 async def test_a_key_rule_that_fails_is_no_key(open_consumer: Open) -> None:
@@ -424,26 +425,24 @@ async def test_a_lost_lease_stops_the_handler_and_retries(redis_url: str, events
         assert stopped
 
 
-async def test_work_that_is_done_is_acknowledged_though_its_lease_is_lost(open_consumer: Open) -> None:
-    async with open_consumer() as consumer:
-        consumer.then = lambda: consumer.dedup.forget(gate_key("orders", "order-7"))
-        assert told(await consumer.get()) == (Action.ACK, Reason.FIRST)
+async def test_work_that_is_done_is_acknowledged_though_its_lease_is_lost(consumer: Consumer) -> None:
+    consumer.then = lambda: consumer.dedup.forget(gate_key("orders", "order-7"))
+    assert told(await consumer.get()) == (Action.ACK, Reason.FIRST)
 
 
-async def test_a_cancelled_handler_frees_the_key(open_consumer: Open) -> None:
-    async with open_consumer() as consumer:
-        begun = asyncio.Event()
+async def test_a_cancelled_handler_frees_the_key(consumer: Consumer) -> None:
+    begun = asyncio.Event()
 
-        async def work() -> None:
-            begun.set()
-            await asyncio.Event().wait()
+    async def work() -> None:
+        begun.set()
+        await asyncio.Event().wait()
 
-        consumer.then = work
-        task = asyncio.create_task(consumer.get())
-        await begun.wait()
-        await cancel(task)
-        consumer.then = lambda: None
-        assert (await consumer.get()).reason is Reason.FIRST
+    consumer.then = work
+    task = asyncio.create_task(consumer.get())
+    await begun.wait()
+    await cancel(task)
+    consumer.then = lambda: None
+    assert (await consumer.get()).reason is Reason.FIRST
 
 
 # With an inbox

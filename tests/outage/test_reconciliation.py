@@ -24,6 +24,7 @@ from fastdedup import (
 )
 from fastdedup.events import BreakerClosed, BreakerOpened, Conflict, Replayed, Unreplayed
 
+from ..fixtures import async_fixture
 from ..heard import HeardGate
 from ..proxy import Fate, Proxy, proxied
 from ..servers import RedisServer
@@ -143,6 +144,9 @@ async def give_away_twice(
 each_settling = pytest.mark.parametrize("settled", ["both", "the first home", "the last home"])
 
 
+site = async_fixture(lambda: site_of("killed"))
+
+
 @each_settling
 async def test_of_two_processes_that_both_gave_a_key_away_one_result_stands_and_both_owners_are_named(
     settled: str,
@@ -206,42 +210,40 @@ async def test_no_more_does_a_machine() -> None:
         assert len(last.of(Conflict)) == 1
 
 
-async def test_two_outages_in_a_row_are_one_story() -> None:
+async def test_two_outages_in_a_row_are_one_story(site: Site) -> None:
     """Claimed in the first, settled in the second, and a takeover counts on."""
-    async with site_of("killed") as site:
-        ours, theirs = await site.gate(), await site.gate()
-        site.strike()
-        claim = await ours.dedup.claim("order")
-        freed = await ours.dedup.claim("freed")
-        await freed.release()
-        await site.come_home(ours)
-        site.strike()
-        await claim.complete("done")
-        taken = await ours.dedup.claim("freed")
-        assert taken.acquired
-        assert taken.fence > freed.fence
-        await site.come_home(ours, theirs)
-        assert (await theirs.dedup.claim("order")).result == "done"
-        record = await theirs.dedup.get("freed")
-        assert record is not None
-        assert (record.owner, record.fence) == (taken.owner, taken.fence)
-        assert ours.of(Conflict) == []
-        assert sum(event.adopted for event in ours.of(Replayed)) == 4, "each record that came home, once"
-        assert len(ours.of(BreakerOpened)) == len(ours.of(BreakerClosed))
+    ours, theirs = await site.gate(), await site.gate()
+    site.strike()
+    claim = await ours.dedup.claim("order")
+    freed = await ours.dedup.claim("freed")
+    await freed.release()
+    await site.come_home(ours)
+    site.strike()
+    await claim.complete("done")
+    taken = await ours.dedup.claim("freed")
+    assert taken.acquired
+    assert taken.fence > freed.fence
+    await site.come_home(ours, theirs)
+    assert (await theirs.dedup.claim("order")).result == "done"
+    record = await theirs.dedup.get("freed")
+    assert record is not None
+    assert (record.owner, record.fence) == (taken.owner, taken.fence)
+    assert ours.of(Conflict) == []
+    assert sum(event.adopted for event in ours.of(Replayed)) == 4, "each record that came home, once"
+    assert len(ours.of(BreakerOpened)) == len(ours.of(BreakerClosed))
 
 
-async def test_closing_in_an_outage_reports_each_key_that_redis_never_got() -> None:
-    async with site_of("killed") as site:
-        ours = await site.gate()
-        held = await ours.dedup.claim("settled")
-        site.strike()
-        await held.complete()
-        await ours.noticed()
-        claim = await ours.dedup.claim("claimed")
-        await (await ours.dedup.claim("freed")).release()
-        await ours.dedup.aclose()
-        left = {event.key: event.owner for event in ours.of(Unreplayed) if "notices" not in event.key}
-        assert left == {"settled": held.owner, "claimed": claim.owner}
+async def test_closing_in_an_outage_reports_each_key_that_redis_never_got(site: Site) -> None:
+    ours = await site.gate()
+    held = await ours.dedup.claim("settled")
+    site.strike()
+    await held.complete()
+    await ours.noticed()
+    claim = await ours.dedup.claim("claimed")
+    await (await ours.dedup.claim("freed")).release()
+    await ours.dedup.aclose()
+    left = {event.key: event.owner for event in ours.of(Unreplayed) if "notices" not in event.key}
+    assert left == {"settled": held.owner, "claimed": claim.owner}
 
 
 @each_fault
@@ -259,62 +261,59 @@ async def test_who_waits_in_another_process_gets_the_result_of_the_outage(fault:
         assert (seen.outcome, seen.result) == (Outcome.SUCCEEDED, "done")
 
 
-async def test_who_waits_here_while_redis_comes_back_is_woken_there() -> None:
-    async with site_of("killed") as site:
-        ours, theirs = await site.gate(), await site.gate()
-        site.strike()
-        claim = await ours.dedup.claim("order", lease=60.0)
-        waiting = asyncio.create_task(ours.dedup.claim("order", wait=30.0))
-        await wait_until(lambda: ours.dedup.gate.connection.wakeups.waiting, description="it waits")
-        await site.come_home(ours, theirs)
-        again = await theirs.dedup.claim("order", owner=claim.owner)
-        assert again.acquired
-        await again.complete("by another process, in its name")
-        seen = await waiting
-        assert (seen.result, seen.degraded) == ("by another process, in its name", False)
+async def test_who_waits_here_while_redis_comes_back_is_woken_there(site: Site) -> None:
+    ours, theirs = await site.gate(), await site.gate()
+    site.strike()
+    claim = await ours.dedup.claim("order", lease=60.0)
+    waiting = asyncio.create_task(ours.dedup.claim("order", wait=30.0))
+    await wait_until(lambda: ours.dedup.gate.connection.wakeups.waiting, description="it waits")
+    await site.come_home(ours, theirs)
+    again = await theirs.dedup.claim("order", owner=claim.owner)
+    assert again.acquired
+    await again.complete("by another process, in its name")
+    seen = await waiting
+    assert (seen.result, seen.degraded) == ("by another process, in its name", False)
 
 
-async def test_a_token_of_the_outage_is_used_once_wherever_it_is_shown_afterwards() -> None:
-    async with site_of("killed") as site:
-        ours, theirs = await site.gate(), await site.gate()
-        site.strike()
-        used, fresh, redeemed = [await ours.dedup.tokens.issue("user:7") for _ in range(3)]
-        assert await ours.dedup.tokens.consume(used, "user:7") is Outcome.ACQUIRED
-        held = await ours.dedup.tokens.redeem(redeemed, "user:7")
-        await site.come_home(ours, theirs)
-        consume = theirs.dedup.tokens.consume
-        assert await consume(used, "user:7") is Outcome.SUCCEEDED
-        assert await consume(fresh, "user:8") is Outcome.MISMATCH
-        assert await consume(fresh, "user:7") is Outcome.ACQUIRED
-        assert await ours.dedup.tokens.consume(fresh, "user:7") is Outcome.SUCCEEDED
-        await held.complete("form sent")
-        assert (await theirs.dedup.tokens.redeem(redeemed, "user:7")).result == "form sent"
+async def test_a_token_of_the_outage_is_used_once_wherever_it_is_shown_afterwards(site: Site) -> None:
+    ours, theirs = await site.gate(), await site.gate()
+    site.strike()
+    used, fresh, redeemed = [await ours.dedup.tokens.issue("user:7") for _ in range(3)]
+    assert await ours.dedup.tokens.consume(used, "user:7") is Outcome.ACQUIRED
+    held = await ours.dedup.tokens.redeem(redeemed, "user:7")
+    await site.come_home(ours, theirs)
+    consume = theirs.dedup.tokens.consume
+    assert await consume(used, "user:7") is Outcome.SUCCEEDED
+    assert await consume(fresh, "user:8") is Outcome.MISMATCH
+    assert await consume(fresh, "user:7") is Outcome.ACQUIRED
+    assert await ours.dedup.tokens.consume(fresh, "user:7") is Outcome.SUCCEEDED
+    await held.complete("form sent")
+    assert (await theirs.dedup.tokens.redeem(redeemed, "user:7")).result == "form sent"
 
 
 @pytest.mark.no_cover
-async def test_thousands_of_keys_come_home_while_claims_go_on() -> None:
+async def test_thousands_of_keys_come_home_while_claims_go_on(site: Site) -> None:
     """No key of the outage is given away again meanwhile, here or to a process that asks only Redis."""
     count = 5_000
-    async with site_of("killed") as site:
-        ours = await site.gate(maxsize=2 * count)
-        site.strike()
-        await ours.noticed()
-        for start in range(0, count, 1000):
-            claims = await ours.dedup.claim_many([str(number) for number in range(start, start + 1000)])
-            await asyncio.gather(*(claim.complete(claim.key) for claim in claims))
-        assert ours.policy.lines >= count
-        await site.heal()
-        fresh = degraded = 0
-        for numbers in itertools.cycle(range(start, start + 50) for start in range(0, count, 50)):
-            known = await ours.dedup.claim_many([str(number) for number in numbers])
-            assert [claim.result for claim in known] == [str(number) for number in numbers]
-            degraded += known[0].degraded
-            fresh += (await ours.dedup.claim(f"fresh {fresh}")).acquired
-            if not ours.policy.lines:
-                break
-        assert fresh > 10
-        assert degraded
-        assert ours.of(Conflict) == ours.of(Unreplayed) == []
-        assert sum(event.adopted for event in ours.of(Replayed)) >= count
-        with site.server.client() as raw:
-            assert raw.dbsize() >= count
+    ours = await site.gate(maxsize=2 * count)
+    site.strike()
+    await ours.noticed()
+    for start in range(0, count, 1000):
+        claims = await ours.dedup.claim_many([str(number) for number in range(start, start + 1000)])
+        await asyncio.gather(*(claim.complete(claim.key) for claim in claims))
+    assert ours.policy.lines >= count
+    await site.heal()
+    fresh = degraded = 0
+    for numbers in itertools.cycle(range(start, start + 50) for start in range(0, count, 50)):
+        known = await ours.dedup.claim_many([str(number) for number in numbers])
+        assert [claim.result for claim in known] == [str(number) for number in numbers]
+        degraded += known[0].degraded
+        fresh += (await ours.dedup.claim(f"fresh {fresh}")).acquired
+        if not ours.policy.lines:
+            break
+    assert fresh > 10
+    assert degraded
+    assert ours.of(Conflict) == ours.of(Unreplayed) == []
+    assert sum(event.adopted for event in ours.of(Replayed)) >= count
+    with site.server.client() as raw:
+        assert raw.dbsize() >= count

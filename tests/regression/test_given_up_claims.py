@@ -17,6 +17,7 @@ from fastdedup import sync as synchronous
 from fastdedup.events import Event, UndoOverflow
 from fastdedup.stores.redis.cluster.slot_table import slot_of
 
+from ..fixtures import async_fixture
 from ..servers import RedisServer
 from ..sidecar.conftest import Serve, serve  # noqa: F401 -- a fixture
 from ..sidecars import Sidecar
@@ -95,60 +96,60 @@ async def by_lock(dedup: Dedup, key: str) -> None:
 WAYS: list[Ask] = [by_claim, by_waiting, by_list, by_context, by_lock]
 
 
+both = async_fixture(lambda redis_server: two(redis_server))
+
+
 async def test_a_list_that_is_cancelled_while_redis_hangs_is_undone(
-    redis_url: str, redis_server: RedisServer
+    both: Two, redis_url: str, redis_server: RedisServer
 ) -> None:
     """It waited for one key more: what it took is given back, though the release cannot even be sent by then."""
-    async with two(redis_server) as both:
-        assert (await both.other.claim("busy", lease=60)).acquired
-        waiting = asyncio.create_task(both.dedup.claim_many(["free", "busy"], wait=30))
-        await wait_until(lambda: both.other.get("free"), description="the list has taken what was free")
-        with redis_server.frozen():
-            while both.dedup.breaker is BreakerState.CLOSED:
-                with pytest.raises(UnavailableError):
-                    await both.dedup.claim("another")
-            waiting.cancel()
-            with pytest.raises((asyncio.CancelledError, UnavailableError)):
-                await waiting
-        await both.taken("free")
+    assert (await both.other.claim("busy", lease=60)).acquired
+    waiting = asyncio.create_task(both.dedup.claim_many(["free", "busy"], wait=30))
+    await wait_until(lambda: both.other.get("free"), description="the list has taken what was free")
+    with redis_server.frozen():
+        while both.dedup.breaker is BreakerState.CLOSED:
+            with pytest.raises(UnavailableError):
+                await both.dedup.claim("another")
+        waiting.cancel()
+        with pytest.raises((asyncio.CancelledError, UnavailableError)):
+            await waiting
+    await both.taken("free")
 
 
-async def test_what_its_owner_asked_for_again_is_not_undone(
-    redis_url: str, redis_server: RedisServer
-) -> None:
+async def test_what_its_owner_asked_for_again_is_not_undone(redis_url: str, both: Two) -> None:
     """At every moment between the first answer of Redis and the undoing."""
-    async with two(redis_server) as both:
-        for number in range(10):
-            key = f"k{number}"
-            error = await both.loses(by_claim, key)
-            assert error.owner is not None
-            for _ in range(number):
-                await asyncio.sleep(0)
-            claim = await both.dedup.claim(key, owner=error.owner)
-            assert claim.acquired
-            await both.settled_down()
-            assert await both.is_held(key)
-            again = await both.dedup.claim(key, owner=error.owner)
-            assert (again.fence, again.attempt) == (claim.fence, claim.attempt)
-            await claim.complete("done")
+    for number in range(10):
+        key = f"k{number}"
+        error = await both.loses(by_claim, key)
+        assert error.owner is not None
+        for _ in range(number):
+            await asyncio.sleep(0)
+        claim = await both.dedup.claim(key, owner=error.owner)
+        assert claim.acquired
+        await both.settled_down()
+        assert await both.is_held(key)
+        again = await both.dedup.claim(key, owner=error.owner)
+        assert (again.fence, again.attempt) == (claim.fence, claim.attempt)
+        await claim.complete("done")
 
 
-async def test_the_error_of_a_claim_names_its_owner(redis_url: str, redis_server: RedisServer) -> None:
-    async with two(redis_server) as both:
-        token = await both.other.tokens.issue()
-        held = await both.dedup.claim("held")
-        machine = both.dedup.machine("m", initial="a", transitions={"a": ("b",), "b": ()})
-        ways: list[Ask] = [*WAYS, lambda dedup, _: dedup.tokens.redeem(token), named_once]
-        with redis_server.frozen():
-            for ask in ways:
-                with pytest.raises(UnavailableError) as info:
-                    await ask(both.dedup, "k")
-                assert info.value.owner
-            for other in (held.release(), both.dedup.get("k"), both.dedup.forget("k"), both.dedup.tokens.issue(),
-                          machine.transition("1", to="b")):  # fmt: skip
-                with pytest.raises(UnavailableError) as info:
-                    await other
-                assert info.value.owner is None
+async def test_the_error_of_a_claim_names_its_owner(
+    both: Two, redis_url: str, redis_server: RedisServer
+) -> None:
+    token = await both.other.tokens.issue()
+    held = await both.dedup.claim("held")
+    machine = both.dedup.machine("m", initial="a", transitions={"a": ("b",), "b": ()})
+    ways: list[Ask] = [*WAYS, lambda dedup, _: dedup.tokens.redeem(token), named_once]
+    with redis_server.frozen():
+        for ask in ways:
+            with pytest.raises(UnavailableError) as info:
+                await ask(both.dedup, "k")
+            assert info.value.owner
+        for other in (held.release(), both.dedup.get("k"), both.dedup.forget("k"), both.dedup.tokens.issue(),
+                      machine.transition("1", to="b")):  # fmt: skip
+            with pytest.raises(UnavailableError) as info:
+                await other
+            assert info.value.owner is None
 
 
 async def named_once(dedup: Dedup, key: str) -> None:
@@ -169,19 +170,16 @@ def test_the_error_of_a_synchronous_claim_names_its_owner(redis_url: str, redis_
         assert claim.acquired
 
 
-async def test_a_forked_child_leaves_what_was_given_up_to_its_parent(
-    redis_url: str, redis_server: RedisServer
-) -> None:
+async def test_a_forked_child_leaves_what_was_given_up_to_its_parent(redis_url: str, both: Two) -> None:
     """It cannot ask the store, and would try for ever in its copy of the loop."""
-    async with two(redis_server) as both:
-        await both.loses(by_claim, "k")
-        assert len(both.orphans) == 1
-        child = os.fork()
-        if not child:
-            os._exit(len(both.orphans))
-        _, status = await asyncio.to_thread(os.waitpid, child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
-        await both.taken("k")
+    await both.loses(by_claim, "k")
+    assert len(both.orphans) == 1
+    child = os.fork()
+    if not child:
+        os._exit(len(both.orphans))
+    _, status = await asyncio.to_thread(os.waitpid, child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    await both.taken("k")
 
 
 # A claim was given up in a freeze, the server executed it afterwards, and its key was held for nobody.

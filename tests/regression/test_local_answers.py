@@ -16,14 +16,18 @@ from fastdedup.events import Conflict, Event, Replayed, Unreplayed
 from fastdedup.kernel.operations import ClaimOp, Op, Reply
 from fastdedup.stores.redis.cluster.slot_table import slot_of
 
+from ..fixtures import async_fixture
 from ..heard import HeardGate
-from ..outage.test_reconciliation import site_of
+from ..outage.test_reconciliation import Site, site_of
 from ..proxy import proxied
 from ..servers import RedisServer
 from ..sidecars import Sidecar
 from ..stepping import clock_us
 from ..topologies import ClusterGroup, Member
 from ..waiting import acquired, wait_until
+
+site = async_fixture(lambda: site_of("killed"))
+
 
 # A claim without a reply took the key in the frozen store, from the one to whom LocalLRU had given it
 # meanwhile. The journal did not know that claimant, and took it for another process: the live owner lost the key with
@@ -212,51 +216,48 @@ HOUR = 3600.0
 
 @pytest.mark.parametrize("ahead", [30.0, -HOUR, 72 * HOUR])
 @pytest.mark.parametrize("has_asked", [False, True], ids=["only connected", "has asked before"])
-async def test_local_fences_follow_the_stores_clock(ahead: float, has_asked: bool) -> None:
+async def test_local_fences_follow_the_stores_clock(site: Site, ahead: float, has_asked: bool) -> None:
     """Between the fences that the store gave before the outage and those that it gives afterwards."""
-    async with site_of("killed") as site:
-        before, end = clock_us(site.server), time.monotonic
-        started = end()
-        gate = await site.gate(clock=lambda: time.time() + ahead)
-        if has_asked:
-            await gate.dedup.claim("another", lease=60)
-        site.strike()
-        fences = []
-        for _ in range(3):
-            async with gate.dedup.lock("k", lease=60) as lock:
-                assert lock.degraded
-                fences.append(lock.fence)
-        await site.come_home(gate)
-        assert before < fences[0] < fences[1] < fences[2]
-        assert fences[2] < before + (end() - started) * 1_000_000
-        assert gate.of(Unreplayed) == []
+    before, end = clock_us(site.server), time.monotonic
+    started = end()
+    gate = await site.gate(clock=lambda: time.time() + ahead)
+    if has_asked:
+        await gate.dedup.claim("another", lease=60)
+    site.strike()
+    fences = []
+    for _ in range(3):
         async with gate.dedup.lock("k", lease=60) as lock:
-            assert (lock.degraded, lock.fence > fences[2]) == (False, True)
+            assert lock.degraded
+            fences.append(lock.fence)
+    await site.come_home(gate)
+    assert before < fences[0] < fences[1] < fences[2]
+    assert fences[2] < before + (end() - started) * 1_000_000
+    assert gate.of(Unreplayed) == []
+    async with gate.dedup.lock("k", lease=60) as lock:
+        assert (lock.degraded, lock.fence > fences[2]) == (False, True)
 
 
-async def test_a_fence_rises_after_adoption_and_expiry() -> None:
+async def test_a_fence_rises_after_adoption_and_expiry(site: Site) -> None:
     """Another process, which has not seen the local fence, asks after the record has expired."""
-    async with site_of("killed") as site:
-        gate, other = await site.gate(clock=lambda: time.time() + 30.0), await site.gate()
-        site.strike()
-        claim = await gate.dedup.claim("k", lease=60)
-        assert claim.degraded
-        await site.come_home(gate)
-        with site.server.client() as raw:
-            raw.flushdb()  # the record has expired
-        assert (await other.dedup.claim("k")).fence > claim.fence
+    gate, other = await site.gate(clock=lambda: time.time() + 30.0), await site.gate()
+    site.strike()
+    claim = await gate.dedup.claim("k", lease=60)
+    assert claim.degraded
+    await site.come_home(gate)
+    with site.server.client() as raw:
+        raw.flushdb()  # the record has expired
+    assert (await other.dedup.claim("k")).fence > claim.fence
 
 
-async def test_the_time_since_the_store_was_heard_counts() -> None:
+async def test_the_time_since_the_store_was_heard_counts(site: Site) -> None:
     """Else another process's claim, made since, would have the higher fence."""
-    async with site_of("killed") as site:
-        ours, theirs = await site.gate(clock=lambda: time.time() + 30.0), await site.gate()
-        await ours.dedup.claim("first", lease=60)
-        async with theirs.dedup.lock("k", lease=60) as lock:
-            fence = lock.fence
-        site.strike()
-        claim = await ours.dedup.claim("k", lease=60)
-        assert (claim.degraded, claim.fence > fence) == (True, True)
+    ours, theirs = await site.gate(clock=lambda: time.time() + 30.0), await site.gate()
+    await ours.dedup.claim("first", lease=60)
+    async with theirs.dedup.lock("k", lease=60) as lock:
+        fence = lock.fence
+    site.strike()
+    claim = await ours.dedup.claim("k", lease=60)
+    assert (claim.degraded, claim.fence > fence) == (True, True)
 
 
 async def test_local_fences_before_a_sidecar_follow_its_stores_clock(own_redis: RedisServer) -> None:
@@ -278,19 +279,18 @@ async def test_a_process_that_never_heard_the_store_uses_its_own_clock() -> None
         assert 1_000_000_000 <= claim.fence < 1_000_002_000
 
 
-async def test_a_record_with_an_absurd_fence_spoils_no_other_keys_fences() -> None:
+async def test_a_record_with_an_absurd_fence_spoils_no_other_keys_fences(site: Site) -> None:
     """Its own key's fences go on from there; those of the others are the store's time."""
-    async with site_of("killed") as site:
-        fence = 2**52
-        record = b"\1P" + fence.to_bytes(7, "big") + bytes(5) + b"\1\0\1\0" + b"0123456789"
-        with site.server.client() as raw:
-            raw.set("shop:=bad", record, px=60_000)
-        gate = await site.gate()
-        assert (await gate.dedup.claim("bad", lease=60)).fence == fence + 1
-        now_us = clock_us(site.server)
-        site.strike()
-        good = await gate.dedup.claim("good", lease=60)
-        assert (good.degraded, good.fence < now_us + HOUR * 1_000_000) == (True, True)
+    fence = 2**52
+    record = b"\1P" + fence.to_bytes(7, "big") + bytes(5) + b"\1\0\1\0" + b"0123456789"
+    with site.server.client() as raw:
+        raw.set("shop:=bad", record, px=60_000)
+    gate = await site.gate()
+    assert (await gate.dedup.claim("bad", lease=60)).fence == fence + 1
+    now_us = clock_us(site.server)
+    site.strike()
+    good = await gate.dedup.claim("good", lease=60)
+    assert (good.degraded, good.fence < now_us + HOUR * 1_000_000) == (True, True)
 
 
 # Two nodes of a Cluster were down and one returned, but its keys stayed local as long as the other was

@@ -68,17 +68,22 @@ def record(sidecar: Running, key: str) -> Record | None:
     return sidecar.call(sidecar.namespaces.root.get(key))
 
 
+@pytest.fixture
+def raw(sidecar: Running) -> Iterator[socket.socket]:
+    with sidecar.raw() as raw:
+        yield raw
+
+
 # uvicorn's: shown, as they are part of what is promised
 
 
-def test_a_connection_is_kept(sidecar: Running) -> None:
-    with sidecar.raw() as raw:
-        for number in range(3):
-            raw.sendall(request({"key": f"k{number}"}))
-            ((status, headers, _),) = read(raw)
-            assert status == 201
-            assert "connection" not in headers
-            assert "date" in headers
+def test_a_connection_is_kept(raw: socket.socket) -> None:
+    for number in range(3):
+        raw.sendall(request({"key": f"k{number}"}))
+        ((status, headers, _),) = read(raw)
+        assert status == 201
+        assert "connection" not in headers
+        assert "date" in headers
 
 
 def test_a_connection_is_closed_on_demand(sidecar: Running) -> None:
@@ -93,46 +98,42 @@ def test_a_connection_is_closed_on_demand(sidecar: Running) -> None:
         assert closed(raw)
 
 
-def test_pipelined_requests_are_answered_in_order(sidecar: Running) -> None:
+def test_pipelined_requests_are_answered_in_order(raw: socket.socket) -> None:
     asks = [request({"key": "a"}), b"GET /healthz HTTP/1.1\r\n\r\n", request({"key": "a"}), request(b"{")]
     asks += [
         request({"key": "b", "wait": 1}),
         request([{"op": "claim", "key": "c"}], "/v1/batch"),
         request({}),
     ]
-    with sidecar.raw() as raw:
-        raw.sendall(b"".join(asks))
-        assert [status for status, *_ in read(raw, 7)] == [201, 200, 409, 400, 201, 200, 422]
-        raw.sendall(request({"key": "z"}))
-        assert read(raw)[0][0] == 201
+    raw.sendall(b"".join(asks))
+    assert [status for status, *_ in read(raw, 7)] == [201, 200, 409, 400, 201, 200, 422]
+    raw.sendall(request({"key": "z"}))
+    assert read(raw)[0][0] == 201
 
 
-def test_many_pipelined_requests_are_answered(sidecar: Running) -> None:
-    with sidecar.raw() as raw:
-        raw.sendall(b"".join(request({"key": f"k{number}"}) for number in range(2000)))
-        assert {status for status, *_ in read(raw, 2000)} == {201}
-        raw.sendall(request(b"{") * 3000)  # answered at once, each: no deeper for that
-        assert {status for status, *_ in read(raw, 3000)} == {400}
+def test_many_pipelined_requests_are_answered(raw: socket.socket) -> None:
+    raw.sendall(b"".join(request({"key": f"k{number}"}) for number in range(2000)))
+    assert {status for status, *_ in read(raw, 2000)} == {201}
+    raw.sendall(request(b"{") * 3000)  # answered at once, each: no deeper for that
+    assert {status for status, *_ in read(raw, 3000)} == {400}
 
 
 @pytest.mark.parametrize("expect", ["100-continue", "100-Continue "])
-def test_a_client_may_ask_before_it_sends(sidecar: Running, expect: str) -> None:
+def test_a_client_may_ask_before_it_sends(raw: socket.socket, expect: str) -> None:
     content = b'{"key":"k"}'
     head = request(content, "/v1/claims", f"expect: {expect}").removesuffix(content)
-    with sidecar.raw() as raw:
-        raw.sendall(head)
-        assert raw.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
-        raw.sendall(content)
-        assert read(raw)[0][0] == 201
+    raw.sendall(head)
+    assert raw.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    raw.sendall(content)
+    assert read(raw)[0][0] == 201
 
 
-def test_a_client_of_http_1_0_gets_no_leave_to_send(sidecar: Running) -> None:
+def test_a_client_of_http_1_0_gets_no_leave_to_send(raw: socket.socket) -> None:
     """It would take the leave for the answer."""
     ask = request({"key": "k", "wait": 1}, "/v1/claims", "expect: 100-continue")
-    with sidecar.raw() as raw:
-        raw.sendall(ask.replace(b"HTTP/1.1", b"HTTP/1.0"))
-        assert read(raw)[0][0] == 201
-        assert closed(raw)
+    raw.sendall(ask.replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert read(raw)[0][0] == 201
+    assert closed(raw)
 
 
 def test_a_client_that_asks_hears_that_it_is_too_much(serve: Serve) -> None:
@@ -145,14 +146,13 @@ def test_a_client_that_asks_hears_that_it_is_too_much(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("coding", ["chunked", "Chunked  "])
-def test_a_body_comes_in_chunks(sidecar: Running, coding: str) -> None:
+def test_a_body_comes_in_chunks(raw: socket.socket, coding: str) -> None:
     """Spaces may follow the value of a header."""
-    with sidecar.raw() as raw:
-        raw.sendall(f"POST /v1/claims HTTP/1.1\r\ntransfer-encoding: {coding}\r\n\r\n".encode())
-        for piece in (b'{"key":', b'"k"}'):
-            raw.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
-        raw.sendall(b"0\r\n\r\n")
-        assert read(raw)[0][0] == 201
+    raw.sendall(f"POST /v1/claims HTTP/1.1\r\ntransfer-encoding: {coding}\r\n\r\n".encode())
+    for piece in (b'{"key":', b'"k"}'):
+        raw.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+    raw.sendall(b"0\r\n\r\n")
+    assert read(raw)[0][0] == 201
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -182,11 +182,10 @@ def test_a_trailer_that_ends_the_connection_is_refused(sidecar: Running, at_once
     assert "trailer" in facts["detail"]
 
 
-def test_a_request_comes_byte_by_byte(sidecar: Running) -> None:
-    with sidecar.raw() as raw:
-        for byte in request({"key": "k"}):
-            raw.sendall(bytes((byte,)))
-        assert read(raw)[0][0] == 201
+def test_a_request_comes_byte_by_byte(raw: socket.socket) -> None:
+    for byte in request({"key": "k"}):
+        raw.sendall(bytes((byte,)))
+    assert read(raw)[0][0] == 201
 
 
 # Limits
@@ -290,57 +289,51 @@ def test_a_client_that_does_not_read_its_last_answer_is_closed(serve: Serve) -> 
 @pytest.mark.parametrize(
     "garbage", [b"\x00\x01\x02", b"GET\r\n\r\n", b"POST /v1/claims HTTP/1.1\r\nx\r\n\r\n", b"A" * 99]
 )
-def test_what_is_no_http_is_turned_down(sidecar: Running, garbage: bytes) -> None:
-    with sidecar.raw() as raw:
-        raw.sendall(garbage + b"\r\n\r\n")
-        ((status, headers, facts),) = read(raw)
-        assert (status, facts["type"], headers["connection"]) == (
-            400,
-            "urn:fastdedup:problem:bad-request",
-            "close",
-        )
-        assert closed(raw)
+def test_what_is_no_http_is_turned_down(raw: socket.socket, garbage: bytes) -> None:
+    raw.sendall(garbage + b"\r\n\r\n")
+    ((status, headers, facts),) = read(raw)
+    assert (status, facts["type"], headers["connection"]) == (
+        400,
+        "urn:fastdedup:problem:bad-request",
+        "close",
+    )
+    assert closed(raw)
 
 
-def test_garbage_waits_for_the_answers_before_it(sidecar: Running) -> None:
-    with sidecar.raw() as raw:
-        raw.sendall(request({"key": "a"}) + request({"key": "b", "wait": 5}) + b"\x00garbage\r\n\r\n")
-        assert [status for status, *_ in read(raw, 3)] == [201, 201, 400]
-        assert closed(raw)
+def test_garbage_waits_for_the_answers_before_it(raw: socket.socket) -> None:
+    raw.sendall(request({"key": "a"}) + request({"key": "b", "wait": 5}) + b"\x00garbage\r\n\r\n")
+    assert [status for status, *_ in read(raw, 3)] == [201, 201, 400]
+    assert closed(raw)
 
 
-def test_a_broken_body_behind_another_request_is_dropped(sidecar: Running) -> None:
+def test_a_broken_body_behind_another_request_is_dropped(raw: socket.socket) -> None:
     broken = b"POST /v1/tokens HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"
-    with sidecar.raw() as raw:
-        raw.sendall(request({"key": "a", "wait": 5}) + broken)
-        assert [status for status, *_ in read(raw, 2)] == [201, 400]
-        assert closed(raw)
+    raw.sendall(request({"key": "a", "wait": 5}) + broken)
+    assert [status for status, *_ in read(raw, 2)] == [201, 400]
+    assert closed(raw)
 
 
-def test_an_upgrade_is_not_taken(sidecar: Running) -> None:
+def test_an_upgrade_is_not_taken(raw: socket.socket) -> None:
     upgrade = ("connection: Upgrade", "upgrade: h2c")
-    with sidecar.raw() as raw:
-        raw.sendall("\r\n".join(["GET /healthz HTTP/1.1", *upgrade, "", ""]).encode())
-        assert read(raw)[0][0] == 200
-        raw.sendall(request({"key": "a"}, "/v1/claims", *upgrade))
-        assert read(raw)[0][0] == 400
-        assert closed(raw)
+    raw.sendall("\r\n".join(["GET /healthz HTTP/1.1", *upgrade, "", ""]).encode())
+    assert read(raw)[0][0] == 200
+    raw.sendall(request({"key": "a"}, "/v1/claims", *upgrade))
+    assert read(raw)[0][0] == 400
+    assert closed(raw)
 
 
-def test_what_follows_an_upgrade_is_answered(sidecar: Running) -> None:
+def test_what_follows_an_upgrade_is_answered(raw: socket.socket) -> None:
     upgrade = b"GET /healthz HTTP/1.1\r\nconnection: Upgrade\r\nupgrade: h2c\r\n\r\n"
-    with sidecar.raw() as raw:
-        raw.sendall(upgrade * 2 + request({"key": "a"}) + upgrade + b"GET /readyz HTTP/1.1\r\n\r\n")
-        assert [status for status, *_ in read(raw, 5)] == [200, 200, 201, 200, 200]
+    raw.sendall(upgrade * 2 + request({"key": "a"}) + upgrade + b"GET /readyz HTTP/1.1\r\n\r\n")
+    assert [status for status, *_ in read(raw, 5)] == [200, 200, 201, 200, 200]
 
 
 @pytest.mark.parametrize("size", ["content-length: 26", "transfer-encoding: chunked"])
-def test_the_body_beside_an_upgrade_is_not_taken_for_a_request(sidecar: Running, size: str) -> None:
+def test_the_body_beside_an_upgrade_is_not_taken_for_a_request(raw: socket.socket, size: str) -> None:
     lines = ["DELETE /v1/records?key=a HTTP/1.1", "connection: Upgrade", "upgrade: h2c", size, "", ""]
-    with sidecar.raw() as raw:
-        raw.sendall("\r\n".join(lines).encode() + b"GET /healthz HTTP/1.1\r\n\r\n")
-        assert read(raw)[0][0] == 400
-        assert closed(raw)
+    raw.sendall("\r\n".join(lines).encode() + b"GET /healthz HTTP/1.1\r\n\r\n")
+    assert read(raw)[0][0] == 400
+    assert closed(raw)
 
 
 @pytest.mark.parametrize(

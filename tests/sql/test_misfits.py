@@ -21,12 +21,13 @@ from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sql.tables import inbox_table
 
 from ..databases import MariaServer
+from ..fixtures import async_fixture
 from ..integrations import django_project as django_project  # sets Django up
 from ..programs import ended
 from .conftest import Opener
 from .fresh import INBOX, KINDS, SERVERS, create_by_ddl, engine_at, faults_of, fresh_urls
 from .places import place_of
-from .ways import WAYS
+from .ways import WAYS, Party
 
 # For each kind of database: a table's columns, and what the error says of them.
 MISFITS: dict[str, list[tuple[str, str]]] = {
@@ -71,6 +72,9 @@ MISFITS: dict[str, list[tuple[str, str]]] = {
 }
 
 
+party = async_fixture(lambda database: database())
+
+
 async def test_a_table_that_is_not_there_is_told(way: Opener, key: str) -> None:
     async with way() as party, party.transaction():
         inbox = party.inbox(table=party.place.fresh_table())
@@ -80,22 +84,20 @@ async def test_a_table_that_is_not_there_is_told(way: Opener, key: str) -> None:
         assert (await party.receive(party.inbox(), key)).first  # the transaction goes on
 
 
-async def test_a_table_that_does_not_fit_is_told(database: Opener, key: str) -> None:
-    async with database() as party:
-        for columns, fault in MISFITS[party.place.kind]:
-            table = party.place.fresh_table()
-            party.place.sql(f"CREATE TABLE {table} {columns}")
-            async with party.transaction():
-                with pytest.raises(ConfigError, match=rf"the table {table} is no inbox: .*{fault}"):
-                    await party.receive(party.inbox(table=table), key)
+async def test_a_table_that_does_not_fit_is_told(party: Party, key: str) -> None:
+    for columns, fault in MISFITS[party.place.kind]:
+        table = party.place.fresh_table()
+        party.place.sql(f"CREATE TABLE {table} {columns}")
+        async with party.transaction():
+            with pytest.raises(ConfigError, match=rf"the table {table} is no inbox: .*{fault}"):
+                await party.receive(party.inbox(table=table), key)
 
 
-async def test_purge_and_stats_tell_of_a_table_as_well(database: Opener) -> None:
-    async with database() as party:
-        inbox = party.inbox(table=party.place.fresh_table(), begin=party.begin)
-        for attempt in (inbox.purge, inbox.stats):
-            with pytest.raises(ConfigError, match="there is no table"):
-                await attempt()
+async def test_purge_and_stats_tell_of_a_table_as_well(party: Party) -> None:
+    inbox = party.inbox(table=party.place.fresh_table(), begin=party.begin)
+    for attempt in (inbox.purge, inbox.stats):
+        with pytest.raises(ConfigError, match="there is no table"):
+            await attempt()
 
 
 @pytest.mark.parametrize(
@@ -106,20 +108,17 @@ async def test_purge_and_stats_tell_of_a_table_as_well(database: Opener) -> None
     ],
     ids=["dropped", "changed"],
 )
-async def test_what_becomes_of_a_table_later_is_told(
-    change: str, told: str, database: Opener, key: str
-) -> None:
-    async with database() as party:
-        table = party.place.fresh_table()
-        party.place.create(table)
-        inbox = party.inbox(table=table)
-        async with party.transaction():
-            await party.receive(inbox, f"{key} before")
-        party.place.sql(change.format(table))
-        await party.start()
-        with pytest.raises(ConfigError, match=told.format(table)):
-            await party.receive(inbox, key)
-        await party.rollback()
+async def test_what_becomes_of_a_table_later_is_told(change: str, told: str, party: Party, key: str) -> None:
+    table = party.place.fresh_table()
+    party.place.create(table)
+    inbox = party.inbox(table=table)
+    async with party.transaction():
+        await party.receive(inbox, f"{key} before")
+    party.place.sql(change.format(table))
+    await party.start()
+    with pytest.raises(ConfigError, match=told.format(table)):
+        await party.receive(inbox, key)
+    await party.rollback()
 
 
 @pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.kind == "mysql"])
@@ -136,16 +135,15 @@ async def test_the_table_of_each_database_is_looked_at(mariadb: MariaServer, key
                 await restored.receive(inbox, key)
 
 
-async def test_a_table_may_have_any_name_and_further_columns(database: Opener, key: str) -> None:
-    async with database() as party:
-        table = f"Order_{party.place.fresh_table()}"
-        party.place.create(table)
-        quote = "`" if party.place.kind == "mysql" else '"'
-        party.place.sql(f"ALTER TABLE {quote}{table}{quote} ADD COLUMN note VARCHAR(9)")
-        inbox = party.inbox("names", table=table)
-        for first in (True, False):
-            async with party.transaction():
-                assert (await party.receive(inbox, key)).first is first
+async def test_a_table_may_have_any_name_and_further_columns(party: Party, key: str) -> None:
+    table = f"Order_{party.place.fresh_table()}"
+    party.place.create(table)
+    quote = "`" if party.place.kind == "mysql" else '"'
+    party.place.sql(f"ALTER TABLE {quote}{table}{quote} ADD COLUMN note VARCHAR(9)")
+    inbox = party.inbox("names", table=table)
+    for first in (True, False):
+        async with party.transaction():
+            assert (await party.receive(inbox, key)).first is first
 
 
 @pytest.mark.parametrize("name", ["asyncpg", "session psycopg", "aiomysql", "async session aiomysql"])

@@ -31,7 +31,10 @@ from tests.chaos.steps import draw_step
 from tests.chaos.table import table, totals
 from tests.servers import RedisServer
 
+from ..fixtures import async_fixture
 from ..waiting import wait_until
+
+gate = async_fixture(lambda tmp_path: gate_to_echo(tmp_path))
 
 
 def test_a_seed_replays_the_plan_and_the_steps() -> None:
@@ -123,63 +126,58 @@ async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, second
             return b""
 
 
-async def test_a_gate_lets_everything_pass_and_can_be_cut(tmp_path: Path) -> None:
-    async with gate_to_echo(tmp_path) as gate:
-        line = await asyncio.open_unix_connection(str(tmp_path / "gate.sock"))
-        assert await say(*line) == b"hello\n"
-        gate.cut()
-        assert await say(*line) == b""
-        line[1].close()
+async def test_a_gate_lets_everything_pass_and_can_be_cut(gate: Gate, tmp_path: Path) -> None:
+    line = await asyncio.open_unix_connection(str(tmp_path / "gate.sock"))
+    assert await say(*line) == b"hello\n"
+    gate.cut()
+    assert await say(*line) == b""
+    line[1].close()
 
 
 @pytest.mark.parametrize(("mode", "heard"), [(Mode.REFUSED, b""), (Mode.TORN, b"hel")])
-async def test_a_gate_that_breaks_connections(tmp_path: Path, mode: Mode, heard: bytes) -> None:
-    async with gate_to_echo(tmp_path) as gate:
-        gate.set(mode)
-        line = await asyncio.open_unix_connection(str(tmp_path / "gate.sock"))
-        assert await say(*line) == heard
-        line[1].close()
+async def test_a_gate_that_breaks_connections(gate: Gate, tmp_path: Path, mode: Mode, heard: bytes) -> None:
+    gate.set(mode)
+    line = await asyncio.open_unix_connection(str(tmp_path / "gate.sock"))
+    assert await say(*line) == heard
+    line[1].close()
 
 
 @pytest.mark.parametrize("mode", [Mode.SILENT, Mode.MUTE, Mode.STALLED])
-async def test_a_gate_that_says_nothing(tmp_path: Path, mode: Mode) -> None:
-    async with gate_to_echo(tmp_path) as gate:
-        line = await asyncio.open_unix_connection(str(tmp_path / "gate.sock"))
-        assert await say(*line) == b"hello\n"
-        gate.set(mode)
+async def test_a_gate_that_says_nothing(gate: Gate, tmp_path: Path, mode: Mode) -> None:
+    line = await asyncio.open_unix_connection(str(tmp_path / "gate.sock"))
+    assert await say(*line) == b"hello\n"
+    gate.set(mode)
+    with pytest.raises(TimeoutError):
+        await say(*line, seconds=0.05)
+    gate.reset()
+    if mode is Mode.STALLED:  # what was held arrives, however late
+        assert await line[0].readline() == b"hello\n"
+    if mode is Mode.SILENT:  # half-open for good
         with pytest.raises(TimeoutError):
             await say(*line, seconds=0.05)
-        gate.reset()
-        if mode is Mode.STALLED:  # what was held arrives, however late
-            assert await line[0].readline() == b"hello\n"
-        if mode is Mode.SILENT:  # half-open for good
-            with pytest.raises(TimeoutError):
-                await say(*line, seconds=0.05)
-        line[1].close()
+    line[1].close()
 
 
 @pytest.mark.parametrize(("passes", "heard"), [(True, b"hello\n"), (False, b"")])
-async def test_a_gate_that_holds_a_reply_back(tmp_path: Path, passes: bool, heard: bytes) -> None:
-    async with gate_to_echo(tmp_path) as gate:
-        line = await asyncio.open_unix_connection(str(tmp_path / "gate.sock"))
-        gate.late = lambda: (0.1, passes)
-        gate.set(Mode.LATE)
-        with pytest.raises(TimeoutError):
-            await say(*line, seconds=0.02)
-        assert await line[0].readline() == heard
-        line[1].close()
+async def test_a_gate_that_holds_a_reply_back(gate: Gate, tmp_path: Path, passes: bool, heard: bytes) -> None:
+    line = await asyncio.open_unix_connection(str(tmp_path / "gate.sock"))
+    gate.late = lambda: (0.1, passes)
+    gate.set(Mode.LATE)
+    with pytest.raises(TimeoutError):
+        await say(*line, seconds=0.02)
+    assert await line[0].readline() == heard
+    line[1].close()
 
 
-async def test_a_connection_whose_reply_was_lost_stays_deaf(tmp_path: Path) -> None:
-    async with gate_to_echo(tmp_path) as gate:
-        line = await asyncio.open_unix_connection(str(tmp_path / "gate.sock"))
-        gate.set(Mode.MUTE)
-        with pytest.raises(TimeoutError):
-            await say(*line, seconds=0.05)
-        gate.reset()
-        with pytest.raises(TimeoutError):
-            await say(*line, seconds=0.05)
-        line[1].close()
+async def test_a_connection_whose_reply_was_lost_stays_deaf(gate: Gate, tmp_path: Path) -> None:
+    line = await asyncio.open_unix_connection(str(tmp_path / "gate.sock"))
+    gate.set(Mode.MUTE)
+    with pytest.raises(TimeoutError):
+        await say(*line, seconds=0.05)
+    gate.reset()
+    with pytest.raises(TimeoutError):
+        await say(*line, seconds=0.05)
+    line[1].close()
 
 
 async def test_a_pulse_tells_when_the_server_stood_still(own_redis: RedisServer) -> None:

@@ -11,6 +11,7 @@ import pytest
 from fastdedup import ClaimLostError, Dedup, UnavailableError, UsageError
 from fastdedup.core.renewal import RenewalQueue, keep_renewed
 
+from ..fixtures import async_fixture
 from ..waiting import wait_until
 
 
@@ -45,6 +46,9 @@ class Started:
 
     def start(self) -> None:
         self.started = True
+
+
+dedup = async_fixture(lambda: Dedup("memory://"))
 
 
 def test_renewals_that_are_due_together_let_others_run_between() -> None:
@@ -108,28 +112,26 @@ def test_a_lease_that_began_long_before_the_others_does_not_wait_behind_them() -
     assert len(queue.waiting()) == 2
 
 
-async def test_a_renewal_counts_the_lease_from_its_last_beginning() -> None:
+async def test_a_renewal_counts_the_lease_from_its_last_beginning(dedup: Dedup) -> None:
     """Of a claim that was renewed by hand, or by the one who answered `resolve=`, before its block began."""
     now = asyncio.get_running_loop().time()
-    async with Dedup("memory://") as dedup:
-        claim = await dedup.claim("key", lease=30.0)
-        life = claim.settlement
-        life.op.at = now - 25.0
-        assert life.lease_began(now, 30.0) == now - 25.0
-        life.op.at = now - 40.0
-        assert life.lease_began(now, 30.0) == now - 20.0, "it has ended, so the store is asked at once"
-        await claim.renew()
-        assert now <= life.lease_began(now + 9.0, 30.0) < now + 9.0
-        await claim.renew(600.0)
-        assert life.lease_began(now, 30.0) == now
+    claim = await dedup.claim("key", lease=30.0)
+    life = claim.settlement
+    life.op.at = now - 25.0
+    assert life.lease_began(now, 30.0) == now - 25.0
+    life.op.at = now - 40.0
+    assert life.lease_began(now, 30.0) == now - 20.0, "it has ended, so the store is asked at once"
+    await claim.renew()
+    assert now <= life.lease_began(now + 9.0, 30.0) < now + 9.0
+    await claim.renew(600.0)
+    assert life.lease_began(now, 30.0) == now
 
 
-async def test_leases_made_up_for_each_claim_do_not_pile_up() -> None:
-    async with Dedup("memory://") as dedup:
-        for number in range(500):
-            claim = await dedup.claim(f"key-{number}", lease=10 + number / 10, renew=True)
-            await claim.complete()
-        assert len(dedup.gate.connection.renewals) <= 64
+async def test_leases_made_up_for_each_claim_do_not_pile_up(dedup: Dedup) -> None:
+    for number in range(500):
+        claim = await dedup.claim(f"key-{number}", lease=10 + number / 10, renew=True)
+        await claim.complete()
+    assert len(dedup.gate.connection.renewals) <= 64
 
 
 def test_the_loops_end_leaves_no_renewal_behind() -> None:
@@ -229,27 +231,25 @@ async def test_a_lease_that_was_renewed_for_longer_by_hand_is_not_made_shorter()
 # A named owner's claim that another call of that owner has settled
 
 
-async def test_a_success_that_the_same_owner_recorded_elsewhere_is_no_lost_lease() -> None:
-    async with Dedup("memory://") as dedup:
-        async with dedup.claim("key", owner="worker", lease=30.0) as claim:
-            await (await dedup.claim("key", owner="worker")).complete("done")
-            with pytest.raises(UsageError, match="completed already, by another call of the same owner"):
-                await claim.renew()
-            assert not claim.lost
-            await claim.complete("done")
-        assert (await dedup.claim("key")).result == "done"
+async def test_a_success_that_the_same_owner_recorded_elsewhere_is_no_lost_lease(dedup: Dedup) -> None:
+    async with dedup.claim("key", owner="worker", lease=30.0) as claim:
+        await (await dedup.claim("key", owner="worker")).complete("done")
+        with pytest.raises(UsageError, match="completed already, by another call of the same owner"):
+            await claim.renew()
+        assert not claim.lost
+        await claim.complete("done")
+    assert (await dedup.claim("key")).result == "done"
 
 
 @pytest.mark.parametrize("settle", ["fail", "release"])
-async def test_a_key_that_the_same_owner_gave_back_elsewhere_is_lost(settle: str) -> None:
+async def test_a_key_that_the_same_owner_gave_back_elsewhere_is_lost(dedup: Dedup, settle: str) -> None:
     """Another owner may claim it, so the work must not go on as if it held the key."""
-    async with Dedup("memory://") as dedup:
-        claim = await dedup.claim("key", owner="worker", lease=30.0)
-        other = await dedup.claim("key", owner="worker")
-        await (other.fail("no") if settle == "fail" else other.release())
-        with pytest.raises(ClaimLostError):
-            await claim.renew()
-        assert claim.lost
+    claim = await dedup.claim("key", owner="worker", lease=30.0)
+    other = await dedup.claim("key", owner="worker")
+    await (other.fail("no") if settle == "fail" else other.release())
+    with pytest.raises(ClaimLostError):
+        await claim.renew()
+    assert claim.lost
 
 
 async def test_a_block_whose_owner_has_completed_the_claim_elsewhere_goes_on_unrenewed() -> None:
