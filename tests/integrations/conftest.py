@@ -11,7 +11,7 @@ import pytest
 from fastdedup import Dedup
 from fastdedup.integrations.http.lifespan import ASGIApp
 
-from ..fixtures import fixture_of
+from ..fixtures import async_fixture, fixture_of
 from ..stores import TIMEOUT
 from .browser import chromium
 from .desk import Desk
@@ -59,9 +59,8 @@ def make_shop(face: str, url: str, desk: Desk) -> MakeShop:
     return partial(Shop, face, url, desk)
 
 
-@pytest.fixture
-def shop(make_shop: MakeShop) -> Shop:
-    return make_shop()
+shop = async_fixture(lambda make_shop: make_shop())
+"""The example application behind the middleware, closed after the test."""
 
 
 TRUE_HOLD = ("[starlette-/orders-kill]", "[wsgi-bare-/orders-kill]")

@@ -42,11 +42,10 @@ def test_each_row_of_the_tables_names_a_test_and_each_test_a_row() -> None:
 
 
 async def test_the_value_is_a_string_of_rfc_8941(shop: Shop) -> None:
-    async with shop:
-        for sent in ('"a\\"b c"', '"a\\"b c";v=1', '  "a\\"b c"  '):
-            assert (await shop.post(sent=sent)).headers["x-run"] == "1"
-        for sent in ('"plain"', "plain"):
-            assert (await shop.post(sent=sent)).headers["x-run"] == "2"
+    for sent in ('"a\\"b c"', '"a\\"b c";v=1', '  "a\\"b c"  '):
+        assert (await shop.post(sent=sent)).headers["x-run"] == "1"
+    for sent in ('"plain"', "plain"):
+        assert (await shop.post(sent=sent)).headers["x-run"] == "2"
 
 
 NO_STRINGS = ["", '"a', "a b", '"k";=1', "a,b"]
@@ -56,17 +55,15 @@ NO_STRINGS = ["", '"a', "a b", '"k";=1', "a,b"]
 @on_redis  # which is not asked
 @pytest.mark.parametrize("sent", [*NO_STRINGS, "k" * 256, "\xff", "€"])
 async def test_what_is_no_string_is_refused(shop: Shop, sent: str) -> None:
-    async with shop:
-        http = client(shop.app, x_account="ann")
-        answer = await http.post("/orders", headers=[(b"idempotency-key", sent.encode())])
+    http = client(shop.app, x_account="ann")
+    answer = await http.post("/orders", headers=[(b"idempotency-key", sent.encode())])
     problem(answer, "key-malformed", 400)
     assert not shop.runs
 
 
 async def test_two_keys_are_refused(shop: Shop) -> None:
-    async with shop:
-        http = client(shop.app, x_account="ann")
-        twice = await http.post("/orders", headers=[("idempotency-key", "a"), ("idempotency-key", "a")])
+    http = client(shop.app, x_account="ann")
+    twice = await http.post("/orders", headers=[("idempotency-key", "a"), ("idempotency-key", "a")])
     detail = problem(twice, "key-malformed", 400)["detail"]
     assert ("send one" if shop.is_async else "send a String") in detail  # WSGI joins them
     assert not shop.runs
@@ -77,10 +74,9 @@ async def test_two_keys_are_refused(shop: Shop) -> None:
 
 @on_one_of_each
 async def test_a_key_is_not_reused_with_another_payload(shop: Shop) -> None:
-    async with shop:
-        await shop.post(content=b"1")
-        problem(await shop.post(content=b"2"), "key-reused", 422)
-        assert (await shop.post("/payments", content=b"2")).status_code == 201
+    await shop.post(content=b"1")
+    problem(await shop.post(content=b"2"), "key-reused", 422)
+    assert (await shop.post("/payments", content=b"2")).status_code == 201
     assert shop.runs["orders"] == 1
 
 
@@ -120,13 +116,12 @@ async def test_the_expiration_is_published(make_shop: MakeShop) -> None:
 
 
 async def test_the_fingerprint_covers_the_whole_request(shop: Shop) -> None:
-    async with shop:
-        await shop.post("/orders?a=1", content=b"x")
-        others = ("/orders?a=1", b"y"), ("/orders?a=1", b""), ("/orders?a=2", b"x"), ("/orders", b"x")
-        for path, content in others:
-            problem(await shop.post(path, content=content), "key-reused", 422)
-        uploads = [await shop.post("/upload", files={"file": ("a.bin", bytes(5000))}) for _ in range(2)]
-        problem(await shop.post("/upload", files={"file": ("a.bin", bytes(4999))}), "key-reused", 422)
+    await shop.post("/orders?a=1", content=b"x")
+    others = ("/orders?a=1", b"y"), ("/orders?a=1", b""), ("/orders?a=2", b"x"), ("/orders", b"x")
+    for path, content in others:
+        problem(await shop.post(path, content=content), "key-reused", 422)
+    uploads = [await shop.post("/upload", files={"file": ("a.bin", bytes(5000))}) for _ in range(2)]
+    problem(await shop.post("/upload", files={"file": ("a.bin", bytes(4999))}), "key-reused", 422)
     assert len({upload.request.headers["content-type"] for upload in uploads}) == 2, "another boundary each"
     assert uploads[0].json()["size"] == 5000
     assert uploads[1].content == uploads[0].content
@@ -150,9 +145,8 @@ async def test_the_fingerprint_may_be_of_selected_elements(make_shop: MakeShop) 
 
 @on_one_of_each
 async def test_the_specification_is_published(shop: Shop) -> None:
-    async with shop:
-        facts = (await shop.request("GET", "/idempotency")).json()
-        page = await shop.request("GET", "/idempotency", headers={"accept": "text/html"})
+    facts = (await shop.request("GET", "/idempotency")).json()
+    page = await shop.request("GET", "/idempotency", headers={"accept": "text/html"})
     assert facts["header"] == "Idempotency-Key"
     assert {"key", "scope", "specification", "operations", "errors"} <= set(facts)
     assert {"key_format", "replayed_statuses", "in_flight", "largest_request_bytes"} <= set(
@@ -164,24 +158,22 @@ async def test_the_specification_is_published(shop: Shop) -> None:
 
 @on_one_of_each
 async def test_the_key_is_taken_from_the_header(shop: Shop) -> None:
-    async with shop:
-        for _ in range(2):
-            await shop.post("/orders?Idempotency-Key=k", sent=None, json={"Idempotency-Key": "k"})
+    for _ in range(2):
+        await shop.post("/orders?Idempotency-Key=k", sent=None, json={"Idempotency-Key": "k"})
     assert shop.runs["orders"] == 2
 
 
 @on_one_of_each
 async def test_the_lifecycle_is_the_servers(shop: Shop, redis_server: RedisServer) -> None:
-    async with shop:
-        go_on, first = await shop.held()
-        with redis_server.client() as raw:
-            (record,) = raw.keys("t:http:*")
-            assert raw.pttl(record) > 0  # type: ignore[operator]
-            go_on.set()
-            await first
-            assert 0 < raw.pttl(record) <= 86_400_000  # type: ignore[operator]
-        await shop.post("/failing", sent="f")
-        assert (await shop.post("/failing", sent="f")).headers["x-run"] == "2"
+    go_on, first = await shop.held()
+    with redis_server.client() as raw:
+        (record,) = raw.keys("t:http:*")
+        assert raw.pttl(record) > 0  # type: ignore[operator]
+        go_on.set()
+        await first
+        assert 0 < raw.pttl(record) <= 86_400_000  # type: ignore[operator]
+    await shop.post("/failing", sent="f")
+    assert (await shop.post("/failing", sent="f")).headers["x-run"] == "2"
 
 
 # 2.6
@@ -189,35 +181,32 @@ async def test_the_lifecycle_is_the_servers(shop: Shop, redis_server: RedisServe
 
 @on_one_of_each
 async def test_the_first_request_is_processed_as_usual(shop: Shop) -> None:
-    async with shop:
-        with_key, without = await shop.post(content=b"x"), await shop.post(sent=None, content=b"x")
+    with_key, without = await shop.post(content=b"x"), await shop.post(sent=None, content=b"x")
     assert with_key.status_code == without.status_code
     assert set(with_key.headers) == set(without.headers)
     assert with_key.json()["sum"] == without.json()["sum"]
 
 
 async def test_a_duplicate_gets_the_first_result(shop: Shop) -> None:
-    async with shop:
-        for path in ("/orders", "/gone"):
-            first, again = await shop.post(path, content=b"1"), await shop.post(path, '"k"', content=b"1")
-            assert again.headers.pop("idempotency-replayed") == "true"
-            assert (again.status_code, again.content) == (first.status_code, first.content)
-            assert again.headers.multi_items() == first.headers.multi_items()
+    for path in ("/orders", "/gone"):
+        first, again = await shop.post(path, content=b"1"), await shop.post(path, '"k"', content=b"1")
+        assert again.headers.pop("idempotency-replayed") == "true"
+        assert (again.status_code, again.content) == (first.status_code, first.content)
+        assert again.headers.multi_items() == first.headers.multi_items()
     assert (shop.runs["orders"], shop.runs["gone"]) == (1, 1)
 
 
 async def test_a_duplicate_in_flight_is_a_conflict(shop: Shop) -> None:
-    async with shop:
-        go_on, first = await shop.held()
-        busy = await shop.post()
-        problem(busy, "in-progress", 409)
-        assert busy.headers["retry-after"] == "1"
-        problem(await shop.post(content=b"other"), "key-reused", 422)
-        shop.behind(wait=30.0)
-        waiting = asyncio.ensure_future(shop.post())
-        go_on.set()
-        assert (await waiting).content == (await first).content
-        assert (await shop.post()).content == (await first).content
+    go_on, first = await shop.held()
+    busy = await shop.post()
+    problem(busy, "in-progress", 409)
+    assert busy.headers["retry-after"] == "1"
+    problem(await shop.post(content=b"other"), "key-reused", 422)
+    shop.behind(wait=30.0)
+    waiting = asyncio.ensure_future(shop.post())
+    go_on.set()
+    assert (await waiting).content == (await first).content
+    assert (await shop.post()).content == (await first).content
     assert shop.runs["orders"] == 1
 
 
@@ -237,8 +226,7 @@ async def test_a_missing_key_is_400_with_a_link(make_shop: MakeShop) -> None:
 
 @on_one_of_each
 async def test_a_reused_key_is_422_with_a_link(shop: Shop) -> None:
-    async with shop:
-        _, reused = await shop.post(content=b"1"), await shop.post(content=b"2")
+    _, reused = await shop.post(content=b"1"), await shop.post(content=b"2")
     problem(reused, "key-reused", 422)
     assert reused.headers["link"] == LINK
 
@@ -295,28 +283,26 @@ async def test_the_published_format_is_checked_first(make_shop: MakeShop) -> Non
 
 async def test_nobody_fetches_anothers_entry(shop: Shop) -> None:
     names = ["ann", "bob", "ann|k", "#", "-"]
-    async with shop:
-        for _ in range(2):
-            answers = [await shop.post(account=name) for name in names]
-            assert [answer.headers["x-run"] for answer in answers] == ["1", "2", "3", "4", "5"]
-        for headers in ({}, {"x_account": ""}):
-            stranger = await client(shop.app, **headers).post("/orders", headers=key("k"))
-            problem(stranger, "principal-required", 400)
+    for _ in range(2):
+        answers = [await shop.post(account=name) for name in names]
+        assert [answer.headers["x-run"] for answer in answers] == ["1", "2", "3", "4", "5"]
+    for headers in ({}, {"x_account": ""}):
+        stranger = await client(shop.app, **headers).post("/orders", headers=key("k"))
+        problem(stranger, "principal-required", 400)
     assert shop.runs["orders"] == len(names)
 
 
 @on_one_of_each
 async def test_a_key_injects_nothing(shop: Shop, redis_server: RedisServer) -> None:
     odd = ["a|b", "a\\|b", "a||1x2.0", "*", "{a}", "%0d%0aX", "$(x)", "';--", "k" * 255, "|" * 255]
-    async with shop:
-        for run, one in enumerate(odd, 1):
-            escaped = one.replace("\\", "\\\\")
-            assert (await shop.post(sent=f'"{escaped}"')).headers["x-run"] == str(run)
-        if shop.is_async:  # what checks that WSGI is kept to refuses those of its own
-            http = client(shop.app, x_account="ann")
-            for raw_key in (b"a\r\nb", b"a\x00b", "é".encode()):
-                answer = await http.post("/orders", headers=[(b"idempotency-key", raw_key)])
-                problem(answer, "key-malformed", 400)
+    for run, one in enumerate(odd, 1):
+        escaped = one.replace("\\", "\\\\")
+        assert (await shop.post(sent=f'"{escaped}"')).headers["x-run"] == str(run)
+    if shop.is_async:  # what checks that WSGI is kept to refuses those of its own
+        http = client(shop.app, x_account="ann")
+        for raw_key in (b"a\r\nb", b"a\x00b", "é".encode()):
+            answer = await http.post("/orders", headers=[(b"idempotency-key", raw_key)])
+            problem(answer, "key-malformed", 400)
     with redis_server.client() as raw:
         assert len(raw.keys()) == len(odd)  # type: ignore[arg-type]
 
@@ -331,8 +317,7 @@ PASSING = {"conflict": 409, "failing": 500, "raising": 500}
 @pytest.mark.parametrize(("name", "status"), (LASTING | PASSING).items())
 async def test_lasting_answers_are_kept_passing_ones_released(shop: Shop, name: str, status: int) -> None:
     kept = name in LASTING
-    async with shop:
-        first, again = await shop.post(f"/{name}"), await shop.post(f"/{name}")
+    first, again = await shop.post(f"/{name}"), await shop.post(f"/{name}")
     assert first.status_code == again.status_code == status
     assert shop.runs[name] == (1 if kept else 2)
     assert again.headers.get("idempotency-replayed") == ("true" if kept else None)
@@ -342,15 +327,14 @@ async def test_lasting_answers_are_kept_passing_ones_released(shop: Shop, name: 
 
 
 async def test_cookies_are_not_kept(shop: Shop) -> None:
-    async with shop:
-        first, again = await shop.post("/cookie"), await shop.post("/cookie")
-        assert len(first.headers.get_list("set-cookie")) == 2
-        assert "set-cookie" not in again.headers
-        assert again.headers["x-run"] == "1"
-        shop.behind(drop_headers=())
-        first, again = [await shop.post("/cookie", "another") for _ in range(2)]
-        assert len(first.headers.get_list("set-cookie")) == 2
-        assert again.headers.get_list("set-cookie") == first.headers.get_list("set-cookie")
+    first, again = await shop.post("/cookie"), await shop.post("/cookie")
+    assert len(first.headers.get_list("set-cookie")) == 2
+    assert "set-cookie" not in again.headers
+    assert again.headers["x-run"] == "1"
+    shop.behind(drop_headers=())
+    first, again = [await shop.post("/cookie", "another") for _ in range(2)]
+    assert len(first.headers.get_list("set-cookie")) == 2
+    assert again.headers.get_list("set-cookie") == first.headers.get_list("set-cookie")
 
 
 async def _check_that_it_is_sent_once(shop: Shop, path: str, status: int, whole: bytes) -> None:
@@ -379,9 +363,8 @@ async def test_a_large_response_is_sent_once(shop: Shop) -> None:
 @on_one_of_each
 async def test_a_large_request_is_413(shop: Shop) -> None:
     large = b"x" * (1024 * 1024 + 1)
-    async with shop:
-        problem(await shop.post(content=large), "body-too-large", 413)
-        assert (await shop.post(content=large, sent=None)).status_code == 201
+    problem(await shop.post(content=large), "body-too-large", 413)
+    assert (await shop.post(content=large, sent=None)).status_code == 201
     assert shop.runs["orders"] == 1
 
 
@@ -470,10 +453,9 @@ async def test_a_response_that_cannot_be_stored_is_sent(
 
 @pytest.mark.parametrize("face", ["starlette", "fastapi"])
 async def test_background_work_comes_after_storing(shop: Shop) -> None:
-    async with shop:
-        for _ in range(2):
-            await shop.post()
-            assert shop.desk.after["orders"] == 1
+    for _ in range(2):
+        await shop.post()
+        assert shop.desk.after["orders"] == 1
 
 
 @pytest.mark.parametrize("release", [True, False])

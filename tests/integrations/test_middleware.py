@@ -22,12 +22,11 @@ def url(redis_url: str) -> str:
 
 
 async def test_requests_without_a_key_or_of_other_methods_run_each_time(shop: Shop) -> None:
-    async with shop:
-        for _ in range(2):
-            await shop.post(sent=None)
-            await shop.request("GET", "/orders")
-            answer = await shop.request("PUT", "/orders")
-            assert "idempotency-replayed" not in answer.headers
+    for _ in range(2):
+        await shop.post(sent=None)
+        await shop.request("GET", "/orders")
+        answer = await shop.request("PUT", "/orders")
+        assert "idempotency-replayed" not in answer.headers
     assert shop.runs["orders"] == 6
 
 
@@ -59,8 +58,7 @@ async def test_only_allowed_headers_are_replayed(make_shop: MakeShop) -> None:
 
 
 async def test_a_short_streamed_response_is_replayed_whole(shop: Shop) -> None:
-    async with shop:
-        first, again = await shop.post("/chunks"), await shop.post("/chunks")
+    first, again = await shop.post("/chunks"), await shop.post("/chunks")
     assert first.content == again.content == b"one,two,three"
     assert shop.runs["chunks"] == 1
 
@@ -87,9 +85,8 @@ async def test_a_request_body_over_the_limit_is_413_and_nothing_runs(
 
 
 async def test_the_handler_finds_its_claim(shop: Shop) -> None:
-    async with shop:
-        for sent in ("k", "k", None):
-            await shop.post("/failing", sent)
+    for sent in ("k", "k", None):
+        await shop.post("/failing", sent)
     first, second, without = [shop.claim(run) for run in range(3)]
     assert (first.attempt, second.attempt) == (1, 2)
     assert 0 < first.fence < second.fence
@@ -99,8 +96,7 @@ async def test_the_handler_finds_its_claim(shop: Shop) -> None:
 
 @of_asgi
 async def test_handlers_in_threads_are_run_once_as_well(shop: Shop) -> None:
-    async with shop:
-        first, again = await shop.post("/sync/orders"), await shop.post("/sync/orders")
+    first, again = await shop.post("/sync/orders"), await shop.post("/sync/orders")
     assert first.status_code == 201
     assert again.content == first.content
     assert shop.runs["orders"] == 1
