@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial, wraps
+from inspect import isawaitable
 from typing import Any
 
 import pytest
@@ -39,3 +40,8 @@ def once_of(
         return work(*args, **options)
 
     return once(asynchronous)
+
+
+async def told(answer: Any) -> Any:
+    """Return the answer of a call of either face: synchronous code has it at once."""
+    return await answer if isawaitable(answer) else answer

@@ -164,7 +164,6 @@ async def test_work_and_response_are_committed_once(
 @each_way
 @pytest.mark.parametrize("how", ["5xx", "error"])
 async def test_what_fails_is_rolled_back(how: str, till: Till, mortal_postgres: Place, key: str) -> None:
-
     def fail() -> int:
         if how == "error":
             raise LookupError

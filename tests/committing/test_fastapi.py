@@ -308,7 +308,6 @@ async def test_begin_that_does_not_commit_is_told_at_its_first_use(bank: Bank) -
 
 
 async def test_a_begin_that_only_logs_errors_rolls_back(bank: Bank) -> None:
-
     @asynccontextmanager
     async def quiet() -> AsyncIterator[Any]:
         try:

@@ -74,7 +74,6 @@ async def test_an_async_handler_needs_the_async_inbox(bank: Bank) -> None:
 
 
 async def test_starlette_checks_the_kind_of_an_endpoint_at_once(bank: Bank) -> None:
-
     def plain(request: Request, committed: Committed[Any]) -> None: ...
 
     decorate = commits(bank.gate, bank.inbox, begin=bank.sessions.begin, principal=by_header("x"))

@@ -178,7 +178,6 @@ async def test_a_held_lock_says_when_to_come_back(dedup: Dedup) -> None:
 
 
 async def test_a_lock_that_ran_out_is_an_error_on_leaving(dedup: Dedup) -> None:
-
     async def overtaken() -> None:
         async with dedup.lock("key", lease=0.02), dedup.lock("key", wait=LONG):
             pass
@@ -220,7 +219,6 @@ async def test_once_frees_the_key_on_an_exception_and_records_those_named(dedup:
 
 
 async def test_once_raises_what_is_no_result(dedup: Dedup) -> None:
-
     @dedup.once(key=lambda body: "key", fingerprint=lambda body: body)
     async def work(body: str) -> str:
         return body

@@ -154,7 +154,6 @@ async def test_two_subscribers_of_one_message_both_work(shop: Shop) -> None:
 
 
 async def test_an_attempt_sees_the_message_as_it_came(shop: Shop) -> None:
-
     async def on_order(order: Any) -> None:
         shop.runs.append(order.pop("number"))
         if len(shop.runs) < 2:
@@ -168,7 +167,6 @@ async def test_an_attempt_sees_the_message_as_it_came(shop: Shop) -> None:
 
 @pytest.mark.parametrize("error", [DeadLetterError("cancelled"), RejectMessage()], ids=repr)
 async def test_a_handler_can_give_a_message_up(shop: Shop, error: Exception) -> None:
-
     async def on_order(order: Any) -> None:
         shop.runs.append(order)
         raise error
@@ -180,7 +178,6 @@ async def test_a_handler_can_give_a_message_up(shop: Shop, error: Exception) -> 
 
 
 async def test_a_handler_that_acknowledges_has_done_the_work(shop: Shop) -> None:
-
     async def on_order(order: Any) -> None:
         shop.runs.append(order)
         raise AckMessage
@@ -208,7 +205,6 @@ async def test_a_handler_that_stops_its_consumer_has_not_failed(redis_url: str) 
 
 
 async def test_a_sync_handler_works_in_its_thread(shop: Shop) -> None:
-
     def on_order(order: Any) -> None:
         shop.runs.append(order)
 

@@ -246,7 +246,6 @@ async def test_attempts_that_the_message_tells_of_count_too(open_consumer: Open)
 
 
 async def test_a_handler_can_give_a_message_up(consumer: Consumer) -> None:
-
     def give_up() -> None:
         raise DeadLetterError("this order was cancelled")
 

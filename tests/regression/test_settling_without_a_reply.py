@@ -23,9 +23,9 @@ from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis import RedisStore
 from fastdedup.stores.sidecar import SidecarStore
-from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.testing import FakeStore, fake_sync_dedup
 
+from ..faces import each_face, gate_of, told
 from ..proxy import Fate, Proxy, proxied
 from ..servers import RedisServer
 from ..sidecar.running import figure
@@ -261,35 +261,26 @@ async def test_a_completion_through_an_outage_is_counted_once(given_up: bool) ->
 # `complete(within=...)` took text, a negative number and infinity. `fastdedup.sync` had no `within` at all.
 
 
+@each_face
 @pytest.mark.parametrize("within", ["1", -1, inf, nan, True, timedelta(seconds=-1)])
 @pytest.mark.parametrize("how", ["complete", "fail"])
-async def test_within_that_is_no_time_is_refused(redis_url: str, how: str, within: Any) -> None:
+async def test_within_that_is_no_time_is_refused(redis_url: str, how: str, within: Any, face: str) -> None:
     """And the claim is still live."""
-    async with Dedup(redis_url, namespace="t") as dedup:
-        claim = await dedup.claim("k")
+    async with gate_of(face, redis_url, namespace="t") as dedup:
+        claim = await told(dedup.claim("k"))
         with pytest.raises(ConfigError, match="within"):
-            await getattr(claim, how)(within=within)
-        await claim.complete("done", within=1)
-        assert (await dedup.claim("k")).result == "done"
+            await told(getattr(claim, how)(within=within))
+        await told(claim.complete("done", within=1))
+        assert (await told(dedup.claim("k"))).result == "done"
 
 
+@each_face
 @pytest.mark.parametrize("within", [0, 0.5, 2, timedelta(seconds=1), None])
-async def test_within_that_is_a_time_is_taken(redis_url: str, within: Any) -> None:
-    async with Dedup(redis_url, namespace="t") as dedup:
-        claim = await dedup.claim("k")
-        await claim.complete("done", within=within)
-        assert (await dedup.claim("k")).result == "done"
-
-
-@pytest.mark.parametrize("within", ["1", -1, nan])
-@pytest.mark.parametrize("how", ["complete", "fail"])
-def test_synchronous_code_is_told_of_no_time(redis_url: str, how: str, within: Any) -> None:
-    with SyncDedup(redis_url, namespace="t") as dedup:
-        claim = dedup.claim("k")
-        with pytest.raises(ConfigError, match="within"):
-            getattr(claim, how)(within=within)
-        claim.complete("done", within=timedelta(seconds=1))
-        assert dedup.claim("k").result == "done"
+async def test_within_that_is_a_time_is_taken(redis_url: str, within: Any, face: str) -> None:
+    async with gate_of(face, redis_url, namespace="t") as dedup:
+        claim = await told(dedup.claim("k"))
+        await told(claim.complete("done", within=within))
+        assert (await told(dedup.claim("k"))).result == "done"
 
 
 @pytest.mark.parametrize("within", [0, 0.1])

@@ -23,6 +23,7 @@ from fastdedup.core.calls import KnownCall
 from fastdedup.errors import ResultError
 from fastdedup.sync import Dedup as SyncDedup
 
+from ..faces import each_face, gate_of, told
 from ..fixtures import async_fixture
 from ..stores import TIMEOUT
 from ..unit.test_codec import PickleCodec
@@ -91,7 +92,6 @@ def test_a_claim_of_the_sync_gate_has_no_truth_value(url: str) -> None:
 
 
 async def test_a_claim_never_awaited_warns(dedup: Dedup) -> None:
-
     def claim() -> None:
         dedup.claim("key")
 
@@ -143,38 +143,26 @@ def test_with_points_to_the_sync_gate(url: str) -> None:
 # Replaying
 
 
-async def test_replay_answers_for_each_outcome(dedup: Dedup) -> None:
-    first = await dedup.claim("key", fingerprint="a")
-    with pytest.raises(UsageError, match="nothing to replay"):
-        first.replay()
-    with pytest.raises(InProgressError) as busy:
-        (await dedup.claim("key", fingerprint="a")).replay()
-    assert 0 < busy.value.retry_after <= dedup.settings.lease
-    with pytest.raises(MismatchError):
-        (await dedup.claim("key", fingerprint="b")).replay()
-    await first.complete({"order": 1})
-    for _ in range(3):
-        assert (await dedup.claim("key", fingerprint="a")).replay() == {"order": 1}
-    await (await dedup.claim("failed")).fail("card declined")
-    with pytest.raises(FailedError) as failed:
-        (await dedup.claim("failed")).replay()
-    assert failed.value.error == "card declined"
-    with pytest.raises(InvalidKeyError):
-        (await dedup.tokens.redeem("never-issued-token-of-some-length")).replay()
-
-
-def test_replay_of_the_sync_gate_answers_for_each_outcome(url: str) -> None:
-    with sync_gate(url) as dedup:
-        first = dedup.claim("key")
-        with pytest.raises(UsageError):
+@each_face
+async def test_replay_answers_for_each_outcome(url: str, face: str) -> None:
+    async with gate_of(face, url, namespace="t", timeout=TIMEOUT) as dedup:
+        first = await told(dedup.claim("key", fingerprint="a"))
+        with pytest.raises(UsageError, match="nothing to replay"):
             first.replay()
-        with pytest.raises(InProgressError):
-            dedup.claim("key").replay()
-        first.complete({"order": 1})
-        assert dedup.claim("key").replay() == {"order": 1}
-        dedup.claim("failed").fail("card declined")
-        with pytest.raises(FailedError):
-            dedup.claim("failed").replay()
+        with pytest.raises(InProgressError) as busy:
+            (await told(dedup.claim("key", fingerprint="a"))).replay()
+        assert 0 < busy.value.retry_after <= dedup.settings.lease
+        with pytest.raises(MismatchError):
+            (await told(dedup.claim("key", fingerprint="b"))).replay()
+        await told(first.complete({"order": 1}))
+        for _ in range(3):
+            assert (await told(dedup.claim("key", fingerprint="a"))).replay() == {"order": 1}
+        await told((await told(dedup.claim("failed"))).fail("card declined"))
+        with pytest.raises(FailedError) as failed:
+            (await told(dedup.claim("failed"))).replay()
+        assert failed.value.error == "card declined"
+        with pytest.raises(InvalidKeyError):
+            (await told(dedup.tokens.redeem("never-issued-token-of-some-length"))).replay()
 
 
 # A result that cannot be stored: its effect has happened

@@ -8,7 +8,6 @@ another process that redeems or consumes the token waits.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import itertools
 import time
@@ -19,17 +18,18 @@ from itertools import chain
 import httpx
 import pytest
 
-from fastdedup import BreakerState, Dedup, Outcome, UnavailableError
+from fastdedup import Dedup, Outcome, UnavailableError
 from fastdedup import sync as synchronous
 from fastdedup.core.orphans import MAX_ORPHANS
 from fastdedup.events import Event, UndoOverflow
 from fastdedup.kernel.granted import GRANTED
 
+from ..faces import each_face, gate_of, told
 from ..idle import IdleTime
 from ..proxy import Proxy, proxied
 from ..servers import RedisServer
 from ..sidecar.running import Sidecar
-from ..waiting import wait_until
+from ..waiting import answered, wait_until
 
 TIMEOUT = 0.6
 LONGER = 2.4
@@ -295,46 +295,23 @@ async def test_no_more_is_an_id_of_a_list_that_waits_for_another_id(
             await held
 
 
+@each_face
 async def test_refused_ids_do_not_drive_out_those_that_were_sent(
-    redis_url: str, redis_server: RedisServer
+    redis_url: str, redis_server: RedisServer, face: str
 ) -> None:
     """The breaker refuses lists at once, so callers who retry meanwhile pass the limit of what is taken back."""
     events: list[Event] = []
-    async with Dedup(redis_url, namespace="t", timeout=TIMEOUT, on_event=events.append) as dedup:
+    async with gate_of(face, redis_url, namespace="t", timeout=TIMEOUT, on_event=events.append) as dedup:
         ledger = dedup.ledger("orders", window=60, capacity=100_000)
-        await ledger.first("warm")
+        await told(ledger.first("warm"))
         with redis_server.frozen():
             with pytest.raises(UnavailableError):
-                await ledger.first("sent")
+                await told(ledger.first("sent"))
             for number in range(2 * MAX_ORPHANS // 1_000):
                 with pytest.raises(UnavailableError):
-                    await ledger.first_many([f"{number}-{each}" for each in range(1_000)])
-        await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="the store is back")
-        assert await ledger.first("sent")
+                    await told(ledger.first_many([f"{number}-{each}" for each in range(1_000)]))
+        assert await answered(lambda: told(ledger.first("sent")))
         assert not [event for event in events if isinstance(event, UndoOverflow)]
-
-
-def test_nor_does_synchronous_code(redis_url: str, redis_server: RedisServer) -> None:
-    events: list[Event] = []
-    with synchronous.Dedup(redis_url, namespace="t", timeout=TIMEOUT, on_event=events.append) as dedup:
-        ledger = dedup.ledger("orders", window=60, capacity=100_000)
-        ledger.first("warm")
-        with redis_server.frozen():
-            with pytest.raises(UnavailableError):
-                ledger.first("sent")
-            for number in range(2 * MAX_ORPHANS // 1_000):
-                with pytest.raises(UnavailableError):
-                    ledger.first_many([f"{number}-{each}" for each in range(1_000)])
-        assert told_first(ledger, "sent")
-        assert not [event for event in events if isinstance(event, UndoOverflow)]
-
-
-def told_first(ledger: synchronous.Ledger, id: str) -> bool:
-    """Ask until the store is back."""
-    for _ in range(1_000_000):
-        with contextlib.suppress(UnavailableError):
-            return ledger.first(id)
-    raise AssertionError("the store is not back")
 
 
 def records(server: RedisServer) -> dict[bytes, bytes]:
