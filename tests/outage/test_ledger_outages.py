@@ -60,27 +60,6 @@ async def test_a_batch_cut_in_half_remembers_nothing(
         assert not any(await ledger_of(other).first_many(ids[:300]))
 
 
-async def test_a_frozen_server_that_thaws_gives_each_id_once(
-    redis_url: str, redis_server: RedisServer
-) -> None:
-    """It executes what lies in its sockets, when the caller has given that up."""
-    async with gate(redis_url, 0.15) as dedup, gate(redis_url) as other:
-        ledger = ledger_of(dedup)
-        await ledger.seen("the ledger is founded")
-        await ledger_of(other).seen("the ledger is known")
-        with redis_server.frozen():
-            calls = [ledger.first("a"), ledger.first_many(["b", "c"]), ledger.first("mine", owner="me")]
-            errors = await asyncio.gather(*calls, return_exceptions=True)
-            assert [type(error) for error in errors] == [UnavailableError] * 3
-        assert await answered(lambda: ledger.first("a")) is True
-        assert await answered(lambda: ledger.first_many(["b", "c"])) == [True, True]
-        assert await answered(lambda: ledger.first("mine", owner="me")) is True
-        await wait_until(
-            lambda: not len(dedup.gate.connection.orphans), description="nothing is left to undo"
-        )
-        assert await ledger_of(other).first_many(["a", "b", "c", "mine"]) == [False] * 4
-
-
 async def test_a_killed_server_refuses_and_takes_ids_again() -> None:
     """Also where the ledger was never opened: the policy names the time to wait."""
     async with site_of("killed") as site, gate(site.server.url) as dedup:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import Dedup, ForeignRecordError, Outcome, UnavailableError
-from fastdedup.kernel.keyspace import Keyspace, Kind
+from fastdedup import Dedup, Outcome, UnavailableError
 
 from ..proxy import proxied
 from ..servers import RedisServer
@@ -28,20 +27,6 @@ def gate(url: str, **options: Any) -> Dedup:
 # The model simulates each way of losing a reply, and clients that race meanwhile.
 
 
-async def test_forget_is_sent_once_and_says_that_it_does_not_know(
-    redis_url: str, redis_server: RedisServer
-) -> None:
-    """It names no owner: sent again it could remove the next owner's claim."""
-    async with proxied(redis_server) as proxy, gate(proxy.url) as dedup, gate(redis_url) as direct:
-        claim = await dedup.claim("key")
-        await claim.complete("done")
-        proxy.lose("forget")
-        with pytest.raises(UnavailableError):
-            await dedup.forget("key")
-        assert (proxy.seen["forget"], proxy.lost["forget"]) == (1, 1)
-        assert (await direct.claim("key")).acquired, "it was removed"
-
-
 async def test_a_late_reply_is_not_taken_for_the_next_ones(redis_url: str, redis_server: RedisServer) -> None:
     async with proxied(redis_server) as proxy, gate(proxy.url, timeout=SHORT) as dedup:
         keys = [f"key-{n}" for n in range(40)]
@@ -56,20 +41,6 @@ async def test_a_late_reply_is_not_taken_for_the_next_ones(redis_url: str, redis
             for key in keys[3:]:
                 claim = await answered(lambda key=key: dedup.claim(key))  # type: ignore[misc]
                 assert claim.result == key
-
-
-async def test_a_failed_claim_many_frees_what_it_took_though_the_reply_was_lost(
-    redis_url: str, redis_server: RedisServer
-) -> None:
-    """Told "you hold it already", it took its own claim for an earlier one of the same owner."""
-    async with proxied(redis_server) as proxy, gate(proxy.url) as dedup, gate(redis_url) as direct:
-        with redis_server.client() as raw:
-            raw.set(Keyspace("fastdedup", Kind.CLAIM).wire("foreign"), "not ours", ex=60)
-        proxy.lose("claim")
-        with pytest.raises(ForeignRecordError):
-            await dedup.claim_many(["key", "foreign"], lease=60)
-        assert proxy.lost["claim"] == 1
-        assert (await direct.claim("key")).acquired
 
 
 async def test_200_claims_whose_replies_were_lost_are_200_winners(
