@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import asyncpg  # type: ignore[import-untyped] # ships no types
-from fastapi import Depends, FastAPI, Header
+from fastapi import Depends, FastAPI, Header, Request
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -148,7 +148,33 @@ def committing(begin: Callable[[], Any], work: Callable[..., Any], app: FastAPI)
         return await work(request.session, body)
 
 
-ENDPOINTS = {"bare": bare, "claimed": claimed, "inbox": inbox_by_hand, "committing": committing}
+def all_by_hand(begin: Callable[[], Any], work: Callable[..., Any], app: FastAPI) -> None:
+    """Gate, transaction and row in the handler, without FastAPI's dependencies and without rules of HTTP."""
+    dedup, inbox = gate(), Inbox("bench", keep=3600.0)
+    Idempotency(app, dedup)
+
+    @app.post("/orders", status_code=201)
+    async def order(body: Order, request: Request) -> Any:
+        key = request.headers["idempotency-key"]
+        async with dedup.claim(key) as claim:
+            if not claim.acquired:
+                return claim.replay()
+            async with begin() as opened:
+                receipt = await inbox.receive(opened, key)
+                result = await work(opened, body) if receipt.first else receipt.replay()
+                if receipt.first:
+                    await receipt.complete(result)
+            await claim.complete(result)
+        return result
+
+
+ENDPOINTS = {
+    "bare": bare,
+    "claimed": claimed,
+    "inbox": inbox_by_hand,
+    "hand": all_by_hand,
+    "committing": committing,
+}
 
 
 def create() -> FastAPI:

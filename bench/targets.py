@@ -10,6 +10,8 @@ from bench.committing import (
     ASYNCPG,
     GATE_ASYNCPG,
     GATE_SQLALCHEMY,
+    HAND_ASYNCPG,
+    HAND_SQLALCHEMY,
     INBOX_ASYNCPG,
     INBOX_SQLALCHEMY,
     SQLALCHEMY,
@@ -313,6 +315,8 @@ TARGETS = (
     Target("29", "… the server's CPU for a request, asyncpg", _commits(ASYNCPG, CPU)),
     Target("29", "… ratio to the inbox's row by hand, asyncpg", _commits(INBOX_ASYNCPG)),
     Target("29", "… ratio to the inbox's row by hand, SQLAlchemy's ORM", _commits(INBOX_SQLALCHEMY)),
+    Target("29", "… the gate and the inbox's row by hand, ratio to its row, asyncpg", _commits(HAND_ASYNCPG)),
+    Target("29", "… the same by SQLAlchemy's ORM", _commits(HAND_SQLALCHEMY)),
     Target("29", "… with Claimed(), the gate alone, asyncpg", _commits(GATE_ASYNCPG)),
     Target("29", "… with Claimed(), by SQLAlchemy's ORM", _commits(GATE_SQLALCHEMY)),
 )  # fmt: skip
