@@ -209,10 +209,10 @@ class Executor:
             again = op.copy()
             verdict = await look(again)
             if verdict.outcome == "acquired":
-                self.connection.orphans.leave_to_owner(again)  # an earlier look may be an orphan
+                was_orphan = self.connection.orphans.leave_to_owner(again)  # an earlier look may be one
                 if hasattr(again, "at"):
                     op.at = again.at
-                if hasattr(again, "resent"):
+                if was_orphan or hasattr(again, "resent"):
                     op.resent = True
         return verdict
 

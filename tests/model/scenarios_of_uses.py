@@ -137,7 +137,10 @@ async def redeem_what_is_consumed(world: World) -> None:
         with world.bounded("second", 5 * TIMEOUT):
             claim = await world.gates[1].tokens.redeem(token, wait=TIMEOUT)
         if claim.acquired:
-            await patiently(claim.release)
+            with world.promises.holds(
+                "second", "token", fence=claim.fence
+            ):  # until it gives up to release it
+                await patiently(claim.release)
         world.promises.told(asked, False if claim.outcome is Outcome.SUCCEEDED else None)
 
     start_later(world, 0.1, redeems)

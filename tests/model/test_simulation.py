@@ -93,6 +93,7 @@ MET = {
 FOUND = (
     Run("local_lru", ((0, "hung"), (2, "hung")), 3),
     Run("claim_many", ((0, "copied"), (2, "refused")), 14),
+    Run("redeem_what_is_consumed", ((1, "lost"), (3, "copied")), 33, 2),
 )
 """Runs with two faults that `make model` has found, and that broke a promise then."""
 SEEDS = ("1", "2")

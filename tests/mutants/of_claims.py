@@ -85,6 +85,12 @@ CLAIMS = {
     ],
     "fastdedup/core/executor.py": [
         Mutant(
+            "A redeemed token is not watched, although a copy of an earlier look may come late.",
+            'if was_orphan or hasattr(again, "resent"):',
+            'if hasattr(again, "resent"):',
+            "redeem_what_is_consumed",
+        ),
+        Mutant(
             "A use of a token is told as a duplicate although it may still be taken back.",
             "return 2 * connection.timeout - age if connection.store_time_us else 0.0",
             "return 0.0",
