@@ -287,9 +287,9 @@ async def test_a_token_that_is_no_text_is_a_mistake(dedup: Dedup, token: Any) ->
 @pytest.mark.parametrize("value", [object(), {1: 2}, math.nan, {"a": math.inf}, "\ud800"])
 async def test_a_fingerprint_of_what_json_cannot_hold_is_refused(dedup: Dedup, value: Any) -> None:
     """As fingerprint() itself does; for a token's subject too."""
-    with pytest.raises(ConfigError, match=r"fingerprint\(\)"):
+    with pytest.raises(ConfigError, match="fingerprint"):
         await dedup.claim("k", fingerprint=value)
-    with pytest.raises(ConfigError, match=r"fingerprint\(\)"):
+    with pytest.raises(ConfigError, match="fingerprint"):
         await dedup.tokens.issue(subject=value)
 
 

@@ -417,4 +417,5 @@ async def test_an_endless_stream_ends_when_the_client_is_gone() -> None:
         await wait_until(lambda: len(again.sent) > 2, description="the key is free again")
         again.deaf = True
         await asyncio.wait([task])
+        assert task.exception() is not None
         assert (again.status, runs) == (200, 2)

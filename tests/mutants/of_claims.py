@@ -145,12 +145,6 @@ CLAIMS = {
             "claim_many",
         ),
         Mutant(
-            "A list that ends early keeps a key whose first reply was lost: it seems to be an earlier claim's.",
-            "and (self.owner is None or is_first_hand(claim, claim.answer))",
-            "and is_first_hand(claim, claim.answer)",
-            "claim_many",
-        ),
-        Mutant(
             "What a list has accepted is sent although the list has failed.",
             "        self._done.cancel()  # no",
             "        # no",

@@ -12,6 +12,12 @@ ENGINE = {
             "return True",
             "named_again",
         ),
+        Mutant(
+            "A list that ends early keeps a key whose first reply was lost: it seems to be an earlier claim's.",
+            "return not op.named or (named.is_alone(op, reply) and is_first_hand(op, reply))",
+            "return named.is_alone(op, reply) and is_first_hand(op, reply)",
+            "claim_many",
+        ),
     ],
     "fastdedup/kernel/named.py": [
         Mutant(
