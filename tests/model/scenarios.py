@@ -12,6 +12,7 @@ from math import inf
 from typing import TypeVar
 
 from fastdedup import Claim, ClaimLostError, Dedup, InProgressError, Outcome, UnavailableError
+from fastdedup.kernel.owners import owner_field
 
 from .promises import Effect
 from .simulation import LEASE, TIMEOUT, World, scenario
@@ -424,3 +425,19 @@ async def named_hedge(world: World) -> None:
     await world.gate.get("k")
     calls += [world.start(who, call(who)) for who in ("one", "two")]
     start_later(world, 0.3, lambda: claim_work_complete(world, "second", world.gates[1], "k"))
+
+
+@scenario(gates=2)
+async def asked_again_by_name(world: World) -> None:
+    """A claim ends in an error that names its owner; under this name its client asks again, and holds the key."""
+    audited(world, "k")
+    start_later(world, 0.3, lambda: claim_work_complete(world, "second", world.gates[1], "k"))
+    asked = world.loop.time()
+    try:
+        claim = await world.gate.claim("k")
+    except UnavailableError as error:
+        owner = error.owner
+        assert owner is not None
+        world.chosen.add(owner_field(owner))
+        claim = await patiently(lambda: world.gate.claim("k", owner=owner))
+    await work_on(world, "main", "k", claim, asked, work=0.5)

@@ -138,6 +138,8 @@ class World:
         """Seconds within which a waiter gets news while all goes well."""
         self.is_long_outage = len(fates) > 1 and "outage" in fates
         """The store may be away for longer than `short_lease`."""
+        self.chosen: set[bytes] = set()
+        """The owners that the package has generated, and that a client names when it asks again."""
         self.short_lease = 3.0 if run.sentinels else 0.9
         """Seconds of a lease that is renewed, more than a failover takes: work whose lease ends may be done again."""
         self.may_free_late = len(fates) > 1 or "copied" in fates
@@ -295,7 +297,8 @@ class World:
         for wire, record in self._far_end.records():
             if record.state not in "PW" or record.left_ms <= 0 or record.fence in died:
                 continue
-            if record.owner[:1] != b"\0" and not self.is_heard:
+            is_chosen = record.owner[:1] != b"\0" or record.owner in self.chosen
+            if is_chosen and not self.is_heard:
                 continue  # its reply was lost: the same name gets its claim back, so it is left alone
             what = f"{wire!r} is held for nobody for {record.left_ms} ms more"
             self.promises.contradicts(what)

@@ -68,6 +68,7 @@ FEWEST = {
     "named_owner": 500,
     "named_again": 650,
     "named_hedge": 100,
+    "asked_again_by_name": 100,
     "alone": 400,
     "breaker": 70,
     "forget": 250,

@@ -29,6 +29,12 @@ ENGINE = {
     ],
     "fastdedup/kernel/engine.py": [
         Mutant(
+            "A claim is freed although its client has asked for it again by its owner's name.",
+            "            self._orphans.leave_to_owner(op)\n",
+            "",
+            "asked_again_by_name",
+        ),
+        Mutant(
             "A claim that got no answer is forgotten, and may hold its key for nobody.",
             "self._note_orphan(cast(ClaimOp, op), sent=sent)",
             "pass",
