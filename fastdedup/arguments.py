@@ -155,11 +155,11 @@ def _label_of(function: Callable[..., Any]) -> str:
 
 
 def _signature_of(function: Callable[..., Any]) -> Signature | None:
-    """Return how a function may be called; None for a function of C, which does not show it."""
+    """Return how a function may be called; None if it does not show that, like a function of C."""
     try:
         # Not the parameters of the function that a decorator wraps: it may be called with other arguments.
         return inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):
+    except Exception:  # noqa: BLE001 -- Python 3.14 also evaluates annotations, which may name what is not known here
         return None
 
 

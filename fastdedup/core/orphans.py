@@ -121,7 +121,8 @@ class Orphan:
         """True if a late copy of it may be freed too, after it was freed.
 
         False for a named owner, which may claim the key again, and for a holding whose fence is known and whose claim
-        was sent once: its owner may have been passed on, and hold the key again.
+        was sent once: its owner may have been passed on, and hold the key again. If the claim was sent twice, a late
+        copy is likelier than a generated name that another process claims with.
         """
         return (not self.fence or self.resent) and is_drawn(owner)
 

@@ -197,4 +197,6 @@ async def claim_once(gate: Gate, call: ClaimOp, terms: Terms) -> Verdict:
         was_orphan = gate.connection.orphans.leave_to_owner(op)  # an earlier look, which may have acquired it
         if was_orphan or hasattr(op, "resent"):
             call.resent = True
+        if op.named and hasattr(op, "future"):
+            call.future = op.future  # by which the engine knows whether the caller learned of it
     return verdict

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from ..model import Outcome
+from .answers import is_first_hand
 from .operations import ClaimOp, Verdict
 
 MOST = 10_000
@@ -16,10 +17,17 @@ Name = tuple[bytes, bytes]
 
 
 class NamedAcquisition(NamedTuple):
-    """An acquisition by a named owner. `calls`: how many callers know of it, and are not gone."""
+    """An acquisition by a named owner.
+
+    Attributes:
+        fence: its fence.
+        calls: how many callers know of it, and are not gone.
+        ours: one of this process's calls has acquired it.
+    """
 
     fence: int
     calls: int
+    ours: bool
 
 
 class NamedClaims:
@@ -53,25 +61,35 @@ class NamedClaims:
             del self.open[name]
         verdict = verdict_known_by(op)
         if verdict is not None:
-            known = self._acquired.pop(name, None)
-            calls = known.calls if known is not None and known.fence == verdict.fence else 0
-            self._acquired[name] = NamedAcquisition(verdict.fence, calls + 1)
-            if len(self._acquired) > MOST:
-                self._acquired.popitem(last=False)
+            self._note(name, op, verdict, 1)
+
+    def _note(self, name: Name, op: ClaimOp, verdict: Verdict, more: int) -> NamedAcquisition:
+        """Count callers that know of an acquisition; return what is known of it."""
+        known = self._acquired.pop(name, None)
+        if known is None or known.fence != verdict.fence:
+            known = NamedAcquisition(verdict.fence, 0, False)
+        ours = known.ours or is_first_hand(op, verdict)
+        noted = self._acquired[name] = NamedAcquisition(verdict.fence, max(known.calls + more, 0), ours)
+        if len(self._acquired) > MOST:
+            self._acquired.popitem(last=False)
+        return noted
 
     def is_alone(self, op: ClaimOp, verdict: Verdict) -> bool:
         """Note that the caller of a claim that acquired its key is gone.
 
-        Return True if no other call of the same owner for the same key knows of that acquisition, or is open.
+        Return True if a call of this process has acquired it, and no other call of the same owner for the same key
+        knows of that acquisition, or is open.
         """
         name = (op.wire, op.owner)
-        known = self._acquired.get(name)
-        if known is not None and known.fence == verdict.fence:
-            left = known.calls - (verdict_known_by(op) is not None)
-            self._acquired[name] = NamedAcquisition(known.fence, left)
-            if left > 0:
-                return False
-        return all(other is op or other.future.cancelled() for other in self.open.get(name, ()))
+        noted = self._note(name, op, verdict, -int(verdict_known_by(op) is not None))
+        if noted.calls or not noted.ours:
+            return False
+        is_alone = all(other is op or other.future.cancelled() for other in self.open.get(name, ()))
+        if is_alone:
+            del self._acquired[
+                name
+            ]  # its key is freed: a later call of this name that gets it back is not the first
+        return is_alone
 
 
 def verdict_known_by(op: ClaimOp) -> Verdict | None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..model import Outcome
-from .answers import is_first_hand
 from .named import NamedClaims
 from .operations import ClaimOp, ReleaseOp, Reply, Verdict
 
@@ -57,7 +56,7 @@ def is_orphan(op: ClaimOp, reply: Reply, named: NamedClaims) -> bool:
     """
     if not isinstance(reply, Verdict) or reply.outcome is not Outcome.ACQUIRED:
         return False
-    return not op.named or (named.is_alone(op, reply) and is_first_hand(op, reply))
+    return not op.named or named.is_alone(op, reply)
 
 
 def resent(ops: Sequence[ClaimOp], replies: Sequence[Reply]) -> list[ClaimOp]:

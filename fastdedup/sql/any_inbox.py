@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import AsyncContextDecorator, ContextDecorator
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 from ..checks import Seconds, call_text, takes, with_article
@@ -112,10 +114,15 @@ class AnyInbox(Generic[B]):
             raise ConfigError(
                 "this needs a transaction of its own: give it, or the inbox, begin=, such as begin=Session.begin"
             )
-        # Some transactions can be called: those of @contextmanager and Django's atomic() as decorators, and a
-        # connection of sqlite3 with a statement.
-        is_one = hasattr(type(begin), "__enter__") or hasattr(type(begin), "__aenter__")
-        if is_one or not callable(begin):
+        # Some can be called: what @contextmanager and Django's atomic() return as decorators, and a connection of
+        # sqlite3 with a statement. Some builds of Python have no sqlite3.
+        sqlite3: Any = sys.modules.get("sqlite3")
+        is_connection = sqlite3 is not None and isinstance(begin, sqlite3.Connection)
+        if (
+            is_connection
+            or not callable(begin)
+            or isinstance(begin, ContextDecorator | AsyncContextDecorator)
+        ):
             raise ConfigError(
                 f"begin= must be a function that returns a new transaction, got "
                 f"{with_article(type(begin).__name__)}: write begin=Session.begin, without ()"

@@ -8,22 +8,22 @@ ENGINE = {
     "fastdedup/kernel/orphans.py": [
         Mutant(
             "A cancelled claim releases what another call of the same named owner has got.",
-            "return not op.named or (named.is_alone(op, reply) and is_first_hand(op, reply))",
+            "return not op.named or named.is_alone(op, reply)",
             "return True",
             "named_again",
         ),
         Mutant(
             "A list that ends early keeps a key whose first reply was lost: it seems to be an earlier claim's.",
-            "return not op.named or (named.is_alone(op, reply) and is_first_hand(op, reply))",
-            "return named.is_alone(op, reply) and is_first_hand(op, reply)",
+            "return not op.named or named.is_alone(op, reply)",
+            "return named.is_alone(op, reply)",
             "claim_many",
         ),
     ],
     "fastdedup/kernel/named.py": [
         Mutant(
             "A call that is given up releases what another call of its name was told of.",
-            "            if left > 0:\n",
-            "            if False:\n",
+            "if noted.calls or not noted.ours:",
+            "if not noted.ours:",
             "named_hedge",
         ),
     ],

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from fastdedup import Claim, Dedup, ForeignRecordError, Outcome
+from fastdedup.sync import Dedup as SyncDedup
+from fastdedup.sync.claim import take_back
 
 from ..proxy import proxied
 from ..servers import RedisServer
 from ..stepping import SteppingServer
+from ..topologies import until
 from ..waiting import cancel, wait_until
 
 # A named owner that was cancelled while its first reply was lost left the key held, although it held
@@ -197,3 +201,35 @@ async def test_two_calls_that_are_given_up_leave_nothing(redis_url: str, redis_s
         claim = await gate.claim("k", owner="other", wait=5.0)
         assert claim.acquired
         await claim.complete(1)
+
+
+async def test_a_list_that_is_given_up_leaves_no_key_that_it_has_twice(redis_url: str) -> None:
+    """Both of its claims of the key know of one acquisition, and both are gone."""
+    async with Dedup(redis_url, namespace="t", timeout=5.0) as gate:
+        busy = await gate.claim("busy", owner="other")
+        listed = asyncio.ensure_future(gate.claim_many(["k", "k", "busy"], owner="worker-1", wait=30.0))
+        await wait_until(lambda: gate.get("k"), description="the list has one of its keys")
+        await cancel(listed)
+        claim = await gate.claim("k", owner="other", wait=5.0)
+        assert claim.acquired
+        await claim.complete(1)
+        await busy.complete(1)
+
+
+def test_a_claim_that_waited_is_freed_if_it_never_reaches_its_caller(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    """Its caller was interrupted. The look that has acquired the key is not the claim's first one."""
+    with (
+        redis_server.client() as raw,
+        SyncDedup(redis_url, namespace="t", timeout=5.0) as gate,
+        ThreadPoolExecutor() as threads,
+    ):
+        before = gate.claim("k", owner="before")
+        waiting = threads.submit(gate.claim, "k", owner="worker-1", wait=30.0)
+        until(lambda: raw.getrange("t:=k", 1, 1) == b"W", "it waits")
+        before.release()
+        waiting.result().tell(take_back)
+        claim = gate.claim("k", owner="other", wait=5.0)
+        assert claim.acquired
+        claim.complete(1)

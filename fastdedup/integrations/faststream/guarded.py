@@ -65,7 +65,10 @@ class Guarded:
                     raise
                 if self._unlaid.passes():
                     log.error("consumer %r cannot lay a dead letter down: %r", rules.consumer, error)
-            await anyio.sleep(max(rules.retry_delay, LAYING_PAUSE))
+            ends = anyio.current_time() + rules.retry_delay
+            await anyio.sleep(LAYING_PAUSE)
+            while subscriber.running and anyio.current_time() < ends:  # noqa: ASYNC110 -- FastStream tells of no stop
+                await anyio.sleep(LAYING_PAUSE)
 
     async def _bury(self, message: Any, subscriber: Any, publisher: Any, decision: Decision) -> None:
         """Publish a dead letter, if the settings name a place for it."""
