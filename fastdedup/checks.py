@@ -87,7 +87,8 @@ def takes(function: Any, count: int) -> bool:
     return True
 
 
-def _is_async(function: Any) -> bool:
+def is_async(function: Any) -> bool:
+    """Return whether a call gives a coroutine: of an async function, or of an object with an async `__call__`."""
     try:
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     except TypeError:  # a mock shows another mock in place of its code
@@ -108,7 +109,7 @@ def check_takes_one(function: Any, name: str, given: str, *, may_await: bool = F
     """
     if not takes(function, 1):
         raise ConfigError(f"{name} must be a function that takes {given} alone, got {call_text(function)}")
-    if not may_await and _is_async(function):
+    if not may_await and is_async(function):
         raise ConfigError(f"{name} must be a plain function, got the async function {call_text(function)}")
 
 

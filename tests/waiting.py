@@ -66,6 +66,20 @@ async def cancel(task: asyncio.Future[Any]) -> None:
         await task
 
 
+async def in_its_body(dedup: Dedup, key: str) -> asyncio.Task[None]:
+    """Return a task that holds a key in a body which does not end by itself."""
+    inside = asyncio.Event()
+
+    async def work() -> None:
+        async with dedup.claim(key):
+            inside.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await inside.wait()
+    return task
+
+
 async def is_answered(call: Awaitable[Any]) -> bool:
     """Return whether the store answers a call."""
     try:

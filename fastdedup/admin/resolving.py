@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from .. import codec
-from ..checks import named
+from ..checks import is_async, named
 from ..claim import Claim
 from ..downstream import beside_work
 from ..errors import ConfigError, UnavailableError
@@ -32,10 +32,7 @@ def check_resolve(check: Any, *, asynchronous: bool = True) -> Any:
     """
     if not callable(check):
         raise ConfigError(f"resolve must be a function that takes a Takeover, got {named(check)}")
-    is_async = inspect.iscoroutinefunction(check) or inspect.iscoroutinefunction(
-        getattr(check, "__call__", None)  # noqa: B004 -- an object with an async __call__ is async too
-    )
-    if is_async and not asynchronous:
+    if is_async(check) and not asynchronous:
         raise ConfigError("resolve is an async function: in synchronous code give one that is not")
     return check
 

@@ -16,7 +16,7 @@ from ..forking import InChild, leave_behind
 from ..kernel.answers import wrong_loop
 from ..kernel.engine import Engine
 from ..kernel.operations import ClaimOp, Op, ReleaseOp, Reply
-from ..kernel.orphans import is_orphan
+from ..kernel.orphans import becomes_orphan
 from ..kernel.queue import MIN_BATCH
 from ..kernel.records import RECORD_HEAD
 from ..kernel.shards import ShardedEngine
@@ -413,9 +413,9 @@ class Connection:
         if self._last_engine is not None:
             self._last_engine.free_orphan(op)
 
-    def is_orphan(self, op: ClaimOp, answer: Any) -> bool:
-        """True if a claim whose caller has gone has acquired its key, and no other call knows of that."""
-        return self._last_engine is not None and is_orphan(op, answer, self._last_engine.named)
+    def becomes_orphan(self, op: ClaimOp, answer: Any) -> bool:
+        """Note that a claim's caller is gone; return True if its key must be freed. See `kernel/orphans.py`."""
+        return self._last_engine is not None and becomes_orphan(op, answer, self._last_engine.named)
 
     def free_soon(self, op: ClaimOp, fence: int, *, asked: bool = False) -> None:
         """Free a key as soon as the store answers; after closing, try it once. See `Orphans.add`."""

@@ -209,8 +209,8 @@ class ClaimList(Together):
 
         If another call of the same named owner knows of a claim, that call must settle it.
         """
-        is_orphan = self.gate.connection.is_orphan
-        acquired = [claim for claim in claims if is_orphan(claim, claim.answer)]
+        becomes_orphan = self.gate.connection.becomes_orphan
+        acquired = [claim for claim in claims if becomes_orphan(claim, claim.answer)]
         for part in parts_of(acquired):
             settlements = [Settlement(self.gate, claim, claim.answer) for claim in part]
             await asyncio.gather(*map(give_back, settlements), return_exceptions=True)

@@ -185,7 +185,7 @@ class DedupMiddleware(Middleware):
         except (InvalidKeyError, ForeignRecordError, ResultError) as error:
             return way.rules.without_key(error)
         except Exception as error:  # noqa: BLE001 -- anything else that leaves a hook would let the actor run
-            # Not the message's fault: the gate was closed first as the process ends, or it can start no thread.
+            # Not the message's fault: the gate was closed before the process ends, or it can start no thread.
             if self._faults.passes():
                 text = "actor %r: a message is held, because the gate cannot be asked: %r"
                 log.error(text, message.actor_name, error)

@@ -7,11 +7,12 @@ to the application's exception handlers alone. Here these handlers tell the reco
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import isawaitable, iscoroutinefunction
+from inspect import isawaitable
 from traceback import walk_tb
 from typing import Any
 from weakref import WeakSet
 
+from ..checks import is_async
 from .http.exchange import RECORDER, WORK
 from .http.late_exits import fastapi_in
 from .http.lifespan import ASGIApp, Receive, Scope, Send
@@ -65,7 +66,7 @@ class _Telling:
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
-        self._is_async = iscoroutinefunction(handler) or iscoroutinefunction(type(handler).__call__)
+        self._is_async = is_async(handler)
 
     async def __call__(self, connection: Any, error: Exception) -> Any:
         from starlette.concurrency import run_in_threadpool

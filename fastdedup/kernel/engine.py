@@ -26,7 +26,7 @@ from .deadline import BLOCKED, Deadline
 from .health import OnChange, StoreHealth
 from .named import NamedClaims
 from .operations import ClaimOp, Op, Reply, Verdict
-from .orphans import NoOrphans, OrphanKeeper, is_orphan, resent
+from .orphans import NoOrphans, OrphanKeeper, becomes_orphan, resent
 from .queue import MIN_BATCH, Batch, Batches, BatchObserver, Ended, OperationQueue
 from .replies import Redirect
 from .store import BatchStore
@@ -233,7 +233,7 @@ class Engine:
 
     def _free_orphan(self, op: ClaimOp, reply: Reply) -> bool:
         """Release the key if a claim without a caller has acquired it; return whether it has."""
-        if not is_orphan(op, reply, self.named):
+        if not becomes_orphan(op, reply, self.named):
             return False
         self._orphans.free(op, cast(Verdict, reply).fence, self._enqueue)
         return True

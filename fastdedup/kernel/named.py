@@ -74,7 +74,7 @@ class NamedClaims:
             self._acquired.popitem(last=False)
         return noted
 
-    def is_alone(self, op: ClaimOp, verdict: Verdict) -> bool:
+    def let_go(self, op: ClaimOp, verdict: Verdict) -> bool:
         """Note that the caller of a claim that acquired its key is gone.
 
         Return True if a call of this process has acquired it, and no other call of the same owner for the same key
@@ -84,12 +84,11 @@ class NamedClaims:
         noted = self._note(name, op, verdict, -int(verdict_known_by(op) is not None))
         if noted.calls or not noted.ours:
             return False
-        is_alone = all(other is op or other.future.cancelled() for other in self.open.get(name, ()))
-        if is_alone:
-            del self._acquired[
-                name
-            ]  # its key is freed: a later call of this name that gets it back is not the first
-        return is_alone
+        was_last = all(other is op or other.future.cancelled() for other in self.open.get(name, ()))
+        if was_last:
+            # Its key is freed now: a later call of this name that gets it back has not acquired it.
+            del self._acquired[name]
+        return was_last
 
 
 def verdict_known_by(op: ClaimOp) -> Verdict | None:

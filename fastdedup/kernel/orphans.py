@@ -49,14 +49,14 @@ class NoOrphans:
         """Do nothing."""
 
 
-def is_orphan(op: ClaimOp, reply: Reply, named: NamedClaims) -> bool:
-    """True if a claim whose caller has gone has acquired its key, and no other call knows of that.
+def becomes_orphan(op: ClaimOp, reply: Reply, named: NamedClaims) -> bool:
+    """Note that a claim's caller is gone; return True if the claim has acquired its key, and no other call knows it.
 
     False if the same named owner holds the key by another claim, or has another claim for it under way.
     """
     if not isinstance(reply, Verdict) or reply.outcome is not Outcome.ACQUIRED:
         return False
-    return not op.named or named.is_alone(op, reply)
+    return not op.named or named.let_go(op, reply)
 
 
 def resent(ops: Sequence[ClaimOp], replies: Sequence[Reply]) -> list[ClaimOp]:

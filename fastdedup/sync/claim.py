@@ -415,7 +415,7 @@ def take_back(claim: AsyncClaim) -> None:
     """Free a claim whose caller was interrupted before the claim reached him; in the background thread."""
     # A claim that another call of the same named owner knows of is that call's to settle.
     settlement = claim.settlement
-    if settlement.gate.connection.is_orphan(settlement.op, settlement.verdict):
+    if settlement.gate.connection.becomes_orphan(settlement.op, settlement.verdict):
         settlement.gate.connection.keep(give_back(settlement))
 
 

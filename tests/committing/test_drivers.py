@@ -241,6 +241,19 @@ def broken_database(place: Place) -> Iterator[None]:
         place.server.start()
 
 
+def held_up(till: Till) -> tuple[threading.Event, threading.Event]:
+    """Let a till's work wait; return what says that it is at work, and what lets it go on."""
+    is_there, go_on = threading.Event(), threading.Event()
+
+    def act() -> int:
+        is_there.set()
+        go_on.wait(20.0)
+        return 201
+
+    till.act = act
+    return is_there, go_on
+
+
 @pytest.mark.parametrize("way", SYNC)
 async def test_waiters_in_threads_leave_a_thread_for_the_first(
     way: str,
@@ -253,14 +266,7 @@ async def test_waiters_in_threads_leave_a_thread_for_the_first(
     """Without Redis duplicates wait at the row, in all threads that begin transactions; the first still commits."""
     monkeypatch.setattr(response_stage, "THREADS", 2)
     async with open_till(mortal_postgres, mortal_redis, way, timeout=0.1) as till:
-        is_there, go_on = threading.Event(), threading.Event()
-
-        def act() -> int:
-            is_there.set()
-            go_on.wait(20.0)
-            return 201
-
-        till.act = act
+        is_there, go_on = held_up(till)
         with broken(mortal_redis, "killed"):
             first = asyncio.create_task(till.pay(key))
             await wait_until(is_there.is_set, description="it is at work")
@@ -277,14 +283,7 @@ async def test_a_client_that_leaves_a_thread_leaves_no_transaction_open(
     till: Till, mortal_postgres: Place, key: str, wait_until: Callable[..., Any]
 ) -> None:
     """A thread cannot be stopped: its request's cancellation waits for it, and its transaction is rolled back."""
-    is_there, go_on = threading.Event(), threading.Event()
-
-    def act() -> int:
-        is_there.set()
-        go_on.wait(20.0)
-        return 201
-
-    till.act = act
+    is_there, go_on = held_up(till)
     task = asyncio.create_task(till.pay(key))
     await wait_until(is_there.is_set, description="it is at work")
     task.cancel()

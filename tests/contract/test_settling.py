@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from fastdedup import ClaimLostError, Dedup, FailedError, Outcome, UnavailableError
 
 from ..stores import Backend
-from ..waiting import acquired, cancel, wait_until
+from ..waiting import acquired, cancel, in_its_body, wait_until
 
 LEASE = 0.02
 
@@ -117,14 +116,5 @@ async def test_the_body_of_async_with_settles(dedup: Dedup) -> None:
 
 
 async def test_a_cancelled_body_frees_the_key(dedup: Dedup) -> None:
-    inside = asyncio.Event()
-
-    async def work() -> None:
-        async with dedup.claim("key"):
-            inside.set()
-            await asyncio.Event().wait()
-
-    task = asyncio.create_task(work())
-    await inside.wait()
-    await cancel(task)
+    await cancel(await in_its_body(dedup, "key"))
     await acquired(dedup, "key")

@@ -8,14 +8,14 @@ ENGINE = {
     "fastdedup/kernel/orphans.py": [
         Mutant(
             "A cancelled claim releases what another call of the same named owner has got.",
-            "return not op.named or named.is_alone(op, reply)",
+            "return not op.named or named.let_go(op, reply)",
             "return True",
             "named_again",
         ),
         Mutant(
             "A list that ends early keeps a key whose first reply was lost: it seems to be an earlier claim's.",
-            "return not op.named or named.is_alone(op, reply)",
-            "return named.is_alone(op, reply)",
+            "return not op.named or named.let_go(op, reply)",
+            "return named.let_go(op, reply)",
             "claim_many",
         ),
     ],

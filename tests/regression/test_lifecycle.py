@@ -14,7 +14,7 @@ from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 
 from ..stores import Backend
-from ..waiting import wait_until
+from ..waiting import in_its_body, wait_until
 
 
 class Moody(MemoryStore):
@@ -85,15 +85,7 @@ async def test_a_cancelled_body_ends_cancelled_while_closing() -> None:
     """And its claim is freed before the store goes."""
     store = MemoryStore()
     dedup = await Dedup(store).open()
-    inside = asyncio.Event()
-
-    async def work() -> None:
-        async with dedup.claim("key"):
-            inside.set()
-            await asyncio.Event().wait()
-
-    task = asyncio.create_task(work())
-    await inside.wait()
+    task = await in_its_body(dedup, "key")
     task.cancel()
     await dedup.aclose()
     await asyncio.gather(task, return_exceptions=True)

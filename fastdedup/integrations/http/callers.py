@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from inspect import Parameter, iscoroutinefunction, signature
+from inspect import Parameter, signature
 from typing import Any
 
-from ...checks import not_a_gate, takes
+from ...checks import is_async, not_a_gate, takes
 from ...errors import ConfigError
 from ...gateway import Dedup
 from ...web.request import Request
@@ -65,7 +65,7 @@ def check_chooser(dedup: Any) -> None:
     """
     if dedup is None or isinstance(dedup, Dedup):
         return
-    if not callable(dedup) or iscoroutinefunction(dedup) or not takes(dedup, 1):
+    if not callable(dedup) or is_async(dedup) or not takes(dedup, 1):
         raise not_a_gate(
             dedup, "dedup=", "fastdedup.Dedup, or a plain function of the request that returns one"
         )
