@@ -127,6 +127,12 @@ class PostgresServer(DatabaseServer):
             ["ipcrm", "-m", segment], stderr=subprocess.DEVNULL, check=False
         )  # it may be gone already
 
+    def _died(self) -> None:
+        # A process that the server had just begun when it was killed keeps its shared memory for a moment.
+        assert "pre-existing shared memory block" in self.log[-2000:], self.log
+        self._dismiss_guard()
+        self._launch()
+
     def _create_command(self, data: Path) -> list[str]:
         options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]
         options += [] if self.durable else ["--wal-segsize=1"]  # megabytes, each of which a start would copy
