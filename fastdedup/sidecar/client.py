@@ -6,7 +6,6 @@ import http.client
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,11 +15,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ..errors import ConfigError, UnavailableError
-from ..model import Listing, Record, State
+from ..model import Listing, Record
 from ..stores.sidecar.wire import LONGEST_TURN
+from .record_facts import record_of
 
 _TIMEOUT = 5.0
-_FACTS = frozenset(field.name for field in fields(Record))
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -59,19 +58,7 @@ def get_record(
 ) -> Record | None:
     """Return the record of a key from the sidecar at `path`. Raises what `fetch` raises."""
     answer = _ask(path, "FD.GET", key, *_options(NS=namespace, KIND=kind), *_flag(digest))
-    return None if answer is None else _record_in(orjson.loads(cast(bytes, answer)))
-
-
-def _record_in(facts: dict[str, Any]) -> Record:
-    """Return a record that a sidecar of any version has written; unknown facts are left out."""
-    known = {name: value for name, value in facts.items() if name in _FACTS}
-    for time in ("lease", "ttl", "age"):  # milliseconds on the wire
-        if known.get(time) is not None:
-            known[time] /= 1000
-    if known["fingerprint"] is not None:
-        known["fingerprint"] = bytes.fromhex(known["fingerprint"])
-    known["state"] = State(known["state"])
-    return Record(**known)
+    return None if answer is None else record_of(orjson.loads(cast(bytes, answer)))
 
 
 def forget_record(
@@ -109,7 +96,7 @@ def list_records(
         OLDER=str(round(older * 1000)), LIMIT=str(limit), WITHIN=str(max(1, round(within * 1000)))
     )
     found = orjson.loads(cast(bytes, _ask(path, "FD.LIST", *options, *numbers)))
-    return Listing([_record_in(facts) for facts in found["records"]], found["cursor"], found["looked_at"])
+    return Listing([record_of(facts) for facts in found["records"]], found["cursor"], found["looked_at"])
 
 
 def seen_id(path: Path, ledger: str, id: str, namespace: str | None) -> bool:

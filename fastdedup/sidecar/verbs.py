@@ -32,6 +32,7 @@ from ..tokens import token_op
 from .ledgers import Held, ServedLedger
 from .limits import MOST_LISTED, MOST_LISTING_MS, LimitError
 from .namespaces import Namespaces
+from .record_facts import facts_of
 from .wire_verbs import VERBS, WireVerb
 
 _ACQUIRED: Final = Outcome.ACQUIRED
@@ -393,23 +394,13 @@ def record_facts(namespaces: Namespaces, record: Record) -> dict[str, Any]:
     The owner is null on a socket that hides owners: a client that knows it may settle the claim of another socket's
     client.
     """
-    return {
-        "key": record.key,
-        "state": record.state,
-        "owner": record.owner if namespaces.access.show_owners else None,
-        "fence": record.fence,
-        "attempt": record.attempt,
-        "lease": None if record.lease is None else round(record.lease * 1000),
-        "ttl": round(record.ttl * 1000),
-        "fingerprint": record.fingerprint.hex() if record.fingerprint else None,
-        "result": record.result if record.kind == "machine" else as_json(record.result),
-        "error": as_json(record.error),
-        "kind": record.kind,
-        "age": None if record.age is None else round(record.age * 1000),
-        "version": record.version,
-        "holder": record.holder,
-        "trace": record.trace,
-    }
+    facts = facts_of(record)
+    if not namespaces.access.show_owners:
+        facts["owner"] = None
+    if record.kind != "machine":
+        facts["result"] = as_json(record.result)
+    facts["error"] = as_json(record.error)
+    return facts
 
 
 def as_json(payload: bytes | None) -> Any:
