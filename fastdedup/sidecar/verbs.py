@@ -25,7 +25,7 @@ from ..errors import (
 from ..gateway import Dedup
 from ..kernel.keyspace import names_of
 from ..kernel.operations import ClaimOp, OwnerOp, Reply, Verdict
-from ..kernel.owners import owner_field
+from ..kernel.owners import draw_owner, owner_field
 from ..kernel.terms import Mode
 from ..model import Outcome, Record, RecordKind
 from ..tokens import token_op
@@ -154,6 +154,22 @@ def claim_in(home: Home, options: ClaimOptions, key: str, mark: bytes | None) ->
     if isinstance(home, ServedLedger):
         return home.claim(options, key, mark)
     return claim_call(home.gate, options, key, mark)
+
+
+def options_of(ask: Any) -> ClaimOptions:
+    """Return the options of a claim, or of a token to redeem, that a request states, without its wait."""
+    owner = getattr(ask, "owner", None)  # a request over HTTP to redeem a token has none
+    if owner is None and ask.lease is None and ask.ttl is None:
+        return PLAIN  # it takes no memory while the claim waits
+    return ClaimOptions(owner, seconds(ask.lease), seconds(ask.ttl))
+
+
+def op_of(dedup: Dedup, key: bytes, mark: bytes | None, ask: Any) -> ClaimOp:
+    """Return the operation of a claim that neither waits nor has a ledger, with the options that a request states."""
+    owner = draw_owner() if ask.owner is None else owner_field(ask.owner)
+    op = ClaimOp(dedup.gate.claims.wire_of(key), dedup.gate.terms_ms(ask.lease, ask.ttl), owner, mark)
+    op.named = ask.owner is not None
+    return op
 
 
 # What an owner does to its claim

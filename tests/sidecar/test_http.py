@@ -565,7 +565,7 @@ def test_a_fault_of_ours_is_a_500(serve: Serve, monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("broken")
 
     with serve().http() as http:
-        monkeypatch.setattr("fastdedup.sidecar.http.verbs.draw_owner", broken)
+        monkeypatch.setattr("fastdedup.sidecar.verbs.draw_owner", broken)
         assert post(http, "/v1/claims", {"key": "k"}, 500)["type"] == "urn:fastdedup:problem:internal-error"
         batch = [{"op": "claim", "key": "k", "lease": 1000}]
         assert http.post("/v1/batch", json=batch).json()[0]["status"] == 500

@@ -15,15 +15,14 @@ import orjson
 
 from ...claim import Claim
 from ...core.counters import outcome_of
-from ...core.options import ClaimOptions
 from ...gateway import Dedup
 from ...kernel.operations import ClaimOp, OwnerOp, RenewOp, Verdict
-from ...kernel.owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
+from ...kernel.owners import RANDOM_BYTES, owner_text
 from ...keys import digest
 from ...model import Outcome
 from ..counters import Counters
 from ..namespaces import Namespaces
-from ..verbs import BEGIN, Begin, Home, as_json, claim_in, dedup_of, home_of, seconds
+from ..verbs import BEGIN, Begin, Home, as_json, claim_in, dedup_of, home_of, op_of, options_of
 from ..wire_verbs import VERBS, WireVerb
 from . import problems
 from .problems import RequestProblem, is_bad, problem_of
@@ -112,7 +111,6 @@ async def claim(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
     if ask.wait:
         return await _claim_in_task(namespaces, dedup, ask, client)
     op = claim_op(dedup, ask)
-    op.named = ask.owner is not None
     if op.named:
         namespaces.ephemeral.claimed_again((dedup, op.wire, op.owner))
     verdict = await dedup.gate.claim(op)
@@ -123,12 +121,17 @@ async def claim(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
 
 async def _claim_in_task(namespaces: Namespaces, home: Home, ask: Any, client: Client) -> HttpAnswer:
     """Return the answer to a claim that waits, or that a ledger remembers."""
-    options = ClaimOptions(ask.owner, seconds(ask.lease), seconds(ask.ttl), ask.wait / 1000)
-    answer = await client.unless_gone(_wait(claim_in(home, options, ask.key, _mark(ask))))
+    call = claim_in(home, options_of(ask).but(wait=ask.wait / 1000), ask.key, _mark(ask))
+    answer = await client.unless_gone(_wait(call))
     dedup, named = dedup_of(home), ask.owner is not None
     if named and answer.acquired:  # one that a named owner has won does not end with another connection
         namespaces.ephemeral.won_again((dedup, *answer.settlement.held_key), None)
     return _waited(dedup, answer, named)
+
+
+def claim_op(dedup: Dedup, ask: Any) -> ClaimOp:
+    """Return the operation of a claim that does not wait."""
+    return op_of(dedup, ask.key.encode(), _mark(ask), ask)
 
 
 def _mark(ask: Any) -> bytes | None:
@@ -136,19 +139,10 @@ def _mark(ask: Any) -> bytes | None:
     return None if ask.fingerprint is None else digest(ask.fingerprint)
 
 
-def claim_op(dedup: Dedup, ask: Any) -> ClaimOp:
-    """Return the operation of a claim that does not wait."""
-    owner = draw_owner() if ask.owner is None else owner_field(ask.owner)
-    plain = ask.lease is None and ask.ttl is None
-    terms = dedup.gate.claim_terms if plain else dedup.gate.terms_ms(ask.lease, ask.ttl)
-    return ClaimOp(dedup.gate.claims.wire_of(ask.key.encode()), terms, owner, _mark(ask))
-
-
 async def redeem(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
     """`POST /v1/tokens/redeem`."""
     dedup = namespaces.dedup(ask.namespace)
-    options = ClaimOptions(None, seconds(ask.lease), seconds(ask.ttl), ask.wait / 1000)
-    call = _wait(dedup.tokens.redeem_with(options, ask.token, ask.subject))
+    call = _wait(dedup.tokens.redeem_with(options_of(ask).but(wait=ask.wait / 1000), ask.token, ask.subject))
     return _waited(dedup, await (client.unless_gone(call) if ask.wait else call), False)
 
 

@@ -6,6 +6,7 @@ import asyncio
 from binascii import hexlify
 from collections.abc import Awaitable
 from functools import partial
+from time import monotonic
 from typing import Any, Final
 
 from ...claim import Claim
@@ -19,12 +20,12 @@ from ...model import Outcome
 from ..fields import text_of
 from ..ledgers import Held
 from ..reply_memory import LARGE
-from ..verbs import Asked, Home, claim_in, dedup_of, held_in, home_of
+from ..verbs import Asked, Home, claim_in, dedup_of, held_in, home_of, op_of, options_of
 from ..wire_verbs import VERBS
 from .connection import Command, RespConnection
 from .errors import error_reply
 from .frames import bulk, encode
-from .options import CommandOptions, check_count, claim_options, end_of, read_options
+from .options import CommandOptions, check_count, end_of, read_options
 from .reply_places import ReplyPlace
 
 _ACQUIRED: Final = Outcome.ACQUIRED
@@ -38,27 +39,24 @@ _USAGE: Final = VERBS[0].usage
 
 def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlace:
     """Answer FD.CLAIM. The main path."""
+    options = None
     if len(command) == 2:
         # The options of a bare claim are not looked for: that saves 17 % of its instructions.
-        dedup, key, mark, ephemeral = connection.namespaces.root, command[1], None, False
-        terms = dedup.gate.claim_terms
+        key, dedup, ephemeral = command[1], connection.namespaces.root, False
     else:
         check_count(command, _USAGE.least, _USAGE.text)
-        options = read_options(command, _USAGE.start, _USAGE.options)
+        key, options = command[1], read_options(command, _USAGE.start, _USAGE.options)
         if options.remember is not None:
-            return _claim_slowly(connection, home_of(connection.namespaces, options), command[1], options)
-        dedup, key, mark, ephemeral = (
-            connection.namespaces.dedup(options.namespace),
-            command[1],
-            options.fingerprint,
-            options.ephemeral,
-        )
+            return _claim_slowly(connection, home_of(connection.namespaces, options), key, options)
+        dedup, ephemeral = connection.namespaces.dedup(options.namespace), options.ephemeral
         if options.owner is not None or options.wait:
             return _claim_slowly(connection, dedup, key, options)
-        terms = dedup.gate.terms_ms(options.lease, options.ttl)
     if not key.isascii():
         text_of("the key", key)
-    op = ClaimOp(dedup.gate.claims.wire_of(key), terms, draw_owner(), mark)
+    if options is None:
+        op = ClaimOp(dedup.gate.claims.wire_of(key), dedup.gate.claim_terms, draw_owner(), None)
+    else:
+        op = op_of(dedup, key, options.fingerprint, options)
     if ephemeral:
         connection.holdings.ask()
     claiming = Claiming(connection, dedup, op, ephemeral)
@@ -82,7 +80,7 @@ class SlowClaim:
         home: the claim's.
         key: its key, or a token.
         mark: its fingerprint, or the token's subject.
-        options: of the command; they are not kept.
+        options: of the command.
     """
 
     __slots__ = (
@@ -90,11 +88,9 @@ class SlowClaim:
         "_ends",
         "_ephemeral",
         "_key",
-        "_lease",
         "_mark",
-        "_owner",
+        "_options",
         "_resp3",
-        "_ttl",
         "home",
     )
 
@@ -105,9 +101,7 @@ class SlowClaim:
         self._connection = connection
         self._key = key
         self._mark = mark
-        self._owner = options.owner
-        self._lease = options.lease
-        self._ttl = options.ttl
+        self._options = options_of(options)
         self._ephemeral = options.ephemeral
         self._resp3 = connection.resp3
         self._ends = end_of(options.wait)
@@ -115,8 +109,8 @@ class SlowClaim:
     async def __call__(self) -> bytes:
         """Return the reply."""
         connection, named = self._connection, None
-        if self._owner is not None:
-            named = await held_in(self.home, self._key, self._owner)
+        if self._options.owner is not None:
+            named = await held_in(self.home, self._key, self._options.owner)
             connection.namespaces.ephemeral.claimed_again(named)
         settlement = (await self._claim(named)).settlement
         return verdict_reply(settlement.verdict, settlement.held_key[1], self._resp3)
@@ -136,7 +130,7 @@ class SlowClaim:
         If the client has gone meanwhile, a drawn owner's claim is released: no client knows that owner.
         """
         connection, dedup = self._connection, dedup_of(self.home)
-        call = self.call(claim_options(self._owner, self._lease, self._ttl, self._ends))
+        call = self.call(self._options.but(wait=max(0.0, self._ends - monotonic())))
         if not self._ephemeral:
             answer = await call
             if answer.acquired:
@@ -150,7 +144,7 @@ class SlowClaim:
             answer = await call
         except (UnavailableError, asyncio.CancelledError):
             if named is not None:
-                connection.holdings.doubt(named, dedup.gate.terms_ms(self._lease, self._ttl).lease_ms)
+                connection.holdings.doubt(named, dedup.gate.terms_of(self._options).lease_ms)
             raise
         finally:
             connection.holdings.answered()

@@ -7,10 +7,8 @@ from functools import cache
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ...core.options import ClaimOptions
 from ...errors import ConfigError
 from ..fields import FIELDS, WireField
-from ..verbs import seconds
 from ..wire_verbs import Usage
 from .connection import RespConnection
 from .reply_places import ReplyPlace
@@ -109,11 +107,6 @@ def read_options(
         setattr(options, field.name, field.read(name, command[at + 1]))
         at += 2
     return options
-
-
-def claim_options(owner: str | None, lease: int | None, ttl: int | None, ends: float) -> ClaimOptions:
-    """Return a claim's options, or a token's; times in ms. `ends`: the end of its WAIT, see `end_of`."""
-    return ClaimOptions(owner, seconds(lease), seconds(ttl), max(0.0, ends - monotonic()))
 
 
 def end_of(wait: int | None) -> float:
