@@ -189,6 +189,7 @@ def test_its_limits_are_the_code_s() -> None:
 NAMES = {
     "redis-py `SET NX PX`": "redis-py SET NX PX",
     "idempotency-kit": "idempotency-kit",
+    "idemkit": "idemkit",
     "AWS Powertools": "aws-lambda-powertools",
     "**fastdedup**": "fastdedup",
 }
