@@ -149,7 +149,8 @@ def idemkit() -> FastAPI:
     config = HttpConfig(
         scope_mode="single_tenant", lease_ttl_seconds=LEASE_MS / 1000, expires_after_seconds=60.0
     )
-    backend = RedisBackend.from_url(URL, namespace=NAMESPACE)
+    # redis-py 8 has 100 connections by default and no waiting for one: some of the load would be answered 503.
+    backend = RedisBackend.from_url(URL, namespace=NAMESPACE, max_connections=1000)
     app.add_middleware(IdempotencyMiddleware, backend=backend, config=config)
     return app
 
