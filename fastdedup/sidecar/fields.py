@@ -97,23 +97,31 @@ def _typed(kind: Any, about: str, **bounds: Any) -> Any:
 
 
 def _number(least: int, most: int, about: str) -> Any:
-    return Annotated[int, Field(ge=least, le=most, description=about), BeforeValidator(_whole)]
+    whole = _whole_ms if most == _MAX_MS else _whole
+    return Annotated[int, Field(ge=least, le=most, description=about), BeforeValidator(whole)]
 
 
 def _text(most: int, about: str) -> Any:
     return _typed(str, about, min_length=1, max_length=most)
 
 
-def _whole(value: object) -> object:
+def _whole(value: object, what: str = "a whole number") -> object:
     """Return a float without fraction as an int: JSON has one kind of number, in which 5.0 is 5.
 
     Raises:
-        PydanticCustomError: it is text that is no number in the Redis protocol either, such as "+1" or "1_0" in a
-            query.
+        PydanticCustomError: it is a fraction, or text that is no number in the Redis protocol either, such as "+1" or
+            "1_0" in a query.
     """
-    if isinstance(value, str) and not (value.isascii() and value.isdigit()):
-        raise PydanticCustomError("digits", "must be a whole number")
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, float) or (isinstance(value, str) and not (value.isascii() and value.isdigit())):
+        raise PydanticCustomError("digits", "must be {what}", {"what": what})
+    return value
+
+
+def _whole_ms(value: object) -> object:
+    """Return a number of milliseconds. The error names the unit: "30s" and 0.5 are meant in seconds."""
+    return _whole(value, "a whole number of milliseconds")
 
 
 def _without_most(schema: dict[str, Any]) -> None:
@@ -123,11 +131,11 @@ def _without_most(schema: dict[str, Any]) -> None:
 
 _NAME: Final = r"^[A-Za-z0-9_.:/-]{1,64}$"
 Namespace = Annotated[str, Field(pattern=_NAME, description="The sidecar's default one if missing.")]
-Milliseconds = Annotated[int, Field(ge=1, le=_MAX_MS), BeforeValidator(_whole)]
+Milliseconds = Annotated[int, Field(ge=1, le=_MAX_MS), BeforeValidator(_whole_ms)]
 Wait = Annotated[
     int,
     Field(ge=0, le=_MAX_MS, description="Milliseconds to wait for a present owner to settle."),
-    BeforeValidator(_whole),
+    BeforeValidator(_whole_ms),
 ]
 _FENCE: Final = "The claim's fence, to be sure that it is that very claim."
 _VALUE: Final = _typed(Any, "Any JSON; every duplicate gets it.")

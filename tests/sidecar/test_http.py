@@ -422,7 +422,10 @@ def test_a_wrong_field_is_named(http: httpx.Client, body: dict[str, Any], field:
         ("/v1/batch", [5], "0", "must be an object"),
         ("/v1/batch", [{"op": "claim"}] * 1001, "", "must have at most 1000 items, got 1001"),
         ("/v1/claims", [], "", "must be an object"),
-        ("/v1/claims", {"key": "k", "lease": "s3cret"}, "lease", "must be a whole number"),
+        ("/v1/claims", {"key": "k", "lease": "s3cret"}, "lease", "must be a whole number of milliseconds"),
+        ("/v1/claims", {"key": "k", "lease": 0.5}, "lease", "must be a whole number of milliseconds"),
+        ("/v1/claims", {"key": "k", "wait": "5s"}, "wait", "must be a whole number of milliseconds"),
+        ("/v1/claims/complete", {"key": "k", "owner": "o", "fence": "x"}, "fence", "must be a whole number"),
     ],
 )
 def test_a_mistake_is_named_by_its_path_in_the_body(

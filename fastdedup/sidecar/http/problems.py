@@ -121,7 +121,7 @@ MEDIA = ProblemType(
     "Send JSON with the content type application/json; a body without a content type is read as JSON.",
 )
 INVALID = ProblemType(
-    "invalid-request", 422, "The request makes no sense", "`errors` names each field that is wrong."
+    "invalid-request", 422, "A field of the request is wrong", "`errors` names each field that is wrong."
 )
 MISMATCH = web.MISMATCH.worded(
     "Known with another fingerprint",
