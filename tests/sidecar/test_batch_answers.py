@@ -17,7 +17,8 @@ from fastdedup.kernel.owners import draw_owner, owner_field, owner_text
 from fastdedup.model import Outcome
 from fastdedup.sidecar.http import models
 from fastdedup.sidecar.http.batch import BatchClaim, BatchRequest, Told, batch, read, written
-from fastdedup.sidecar.http.verbs import claimed
+from fastdedup.sidecar.http.request import HttpRequest
+from fastdedup.sidecar.http.verbs import Client, claimed
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.resp.claim_commands import verdict_reply
 from fastdedup.sidecar.resp.frames import encode
@@ -41,7 +42,7 @@ def test_a_verdicts_reply_is_what_the_generic_way_gives(
 
 def won(dedup: Dedup, verdict: Verdict) -> BatchClaim:
     op = ClaimOp(b"n:=k", dedup.gate.claim_terms, draw_owner(), None)
-    batch = BatchRequest(Namespaces(dedup), [], None)  # type: ignore[arg-type] # its client is not asked
+    batch = BatchRequest(Namespaces(dedup), [], Client(None, HttpRequest(), None))
     claim = BatchClaim(dedup, op, batch)
     claim.won, claim.held = verdict, (dedup, op.wire, op.owner)
     return claim
@@ -82,7 +83,7 @@ async def test_a_batch_leaves_nothing_to_the_garbage_collector() -> None:
         gc.collect()
         gc.disable()
         try:
-            answer = await batch(Namespaces(root), asks, None)  # type: ignore[arg-type]
+            answer = await batch(Namespaces(root), asks, Client(None, HttpRequest(), None))
             assert not claims_alive()
         finally:
             gc.enable()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from binascii import hexlify
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import groupby
 from math import inf
 from operator import attrgetter
 from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import orjson
 
@@ -26,7 +26,6 @@ from ..reply_memory import LARGE
 from ..turns import TaskLine
 from ..verbs import Asked
 from .names import are_unique, refuse_repeats
-from .request import HttpRequest
 from .verbs import (
     HANDLERS,
     Client,
@@ -38,7 +37,6 @@ from .verbs import (
     told,
 )
 
-T = TypeVar("T")
 _ACQUIRED: Final = Outcome.ACQUIRED
 _WAITING: Final = ("claim", "redeem")
 """The requests that may wait for a key."""
@@ -87,7 +85,7 @@ class BatchRequest:
         self._namespaces = namespaces
         self._asks = asks
         self._client = client
-        self._one_client = BatchedClient(client)
+        self._one_client = Client(client.peer, client.request, None)
         # Mutable: a place for each answer, in order; the tasks of requests that need one, apart those that wait for a
         # key, and whether there are such; the claims that were won, by requests without a task and with one.
         self._places: list[BatchClaim | Told] = []
@@ -255,31 +253,6 @@ class BatchRequest:
         if answer.held:  # a claim that a drawn owner has won
             place.ends = perf_counter() + answer.facts["lease"] / 1000
         self.told(place, answer)
-
-
-class BatchedClient:
-    """The client of a batch, for one of its requests. If the client hangs up, the batch as a whole is given up.
-
-    Args:
-        client: that of the batch.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    @property
-    def peer(self) -> Any:
-        """Its process; None if the system does not tell."""
-        return self._client.peer
-
-    @property
-    def request(self) -> HttpRequest:
-        """The batch's request."""
-        return self._client.request
-
-    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what `work` returns."""
-        return await work
 
 
 class Told:

@@ -6,10 +6,11 @@ A handler takes the namespaces, the checked request and its client, and returns 
 
 from __future__ import annotations
 
+import asyncio
 from binascii import hexlify
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
@@ -20,13 +21,14 @@ from ...kernel.operations import ClaimOp, OwnerOp, RenewOp, Verdict
 from ...kernel.owners import RANDOM_BYTES, owner_text
 from ...keys import digest
 from ...model import Outcome
+from ...tasks import wait_then_stop
 from ..counters import Counters
 from ..namespaces import Namespaces
 from ..verbs import BEGIN, Begin, Home, as_json, claim_in, dedup_of, home_of, op_of, options_of
 from ..wire_verbs import VERBS, WireVerb
 from . import problems
 from .problems import RequestProblem, is_bad, problem_of
-from .request import HttpRequest
+from .request import Gone, HttpRequest
 
 T = TypeVar("T")
 Held = tuple[Dedup, bytes, bytes]
@@ -41,20 +43,38 @@ _IN_PROGRESS = Outcome.IN_PROGRESS
 _WORDS = {outcome: outcome.value for outcome in Outcome}  # `value` itself costs 0.5 µs
 
 
-class Client(Protocol):
-    """The client that sent a request."""
+class Client:
+    """The client that sent a request.
 
-    @property
-    def peer(self) -> Any:
-        """Its process; None if the system does not tell."""
+    Args:
+        peer: its process; None if the system does not tell.
+        request: the request.
+        until_gone: returns when the client of a request hangs up; None for one request of a batch, which is given up
+            as a whole.
+    """
 
-    @property
-    def request(self) -> HttpRequest:
-        """The request."""
+    __slots__ = ("_until_gone", "peer", "request")
+
+    def __init__(
+        self,
+        peer: Any,
+        request: HttpRequest,
+        until_gone: Callable[[HttpRequest], Coroutine[Any, Any, None]] | None,
+    ) -> None:
+        self.peer = peer
+        self.request = request
+        self._until_gone = until_gone
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what `work` returns. If the client hangs up first, cancel the work and raise Gone."""
-        ...
+        if self._until_gone is None:
+            return await work
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work, name="fastdedup-request")
+        watch = loop.create_task(self._until_gone(self.request), name="fastdedup-watch")
+        if task not in await wait_then_stop((task, watch), asyncio.FIRST_COMPLETED):
+            raise Gone
+        return task.result()
 
 
 class HttpAnswer:
