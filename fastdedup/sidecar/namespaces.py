@@ -165,8 +165,6 @@ class Namespaces:
         text = _text(name)
         if text == self.root.settings.namespace:
             return self.root
-        if text in self.known:
-            return self.known[text]
         settings = self._settings(text)
         if len(self.known) - self.configured >= 2 * self.limits.namespaces:
             raise ConfigError(

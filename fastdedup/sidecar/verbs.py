@@ -64,12 +64,11 @@ class Asked:
     claim over HTTP.
     """
 
-    __slots__ = ("_dedup", "_error", "_op")
+    __slots__ = ("_dedup", "_op")
 
     def __init__(self, dedup: Dedup, op: ClaimOp) -> None:
         self._dedup = dedup
         self._op: ClaimOp | None = op
-        self._error: BaseException | None = None
 
     def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Take the verdict."""
@@ -91,14 +90,6 @@ class Asked:
         """True once the claim is answered; the engine then releases it if it wins."""
         return self._op is None
 
-    def cancelled(self) -> bool:
-        """Return False: this object is never cancelled."""
-        return False
-
-    def exception(self) -> BaseException | None:
-        """Return the exception that the engine gave, or None."""
-        return self._error
-
     def set_result(self, reply: Reply) -> None:
         """Take the store's reply."""
         if type(reply) is Verdict and not reply.underreplicated:
@@ -108,7 +99,6 @@ class Asked:
 
     def set_exception(self, fault: BaseException) -> None:
         """Take the error that came instead of the reply."""
-        self._error = fault
         self._judge(fault)
 
     def _judge(self, answer: Reply | BaseException) -> None:
