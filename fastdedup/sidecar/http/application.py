@@ -21,7 +21,7 @@ from . import problems
 from .gate import PATH
 from .ledgers import route_path
 from .models import QueryModel
-from .problems import RequestProblem, is_bad, retry_after
+from .problems import RequestProblem, retry_after
 from .protocol import QUICK_PATH, HttpProtocol
 from .query import parse_query
 from .request import STATUS_LINE, Gone, HttpRequest
@@ -122,7 +122,7 @@ class HttpApp:
 
     def turned_down(self, problem: ProblemType) -> None:
         """Count a connection that ends with a problem, before a request could be read (the connection calls this)."""
-        self._namespaces.counters.bad_requests += is_bad(problem.facts())
+        self._namespaces.counters.bad_requests += problem.status < 500
 
     def quick(self, connection: HttpProtocol, request: HttpRequest) -> bool:
         """Answer a claim without a task; return False for a request that needs a task.

@@ -176,15 +176,6 @@ OF_OUTCOME = {
 OF_CLAIM = (*OF_OUTCOME.values(), TOKEN_USED)
 """The problems that are an outcome: they carry the claim's answer as well."""
 
-_NO_FAULT = {problem.type for problem in (*OF_CLAIM, CLAIM_LOST, NO_RECORD, FOREIGN, QUOTA)}
-"""The problems below 500 that are answers: the request was a good one."""
-
-
-def is_bad(facts: dict[str, Any]) -> bool:
-    """True for the problem of a request that could not be run."""
-    return 400 <= facts["status"] < 500 and facts["type"] not in _NO_FAULT
-
-
 _OF_ERROR: list[tuple[type[DedupError], ProblemType]] = [
     (QuotaError, QUOTA),
     (LedgerFullError, LEDGER_FULL),

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 import orjson
+from pydantic import ValidationError
 
 from ...claim import Claim
 from ...core.counters import outcome_of
@@ -22,12 +23,12 @@ from ...kernel.owners import RANDOM_BYTES, owner_text
 from ...keys import digest
 from ...model import Outcome
 from ...tasks import wait_then_stop
-from ..counters import Counters
+from ..counters import Counters, is_bad, outcome_found
 from ..namespaces import Namespaces
 from ..verbs import BEGIN, Begin, Home, as_json, claim_in, dedup_of, home_of, op_of, options_of
 from ..wire_verbs import VERBS, WireVerb
 from . import problems
-from .problems import RequestProblem, is_bad, problem_of
+from .problems import RequestProblem, problem_of
 from .request import Gone, HttpRequest
 
 T = TypeVar("T")
@@ -100,13 +101,6 @@ class HttpAnswer:
     def text(self) -> bytes:
         """The body."""
         return self.facts if type(self.facts) is bytes else orjson.dumps(self.facts)
-
-    @property
-    def outcome(self) -> str:
-        """The outcome in one word, for the counters: see `outcome_of_reply`, which counts the other wire's."""
-        unknown = self.status == problems.NO_RECORD.status and self.facts["type"] == problems.NO_RECORD.type
-        absent = unknown or self.facts.get("forgotten") is False
-        return "absent" if absent else self.facts.get("outcome", "ok")
 
 
 class RawAnswer(HttpAnswer):
@@ -259,7 +253,7 @@ def acquired_tail(verdict: Verdict) -> bytes:
 def problem(fault: Exception, counters: Counters) -> HttpAnswer:
     """Return the answer for an exception, and count a request that could not be run."""
     facts, retry_ms = problem_of(fault)
-    counters.bad_requests += is_bad(facts)
+    counters.bad_requests += isinstance(fault, RequestProblem | ValidationError) or is_bad(fault)
     answer = HttpAnswer(facts["status"], facts, retry_ms)
     if isinstance(fault, RequestProblem):
         answer.headers = fault.headers
@@ -281,22 +275,24 @@ def counted(verb: str, handler: Handler) -> Handler:
 
     async def count(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
         dedup = dedup_of(home_in(namespaces, ask))
-        return await _count(namespaces, dedup, verb, handler(namespaces, ask, client))
+        asked = handler(namespaces, ask, client)
+        return await _count(namespaces, dedup, verb, asked, lambda answer: answer.facts.get("outcome", "ok"))
 
     return count
 
 
 async def _count(
-    namespaces: Namespaces, dedup: Dedup, verb: str, answering: Awaitable[HttpAnswer]
-) -> HttpAnswer:
+    namespaces: Namespaces, dedup: Dedup, verb: str, asked: Awaitable[T], outcome: Callable[[T], str]
+) -> T:
+    """Return what was asked for, and count it; `outcome`: returns its outcome in one word."""
     since, name = perf_counter(), dedup.settings.namespace
     try:
-        answer = await answering
+        found = await asked
     except Exception as fault:
         namespaces.counters.observe(name, verb, outcome_of(fault), perf_counter() - since)
         raise
-    namespaces.counters.observe(name, verb, answer.outcome, perf_counter() - since)
-    return answer
+    namespaces.counters.observe(name, verb, outcome(found), perf_counter() - since)
+    return found
 
 
 def handler(
@@ -312,12 +308,10 @@ def handler(
             turn to the next one.
     """
 
-    async def answered(work: Coroutine[Any, Any, Any], client: Client) -> HttpAnswer:
-        return answer(await (client.unless_gone(work) if cancels else work))
-
     async def handle(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
         home, begun = begin(namespaces, ask, client.peer)
-        return await _count(namespaces, dedup_of(home), verb, answered(begun(), client))
+        work = client.unless_gone(begun()) if cancels else begun()
+        return answer(await _count(namespaces, dedup_of(home), verb, work, outcome_found))
 
     return handle
 

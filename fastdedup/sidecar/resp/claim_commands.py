@@ -106,14 +106,15 @@ class SlowClaim:
         self._resp3 = connection.resp3
         self._ends = end_of(options.wait)
 
-    async def __call__(self) -> bytes:
-        """Return the reply."""
+    async def __call__(self) -> tuple[bytes, str]:
+        """Return the reply and its outcome."""
         connection, named = self._connection, None
         if self._options.owner is not None:
             named = await held_in(self.home, self._key, self._options.owner)
             connection.namespaces.ephemeral.claimed_again(named)
         settlement = (await self._claim(named)).settlement
-        return verdict_reply(settlement.verdict, settlement.held_key[1], self._resp3)
+        verdict = settlement.verdict
+        return verdict_reply(verdict, settlement.held_key[1], self._resp3), verdict.outcome
 
     def run(self, verb: str) -> ReplyPlace:
         """Run in a task; return the place of the reply."""

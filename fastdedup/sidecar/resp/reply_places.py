@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ...core.counters import outcome_of
 from ...gateway import Dedup
-from ..counters import Counters, is_bad, outcome_of_reply
+from ..counters import Counters, is_bad
 from ..reply_memory import LARGE
 from ..turns import TaskLine, Turns
 from .errors import error_reply
@@ -34,8 +34,8 @@ class Slot:
         self.reply = reply
 
 
-Work = Callable[[], Coroutine[Any, Any, bytes]]
-"""A command that runs in a task; returns the reply."""
+Work = Callable[[], Coroutine[Any, Any, tuple[bytes, str]]]
+"""A command that runs in a task; returns the reply, and in one word its outcome, for the counters."""
 
 
 class TaskCommand:
@@ -121,12 +121,10 @@ class CommandTasks:
     async def answer_with(self, command: TaskCommand) -> None:
         """Answer with what the command returns or raises, and count that, the first time that it runs."""
         try:
-            reply = await command.work()
+            reply, outcome = await command.work()
         except Exception as fault:  # noqa: BLE001 -- the client gets every error as a reply
             self._counters.bad_requests += is_bad(fault)
             reply, outcome = error_reply(fault), outcome_of(fault)
-        else:
-            outcome = outcome_of_reply(command.verb, reply) if command.verb else ""
         if command.verb:
             self._counters.answered(command.dedup, command.verb, outcome, command.since)
             command.verb = ""

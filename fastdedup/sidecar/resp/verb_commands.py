@@ -15,6 +15,7 @@ import orjson
 from ...gateway import Dedup
 from ...kernel.operations import OwnerOp, RenewOp
 from ...kernel.verbs import Effect, Verb
+from ..counters import outcome_found
 from ..verbs import BEGIN, dedup_of
 from ..wire_verbs import VERBS, Usage, WireVerb
 from .claim_commands import SlowRedeem
@@ -71,13 +72,13 @@ class VerbWork:
         self._begun = begun
         self._value_of = value_of
 
-    async def __call__(self) -> bytes:
-        """Return the reply."""
+    async def __call__(self) -> tuple[bytes, str]:
+        """Return the reply and its outcome."""
         found = await self._begun()
         if self._value_of is not None:
-            return encode(self._value_of(found), self._resp3)
+            return encode(self._value_of(found), self._resp3), outcome_found(found)
         self._note(found)
-        return OK
+        return OK, "ok"
 
     def _note(self, op: OwnerOp) -> None:
         """Note what an owner has done to its claim, which may be EPHEMERAL."""
