@@ -20,6 +20,7 @@ from ..ledger.client import Ledger
 from ..ledger.ids import record_wire
 from ..ledger.operations import LedgerPlace
 from ..model import LedgerStats
+from .releases import Holding
 
 MAX_IDS = 1000
 """The ids that one call may have."""
@@ -28,9 +29,6 @@ _TRIES = 3
 _AT_ONCE = 100
 """The ids that one call looks up, or forgets, at once."""
 
-
-Held = tuple[Dedup, bytes, bytes]
-"""A claim: its `Dedup`, store key and owner field."""
 Changing = TypeVar("Changing", bound=OwnerOp)
 
 
@@ -101,7 +99,7 @@ class ServedLedger:
         with _settings_are_ours():
             return await call
 
-    async def held(self, key: str, owner: str) -> Held:
+    async def held(self, key: str, owner: str) -> Holding:
         """Return a claim's `Dedup`, store key and owner field."""
         field = owner_field(owner)
         with _settings_are_ours():

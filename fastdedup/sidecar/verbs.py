@@ -29,10 +29,11 @@ from ..kernel.owners import draw_owner, owner_field
 from ..kernel.terms import Mode
 from ..model import Outcome, Record, RecordKind
 from ..tokens import token_op
-from .ledgers import Held, ServedLedger
+from .ledgers import ServedLedger
 from .limits import MOST_LISTED, MOST_LISTING_MS, LimitError
 from .namespaces import Namespaces
 from .record_facts import facts_of
+from .releases import Holding
 from .wire_verbs import VERBS, WireVerb
 
 _ACQUIRED: Final = Outcome.ACQUIRED
@@ -227,7 +228,7 @@ def held(dedup: Dedup, key: str, owner: str, *, token: bool = False) -> tuple[by
     return wire, owner_field(owner)
 
 
-async def held_in(home: Home, key: str, owner: str) -> Held:
+async def held_in(home: Home, key: str, owner: str) -> Holding:
     """Return what `held` returns, also for a claim that a ledger remembers, and its namespace."""
     return await home.held(key, owner) if isinstance(home, ServedLedger) else (home, *held(home, key, owner))
 

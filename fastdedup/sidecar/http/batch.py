@@ -22,6 +22,7 @@ from ...kernel.owners import draw_owner
 from ...model import Outcome
 from ..limits import LimitError
 from ..namespaces import Namespaces
+from ..releases import Holding
 from ..reply_memory import LARGE
 from ..turns import TaskLine
 from ..verbs import Asked
@@ -29,7 +30,6 @@ from .names import are_unique, refuse_repeats
 from .verbs import (
     HANDLERS,
     Client,
-    Held,
     HttpAnswer,
     acquired_tail,
     claim_op,
@@ -93,7 +93,7 @@ class BatchRequest:
         self._patient = TaskLine(namespaces.turns.waiting, "fastdedup-batch")
         self._waits = False
         self.won: list[BatchClaim] = []
-        self._held: list[Held] = []
+        self._held: list[Holding] = []
         # Mutable: how many answers are missing; the bytes that large ones have reserved; the future that the last one
         # sets; did the client hang up.
         self.left = len(asks)
@@ -179,7 +179,7 @@ class BatchRequest:
         if not self._all.done():
             self._all.set_result(None)
 
-    def _given(self) -> list[Held]:
+    def _given(self) -> list[Holding]:
         return self._held + [claim.held for claim in self.won]
 
     def _take_back(self) -> None:
@@ -279,7 +279,7 @@ class BatchClaim(Asked):
     text: bytes
     won: Verdict | None
     """Set once it is answered: the verdict that it shares with others, or None and a text of its own."""
-    held: Held
+    held: Holding
     """Set if the claim was won."""
 
     def __init__(self, dedup: Dedup, op: ClaimOp, batch: BatchRequest) -> None:

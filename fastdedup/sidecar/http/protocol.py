@@ -22,11 +22,11 @@ from ...failures import log
 from ...web.problems import ProblemType
 from ..hangup import hung_up
 from ..limits import Limits
+from ..releases import Holding
 from ..reply_memory import ReplyMemory, UnreadReplies
 from ..request_memory import PLACE, RequestShare
 from . import problems
 from .request import HIGH_WATER, STATUS_LINE, Flow, Gone, HttpRequest, dated, expects_leave, is_chunked
-from .verbs import Held
 
 QUICK_PATH = "/v1/claims"
 """The address of claims, which are offered to `quick`."""
@@ -86,7 +86,7 @@ class HttpProtocol(asyncio.Protocol):
         self.unread: UnreadReplies
         self.gone = False
         self.on_gone: list[Callable[[], None]] = []
-        self.handing_over: Sequence[Held] = ()
+        self.handing_over: Sequence[Holding] = ()
         # Mutable: the bytes of the running request's body that the application has taken; the bytes of all requests
         # that have come in part, or wait.
         self.body_taken = 0
@@ -388,7 +388,7 @@ class HttpProtocol(asyncio.Protocol):
         if self.flow.write_paused and not self.gone:
             await self.flow.drain()
 
-    def respond(self, head: bytes, body: bytes, held: Sequence[Held], *, close: bool = False) -> None:
+    def respond(self, head: bytes, body: bytes, held: Sequence[Holding], *, close: bool = False) -> None:
         """Answer the running request in one write.
 
         Args:
@@ -410,14 +410,14 @@ class HttpProtocol(asyncio.Protocol):
             self.transport.close()
         self._next()
 
-    def _send(self, data: bytes, held: Sequence[Held] = ()) -> None:
+    def _send(self, data: bytes, held: Sequence[Holding] = ()) -> None:
         """Send this; what was sent before may be read by now, so its claims are the client's."""
         self.handing_over = held
         self.transport.write(data)
         if self.unread.since:
             self.unread.add(len(data))
 
-    def _take_back(self, held: Sequence[Held]) -> None:
+    def _take_back(self, held: Sequence[Holding]) -> None:
         for dedup, wire, owner in held:
             dedup.gate.release_later(wire, owner)
 

@@ -25,15 +25,14 @@ from ...model import Outcome
 from ...tasks import wait_then_stop
 from ..counters import Counters, is_bad, outcome_found
 from ..namespaces import Namespaces
-from ..verbs import BEGIN, Begin, Home, as_json, claim_in, dedup_of, home_of, op_of, options_of
+from ..releases import Holding
+from ..verbs import BEGIN, Begin, Home, as_json, claim_in, dedup_of, held_in, home_of, op_of, options_of
 from ..wire_verbs import VERBS, WireVerb
 from . import problems
 from .problems import RequestProblem, problem_of
 from .request import Gone, HttpRequest
 
 T = TypeVar("T")
-Held = tuple[Dedup, bytes, bytes]
-"""A claim to release unless the client gets the answer: its `Dedup`, store key and owner field."""
 
 _CREATED = b"HTTP/1.1 201 Created\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
 _OPENING = len('{"outcome":"acquired","owner":"') + 2 * RANDOM_BYTES
@@ -89,7 +88,7 @@ class HttpAnswer:
     __slots__ = ("facts", "headers", "held", "retry_ms", "status")
 
     def __init__(
-        self, status: int, facts: Any, retry_ms: int | None = None, held: Sequence[Held] = ()
+        self, status: int, facts: Any, retry_ms: int | None = None, held: Sequence[Holding] = ()
     ) -> None:
         self.status = status
         self.facts = facts
@@ -118,29 +117,27 @@ class RawAnswer(HttpAnswer):
 
 async def claim(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
     """`POST /v1/claims`. The main path."""
-    if ask.remember is not None:
-        served = namespaces.ledgers.find(ask.remember, ask.namespace)
-        return await _claim_in_task(namespaces, served, ask, client)
-    dedup = namespaces.root if ask.namespace is None else namespaces.dedup(ask.namespace)
-    if ask.wait:
-        return await _claim_in_task(namespaces, dedup, ask, client)
-    op = claim_op(dedup, ask)
-    if op.named:
-        namespaces.ephemeral.claimed_again((dedup, op.wire, op.owner))
-    verdict = await dedup.gate.claim(op)
-    if op.named and verdict.outcome is _ACQUIRED:
-        namespaces.ephemeral.won_again((dedup, op.wire, op.owner), None)
-    return claimed(dedup, op.wire, op.owner, op.named, verdict)
-
-
-async def _claim_in_task(namespaces: Namespaces, home: Home, ask: Any, client: Client) -> HttpAnswer:
-    """Return the answer to a claim that waits, or that a ledger remembers."""
-    call = claim_in(home, options_of(ask).but(wait=ask.wait / 1000), ask.key, _mark(ask))
-    answer = await client.unless_gone(_wait(call))
+    home: Home
+    if ask.remember is None:
+        home = namespaces.dedup(ask.namespace)
+    else:
+        home = namespaces.ledgers.find(ask.remember, ask.namespace)
     dedup, named = dedup_of(home), ask.owner is not None
-    if named and answer.acquired:  # one that a named owner has won does not end with another connection
-        namespaces.ephemeral.won_again((dedup, *answer.settlement.held_key), None)
-    return _waited(dedup, answer, named)
+    if ask.wait or ask.remember is not None:
+        if named:
+            namespaces.ephemeral.claimed_again(await held_in(home, ask.key, ask.owner))
+        call = claim_in(home, options_of(ask).but(wait=ask.wait / 1000), ask.key, _mark(ask))
+        settlement = (await client.unless_gone(_wait(call))).settlement
+        (wire, owner), verdict = settlement.held_key, settlement.verdict
+    else:
+        op = claim_op(dedup, ask)
+        wire, owner = op.wire, op.owner
+        if named:
+            namespaces.ephemeral.claimed_again((dedup, wire, owner))
+        verdict = await dedup.gate.claim(op)
+    if named and verdict.outcome is _ACQUIRED:  # it does not end with another connection
+        namespaces.ephemeral.won_again((dedup, wire, owner), None)
+    return claimed(dedup, wire, owner, named, verdict)
 
 
 def claim_op(dedup: Dedup, ask: Any) -> ClaimOp:
@@ -157,7 +154,8 @@ async def redeem(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer
     """`POST /v1/tokens/redeem`."""
     dedup = namespaces.dedup(ask.namespace)
     call = _wait(dedup.tokens.redeem_with(options_of(ask).but(wait=ask.wait / 1000), ask.token, ask.subject))
-    return _waited(dedup, await (client.unless_gone(call) if ask.wait else call), False)
+    settlement = (await (client.unless_gone(call) if ask.wait else call)).settlement
+    return claimed(dedup, *settlement.held_key, False, settlement.verdict)
 
 
 def claimed(dedup: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdict) -> HttpAnswer:
@@ -186,10 +184,6 @@ def claimed(dedup: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdi
 
 async def _wait(call: Awaitable[Claim]) -> Claim:
     return await call
-
-
-def _waited(dedup: Dedup, answer: Claim, named: bool) -> HttpAnswer:
-    return claimed(dedup, *answer.settlement.held_key, named, answer.settlement.verdict)
 
 
 _BUSY = (

@@ -18,7 +18,7 @@ from ...kernel.operations import ClaimOp, Verdict
 from ...kernel.owners import draw_owner, owner_text
 from ...model import Outcome
 from ..fields import text_of
-from ..ledgers import Held
+from ..releases import Holding
 from ..reply_memory import LARGE
 from ..verbs import Asked, Home, claim_in, dedup_of, held_in, home_of, op_of, options_of
 from ..wire_verbs import VERBS
@@ -125,7 +125,7 @@ class SlowClaim:
         """Return the claim, to be awaited."""
         return claim_in(self.home, options, self._key, self._mark)
 
-    async def _claim(self, named: Held | None) -> Claim:
+    async def _claim(self, named: Holding | None) -> Claim:
         """Claim; `named`: what a chosen owner holds then.
 
         If the client has gone meanwhile, a drawn owner's claim is released: no client knows that owner.
