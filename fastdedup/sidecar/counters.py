@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from time import perf_counter
 from typing import Any
 
 from ..core.counters import GateCounters, outcome_of
 from ..errors import ConfigError, InvalidKeyError, ResultError, ResultTooLargeError
-from ..gateway import Dedup
 from .ledgers import LedgerSettingsError
 
 
@@ -21,10 +19,6 @@ class Counters(GateCounters):
         self.connections_refused = 0
         self.bad_requests = 0
         self.connections: Callable[[], Iterable[Any]] = tuple
-
-    def answered(self, dedup: Dedup, verb: str, outcome: str, since: float) -> None:
-        """Count an answer to a command that began at `since`, a `perf_counter()`."""
-        self.observe(dedup.settings.namespace, verb, outcome, perf_counter() - since)
 
 
 def outcome_found(found: Any) -> str:
