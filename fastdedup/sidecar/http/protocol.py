@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 import httptools
-import orjson
 
 from ...failures import log
 from ...web.problems import ProblemType
@@ -26,7 +25,7 @@ from ..releases import Holding
 from ..reply_memory import ReplyMemory, UnreadReplies
 from ..request_memory import PLACE, RequestShare
 from . import problems
-from .request import HIGH_WATER, STATUS_LINE, Flow, Gone, HttpRequest, dated, expects_leave, is_chunked
+from .request import HIGH_WATER, Flow, Gone, HttpRequest, dated, expects_leave, is_chunked, last_answer
 
 QUICK_PATH = "/v1/claims"
 """The address of claims, which are offered to `quick`."""
@@ -477,7 +476,7 @@ class HttpProtocol(asyncio.Protocol):
         if self.transport.is_closing():
             return
         self._app.turned_down(farewell)
-        self._send(_response(farewell))
+        self._send(last_answer(farewell.facts(farewell.about)))
         self.transport.close()
         self._end_soon()
 
@@ -492,9 +491,3 @@ def _parse_url(request: HttpRequest) -> None:
         request.parse_url()
     except ValueError:
         raise _Refused from None
-
-
-def _response(problem: ProblemType) -> bytes:
-    body = orjson.dumps(problem.facts(problem.about))
-    head = b"content-type: application/problem+json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-    return STATUS_LINE[problem.status] + head % len(body) + body
