@@ -236,25 +236,15 @@ async def held_in(home: Home, key: str, owner: str) -> Holding:
 # Tokens
 
 
-def issue(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
-    """Begin to make a token; the work returns it, and its time to live."""
-    dedup = namespaces.dedup(ask.namespace)
-    return dedup, partial(_issue, dedup, ask.subject, ask.ttl)
+async def issue(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> dict[str, Any]:
+    """Make a token; return it, and its time to live."""
+    token = await dedup.tokens.issue(ask.subject, seconds(ask.ttl))
+    return {"token": token, "ttl": round(dedup.settings.token_ttl * 1000) if ask.ttl is None else ask.ttl}
 
 
-async def _issue(dedup: Dedup, subject: Any, ttl: int | None) -> dict[str, Any]:
-    token = await dedup.tokens.issue(subject, seconds(ttl))
-    return {"token": token, "ttl": round(dedup.settings.token_ttl * 1000) if ttl is None else ttl}
-
-
-def consume(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
-    """Begin to use a token up; the work returns the verdict."""
-    dedup = namespaces.dedup(ask.namespace)
-    return dedup, partial(_consume, dedup, ask.token, ask.subject)
-
-
-async def _consume(dedup: Dedup, token: str, subject: Any) -> Verdict:
-    return await dedup.gate.use(token_op(dedup.gate, PLAIN, token, subject, Mode.CONSUME))
+async def consume(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> Verdict:
+    """Use a token up; return the verdict."""
+    return await dedup.gate.use(token_op(dedup.gate, PLAIN, ask.token, ask.subject, Mode.CONSUME))
 
 
 # Showing, forgetting
@@ -264,13 +254,8 @@ LISTED: Final = "records"
 """The kind by which an audit tells a list from a key that was forgotten."""
 
 
-def get(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
-    """Begin to look for a record; the work returns it for JSON, or None."""
-    dedup = namespaces.passing(ask.namespace)
-    return dedup, partial(_get, namespaces, dedup, ask)
-
-
-async def _get(namespaces: Namespaces, dedup: Dedup, ask: Any) -> dict[str, Any] | None:
+async def get(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> dict[str, Any] | None:
+    """Look for a record; return it for JSON, or None."""
     record = await dedup.get(ask.key, _kind(ask), digest=ask.digest)
     return None if record is None else record_facts(namespaces, record)
 
@@ -280,13 +265,8 @@ def _kind(ask: Any) -> RecordKind:
     return "claim" if ask.kind is None else ask.kind
 
 
-def forget(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
-    """Begin to remove a record; the work reports that, and returns False if there was no record."""
-    dedup = namespaces.passing(ask.namespace)
-    return dedup, partial(_forget, namespaces, dedup, ask, peer)
-
-
-async def _forget(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> bool:
+async def forget(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> bool:
+    """Remove a record, and report that; return False if there was no record."""
     name, why = dedup.settings.namespace, check_reason(ask.reason)
     kind = _kind(ask)
     # The report names the key like a list does: a long key by its digest, however the client has named it.
@@ -351,13 +331,8 @@ def list_audit(
         namespaces.audit(name, prefix, result, peer, kind=LISTED, reason=why)
 
 
-def list_records(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
-    """Begin to list records; the work returns them for JSON, and reports that. Times in milliseconds."""
-    dedup = namespaces.passing(ask.namespace)
-    return dedup, partial(_list_records, namespaces, dedup, ask, peer)
-
-
-async def _list_records(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> dict[str, Any]:
+async def list_records(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> dict[str, Any]:
+    """Return records for JSON, and report that. Times in milliseconds."""
     why, prefix = check_reason(ask.reason), ask.prefix or ""
     with list_audit(namespaces, dedup.settings.namespace, prefix, peer, why) as told:
         async with namespaces.turns.reads.turn(namespaces.access.path, peer):
@@ -380,13 +355,25 @@ async def _list_records(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: An
     }
 
 
+def in_namespace(
+    work: Callable[[Namespaces, Dedup, Any, Any], Coroutine[Any, Any, Any]], *, creates: bool = False
+) -> Begin:
+    """Return what begins a verb's work in a request's namespace; `creates`: see `Namespaces.passing`."""
+
+    def begin(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
+        dedup = namespaces.dedup(ask.namespace) if creates else namespaces.passing(ask.namespace)
+        return dedup, partial(work, namespaces, dedup, ask, peer)
+
+    return begin
+
+
 BEGIN: Final[dict[str, Begin]] = {
     **{verb.name: partial(change, verb) for verb in VERBS if verb.of_owner},
-    "issue": issue,
-    "consume": consume,
-    "get": get,
-    "forget": forget,
-    "list": list_records,
+    "issue": in_namespace(issue, creates=True),
+    "consume": in_namespace(consume, creates=True),
+    "get": in_namespace(get),
+    "forget": in_namespace(forget),
+    "list": in_namespace(list_records),
     **{verb.name: partial(ledger, verb.name) for verb in VERBS if verb.of_ledger},
 }
 """What begins each verb's work, by the verb's name; each wire begins `claim` and `redeem` in its own way."""

@@ -54,7 +54,7 @@ class HttpApp:
         for route in routes:
             ruled = route.under(namespaces.access)
             self._routes.setdefault(route.path, {})[route.method] = (ruled, route.parser(limits.batch))
-        self._acquired = AcquiredText()
+        self.acquired = AcquiredText()
         self._below_gate = BELOW_GATE.under(namespaces.access)
         quick = QUICK_PATH in self._routes and not namespaces.access.judges("claim")
         self._quick_path = QUICK_PATH if quick else ""
@@ -143,7 +143,7 @@ class HttpApp:
             namespaces = self._namespaces
             dedup = namespaces.root if ask.namespace is None else namespaces.dedup(ask.namespace)
             op = claim_op(dedup, ask)
-            Quick(dedup, op, connection, self, since, self._acquired).begin()
+            Quick(dedup, op, connection, self, since).begin()
         except Exception as fault:  # noqa: BLE001 -- the client gets every error as an answer
             self.hand(connection, problem(fault, self._namespaces.counters))
         return True
@@ -152,37 +152,30 @@ class HttpApp:
 class Quick(Asked):
     """A claim without a task, which is answered as soon as its verdict comes."""
 
-    __slots__ = ("_acquired", "_app", "_connection", "_counters", "_since")
+    __slots__ = ("_app", "_connection", "_since")
 
     def __init__(
-        self,
-        dedup: Dedup,
-        op: ClaimOp,
-        connection: HttpProtocol,
-        app: HttpApp,
-        since: float,
-        acquired: AcquiredText,
+        self, dedup: Dedup, op: ClaimOp, connection: HttpProtocol, app: HttpApp, since: float
     ) -> None:
         super().__init__(dedup, op)
-        self._acquired = acquired
         self._app = app
         self._connection = connection
-        self._counters = app.counters
         self._since = since
 
     def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Answer with the verdict."""
-        self._counters.judged(dedup, verdict, self._since)
+        self._app.counters.judged(dedup, verdict, self._since)
         if verdict.outcome is _ACQUIRED:
-            head, body = self._acquired.text(verdict, op.owner)
+            head, body = self._app.acquired.text(verdict, op.owner)
             self._connection.respond(head, body, ((dedup, op.wire, op.owner),))
         else:
             self._app.hand(self._connection, told(dedup, op, verdict))
 
     def failed(self, fault: Exception) -> None:
         """Answer with the problem."""
-        self._counters.claimed(self._dedup, outcome_of(fault), self._since)
-        self._app.hand(self._connection, problem(fault, self._counters))
+        counters = self._app.counters
+        counters.claimed(self._dedup, outcome_of(fault), self._since)
+        self._app.hand(self._connection, problem(fault, counters))
 
     def done(self) -> bool:
         """True once the claim is answered, or its client hung up; the engine then releases the claim."""

@@ -26,7 +26,7 @@ from ...tasks import wait_then_stop
 from ..counters import Counters, is_bad, outcome_found
 from ..namespaces import Namespaces
 from ..releases import Holding
-from ..verbs import BEGIN, Begin, Home, as_json, claim_in, dedup_of, held_in, home_of, op_of, options_of
+from ..verbs import BEGIN, Home, as_json, claim_in, dedup_of, held_in, home_of, op_of, options_of
 from ..wire_verbs import VERBS, WireVerb
 from . import problems
 from .problems import RequestProblem, problem_of
@@ -289,23 +289,19 @@ async def _count(
     return found
 
 
-def handler(
-    verb: str, begin: Begin, answer: Callable[[Any], HttpAnswer], *, cancels: bool = False
-) -> Handler:
+def _handler(verb: WireVerb) -> Handler:
     """Return the handler of a verb that both wires begin in the same way; it counts its answers.
 
-    Args:
-        verb: the verb, for the counters.
-        begin: checks the request.
-        answer: returns the answer to what the work has found or done.
-        cancels: if the client hangs up, the work is cancelled. Then nothing stays remembered, and a read gives its
-            turn to the next one.
+    If the client hangs up, the work of some verbs is cancelled. Then nothing stays remembered, and a read gives its
+    turn to the next one.
     """
+    begin, cancels = BEGIN[verb.name], verb.turns or verb.name == "first"
+    answer = _settled if verb.of_owner else _ANSWERS[verb.name]
 
     async def handle(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
         home, begun = begin(namespaces, ask, client.peer)
         work = client.unless_gone(begun()) if cancels else begun()
-        return answer(await _count(namespaces, dedup_of(home), verb, work, outcome_found))
+        return answer(await _count(namespaces, dedup_of(home), verb.name, work, outcome_found))
 
     return handle
 
@@ -351,11 +347,6 @@ _ANSWERS: dict[str, Callable[[Any], HttpAnswer]] = {
     "ledger": facts_of(),
 }
 """What answers the verbs that are not an owner's."""
-
-
-def _handler(verb: WireVerb) -> Handler:
-    answer = _settled if verb.of_owner else _ANSWERS[verb.name]
-    return handler(verb.name, BEGIN[verb.name], answer, cancels=verb.turns or verb.name == "first")
 
 
 HANDLERS: dict[str, Handler] = {
