@@ -37,7 +37,7 @@ from ..fields import MAX_NUMBER, number_of, text_of
 from ..limits import MOST_PAGE, LimitError
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE
-from ..verbs import list_audit, without_addresses
+from ..verbs import forgotten_audit, list_audit, without_addresses
 from .connection import Command, RespConnection
 from .errors import error_reply
 from .frames import OK, error
@@ -141,13 +141,13 @@ class Run(Slot):
 
     def audit(self, op: ForgetOp | ForgetIdOp, reply: Reply) -> None:
         """Report a key, or an id of a ledger, that was forgotten."""
-        result = {Code.OK: "forgotten", Code.ABSENT: "absent"}.get(cast(Code, reply), "unknown")
         name, key, kind = *names_of(op.wire), "claim"
         if isinstance(op, ForgetIdOp):
             name, ledger = ledger_of(op.wire)
             key, kind = f"{ledger}/{op.id.decode(errors='backslashreplace')}", "id"
         namespaces, peer = self._connection.namespaces, self._connection.peer
-        namespaces.audit(name, key, result, peer, kind=kind, reason=op.reason)
+        heard = forgotten_audit(namespaces, name, peer, op.reason, kind=kind)
+        heard(key, {Code.OK: True, Code.ABSENT: False}.get(cast(Code, reply)))
 
     def fail(self, fault: Exception) -> None:
         """Reply with an error for the whole batch: a fault, unlike an outage, is not one operation's."""
