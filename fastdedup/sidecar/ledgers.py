@@ -151,7 +151,7 @@ class Ledgers:
         Raises:
             UnknownLedgerError: there is none of this name.
         """
-        wanted, where = _text(name), None if namespace is None else _text(namespace)
+        wanted, where = as_text(name), None if namespace is None else as_text(namespace)
         found = self._ledgers.get(wanted)
         if found is None:
             shown = wanted[:64]
@@ -230,5 +230,6 @@ def _facts(namespace: str, stats: LedgerStats) -> dict[str, Any]:
     }
 
 
-def _text(name: str | bytes) -> str:
+def as_text(name: str | bytes) -> str:
+    """Return the name of a ledger or a namespace as text."""
     return name if isinstance(name, str) else name.decode(errors="replace")

@@ -12,7 +12,7 @@ from ..gateway import Dedup
 from .access import Access, ForbiddenError
 from .counters import Counters
 from .ephemeral import EphemeralClaims
-from .ledgers import Ledgers, make_ledgers
+from .ledgers import Ledgers, as_text, make_ledgers
 from .limits import Limits
 from .reply_memory import ReplyMemory
 from .request_memory import RequestMemory
@@ -148,7 +148,7 @@ class Namespaces:
         known = None if name is None else self.known.get(name)
         if known is not None or name is None:
             return known or self.root
-        text = _text(name)
+        text = as_text(name)
         if self.is_known(text):
             return self.dedup(text)
         return self.root.with_settings(self._settings(text), passing=True)
@@ -162,7 +162,7 @@ class Namespaces:
         return [self.root, *{id(dedup): dedup for dedup in self.known.values()}.values()]
 
     def _new(self, name: str | bytes) -> Dedup:
-        text = _text(name)
+        text = as_text(name)
         if text == self.root.settings.namespace:
             return self.root
         settings = self._settings(text)
@@ -202,7 +202,3 @@ def _unheard(
     namespace: str, key: str, result: str, peer: Any, *, kind: str = "claim", reason: str = ""
 ) -> None:
     pass
-
-
-def _text(name: str | bytes) -> str:
-    return name if isinstance(name, str) else name.decode(errors="replace")

@@ -22,7 +22,7 @@ from ...kernel.owners import draw_owner
 from ...model import Outcome
 from ..limits import LimitError
 from ..namespaces import Namespaces
-from ..releases import Holding
+from ..releases import Holding, release_soon
 from ..reply_memory import LARGE
 from ..turns import TaskLine
 from ..verbs import Asked
@@ -183,8 +183,7 @@ class BatchRequest:
         return self._held + [claim.held for claim in self.won]
 
     def _take_back(self) -> None:
-        for dedup, wire, owner in self._given():
-            dedup.gate.release_later(wire, owner)
+        release_soon(self._given())
         self._held, self.won = [], []
 
     def _begin(self, ask: Any) -> BatchClaim | Told:

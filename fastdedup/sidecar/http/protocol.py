@@ -21,7 +21,7 @@ from ...failures import log
 from ...web.problems import ProblemType
 from ..hangup import hung_up
 from ..limits import Limits
-from ..releases import Holding
+from ..releases import Holding, release_soon
 from ..reply_memory import ReplyMemory, UnreadReplies
 from ..request_memory import PLACE, RequestShare
 from . import problems
@@ -218,7 +218,7 @@ class HttpProtocol(asyncio.Protocol):
                 request.hang_up()
         self.parser = None  # it refers to this object: no cycle is left behind
         if exc is not None:  # the client closed before it read our bytes, or before we wrote
-            self._take_back(self.handing_over)
+            release_soon(self.handing_over)
 
     def pause_writing(self) -> None:
         """Wait for a client that does not read, for some seconds (asyncio calls this)."""
@@ -237,7 +237,7 @@ class HttpProtocol(asyncio.Protocol):
     def cut(self) -> None:
         """Close at once; release the claims of an answer that was not sent whole."""
         if self.transport.get_write_buffer_size():
-            self._take_back(self.handing_over)
+            release_soon(self.handing_over)
         self.transport.abort()
 
     # The parser's calls
@@ -397,7 +397,7 @@ class HttpProtocol(asyncio.Protocol):
             close: refuse further requests.
         """
         if self.gone or self.transport.is_closing():  # it closes in this turn of the loop, and writes no more
-            self._take_back(held)
+            release_soon(held)
             return
         request = cast(HttpRequest, self._running)
         end = _END if request.keep_alive and not close else _CLOSE
@@ -415,10 +415,6 @@ class HttpProtocol(asyncio.Protocol):
         self.transport.write(data)
         if self.unread.since:
             self.unread.add(len(data))
-
-    def _take_back(self, held: Sequence[Holding]) -> None:
-        for dedup, wire, owner in held:
-            dedup.gate.release_later(wire, owner)
 
     # Bounds
 
