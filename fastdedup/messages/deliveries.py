@@ -29,7 +29,7 @@ from .failed_attempts import FailedAttempts
 from .gated import GatedWay
 from .holding import Pauses
 from .in_inbox import InboxWay
-from .memory import check_memory, check_rows
+from .memory import check_ledger, check_memory, check_rows, seconds_known
 from .rules import MessageRules
 
 log = logging.getLogger("fastdedup.messages")
@@ -69,8 +69,10 @@ class Deliveries:
             raise ConfigError(f"inbox must be a fastdedup.sql.Inbox, got {type(inbox).__name__}")
         if begin is not None and inbox is None:
             raise ConfigError("begin= begins an inbox's transaction: give inbox= too, or leave begin= out")
-        if remember is not None:
-            check_remember(remember, dedup, inbox)
+        if remember is not None and inbox is not None:
+            raise ConfigError("with an inbox, its table remembers the messages: leave remember= out")
+        if remember is not None and dedup is not None:
+            check_ledger(remember, Ledger, dedup.gate.connection)
         if resolve is not None:
             check_resolve(resolve)
             if inbox is not None or dedup is None:
@@ -107,10 +109,8 @@ class Deliveries:
         """
         if self._inbox is not None:
             check_rows(self._inbox, seconds, setting)
-        elif self._remember is not None:
-            check_memory(self._remember.window, seconds, setting)
         elif self._dedup is not None:
-            check_memory(self._dedup.settings.ttl, seconds, setting)
+            check_memory(seconds_known(self._dedup, self._remember), seconds, setting)
 
     def follow(self, timeout: float) -> None:
         """Let a process that died hold a message no longer than its broker does, unless `lease=` says how long.
@@ -202,15 +202,3 @@ class Deliveries:
             await delivery.bury(decision)
         self.counts.count(decision)
         return decision
-
-
-def check_remember(remember: Any, dedup: Dedup | None, inbox: Inbox | None) -> None:
-    """Check that a gate can remember its messages in this ledger.
-
-    Raises:
-        ConfigError: it is not a ledger of this gate, or an inbox remembers the messages.
-    """
-    if inbox is not None:
-        raise ConfigError("with an inbox, its table remembers the messages: leave remember= out")
-    if dedup is not None and not (isinstance(remember, Ledger) and remember.is_of(dedup.gate.connection)):
-        raise ConfigError(f"remember must be a ledger of the gate's, made by its ledger(), got {remember!r}")

@@ -8,6 +8,7 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Any
 
+from ..arguments import ArgumentsRule
 from ..errors import ConfigError, InvalidKeyError, describe_error
 from ..kernel.keyspace import MAX_KEY_BYTES
 
@@ -58,6 +59,16 @@ def key_of(rule: KeyRule, message: Any) -> str:
     if not text:
         raise NoKeyError(_NO_KEY)
     return text
+
+
+def of_arguments(rule: Callable[..., Any], signature: inspect.Signature, what: str = "key") -> KeyRule:
+    """Return the rule for a task's call, (message, args, kwargs), of a rule for the task's own arguments.
+
+    Raises:
+        ConfigError: it takes an argument that the task does not have, or is no function; `what` names it.
+    """
+    found = ArgumentsRule(rule, signature, what)
+    return lambda call: found(call[1], call[2])
 
 
 def text_of(value: Any) -> str | None:

@@ -8,6 +8,27 @@ from ..errors import ConfigError
 from ..sql.inbox import Inbox
 
 
+def check_ledger(remember: Any, kind: type[Any], home: Any) -> None:
+    """Check that a gate can remember its messages in this ledger.
+
+    Args:
+        remember: the value of the setting.
+        kind: the ledgers of the gate's kind, of asyncio or of synchronous code.
+        home: what all ledgers of the gate share.
+
+    Raises:
+        ConfigError: it is not a ledger of this gate.
+    """
+    if not isinstance(remember, kind) or not remember.is_of(home):
+        raise ConfigError(f"remember must be a ledger of the gate's, made by its ledger(), got {remember!r}")
+
+
+def seconds_known(dedup: Any, remember: Any) -> float:
+    """Return the seconds for which a gate knows a message that is done. `remember`: its ledger, or None."""
+    seconds: float = dedup.settings.ttl if remember is None else remember.window
+    return seconds
+
+
 def check_memory(ttl: float, seconds: float, setting: str) -> None:
     """Check that a gate knows a key for as long as the broker may take to deliver its message again.
 
@@ -40,7 +61,7 @@ def check_broker(ttl: float, broker: Any, package: str, setting: str) -> None:
     """Check like `check_memory`, for a broker object that has its timeout in milliseconds.
 
     Args:
-        ttl: seconds for which the gate knows a key.
+        ttl: seconds for which the gate knows a key; see `seconds_known`.
         broker: the broker; a broker of another package has no such timeout, and passes.
         package: the package of the broker's class.
         setting: the broker's attribute.

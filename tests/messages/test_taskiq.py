@@ -35,6 +35,7 @@ class Queue:
         name = uuid.uuid4().hex
         backend: Any = RedisAsyncResultBackend(server.url, prefix_str=name, result_ex_time=60)
         broker = RedisStreamBroker(server.url, queue_name=f"forever-{name}", xread_block=50, consumer_id="0")
+        self.dedup = dedup
         self.gate = DedupMiddleware(dedup, wait=wait)
         self.broker = broker.with_result_backend(backend)
         self.broker.add_middlewares(SimpleRetryMiddleware(default_retry_count=9), self.gate)
@@ -228,6 +229,36 @@ async def test_a_message_that_the_broker_does_not_take_again_is_held(
     failing.set()
     assert (await queue.get(first))[0].is_err
     assert await queue.results(twin) == [1]
+
+
+async def test_a_message_that_meets_a_closed_gate_comes_again(
+    queue: Queue, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The gate may be closed first as a process ends. Work that was done then is not done again for that."""
+    monkeypatch.setattr("fastdedup.integrations.taskiq.REFUSED_PAUSE", 0.01)
+    task = queue.task(count, key=lambda name: name)
+    await queue.dedup.aclose()
+    sent = await task.kiq(name)
+    told = "because the gate cannot be asked: UsageError("
+    await wait_until(lambda: told in caplog.text, description="it is told")
+    await queue.dedup.open()
+    assert await queue.results(sent) == [1]
+
+    async def closing(name: str) -> int:
+        await queue.dedup.aclose()
+        return await count(f"{name}-closing")
+
+    caplog.clear()
+    await queue.get(await queue.task(closing, key=lambda name: f"{name}-closing").kiq(name))
+    assert (runs[f"{name}-closing"], told in caplog.text) == (1, False)
+
+
+async def test_a_task_in_memory_without_a_gate_is_an_error() -> None:
+    """As in Celery's eager mode: there is no broker that could deliver it later."""
+    gate = DedupMiddleware(Dedup("memory://"))
+    task = InMemoryBroker().with_middlewares(gate).task(gate.once()(count))
+    result = await (await task.kiq("in-memory")).wait_result()
+    assert "is not open" in str(result.error)
 
 
 async def test_a_failure_frees_the_key_for_taskiqs_retries(queue: Queue, name: str) -> None:
