@@ -25,6 +25,7 @@ from fastdedup import ConfigError, Dedup, UsageError
 from fastdedup.integrations.fastapi import Commits, everyone
 from fastdedup.sql import Inbox, RetryTransaction
 from fastdedup.sql.dialects import TableName, dialect_of
+from fastdedup.sql.drivers import driver_of
 from fastdedup.sql.rules import TABLE
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
@@ -507,27 +508,38 @@ KILL = {
 }
 
 
-@pytest.mark.parametrize("name", ["asyncpg", "psycopg", "psycopg async", "pymysql", "aiomysql"])
+@pytest.mark.parametrize(
+    "name", ["asyncpg", "psycopg", "psycopg async", "pymysql", "aiomysql", "django postgresql"]
+)
 async def test_a_lost_connection_is_no_transaction_that_the_work_has_ended(party: Party, key: str) -> None:
     """Also if the work ignores the error: else a consumer lays its message down, after a restart of the database."""
     who, kill = KILL[party.place.kind]
+    lost: list[bool] = []
 
     def now(transaction: Any, key: str) -> None:
+        driver = driver_of(transaction)
         party.place.as_admin(kill.format(party.send_sql(who)[0][0]))
         for _ in range(2):
             with suppress(Exception):
                 party.send_sql("SELECT 1")
+        lost.append(driver.is_lost())
 
     async def later(transaction: Any, key: str) -> None:
+        driver = driver_of(transaction)
         party.place.as_admin(kill.format((await party.sql(who))[0][0]))
         for _ in range(2):
             with suppress(Exception):
                 await party.sql("SELECT 1")
+        lost.append(driver.is_lost())
 
     @contextmanager
     def begin_now() -> Iterator[Any]:
         party.start_raw()
-        yield party.raw
+        try:
+            yield party.raw
+        finally:
+            with suppress(Exception):
+                party._rollback()
 
     @asynccontextmanager
     async def begin() -> AsyncIterator[Any]:
@@ -539,3 +551,4 @@ async def test_a_lost_connection_is_no_transaction_that_the_work_has_ended(party
     with pytest.raises(Exception, match=r"(?i)lost|closed|connected|^\(0, ''\)") as caught:
         await party.call(decorate(now if is_sync else later), key)
     assert not isinstance(caught.value, UsageError)
+    assert lost == [True]
