@@ -317,7 +317,7 @@ async def test_an_outage_of_sqs_pauses_the_consumer(
     sqs: SqsServer, redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A handler goes on meanwhile. Its delete fails, so its message is a duplicate later."""
-    monkeypatch.setattr("fastdedup.messages.consumer._AWAY_PAUSE", 0.02)
+    monkeypatch.setattr("fastdedup.messages.pulling._AWAY_PAUSE", 0.02)
     shop, relay, end, begun = Shop(sqs, seen="2"), Relay(sqs), asyncio.Event(), []
 
     async def handler(message: Any) -> None:

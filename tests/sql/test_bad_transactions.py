@@ -532,23 +532,8 @@ async def test_a_lost_connection_is_no_transaction_that_the_work_has_ended(party
                 await party.sql("SELECT 1")
         lost.append(driver.is_lost())
 
-    @contextmanager
-    def begin_now() -> Iterator[Any]:
-        party.start_raw()
-        try:
-            yield party.raw
-        finally:
-            with suppress(Exception):
-                party._rollback()
-
-    @asynccontextmanager
-    async def begin() -> AsyncIterator[Any]:
-        await party.start()
-        yield party.raw
-
-    is_sync = isinstance(party, SyncParty)
-    decorate = party.inbox(begin=begin_now if is_sync else begin).once(lambda transaction, key: key)
+    decorate = party.inbox(begin=party.beginning).once(lambda transaction, key: key)
     with pytest.raises(Exception, match=r"(?i)lost|closed|connected|^\(0, ''\)") as caught:
-        await party.call(decorate(now if is_sync else later), key)
+        await party.call(decorate(now if isinstance(party, SyncParty) else later), key)
     assert not isinstance(caught.value, UsageError)
     assert lost == [True]
