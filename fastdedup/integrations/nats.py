@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Unpack
 
@@ -31,7 +31,7 @@ from ..gateway import Dedup
 from ..messages.consumer import MessageJob
 from ..messages.decisions import Action, Decision
 from ..messages.headers import KEY
-from ..messages.keys import KeyRule, body_digest, place_in_stream
+from ..messages.keys import KeyRule, body_digest, header, place_in_stream
 from ..messages.pulling import PullingConsumer
 from ..messages.room import Headers, Letter
 from ..messages.rules import DeadLetterError
@@ -64,15 +64,6 @@ __all__ = ["Consumer", "DeadLetterError", "body", "header", "message_id", "seque
 def message_id(message: Msg) -> str | None:
     """Return the header `Nats-Msg-Id`, which the publisher has set."""
     return (message.headers or {}).get(MESSAGE_ID)
-
-
-def header(name: str) -> Callable[[Msg], str | None]:
-    """Return a rule: the key is a header's value."""
-
-    def key(message: Msg) -> str | None:
-        return (message.headers or {}).get(name)
-
-    return key
 
 
 def sequence(message: Msg) -> str:

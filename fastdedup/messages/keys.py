@@ -93,6 +93,24 @@ def place_in_stream(stream: str, sequence: int, time: datetime) -> str:
     return f"{stream}/{sequence}@{time.timestamp()}"
 
 
+def header(name: str) -> Callable[[Any], str | None]:
+    """Return a rule: the key is a header's value."""
+
+    def key(message: Any) -> str | None:
+        return text_of((message.headers or {}).get(name))
+
+    return key
+
+
+def body(message: Any) -> str:
+    """Return a digest of the message's body.
+
+    Two orders with equal bodies are one order then: choose it only if a body names its event, by a time or a
+    number.
+    """
+    return body_digest(message.body)
+
+
 def body_digest(body: bytes) -> str:
     """Return a key made of a message's body, for publishers that set no id.
 
