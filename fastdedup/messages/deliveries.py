@@ -29,7 +29,7 @@ from .failed_attempts import FailedAttempts
 from .gated import GatedWay
 from .holding import Pauses
 from .in_inbox import InboxWay
-from .memory import check_ledger, check_memory, check_rows, seconds_known
+from .memory import check_ledger, check_memory, seconds_known
 from .rules import MessageRules
 
 log = logging.getLogger("fastdedup.messages")
@@ -108,7 +108,8 @@ class Deliveries:
             ConfigError: the inbox forgets the message first, or the gate if there is no inbox.
         """
         if self._inbox is not None:
-            check_rows(self._inbox, seconds, setting)
+            keep = self._inbox.rules.keep
+            check_memory(keep, seconds, setting, "the inbox keeps its row", "keep= of the Inbox")
         elif self._dedup is not None:
             check_memory(seconds_known(self._dedup, self._remember), seconds, setting)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ConfigError
-from ..sql.inbox import Inbox
 
 
 def check_ledger(remember: Any, kind: type[Any], home: Any) -> None:
@@ -29,31 +28,29 @@ def seconds_known(dedup: Any, remember: Any) -> float:
     return seconds
 
 
-def check_memory(ttl: float, seconds: float, setting: str) -> None:
-    """Check that a gate knows a key for as long as the broker may take to deliver its message again.
+def check_memory(
+    known: float,
+    seconds: float,
+    setting: str,
+    keeps: str = "the gate keeps its key",
+    option: str = "ttl= of the Dedup",
+) -> None:
+    """Check that a key is known for as long as the broker may take to deliver its message again.
 
     Args:
-        ttl: seconds for which the gate knows it.
+        known: seconds for which it is known.
         seconds: how long the broker waits for an ack.
         setting: the broker's own name for that.
+        keeps: who knows it, and what.
+        option: the setting of `known`.
 
     Raises:
-        ConfigError: the gate forgets the key first, so the work would be done again.
+        ConfigError: the key is forgotten first, so the work would be done again.
     """
-    if ttl < seconds:
+    if known < seconds:
         raise ConfigError(
-            f"the broker may deliver a message again after {seconds:.15g} s ({setting}), and the gate keeps its key "
-            f"for {ttl:.15g} s only: set ttl= of the Dedup above {setting}"
-        )
-
-
-def check_rows(inbox: Inbox, seconds: float, setting: str) -> None:
-    """Check an inbox like `check_memory`. If there is an inbox, it decides instead of the gate."""
-    keep = inbox.rules.keep
-    if keep < seconds:
-        raise ConfigError(
-            f"the broker may deliver a message again after {seconds:.15g} s ({setting}), and the inbox keeps its row "
-            f"for {keep:.15g} s only: set keep= of the Inbox above {setting}"
+            f"the broker may deliver a message again after {seconds:.15g} s ({setting}), and {keeps} for "
+            f"{known:.15g} s only: set {option} above {setting}"
         )
 
 
