@@ -34,7 +34,7 @@ from ..faces import each_face, gate_of, once_of
 from ..kinds import ORDER, Order, returning
 from ..waiting import cancel
 from .conftest import Opener
-from .ways import Party, SyncParty
+from .ways import WEEK, Party, SyncParty
 
 Of = Callable[[str], Opener]
 BOTH = ["asyncpg", "psycopg", "async session aiomysql", "pymysql", "aiosqlite", "django sqlite"]
@@ -484,3 +484,27 @@ async def test_work_that_failed_is_not_done(file: Path, face: str, proven: bool)
             await call("m-1")
         fails = False
         assert await call("m-1") == "m-1"
+
+
+async def test_a_beginning_of_the_other_kind_of_code_is_named() -> None:
+    """Both are functions, so only their blocks differ."""
+
+    async def later(transaction: Any) -> None: ...
+
+    def now(transaction: Any) -> None: ...
+
+    inbox, blocking = Inbox("awaits", keep=WEEK), SyncInbox("blocks", keep=WEEK)
+    with pytest.raises(ConfigError, match="begin= must return an async context manager"):
+        await inbox.once(lambda transaction: "k", begin=block_of_threads)(later)()
+    with pytest.raises(ConfigError, match="begin= must return a context manager"):
+        blocking.once(lambda transaction: "k", begin=block_of_asyncio)(now)()
+
+
+@contextmanager
+def block_of_threads() -> Iterator[None]:
+    yield
+
+
+@asynccontextmanager
+async def block_of_asyncio() -> AsyncIterator[None]:
+    yield
