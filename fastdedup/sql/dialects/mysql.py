@@ -84,13 +84,12 @@ class MySQL(Dialect):
             ") ENGINE=InnoDB;\n"
         )
 
-    def columns(self) -> Flow[dict[str, str]]:
+    def columns_statement(self) -> Statement:
         """See `Dialect`."""
-        found = yield Statement(
+        return Statement(
             f"SELECT column_name, column_type FROM information_schema.columns WHERE {_IS_IT}",
             (self.table_name.schema, self.table_name.table),
         )
-        return {text_of(name): text_of(kind).lower() for name, kind in found.rows}
 
     def faults_of_the_engine(self) -> Flow[list[str]]:
         """See `Dialect`."""
