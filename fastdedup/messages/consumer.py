@@ -22,7 +22,6 @@ import anyio
 from ..checks import check_seconds
 from ..errors import UsageError
 from ..gateway import Dedup
-from ..log_throttle import LogThrottle
 from .decisions import Action, Counts, Decision
 from .delivery import Handler, check_handler, is_failure
 from .headers import AGAIN, ORIGIN, attempts_of, dead_letter_headers, is_again
@@ -224,7 +223,6 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
         super().__init__(name, dedup, key, settings)
         self._retry_delay = self._deliveries.rules.retry_delay
         self._counts_deliveries = dedup is None
-        self._unlaid = LogThrottle()
         # Mutable: the messages in hand, and what says that one of them has ended; when handlers must have ended.
         self._jobs: set[JobT] = set()
         self._one_ended = anyio.Event()
@@ -335,7 +333,10 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             return await self._handler(*given)
 
         async def lay(decision: Decision) -> None:
-            await self._lay_at_last(job, decision)
+            await self._deliveries.lay_at_last(
+                lambda: self._lay(job.message, decision),
+                lambda: self._pause(job, max(self._retry_delay, LAYING_PAUSE)),
+            )
 
         failed = max(attempts_of(headers, self.name), deliveries - 1 if self._counts_deliveries else 0)
         again = is_again(headers)
@@ -351,16 +352,6 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
                 await self._pause(job, self._retry_delay)
         finally:
             job.is_at_work = False
-
-    async def _lay_at_last(self, job: JobT, decision: Decision) -> None:
-        """Publish a dead letter as soon as the broker takes it. The message's key stays claimed until then."""
-        while True:
-            try:
-                return await self._lay(job.message, decision)
-            except Exception as error:  # noqa: BLE001 -- after any error, the message must not be lost
-                if self._unlaid.passes():
-                    log.error("consumer %r cannot lay a dead letter down: %r", self.name, error)
-            await self._pause(job, max(self._retry_delay, LAYING_PAUSE))
 
     async def _lay(self, message: Message, decision: Decision) -> None:
         """Publish a message as a dead letter, with its cause, if there is a place for it."""

@@ -13,7 +13,7 @@ What happens after a failure, by the part that failed:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..admin.resolving import Check, check_resolve
@@ -21,6 +21,7 @@ from ..errors import ConfigError, ForeignRecordError, InvalidKeyError, describe_
 from ..events import ConsumerEnded, emit
 from ..gateway import Dedup
 from ..ledger.client import Ledger
+from ..log_throttle import LogThrottle
 from ..sql.bridge import Begin
 from ..sql.inbox import Inbox
 from .decisions import Action, Counts, Decision
@@ -85,6 +86,7 @@ class Deliveries:
         self._on_event = None if dedup is None else dedup.gate.connection.report
         self._pauses = Pauses(rules.consumer, self.counts, self._on_event)
         self._failed_attempts = FailedAttempts(rules, is_silent=not logs_attempts)
+        self._unlaid = LogThrottle()
         # Mutable: whether the consumer is paused because of its broker.
         self._broker_away = False
         self._way: GatedWay | InboxWay
@@ -163,6 +165,31 @@ class Deliveries:
         reason = describe_error(error)
         log.error("consumer %r has ended, and takes no more messages: %s", self.rules.consumer, reason)
         emit(self._on_event, ConsumerEnded(self.rules.consumer, reason))
+
+    async def lay_at_last(
+        self,
+        publish: Callable[[], Awaitable[None]],
+        pause: Callable[[], Awaitable[None]],
+        is_lost: Callable[[Exception], bool] = lambda error: False,
+    ) -> None:
+        """Publish a dead letter as soon as the broker takes it: the next delivery would not know its cause.
+
+        The message's key stays claimed until then.
+
+        Args:
+            publish: publishes it; returns once the broker has confirmed it.
+            pause: waits before the next try, or raises if there is no next one.
+            is_lost: whether the broker delivers the message again after an error of `publish`, which is raised then.
+        """
+        while True:
+            try:
+                return await publish()
+            except Exception as error:
+                if is_lost(error):
+                    raise
+                if self._unlaid.passes():
+                    log.error("consumer %r cannot lay a dead letter down: %r", self.rules.consumer, error)
+            await pause()
 
     async def handle(
         self,
