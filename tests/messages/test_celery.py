@@ -74,11 +74,6 @@ def worker(celery: Celery, request: pytest.FixtureRequest) -> Iterator[Worker]:
     worker.stop()
 
 
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    return f"{request.node.name}-{uuid.uuid4().hex[:6]}"
-
-
 # On each pool
 
 

@@ -17,13 +17,14 @@ from taskiq.receiver import Receiver
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
 import fastdedup.sync
-from fastdedup import ConfigError, Dedup, Resolution, Takeover
+from fastdedup import ConfigError, Dedup, Resolution
 from fastdedup.integrations.taskiq import DedupMiddleware
 
 from ..fixtures import async_fixture
 from ..kinds import Order, Rushed
 from ..servers import RedisServer
 from ..waiting import wait_until
+from .consumers import Answers
 
 runs: Counter[str] = Counter()
 
@@ -66,11 +67,6 @@ async def receiving(server: RedisServer, wait: float = 0.1) -> AsyncIterator[Que
             finished.set()
             await listening
             await queue.broker.shutdown()
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    return f"{request.node.name}-{uuid.uuid4().hex[:6]}"
 
 
 async def count(name: str, total: int = 1) -> int:
@@ -147,24 +143,16 @@ async def test_a_ledger_remembers_what_is_done(queue: Queue, name: str) -> None:
 async def test_abandoned_work_is_resolved_before_the_task_runs_again(
     server: RedisServer, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answers: list[Any] = [OSError("away"), Resolution.not_done(), Resolution.done(7), Resolution.unknown("?")]
-    attempts: list[int] = []
-
-    async def look_up(takeover: Takeover) -> Any:
-        attempts.append(takeover.attempt)
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    look_up = Answers(OSError("away"), Resolution.not_done(), Resolution.done(7), Resolution.unknown("?"))
 
     async def fail(name: str) -> None:
         await count(name)
         raise ValueError("declined")
 
     async with receiving(server) as queue:
-        task = queue.task(fail, retry=True, key=lambda name: name, resolve=look_up)
+        task = queue.task(fail, retry=True, key=lambda name: name, resolve=look_up.later)
         assert await queue.results(await task.kiq(name), await task.kiq(name)) == [7, 7]
-        assert (runs[name], attempts) == (2, [2, 3, 4])
+        assert (runs[name], look_up.attempts) == (2, [2, 3, 4])
         (result,) = await queue.get(await task.kiq(f"{name}-unknown"))
         assert result.is_err
         assert runs[f"{name}-unknown"] == 1
