@@ -88,8 +88,9 @@ class FlaskCommits(FlaskOperation):
         docs = state.docs_at(flask.request.environ)
         got = _begin(route, held, docs)
         if isinstance(got, Response):
-            is_of_row = held.holds and held.recorder.replayed
-            return held.instead(held.mend(got)) if is_of_row else held.answer(got)
+            if not held.holds:
+                return held.answer(got)
+            return held.instead(held.mend(got)) if held.recorder.replayed else reply(got)
         work = held.committing
         assert work is not None
         try:
