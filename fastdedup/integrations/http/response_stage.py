@@ -65,12 +65,12 @@ async def begin_committed(
         exchange.work_under(route.rules.gate_wire(named[0]))
     steps = AWAITED if route.inbox.bridge.is_async else IN_THREADS
     work = scope[WORK] = CommittedWork(route, exchange.recorder, docs, scope["path"], scope["method"], steps)
-    exchange.stage = ResponseStage(
-        exchange, work
-    )  # it ends the transaction also if this request is cancelled now
+    # It ends the transaction also if this request is cancelled now.
+    exchange.commit_with(ResponseStage(exchange, work), scope, route.claims.rule)
     answer = await work.begin(named)
     if answer is not None:
         exchange.stage = None
+        exchange.committed()
         return answer
     return Committed(work.transaction.transaction, header, got)
 
@@ -151,6 +151,7 @@ class ResponseStage:
         body = b"".join(self._chunks)
         await self._exchange.send(start)
         await self._exchange.send({"type": "http.response.body", "body": body, "more_body": more_body})
+        self._exchange.committed()
 
     async def _pass_on(self, message: Message) -> None:
         """Pass a message on that is not a part of the response, such as an early hint."""
