@@ -29,6 +29,8 @@ _BY_NUMBER = {
     1290: DatabaseFault.STANDBY,
     1792: DatabaseFault.READ_ONLY,
     1836: DatabaseFault.STANDBY,
+    1969: DatabaseFault.TIMED_OUT,  # MariaDB's max_statement_time
+    3024: DatabaseFault.TIMED_OUT,  # MySQL's max_execution_time
     3101: DatabaseFault.RETRY,  # group replication has refused the COMMIT
 }
 _NO_ROOM = {1021, 1037, 1040, 1041, 1135, 1203, 1226}

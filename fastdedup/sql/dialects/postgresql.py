@@ -26,6 +26,7 @@ _BY_STATE = {
     "40001": DatabaseFault.RETRY,
     "40P01": DatabaseFault.RETRY,
     "55P03": DatabaseFault.LOCKED,
+    "57014": DatabaseFault.TIMED_OUT,  # or canceled by an operator
     "42P01": DatabaseFault.NO_TABLE,
     "3F000": DatabaseFault.NO_TABLE,
     "42703": DatabaseFault.MISFIT,
