@@ -20,7 +20,7 @@ from ...web.rules import KeySettings, Rule, make_rules
 from ..http.wsgi_request import request_of
 from .exchange import FlaskExchange, reply
 from .names import Subject, session_subject
-from .state import MARK, NAME, AppState, Decorated, current, route_of
+from .state import BELOW, MARK, NAME, AppState, Decorated, current, route_of
 from .tokens import one_time_notice, one_time_token
 
 
@@ -120,15 +120,37 @@ def _decorated(endpoint: str | None, method: str) -> Decorated | None:
 
 
 def _read_first() -> None:
-    """Read the body of a claimed request before another before_request function reads it as a form."""
+    """Read the body of a claimed request before another before_request function reads it as a form.
+
+    Raises:
+        ConfigError: the view's decorator stands in the wrong place.
+    """
     request = flask.request
     decorated = _decorated(request.endpoint, request.method)
+    if decorated is None:
+        _check_order(request.endpoint)
+        return
     exchange = request.environ.get("fastdedup.flask")
-    if decorated is None or exchange is None:
+    if exchange is None:
         return
     limit = decorated.limit(current())
     if limit is not None:
         exchange.read(request.environ, limit)
+
+
+def _check_order(endpoint: str | None) -> None:
+    """Check that no decorator of ours is above the one of a view's route: the view would run without it.
+
+    A view may have one route without the decorator if another route leads to the decorated view.
+    """
+    views = flask.current_app.view_functions
+    view = views.get(endpoint or "")
+    above = getattr(view, BELOW, None)
+    if above is not None and not any(getattr(each, MARK, None) is above for each in views.values()):
+        raise ConfigError(
+            f"a decorator of fastdedup must be below @app.route: the route of {endpoint!r} leads to the view "
+            "without the decorator"
+        )
 
 
 def _form_refused(error: FormRefused) -> flask.Response:
