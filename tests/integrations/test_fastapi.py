@@ -32,7 +32,7 @@ from pydantic import BaseModel
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 
-from fastdedup import Claim, ConfigError, Dedup, LocalLRU, Outcome, UnavailableError
+from fastdedup import Claim, ConfigError, Dedup, LocalLRU, Outcome, ResultError, UnavailableError
 from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header, claim_of
 from fastdedup.integrations.asgi import everyone as anybody
 from fastdedup.integrations.fastapi import Claimed, Commits, FormRefused, Idempotency, OneTimeToken, everyone
@@ -812,6 +812,26 @@ async def test_a_claim_by_hand_without_a_store_is_answered_503(unrecorded: bool)
     problem(answer, "unavailable", 503)
     assert int(answer.headers["retry-after"]) >= 1
     assert "processed" not in answer.json()["detail"]  # the handler may have done something before its claim
+
+
+async def test_a_handler_that_completes_its_claim_with_a_value_is_told_what_to_write(
+    make_gate: MakeGate,
+) -> None:
+    """The error advised JSON-able data and a codec, which are both no response."""
+    app = FastAPI()
+    Idempotency(app, make_gate())
+
+    @app.post("/a")
+    async def call(claim: Annotated[Claim, Claimed(principal=everyone)]) -> str:
+        with pytest.raises(ResultError) as refused:
+            await claim.complete({"done": True})
+        return str(refused.value)
+
+    async with client(app) as http:
+        first, second = [(await http.post("/a", headers=key("k"))).json() for _ in range(2)]
+    assert first == second
+    assert "got dict: return it from the handler, which settles the claim" in first
+    assert "codec" not in first
 
 
 CLAIMED = Claimed(principal=everyone)

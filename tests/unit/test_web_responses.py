@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdedup import ConfigError, Dedup, ForeignRecordError
+from fastdedup import ConfigError, Dedup, ForeignRecordError, ResultError
 from fastdedup.web import problems
 from fastdedup.web.answers import Settling, replay, settling_of, storable, streams
 from fastdedup.web.fingerprints import json_fingerprint, request_fingerprint
@@ -89,7 +89,7 @@ def test_a_truncated_head_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [{"a": 1}, b"bytes", "text", 7])
 def test_only_responses_are_stored(value: Any) -> None:
-    with pytest.raises(TypeError, match="must be a Response"):
+    with pytest.raises(ResultError, match=r"must be its response, got .*: return it from the handler"):
         CODEC.dumps(value)
 
 
