@@ -16,10 +16,10 @@ from ..web.response import Response as WebResponse
 from ..web.rules import UUID, KeySettings, MadeByRoute
 from .http.committing import Committed, CommittedWork, RouteCommits, check_kinds
 from .http.endpoint import EndpointGate, GuardedEndpoint
-from .http.exchange import AsgiExchange, supported
+from .http.exchange import AsgiExchange, send_response, supported
 from .http.guarded import ClientLeft, claim_of, identify
 from .http.lifespan import Receive, Scope, Send
-from .http.response_stage import begin_committed, send_response
+from .http.response_stage import begin_committed
 from .http.threads import is_async
 
 try:

@@ -169,11 +169,7 @@ class AsgiExchange:
 
     async def answer(self, response: Response) -> None:
         """Send a response in the application's place."""
-        start = {"type": "http.response.start", "status": response.status, "headers": list(response.headers)}
-        if response.reason:
-            start[REASON] = response.reason
-        await self._send(start)
-        await self._send({"type": "http.response.body", "body": response.body})
+        await send_response(self._send, response)
 
     def hold(self, scope: Scope, claim: Claim, rule: Rule, docs: str | None, mark: bytes = b"") -> None:
         """Settle a claim by the response. If the lease is lost, `cancel` stops the handler."""
@@ -425,6 +421,15 @@ class AsgiExchange:
     async def _refuse(self, recorder: Recorder) -> None:
         if not recorder.passing:
             await self.answer(recorder.refusal())
+
+
+async def send_response(send: Send, response: Response) -> None:
+    """Send a response by ASGI."""
+    start = {"type": "http.response.start", "status": response.status, "headers": list(response.headers)}
+    if response.reason:
+        start[REASON] = response.reason
+    await send(start)
+    await send({"type": "http.response.body", "body": response.body})
 
 
 async def _left(claim: Claim, error: BaseException | None) -> bool:

@@ -17,9 +17,9 @@ from ...web.admit import admit
 from ...web.answers import streams
 from ...web.response import Response
 from .committing import Committed, CommittedWork, DirectSteps, Named, RouteCommits
-from .exchange import WORK, AsgiExchange, NotSent
+from .exchange import WORK, AsgiExchange, NotSent, send_response
 from .guarded import key_fields
-from .lifespan import Message, Scope, Send
+from .lifespan import Message, Scope
 
 try:
     from anyio import CapacityLimiter, to_thread
@@ -60,7 +60,6 @@ async def begin_committed(
         return got
     if got is not None:
         exchange.hold(scope, got, route.claims.rule, docs)
-        got.settlement.guard(StoppedByOwner(exchange, got))
     elif named is not None:
         exchange.work_under(route.rules.gate_wire(named[0]))
     steps = AWAITED if route.inbox.bridge.is_async else IN_THREADS
@@ -73,22 +72,6 @@ async def begin_committed(
         exchange.committed()
         return answer
     return Committed(work.transaction.transaction, header, got)
-
-
-class StoppedByOwner:
-    """The body of a claim whose row decides: a lost lease stops the handler only if another owner may have it."""
-
-    def __init__(self, exchange: AsgiExchange, claim: Claim) -> None:
-        self._exchange = exchange
-        self._claim = claim
-
-    def cancel(self) -> bool:
-        """See `AsgiExchange.cancel`."""
-        return not self._claim.settlement.lost_in_outage and self._exchange.cancel()
-
-    def uncancel(self) -> int:
-        """See `AsgiExchange.uncancel`."""
-        return self._exchange.uncancel()
 
 
 class ResponseStage:
@@ -199,13 +182,6 @@ class ReplayStage:
     async def close(self) -> None:
         """Let the exchange's own messages through."""
         self._exchange.stage = None
-
-
-async def send_response(send: Send, response: Response) -> None:
-    """Send a response by ASGI."""
-    start = {"type": "http.response.start", "status": response.status, "headers": list(response.headers)}
-    await send(start)
-    await send({"type": "http.response.body", "body": response.body, "more_body": False})
 
 
 class AwaitedSteps(DirectSteps):
