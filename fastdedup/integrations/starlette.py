@@ -15,10 +15,10 @@ from ..web.request import Principal, by_header, by_host, everyone
 from ..web.response import Response as WebResponse
 from ..web.rules import UUID, KeySettings, MadeByRoute
 from .http.committing import Committed, CommittedWork, RouteCommits, check_kinds
-from .http.endpoint import EndpointGate, GuardedEndpoint
+from .http.endpoint import EndpointGate
 from .http.exchange import AsgiExchange, send_response, supported
 from .http.guarded import ClientLeft, claim_of, identify
-from .http.lifespan import Receive, Scope, Send
+from .http.lifespan import ASGIApp, Receive, Scope, Send
 from .http.response_stage import begin_committed
 from .http.threads import is_async
 
@@ -72,14 +72,14 @@ def idempotent(
 
     def decorate(endpoint: Endpoint) -> DecoratedFunctions:
         _check_endpoint(endpoint, "idempotent")
-        app = gate.guarded(request_response(endpoint))
+        app = request_response(endpoint)
 
         @functools.wraps(endpoint)
         async def guarded(*args: Any, **unknown: Any) -> _Exchanged:
             _check_call(endpoint, args, unknown, "Claimed")
             method = args[:-1]  # an HTTPEndpoint is made anew for each request
-            own = gate.guarded(request_response(functools.partial(endpoint, *method))) if method else app
-            return _Exchanged(own, endpoint)
+            own = request_response(functools.partial(endpoint, *method)) if method else app
+            return _Exchanged(gate, own, endpoint)
 
         return guarded
 
@@ -213,7 +213,8 @@ class _Committing:
 class _Exchanged:
     """Stands for the endpoint's response, which Starlette calls as an application: it runs the endpoint."""
 
-    def __init__(self, app: GuardedEndpoint, endpoint: Endpoint) -> None:
+    def __init__(self, gate: EndpointGate, app: ASGIApp, endpoint: Endpoint) -> None:
+        self._gate = gate
         self._app = app
         self._endpoint = endpoint
 
@@ -223,4 +224,4 @@ class _Exchanged:
             **scope,
             "endpoint": self._endpoint,
         }  # it may run in a thread; the decorator's own function does not
-        await self._app.serve(route, scope, receive, send)
+        await self._gate.serve(self._app, route, scope, receive, send)
