@@ -340,18 +340,16 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
 
         failed = max(attempts_of(headers, self.name), deliveries - 1 if self._counts_deliveries else 0)
         again = is_again(headers)
-        try:
-            while True:
-                decision = await self._deliveries.handle(
-                    job.message, handler, lay, failed=failed, again=again, is_cancelled=self._is_cancelled
-                )
-                if not in_place or decision.action is not Action.RETRY:
-                    return decision
-                failed = max(failed, decision.attempts)
-                job.is_begun = False
-                await self._pause(job, self._retry_delay)
-        finally:
-            job.is_at_work = False
+        while True:
+            decision = await self._deliveries.handle(
+                job.message, handler, lay, failed=failed, again=again, is_cancelled=self._is_cancelled
+            )
+            if not in_place or decision.action is not Action.RETRY:
+                job.is_at_work = False
+                return decision
+            failed = max(failed, decision.attempts)
+            job.is_begun = False
+            await self._pause(job, self._retry_delay)
 
     async def _lay(self, message: Message, decision: Decision) -> None:
         """Publish a message as a dead letter, with its cause, if there is a place for it."""
@@ -378,6 +376,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             with job.scope:
                 await self._work_on(job)
             if job.scope.cancelled_caught:
+                job.is_at_work = False
                 await self._give_back(job)
         finally:
             self._jobs.discard(job)
