@@ -42,8 +42,6 @@ from .rules import REFUSED_PAUSE, MessageRules, abandoned, may_be_done, pause_of
 
 WAIT: Final = 1.0
 """Seconds to wait in a worker's slot for a twin at work, by default. Asyncio's consumers have no slots."""
-_UNUSABLE: Final = (InvalidKeyError, ForeignRecordError, ResultError)
-"""A message's key cannot be used, or what a framework's duplicates get of it cannot be read."""
 HOLD: Final = 5.0
 """Seconds to hold a delivery while the store does not answer. Each slot delays one message in that time, not all."""
 Record = Callable[[BaseException], Any]
@@ -219,11 +217,10 @@ class BlockingWay:
             any error of a gate that cannot be asked, if no framework calls.
         """
         key: str | None = None
-        unusable = (InvalidKeyError, ForeignRecordError) if self._kind is None else _UNUSABLE
         try:
             key = self.rules.key_of(message)
             return self._begin(key, self.rules.mark_of(message), failed, again)
-        except unusable as error:
+        except (InvalidKeyError, ForeignRecordError) as error:
             return self.rules.without_key(error, key)
         except Exception as error:
             if self._kind is None:
