@@ -166,8 +166,9 @@ class Quick(Asked):
         """Answer with the verdict."""
         self._app.counters.judged(dedup, verdict, self._since)
         if verdict.outcome is _ACQUIRED:
-            head, body = self._app.acquired.text(verdict, op.owner)
-            self._connection.respond(head, body, ((dedup, op.wire, op.owner),))
+            acquired = self._app.acquired
+            body = acquired.text(verdict, op.owner)
+            self._connection.respond(acquired.head, body, ((dedup, op.wire, op.owner),))
         else:
             self._app.hand(self._connection, told(dedup, op, verdict))
 
