@@ -25,7 +25,7 @@ from ..releases import Holding, release_soon
 from ..reply_memory import ReplyMemory, UnreadReplies
 from ..request_memory import PLACE, RequestShare
 from . import problems
-from .request import HIGH_WATER, Flow, Gone, HttpRequest, dated, expects_leave, is_chunked, last_answer
+from .request import HIGH_WATER, Flow, Gone, HttpRequest, expects_leave, is_chunked, last_answer
 
 QUICK_PATH = "/v1/claims"
 """The address of claims, which are offered to `quick`."""
@@ -403,7 +403,8 @@ class HttpProtocol(asyncio.Protocol):
         end = _END if request.keep_alive and not close else _CLOSE
         request.answered = True
         self.body_taken = 0
-        self._send(b"".join((head, dated(self._state.default_headers), end, body)), held)
+        own = [b"%b: %b\r\n" % header for header in self._state.default_headers]
+        self._send(b"".join((head, *own, end, body)), held)
         request.tell()
         if end is _CLOSE:
             self.transport.close()
