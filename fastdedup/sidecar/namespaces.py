@@ -120,11 +120,12 @@ class Namespaces:
         view.audit = self.audit
         view.configured_only = self.configured_only
         view.configured = self.configured
-        view.known = self.known
-        view.ledgers = self.ledgers
-        if own:
-            view.ledgers = self.ledgers.within(access.namespaces)
-            view.known = {name: dedup for dedup in own for name in _names_of(dedup)}
+        view.ledgers = self.ledgers.within(access.namespaces) if own else self.ledgers
+        if not own:
+            view.known = self.known
+        for each in own:
+            name = each.settings.namespace
+            view.known[name] = view.known[name.encode()] = each
         return view
 
     def dedup(self, name: str | bytes | None) -> Dedup:
@@ -191,11 +192,6 @@ class Namespaces:
         dedup = self.root.with_settings(settings)
         self.known[name] = self.known[name.encode()] = dedup
         return dedup
-
-
-def _names_of(dedup: Dedup) -> tuple[str | bytes, ...]:
-    name = dedup.settings.namespace
-    return name, name.encode()
 
 
 def _unheard(

@@ -221,14 +221,11 @@ def problem_of(fault: Exception) -> tuple[dict[str, Any], int | None]:
     for kind, problem in _OF_ERROR:
         if isinstance(fault, kind):
             if problem in _WITH_RETRY:
-                return problem.facts(without_addresses(fault)), _retry_ms(fault)
+                ms = round(fault.retry_after * 1000) if isinstance(fault, UnavailableError) else _RETRY_MS
+                return problem.facts(without_addresses(fault)), ms
             return problem.facts(str(fault)), None
     log.exception("a request failed", exc_info=fault)
     return INTERNAL.facts(), None
-
-
-def _retry_ms(fault: Exception) -> int:
-    return round(fault.retry_after * 1000) if isinstance(fault, UnavailableError) else _RETRY_MS
 
 
 _WORDS = {

@@ -180,10 +180,10 @@ class HttpProtocol(asyncio.Protocol):
             return
         if self._kept > HEAD_BYTES and not self._whole:
             self._end(problems.HEADERS)
-        elif not self._whole:
-            self._hurry()
-        elif self._timer is not None:
+        elif self._whole:
             self._relax()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self._limits.request_timeout, self._overdue)
 
     def _refuse(self, fault: BaseException | None) -> None:
         """End after an exception in one of the parser's calls: a refusal, or a fault of our own."""
@@ -438,10 +438,6 @@ class HttpProtocol(asyncio.Protocol):
             self.transport.abort()
         else:
             self._idle = self.loop.call_later(left, self._look)
-
-    def _hurry(self) -> None:
-        if self._timer is None:
-            self._timer = self.loop.call_later(self._limits.request_timeout, self._overdue)
 
     def _relax(self) -> None:
         if self._timer is not None:

@@ -261,17 +261,11 @@ Handler = Callable[[Namespaces, Any, Client], Awaitable[HttpAnswer]]
 """A function that answers one kind of request."""
 
 
-def namespace_of(namespaces: Namespaces, ask: Any) -> Dedup:
-    """Return the `Dedup` of a request's namespace."""
-    return namespaces.passing(ask.namespace)
-
-
 def counted(verb: str, handler: Handler) -> Handler:
     """Return a handler that counts its answers: a claim that names a ledger in the ledger's namespace."""
-    home_in = home_of if verb == "claim" else namespace_of
 
     async def count(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
-        dedup = dedup_of(home_in(namespaces, ask))
+        dedup = dedup_of(home_of(namespaces, ask)) if verb == "claim" else namespaces.passing(ask.namespace)
         asked = handler(namespaces, ask, client)
         return await _count(namespaces, dedup, verb, asked, lambda answer: answer.facts.get("outcome", "ok"))
 

@@ -25,7 +25,7 @@ from ..wire_verbs import VERBS
 from .connection import Command, RespConnection
 from .errors import error_reply
 from .frames import bulk, encode
-from .options import CommandOptions, check_count, end_of, read_options
+from .options import CommandOptions, check_count, read_options
 from .reply_places import ReplyPlace
 
 _ACQUIRED: Final = Outcome.ACQUIRED
@@ -104,7 +104,8 @@ class SlowClaim:
         self._options = options_of(options)
         self._ephemeral = options.ephemeral
         self._resp3 = connection.resp3
-        self._ends = end_of(options.wait)
+        # By `time.monotonic()`. The WAIT begins now, even if its command begins later.
+        self._ends = monotonic() + options.wait / 1000 if options.wait else 0.0
 
     async def __call__(self) -> tuple[bytes, str]:
         """Return the reply and its outcome."""
