@@ -120,7 +120,8 @@ class Recorder:
         body = b"" if self.passing else self.taken()
         self._chunks.append(body)  # for the client, once the claim is settled
         response = Response(self._status, self._headers, body, not self.passing, self._mark, self._reason)
-        if not (self.undone or self._is_broken(response)):
+        # A committed response was looked at before its COMMIT, with the request's method.
+        if not (self.undone or (not self.committed and self._is_broken(response))):
             self.how = settling_of(self.rule, response, self._path)
         return storable(self.rule, response)
 
