@@ -20,7 +20,7 @@ from ..web.response import Response
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, Rule, make_rules
 from .http.background_claims import BackgroundClaims
 from .http.wsgi_exchange import CLAIM, WsgiExchange, send
-from .http.wsgi_request import BadBody, mount_of, read_body, request_of, route_path
+from .http.wsgi_request import mount_of, read_body, request_of, route_path
 
 __all__ = [
     "UUID",
@@ -53,7 +53,7 @@ class WsgiClaims(BackgroundClaims):
         super().__init__(dedup, rule)
 
     def admit(self, environ: WSGIEnvironment, docs: str | None, read: ReadBody) -> Claim | Response | None:
-        """See `admit`; a body that cannot be read is answered as well."""
+        """See `fastdedup.web.admit.admit`."""
 
         async def claim(key: str) -> Claim:
             return await self.claim(*self.identify(environ, read, key))
@@ -71,10 +71,7 @@ class WsgiClaims(BackgroundClaims):
         async def unless_claimed(key: str) -> Claim | None:
             return None if claim_of(environ) is not None else await claim(key)
 
-        try:
-            return drive(admit(fields, unless_claimed, self.rule, docs))
-        except BadBody as error:
-            return error.response(docs)
+        return drive(admit(fields, unless_claimed, self.rule, docs))
 
     def identify(self, environ: WSGIEnvironment, read: ReadBody, key: str) -> tuple[str, Fingerprint]:
         """Return the key of a request's record, and the fingerprint; see `Rule.identify`."""

@@ -21,9 +21,10 @@ from .problems import (
     PRINCIPAL_REQUIRED,
     TOO_LARGE,
     UNAVAILABLE,
+    ProblemType,
     respond,
 )
-from .request import PrincipalMissing, RequestTooLarge
+from .request import BadBody, PrincipalMissing, RequestTooLarge
 from .response import DEGRADED, REPLAYED, Response
 from .rules import Rule
 
@@ -41,6 +42,9 @@ _STREAMS = frozenset(
 )
 """The content types of streams. Each part is passed on at once: a stream that is held back breaks."""
 
+_BAD_BODY = ProblemType(
+    "blank", 400, "Bad Request", "The request's body cannot be read. Nothing was processed.", base="about:"
+)
 _REPEATS = (307, 308)
 """The redirects after which a client sends the same method and body again. After others it sends a GET."""
 
@@ -151,7 +155,7 @@ def lost(rule: Rule, docs: str | None, *, outage: bool) -> Response:
     return respond(LEASE_LOST if outage else CLAIM_LOST, docs=docs, retry_after=rule.retry_after)
 
 
-REFUSALS = (KeyMissing, BadKey, PrincipalMissing, RequestTooLarge, UnavailableError)
+REFUSALS = (KeyMissing, BadKey, PrincipalMissing, RequestTooLarge, BadBody, UnavailableError)
 """The errors that end a request before its handler runs."""
 
 
@@ -167,6 +171,8 @@ def refusal(error: Exception, rule: Rule, docs: str | None) -> Response:
         case RequestTooLarge():
             detail = f"this operation takes bodies of at most {rule.max_request} bytes"
             return respond(TOO_LARGE, detail, docs=docs)
+        case BadBody():
+            return respond(_BAD_BODY, f"{error}; nothing was processed", docs=docs)
         case UnavailableError():
             return unavailable(error, docs)
     raise error

@@ -19,6 +19,10 @@ class RequestTooLarge(ValueError):
     """The request's body exceeds `max_request`."""
 
 
+class BadBody(ValueError):
+    """The request's body cannot be read; the text says why. An ASGI server answers such a request itself."""
+
+
 class PrincipalMissing(ValueError):
     """A request has a key, but the principal function names no caller whom the key belongs to."""
 

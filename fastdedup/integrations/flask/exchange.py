@@ -12,12 +12,12 @@ from ...errors import ConfigError
 from ...flows import drive
 from ...sync import Claim
 from ...web.answers import streams
-from ...web.request import RequestTooLarge
+from ...web.request import BadBody, RequestTooLarge
 from ...web.response import REPLAYED, Headers, Response
 from .. import wsgi
 from ..http.committing import CommittedWork
 from ..http.wsgi_exchange import Closing, ExcInfo, Write, WsgiExchange, native, raw, send
-from ..http.wsgi_request import BadBody, read_body
+from ..http.wsgi_request import read_body
 
 log = logging.getLogger("fastdedup.web")
 _EXCHANGE = "fastdedup.flask"
