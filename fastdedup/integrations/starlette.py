@@ -193,14 +193,9 @@ class _Committing:
             await send_response(send, got)
             return
         work: CommittedWork = exchange.stage.work
-        try:
-            response = await self._run(Request(scope, receive, send), got)
-            await work.handled()
-        except BaseException as error:
-            answer = await work.raised(error)
-            if answer is None:
-                raise
-            await send_response(send, answer)
+        response = await work.run(functools.partial(self._run, Request(scope, receive, send), got))
+        if isinstance(response, WebResponse):
+            await send_response(send, response)
             return
         await response(scope, receive, send)
 

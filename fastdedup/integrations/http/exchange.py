@@ -171,13 +171,14 @@ class AsgiExchange:
         """Send a response in the application's place."""
         await send_response(self._send, response)
 
-    def hold(self, scope: Scope, claim: Claim, rule: Rule, docs: str | None, mark: bytes = b"") -> None:
-        """Settle a claim by the response. If the lease is lost, `cancel` stops the handler."""
+    def hold(self, scope: Scope, claim: Claim, rule: Rule, docs: str | None, mark: bytes = b"") -> Recorder:
+        """Settle a claim by the response; return what decides. If the lease is lost, `cancel` stops the handler."""
         recorder = self.recorder = Recorder(claim, rule, docs, scope["path"], mark)
         scope[CLAIM], scope[RECORDER] = claim, recorder
         claim.settlement.guard(self)  # the task that it cancels and uncancels
         self.work_under(claim.settlement.store_key)
         self._obey(scope, rule)
+        return recorder
 
     def commit_with(self, stage: Any, scope: Scope, rule: Rule) -> None:
         """Hold the response back in a `ResponseStage`; until `committed`, obey the rule for a client that leaves.

@@ -47,31 +47,28 @@ async def begin_committed(
         docs: the address of the documentation, which every error links to.
         identify: returns the request's name and fingerprint for its Idempotency-Key; it reads the body.
     """
-    header: str | None = None
-    named: Named | None = None
+    steps = AWAITED if route.inbox.bridge.is_async else IN_THREADS
+    work = CommittedWork(route, docs, scope["path"], scope["method"], steps)
 
     async def claim(key: str) -> Claim | None:
-        nonlocal header, named
-        header, named = key, await identify(key)
-        return await route.claimed(route.claims.claim(*named))
+        named = await identify(key)
+        return await work.claim(key, named, route.claims.claim(*named))
 
     got = await admit(key_fields(scope), claim, route.claims.rule, docs)
     if isinstance(got, Response):
         return got
     if got is not None:
-        exchange.hold(scope, got, route.claims.rule, docs)
-    elif named is not None:
-        exchange.work_under(route.rules.gate_wire(named[0]))
-    steps = AWAITED if route.inbox.bridge.is_async else IN_THREADS
-    work = scope[WORK] = CommittedWork(route, exchange.recorder, docs, scope["path"], scope["method"], steps)
-    # It ends the transaction also if this request is cancelled now.
+        work.hold(got, exchange.hold(scope, got, route.claims.rule, docs))
+    elif work.gate_wire is not None:
+        exchange.work_under(work.gate_wire)
+    scope[WORK] = work
+    # The stage ends the transaction also if this request is cancelled now.
     exchange.commit_with(ResponseStage(exchange, work), scope, route.claims.rule)
-    answer = await work.begin(named)
-    if answer is not None:
+    begun = await work.begin()
+    if isinstance(begun, Response):
         exchange.stage = None
         exchange.committed()
-        return answer
-    return Committed(work.transaction.transaction, header, got)
+    return begun
 
 
 class ResponseStage:
