@@ -55,7 +55,9 @@ class WsgiClaims(BackgroundClaims):
     def admit(self, environ: WSGIEnvironment, docs: str | None, read: ReadBody) -> Claim | Response | None:
         """See `fastdedup.web.admit.admit`."""
 
-        async def claim(key: str) -> Claim:
+        async def claim(key: str) -> Claim | None:
+            if claim_of(environ) is not None:  # by an outer middleware
+                return None
             return await self.claim(*self.identify(environ, read, key))
 
         return self.admit_by(environ, docs, claim)
@@ -68,10 +70,7 @@ class WsgiClaims(BackgroundClaims):
         # No server sends text beyond latin-1; escaped it is malformed, and not another key.
         fields = [] if field is None else [field.encode("latin-1", "backslashreplace")]
 
-        async def unless_claimed(key: str) -> Claim | None:
-            return None if claim_of(environ) is not None else await claim(key)
-
-        return drive(admit(fields, unless_claimed, self.rule, docs))
+        return drive(admit(fields, claim, self.rule, docs))
 
     def identify(self, environ: WSGIEnvironment, read: ReadBody, key: str) -> tuple[str, Fingerprint]:
         """Return the key of a request's record, and the fingerprint; see `Rule.identify`."""

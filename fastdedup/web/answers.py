@@ -45,6 +45,8 @@ _STREAMS = frozenset(
 _BAD_BODY = ProblemType(
     "blank", 400, "Bad Request", "The request's body cannot be read. Nothing was processed.", base="about:"
 )
+WITHOUT_BODY = (204, 304)
+"""The statuses of responses that have no body, whatever their Content-Length."""
 _REPEATS = (307, 308)
 """The redirects after which a client sends the same method and body again. After others it sends a GET."""
 
@@ -105,6 +107,21 @@ def _leads_back(response: Response, path: str) -> bool:
     except ValueError:  # such as http://[
         return False
     return bare_path(unquote(target, errors="surrogateescape")) == bare_path(path)
+
+
+def is_cut_short(response: Response, length: bytes, *, may_be_empty: bool) -> bool:
+    """Return whether a body ends before its Content-Length: its client gets an error, so a retry runs again.
+
+    `length` is that header, or b"". `may_be_empty`: it may answer HEAD, which gets a length and no body.
+    """
+    if not response.whole or not length.isdigit() or response.status in WITHOUT_BODY:
+        return False
+    return not (reaches(len(response.body), length) or (may_be_empty and not response.body))
+
+
+def reaches(size: int, length: bytes) -> bool:
+    """Return whether `size` bytes reach a Content-Length; False if that tells no length."""
+    return length.isdigit() and len(length) < 19 and size >= int(length)
 
 
 def storable(rule: Rule, response: Response) -> Response:

@@ -27,7 +27,7 @@ from ...sql.any_inbox import AnyInbox
 from ...sql.drivers.base import is_connection_lost, is_of_database, is_outage, is_retryable
 from ...sql.once import ATTEMPTS, UNHEARD, AtGate, AwaitedGate, CommitUnknown, OnceRules
 from ...sql.open_transaction import OpenTransaction
-from ...web.answers import Settling, replay, settling_of, storable
+from ...web.answers import Settling, is_cut_short, replay, settling_of, storable
 from ...web.problems import MISMATCH, ProblemType, respond
 from ...web.recorder import Recorder
 from ...web.response import Response, ResponseCodec
@@ -167,7 +167,7 @@ class CommittedWork:
         self._path = path
         self._is_head = method == "HEAD"
         self._steps = steps
-        # Mutable: the request's key, with which it can be repeated, and its name; the claim, as its handler gets it;
+        # Mutable: the request's key, with which it can be repeated, and its name; the claim that its handler gets;
         # what records the response at the gate, None if the gate does not learn of it.
         self._key: str | None = None
         self._named: Named | None = None
@@ -194,7 +194,7 @@ class CommittedWork:
             return None
 
     def hold(self, claim: object, recorder: Recorder) -> None:
-        """Let the gate learn of the response. `claim`: what was acquired, as the handler gets it."""
+        """Let the gate learn of the response. `claim`: the one that the handler gets."""
         self._claim, self._recorder = claim, recorder
         recorder.claim.settlement.leave_to_row()
 
@@ -304,10 +304,9 @@ class CommittedWork:
             await self._steps.finish(self.transaction.roll_back(error))
 
     def _keeps(self, response: Response) -> bool:
-        length = response.header(b"content-length")
-        is_short = length is not None and length.isdigit() and len(response.body) < int(length)
-        if is_short and response.status not in (204, 304) and not self._is_head:
-            return False  # its client gets an error
+        length = response.header(b"content-length") or b""
+        if is_cut_short(response, length, may_be_empty=self._is_head):
+            return False
         return settling_of(self.rule, response, self._path) is not Settling.RELEASE
 
     def _is_to_blame(self, error: Exception) -> bool:
