@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Unpack
-from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+from wsgiref.types import WSGIApplication
 
 import flask
 
@@ -79,7 +78,7 @@ class FastDedup:
         docs = PublishedPolicy([], gate.settings, self._docs).path
         state = AppState(gate, self._docs, self._subject, self._field, self._settings)
         app.extensions[NAME] = state
-        app.wsgi_app = FlaskCapture(app.wsgi_app)  # type: ignore[method-assign] # Flask's own way for middleware
+        app.wsgi_app = _captured(app.wsgi_app)  # type: ignore[method-assign] # Flask's own way for middleware
         app.before_request_funcs.setdefault(None, []).insert(0, _read_first)
         if FormRefused not in app.error_handler_spec[None][None]:
             app.register_error_handler(FormRefused, _form_refused)
@@ -89,15 +88,9 @@ class FastDedup:
             app.add_url_rule(docs, "fastdedup_policy", _policy)
 
 
-class FlaskCapture:
-    """Puts an exchange into each request's environ, for a view to claim in."""
-
-    def __init__(self, app: WSGIApplication) -> None:
-        self._app = app
-
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Serve one request."""
-        return FlaskExchange(start_response).run(self._app, environ)
+def _captured(app: WSGIApplication) -> Any:
+    """Return an application that puts an exchange into each request's environ, for a view to claim in."""
+    return lambda environ, start_response: FlaskExchange(start_response).run(app, environ)
 
 
 def _dedup_of(given: Any) -> Dedup:
