@@ -1,6 +1,6 @@
 """`@commits`: a view's work, an inbox's row and the response commit in one transaction.
 
-Main path: `FlaskCommits.handle` → the view → `CommittingApp`.
+Main path: `FlaskCommits.handle` → the view → `FlaskExchange`.
 """
 
 from __future__ import annotations
