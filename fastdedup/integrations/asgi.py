@@ -11,7 +11,7 @@ from ..web.policy import PublishedPolicy, docs_at
 from ..web.request import by_header, by_host, everyone
 from ..web.route_claims import RouteClaims
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, make_rules
-from .http.exchange import AsgiExchange
+from .http.exchange import send_response
 from .http.guarded import AsgiGate, claim_of, request_of
 from .http.late_exits import warn_of_late_exits
 from .http.lifespan import ASGIApp, Receive, Scope, Send
@@ -75,7 +75,7 @@ class IdempotencyMiddleware(AsgiGate):
         path = route_path(scope)
         if path == self._policy.path and scope["method"] in ("GET", "HEAD"):
             accept = request_of(scope, b"").header("accept")
-            return await AsgiExchange(receive, send, 0).answer(self._policy.page(accept))
+            return await send_response(send, self._policy.page(accept))
         claims = self._table.find(scope["method"], path)
         if claims is None:
             return await self.app(scope, receive, send)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from ..errors import UnavailableError
@@ -45,7 +45,7 @@ _STREAMS = frozenset(
 _BAD_BODY = ProblemType(
     "blank", 400, "Bad Request", "The request's body cannot be read. Nothing was processed.", base="about:"
 )
-WITHOUT_BODY = (204, 304)
+WITHOUT_BODY: Final = (204, 304)
 """The statuses of responses that have no body, whatever their Content-Length."""
 _REPEATS = (307, 308)
 """The redirects after which a client sends the same method and body again. After others it sends a GET."""
