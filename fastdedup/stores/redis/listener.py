@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ...backoff import Backoff
-from ...tasks import Crowd, stop
+from ...tasks import Crowd, patience, stop
 from .connection import RedisConnection
 from .scripts import pack
 
@@ -159,7 +159,7 @@ class Listener:
 
         connection = await self._connect(on_push)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(await patience(self._timeout)):
                 reply = await connection.send(self._subscription)
             if isinstance(reply, Exception):
                 raise reply

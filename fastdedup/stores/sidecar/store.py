@@ -17,6 +17,7 @@ from ...errors import ConfigError, DedupError, ResultTooLargeError, UnavailableE
 from ...kernel.codes import Code
 from ...kernel.operations import Op, ReleaseOp, Reply, SettleOp, Verdict, mark_resent
 from ...kernel.verbs import UNREPEATED, Verb
+from ...tasks import patience
 from ..base import Done, Page, Query
 from ..redis.connection import RedisConnection
 from ..redis.listener import Connect, Listener, OnFreed
@@ -224,14 +225,14 @@ class SidecarStore:
 
     async def _dial(self, on_push: OnPush | None) -> RedisConnection:
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self._timeout):
+        async with asyncio.timeout(await patience(self._timeout)):
             transport, _ = await loop.create_unix_connection(asyncio.Protocol, self._path)
         # `RedisConnection` takes over the socket of a connected connection.
         connection = RedisConnection(
             cast(Any, SimpleNamespace(_reader=None, _writer=SimpleNamespace(transport=transport))), on_push
         )
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(await patience(self._timeout)):
                 hello = await reply_to(connection, pack("FD.STORE", PROTOCOL))
             self._frame = int(hello[1])
             self._takes_reasons = len(hello) > 2  # version 0.1.0 tells no time, and takes none
