@@ -151,8 +151,9 @@ class RetryTransaction(DedupError):
     """The database has ended this transaction for the sake of another: run the whole transaction again.
 
     The reason is a serialization failure, a deadlock, or a lock that was not given in time: SQLSTATE 40001 and
-    40P01, MySQL's errors 1213, 1020 and 1205, SQLITE_BUSY. Nothing of the transaction has happened. `Inbox.once` runs
-    it again.
+    40P01, MySQL's errors 1213, 1020 and 1205, SQLITE_BUSY. So is a statement of the inbox that has waited for a twin
+    for longer than the database lets a statement take. Nothing of the transaction has happened. `Inbox.once` runs it
+    again.
     """
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import Any, cast
+from typing import Any, Final, cast
+
+_TURNS: Final = 20
+"""Turns of the loop in which each step to a store is done: connecting, logging in, one exchange of commands."""
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -14,6 +17,18 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
     handled: asgiref carries it into other threads and raises it there.
     """
     return asyncio._get_running_loop()
+
+
+async def patience(seconds: float) -> float:
+    """Return a timeout for steps to a store: `seconds`, and some turns of the loop, as long as they are now.
+
+    A loop whose callers take all its time is no slow store. If only the seconds counted, a program whose callers ask
+    again and again could never find a store that is back.
+    """
+    loop = asyncio.get_running_loop()
+    since = loop.time()
+    await asyncio.sleep(0)  # a turn, as long as turns are now
+    return seconds + _TURNS * (loop.time() - since)
 
 
 async def stop(task: asyncio.Task[Any]) -> None:

@@ -256,6 +256,20 @@ def test_inspect_says_when_nothing_is_recorded(at_redis: Callable[..., Result], 
     assert result.stderr == f"Nothing is recorded for 'nobody' in namespace '{namespace}'.\n"
 
 
+@pytest.mark.parametrize("command", ["inspect", "forget"])
+def test_a_digest_without_its_option_is_answered_with_a_hint(
+    at_redis: Callable[..., Result], gate: Callable[[], Dedup], command: str
+) -> None:
+    """The key as `list` shows it, which is no key: the answer was only that nothing is recorded for it."""
+    settle(gate, "order:" + "7" * 60, None)
+    (listed,) = json.loads(at_redis("list", "--json").stdout)["records"]
+    result = at_redis(command, listed["key"])
+    assert result.exit_code == 1
+    assert result.stderr.endswith(" A key that `list` shows as # and digits is a digest: add --digest.\n")
+    assert at_redis(command, listed["key"], "--digest").exit_code == 0
+    assert "--digest" not in at_redis(command, listed["key"], "--ledger", "none").stderr
+
+
 def test_inspect_prints_null_when_nothing_is_recorded(at_redis: Callable[..., Result]) -> None:
     result = at_redis("inspect", "nobody", "--json")
     assert (result.exit_code, result.stdout, result.stderr) == (1, "null\n", "")

@@ -137,7 +137,9 @@ def place_of(
             )
         if key is None:
             raise click.UsageError("the key is missing: give KEY, or --http METHOD PATH --key …")
-        return RecordPlace(key, kind, digest, ledger)
+        is_listed = key.startswith("#") and ledger is None and not digest
+        hint = " A key that `list` shows as # and digits is a digest: add --digest." if is_listed else ""
+        return RecordPlace(key, kind, digest, ledger, hint=hint)
     if web_key is None:
         raise click.UsageError("--http needs --key, the request's Idempotency-Key")
     if key is not None:

@@ -152,7 +152,7 @@ class Connections:
         """
         counters = self.common.observers.counters
         if counters is None and not self.may_be_counted:
-            raise UsageError("this Dedup is open already: let its metrics be counted before you open it")
+            raise UsageError("this Dedup is open already: call watch() or instrument() before you open it")
         return self.common.count_anew() if counters is None else counters
 
 

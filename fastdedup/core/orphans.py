@@ -184,8 +184,8 @@ class Orphans:
         # Mutable: the orphans, the oldest first; whether some are only watched; when the present round ends; the
         # pause before the next try, the timer that ends it, and the try itself.
         self._orphans: OrderedDict[HeldKey, Orphan] = OrderedDict()
-        # Mutable: the orphans of each place; some of them are over.
-        self._places: dict[bytes, list[HeldKey]] = {}
+        # Mutable: the orphans of each place, each once, in order; some of them are over.
+        self._places: dict[bytes, dict[HeldKey, None]] = {}
         self._watches = False
         self._round_ended: asyncio.Future[None] | None = None
         self._backoff = UNANSWERED
@@ -284,13 +284,13 @@ class Orphans:
 
     def _note_place(self, held_key: HeldKey, orphan: Orphan) -> None:
         if orphan.place:
-            self._places.setdefault(orphan.place, []).append(held_key)
+            self._places.setdefault(orphan.place, {})[held_key] = None
 
     def at(self, place: bytes) -> list[tuple[HeldKey, Orphan]]:
         """Return the orphans at a place; those that are over are dropped from it."""
         kept = [(each, self._orphans[each]) for each in self._places.pop(place, ()) if each in self._orphans]
         if kept:
-            self._places[place] = [held_key for held_key, _ in kept]
+            self._places[place] = dict.fromkeys(held_key for held_key, _ in kept)
         return kept
 
     def get(self, held_key: HeldKey) -> Orphan | None:

@@ -415,7 +415,8 @@ class Settlement(HeldClaim):
         self.note_lost(outage=outage)
         self._tell_lost()
         body = getattr(self, "_body", None)
-        if body is not None:
+        # If a row decides, the body goes on in an outage: the row answers another owner.
+        if body is not None and not (outage and getattr(self, "_by_row", False)):
             self.stopped_body = body.cancel()
 
     def unguard(self) -> None:

@@ -1,4 +1,4 @@
-"""`IdempotencyMiddleware` for any ASGI application. Main path: `__call__` → `GuardedApp._guarded`."""
+"""`IdempotencyMiddleware` for any ASGI application. Main path: `__call__` → `AsgiGate.guarded`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..web.policy import PublishedPolicy, docs_at
 from ..web.request import by_header, by_host, everyone
 from ..web.route_claims import RouteClaims
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, make_rules
-from .http.exchange import AsgiExchange
-from .http.guarded import GuardedApp, claim_of, request_of
+from .http.exchange import send_response
+from .http.guarded import AsgiGate, claim_of, request_of
 from .http.late_exits import warn_of_late_exits
 from .http.lifespan import ASGIApp, Receive, Scope, Send
 
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-class IdempotencyMiddleware(GuardedApp):
+class IdempotencyMiddleware(AsgiGate):
     """Makes requests with an Idempotency-Key happen once, and replays the first response to the others.
 
         app.add_middleware(IdempotencyMiddleware, dedup=dedup, principal=account)
@@ -59,7 +59,8 @@ class IdempotencyMiddleware(GuardedApp):
         docs: str | None = None,
         **settings: Unpack[RouteSettings],
     ) -> None:
-        super().__init__(app, dedup)
+        super().__init__(dedup)
+        self.app = app
         rules = make_rules(routes, dict(settings))
         self._table = RouteTable(rules, lambda rule: RouteClaims(dedup, rule))
         self._policy = PublishedPolicy(rules, dedup.settings, docs)
@@ -69,17 +70,17 @@ class IdempotencyMiddleware(GuardedApp):
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 warn_of_late_exits(scope.get("app", self.app), self._guards_route)
-                return await self._lifespan.run(self.app, scope, receive, send)
+                return await self.lifespan.run(self.app, scope, receive, send)
             return await self.app(scope, receive, send)
         path = route_path(scope)
         if path == self._policy.path and scope["method"] in ("GET", "HEAD"):
             accept = request_of(scope, b"").header("accept")
-            return await AsgiExchange(receive, send, 0).answer(self._policy.page(accept))
+            return await send_response(send, self._policy.page(accept))
         claims = self._table.find(scope["method"], path)
         if claims is None:
             return await self.app(scope, receive, send)
         docs = docs_at(self._policy.docs, scope.get("root_path", ""))
-        return await self._guarded(claims, docs, scope, receive, send)
+        return await self.guarded(self.app, claims, docs, scope, receive, send)
 
     def _guards_route(self, route: Any) -> bool:
         return any(self._table.find(method, route.path) is not None for method in route.methods or ())

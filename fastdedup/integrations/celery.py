@@ -18,7 +18,6 @@ except ImportError as error:
     raise ImportError("Celery is missing: pip install 'fastdedup[celery]'") from error
 
 from ..admin.takeover import Resolution, Takeover
-from ..arguments import ArgumentsRule
 from ..checks import Seconds
 from ..codec import UNSTORABLE
 from ..downstream import claimed_work
@@ -26,7 +25,8 @@ from ..errors import ConfigError, FailedError, InProgressError, ResultError, err
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
 from ..messages.decisions import Action, Decision
 from ..messages.headers import CONSUMER, KEY
-from ..messages.memory import check_memory
+from ..messages.keys import of_arguments
+from ..messages.memory import check_memory, seconds_known
 from ..messages.rules import ATTEMPTS, MessageRules
 from ..sync.claim import Claim
 from ..sync.gateway import Dedup
@@ -142,25 +142,29 @@ class TaskGate:
         dedup = check_gate(task.dedup)
         signature = _signature_of(task)
         key, mark = _plain(task, "key"), _plain(task, "fingerprint")
-        self.has_rule = key is not None
-        self._rule = None if key is None else ArgumentsRule(key, signature)
-        self._mark = None if mark is None else ArgumentsRule(mark, signature, "fingerprint")
+        self._rule = None if key is None else of_arguments(key, signature)
         rules = MessageRules(
             task.name,
-            lambda call: self._found_key(*call),
+            self._found_key,
             wait=WAIT if task.wait is None else task.wait,
             attempts=_attempts_of(task),
-            fingerprint=None if mark is None else lambda call: self._mark(call[1], call[2]),  # type: ignore[misc]
+            fingerprint=None if mark is None else of_arguments(mark, signature, "fingerprint"),
             keep_result=task.keep_result,
         )
         self._way = BlockingWay(
             rules,
             dedup,
+            "task",
             lambda error: _recorded(task.app, error),
             task.remember,
             _plain(task, "resolve"),
         )
-        _check_ttl(dedup.settings.ttl if task.remember is None else task.remember.window, task.app)
+        _check_ttl(seconds_known(dedup, task.remember), task.app)
+
+    @property
+    def has_rule(self) -> bool:
+        """True if a call's arguments give the key."""
+        return self._rule is not None
 
     def key_of(self, args: Any, kwargs: Any) -> str:
         """Return the key for a call's arguments.
@@ -172,12 +176,12 @@ class TaskGate:
 
     def run(self, task: DedupTask, request: Any, args: Any, kwargs: Any) -> Any:
         """Run the task's body if this message is the first; else answer in its place."""
-        found = self._begin(request, (request, args, kwargs))
+        found = self._begin(request, args, kwargs)
         while isinstance(found, Decision):
             if found.action is not Action.RETRY:
                 return _answer(task, found)
             self._deliver_later(task, request, found)
-            found = self._begin(request, (request, args, kwargs))
+            found = self._begin(request, args, kwargs)
         # For a retry with any arguments.
         request.headers = {**_headers_of(request), KEY: found.key, CONSUMER: task.name}
         request.headers.pop(HELD, None)
@@ -185,15 +189,15 @@ class TaskGate:
         request.fastdedup_attempt = found
         return _work(task, found, args, kwargs)
 
-    def _begin(self, request: Any, call: Any) -> Attempt | Decision:
-        rules = self._way.rules
-        return self._way.begin(rules.key_of(call), rules.mark_of(call), failed=request.retries or 0)
+    def _begin(self, request: Any, args: Any, kwargs: Any) -> Attempt | Decision:
+        return self._way.begin((request, args, kwargs), failed=request.retries or 0)
 
-    def _found_key(self, request: Any, args: Any, kwargs: Any) -> Any:
+    def _found_key(self, call: tuple[Any, Any, Any]) -> Any:
+        request = call[0]
         sent = None if request is None else _key_in(_headers_of(request), self._way.rules.consumer)
         if sent is not None:
             return sent
-        return request.id if self._rule is None else self._rule(args, kwargs)
+        return request.id if self._rule is None else self._rule(call)
 
     def _deliver_later(self, task: DedupTask, request: Any, decision: Decision) -> None:
         """Send the message again with a countdown, and end this delivery. Neither an attempt nor a retry is spent.
@@ -211,7 +215,7 @@ class TaskGate:
             retries=request.retries,
             headers={**headers, KEY: decision.key, CONSUMER: task.name, HELD: held + 1},
         )
-        if not self._way.deliver_later(again.apply_async, "task"):
+        if not self._way.deliver_later(again.apply_async):
             return
         log.info("task %r: a message comes again in %.1f s: %s", task.name, countdown, decision.reason)
         raise Retry(None, None, countdown, sig=again)

@@ -19,14 +19,13 @@ try:
 except ImportError as error:
     raise ImportError("Dramatiq is missing: pip install 'fastdedup[dramatiq]'") from error
 
-from ..arguments import ArgumentsRule
 from ..checks import Seconds
 from ..downstream import enter, leave
-from ..errors import ConfigError, ForeignRecordError, InvalidKeyError, ResultError
-from ..log_throttle import LogThrottle
-from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate, check_ledger
-from ..messages.decisions import Action, Decision, Reason
-from ..messages.memory import check_broker
+from ..errors import ConfigError
+from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
+from ..messages.decisions import Action, Decision
+from ..messages.keys import of_arguments
+from ..messages.memory import check_broker, check_ledger, seconds_known
 from ..messages.rules import MessageRules
 from ..sync.gateway import Dedup
 from ..sync.ledger import Ledger
@@ -89,11 +88,12 @@ class DedupMiddleware(Middleware):
         remember: Ledger | None = None,
     ) -> None:
         self._dedup = check_gate(dedup)
-        self._remember = check_ledger(remember, self._dedup)
+        if remember is not None:
+            check_ledger(remember, Ledger, self._dedup.per_process)
+        self._remember = remember
         self._wait = WAIT if wait is None else wait
         self._attempts = attempts
         self._ways: dict[str, BlockingWay] = {}
-        self._faults = LogThrottle()
         # Mutable, in each worker's thread: the attempt at its message, or the result in place of the actor's.
         self._here = threading.local()
 
@@ -113,10 +113,14 @@ class DedupMiddleware(Middleware):
             return
         try:
             rules = self._rules(actor)
-            seconds = self._dedup.settings.ttl if self._remember is None else self._remember.window
-            check_broker(seconds, broker, "dramatiq.brokers.redis", "heartbeat_timeout")
+            check_broker(
+                seconds_known(self._dedup, self._remember),
+                broker,
+                "dramatiq.brokers.redis",
+                "heartbeat_timeout",
+            )
             resolve = actor.options.get("dedup_resolve")
-            way = BlockingWay(rules, self._dedup, remember=self._remember, resolve=resolve)
+            way = BlockingWay(rules, self._dedup, "actor", remember=self._remember, resolve=resolve)
         except ConfigError as error:
             raise ActorOptionError(f"actor {actor.actor_name!r}: {error}") from None
         self._ways[actor.actor_name] = way
@@ -132,10 +136,11 @@ class DedupMiddleware(Middleware):
         way = self._ways.get(message.actor_name)
         if way is None or message.failed:
             return
-        found = self._found(way, message)
+        call, failed = (message, message.args, message.kwargs), message.options.get("retries", 0)
+        found = way.begin(call, failed=failed)
         while isinstance(found, Decision):
             if found.action is Action.RETRY and not self._deliver_later(broker, way, message, found):
-                found = self._found(way, message)
+                found = way.begin(call, failed=failed)
                 continue
             self._replay_or_skip(message, found)
             return
@@ -169,34 +174,19 @@ class DedupMiddleware(Middleware):
         signature = inspect.signature(actor.fn)
         return MessageRules(
             actor.actor_name,
-            message_id if key is message_id else _of_arguments(ArgumentsRule(key, signature, "dedup_key")),
+            _id_of_call if key is message_id else of_arguments(key, signature, "dedup_key"),
             wait=self._wait,
             attempts=actor.options.get("dedup_attempts", self._attempts),
-            fingerprint=None
-            if mark is None
-            else _of_arguments(ArgumentsRule(mark, signature, "dedup_fingerprint")),
+            fingerprint=None if mark is None else of_arguments(mark, signature, "dedup_fingerprint"),
             keep_result=True,
         )
-
-    def _found(self, way: BlockingWay, message: Any) -> Attempt | Decision:
-        try:
-            key, mark = way.rules.key_of(message), way.rules.mark_of(message)
-            return way.begin(key, mark, failed=message.options.get("retries", 0))
-        except (InvalidKeyError, ForeignRecordError, ResultError) as error:
-            return way.rules.without_key(error)
-        except Exception as error:  # noqa: BLE001 -- anything else that leaves a hook would let the actor run
-            # Not the message's fault: the gate was closed before the process ends, or it can start no thread.
-            if self._faults.passes():
-                text = "actor %r: a message is held, because the gate cannot be asked: %r"
-                log.error(text, message.actor_name, error)
-            return Decision(Action.RETRY, Reason.UNAVAILABLE, error=error)
 
     def _deliver_later(self, broker: Any, way: BlockingWay, message: Any, decision: Decision) -> bool:
         """Enqueue a message again; return False, a moment later, if the broker does not take it."""
         held = message.options.get(_HELD, 0)
         delay = round(way.delay(decision, held) * 1000)
         again = message.copy(options={_HELD: held + 1})
-        is_sent = way.deliver_later(lambda: broker.enqueue(again, delay=delay), "actor")
+        is_sent = way.deliver_later(lambda: broker.enqueue(again, delay=delay))
         if is_sent:
             log.info(
                 "actor %r: a message comes again in %d ms: %s", message.actor_name, delay, decision.reason
@@ -226,5 +216,5 @@ class DedupMiddleware(Middleware):
         self._here.__dict__.clear()
 
 
-def _of_arguments(rule: ArgumentsRule) -> Callable[[Any], Any]:
-    return lambda message: rule(message.args, message.kwargs)
+def _id_of_call(call: tuple[Any, Any, Any]) -> str:
+    return message_id(call[0])

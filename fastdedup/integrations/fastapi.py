@@ -8,7 +8,8 @@ OpenAPI document. Main path: `Idempotency.__call__` → the dependency → `Asgi
 
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Annotated, Any, Final, Literal, Unpack
+from typing import Annotated, Any, Final, Literal, TypeVar, Unpack
+from weakref import WeakKeyDictionary
 
 from ..checks import not_a_gate
 from ..claim import Claim
@@ -28,7 +29,16 @@ from ..web.request import everyone as everybody
 from ..web.response import REPLAYED, Response
 from ..web.route_claims import RouteClaims
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
-from .http.callers import by_dependency, check_caller, check_chooser, chosen, http_request, unless_websocket
+from .http.callers import (
+    Chooser,
+    by_dependency,
+    check_caller,
+    check_chooser,
+    check_rule,
+    chosen,
+    http_request,
+    unless_websocket,
+)
 from .http.committing import Committed, Named, RouteCommits, check_kinds
 from .http.exchange import AsgiExchange, supported
 from .http.guarded import claim_of, key_fields, request_of
@@ -68,8 +78,7 @@ _IN_HANDLER: Final = (
     "Retry-After seconds."
 )
 """For claims that a handler makes itself: what it did before them is not known, nor whether the request has a key."""
-Chooser = Callable[[Request], Dedup]
-"""A function that chooses a `Dedup` for a request, for applications with several."""
+T = TypeVar("T")
 
 
 async def everyone() -> Literal[Shared.EVERYONE]:  # async: FastAPI calls other functions in a thread
@@ -193,7 +202,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
     Raises:
         ConfigError: a setting cannot be used.
     """
-    rule_at = _rules(dict(settings), "principal", principal, dedup)
+    claims_at = _routes(dict(settings), "principal", principal, dedup, lambda claims, _: claims)
     mark = {"header": NAME, "facts": _facts(principal, dedup, dict(settings))}
 
     async def claimed(
@@ -205,7 +214,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
             return None
         idempotency, exchange = _free_slot(request)
         docs = idempotency.docs_at(request)
-        claims = rule_at(_chosen(dedup, idempotency, request), request)
+        claims = claims_at(request)
         rule = claims.rule
 
         async def claim(key: str) -> Claim:
@@ -255,9 +264,13 @@ def Commits(  # noqa: N802
         ConfigError: a setting cannot be used, or there is no `begin`.
     """
     inbox.beginning(begin)
-    rule_at = _rules(dict(settings), "principal", principal, dedup)
+
+    def with_inbox(claims: RouteClaims, endpoint: Any) -> RouteCommits:
+        check_kinds(inbox, endpoint, awaited=is_awaited(endpoint))
+        return RouteCommits(claims, claims.dedup, inbox, begin)
+
+    route_at = _routes(dict(settings), "principal", principal, dedup, with_inbox)
     mark = {"header": NAME, "facts": _facts(principal, dedup, dict(settings))}
-    routes: dict[RouteClaims, RouteCommits] = {}
 
     async def commits(
         connection: HTTPConnection,
@@ -266,14 +279,8 @@ def Commits(  # noqa: N802
     ) -> AsyncIterator[Committed[Any]]:
         request = http_request(connection, "Commits")
         idempotency, exchange = _free_slot(request)
-        claims = rule_at(_chosen(dedup, idempotency, request), request)
-        route = routes.get(claims)
-        if route is None:
-            endpoint = request.scope["endpoint"]
-            check_kinds(inbox, endpoint, awaited=is_awaited(endpoint))
-            route = routes[claims] = RouteCommits(claims, claims.dedup, inbox, begin)
-
-        identify = partial(_identified, claims.rule, request, caller)
+        route = route_at(request)
+        identify = partial(_identified, route.claims.rule, request, caller)
         watch_handlers(request.scope)  # the exit of another dependency may raise an error
         got = await begin_committed(route, request.scope, exchange, idempotency.docs_at(request), identify)
         if isinstance(got, Response):
@@ -321,7 +328,8 @@ def OneTimeToken(  # noqa: N802
     Raises:
         ConfigError: a setting cannot be used.
     """
-    rule_at = _rules({**settings, "wait": forms.WAIT if wait is None else wait}, "subject", subject, dedup)
+    settings_of_form = {**settings, "wait": forms.WAIT if wait is None else wait}
+    claims_at = _routes(settings_of_form, "subject", subject, dedup, lambda claims, _: claims)
     mark = {"header": HEADER, "field": field}
 
     async def redeemed(
@@ -332,7 +340,7 @@ def OneTimeToken(  # noqa: N802
         request = http_request(connection, "OneTimeToken")
         idempotency, exchange = _free_slot(request)
         docs = idempotency.docs_at(request)
-        claims = rule_at(_chosen(dedup, idempotency, request), request)
+        claims = claims_at(request)
         try:
             body = await _body(request, exchange, claims.rule.max_request)
         except RequestTooLarge as error:
@@ -355,30 +363,39 @@ def OneTimeToken(  # noqa: N802
     return Depends(redeemed)
 
 
-def _rules(
-    settings: dict[str, Any], what: str, caller: Any, gate: Any
-) -> Callable[[Dedup, Request], RouteClaims]:
-    """Return a function that finds the claims of a route; they are made once for each `Dedup` and route."""
+def _routes(
+    settings: dict[str, Any],
+    what: str,
+    caller: Any,
+    gate: Dedup | Chooser | None,
+    make: Callable[[RouteClaims, Any], T],
+) -> Callable[[Request], T]:
+    """Return a function that finds what `make` returns for a route's claims and its endpoint.
+
+    It is made once for each `Dedup` and endpoint, and kept as long as that `Dedup`: a function given as `dedup=` may
+    return a new one for each request, such as `dedup.scoped(tenant)`.
+    """
     check_caller(what, caller)
     check_chooser(gate)
-    made: dict[tuple[Dedup, str], RouteClaims] = {}
+    made: WeakKeyDictionary[Dedup, dict[tuple[str, Any], T]] = WeakKeyDictionary()
     if "methods" in settings:
         raise ConfigError(
             "methods= is only for the middleware: leave it out, a dependency belongs to one operation"
         )
     make_rules(["/"], {"principal": everybody, **settings})  # so that mistakes show here
 
-    def rule_at(dedup: Dedup, request: Request) -> RouteClaims:
-        path = _route_path(request)
-        claims = made.get((dedup, path))
-        if claims is None:
-            limit = _slot(request)[0].max_request
-            rule = Rule(path, everybody, **{"max_request": limit, **settings})
-            _check(rule, limit, request.scope["endpoint"])
-            claims = made[dedup, path] = RouteClaims(dedup, rule)
-        return claims
+    def route_at(request: Request) -> T:
+        idempotency = _slot(request)[0]
+        dedup = chosen(gate, request) or idempotency.dedup
+        path, endpoint = _route_path(request), request.scope["endpoint"]
+        routes = made.setdefault(dedup, {})
+        if (path, endpoint) not in routes:
+            rule = Rule(path, everybody, **{"max_request": idempotency.max_request, **settings})
+            check_rule(rule, idempotency.max_request, endpoint)
+            routes[path, endpoint] = make(RouteClaims(dedup, rule), endpoint)
+        return routes[path, endpoint]
 
-    return rule_at
+    return route_at
 
 
 def _facts(principal: Any, dedup: Dedup | Chooser | None, settings: dict[str, Any]) -> dict[str, Any]:
@@ -396,19 +413,6 @@ def _route_path(request: Request) -> str:
     # Newer versions of FastAPI keep routers nested, and a route then knows no more than its own router's part.
     whole = request.scope.get("fastapi", {}).get("effective_route_context")
     return str((request.scope["route"] if whole is None else whole).path)
-
-
-def _check(rule: Rule, limit: int, endpoint: Any) -> None:
-    if rule.max_request > limit:
-        raise ConfigError(
-            f"max_request={rule.max_request} is over the {limit} of Idempotency(...): lower it, or raise that one"
-        )
-    if rule.on_disconnect == "cancel" and not is_awaited(endpoint):
-        name = getattr(endpoint, "__name__", type(endpoint).__name__)
-        raise ConfigError(
-            f"on_disconnect='cancel' needs an async handler: {name}() runs in a thread, which cannot "
-            "be cancelled and would go on beside the retry"
-        )
 
 
 def _slot(request: Request) -> tuple[Idempotency, AsgiExchange]:
@@ -435,12 +439,6 @@ def _free_slot(request: Request) -> tuple[Idempotency, AsgiExchange]:
             "route"
         )
     return idempotency, exchange
-
-
-def _chosen(dedup: Dedup | Chooser | None, idempotency: Idempotency, request: Request) -> Dedup:
-    if dedup is None:
-        return idempotency.dedup
-    return dedup if isinstance(dedup, Dedup) else chosen(dedup(request))
 
 
 async def _body(request: Request, exchange: AsgiExchange, limit: int) -> bytes:

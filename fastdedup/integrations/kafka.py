@@ -36,11 +36,9 @@ from ..checks import check_count
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..messages.consumer import BrokerConsumer
-from ..messages.decisions import Decision
-from ..messages.headers import AGAIN, ORIGIN, dead_letter_headers
 from ..messages.keys import KeyRule, body_digest, place_in_log, text_of
 from ..messages.partitions import Partition, PartitionJob
-from ..messages.room import Headers, lay_down
+from ..messages.room import Headers, Letter
 from ..messages.rules import DeadLetterError
 from ..messages.settings import ConsumerSettings
 
@@ -68,10 +66,6 @@ def offset(record: ConsumerRecord) -> str:
     A redelivery has the same. A message that its publisher sends again has others: then use `header`.
     """
     return place_in_log(record.topic, record.partition, record.offset, record.timestamp)
-
-
-def _place(record: ConsumerRecord) -> str:
-    return f"{record.topic}:{record.partition}:{record.offset}"
 
 
 def header(name: str) -> Callable[[ConsumerRecord], str | None]:
@@ -129,9 +123,9 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         group = _check_consumer(kafka)
         _check_dead_letter(dead_letter, producer)
         super().__init__(group, dedup, key, settings)
+        self._dead_letter = dead_letter
         self._deliveries.check_memory(kafka._session_timeout_ms / 1000, "session_timeout_ms")
         self._kafka = kafka
-        self._dead_letter = dead_letter
         self._producer = producer
         self._limit = check_count(limit, "limit")
         self._patience = kafka._rebalance_timeout_ms / 1000
@@ -232,29 +226,19 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
             self._something_done.set()
             self._polling.cancel()
 
-    async def _lay(self, record: ConsumerRecord, decision: Decision) -> None:
-        if self._producer is None:
-            log.error("the dead letter stays at %s, and is skipped", _place(record))
-            return
-        ours = {**dead_letter_headers({}, decision, self.name), ORIGIN: _place(record)}
-        theirs = [(name, value) for name, value in record.headers if name not in ours and name != AGAIN]
-        producer = self._producer
+    def _letter_of(self, message: ConsumerRecord) -> Letter:
+        return Letter(f"{message.topic}:{message.partition}:{message.offset}", message.headers)
 
-        async def publish(headers: Headers) -> None:
-            await producer.send_and_wait(
-                self._dead_letter,
-                record.value,
-                key=record.key,
-                headers=[
-                    (name, value if isinstance(value, bytes | None) else str(value).encode())
-                    for name, value in headers
-                ],
-            )
+    async def _publish(self, message: ConsumerRecord, headers: Headers) -> None:
+        assert self._producer is not None
+        pairs = [
+            (name, value if isinstance(value, bytes | None) else str(value).encode())
+            for name, value in headers
+        ]
+        await self._producer.send_and_wait(self._dead_letter, message.value, key=message.key, headers=pairs)
 
-        # The topic's limit is not known here, so try it.
-        await lay_down(
-            [*theirs, *ours.items()], publish, lambda error: isinstance(error, MessageSizeTooLargeError)
-        )
+    def _is_too_large(self, error: Exception) -> bool:
+        return isinstance(error, MessageSizeTooLargeError)  # the topic's limit is not known here, so try it
 
     async def _see_dead_letters(self) -> None:
         """Raise ConfigError unless the topic for dead letters exists, or the broker makes it."""

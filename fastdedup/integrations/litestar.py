@@ -50,10 +50,8 @@ def idempotent(
     gate = EndpointGate(dedup, docs, {"principal": principal, **settings})
 
     def middleware(app: ASGIApp) -> Any:  # a function, which Litestar's copies of a handler share
-        guarded = gate.guarded(app)
-
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            await guarded.serve(scope.get("path_template"), scope, receive, send)
+            await gate.serve(app, scope.get("path_template"), scope, receive, send)
 
         return serve
 

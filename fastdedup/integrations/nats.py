@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Unpack
 
@@ -28,11 +28,12 @@ except ImportError as error:
 
 from ..errors import ConfigError
 from ..gateway import Dedup
-from ..messages.consumer import MessageJob, PullingConsumer
+from ..messages.consumer import MessageJob
 from ..messages.decisions import Action, Decision
-from ..messages.headers import KEY, ORIGIN, dead_letter_headers
-from ..messages.keys import KeyRule, body_digest, place_in_stream
-from ..messages.room import Headers, lay_down
+from ..messages.headers import KEY
+from ..messages.keys import KeyRule, body_digest, header, place_in_stream
+from ..messages.pulling import PullingConsumer
+from ..messages.room import Headers, Letter
 from ..messages.rules import DeadLetterError
 from ..messages.settings import ConsumerSettings
 
@@ -65,15 +66,6 @@ def message_id(message: Msg) -> str | None:
     return (message.headers or {}).get(MESSAGE_ID)
 
 
-def header(name: str) -> Callable[[Msg], str | None]:
-    """Return a rule: the key is a header's value."""
-
-    def key(message: Msg) -> str | None:
-        return (message.headers or {}).get(name)
-
-    return key
-
-
 def sequence(message: Msg) -> str:
     """Return the message's stream, its sequence there, and its time, because a stream made again begins at 1.
 
@@ -81,10 +73,6 @@ def sequence(message: Msg) -> str:
     """
     metadata = message.metadata
     return place_in_stream(metadata.stream, metadata.sequence.stream, metadata.timestamp)
-
-
-def _place(message: Msg) -> str:
-    return f"{message.metadata.stream}:{message.metadata.sequence.stream}"
 
 
 def body(message: Msg) -> str:
@@ -132,11 +120,12 @@ class Consumer(PullingConsumer[Msg]):
                 f"subscription must be of js.pull_subscribe(…), got {type(subscription).__name__}"
             )
         super().__init__(subscription._consumer, dedup, key, settings, limit=limit)
+        self._dead_letter = dead_letter
         self._is_named = settings.get("name") is not None
         self._subscription = subscription
         self._jetstream = subscription._js
-        self._dead_letter = dead_letter
-        self._heartbeat = 0.0
+        # Mutable: whether JetStream did not answer the last request.
+        self._is_away = False
 
     async def _open(self) -> None:
         _Incoming.replace_queue(self._subscription._sub)
@@ -145,7 +134,7 @@ class Consumer(PullingConsumer[Msg]):
         _check_config(info.name, info.config, self._is_named)
         waits, setting = redelivers_after(info.config)
         self._deliveries.check_memory(max(waits), setting)
-        self._heartbeat = min(waits) / 3
+        self._sign_after = min(waits) / 3
         await self._see_dead_letters(info.stream_name)
 
     async def _see_dead_letters(self, stream: str) -> None:
@@ -169,27 +158,25 @@ class Consumer(PullingConsumer[Msg]):
             )
 
     async def _take(self, room: int) -> Sequence[Msg]:
+        if self._is_away:
+            await self._subscription.consumer_info()  # raises NotFoundError if it was deleted
+            self._is_away = False
         try:
-            found = await self._subscription.fetch(room, timeout=_FETCH)
-            self._deliveries.broker_is_back()
-            return found
+            return await self._subscription.fetch(room, timeout=_FETCH)
         except TimeoutError:
             await anyio.sleep(_EMPTY_PAUSE)  # the server may answer at once that it has no message
-        except (ServiceUnavailableError, NoRespondersError) as error:
-            self._deliveries.broker_is_away(f"JetStream does not answer: {error}")
-            await anyio.sleep(_FETCH)
-            with suppress(TimeoutError, ServiceUnavailableError, NoRespondersError):
-                await self._subscription.consumer_info()  # raises NotFoundError if it was deleted
-                self._deliveries.broker_is_back()
         return ()
 
-    async def _beside(self) -> None:
-        """Send progress messages to the server for the messages in hand."""
-        while True:
-            await anyio.sleep(self._heartbeat)
-            for job in tuple(self._jobs):
-                with suppress(Error):
-                    await job.message.in_progress()
+    def _outage_of(self, error: Exception) -> str | None:
+        self._is_away = isinstance(error, ServiceUnavailableError | NoRespondersError) or (
+            self._is_away and isinstance(error, TimeoutError)
+        )
+        return f"JetStream does not answer: {error}" if self._is_away else None
+
+    async def _keep(self, messages: Sequence[Msg]) -> None:
+        for message in messages:
+            with suppress(Error):
+                await message.in_progress()
 
     async def _work_on(self, job: MessageJob[Msg]) -> None:
         message = job.message
@@ -213,24 +200,23 @@ class Consumer(PullingConsumer[Msg]):
         with suppress(Error):
             await job.message.nak()
 
-    async def _lay(self, message: Msg, decision: Decision) -> None:
-        if (dead_letter := self._dead_letter) is None:
-            log.error("the dead letter stays at %s, and is skipped", _place(message))
-            return
-        given = (message.headers or {}).items()
-        theirs = {name: value for name, value in given if not name.lower().startswith(_OF_NATS)}
-        whole = {**dead_letter_headers(theirs, decision, self.name), ORIGIN: _place(message)}
-
-        async def publish(headers: Headers) -> None:
-            lines = {name: _BREAKS.sub(" ", str(value)) for name, value in headers}
-            # Not the publisher's id: the server would drop another consumer's dead letter with it, or a later one.
-            lines[MESSAGE_ID] = f"dead:{self.name}:{sequence(message)}"
-            check_size(self._jetstream._nc, message.data, lines)
-            await self._jetstream.publish(dead_letter, message.data, headers=lines)
-
+    def _letter_of(self, message: Msg) -> Letter:
+        place = f"{message.metadata.stream}:{message.metadata.sequence.stream}"
+        given = message.headers or {}
+        theirs = [pair for pair in given.items() if not pair[0].lower().startswith(_OF_NATS)]
         # The copy has another id, so only KEY still has the message's own.
-        needed = (KEY,) if MESSAGE_ID in (message.headers or {}) else ()
-        await lay_down(whole.items(), publish, is_too_large, needed=needed)
+        return Letter(place, theirs, needed=(KEY,) if MESSAGE_ID in given else ())
+
+    async def _publish(self, message: Msg, headers: Headers) -> None:
+        assert self._dead_letter is not None
+        lines = {name: _BREAKS.sub(" ", str(value)) for name, value in headers}
+        # Not the publisher's id: the server would drop another consumer's dead letter with it, or a later one.
+        lines[MESSAGE_ID] = f"dead:{self.name}:{sequence(message)}"
+        check_size(self._jetstream._nc, message.data, lines)
+        await self._jetstream.publish(self._dead_letter, message.data, headers=lines)
+
+    def _is_too_large(self, error: Exception) -> bool:
+        return is_too_large(error)
 
 
 def redelivers_after(config: ConsumerConfig) -> tuple[list[float], str]:

@@ -32,10 +32,10 @@ except ImportError as error:
 from ..checks import Seconds, milliseconds
 from ..errors import ConfigError
 from ..gateway import Dedup
-from ..messages.consumer import MessageJob, PullingConsumer
-from ..messages.decisions import Decision
-from ..messages.headers import AGAIN, ORIGIN, dead_letter_headers
+from ..messages.consumer import MessageJob
 from ..messages.keys import KeyRule, text_of
+from ..messages.pulling import PullingConsumer
+from ..messages.room import Headers, Letter
 from ..messages.rules import DeadLetterError
 from ..messages.settings import ConsumerSettings
 from ..messages.shared_call import SharedCall
@@ -131,14 +131,15 @@ class Consumer(PullingConsumer[StreamEntry]):
         if dead_letter == stream:
             raise ConfigError(f"dead_letter must be another stream, got {dead_letter!r}")
         super().__init__(group, dedup, key, settings, limit=limit)
+        self._dead_letter = dead_letter
         self._redis: Any = redis
         self._undecoded: Any = _UndecodedStreams(redis)  # type: ignore[abstract] # redis-py's protocol is for its types
         self._encoder: Any = redis.get_encoder()
         self._stream = stream
         self._group = group
         self._member = f"{_PREFIX}{secrets.token_hex(8)}"
-        self._dead_letter = dead_letter
         self._idle_ms = milliseconds(idle, "idle")
+        self._sign_after = self._idle_ms / 3000
         self._deliveries.check_memory(self._idle_ms / 1000, "idle")
         self._acknowledging = SharedCall(self._acknowledge, self._start_beside)
         self._giving_back = SharedCall(self._hand_over, self._start_beside)
@@ -171,23 +172,15 @@ class Consumer(PullingConsumer[StreamEntry]):
     # Taking
 
     async def _take(self, room: int) -> Sequence[StreamEntry]:
-        found: list[StreamEntry] = []
-        with _outages() as outages:
-            if monotonic() >= self._next_look:
-                found = await self._take_over(room)
-            if not found:
-                reply = await self._undecoded.xreadgroup(
-                    self._group, self._member, {self._stream: ">"}, count=room, block=round(_BLOCK * 1000)
-                )
-                found = [
-                    StreamEntry(self._stream, entry, self._decoded(fields))
-                    for entry, fields in _entries(reply)
-                ]
-        if outages:
-            await self._wait_for_broker(f"its Redis does not answer: {outages[0]}")
-        else:
-            self._deliveries.broker_is_back()
-        return found
+        if monotonic() >= self._next_look and (found := await self._take_over(room)):
+            return found
+        reply = await self._undecoded.xreadgroup(
+            self._group, self._member, {self._stream: ">"}, count=room, block=round(_BLOCK * 1000)
+        )
+        return [StreamEntry(self._stream, entry, self._decoded(fields)) for entry, fields in _entries(reply)]
+
+    def _outage_of(self, error: Exception) -> str | None:
+        return f"its Redis does not answer: {error}" if _is_outage(error) else None
 
     async def _take_over(self, room: int) -> list[StreamEntry]:
         """Take entries over from members that died."""
@@ -231,11 +224,8 @@ class Consumer(PullingConsumer[StreamEntry]):
             _text(each["message_id"]): int(each["times_delivered"]) for reply in replies for each in reply
         }
 
-    async def _beside(self) -> None:
-        """Report regularly that this member is alive, and has its entries."""
-        while True:
-            await anyio.sleep(self._idle_ms / 3000)
-            await self._set_idle(0, [job.message.id for job in self._jobs])
+    async def _keep(self, messages: Sequence[StreamEntry]) -> None:
+        await self._set_idle(0, [entry.id for entry in messages])
 
     async def _give_back(self, job: MessageJob[StreamEntry]) -> None:
         await self._giving_back.ask(job.message.id)
@@ -271,14 +261,12 @@ class Consumer(PullingConsumer[StreamEntry]):
                 error,
             )
 
-    async def _lay(self, entry: StreamEntry, decision: Decision) -> None:
-        if self._dead_letter is None:
-            log.error("the dead letter stays at %s, and is skipped", entry_id(entry))
-            return
-        ours = {**dead_letter_headers({}, decision, self.name), ORIGIN: entry_id(entry)}
-        theirs = {name: value for name, value in entry.fields.items() if _text(name) not in {*ours, AGAIN}}
+    def _letter_of(self, message: StreamEntry) -> Letter:
+        return Letter(entry_id(message), message.fields.items())
+
+    async def _publish(self, message: StreamEntry, headers: Headers) -> None:
         async with self._laying:
-            await self._redis.xadd(self._dead_letter, {**theirs, **ours})
+            await self._redis.xadd(self._dead_letter, dict(headers))
 
 
 class _UndecodedStreams(StreamCommands):
@@ -301,10 +289,14 @@ def _outages() -> Iterator[list[Exception]]:
     outages: list[Exception] = []
     try:
         yield outages
-    except _FAULTS as error:
-        if not is_outage(error):
+    except Exception as error:
+        if not _is_outage(error):
             raise
         outages.append(error)
+
+
+def _is_outage(error: Exception) -> bool:
+    return isinstance(error, _FAULTS) and is_outage(error)
 
 
 def _text(value: Any) -> str:

@@ -38,12 +38,13 @@ except ImportError as error:
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..keys import business_key
-from ..messages.consumer import MessageJob, PullingConsumer
+from ..messages.consumer import MessageJob
 from ..messages.decisions import Action, Decision
-from ..messages.headers import KEY, ORIGIN, dead_letter_headers
+from ..messages.headers import KEY
 from ..messages.key_turns import KeyTurns
 from ..messages.keys import KeyRule, body_digest, text_of
-from ..messages.room import Headers, lay_down
+from ..messages.pulling import PullingConsumer
+from ..messages.room import Headers, Letter
 from ..messages.rules import DeadLetterError
 from ..messages.settings import ConsumerSettings
 from ..messages.shared_call import SharedCall
@@ -191,16 +192,14 @@ class Consumer(PullingConsumer[SqsMessage]):
         ):
             raise ConfigError(f"dead_letter must be another queue of the same kind, got {dead_letter!r}")
         super().__init__(queue_url.rsplit("/", 1)[-1], dedup, key, settings, limit=limit)
-        self._url = queue_url
         self._dead_letter = dead_letter
+        self._url = queue_url
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._deleting = SharedCall(self._delete, self._start_beside)
         self._turns = KeyTurns()
-        # Mutable: the queue's visibility timeout and the kind of its ids, read once; the receipt handles of the
-        # messages kept invisible.
+        # Mutable: the queue's visibility timeout and the kind of its ids, read once.
         self._visibility = 0
         self._ids_are_of_groups = False
-        self._in_hand: set[str] = set()
 
     async def _call(self, name: str, **given: Any) -> dict[str, Any]:
         call = partial(getattr(self._client, name), **given)
@@ -215,6 +214,7 @@ class Consumer(PullingConsumer[SqsMessage]):
             raise ConfigError(f"the queue {self._url!r} must have a VisibilityTimeout above 0 s, got 0")
         self._deliveries.check_memory(self._visibility, "VisibilityTimeout")
         self._deliveries.follow(self._visibility)
+        self._sign_after = self._visibility / 3
         policy = json.loads(found.get("RedrivePolicy") or "{}")
         attempts, most = self._deliveries.rules.attempts, int(policy.get("maxReceiveCount", 0))
         if policy and most < attempts:
@@ -233,44 +233,32 @@ class Consumer(PullingConsumer[SqsMessage]):
             self._dead_letter = (await self._call("get_queue_url", **place))["QueueUrl"]
 
     async def _take(self, room: int) -> Sequence[SqsMessage]:
-        try:
-            reply = await self._call(
-                "receive_message",
-                QueueUrl=self._url,
-                MaxNumberOfMessages=min(room, _BATCH),
-                WaitTimeSeconds=_POLL,
-                VisibilityTimeout=self._visibility,
-                AttributeNames=["All"],
-                MessageAttributeNames=["All"],
-            )
-        except _FAULTS as error:
-            if not _is_away(error):
-                raise
-            await self._wait_for_broker(f"SQS does not answer: {error}")
-            return ()
-        self._deliveries.broker_is_back()
+        reply = await self._call(
+            "receive_message",
+            QueueUrl=self._url,
+            MaxNumberOfMessages=min(room, _BATCH),
+            WaitTimeSeconds=_POLL,
+            VisibilityTimeout=self._visibility,
+            AttributeNames=["All"],
+            MessageAttributeNames=["All"],
+        )
         return [_message(each, self._ids_are_of_groups) for each in reply.get("Messages", ())]
 
-    async def _beside(self) -> None:
-        """Extend the visibility of the messages in hand."""
-        while True:
-            await anyio.sleep(self._visibility / 3)
-            for entries in _entries(self._in_hand, VisibilityTimeout=self._visibility):
-                with suppress(*_FAULTS):
-                    await self._call("change_message_visibility_batch", QueueUrl=self._url, Entries=entries)
+    def _outage_of(self, error: Exception) -> str | None:
+        return f"SQS does not answer: {error}" if _is_away(error) else None
+
+    async def _keep(self, messages: Sequence[SqsMessage]) -> None:
+        handles = [each.raw["ReceiptHandle"] for each in messages]
+        for entries in _entries(handles, VisibilityTimeout=self._visibility):
+            with suppress(*_FAULTS):
+                await self._call("change_message_visibility_batch", QueueUrl=self._url, Entries=entries)
 
     async def _work_on(self, job: MessageJob[SqsMessage]) -> None:
-        message = job.message
-        handle = message.raw["ReceiptHandle"]
-        self._in_hand.add(handle)
-        try:
-            decision = await self._decide_on(job)
-        finally:
-            self._in_hand.remove(handle)  # extended no more: its outcome decides when it is visible
+        decision = await self._decide_on(job)  # extended no more: its outcome decides when it is visible
         if decision.action is Action.RETRY:
-            await self._show_again(message, self._retry_delay)
+            await self._show_again(job.message, self._retry_delay)
         else:
-            await self._deleting.ask(handle)
+            await self._deleting.ask(job.message.raw["ReceiptHandle"])
 
     async def _decide_on(self, job: MessageJob[SqsMessage]) -> Decision:
         message = job.message
@@ -309,37 +297,29 @@ class Consumer(PullingConsumer[SqsMessage]):
                     faults[0],
                 )
 
-    async def _lay(self, message: SqsMessage, decision: Decision) -> None:
+    def _letter_of(self, message: SqsMessage) -> Letter:
         theirs = message.raw.get("MessageAttributes", {})
-        whole = {**dead_letter_headers(theirs, decision, self.name), ORIGIN: f"{self._url}:{message.id}"}
+        return Letter(f"{self._url}:{message.id}", theirs.items(), needed=(KEY,))
+
+    async def _publish(self, message: SqsMessage, headers: Headers) -> None:
+        attributes = {name: _attribute(value) for name, value in headers if value != ""}
+        if len(attributes) > _BATCH:
+            raise _TooManyError
         more = {"MessageGroupId": message.system["MessageGroupId"]} if self._is_fifo else {}
         if "MessageDeduplicationId" in message.system:
             more["MessageDeduplicationId"] = f"dead:{message.id}"
+        place = {"QueueUrl": self._dead_letter, "MessageBody": message.body}
+        await self._call("send_message", **place, MessageAttributes=attributes, **more)
 
-        async def publish(headers: Headers) -> None:
-            attributes = {name: _attribute(value) for name, value in headers if value != ""}
-            if len(attributes) > _BATCH:
-                raise _TooManyError
-            await self._call(
-                "send_message",
-                QueueUrl=self._dead_letter,
-                MessageBody=message.body,
-                MessageAttributes=attributes,
-                **more,
-            )
-
-        await lay_down(whole.items(), publish, _is_too_large, needed=(KEY,))
+    def _is_too_large(self, error: Exception) -> bool:
+        codes = ("InvalidParameterValue", "MessageTooLong")
+        return isinstance(error, _TooManyError) or (
+            isinstance(error, ClientError) and any(each in _code(error) for each in codes)
+        )
 
 
 class _TooManyError(Exception):
     """SQS takes no more than ten message attributes."""
-
-
-def _is_too_large(error: Exception) -> bool:
-    codes = ("InvalidParameterValue", "MessageTooLong")
-    return isinstance(error, _TooManyError) or (
-        isinstance(error, ClientError) and any(each in _code(error) for each in codes)
-    )
 
 
 def _code(error: ClientError) -> str:

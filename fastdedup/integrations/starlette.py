@@ -15,11 +15,11 @@ from ..web.request import Principal, by_header, by_host, everyone
 from ..web.response import Response as WebResponse
 from ..web.rules import UUID, KeySettings, MadeByRoute
 from .http.committing import Committed, CommittedWork, RouteCommits, check_kinds
-from .http.endpoint import EndpointGate, GuardedEndpoint
-from .http.exchange import AsgiExchange, supported
+from .http.endpoint import EndpointGate
+from .http.exchange import AsgiExchange, send_response, supported
 from .http.guarded import ClientLeft, claim_of, identify
-from .http.lifespan import Receive, Scope, Send
-from .http.response_stage import begin_committed, send_response
+from .http.lifespan import ASGIApp, Receive, Scope, Send
+from .http.response_stage import begin_committed
 from .http.threads import is_async
 
 try:
@@ -72,14 +72,19 @@ def idempotent(
 
     def decorate(endpoint: Endpoint) -> DecoratedFunctions:
         _check_endpoint(endpoint, "idempotent")
-        app = gate.guarded(request_response(endpoint))
+        app = request_response(endpoint)
 
         @functools.wraps(endpoint)
-        async def guarded(*args: Any, **unknown: Any) -> _Exchanged:
+        async def guarded(*args: Any, **unknown: Any) -> ASGIApp:
             _check_call(endpoint, args, unknown, "Claimed")
             method = args[:-1]  # an HTTPEndpoint is made anew for each request
-            own = gate.guarded(request_response(functools.partial(endpoint, *method))) if method else app
-            return _Exchanged(own, endpoint)
+            own = request_response(functools.partial(endpoint, *method)) if method else app
+
+            async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+                # The endpoint may run in a thread; the decorator's own function does not.
+                await gate.serve(own, _route(scope), {**scope, "endpoint": endpoint}, receive, send)
+
+            return answer  # Starlette calls it: for Starlette a response is an application
 
         return guarded
 
@@ -130,9 +135,25 @@ def commits(
         check_kinds(inbox, endpoint, awaited=is_async(endpoint))
 
         @functools.wraps(endpoint)
-        async def committing(*args: Any, **unknown: Any) -> _Committing:
+        async def committing(*args: Any, **unknown: Any) -> ASGIApp:
             _check_call(endpoint, args, unknown, "Commits")
-            return _Committing(gate, routes, functools.partial(endpoint, *args[:-1]))
+
+            async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+                if claim_of(scope) is not None:
+                    raise ConfigError(
+                        "IdempotencyMiddleware has claimed this request already: leave its route to commits()"
+                    )
+                route = routes[_route(scope)]
+                exchange = AsgiExchange(receive, send, route.claims.rule.max_request)
+                # The endpoint may run in a thread; the decorator's own function does not.
+                scope = {**supported(scope), "endpoint": endpoint}
+                work = functools.partial(
+                    _work, gate, route, exchange, functools.partial(endpoint, *args[:-1])
+                )
+                with contextlib.suppress(ClientLeft):  # nothing has happened
+                    await exchange.run(work, scope)
+
+            return answer
 
         return committing
 
@@ -156,71 +177,30 @@ def _check_call(endpoint: Endpoint, args: Any, unknown: Any, otherwise: str) -> 
         )
 
 
-class _Committing:
-    """Stands for the endpoint's response, which Starlette calls as an application: it runs the endpoint."""
-
-    def __init__(
-        self,
-        gate: EndpointGate,
-        routes: MadeByRoute[str | None, RouteCommits],
-        endpoint: functools.partial[Any],
-    ) -> None:
-        self._gate = gate
-        self._routes = routes
-        self._endpoint = endpoint
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if claim_of(scope) is not None:
-            raise ConfigError(
-                "IdempotencyMiddleware has claimed this request already: leave its route to commits()"
-            )
-        route = self._routes[getattr(scope.get("route"), "path", None)]
-        exchange = AsgiExchange(receive, send, route.claims.rule.max_request)
-        scope = supported(scope)
-        scope["endpoint"] = (
-            self._endpoint.func
-        )  # it may run in a thread; the decorator's own function does not
-        with contextlib.suppress(ClientLeft):  # nothing has happened
-            await exchange.run(functools.partial(self._work, route, exchange), scope)
-
-    async def _work(
-        self, route: RouteCommits, exchange: AsgiExchange, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """Stand for the application within the exchange."""
-        named = functools.partial(identify, route.claims.rule, self._gate.lifespan, scope, exchange)
-        got = await begin_committed(route, scope, exchange, self._gate.docs_at(scope), named)
-        if isinstance(got, WebResponse):
-            await send_response(send, got)
-            return
-        work: CommittedWork = exchange.stage.work
-        try:
-            response = await self._run(Request(scope, receive, send), got)
-            await work.handled()
-        except BaseException as error:
-            answer = await work.raised(error)
-            if answer is None:
-                raise
-            await send_response(send, answer)
-            return
-        await response(scope, receive, send)
-
-    async def _run(self, request: Request, got: Committed[Any]) -> Any:
-        if is_async(self._endpoint.func):
-            return await self._endpoint(request, got)
-        return await run_in_threadpool(self._endpoint, request, got)
+def _route(scope: Scope) -> str | None:
+    """Return the endpoint's declared path, or None if Starlette does not tell it."""
+    return getattr(scope.get("route"), "path", None)
 
 
-class _Exchanged:
-    """Stands for the endpoint's response, which Starlette calls as an application: it runs the endpoint."""
-
-    def __init__(self, app: GuardedEndpoint, endpoint: Endpoint) -> None:
-        self._app = app
-        self._endpoint = endpoint
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = getattr(scope.get("route"), "path", None)
-        scope = {
-            **scope,
-            "endpoint": self._endpoint,
-        }  # it may run in a thread; the decorator's own function does not
-        await self._app.serve(route, scope, receive, send)
+async def _work(
+    gate: EndpointGate,
+    route: RouteCommits,
+    exchange: AsgiExchange,
+    endpoint: functools.partial[Any],
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Run an endpoint in its transaction: the application within the exchange."""
+    named = functools.partial(identify, route.claims.rule, gate.lifespan, scope, exchange)
+    got = await begin_committed(route, scope, exchange, gate.docs_at(scope), named)
+    if isinstance(got, WebResponse):
+        await send_response(send, got)
+        return
+    work: CommittedWork = exchange.stage.work
+    run = endpoint if is_async(endpoint.func) else functools.partial(run_in_threadpool, endpoint)
+    response = await work.run(functools.partial(run, Request(scope, receive, send), got))
+    if isinstance(response, WebResponse):
+        await send_response(send, response)
+        return
+    await response(scope, receive, send)

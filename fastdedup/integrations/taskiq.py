@@ -15,21 +15,21 @@ from contextvars import ContextVar
 from typing import Any, Final, ParamSpec, TypeVar
 
 try:
-    from taskiq import AsyncBroker, TaskiqMessage, TaskiqMiddleware
+    from taskiq import AsyncBroker, InMemoryBroker, TaskiqMessage, TaskiqMiddleware
     from taskiq.exceptions import NoResultError
 except ImportError as error:
     raise ImportError("taskiq is missing: pip install 'fastdedup[taskiq]'") from error
 
 from ..admin.resolving import Check
-from ..arguments import ArgumentsRule
 from ..checks import Seconds, check_decorated, check_wait, named
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..ledger.client import Ledger
 from ..log_throttle import LogThrottle
 from ..messages.decisions import Action, Decision, Reason
-from ..messages.deliveries import Deliveries, check_remember
-from ..messages.memory import check_broker
+from ..messages.deliveries import Deliveries
+from ..messages.keys import of_arguments
+from ..messages.memory import check_broker, check_ledger, seconds_known
 from ..messages.rules import ATTEMPTS, REFUSED_PAUSE, WAIT, MessageRules
 from ..results.declared import Results
 
@@ -65,10 +65,10 @@ class DedupMiddleware(TaskiqMiddleware):
         super().__init__()
         self._dedup = _checked_gate(dedup)
         if remember is not None:
-            check_remember(remember, dedup, None)
+            check_ledger(remember, Ledger, dedup.gate.connection)
         self._remember = remember
         self._wait = check_wait(wait, WAIT, least=_LEAST_WAIT)
-        self._refusals = LogThrottle()
+        self._refusals, self._faults = LogThrottle(), LogThrottle()
 
     def set_broker(self, broker: AsyncBroker) -> None:
         """Note the broker; taskiq calls this when the middleware is added.
@@ -76,8 +76,7 @@ class DedupMiddleware(TaskiqMiddleware):
         Raises:
             ConfigError: the broker may deliver a message again after the gate has forgotten its key.
         """
-        seconds = self._dedup.settings.ttl if self._remember is None else self._remember.window
-        check_broker(seconds, broker, "taskiq_redis", "idle_timeout")
+        check_broker(seconds_known(self._dedup, self._remember), broker, "taskiq_redis", "idle_timeout")
         super().set_broker(broker)
 
     def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
@@ -118,13 +117,14 @@ class DedupMiddleware(TaskiqMiddleware):
             name = f"{function.__module__}:{function.__qualname__}"
             signature = inspect.signature(function)
             results = Results(function, self._dedup.settings.codec)
-            mark = None if fingerprint is None else ArgumentsRule(fingerprint, signature, "fingerprint")
             rules = MessageRules(
                 name,
-                _task_id if key is None else _of_arguments(ArgumentsRule(key, signature)),
+                _task_id if key is None else of_arguments(key, signature),
                 wait=self._wait,
                 attempts=attempts,
-                fingerprint=None if mark is None else _of_arguments(mark),
+                fingerprint=None
+                if fingerprint is None
+                else of_arguments(fingerprint, signature, "fingerprint"),
                 keep_result=keep_result,
                 results=results,
             )
@@ -139,13 +139,22 @@ class DedupMiddleware(TaskiqMiddleware):
                     return await function(*args, **kwargs)
                 if not results.are_known:
                     results.prepare()
+                has_begun = False
+
+                def begun(_: Any) -> Awaitable[T]:
+                    nonlocal has_begun
+                    has_begun = True
+                    return function(*args, **kwargs)
+
                 while True:
-                    decision = await deliveries.handle(
-                        (message, args, kwargs),
-                        lambda _: function(*args, **kwargs),
-                        _leave,
-                        failed=_retries_of(message),
-                    )
+                    try:
+                        decision = await deliveries.handle(
+                            (message, args, kwargs), begun, _leave, failed=_retries_of(message)
+                        )
+                    except Exception as error:
+                        if has_begun or isinstance(self.broker, InMemoryBroker):
+                            raise
+                        decision = await self._held(message, error)
                     if decision.action is not Action.RETRY or decision.reason is Reason.FAILED:
                         break
                     if await self._is_sent_again(message):
@@ -157,6 +166,14 @@ class DedupMiddleware(TaskiqMiddleware):
             return run
 
         return decorate
+
+    async def _held(self, message: TaskiqMessage, error: Exception) -> Decision:
+        """Hold a message for a moment if the gate cannot be asked: it would be the error of a task that never ran."""
+        if self._faults.passes():
+            text = "task %r: a message is held, because the gate cannot be asked: %r"
+            log.error(text, message.task_name, error)
+        await asyncio.sleep(REFUSED_PAUSE)
+        return Decision(Action.RETRY, Reason.UNAVAILABLE, error=error)
 
     async def _is_sent_again(self, message: TaskiqMessage) -> bool:
         """Send a message again; return False, a moment later, if the broker does not take it: it is held then."""
@@ -193,10 +210,6 @@ async def _leave(decision: Decision) -> None:
 
 def _task_id(call: tuple[TaskiqMessage, Any, Any]) -> str:
     return call[0].task_id
-
-
-def _of_arguments(rule: ArgumentsRule) -> Callable[[Any], Any]:
-    return lambda call: rule(call[1], call[2])
 
 
 def _retries_of(message: TaskiqMessage) -> int:

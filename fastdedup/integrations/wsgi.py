@@ -20,7 +20,7 @@ from ..web.response import Response
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, Rule, make_rules
 from .http.background_claims import BackgroundClaims
 from .http.wsgi_exchange import CLAIM, WsgiExchange, send
-from .http.wsgi_request import BadBody, mount_of, read_body, request_of, route_path
+from .http.wsgi_request import mount_of, read_body, request_of, route_path
 
 __all__ = [
     "UUID",
@@ -53,9 +53,11 @@ class WsgiClaims(BackgroundClaims):
         super().__init__(dedup, rule)
 
     def admit(self, environ: WSGIEnvironment, docs: str | None, read: ReadBody) -> Claim | Response | None:
-        """See `admit`; a body that cannot be read is answered as well."""
+        """See `fastdedup.web.admit.admit`."""
 
-        async def claim(key: str) -> Claim:
+        async def claim(key: str) -> Claim | None:
+            if claim_of(environ) is not None:  # by an outer middleware
+                return None
             return await self.claim(*self.identify(environ, read, key))
 
         return self.admit_by(environ, docs, claim)
@@ -68,13 +70,7 @@ class WsgiClaims(BackgroundClaims):
         # No server sends text beyond latin-1; escaped it is malformed, and not another key.
         fields = [] if field is None else [field.encode("latin-1", "backslashreplace")]
 
-        async def unless_claimed(key: str) -> Claim | None:
-            return None if claim_of(environ) is not None else await claim(key)
-
-        try:
-            return drive(admit(fields, unless_claimed, self.rule, docs))
-        except BadBody as error:
-            return error.response(docs)
+        return drive(admit(fields, claim, self.rule, docs))
 
     def identify(self, environ: WSGIEnvironment, read: ReadBody, key: str) -> tuple[str, Fingerprint]:
         """Return the key of a request's record, and the fingerprint; see `Rule.identify`."""

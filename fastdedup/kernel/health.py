@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ..errors import UnavailableError
 from ..model import BreakerState
-from ..tasks import stop
+from ..tasks import patience, stop
 from .breaker import Breaker
 from .operations import ReadOp
 from .store import BatchStore, ProbedStore
@@ -99,7 +99,7 @@ class StoreHealth:
     async def _probe(self) -> str | None:
         """Probe once; return None if the store would take a write, otherwise the reason why it would not."""
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(await patience(self._timeout)):
                 if isinstance(self._store, ProbedStore):
                     await self._store.probe(self._wire)
                 else:

@@ -58,7 +58,7 @@ class Keyspace:
             InvalidKeyError: the key is not text, is empty, has over 1024 bytes of UTF-8 or a lone surrogate.
         """
         if not isinstance(key, str):
-            raise _not_text("key", key)
+            raise _not_text(key)
         try:
             data = key.encode()
         except UnicodeEncodeError as error:
@@ -184,6 +184,11 @@ def found_in(wire: bytes, namespace: str, kinds: Sequence[Kind], prefix: str = "
     return None
 
 
-def _not_text(what: str, value: object) -> InvalidKeyError:
-    hint = "; decode it, or use its hex()" if isinstance(value, bytes | bytearray | memoryview) else ""
-    return InvalidKeyError(f"a {what} must be text, got {type(value).__name__}{hint}")
+def _not_text(value: object) -> InvalidKeyError:
+    if isinstance(value, bytes | bytearray | memoryview):
+        advice = "; decode it, or use its hex()"
+    elif value is None:  # its text would be one key for all calls that have none
+        advice = ""
+    else:
+        advice = "; make it by business_key(…)"
+    return InvalidKeyError(f"a key must be text, got {type(value).__name__}{advice}")

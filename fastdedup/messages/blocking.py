@@ -21,6 +21,8 @@ from ..core.options import ClaimOptions
 from ..errors import (
     ConfigError,
     DedupError,
+    ForeignRecordError,
+    InvalidKeyError,
     ResultError,
     UnavailableError,
     error_text,
@@ -35,6 +37,7 @@ from ..sync.resolving import SyncCheck, asked
 from .decisions import Action, Decision, Reason
 from .failed_attempts import FailedAttempts
 from .gated import reopen
+from .memory import check_ledger
 from .rules import REFUSED_PAUSE, MessageRules, abandoned, may_be_done, pause_of_hold
 
 WAIT: Final = 1.0
@@ -59,17 +62,6 @@ def check_gate(dedup: Any) -> Dedup:
         f"dedup= must be a fastdedup.sync.Dedup, got {kind}: these tasks are synchronous. "
         "Write `from fastdedup.sync import Dedup`"
     )
-
-
-def check_ledger(remember: Any, dedup: Dedup) -> Ledger | None:
-    """Return the ledger in which a gate for synchronous code remembers its messages; None if there is none.
-
-    Raises:
-        ConfigError: `remember` is not a ledger of this gate.
-    """
-    if remember is None or (isinstance(remember, Ledger) and remember.is_of(dedup.per_process)):
-        return remember
-    raise ConfigError(f"remember must be a ledger of the gate's, made by its ledger(), got {remember!r}")
 
 
 def _repr_of(error: BaseException) -> str:
@@ -181,6 +173,7 @@ class BlockingWay:
     Args:
         rules: the consumer's settings.
         dedup: the gate.
+        kind: the framework's word for its consumers, for the log; None if no framework calls, but the user.
         record: turns an error into what duplicates get, once a message has failed for good.
         remember: the ledger in which the gate remembers the messages that are done.
         resolve: asked before the work runs again, whether it was done; see `fastdedup.sync.Dedup.claim`.
@@ -193,34 +186,51 @@ class BlockingWay:
         self,
         rules: MessageRules,
         dedup: Dedup,
+        kind: str | None = None,
         record: Record = _repr_of,
         remember: Ledger | None = None,
         resolve: SyncCheck | None = None,
     ) -> None:
         self.rules = rules
         self._dedup = dedup
+        self._kind = kind
         self._record = record
-        self._options = ClaimOptions(
-            lease=rules.lease, wait=rules.wait, renew=True, remember=check_ledger(remember, dedup)
-        )
+        if remember is not None:
+            check_ledger(remember, Ledger, dedup.per_process)
+        self._options = ClaimOptions(lease=rules.lease, wait=rules.wait, renew=True, remember=remember)
         self._resolve = None if resolve is None else check_resolve(resolve, asynchronous=False)
-        self._refusals = LogThrottle()
+        self._refusals, self._faults = LogThrottle(), LogThrottle()
         self._failed_attempts = FailedAttempts(rules)  # errors of the work itself are logged by its framework
 
-    def begin(
-        self, key: str, mark: Any = None, *, failed: int = 0, again: bool = False
-    ) -> Attempt | Decision:
+    def begin(self, message: Any, *, failed: int = 0, again: bool = False) -> Attempt | Decision:
         """Return an attempt at a message, or the decision on it if there is no attempt.
 
+        If the gate cannot be asked, because it is closed or can start no thread, that is not the message's fault. For
+        a framework it would be the task's own error, so there the message comes again later.
+
         Args:
-            key: the message's key.
-            mark: its fingerprint, or None.
+            message: as the rule for its key takes it.
             failed: the attempts that the message's own headers count.
             again: an operator has taken it from the dead letters: work on it though it has failed for good.
 
         Raises:
-            InvalidKeyError, ForeignRecordError: the key cannot be used.
+            any error of a gate that cannot be asked, if no framework calls.
         """
+        key: str | None = None
+        try:
+            key = self.rules.key_of(message)
+            return self._begin(key, self.rules.mark_of(message), failed, again)
+        except (InvalidKeyError, ForeignRecordError) as error:
+            return self.rules.without_key(error, key)
+        except Exception as error:
+            if self._kind is None:
+                raise
+            if self._faults.passes():
+                text = "%s %r: a message is held, because the gate cannot be asked: %r"
+                log.error(text, self._kind, self.rules.consumer, error)
+            return Decision(Action.RETRY, Reason.UNAVAILABLE, key, error=error)
+
+    def _begin(self, key: str, mark: Any, failed: int, again: bool) -> Attempt | Decision:
         claim = self._claim(key, mark)
         if again and isinstance(claim, Claim) and claim.outcome is Outcome.FAILED:
             claim = self._reopened(key, mark, claim.asynchronous)
@@ -246,17 +256,14 @@ class BlockingWay:
             most = min(most, _LONGEST_OUTAGE_DELAY)
         return Backoff(1.0, most, growth=2.0).pause(delayed)
 
-    def deliver_later(self, send: Callable[[], object], kind: str) -> bool:
-        """Send a message again; return False, a moment later, if the broker does not take it: it is held then.
-
-        `kind`: the framework's word for its consumers, for the log.
-        """
+    def deliver_later(self, send: Callable[[], object]) -> bool:
+        """Send a message again; return False, a moment later, if the broker does not take it: it is held then."""
         try:
             send()
         except Exception as error:  # noqa: BLE001 -- after any error of the broker, the message must not be lost
             if self._refusals.passes():
                 text = "%s %r: a message is held, because the broker does not take it: %r"
-                log.warning(text, kind, self.rules.consumer, error)
+                log.warning(text, self._kind, self.rules.consumer, error)
             time.sleep(REFUSED_PAUSE)
             return False
         return True

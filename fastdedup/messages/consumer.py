@@ -10,30 +10,29 @@ import inspect
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 import anyio
 
-from ..checks import check_count, check_seconds
+from ..checks import check_seconds
 from ..errors import UsageError
 from ..gateway import Dedup
-from ..log_throttle import LogThrottle
 from .decisions import Action, Counts, Decision
 from .delivery import Handler, check_handler, is_failure
-from .headers import attempts_of, is_again
-from .keys import KeyRule
+from .headers import AGAIN, ORIGIN, attempts_of, dead_letter_headers, is_again
+from .keys import KeyRule, text_of
 from .lost_cancel import heeding_cancel
+from .room import Headers, Letter, lay_down
 from .rules import LAYING_PAUSE
 from .settings import GRACE, ConsumerSettings, deliveries_of
 
 _GOODBYE: Final = 5.0
 """Seconds that a broker gets at least for a read under way, and for messages that go back, when its consumer ends."""
-_AWAY_PAUSE: Final = 1.0
-"""Seconds until a broker that does not answer is asked again."""
 _CANCELLED: Final = "a task of the consumer was cancelled, without a cancelled run() or a call of stop()"
 log = logging.getLogger("fastdedup.messages")
 Message = TypeVar("Message")
@@ -48,15 +47,17 @@ class MessageJob(Generic[Message]):
         scope: ends the work on it, at once.
         is_begun: its handler was called, and its outcome is not settled yet.
         is_given_up: its handler must not be called any more: the broker delivers the message again.
+        is_at_work: it is not decided yet, so the broker must not deliver the message again.
     """
 
-    __slots__ = ("is_begun", "is_given_up", "message", "scope")
+    __slots__ = ("is_at_work", "is_begun", "is_given_up", "message", "scope")
 
     def __init__(self, message: Message) -> None:
         self.message = message
         self.scope = anyio.CancelScope()
         self.is_begun = False
         self.is_given_up = False
+        self.is_at_work = True
 
     def give_up(self) -> None:
         """Let the handler end if it was begun; else end the work on the message at once."""
@@ -215,11 +216,13 @@ class ConsumerLife(ABC):
 class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
     """A consumer with a task for each message in hand. It has the arguments and errors of `ConsumerLife`."""
 
+    _dead_letter: str | None = None
+    """The place of dead letters; if it is None, they are logged, and stay in their own place."""
+
     def __init__(self, name: str, dedup: Dedup | None, key: KeyRule, settings: ConsumerSettings) -> None:
         super().__init__(name, dedup, key, settings)
         self._retry_delay = self._deliveries.rules.retry_delay
         self._counts_deliveries = dedup is None
-        self._unlaid = LogThrottle()
         # Mutable: the messages in hand, and what says that one of them has ended; when handlers must have ended.
         self._jobs: set[JobT] = set()
         self._one_ended = anyio.Event()
@@ -267,8 +270,16 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
         """Decide on a message by `decide`, and tell the broker."""
 
     @abstractmethod
-    async def _lay(self, message: Message, decision: Decision) -> None:
-        """Publish a message as a dead letter; return once the broker has confirmed it."""
+    def _letter_of(self, message: Message) -> Letter:
+        """Return what a dead letter keeps of its message."""
+
+    @abstractmethod
+    async def _publish(self, message: Message, headers: Headers) -> None:
+        """Publish a message to `_dead_letter`, with these headers; return once the broker has confirmed it."""
+
+    def _is_too_large(self, error: Exception) -> bool:
+        """True if an error of `_publish` says that fewer headers may help."""
+        return False
 
     async def _give_back(self, job: JobT) -> None:
         """Tell the broker that a message was given up; by default the broker finds out by itself."""
@@ -322,7 +333,10 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             return await self._handler(*given)
 
         async def lay(decision: Decision) -> None:
-            await self._lay_at_last(job, decision)
+            await self._deliveries.lay_at_last(
+                lambda: self._lay(job.message, decision),
+                lambda: self._pause(job, max(self._retry_delay, LAYING_PAUSE)),
+            )
 
         failed = max(attempts_of(headers, self.name), deliveries - 1 if self._counts_deliveries else 0)
         again = is_again(headers)
@@ -331,20 +345,21 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
                 job.message, handler, lay, failed=failed, again=again, is_cancelled=self._is_cancelled
             )
             if not in_place or decision.action is not Action.RETRY:
+                job.is_at_work = False
                 return decision
             failed = max(failed, decision.attempts)
             job.is_begun = False
             await self._pause(job, self._retry_delay)
 
-    async def _lay_at_last(self, job: JobT, decision: Decision) -> None:
-        """Publish a dead letter as soon as the broker takes it. The message's key stays claimed until then."""
-        while True:
-            try:
-                return await self._lay(job.message, decision)
-            except Exception as error:  # noqa: BLE001 -- after any error, the message must not be lost
-                if self._unlaid.passes():
-                    log.error("consumer %r cannot lay a dead letter down: %r", self.name, error)
-            await self._pause(job, max(self._retry_delay, LAYING_PAUSE))
+    async def _lay(self, message: Message, decision: Decision) -> None:
+        """Publish a message as a dead letter, with its cause, if there is a place for it."""
+        letter = self._letter_of(message)
+        if self._dead_letter is None:
+            log.error("the dead letter stays at %s, and is skipped", letter.place)
+            return
+        ours = {**dead_letter_headers({}, decision, self.name), ORIGIN: letter.place}
+        whole = [pair for pair in letter.headers if text_of(pair[0]) not in {*ours, AGAIN}] + [*ours.items()]
+        await lay_down(whole, partial(self._publish, message), self._is_too_large, needed=letter.needed)
 
     async def _pause(self, job: JobT, seconds: float) -> None:
         """Wait before another try. A message that was given up is not tried again: here its work ends."""
@@ -361,6 +376,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             with job.scope:
                 await self._work_on(job)
             if job.scope.cancelled_caught:
+                job.is_at_work = False
                 await self._give_back(job)
         finally:
             self._jobs.discard(job)
@@ -380,46 +396,3 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
         """Wait until all these jobs have ended."""
         while not jobs.isdisjoint(self._jobs):
             await self._one_ended.wait()
-
-
-class PullingConsumer(BrokerConsumer[Message, MessageJob[Message]]):
-    """A consumer that asks its broker for messages while it has room for more.
-
-    Args:
-        limit: messages in hand at once. The other arguments are those of `ConsumerLife`.
-    """
-
-    def __init__(
-        self, name: str, dedup: Dedup | None, key: KeyRule, settings: ConsumerSettings, *, limit: int
-    ) -> None:
-        super().__init__(name, dedup, key, settings)
-        self._limiter = anyio.CapacityLimiter(check_count(limit, "limit"))
-
-    @abstractmethod
-    async def _take(self, room: int) -> Sequence[Message]:
-        """Return at most `room` messages; an empty sequence if none comes for a moment."""
-
-    async def _consume(self) -> None:
-        while not self._stop.is_set():
-            for message in await self._take(await self._room()):
-                job = MessageJob(message)
-                self._limiter.acquire_on_behalf_of_nowait(job)
-                self._start(job)
-
-    async def _wait_for_broker(self, reason: str) -> None:
-        """Pause the consumer, because its broker does not answer, until it is asked again or `stop` is called."""
-        self._deliveries.broker_is_away(reason)
-        with anyio.move_on_after(_AWAY_PAUSE):
-            await self._stop.wait()
-
-    async def _room(self) -> int:
-        """Wait until there is room for a message; return how many messages fit."""
-        async with self._limiter:
-            pass
-        return int(self._limiter.available_tokens)
-
-    async def _run_job(self, job: MessageJob[Message]) -> None:
-        try:
-            await super()._run_job(job)
-        finally:
-            self._limiter.release_on_behalf_of(job)

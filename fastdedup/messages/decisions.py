@@ -52,7 +52,8 @@ class Decision:
         attempts: how often the handler was begun for this message, this delivery included.
         result: what the handler returned, here or in the first delivery, if results are kept.
         error: why the work was not done: the handler's own error, an error of the key, or a FailedError for a
-            duplicate of a message that has failed for good.
+            duplicate of a message that has failed for good. A ResultError: the work is done, and its result, which
+            is kept, cannot be read.
     """
 
     action: Action

@@ -13,7 +13,7 @@ What happens after a failure, by the part that failed:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..admin.resolving import Check, check_resolve
@@ -21,6 +21,7 @@ from ..errors import ConfigError, ForeignRecordError, InvalidKeyError, describe_
 from ..events import ConsumerEnded, emit
 from ..gateway import Dedup
 from ..ledger.client import Ledger
+from ..log_throttle import LogThrottle
 from ..sql.bridge import Begin
 from ..sql.inbox import Inbox
 from .decisions import Action, Counts, Decision
@@ -29,7 +30,7 @@ from .failed_attempts import FailedAttempts
 from .gated import GatedWay
 from .holding import Pauses
 from .in_inbox import InboxWay
-from .memory import check_memory, check_rows
+from .memory import check_ledger, check_memory, seconds_known
 from .rules import MessageRules
 
 log = logging.getLogger("fastdedup.messages")
@@ -69,8 +70,10 @@ class Deliveries:
             raise ConfigError(f"inbox must be a fastdedup.sql.Inbox, got {type(inbox).__name__}")
         if begin is not None and inbox is None:
             raise ConfigError("begin= begins an inbox's transaction: give inbox= too, or leave begin= out")
-        if remember is not None:
-            check_remember(remember, dedup, inbox)
+        if remember is not None and inbox is not None:
+            raise ConfigError("with an inbox, its table remembers the messages: leave remember= out")
+        if remember is not None and dedup is not None:
+            check_ledger(remember, Ledger, dedup.gate.connection)
         if resolve is not None:
             check_resolve(resolve)
             if inbox is not None or dedup is None:
@@ -83,6 +86,7 @@ class Deliveries:
         self._on_event = None if dedup is None else dedup.gate.connection.report
         self._pauses = Pauses(rules.consumer, self.counts, self._on_event)
         self._failed_attempts = FailedAttempts(rules, is_silent=not logs_attempts)
+        self._unlaid = LogThrottle()
         # Mutable: whether the consumer is paused because of its broker.
         self._broker_away = False
         self._way: GatedWay | InboxWay
@@ -106,11 +110,10 @@ class Deliveries:
             ConfigError: the inbox forgets the message first, or the gate if there is no inbox.
         """
         if self._inbox is not None:
-            check_rows(self._inbox, seconds, setting)
-        elif self._remember is not None:
-            check_memory(self._remember.window, seconds, setting)
+            keep = self._inbox.rules.keep
+            check_memory(keep, seconds, setting, "the inbox keeps its row", "keep= of the Inbox")
         elif self._dedup is not None:
-            check_memory(self._dedup.settings.ttl, seconds, setting)
+            check_memory(seconds_known(self._dedup, self._remember), seconds, setting)
 
     def follow(self, timeout: float) -> None:
         """Let a process that died hold a message no longer than its broker does, unless `lease=` says how long.
@@ -163,6 +166,31 @@ class Deliveries:
         log.error("consumer %r has ended, and takes no more messages: %s", self.rules.consumer, reason)
         emit(self._on_event, ConsumerEnded(self.rules.consumer, reason))
 
+    async def lay_at_last(
+        self,
+        publish: Callable[[], Awaitable[None]],
+        pause: Callable[[], Awaitable[None]],
+        is_lost: Callable[[Exception], bool] = lambda error: False,
+    ) -> None:
+        """Publish a dead letter as soon as the broker takes it: the next delivery would not know its cause.
+
+        The message's key stays claimed until then.
+
+        Args:
+            publish: publishes it; returns once the broker has confirmed it.
+            pause: waits before the next try, or raises if there is no next one.
+            is_lost: whether the broker delivers the message again after an error of `publish`, which is raised then.
+        """
+        while True:
+            try:
+                return await publish()
+            except Exception as error:
+                if is_lost(error):
+                    raise
+                if self._unlaid.passes():
+                    log.error("consumer %r cannot lay a dead letter down: %r", self.rules.consumer, error)
+            await pause()
+
     async def handle(
         self,
         message: Any,
@@ -202,15 +230,3 @@ class Deliveries:
             await delivery.bury(decision)
         self.counts.count(decision)
         return decision
-
-
-def check_remember(remember: Any, dedup: Dedup | None, inbox: Inbox | None) -> None:
-    """Check that a gate can remember its messages in this ledger.
-
-    Raises:
-        ConfigError: it is not a ledger of this gate, or an inbox remembers the messages.
-    """
-    if inbox is not None:
-        raise ConfigError("with an inbox, its table remembers the messages: leave remember= out")
-    if dedup is not None and not (isinstance(remember, Ledger) and remember.is_of(dedup.gate.connection)):
-        raise ConfigError(f"remember must be a ledger of the gate's, made by its ledger(), got {remember!r}")

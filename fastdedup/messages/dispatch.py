@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Unpack
 
 from ..checks import Seconds, check_count
-from ..errors import ConfigError, ForeignRecordError, InvalidKeyError, UsageError
+from ..errors import ConfigError, UsageError
 from ..gateway import Dedup
 from ..sync.gateway import Dedup as SyncDedup
 from ..sync.ledger import Ledger as SyncLedger
@@ -197,12 +197,7 @@ class SyncDispatcher:
         check_rule(handler, "handler")
         check_count(failed, "failed", least=0)  # after the claim, an error would leave it held and renewed
         self.counts.delivered += 1
-        key = None
-        try:
-            key = self._rules.key_of(message)
-            found = self._way.begin(key, self._rules.mark_of(message), failed=failed, again=again)
-        except (InvalidKeyError, ForeignRecordError) as error:
-            found = self._rules.without_key(error, key)
+        found = self._way.begin(message, failed=failed, again=again)
         decision = found if isinstance(found, Decision) else self._work(found, message, handler)
         self.counts.count(decision)
         return _disposition(decision, self._rules)

@@ -8,6 +8,7 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Any
 
+from ..arguments import ArgumentsRule
 from ..errors import ConfigError, InvalidKeyError, describe_error
 from ..kernel.keyspace import MAX_KEY_BYTES
 
@@ -60,6 +61,16 @@ def key_of(rule: KeyRule, message: Any) -> str:
     return text
 
 
+def of_arguments(rule: Callable[..., Any], signature: inspect.Signature, what: str = "key") -> KeyRule:
+    """Return the rule for a task's call, (message, args, kwargs), of a rule for the task's own arguments.
+
+    Raises:
+        ConfigError: it takes an argument that the task does not have, or is no function; `what` names it.
+    """
+    found = ArgumentsRule(rule, signature, what)
+    return lambda call: found(call[1], call[2])
+
+
 def text_of(value: Any) -> str | None:
     """Return a header's value as a key: brokers send text as bytes, and numbers as numbers. None for another type."""
     if isinstance(value, bytes | bytearray):
@@ -80,6 +91,24 @@ def place_in_log(topic: str, partition: int, offset: int, time_ms: int) -> str:
 def place_in_stream(stream: str, sequence: int, time: datetime) -> str:
     """Return a message's place in a stream of JetStream as a key: with its time, like `place_in_log`."""
     return f"{stream}/{sequence}@{time.timestamp()}"
+
+
+def header(name: str) -> Callable[[Any], str | None]:
+    """Return a rule: the key is a header's value."""
+
+    def key(message: Any) -> str | None:
+        return text_of((message.headers or {}).get(name))
+
+    return key
+
+
+def body(message: Any) -> str:
+    """Return a digest of the message's body.
+
+    Two orders with equal bodies are one order then: choose it only if a body names its event, by a time or a
+    number.
+    """
+    return body_digest(message.body)
 
 
 def body_digest(body: bytes) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .headers import AT, ATTEMPTS, CONSUMER, ERROR, KEY, LEFT_OUT, ORIGIN, QUEUE, REASON
 from .keys import text_of
@@ -20,6 +20,22 @@ _TOLD: Final = (ERROR, AT, CONSUMER, KEY, ORIGIN, REASON, QUEUE)
 """Headers of this package that only inform, the least needed first."""
 _NAMES: Final = 100
 """The most characters for the names of the headers that were left out."""
+
+
+class Letter(NamedTuple):
+    """What a dead letter keeps of its message.
+
+    Attributes:
+        place: the place of the message, which its dead letter names.
+        headers: the message's own.
+        needed: names of headers of this package that hold what the copy does not; see `lay_down`.
+    """
+
+    place: str
+    headers: Iterable[tuple[Any, Any]]
+    needed: Collection[str] = ()
+
+
 log = logging.getLogger("fastdedup.messages")
 
 

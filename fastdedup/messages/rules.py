@@ -13,6 +13,7 @@ from ..errors import (
     DedupError,
     InvalidKeyError,
     MismatchError,
+    ResultError,
     describe_error,
     first_run_failed,
 )
@@ -154,11 +155,16 @@ class MessageRules:
         """Decide on a message whose key another delivery has, by its claim."""
         match claim.outcome:
             case Outcome.SUCCEEDED:
-                result = claim.replay(self._typed)
+                try:
+                    result = claim.replay(self._typed)
+                except ResultError as error:
+                    # Another codec has stored it. The work is done all the same.
+                    why = error if self.keep_result else None
+                    return Decision(Action.ACK, Reason.DUPLICATE, key, claim.attempt, error=why)
                 return Decision(Action.ACK, Reason.DUPLICATE, key, claim.attempt, result)
             case Outcome.FAILED:
-                error = first_run_failed(key, claim.error)
-                return Decision(Action.ACK, Reason.DUPLICATE, key, claim.attempt, error=error)
+                failed = first_run_failed(key, claim.error)
+                return Decision(Action.ACK, Reason.DUPLICATE, key, claim.attempt, error=failed)
             case Outcome.IN_PROGRESS:
                 return Decision(Action.RETRY, Reason.IN_PROGRESS, key)  # no attempt is spent
             case _:

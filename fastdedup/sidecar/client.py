@@ -14,7 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ..errors import ConfigError, UnavailableError
+from ..errors import ConfigError, InvalidKeyError, UnavailableError
 from ..model import Listing, Record
 from ..stores.sidecar.wire import LONGEST_TURN
 from .record_facts import record_of
@@ -109,6 +109,16 @@ def forget_id(path: Path, ledger: str, id: str, namespace: str | None, *, reason
     return bool(_ask(path, "FD.FORGETID", *_options(NS=namespace, REASON=reason), ledger, id)[0])
 
 
+def _check_text(word: str) -> None:
+    """Raise InvalidKeyError if a word of a command is not text, because a shell may pass any bytes."""
+    try:
+        word.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidKeyError(
+            f"keys, names and reasons must be text that UTF-8 can encode: {error.reason}"
+        ) from None
+
+
 def _options(**values: str | None) -> list[str]:
     return [part for name, value in values.items() if value is not None for part in (name, value)]
 
@@ -118,6 +128,8 @@ def _flag(digest: bool) -> list[str]:
 
 
 def _ask(path: Path, *words: str) -> Any:
+    for word in words:
+        _check_text(word)
     with _client(path) as client:
         return cast(Any, client).execute_command(*words)
 
@@ -134,9 +146,12 @@ def _client(path: Path) -> Iterator[redis.Redis]:
         with client:
             yield client
     except redis.ResponseError as error:
-        if str(error).startswith("UNAVAILABLE "):
-            raise UnavailableError(str(error).partition(" ")[2]) from None
-        raise ConfigError(str(error)) from None
+        text = str(error)
+        if text.startswith("UNAVAILABLE "):
+            raise UnavailableError(text.partition(" ")[2]) from None
+        if text.startswith("unknown command"):
+            raise ConfigError(f"{path} is no fastdedup sidecar, or an older version: {text}") from None
+        raise ConfigError(text) from None
     except redis.RedisError as error:
         raise _nobody(path, error) from None
 

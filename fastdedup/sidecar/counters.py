@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from time import perf_counter
-from typing import Any, Final
+from typing import Any
 
-from ..core.counters import GateCounters
-from ..declarations import BOUNDS as BOUNDS
+from ..core.counters import GateCounters, outcome_of
 from ..errors import ConfigError, InvalidKeyError, ResultError, ResultTooLargeError
-from ..gateway import Dedup
-
-_CLAIMS: Final = ("claim", "redeem")
+from .ledgers import LedgerSettingsError
 
 
 class Counters(GateCounters):
@@ -24,24 +20,18 @@ class Counters(GateCounters):
         self.bad_requests = 0
         self.connections: Callable[[], Iterable[Any]] = tuple
 
-    def answered(self, dedup: Dedup, verb: str, outcome: str, since: float) -> None:
-        """Count an answer to a command that began at `since`, a `perf_counter()`."""
-        self.observe(dedup.settings.namespace, verb, outcome, perf_counter() - since)
 
+def outcome_found(found: Any) -> str:
+    """Return in one word, of few, what a verb has found or done: each word is a series of the metrics.
 
-def outcome_of_reply(verb: str, reply: bytes) -> str:
-    """Return a RESP reply's outcome as one word, of few: each one is a series of the metrics.
-
-    The reply is a claim's `[outcome, …]`, a number, null, or any other one, which is `ok`. An error is counted by
-    `outcome_of`, on both wires.
+    A claim's verdict has its outcome; `absent` is a record that does not exist, and anything else is `ok`. An error
+    is counted by `outcome_of`.
     """
-    if verb == "consume":
-        return reply.split(b"\r\n", 2)[1].decode()
-    if verb in _CLAIMS:
-        return reply.split(b"\r\n", 3)[2].decode()
-    return "absent" if reply in (b"$-1\r\n", b"_\r\n", b":0\r\n") else "ok"
+    return "absent" if found is None or found is False else outcome_of(found)
 
 
 def is_bad(fault: Exception) -> bool:
     """True for the exception of a request that could not be run because the client sent something invalid."""
+    if isinstance(fault, LedgerSettingsError):
+        return False
     return isinstance(fault, ConfigError | InvalidKeyError | ResultError | ResultTooLargeError)

@@ -20,6 +20,7 @@ from ..ledger.client import Ledger
 from ..ledger.ids import record_wire
 from ..ledger.operations import LedgerPlace
 from ..model import LedgerStats
+from .releases import Holding
 
 MAX_IDS = 1000
 """The ids that one call may have."""
@@ -28,9 +29,6 @@ _TRIES = 3
 _AT_ONCE = 100
 """The ids that one call looks up, or forgets, at once."""
 
-
-Held = tuple[Dedup, bytes, bytes]
-"""A claim: its `Dedup`, store key and owner field."""
 Changing = TypeVar("Changing", bound=OwnerOp)
 
 
@@ -101,7 +99,7 @@ class ServedLedger:
         with _settings_are_ours():
             return await call
 
-    async def held(self, key: str, owner: str) -> Held:
+    async def held(self, key: str, owner: str) -> Holding:
         """Return a claim's `Dedup`, store key and owner field."""
         field = owner_field(owner)
         with _settings_are_ours():
@@ -153,7 +151,7 @@ class Ledgers:
         Raises:
             UnknownLedgerError: there is none of this name.
         """
-        wanted, where = _text(name), None if namespace is None else _text(namespace)
+        wanted, where = as_text(name), None if namespace is None else as_text(namespace)
         found = self._ledgers.get(wanted)
         if found is None:
             shown = wanted[:64]
@@ -232,5 +230,6 @@ def _facts(namespace: str, stats: LedgerStats) -> dict[str, Any]:
     }
 
 
-def _text(name: str | bytes) -> str:
+def as_text(name: str | bytes) -> str:
+    """Return the name of a ledger or a namespace as text."""
     return name if isinstance(name, str) else name.decode(errors="replace")

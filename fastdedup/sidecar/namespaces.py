@@ -12,7 +12,7 @@ from ..gateway import Dedup
 from .access import Access, ForbiddenError
 from .counters import Counters
 from .ephemeral import EphemeralClaims
-from .ledgers import Ledgers, make_ledgers
+from .ledgers import Ledgers, as_text, make_ledgers
 from .limits import Limits
 from .reply_memory import ReplyMemory
 from .request_memory import RequestMemory
@@ -120,11 +120,12 @@ class Namespaces:
         view.audit = self.audit
         view.configured_only = self.configured_only
         view.configured = self.configured
-        view.known = self.known
-        view.ledgers = self.ledgers
-        if own:
-            view.ledgers = self.ledgers.within(access.namespaces)
-            view.known = {name: dedup for dedup in own for name in _names_of(dedup)}
+        view.ledgers = self.ledgers.within(access.namespaces) if own else self.ledgers
+        if not own:
+            view.known = self.known
+        for each in own:
+            name = each.settings.namespace
+            view.known[name] = view.known[name.encode()] = each
         return view
 
     def dedup(self, name: str | bytes | None) -> Dedup:
@@ -148,7 +149,7 @@ class Namespaces:
         known = None if name is None else self.known.get(name)
         if known is not None or name is None:
             return known or self.root
-        text = _text(name)
+        text = as_text(name)
         if self.is_known(text):
             return self.dedup(text)
         return self.root.with_settings(self._settings(text), passing=True)
@@ -162,11 +163,9 @@ class Namespaces:
         return [self.root, *{id(dedup): dedup for dedup in self.known.values()}.values()]
 
     def _new(self, name: str | bytes) -> Dedup:
-        text = _text(name)
+        text = as_text(name)
         if text == self.root.settings.namespace:
             return self.root
-        if text in self.known:
-            return self.known[text]
         settings = self._settings(text)
         if len(self.known) - self.configured >= 2 * self.limits.namespaces:
             raise ConfigError(
@@ -195,16 +194,7 @@ class Namespaces:
         return dedup
 
 
-def _names_of(dedup: Dedup) -> tuple[str | bytes, ...]:
-    name = dedup.settings.namespace
-    return name, name.encode()
-
-
 def _unheard(
     namespace: str, key: str, result: str, peer: Any, *, kind: str = "claim", reason: str = ""
 ) -> None:
     pass
-
-
-def _text(name: str | bytes) -> str:
-    return name if isinstance(name, str) else name.decode(errors="replace")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from time import monotonic
 
@@ -27,6 +27,12 @@ _BATCH = 64
 _SHARE = 2.0
 """The pause after a batch, in lengths of that batch: two thirds of the time belong to the clients that live."""
 _UNANSWERED = Backoff(0.02, 0.4, steady=1.0)
+
+
+def release_soon(holdings: Iterable[Holding]) -> None:
+    """Free claims whose client does not learn of them, as soon as the store takes the releases."""
+    for dedup, wire, owner in holdings:
+        dedup.gate.release_later(wire, owner)
 
 
 class ReleaseQueue:
@@ -82,82 +88,46 @@ class ReleaseQueue:
 
     async def _round(self, now: float) -> bool:
         """Try the claims that wait longest; return False if the store did not answer for each of them."""
-        batch = ReleaseRound(list(islice(self._due, _BATCH)))
-        for holding in batch.holdings:
+        sent: list[tuple[Holding, ReleaseOp]] = []
+        for holding in list(islice(self._due, _BATCH)):
             if self._due[holding] > now:
-                batch.begin(holding)
+                sent.append((holding, ReleaseOp(holding[1], holding[2], 0)))
             else:
                 del self._due[holding]  # its lease has ended: it is free
-        await batch.ended()
-        for holding, answered in batch.answered.items():
+        # All are sent before anything else runs: an owner that comes back claims its key behind its release.
+        futures = [_begun(dedup, op) for (dedup, _, _), op in sent]
+        all_answered = True
+        for (holding, op), reply in zip(
+            sent, await asyncio.gather(*futures, return_exceptions=True), strict=True
+        ):
+            answered = _is_answered(holding[0], op, reply)
+            all_answered = all_answered and answered
             ends = self._due.pop(holding, None)
             if not answered and ends is not None:
                 self._due[holding] = ends  # behind the others: a store of several parts may answer for those
-        return all(batch.answered.values())
+        return all_answered
 
 
-class ReleaseRound:
-    """The claims that are released together.
+def _begun(dedup: Dedup, op: ReleaseOp) -> asyncio.Future[Reply]:
+    """Send the release of a claim; return the future of the reply, or of the error in its place."""
+    try:
+        return dedup.gate.begin(op)
+    except DedupError as fault:
+        refused: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        refused.set_exception(fault)
+        return refused
 
-    Attributes:
-        answered: by claim, whether the store or the policy has answered.
+
+def _is_answered(dedup: Dedup, op: ReleaseOp, reply: Reply | BaseException) -> bool:
+    """Return False if the store did not answer, and the policy refuses: then the claim is tried again.
+
+    After any reply the claim is free, or was not this owner's any more.
     """
-
-    def __init__(self, holdings: list[Holding]) -> None:
-        self.holdings = holdings
-        self.answered: dict[Holding, bool] = {}
-        # Mutable: how many answers are missing, and what waits for them.
-        self._left = 0
-        self._all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def begin(self, holding: Holding) -> None:
-        """Send the release of a claim."""
-        dedup, wire, owner = holding
-        release = Release(self, holding, ReleaseOp(wire, owner, 0))
-        self._left += 1
+    if isinstance(reply, BaseException):
         try:
-            dedup.gate.begin(release.op, release)
-        except DedupError as fault:
-            release.set_exception(fault)
-
-    def end(self, holding: Holding, *, answered: bool) -> None:
-        """Take note of an answer, or that there was none."""
-        self.answered[holding] = answered
-        self._left -= 1
-        if not self._left and not self._all.done():
-            self._all.set_result(None)
-
-    async def ended(self) -> None:
-        """Wait for every answer."""
-        if self._left:
-            await self._all
-
-
-class Release:
-    """The release of one claim, in the place of the future that the engine expects."""
-
-    __slots__ = ("_batch", "_holding", "op")
-
-    def __init__(self, batch: ReleaseRound, holding: Holding, op: ReleaseOp) -> None:
-        self._batch = batch
-        self._holding = holding
-        self.op = op
-
-    def done(self) -> bool:
-        """Return False: it is never cancelled."""
-        return False
-
-    def set_result(self, reply: Reply) -> None:
-        """End: the claim is free, or was not this owner's any more."""
-        self._batch.end(self._holding, answered=True)
-
-    def set_exception(self, fault: BaseException) -> None:
-        """Ask the policy: the store did not answer. If the policy refuses, the claim is tried again."""
-        try:
-            self._holding[0].gate.answer(self.op, fault)
+            dedup.gate.answer(op, reply)
         except UnavailableError:
-            self._batch.end(self._holding, answered=False)
+            return False
         except Exception:  # noqa: BLE001 -- such as a value that fastdedup did not write: another try would not help
-            self._batch.end(self._holding, answered=True)
-        else:
-            self._batch.end(self._holding, answered=True)
+            return True
+    return True

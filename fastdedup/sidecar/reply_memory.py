@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from operator import attrgetter
 from time import monotonic
 from typing import Any, Final, Protocol
 
@@ -156,9 +157,9 @@ class ReplyMemory:
         stalled = [
             each for each in connections if 0.0 < each.unread.since <= before and each.unread.size() > LARGE
         ]
-        self._cut(sorted(stalled, key=_since), size)
+        self._cut(sorted(stalled, key=attrgetter("unread.since")), size)
         if not patience:
-            self._cut(sorted(connections, key=_size, reverse=True), size)
+            self._cut(sorted(connections, key=lambda each: each.unread.size(), reverse=True), size)
 
     def _cut(self, connections: list[Reader], size: int) -> None:
         """Hang up on these clients, in this order, until there will be room for `size` more bytes."""
@@ -184,11 +185,3 @@ class ReplyMemory:
     def _parted(self, connection: Reader, unread: int) -> None:
         self._leaving -= unread
         self._parting.discard(connection)
-
-
-def _since(connection: Reader) -> float:
-    return connection.unread.since
-
-
-def _size(connection: Reader) -> int:
-    return connection.unread.size()

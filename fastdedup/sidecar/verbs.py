@@ -29,10 +29,11 @@ from ..kernel.owners import draw_owner, owner_field
 from ..kernel.terms import Mode
 from ..model import Outcome, Record, RecordKind
 from ..tokens import token_op
-from .ledgers import Held, ServedLedger
+from .ledgers import ServedLedger
 from .limits import MOST_LISTED, MOST_LISTING_MS, LimitError
 from .namespaces import Namespaces
 from .record_facts import facts_of
+from .releases import Holding
 from .wire_verbs import VERBS, WireVerb
 
 _ACQUIRED: Final = Outcome.ACQUIRED
@@ -64,12 +65,11 @@ class Asked:
     claim over HTTP.
     """
 
-    __slots__ = ("_dedup", "_error", "_op")
+    __slots__ = ("_dedup", "_op")
 
     def __init__(self, dedup: Dedup, op: ClaimOp) -> None:
         self._dedup = dedup
         self._op: ClaimOp | None = op
-        self._error: BaseException | None = None
 
     def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Take the verdict."""
@@ -91,14 +91,6 @@ class Asked:
         """True once the claim is answered; the engine then releases it if it wins."""
         return self._op is None
 
-    def cancelled(self) -> bool:
-        """Return False: this object is never cancelled."""
-        return False
-
-    def exception(self) -> BaseException | None:
-        """Return the exception that the engine gave, or None."""
-        return self._error
-
     def set_result(self, reply: Reply) -> None:
         """Take the store's reply."""
         if type(reply) is Verdict and not reply.underreplicated:
@@ -108,7 +100,6 @@ class Asked:
 
     def set_exception(self, fault: BaseException) -> None:
         """Take the error that came instead of the reply."""
-        self._error = fault
         self._judge(fault)
 
     def _judge(self, answer: Reply | BaseException) -> None:
@@ -237,7 +228,7 @@ def held(dedup: Dedup, key: str, owner: str, *, token: bool = False) -> tuple[by
     return wire, owner_field(owner)
 
 
-async def held_in(home: Home, key: str, owner: str) -> Held:
+async def held_in(home: Home, key: str, owner: str) -> Holding:
     """Return what `held` returns, also for a claim that a ledger remembers, and its namespace."""
     return await home.held(key, owner) if isinstance(home, ServedLedger) else (home, *held(home, key, owner))
 
@@ -245,25 +236,15 @@ async def held_in(home: Home, key: str, owner: str) -> Held:
 # Tokens
 
 
-def issue(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
-    """Begin to make a token; the work returns it, and its time to live."""
-    dedup = namespaces.dedup(ask.namespace)
-    return dedup, partial(_issue, dedup, ask.subject, ask.ttl)
+async def issue(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> dict[str, Any]:
+    """Make a token; return it, and its time to live."""
+    token = await dedup.tokens.issue(ask.subject, seconds(ask.ttl))
+    return {"token": token, "ttl": round(dedup.settings.token_ttl * 1000) if ask.ttl is None else ask.ttl}
 
 
-async def _issue(dedup: Dedup, subject: Any, ttl: int | None) -> dict[str, Any]:
-    token = await dedup.tokens.issue(subject, seconds(ttl))
-    return {"token": token, "ttl": round(dedup.settings.token_ttl * 1000) if ttl is None else ttl}
-
-
-def consume(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
-    """Begin to use a token up; the work returns the verdict."""
-    dedup = namespaces.dedup(ask.namespace)
-    return dedup, partial(_consume, dedup, ask.token, ask.subject)
-
-
-async def _consume(dedup: Dedup, token: str, subject: Any) -> Verdict:
-    return await dedup.gate.use(token_op(dedup.gate, PLAIN, token, subject, Mode.CONSUME))
+async def consume(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> Verdict:
+    """Use a token up; return the verdict."""
+    return await dedup.gate.use(token_op(dedup.gate, PLAIN, ask.token, ask.subject, Mode.CONSUME))
 
 
 # Showing, forgetting
@@ -273,13 +254,8 @@ LISTED: Final = "records"
 """The kind by which an audit tells a list from a key that was forgotten."""
 
 
-def get(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
-    """Begin to look for a record; the work returns it for JSON, or None."""
-    dedup = namespaces.passing(ask.namespace)
-    return dedup, partial(_get, namespaces, dedup, ask)
-
-
-async def _get(namespaces: Namespaces, dedup: Dedup, ask: Any) -> dict[str, Any] | None:
+async def get(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> dict[str, Any] | None:
+    """Look for a record; return it for JSON, or None."""
     record = await dedup.get(ask.key, _kind(ask), digest=ask.digest)
     return None if record is None else record_facts(namespaces, record)
 
@@ -289,13 +265,8 @@ def _kind(ask: Any) -> RecordKind:
     return "claim" if ask.kind is None else ask.kind
 
 
-def forget(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
-    """Begin to remove a record; the work reports that, and returns False if there was no record."""
-    dedup = namespaces.passing(ask.namespace)
-    return dedup, partial(_forget, namespaces, dedup, ask, peer)
-
-
-async def _forget(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> bool:
+async def forget(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> bool:
+    """Remove a record, and report that; return False if there was no record."""
     name, why = dedup.settings.namespace, check_reason(ask.reason)
     kind = _kind(ask)
     # The report names the key like a list does: a long key by its digest, however the client has named it.
@@ -360,13 +331,8 @@ def list_audit(
         namespaces.audit(name, prefix, result, peer, kind=LISTED, reason=why)
 
 
-def list_records(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
-    """Begin to list records; the work returns them for JSON, and reports that. Times in milliseconds."""
-    dedup = namespaces.passing(ask.namespace)
-    return dedup, partial(_list_records, namespaces, dedup, ask, peer)
-
-
-async def _list_records(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> dict[str, Any]:
+async def list_records(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> dict[str, Any]:
+    """Return records for JSON, and report that. Times in milliseconds."""
     why, prefix = check_reason(ask.reason), ask.prefix or ""
     with list_audit(namespaces, dedup.settings.namespace, prefix, peer, why) as told:
         async with namespaces.turns.reads.turn(namespaces.access.path, peer):
@@ -389,13 +355,25 @@ async def _list_records(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: An
     }
 
 
+def in_namespace(
+    work: Callable[[Namespaces, Dedup, Any, Any], Coroutine[Any, Any, Any]], *, creates: bool = False
+) -> Begin:
+    """Return what begins a verb's work in a request's namespace; `creates`: see `Namespaces.passing`."""
+
+    def begin(namespaces: Namespaces, ask: Any, peer: Any) -> Begun:
+        dedup = namespaces.dedup(ask.namespace) if creates else namespaces.passing(ask.namespace)
+        return dedup, partial(work, namespaces, dedup, ask, peer)
+
+    return begin
+
+
 BEGIN: Final[dict[str, Begin]] = {
     **{verb.name: partial(change, verb) for verb in VERBS if verb.of_owner},
-    "issue": issue,
-    "consume": consume,
-    "get": get,
-    "forget": forget,
-    "list": list_records,
+    "issue": in_namespace(issue, creates=True),
+    "consume": in_namespace(consume, creates=True),
+    "get": in_namespace(get),
+    "forget": in_namespace(forget),
+    "list": in_namespace(list_records),
     **{verb.name: partial(ledger, verb.name) for verb in VERBS if verb.of_ledger},
 }
 """What begins each verb's work, by the verb's name; each wire begins `claim` and `redeem` in its own way."""

@@ -23,10 +23,6 @@ class InboxBridge(Protocol):
 
     is_async: ClassVar[bool]
 
-    async def within(self, begin: Any, body: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        """Begin a transaction, run `body` in it, commit, and return the result of `body`; see `in_transaction`."""
-        ...
-
     async def enter(self, block: Any) -> Any:
         """Begin the transaction of a context manager that `begin` has returned; return what it yields."""
         ...
@@ -44,11 +40,6 @@ class AsyncInboxBridge:
     """For async code."""
 
     is_async: ClassVar[bool] = True
-
-    async def within(self, begin: Begin, body: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        """See `InboxBridge.within`."""
-        async with begin() as transaction:
-            return await body(transaction)
 
     async def enter(self, block: AbstractAsyncContextManager[Any]) -> Any:
         """See `InboxBridge.enter`."""
@@ -72,11 +63,6 @@ class SyncInboxBridge:
     """For synchronous code."""
 
     is_async: ClassVar[bool] = False
-
-    async def within(self, begin: SyncBegin, body: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        """See `InboxBridge.within`."""
-        with begin() as transaction:
-            return await body(transaction)
 
     async def enter(self, block: AbstractContextManager[Any]) -> Any:
         """See `InboxBridge.enter`."""
@@ -116,10 +102,25 @@ def driver_over(bridge: InboxBridge, transaction: Any) -> Driver:
     raise UsageError(f"{kind} is synchronous: use Inbox of fastdedup.sync.sql, or an async connection")
 
 
-async def in_transaction(bridge: InboxBridge, begin: Any, body: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-    """Begin a transaction, run `body` in it, commit, and return the result of `body`.
+async def within(bridge: InboxBridge, begin: Any, body: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+    """Run `body` within the block that `begin` returns, and return its result.
 
-    An error of `body` is raised, even if `begin` only logs it: nothing was committed then, and the caller must know.
+    An error of `body` is raised, even if the block only logs it: nothing was committed, and the caller must know.
+    """
+    block = begin()
+    entered = await bridge.enter(block)
+    try:
+        done = await body(entered)
+    except BaseException as error:
+        await bridge.exit(block, error)
+        raise
+    await bridge.exit(block, None)
+    return done
+
+
+async def in_transaction(bridge: InboxBridge, begin: Any, body: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+    """Begin a transaction, run `body` in it, commit, and return the result of `body`; see `within`.
+
     A cancellation, or what else ends a task or the process, is raised even if the rollback raises its own error.
     """
     errors: list[BaseException] = []
@@ -132,10 +133,7 @@ async def in_transaction(bridge: InboxBridge, begin: Any, body: Callable[[Any], 
             raise
 
     try:
-        done = await bridge.within(begin, noted)
-        if errors:
-            raise errors[0]
-        return done
+        return await within(bridge, begin, noted)
     except Exception:
         if errors and not isinstance(errors[0], Exception):
             raise errors[0]  # the error of the rollback is its context

@@ -17,6 +17,7 @@ class DatabaseFault(Enum):
 
     RETRY = "run the whole transaction again"
     LOCKED = "a lock was not given in time"
+    TIMED_OUT = "a statement took longer than the database lets one take"
     NO_TABLE = "the table is not there"
     MISFIT = "the table has other columns, or its id is not unique"
     READ_ONLY = "the connection may only read"
@@ -36,7 +37,7 @@ def translated(fault: DatabaseFault, error: BaseException, table_name: object) -
     """
     if fault is DatabaseFault.LOCKED:
         return LockedError(_again("a lock was not given in time"))
-    if fault is DatabaseFault.RETRY:
+    if fault in (DatabaseFault.RETRY, DatabaseFault.TIMED_OUT):
         return RetryTransaction(_again(words_of(error)))
     if fault is DatabaseFault.STANDBY:
         return RetryTransaction(

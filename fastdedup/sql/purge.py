@@ -8,7 +8,7 @@ from typing import Any
 
 from ..checks import Seconds, check_count, check_seconds
 from ..errors import InProgressError
-from .bridge import InboxBridge, driver_over, in_transaction
+from .bridge import InboxBridge, driver_over, in_transaction, within
 from .dialects.base import Database, Figures, Flow, TableName
 from .drivers.base import is_retryable, run
 from .once import ATTEMPTS, pause_after
@@ -74,8 +74,10 @@ async def purge(ticker: Ticker, bridge: InboxBridge, begin: Any, leader: Any) ->
         await purge_table(ticker, bridge, begin)
         return ticker.total
     with suppress(InProgressError):  # another process purges
-        await bridge.within(
-            lambda: leader.lock(ticker.lock_key, renew=True), lambda _: purge_table(ticker, bridge, begin)
+        await within(
+            bridge,
+            lambda: leader.lock(ticker.lock_key, renew=True),
+            lambda _: purge_table(ticker, bridge, begin),
         )
     return ticker.total
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from ..errors import UnavailableError
@@ -21,9 +21,10 @@ from .problems import (
     PRINCIPAL_REQUIRED,
     TOO_LARGE,
     UNAVAILABLE,
+    ProblemType,
     respond,
 )
-from .request import PrincipalMissing, RequestTooLarge
+from .request import BadBody, PrincipalMissing, RequestTooLarge
 from .response import DEGRADED, REPLAYED, Response
 from .rules import Rule
 
@@ -41,6 +42,11 @@ _STREAMS = frozenset(
 )
 """The content types of streams. Each part is passed on at once: a stream that is held back breaks."""
 
+_BAD_BODY = ProblemType(
+    "blank", 400, "Bad Request", "The request's body cannot be read. Nothing was processed.", base="about:"
+)
+WITHOUT_BODY: Final = (204, 304)
+"""The statuses of responses that have no body, whatever their Content-Length."""
 _REPEATS = (307, 308)
 """The redirects after which a client sends the same method and body again. After others it sends a GET."""
 
@@ -103,6 +109,21 @@ def _leads_back(response: Response, path: str) -> bool:
     return bare_path(unquote(target, errors="surrogateescape")) == bare_path(path)
 
 
+def is_cut_short(response: Response, length: bytes, *, may_be_empty: bool) -> bool:
+    """Return whether a body ends before its Content-Length: its client gets an error, so a retry runs again.
+
+    `length` is that header, or b"". `may_be_empty`: it may answer HEAD, which gets a length and no body.
+    """
+    if not response.whole or not length.isdigit() or response.status in WITHOUT_BODY:
+        return False
+    return not (reaches(len(response.body), length) or (may_be_empty and not response.body))
+
+
+def reaches(size: int, length: bytes) -> bool:
+    """Return whether `size` bytes reach a Content-Length; False if that tells no length."""
+    return length.isdigit() and len(length) < 19 and size >= int(length)
+
+
 def storable(rule: Rule, response: Response) -> Response:
     """Return the part of a response that is stored."""
     # Not by replace(), which takes 13,000 instructions more.
@@ -151,7 +172,7 @@ def lost(rule: Rule, docs: str | None, *, outage: bool) -> Response:
     return respond(LEASE_LOST if outage else CLAIM_LOST, docs=docs, retry_after=rule.retry_after)
 
 
-REFUSALS = (KeyMissing, BadKey, PrincipalMissing, RequestTooLarge, UnavailableError)
+REFUSALS = (KeyMissing, BadKey, PrincipalMissing, RequestTooLarge, BadBody, UnavailableError)
 """The errors that end a request before its handler runs."""
 
 
@@ -167,6 +188,8 @@ def refusal(error: Exception, rule: Rule, docs: str | None) -> Response:
         case RequestTooLarge():
             detail = f"this operation takes bodies of at most {rule.max_request} bytes"
             return respond(TOO_LARGE, detail, docs=docs)
+        case BadBody():
+            return respond(_BAD_BODY, f"{error}; nothing was processed", docs=docs)
         case UnavailableError():
             return unavailable(error, docs)
     raise error

@@ -95,6 +95,7 @@ _OF_OUTCOME = {
     Outcome.UNKNOWN: Refusal.EXPIRED,
     Outcome.IN_PROGRESS: Refusal.BUSY,
 }
+"""Why a form is refused whose token was neither acquired nor can be replayed; another subject's: `_OF_STATE`."""
 _OF_STATE = {
     None: Refusal.EXPIRED,
     State.ISSUED: Refusal.FOREIGN,
@@ -252,18 +253,13 @@ def _first_response(claim: AnsweredClaim, mark: bytes, docs: str | None, *, pers
             unknown.
     """
     if claim.outcome not in (Outcome.SUCCEEDED, Outcome.FAILED):
-        raise refusal_of(claim.outcome)
+        raise _refused(_OF_OUTCOME[claim.outcome])
     stored = claim.result if claim.outcome is Outcome.SUCCEEDED else claim.error
     check_contents(stored, mark)
     if person and (stored is None or not stored.whole):
         raise _refused(Refusal.DONE, failed=claim.outcome is Outcome.FAILED)
     response = replay(stored, docs)
     return response.marked(DEGRADED) if claim.degraded else response
-
-
-def refusal_of(outcome: Outcome) -> FormRefused:
-    """Return the refusal for the outcome of a token that was neither acquired nor can be replayed."""
-    return _refused(_OF_OUTCOME[outcome])
 
 
 def refusal_of_another(state: State | None) -> FormRefused:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, Protocol, overload
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 import orjson
@@ -14,7 +13,6 @@ from ..checks import named
 from ..codec import Codec, JSONCodec
 from ..core.settings import Settings
 from ..errors import ConfigError, ForeignRecordError, InvalidKeyError
-from ..gateway import Dedup
 from ..model import Record
 from . import header
 from .record_keys import SCOPE, scope_key, shortened
@@ -23,6 +21,9 @@ from .response import ResponseCodec
 from .rules import Rule
 
 __all__ = ["forget_request", "get_request", "principal_of_header"]
+
+Found = TypeVar("Found", covariant=True)
+Removed = TypeVar("Removed", covariant=True)
 
 GATE: Final = "GATE"
 """Stands for the method of requests that a proxy asks the sidecar's gate about; the path is then the route."""
@@ -51,20 +52,20 @@ def web_namespace(namespace: str) -> str:
     return namespace if namespace.endswith(below) else namespace + below
 
 
-class SyncGate(Protocol):
-    """The part of a gate of `fastdedup.sync` that reads and removes records."""
+class RecordGate(Protocol[Found, Removed]):
+    """The part of a `Dedup` that finds and removes records: of `fastdedup`, to be awaited, or of `fastdedup.sync`."""
 
     @property
     def settings(self) -> Settings:
         """Its settings."""
 
-    def scoped(self, name: str | None = None, *, codec: Codec | None = None) -> SyncGate:
+    def scoped(self, name: str | None = None, *, codec: Codec | None = None) -> RecordGate[Found, Removed]:
         """Return a gate for a namespace below this one's."""
 
-    def get(self, key: str) -> Record | None:
+    def get(self, key: str) -> Found:
         """Return a record."""
 
-    def forget(self, key: str, *, reason: str | None = None) -> bool:
+    def forget(self, key: str, *, reason: str | None = None) -> Removed:
         """Remove a record."""
 
 
@@ -91,27 +92,15 @@ def place_of_request(
     return RequestPlace(rule.scope_key(method.upper(), path, caller, name, tenant=whose), of_sidecar=False)
 
 
-@overload
 def get_request(
-    dedup: Dedup, method: str, path: str, *, key: str, principal: Caller = None, tenant: Caller = None
-) -> Coroutine[Any, Any, Record | None]: ...
-
-
-@overload
-def get_request(
-    dedup: SyncGate, method: str, path: str, *, key: str, principal: Caller = None, tenant: Caller = None
-) -> Record | None: ...
-
-
-def get_request(
-    dedup: Dedup | SyncGate,
+    dedup: RecordGate[Found, Any],
     method: str,
     path: str,
     *,
     key: str,
     principal: Caller = None,
     tenant: Caller = None,
-) -> Any:
+) -> Found:
     """Return the record of a web request, or None if it has no record.
 
     For example: `await get_request(dedup, "POST", "/orders/{id}", key="7f3c", principal="ann")`. With a gate of
@@ -138,9 +127,8 @@ def get_request(
     return dedup.scoped(place.scope_in(dedup.settings.namespace), codec=AnyCodec()).get(place.key)
 
 
-@overload
 def forget_request(
-    dedup: Dedup,
+    dedup: RecordGate[Any, Removed],
     method: str,
     path: str,
     *,
@@ -148,32 +136,7 @@ def forget_request(
     principal: Caller = None,
     tenant: Caller = None,
     reason: str | None = None,
-) -> Coroutine[Any, Any, bool]: ...
-
-
-@overload
-def forget_request(
-    dedup: SyncGate,
-    method: str,
-    path: str,
-    *,
-    key: str,
-    principal: Caller = None,
-    tenant: Caller = None,
-    reason: str | None = None,
-) -> bool: ...
-
-
-def forget_request(
-    dedup: Dedup | SyncGate,
-    method: str,
-    path: str,
-    *,
-    key: str,
-    principal: Caller = None,
-    tenant: Caller = None,
-    reason: str | None = None,
-) -> Any:
+) -> Removed:
     """Remove the record of a web request, even while it is held, so that its next repeat runs.
 
     Return False if there was no record. The removal is reported by a `KeyForgotten` event that says who removed it

@@ -52,7 +52,10 @@ class PublishedPolicy:
             "the same for each retry",
             "scope": 'the caller, the method and the route, or its path where key_scope is "path": the same key '
             "elsewhere is another key. Under another host it is refused, or is another tenant's key",
-            "operations": [operation_facts(rule, settings) for rule in rules],
+            "operations": [
+                {"path": rule.path, "methods": list(rule.methods), **rule_facts(rule, settings)}
+                for rule in rules
+            ],
             "headers_not_replayed": sorted(name.decode() for name in NEVER),
             "errors": [
                 {
@@ -84,11 +87,6 @@ def docs_at(docs: str | None, mount: str) -> str | None:
     if docs is None or not docs.startswith("/"):
         return docs
     return quote(mount.rstrip("/"), errors="replace") + docs  # two slashes at the start name another host
-
-
-def operation_facts(rule: Rule, settings: Settings) -> dict[str, Any]:
-    """Return the published facts of one route: its paths and methods, and `rule_facts`."""
-    return {"path": rule.path, "methods": list(rule.methods), **rule_facts(rule, settings)}
 
 
 def rule_facts(rule: Rule, settings: Settings | None) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import Final
 
 from ..checks import shown
 from ..errors import ConfigError
 from ..keys import business_key
-from .request import EVERYONE, PrincipalMissing
+from .request import EVERYONE, PrincipalMissing, digest_of
 
 SCOPE: Final = "http"
 """The scope below a gate's namespace in which middlewares keep the records of web keys: `shop:http`."""
@@ -33,7 +32,7 @@ def _owner(principal: object) -> str:
         raise PrincipalMissing("the principal function found no caller for this request")
     if not isinstance(principal, str):
         raise ConfigError(f"a principal must be text, or None if there is no caller, got {shown(principal)}")
-    return _digest(principal.encode("utf-8", "surrogatepass"))
+    return digest_of(principal.encode("utf-8", "surrogatepass"))
 
 
 def shortened(name: str) -> str:
@@ -42,8 +41,4 @@ def shortened(name: str) -> str:
     escaped = len(data) + name.count("|") + name.count("\\")
     if escaped <= _LONGEST and name.isprintable() and not name.startswith("#"):
         return name
-    return "#" + _digest(data)
-
-
-def _digest(data: bytes) -> str:
-    return blake2b(data, digest_size=16).hexdigest()
+    return "#" + digest_of(data)

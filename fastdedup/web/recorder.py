@@ -9,11 +9,10 @@ from typing import Any, Final
 
 from ..claim import Claim
 from ..errors import ClaimLostError, DedupError
-from .answers import Settling, lost, settling_of, storable, streams
+from .answers import WITHOUT_BODY, Settling, is_cut_short, lost, reaches, settling_of, storable, streams
 from .response import DEGRADED, REPLAYED, UNSTORED, Headers, Response
 from .rules import Rule
 
-_WITHOUT_BODY: Final = (204, 304)
 _KIND_SIZE: Final = 12
 _LENGTH_SIZE: Final = 14
 """The sizes of `content-type` and `content-length`: other headers are not put into lower case."""
@@ -74,7 +73,7 @@ class Recorder:
             self.taken()
         told = self._told_by(headers)
         if not self.passing:
-            self._streams = told and status not in _WITHOUT_BODY
+            self._streams = told and status not in WITHOUT_BODY
             self.passing = self._streams if stream is None else stream
         return self.passing
 
@@ -103,7 +102,7 @@ class Recorder:
         Then the claim is settled: some servers read no further, and the client may leave, because it has the whole.
         """
         self._passed += size
-        return not self.settled and self._is_all(self._passed)
+        return not self.settled and reaches(self._passed, self._length)
 
     def taken(self) -> bytes:
         """Return the body that has come since it was last taken."""
@@ -120,31 +119,23 @@ class Recorder:
         body = b"" if self.passing else self.taken()
         self._chunks.append(body)  # for the client, once the claim is settled
         response = Response(self._status, self._headers, body, not self.passing, self._mark, self._reason)
-        if not (self.undone or self._is_broken(response)):
+        # A committed response was looked at before its COMMIT, with the request's method.
+        if not (self.undone or (not self.committed and self._is_broken(response))):
             self.how = settling_of(self.rule, response, self._path)
         return storable(self.rule, response)
 
     def _is_broken(self, response: Response) -> bool:
-        """True if the body is shorter than its Content-Length: its client gets an error, so a retry runs again."""
-        length, size = self._length, len(response.body)
-        if not response.whole or not length.isdigit() or response.status in _WITHOUT_BODY:
-            return False
-        if self._is_all(size):
-            return False
-        if not size and "HEAD" in self.rule.methods:
+        """True if the body is shorter than its Content-Length; then it warns."""
+        length = self._length
+        if not is_cut_short(response, length, may_be_empty="HEAD" in self.rule.methods):
             return False
         self.claim.settlement.warn(
             "responses that were cut short",
             "%s: a response ended after %d bytes, and its Content-Length is %.20s: it is not kept",
-            size,
+            len(response.body),
             length.decode(),
         )
         return True
-
-    def _is_all(self, size: int) -> bool:
-        """True if `size` bytes reach the length that the response tells; False if it tells no length."""
-        length = self._length
-        return length.isdigit() and len(length) < 19 and size >= int(length)
 
     @property
     def counts_in_part(self) -> bool:

@@ -19,6 +19,10 @@ class RequestTooLarge(ValueError):
     """The request's body exceeds `max_request`."""
 
 
+class BadBody(ValueError):
+    """The request's body cannot be read; the text says why. An ASGI server answers such a request itself."""
+
+
 class PrincipalMissing(ValueError):
     """A request has a key, but the principal function names no caller whom the key belongs to."""
 
@@ -135,7 +139,7 @@ def by_header(name: str) -> Callable[[Request], str | None]:
 
     def principal(request: Request) -> str | None:
         values = [value.decode("latin-1") for each, value in request.headers if each == wanted]
-        return _digest_of(values[0]) if len(values) == 1 and values[0] else None
+        return digest_of(values[0].encode()) if len(values) == 1 and values[0] else None
 
     return principal
 
@@ -151,7 +155,7 @@ def principal_of_header(value: str) -> str:
     if not isinstance(value, str) or not value:
         got = "an empty one" if value == "" else named(value)
         raise ConfigError(f"a header's value must be text that is not empty, got {got}")
-    return _digest_of(as_received(value))
+    return digest_of(as_received(value).encode())
 
 
 def as_received(value: str) -> str:
@@ -159,5 +163,6 @@ def as_received(value: str) -> str:
     return value.encode("utf-8", "surrogatepass").decode("latin-1")
 
 
-def _digest_of(value: str) -> str:
-    return blake2b(value.encode(), digest_size=16).hexdigest()
+def digest_of(data: bytes) -> str:
+    """Return a digest of a name: it may be a secret, or long, and keys are in Redis and in logs."""
+    return blake2b(data, digest_size=16).hexdigest()

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 import orjson
 
-from ..errors import ForeignRecordError
+from ..errors import ForeignRecordError, ResultError
 
 Headers = Sequence[tuple[bytes, bytes]]
 """Headers in the order in which they were sent. Names are in lower case; from WSGI and Django they are unchanged."""
@@ -157,10 +157,13 @@ class ResponseCodec:
         """Encode a Response.
 
         Raises:
-            TypeError: the value is not a Response.
+            ResultError: the value is not a Response.
         """
         if not isinstance(value, Response):
-            raise TypeError("the value must be a Response: these records belong to the HTTP integration")
+            raise ResultError(
+                f"the result or error of a web request must be its response, got {type(value).__name__}: return it "
+                "from the handler, which settles the claim; or complete the claim without a result"
+            )
         pairs: Any = value.headers
         headers = [(_text(name), _text(text)) for name, text in pairs]
         request = value.request.hex() if value.request else ""

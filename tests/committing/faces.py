@@ -69,17 +69,18 @@ class Face:
     def pay(self, key: str | None, note: str = "n") -> httpx.Response:
         return self.send("POST", self.path, json={"note": note}, headers=headers_of(key))
 
-    def _query(self, statement: str) -> list[Any]:
-        with closing(sqlite3.connect(self.database)) as connection:
+    def query(self, statement: str) -> list[Any]:
+        """Run a statement, and commit; return the first column of its rows."""
+        with closing(sqlite3.connect(self.database)) as connection, connection:
             return [value for (value,) in connection.execute(statement)]
 
     def effects(self) -> list[str]:
         """Return the notes of all work that was committed."""
-        return self._query("SELECT note FROM work")
+        return self.query("SELECT note FROM work")
 
     def rows(self) -> int:
         """Return the number of rows of the inbox."""
-        return int(self._query("SELECT count(*) FROM fastdedup_inbox")[0])
+        return int(self.query("SELECT count(*) FROM fastdedup_inbox")[0])
 
     def state(self, key: str) -> State | None:
         record = self.known(get_request, key)

@@ -55,6 +55,20 @@ def test_the_row_answers_and_mends_the_gate(face: Face) -> None:
 
 
 @each_framework
+def test_a_row_without_a_response_is_told(face: Face) -> None:
+    """As a view leaves it that has ended the transaction itself: its work is done, and is not done again."""
+    face.pay("k")
+    face.forget("k")
+    face.query("UPDATE fastdedup_inbox SET result = NULL RETURNING 1")
+    for _ in range(2):
+        again = face.pay("k")
+        problem(again, "response-not-stored", 409)
+        assert again.headers["idempotency-replayed"] == "true"
+        assert face.state("k") is State.RELEASED
+    assert (face.runs, face.effects()) == (1, ["n"])
+
+
+@each_framework
 def test_another_body_under_one_key_is_refused(face: Face) -> None:
     """422 by the gate, and also by the row alone."""
     face.pay("k")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -24,11 +24,11 @@ from fastdedup.model import State
 from fastdedup.web.inspection import get_request
 
 from ..fixtures import async_fixture
-from ..gated_inbox.shop import Place, broken, flush
+from ..gated_inbox.shop import WAYS, Place, broken, flush
 from ..gated_inbox.times import LEASE
 from ..integrations.desk import problem
 from ..servers import RedisServer
-from .bank import Bank, answering, open_postgres, pay_until_done
+from .bank import Bank, answering, open_bank, open_postgres, pay_until_done
 
 Waiter = Callable[..., Awaitable[Any]]
 BRIEF = {"timeout": 0.1}
@@ -187,6 +187,33 @@ async def test_without_redis_duplicates_wait_at_the_row(
             go_on.set()
             assert (await first).content == (await second).content
         assert (bank.runs, mortal_postgres.effects(key)) == (1, 1)
+
+
+async def test_without_redis_a_duplicate_waits_as_long_as_the_database_lets_it(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    """If the database limits the time of a statement, a duplicate that waits at the row is asked to come again."""
+    is_limited = False
+    async with WAYS["sqlalchemy"](mortal_postgres.proxy.folder, mortal_postgres) as begin:
+
+        @asynccontextmanager
+        async def limited() -> AsyncIterator[Any]:
+            async with begin() as session:
+                if is_limited:
+                    await session.execute(text("SET LOCAL statement_timeout = '20ms'"))
+                yield session
+
+        async with open_bank(mortal_redis.url, limited, gate=BRIEF) as bank:
+            with broken(mortal_redis, "killed"):
+                go_on, first = await at_work(bank, key)
+                is_limited = True
+                second = await bank.pay(key, key)
+                problem(second, "database-unavailable", 503)
+                assert second.headers["retry-after"] == "1"
+                is_limited = False
+                go_on.set()
+                assert (await bank.pay(key, key)).content == (await first).content
+            assert (bank.runs, mortal_postgres.effects(key)) == (1, 1)
 
 
 async def test_redis_dies_under_the_work(

@@ -13,13 +13,15 @@ import pytest
 from fastdedup import ConfigError
 from fastdedup.integrations.flask import Committed, by_header, claim_of, commits
 from fastdedup.integrations.wsgi import IdempotencyMiddleware
+from fastdedup.model import State
 from fastdedup.sync.sql import Inbox
+from fastdedup.web.inspection import get_request
 
 from ..gated_inbox.shop import Place, broken
 from ..gated_inbox.times import WEEK
 from ..servers import RedisServer
 from .bank import PAID
-from .faces import Face, flask_on_postgres, flask_on_sqlite
+from .faces import ANN, Face, flask_on_postgres, flask_on_sqlite, headers_of
 
 
 @pytest.fixture
@@ -91,6 +93,27 @@ def test_the_work_of_a_head_request_is_committed(face: Face) -> None:
     answer = face.bank.app.test_client().head("/look")
     assert (answer.status_code, answer.headers["content-length"], answer.data) == (200, "5", b"")
     assert face.effects() == ["n"]
+
+
+def test_the_gate_keeps_the_response_to_a_head_request(face: Face, caplog: pytest.LogCaptureFixture) -> None:
+    """Its response has a length and no body, and is not cut short. So a retry does not ask the database."""
+
+    @face.bank.app.get("/look")
+    @face.bank.commits
+    def look(committed: Committed[Any]) -> str:
+        committed.session.execute(PAID, {"note": "n"})
+        return "found"
+
+    http = face.bank.app.test_client()
+    for is_first in (True, False):
+        answer = http.head("/look", headers=headers_of("k"))
+        assert (answer.status_code, answer.headers["content-length"], answer.data) == (200, "5", b"")
+        assert ("idempotency-replayed" in answer.headers) is not is_first
+        record = get_request(face.bank.dedup, "HEAD", "/look", key="k", principal=ANN)
+        assert record is not None
+        assert record.state is State.SUCCEEDED
+    assert "cut short" not in caplog.text
+    assert "not kept" not in caplog.text
 
 
 def test_a_request_that_middleware_has_claimed_is_an_error(face: Face) -> None:

@@ -305,10 +305,16 @@ def test_django_commits(file: Path, redis_url: str) -> None:
     assert payments(file) == [("7", 5)]
 
 
-def test_the_table_names_each_status_that_is_not_kept() -> None:
-    row = next(line for line in PAGE.text.splitlines() if line.startswith("| returns 401"))
-    named = {int(status) for status in re.findall(r"\b4\d\d\b", row.split("|")[1])}
-    assert named == NOT_KEPT - {407}  # a proxy's answer
+def test_its_table_leads_to_each_status_that_is_not_kept() -> None:
+    """The statuses are listed once, in the rules of HTTP."""
+    assert "| returns 5xx, or [a 4xx that frees the key](http-rules.md#what-is-kept)" in PAGE.text
+    rule = (
+        Page("http-rules.md")
+        .sections["What is kept"]
+        .partition("**Statuses**")[2]
+        .partition("free the key")[0]
+    )
+    assert {int(status) for status in re.findall(r"\b4\d\d\b", rule)} == NOT_KEPT
 
 
 def test_the_page_is_in_the_navigation() -> None:

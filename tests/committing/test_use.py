@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: FastAPI reads the annotations of handlers made in a function.
 
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, Any
@@ -23,6 +24,7 @@ from fastdedup.sync.sql import Inbox as BlockingInbox
 
 from ..gated_inbox.times import WEEK
 from ..integrations.desk import client, problem
+from ..integrations.test_fastapi import Tenants
 from .bank import PAID, Bank, answering
 from .test_fastapi import is_undone
 
@@ -61,6 +63,39 @@ async def test_a_plain_function_needs_the_synchronous_inbox(bank: Bank) -> None:
 
     with pytest.raises(ConfigError, match=r"plain\(\) is a plain function, and its inbox is async"):
         await send(bank.app, "/plain")
+
+
+async def test_each_method_of_a_path_is_checked(bank: Bank) -> None:
+    """The methods of a path may share a dependency, such as a router's: one handler is async, the other is not."""
+
+    @bank.app.post("/shared")
+    async def first(request: Annotated[Committed[Any], bank.depends]) -> None: ...
+
+    @bank.app.put("/shared")
+    def second(request: Annotated[Committed[Any], bank.depends]) -> None:
+        request.session.execute(PAID, {"note": "n"})
+
+    await send(bank.app, "/shared")
+    async with client(bank.app, raises=True, x_account="ann") as ann:
+        with pytest.raises(ConfigError, match=r"second\(\) is a plain function, and its inbox is async"):
+            await ann.put("/shared", headers={"idempotency-key": "k"})
+
+
+async def test_a_gate_that_is_chosen_for_one_request_is_not_kept(bank: Bank) -> None:
+    """Or the memory of a program with tenants grows with each request."""
+    tenants = Tenants(bank.gate)
+    depends = Commits(bank.inbox, begin=bank.sessions.begin, principal=everyone, dedup=tenants)
+
+    @bank.app.post("/tenant")
+    async def handler(request: Annotated[Committed[Any], depends]) -> None:
+        await request.session.execute(PAID, {"note": "n"})
+
+    async with client(bank.app, raises=True, x_tenant="a") as http:
+        for number in range(4):
+            answer = await http.post("/tenant", headers={"idempotency-key": f"k{number // 2}"})
+            assert ("idempotency-replayed" in answer.headers) is (number % 2 == 1)
+    gc.collect()
+    assert (await bank.effects(), len(tenants.living)) == (["n", "n"], 0)
 
 
 async def test_an_async_handler_needs_the_async_inbox(bank: Bank) -> None:

@@ -202,9 +202,22 @@ def held() -> tuple[asyncio.Event, Body]:
     return go_on, act
 
 
-async def at_work(shop: Shop, call: Coroutine[Any, Any, Any]) -> tuple[asyncio.Event, asyncio.Task[Any]]:
-    """Start a call whose work waits; give the event that lets it go on, and its task, once it is at work."""
-    go_on, shop.act = held()
+async def at_work(
+    shop: Shop, call: Coroutine[Any, Any, Any], *, fails: bool = False
+) -> tuple[asyncio.Event, asyncio.Task[Any]]:
+    """Start a call whose work waits; give the event that lets it go on, and its task, once it is at work.
+
+    `fails`: this call's work then raises a LookupError; later work returns its key at once.
+    """
+    go_on, wait = held()
+
+    async def fail_first(transaction: Any, key: str) -> str:
+        if shop.runs == 1:
+            await wait(transaction, key)
+            raise LookupError(key)
+        return key
+
+    shop.act = fail_first if fails else wait
     task = asyncio.create_task(call)
     await wait_until(lambda: shop.runs, description="it is at work")
     return go_on, task

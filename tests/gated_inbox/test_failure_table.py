@@ -216,17 +216,7 @@ async def test_a_second_owner_works_where_the_first_rolled_back(
     mortal_postgres: Place, mortal_redis: RedisServer, key: str
 ) -> None:
     async with open_shop(mortal_postgres, mortal_redis) as shop:
-        go_on = asyncio.Event()
-
-        async def act(transaction: Any, key: str) -> str:
-            if shop.runs == 1:
-                await go_on.wait()
-                raise LookupError(key)
-            return key
-
-        shop.act = act
-        first = asyncio.create_task(shop.handle(key))
-        await wait_until(lambda: shop.runs, description="the first is at work")
+        go_on, first = await at_work(shop, shop.handle(key), fails=True)
         flush(mortal_redis)
         second = asyncio.create_task(shop.handle(key))
         await wait_until(shop.place.waiting, description="the second waits for the first's row")

@@ -263,17 +263,7 @@ async def test_one_of_those_behind_a_failed_call_does_the_work(
     way: str, place: Place, mortal_redis: RedisServer, key: str
 ) -> None:
     async with open_either(place, mortal_redis, way, wait=LONG) as shop:
-        go_on = asyncio.Event()
-
-        async def act(transaction: Any, key: str) -> str:
-            if shop.runs == 1:
-                await go_on.wait()
-                raise LookupError(key)
-            return key
-
-        shop.act = act
-        first = asyncio.create_task(shop.handle(key))
-        await wait_until(lambda: shop.runs, description="the first is at work")
+        go_on, first = await at_work(shop, shop.handle(key), fails=True)
         others = [asyncio.create_task(shop.handle(key)) for _ in range(4)]
         await wait_until(lambda: shop.are_behind(4), description="the others are behind it")
         go_on.set()

@@ -1,12 +1,14 @@
 """`Claimed` and `OneTimeToken`: dependencies of a FastAPI application."""
 
 import asyncio
+import gc
 import threading
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Annotated, Any
+from weakref import WeakSet
 
 import httpx
 import pytest
@@ -30,7 +32,7 @@ from pydantic import BaseModel
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 
-from fastdedup import Claim, ConfigError, Dedup, LocalLRU, Outcome, UnavailableError
+from fastdedup import Claim, ConfigError, Dedup, LocalLRU, Outcome, ResultError, UnavailableError
 from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header, claim_of
 from fastdedup.integrations.asgi import everyone as anybody
 from fastdedup.integrations.fastapi import Claimed, Commits, FormRefused, Idempotency, OneTimeToken, everyone
@@ -501,6 +503,48 @@ async def test_an_operation_may_have_another_gate_or_choose_one(redis_url: str) 
             assert (record is not None) is there, (gate_, path)
 
 
+class Tenants:
+    """A function for `dedup=` that makes each request a gate for its tenant.
+
+    Attributes:
+        living: the gates that something still refers to.
+    """
+
+    def __init__(self, gate: Dedup) -> None:
+        self._gate = gate
+        self.living: WeakSet[Dedup] = WeakSet()
+
+    def __call__(self, request: Request) -> Dedup:
+        gate = self._gate.scoped(request.headers["x-tenant"])
+        self.living.add(gate)
+        return gate
+
+
+@pytest.mark.parametrize("guards", [Claimed, OneTimeToken])
+async def test_a_gate_that_is_chosen_for_one_request_is_not_kept(redis_url: str, guards: Any) -> None:
+    """Or the memory of a program with tenants grows with each request."""
+    main, app = Dedup(redis_url, timeout=5.0), FastAPI()
+    tenants = Tenants(main)
+    Idempotency(app, main)
+    caller = {"principal" if guards is Claimed else "subject": everyone}
+
+    @app.post("/orders")
+    async def order(claim: Annotated[Claim, guards(dedup=tenants, **caller)]) -> str:
+        return uuid.uuid4().hex
+
+    async with main, client(app) as http:
+        pages = []
+        for tenant in ("a", "b"):
+            token = await main.scoped(tenant).tokens.issue()
+            sent = {**key("k"), "x-tenant": tenant, "x-one-time-token": token}
+            first, again = [await http.post("/orders", headers=sent) for _ in range(2)]
+            assert (again.content, again.headers["idempotency-replayed"]) == (first.content, "true")
+            pages.append(first.content)
+    gc.collect()
+    assert pages[0] != pages[1]
+    assert not tenants.living, "the gates of requests that have ended are kept"
+
+
 async def test_without_idempotency_on_the_application_the_error_says_what_to_add() -> None:
     app = FastAPI()
 
@@ -768,6 +812,26 @@ async def test_a_claim_by_hand_without_a_store_is_answered_503(unrecorded: bool)
     problem(answer, "unavailable", 503)
     assert int(answer.headers["retry-after"]) >= 1
     assert "processed" not in answer.json()["detail"]  # the handler may have done something before its claim
+
+
+async def test_a_handler_that_completes_its_claim_with_a_value_is_told_what_to_write(
+    make_gate: MakeGate,
+) -> None:
+    """The error advised JSON-able data and a codec, which are both no response."""
+    app = FastAPI()
+    Idempotency(app, make_gate())
+
+    @app.post("/a")
+    async def call(claim: Annotated[Claim, Claimed(principal=everyone)]) -> str:
+        with pytest.raises(ResultError) as refused:
+            await claim.complete({"done": True})
+        return str(refused.value)
+
+    async with client(app) as http:
+        first, second = [(await http.post("/a", headers=key("k"))).json() for _ in range(2)]
+    assert first == second
+    assert "got dict: return it from the handler, which settles the claim" in first
+    assert "codec" not in first
 
 
 CLAIMED = Claimed(principal=everyone)

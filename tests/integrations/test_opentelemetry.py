@@ -323,7 +323,7 @@ async def test_what_happens_to_messages_shows_in_the_metrics(redis_url: str, ote
 
 async def test_what_is_no_closed_gate_is_refused(otel: Otel) -> None:
     async with Dedup("memory://") as dedup:
-        with pytest.raises(UsageError, match="before you open it"):
+        with pytest.raises(UsageError, match=r"call watch\(\) or instrument\(\) before you open it"):
             otel.instrument(dedup)
     with pytest.raises(ConfigError, match="got str"):
         otel.instrument("dedup")

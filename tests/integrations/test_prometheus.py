@@ -341,7 +341,7 @@ def test_consumers_and_inboxes_are_watched(shown: Shown) -> None:
 
 async def test_a_gate_that_is_open_is_refused(shown: Shown) -> None:
     async with Dedup("memory://") as dedup:
-        with pytest.raises(UsageError, match="before you open it"):
+        with pytest.raises(UsageError, match=r"call watch\(\) or instrument\(\) before you open it"):
             watch(dedup, registry=shown.registry)
     with pytest.raises(ConfigError, match="got str"):
         watch("dedup", registry=shown.registry)

@@ -10,6 +10,7 @@ from typing import Any
 import redis
 from celery import Celery, chord
 from celery.exceptions import Ignore, Reject
+from celery.signals import task_prerun
 
 from fastdedup import Resolution, Takeover
 from fastdedup.integrations.celery import DedupTask
@@ -163,6 +164,23 @@ def compared(name: str, total: int) -> int:
 @once(key=lambda name: name, bind=True)
 def calling_itself(self: Any, name: str, depth: int = 0) -> int:
     return tell(name) if depth else self(name, 1) + 100
+
+
+shut = Dedup(os.environ.get("CELERY_TASKS_DEDUP", "memory://"), namespace="shut", lease=LEASE, timeout=0.5)
+
+
+@once(dedup=shut, key=lambda name: name)
+def meeting_a_closed_gate(name: str) -> int:
+    return tell(name)
+
+
+@task_prerun.connect(sender=meeting_a_closed_gate)
+def open_or_close(args: list[str], **more: Any) -> None:
+    """Close the gate before the first delivery, and open it before the second one."""
+    if tell(f"{args[0]}-came") == 1:
+        shut.close()
+    else:
+        shut.open()
 
 
 @once()

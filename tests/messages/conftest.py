@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,12 @@ def streams() -> Iterator[RedisServer]:
     server = RedisServer().start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A name of this run of the test, for a task's key."""
+    return f"{request.node.name}-{uuid.uuid4().hex[:6]}"
 
 
 @pytest.fixture(scope="module", autouse=True)

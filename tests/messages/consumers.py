@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from fastdedup import Dedup
+from fastdedup import Dedup, Takeover
 
 Handler = Callable[..., Awaitable[Any]]
 
@@ -58,6 +58,29 @@ async def at_work(consumer: Any, handler: Handler) -> AsyncIterator[Any]:
     finally:
         consumer.stop()
         await running
+
+
+class Answers:
+    """A check of `resolve=`: gives its answers one after the other, and raises those that are errors."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.left = list(answers)
+        self.heard: list[Takeover] = []
+
+    def __call__(self, takeover: Takeover) -> Any:
+        self.heard.append(takeover)
+        answer = self.left.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    async def later(self, takeover: Takeover) -> Any:
+        """The check of async code."""
+        return self(takeover)
+
+    @property
+    def attempts(self) -> list[int]:
+        return [takeover.attempt for takeover in self.heard]
 
 
 def order_of(message: Any) -> str:

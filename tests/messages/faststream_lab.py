@@ -29,9 +29,11 @@ class Lab(ABC):
 
     Attributes:
         limit: bytes of a message, or of its headers, that the broker takes or the application publishes; 0 for any.
+        makes_places: the broker makes each place that something is published to.
     """
 
     limit = 0
+    makes_places = True
 
     def __init__(self, server: Any, dedup: Dedup, **options: Any) -> None:
         self.server = server
@@ -222,6 +224,20 @@ class Cases:
             assert lab.dead[0]["x-fastdedup-reason"] == "failed"
             assert lab.dead[0]["x-fastdedup-error"] == "DeadLetterError: no such customer"
             assert await lab.left() == 0
+
+    async def test_a_dead_letter_without_a_place_leaves_the_message(
+        self, make: Make, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with make(dead_letter="nowhere", attempts=1) as lab:
+            if lab.makes_places:
+                return
+            lab.then = fault
+            async with lab.open():
+                await lab.order(7)
+                told = "cannot lay a dead letter down: "
+                await wait_until(lambda: told in caplog.text, description="it is told, and held")
+            assert (len(lab.runs), lab.counts.delivered, lab.counts.dead_lettered) == (1, 1, 0)
+            assert await lab.left() == 1
 
     async def test_attempts_of_another_consumer_do_not_count(self, make: Make) -> None:
         async with make() as lab:

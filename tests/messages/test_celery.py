@@ -74,11 +74,6 @@ def worker(celery: Celery, request: pytest.FixtureRequest) -> Iterator[Worker]:
     worker.stop()
 
 
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    return f"{request.node.name}-{uuid.uuid4().hex[:6]}"
-
-
 # On each pool
 
 
@@ -246,6 +241,14 @@ def test_an_outage_delays_tasks_and_spends_no_attempt(
     assert [celery.runs(f"{name}-{n}") for n in range(3)] == [0] * 3
     celery.gate.start()
     assert celery.get(*held) == [[1, 0, 1]] * 3
+
+
+@prefork
+def test_a_message_that_meets_a_closed_gate_comes_again(worker: Worker, celery: Celery, name: str) -> None:
+    """The gate may be closed first as a process ends: then its last messages were failed tasks."""
+    assert celery.get(celery.tasks.meeting_a_closed_gate.delay(name)) == [1]
+    assert (celery.runs(name), celery.runs(f"{name}-came")) == (1, 2)
+    assert "because the gate cannot be asked: UsageError(" in worker.log
 
 
 # A worker that dies

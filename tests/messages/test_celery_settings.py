@@ -35,6 +35,7 @@ from fastdedup.sync import Dedup
 from ..fixtures import fixture_of
 from ..programs import ended
 from ..servers import RedisServer
+from .consumers import Answers
 
 
 def app_of(**settings: Any) -> celery.Celery:
@@ -266,24 +267,15 @@ def test_an_eager_failure_is_the_duplicates_failure(dedup: Dedup) -> None:
 def test_abandoned_work_is_asked_about_before_the_body_runs_again(
     dedup: Dedup, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answers: list[Any] = [
+    look_up = Answers(
         OSError("the provider is away"),
         Resolution.not_done(),
         Resolution.done({7}),
         Resolution.unknown("ask the bank"),
         SystemExit(),
         "yes",
-    ]
-    heard: list[tuple[int, str]] = []
+    )
     runs: list[str] = []
-
-    def look_up(takeover: Takeover) -> Any:
-        heard.append((takeover.attempt, takeover.downstream("bank")))
-        answer = answers.pop(0)
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
     app = app_of(
         result_serializer="pickle", accept_content=["pickle", "json"], result_accept_content=["pickle"]
     )
@@ -296,12 +288,12 @@ def test_abandoned_work_is_asked_about_before_the_body_runs_again(
     # A first attempt asks nobody. An error of the check is an attempt that failed, and its text is not logged.
     assert [type(pay.delay("7").result) for _ in range(3)] == [ValueError, OSError, ValueError]
     assert pay.delay("7").get() == pay.delay("7").get() == {7}
-    assert [attempt for attempt, _ in heard] == [2, 3, 4]
-    assert len({key for _, key in heard}) == 1
+    assert look_up.attempts == [2, 3, 4]
+    assert len({takeover.downstream("bank") for takeover in look_up.heard}) == 1
     assert runs == ["7"] * 2
     own = "".join(each.getMessage() for each in caplog.records if each.name == "fastdedup.messages")
     assert "attempt 2 of 5 failed: consumer='" in own
-    assert "key='7' error=OSError at look_up (" in own
+    assert "key='7' error=OSError at __call__ (" in own
     assert "provider is away" not in own
     # What nobody can know has failed for good, for duplicates as well.
     errors = [pay.delay("8").result for _ in range(3)]
@@ -312,7 +304,7 @@ def test_abandoned_work_is_asked_about_before_the_body_runs_again(
     with suppress(SystemExit):
         pay.delay("9")
     assert isinstance(pay.delay("9").result, ConfigError)
-    assert heard[-1][0] == 3
+    assert look_up.attempts[-1] == 3
 
 
 def test_an_abandoned_tasks_last_attempt_is_its_last(dedup: Dedup) -> None:

@@ -338,6 +338,21 @@ async def test_stop_ends_what_was_begun(open_face: Open, redis_url: str) -> None
         await wait_until(lambda: is_empty(face), description="nothing is left")
 
 
+async def test_grace_cuts_off_a_handler_and_frees_its_message_and_key(
+    open_face: Open, redis_url: str
+) -> None:
+    """At once: neither its broker's timeout nor the gate's lease of 30 s ends before."""
+    async with open_face() as face, opened(redis_url) as dedup:
+        work, rest = Work(lambda order: asyncio.Event().wait()), Work()
+        await face.put("a")
+        async with face.at_work(dedup, work, grace=0.05):
+            await wait_until(lambda: work.begun == ["a"], description="it is begun")
+        assert work.done == []
+        async with face.at_work(dedup, rest):
+            await wait_until(lambda: rest.done == ["a"], description="the next consumer does it")
+        await wait_until(lambda: is_empty(face), description="nothing is left")
+
+
 async def test_while_the_gate_is_down_messages_are_held(open_face: Open, server: RedisServer) -> None:
     async with open_face() as face, Dedup(server.url, namespace="m", timeout=0.1) as dedup:
         async with face.at_work(dedup, Work()) as consumer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import marshal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from fastdedup import ConfigError, Dedup, UsageError
 from fastdedup.messages import Action, DeadLetterError, Reason
 from fastdedup.messages.dispatch import Dispatcher, Disposition, SyncDispatcher
+from fastdedup.messages.keys import gate_key
 from fastdedup.sql import Inbox
 from fastdedup.sync import Dedup as SyncDedup
 
@@ -84,6 +86,26 @@ async def test_a_key_that_no_gate_takes_is_named() -> None:
     with SyncDedup("memory://", namespace="m") as blocking:
         same = SyncDispatcher("orders", blocking, key=key).dispatch(LONG, str)
     assert [(each.reason, each.key) for each in (found, same)] == [(Reason.NO_KEY, LONG)] * 2
+
+
+class Marshalled:
+    """A codec of another version of the program."""
+
+    def dumps(self, value: Any) -> bytes:
+        return marshal.dumps(value)
+
+    def loads(self, data: bytes) -> Any:
+        return marshal.loads(data)
+
+
+async def test_what_is_done_stays_done_if_its_result_cannot_be_read(redis_url: str) -> None:
+    """A broker would deliver the message again and again to consumers that its record ends."""
+    async with Dedup(redis_url, namespace="m", codec=Marshalled()) as former:
+        await (await former.claim(gate_key("orders", "a"))).complete({"paid": 7})
+    async with Dedup(redis_url, namespace="m") as dedup:
+        assert seen(await Dispatcher("orders", dedup, key=key).dispatch("a", ends)) == DUPLICATE
+    with SyncDedup(redis_url, namespace="m") as blocking:
+        assert seen(SyncDispatcher("orders", blocking, key=key).dispatch("a", str)) == DUPLICATE
 
 
 @pytest.mark.parametrize("failed", ["1", None, 1.5, True, -1])

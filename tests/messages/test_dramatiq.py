@@ -17,12 +17,13 @@ from dramatiq.results import ResultFailure, Results
 from dramatiq.results.backends import RedisBackend
 
 import fastdedup
-from fastdedup import ConfigError, Resolution, Takeover
+from fastdedup import ConfigError, Resolution
 from fastdedup.integrations.dramatiq import ActorOptionError, DedupMiddleware, message_id
 from fastdedup.messages import DeadLetterError, blocking
 from fastdedup.sync import Dedup
 
 from ..servers import RedisServer
+from .consumers import Answers
 from .worker_process import until
 
 
@@ -84,11 +85,6 @@ def queue(server: RedisServer, gate: Dedup) -> Iterator[Queue]:
     queue.broker.close()
 
 
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    return f"{request.node.name}-{uuid.uuid4().hex[:6]}"
-
-
 def by_name(name: str) -> str:
     return f"key:{name}"
 
@@ -136,22 +132,14 @@ def test_a_ledger_remembers_what_is_done(
 
 
 def test_abandoned_work_is_resolved_before_the_actor_runs_again(queue: Queue, name: str) -> None:
-    answers: list[Any] = [OSError("away"), Resolution.not_done(), Resolution.done(7), Resolution.unknown("?")]
-    attempts: list[int] = []
-
-    def look_up(takeover: Takeover) -> Any:
-        attempts.append(takeover.attempt)
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    look_up = Answers(OSError("away"), Resolution.not_done(), Resolution.done(7), Resolution.unknown("?"))
 
     def fail(name: str) -> None:
         raise ValueError("declined")
 
     actor = queue.actor(fail, dedup_key=lambda *args: by_name(args[0]), dedup_resolve=look_up)
     assert queue.get(actor.send(name), actor.send(name)) == [7, 7]
-    assert (queue.runs[name], attempts) == (2, [2, 3, 4])
+    assert (queue.runs[name], look_up.attempts) == (2, [2, 3, 4])
     dead = queue.dead()
     actor.send(f"{name}-unknown")
     until(lambda: queue.dead() == dead + 1, "a dead letter")

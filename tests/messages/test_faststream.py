@@ -23,7 +23,7 @@ from faststream.redis import RedisBroker, StreamSub
 from nats.js.api import ConsumerConfig
 from pydantic import BaseModel, Field
 
-from fastdedup import ConfigError, Dedup, Resolution, Takeover, UsageError
+from fastdedup import ConfigError, Dedup, Resolution, UsageError
 from fastdedup.integrations.faststream import (
     DISCARD,
     DeadLetterError,
@@ -38,6 +38,7 @@ from fastdedup.sql import Inbox
 
 from ..fixtures import async_fixture
 from ..inbox_file import make_tables, transaction, work_in
+from .consumers import Answers
 
 WEEK = timedelta(days=7)
 
@@ -123,12 +124,8 @@ async def test_abandoned_work_is_resolved_before_the_handler_runs_again(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each attempt that fails has one line, without the error's text and its traceback."""
-    answers = [Resolution.not_done(), Resolution.done(None), Resolution.unknown("ask the bank")]
-
-    async def look_up(takeover: Takeover) -> Resolution:
-        return answers.pop(0)
-
-    async with at_work(redis_url, resolve=look_up, then=fault) as shop:
+    look_up = Answers(Resolution.not_done(), Resolution.done(None), Resolution.unknown("ask the bank"))
+    async with at_work(redis_url, resolve=look_up.later, then=fault) as shop:
         await shop.publish()
         assert (len(shop.runs), shop.guard.counts["orders"].first) == (2, 1)
         await shop.publish(8, message_id="order-8")

@@ -22,6 +22,7 @@ DURABLE = "billing"
 
 
 class NatsLab(Lab):
+    makes_places = False
     limit = 65_535
 
     def broker(self, *middlewares: Any) -> Any:
@@ -130,19 +131,6 @@ async def test_a_dead_letter_without_a_place_is_terminated(make: Make) -> None:
             await lab.order(7)
             await wait_until(lambda: lab.counts.dead_lettered, description="a dead letter")
         assert (lab.runs, await lab.left()) == ([7], 0)
-
-
-async def test_a_dead_letter_that_no_stream_takes_leaves_the_message(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with make(dead_letter="nowhere", attempts=1) as lab:
-        lab.then = fault
-        async with lab.open():
-            await lab.order(7)
-            told = "cannot lay a dead letter down: "
-            await wait_until(lambda: told in caplog.text, description="it is told, and held")
-        assert (len(lab.runs), lab.counts.delivered, lab.counts.dead_lettered) == (1, 1, 0)
-        assert await lab.left() == 1
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ from .faststream_lab import Cases, Lab, Make, fault, maker
 
 
 class RabbitLab(Lab):
+    makes_places = False
     limit = 131_072
 
     def broker(self, *middlewares: Any) -> Any:
@@ -111,19 +112,6 @@ async def test_every_ack_policy_settles_once(make: Make, policy: AckPolicy) -> N
             await wait_until(lambda: lab.dead and lab.counts.duplicate, description="all are settled")
         assert sorted(lab.runs) == [7, 7, 8]
         assert await lab.left() == 0
-
-
-async def test_a_dead_letter_without_a_queue_leaves_the_message(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with make(dead_letter="nowhere", attempts=1) as lab:
-        lab.then = fault
-        async with lab.open():
-            await lab.order(7)
-            told = "cannot lay a dead letter down: "
-            await wait_until(lambda: told in caplog.text, description="it is told, and held")
-        assert (len(lab.runs), lab.counts.delivered, lab.counts.dead_lettered) == (1, 1, 0)
-        assert await lab.left() == 1
 
 
 class FailsOnce(BaseMiddleware):  # type: ignore[type-arg,misc]

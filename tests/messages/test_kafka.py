@@ -226,18 +226,6 @@ async def test_stop_ends_what_was_begun_and_leaves_the_rest(open_shop: Open) -> 
             await wait_until(lambda: rest.done == ["b"], description="the next consumer does the second")
 
 
-async def test_grace_cuts_off_a_handler_and_frees_its_key(open_shop: Open) -> None:
-    async with open_shop() as (shop, dedup):
-        work = Work(lambda order: asyncio.Event().wait())
-        await shop.publish("a")
-        async with shop.consumer(dedup, work, grace=0.05):
-            await wait_until(lambda: work.begun == ["a"], description="it is begun")
-        assert await shop.committed() is None
-        rest = Work()
-        async with shop.consumer(dedup, rest):
-            await wait_until(lambda: rest.done == ["a"], description="the next consumer does it")
-
-
 async def test_an_outage_holds_the_partition_and_keeps_the_group(
     kafka: KafkaServer, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

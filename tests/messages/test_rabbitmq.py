@@ -308,22 +308,6 @@ async def test_a_deleted_queue_ends_the_consumer(open_orders: Open) -> None:
             await task
 
 
-async def test_what_takes_longer_than_its_grace_comes_again(rabbitmq: RabbitServer, orders: Orders) -> None:
-    orders.then = lambda message: asyncio.Event().wait()
-    await orders.publish("7")
-    async with orders.consumer(grace=0.05) as consumer:
-        task = asyncio.create_task(consumer.run(orders.handler))
-        await wait_until(lambda: orders.runs["7"], description="it is worked on")
-        consumer.stop()
-        await task
-    await orders.channel.close()
-    orders.then = lambda message: None
-    async with opened(rabbitmq, orders.dedup) as others:
-        others.queue = await others.channel.get_queue(orders.queue.name)
-        async with others.consuming() as again:
-            await wait_until(lambda: again.counts.first, description="it is done")
-
-
 # With an inbox
 
 

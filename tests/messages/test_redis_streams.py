@@ -80,7 +80,7 @@ def open_shop(streams: RedisServer, redis_url: str) -> Open:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastdedup.integrations.redis_streams._BLOCK", 0.02)
-    monkeypatch.setattr("fastdedup.messages.consumer._AWAY_PAUSE", 0.02)
+    monkeypatch.setattr("fastdedup.messages.pulling._AWAY_PAUSE", 0.02)
 
 
 async def test_no_more_entries_are_taken_than_the_limit(open_shop: Open) -> None:

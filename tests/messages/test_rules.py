@@ -13,7 +13,7 @@ from typing import Any
 import aiosqlite
 import pytest
 
-from fastdedup import ConfigError, Dedup, Resolution, Takeover
+from fastdedup import ConfigError, Dedup, Resolution
 from fastdedup.errors import RetryTransaction
 from fastdedup.events import ConsumerPaused, ConsumerResumed, DeadLettered, Event, GateBypassed
 from fastdedup.messages import Action, DeadLetterError, Decision, MessageRules, Reason, body_digest
@@ -27,6 +27,7 @@ from ..fixtures import async_fixture
 from ..inbox_file import make_tables, transaction, work_in
 from ..servers import RedisServer
 from ..waiting import cancel, wait_until
+from .consumers import Answers
 
 Message = dict[str, Any]
 Open = Callable[..., AbstractAsyncContextManager[Any]]
@@ -141,14 +142,8 @@ async def test_a_ledger_remembers_what_is_done(redis_url: str, events: list[Even
 
 async def test_abandoned_work_is_resolved_before_the_handler_runs(open_consumer: Open) -> None:
     """A consumer asks after a failed attempt, too: done is acknowledged, unknown goes to the dead letters."""
-    answers = [Resolution.not_done(), Resolution.done("before"), Resolution.unknown("ask the bank")]
-    heard: list[Takeover] = []
-
-    async def check(takeover: Takeover) -> Resolution:
-        heard.append(takeover)
-        return answers.pop(0)
-
-    async with open_consumer(resolve=check, keep_result=True) as consumer:
+    check = Answers(Resolution.not_done(), Resolution.done("before"), Resolution.unknown("ask the bank"))
+    async with open_consumer(resolve=check.later, keep_result=True) as consumer:
         consumer.then = fault
         assert [(await consumer.get()).action for _ in range(2)] == [Action.RETRY] * 2
         assert len(consumer.runs) == 2
@@ -156,10 +151,10 @@ async def test_abandoned_work_is_resolved_before_the_handler_runs(open_consumer:
         assert told(await consumer.get(order(8))) == (Action.RETRY, Reason.FAILED)
         assert told(await consumer.get(order(8))) == (Action.DEAD_LETTER, Reason.FAILED)
         assert "ask the bank" in str(consumer.dead[0].error)
-        assert (len(consumer.runs), [takeover.attempt for takeover in heard]) == (3, [2, 3, 2])
+        assert (len(consumer.runs), check.attempts) == (3, [2, 3, 2])
         assert (await consumer.get()).result == "before"
     with pytest.raises(ConfigError, match="resolve goes with a gate alone"):
-        Consumer(None, inbox=Inbox("orders", keep=WEEK), resolve=check)
+        Consumer(None, inbox=Inbox("orders", keep=WEEK), resolve=check.later)
 
 
 async def test_the_result_is_kept_for_duplicates_on_wish(open_consumer: Open) -> None:

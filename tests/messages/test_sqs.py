@@ -25,13 +25,12 @@ from fastdedup.integrations.sqs import Consumer
 from fastdedup.messages import DeadLetterError
 from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, LEFT_OUT, REASON
 from fastdedup.messages.key_turns import KeyTurns
-from fastdedup.messages.keys import gate_key
 
 from ..brokers import SqsServer
 from ..fixtures import async_fixture
 from ..servers import free_port
 from ..waiting import wait_until
-from .consumers import at_work, opened
+from .consumers import Handler, Work, at_work, fault, opened
 from .test_pages import names_of, stopped
 from .test_rules import Shop as Database
 
@@ -84,6 +83,14 @@ class Shop:
         found = self.client.get_queue_attributes(QueueUrl=url or self.url, AttributeNames=names)["Attributes"]
         return sum(map(int, found.values()))
 
+    @asynccontextmanager
+    async def consumer(
+        self, dedup: Dedup | None, handler: Handler, client: Any = None, **options: Any
+    ) -> AsyncIterator[Consumer]:
+        options = {"queue_url": self.url, **options}
+        async with Consumer(client or self.client, dedup, **options) as consumer, at_work(consumer, handler):
+            yield consumer
+
     def dead_letters(self) -> list[Any]:
         return self.client.receive_message(  # type: ignore[no-any-return]
             QueueUrl=self.dead, MaxNumberOfMessages=10, MessageAttributeNames=["All"]
@@ -126,8 +133,7 @@ async def test_poison_goes_to_the_redrive_target(sqs: SqsServer, dedup: Dedup) -
 
     shop.send("a", MessageAttributes={name: text(name) for name in "abcdefghij"})
     shop.send("b", MessageAttributes={"message-id": text("b")})
-    options: Any = {"queue_url": shop.url, "attempts": 2, "retry_delay": 0.0}
-    async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
+    async with shop.consumer(dedup, handler, attempts=2, retry_delay=0.0) as consumer:
         counts = consumer.counts
         await wait_until(lambda: counts.dead_lettered == 2, description="both are dead letters")
         await wait_until(lambda: shop.left() == 0, description="both are deleted")
@@ -143,17 +149,12 @@ async def test_poison_goes_to_the_redrive_target(sqs: SqsServer, dedup: Dedup) -
 
 async def test_a_slow_handler_keeps_its_message(sqs: SqsServer, dedup: Dedup) -> None:
     """Also if someone sets a shorter timeout of the queue meanwhile: the consumer goes on with its own."""
-    shop, end, begun = Shop(sqs, seen="1"), asyncio.Event(), asyncio.Event()
-
-    async def handler(message: Any) -> None:
-        begun.set()
-        await end.wait()
-
-    options: Any = {"queue_url": shop.url}
-    async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
+    shop, end = Shop(sqs, seen="1"), asyncio.Event()
+    work = Work(lambda order: end.wait())
+    async with shop.consumer(dedup, work) as consumer:
         shop.client.set_queue_attributes(QueueUrl=shop.url, Attributes={"VisibilityTimeout": "0"})
         shop.send("a")
-        await begun.wait()
+        await wait_until(lambda: work.begun, description="it is begun")
         loop = asyncio.get_running_loop()
         ends = loop.time() + 2.4
         await wait_until(lambda: loop.time() > ends, description="more than twice the timeout")
@@ -167,20 +168,15 @@ async def test_an_id_that_is_unique_in_its_group_alone_is_no_duplicate_in_anothe
     sqs: SqsServer, dedup: Dedup, scope: str, done: list[str]
 ) -> None:
     """SQS of moto drops the second one whatever the scope is, so they have two ids there."""
-    shop, seen = Shop(sqs, fifo=True), []
+    shop, work = Shop(sqs, fifo=True), Work()
     shop.client.set_queue_attributes(QueueUrl=shop.url, Attributes={"DeduplicationScope": scope})
     see_messages(shop.client, lambda each: each["Attributes"].update(MessageDeduplicationId="paid"))
-
-    async def handler(message: Any) -> None:
-        seen.append(message.body)
-
-    options: Any = {"queue_url": shop.url}
-    async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
+    async with shop.consumer(dedup, work):
         for order, copies in (("a", 2), ("b", 1)):
             for copy in range(copies):
                 shop.send(order, MessageGroupId=order, MessageDeduplicationId=f"{order}-{copy}")
             await wait_until(lambda: not shop.left(), description="they are settled")
-    assert seen == done
+    assert work.done == done
 
 
 async def test_a_retried_message_of_a_group_blocks_those_after_it(sqs: SqsServer, dedup: Dedup) -> None:
@@ -194,12 +190,9 @@ async def test_a_retried_message_of_a_group_blocks_those_after_it(sqs: SqsServer
 
     for each in "123":
         shop.send(each, MessageGroupId="customer", MessageDeduplicationId=each)
-    options: Any = {"queue_url": shop.url, "retry_delay": 1.0}
     async with (
-        Consumer(shop.client, dedup, **options) as one,
-        Consumer(client_of(sqs.url), dedup, **options) as other,
-        at_work(one, handler),
-        at_work(other, handler),
+        shop.consumer(dedup, handler, retry_delay=1.0) as one,
+        shop.consumer(dedup, handler, client_of(sqs.url), retry_delay=1.0) as other,
     ):
         await wait_until(lambda: one.counts.first + other.counts.first == 3, description="all are done")
     assert begun == [("1", "1")] * 3 + [("2", "1"), ("3", "1")]
@@ -210,56 +203,36 @@ async def test_a_poison_message_of_a_group_spends_no_attempts_of_those_after_it(
     sqs: SqsServer, tmp_path: Path
 ) -> None:
     """An inbox without a gate counts deliveries as attempts."""
-    shop, database, begun = Shop(sqs, fifo=True), Database(tmp_path / "shop.db"), []
-
-    async def handler(transaction: Any, message: Any) -> None:
-        begun.append(message.body)
-        if message.body == "1":
-            raise ValueError("no such customer")
-
+    shop, database = Shop(sqs, fifo=True), Database(tmp_path / "shop.db")
+    work = Work(lambda order: fault(order) if order == "1" else None)
     for each in "123":
         shop.send(each, MessageGroupId="customer", MessageDeduplicationId=each)
-    options: Any = {"queue_url": shop.url, "attempts": 2, "retry_delay": 0.0, "inbox": database.inbox}
-    async with Consumer(shop.client, None, **options) as consumer, at_work(consumer, handler):
+    async with shop.consumer(None, work, attempts=2, retry_delay=0.0, inbox=database.inbox) as consumer:
         await wait_until(lambda: consumer.counts.first == 2, description="the others are done")
-    assert (begun, consumer.counts.dead_lettered) == (["1", "1", "2", "3"], 1)
+    assert (work.begun, consumer.counts.dead_lettered) == (["1", "1", "2", "3"], 1)
 
 
-async def test_groups_of_a_standard_queue_do_not_wait(sqs: SqsServer, redis_url: str) -> None:
+async def test_groups_of_a_standard_queue_do_not_wait(sqs: SqsServer, dedup: Dedup) -> None:
     """There a group is a tenant of a fair queue, and promises no order. moto leaves it out, so it is put in."""
-    shop, end, begun = Shop(sqs), asyncio.Event(), []
+    shop, end = Shop(sqs), asyncio.Event()
     see_messages(shop.client, lambda message: message["Attributes"].update(MessageGroupId="tenant"))
-
-    async def handler(message: Any) -> None:
-        begun.append(message.body)
-        await end.wait()
-
+    work = Work(lambda order: end.wait())
     shop.send("a", "b")
-    async with (
-        opened(redis_url) as dedup,
-        Consumer(shop.client, dedup, queue_url=shop.url) as consumer,
-        at_work(consumer, handler),
-    ):
-        await wait_until(lambda: len(begun) == 2, description="both are at work")
+    async with shop.consumer(dedup, work):
+        await wait_until(lambda: len(work.begun) == 2, description="both are at work")
         end.set()
 
 
 async def test_a_failed_delete_is_told_and_a_duplicate_later(
-    sqs: SqsServer, redis_url: str, caplog: pytest.LogCaptureFixture
+    sqs: SqsServer, dedup: Dedup, caplog: pytest.LogCaptureFixture
 ) -> None:
     shop = Shop(sqs, seen="1")
     lost = [{"Failed": [{"Id": "0", "Code": "InternalError", "SenderFault": False}]}]
     whole = shop.client.delete_message_batch
     shop.client.delete_message_batch = lambda **given: lost.pop() if lost else whole(**given)
-
-    async def handler(message: Any) -> None:
-        return None
-
     shop.send("a")
-    async with opened(redis_url) as dedup:
-        options: Any = {"queue_url": shop.url}
-        async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
-            await wait_until(lambda: consumer.counts.duplicate, description="it comes again")
+    async with shop.consumer(dedup, Work()) as consumer:
+        await wait_until(lambda: consumer.counts.duplicate, description="it comes again")
     assert "because their delete failed: 1, the first by InternalError" in caplog.text
     assert (consumer.counts.first, shop.left()) == (1, 0)
 
@@ -314,82 +287,49 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def test_an_outage_of_sqs_pauses_the_consumer(
-    sqs: SqsServer, redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    sqs: SqsServer, dedup: Dedup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A handler goes on meanwhile. Its delete fails, so its message is a duplicate later."""
-    monkeypatch.setattr("fastdedup.messages.consumer._AWAY_PAUSE", 0.02)
-    shop, relay, end, begun = Shop(sqs, seen="2"), Relay(sqs), asyncio.Event(), []
-
-    async def handler(message: Any) -> None:
-        begun.append(message.body)
-        if message.body == "a":
-            await end.wait()
-
+    monkeypatch.setattr("fastdedup.messages.pulling._AWAY_PAUSE", 0.02)
+    shop, relay, end = Shop(sqs, seen="2"), Relay(sqs), asyncio.Event()
+    work = Work(lambda order: end.wait() if order == "a" else None)
     shop.send("a")
     await relay.open()
-    async with opened(redis_url) as dedup:
-        options: Any = {"queue_url": shop.url}
-        async with Consumer(client_of(relay.url), dedup, **options) as consumer, at_work(consumer, handler):
-            await wait_until(lambda: begun == ["a"], description="it is begun")
-            await relay.close()
-            await wait_until(lambda: consumer.is_paused, description="it is paused")
-            end.set()
-            await wait_until(
-                lambda: "their delete failed: 1" in caplog.text, description="its delete has failed"
-            )
-            shop.send("b")
-            await relay.open()
-            await wait_until(lambda: consumer.counts.first == 2, description="the next one is done")
-            await wait_until(lambda: consumer.counts.duplicate == 1, description="the first comes again")
-            assert not consumer.is_paused
+    async with shop.consumer(dedup, work, client_of(relay.url)) as consumer:
+        await wait_until(lambda: work.begun == ["a"], description="it is begun")
         await relay.close()
-    assert (begun, shop.left()) == (["a", "b"], 0)
-
-
-async def test_a_handler_that_outlives_grace_is_cancelled_and_its_message_is_visible_at_once(
-    sqs: SqsServer, dedup: Dedup
-) -> None:
-    shop, begun = Shop(sqs), asyncio.Event()
-
-    async def handler(message: Any) -> None:
-        begun.set()
-        await asyncio.Event().wait()
-
-    shop.send("a")
-    options: Any = {"queue_url": shop.url, "grace": 0.05}
-    async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
-        await begun.wait()
-    (back,) = shop.client.receive_message(QueueUrl=shop.url)["Messages"]
-    assert back["Body"] == "a"
-    claim = await dedup.claim(gate_key(consumer.name, back["MessageId"]))
-    assert claim.acquired
-    await claim.release()
+        await wait_until(lambda: consumer.is_paused, description="it is paused")
+        end.set()
+        await wait_until(lambda: "their delete failed: 1" in caplog.text, description="its delete has failed")
+        shop.send("b")
+        await relay.open()
+        await wait_until(lambda: consumer.counts.first == 2, description="the next one is done")
+        await wait_until(lambda: consumer.counts.duplicate == 1, description="the first comes again")
+        assert not consumer.is_paused
+    await relay.close()
+    assert (work.begun, shop.left()) == (["a", "b"], 0)
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["boto3", "aiobotocore"])
 async def test_messages_of_a_run_that_is_cancelled_as_it_receives_come_again(
-    sqs: SqsServer, redis_url: str, is_async: bool
+    sqs: SqsServer, dedup: Dedup, is_async: bool
 ) -> None:
     """After the queue's visibility timeout."""
-    shop, done, received, go_on = Shop(sqs, seen="1"), [], threading.Event(), threading.Event()
-
-    async def handler(message: Any) -> None:
-        done.append(message.body)
-
+    shop, work, received, go_on = Shop(sqs, seen="1"), Work(), threading.Event(), threading.Event()
     shop.send("a")
     client = aio_client_of(sqs.url) if is_async else nullcontext(shop.client)
-    async with client as own, opened(redis_url) as dedup:
+    async with client as own:
         hold_replies(own, received, go_on)
         async with Consumer(own, dedup, queue_url=shop.url) as consumer:
-            running = asyncio.create_task(consumer.run(handler))
+            running = asyncio.create_task(consumer.run(work))
             await wait_until(received.is_set, description="a message was received")
             running.cancel()
             go_on.set()
             await asyncio.wait([running])
             assert running.cancelled()
-        async with Consumer(own, dedup, queue_url=shop.url) as consumer, at_work(consumer, handler):
+        async with shop.consumer(dedup, work, own) as consumer:
             await wait_until(lambda: consumer.counts.first == 1, description="it is done")
-    assert done == ["a"]
+    assert work.done == ["a"]
 
 
 def hold_replies(client: Any, received: threading.Event, go_on: threading.Event) -> None:
@@ -412,28 +352,22 @@ def hold_replies(client: Any, received: threading.Event, go_on: threading.Event)
 
 
 async def test_messages_that_wait_for_a_slow_one_are_not_delivered_again(
-    sqs: SqsServer, redis_url: str
+    sqs: SqsServer, dedup: Dedup
 ) -> None:
-    shop, end, begun = Shop(sqs, fifo=True, seen="1"), asyncio.Event(), []
-
-    async def handler(message: Any) -> None:
-        begun.append(message.body)
-        await end.wait()
-
+    shop, end = Shop(sqs, fifo=True, seen="1"), asyncio.Event()
+    work = Work(lambda order: end.wait())
     received: list[str] = []
     see_messages(shop.client, lambda message: received.append(message["Body"]))
     for each in "0123456789":
         shop.send(each, MessageGroupId="customer", MessageDeduplicationId=each)
-    async with opened(redis_url) as dedup:
-        options: Any = {"queue_url": shop.url}
-        async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
-            await wait_until(lambda: begun, description="the first is at work")
-            loop = asyncio.get_running_loop()
-            ends = loop.time() + 2.5
-            await wait_until(lambda: loop.time() > ends, description="more than twice the timeout")
-            end.set()
-            await wait_until(lambda: consumer.counts.first == 10, description="all are done")
-    assert begun == received == list("0123456789")
+    async with shop.consumer(dedup, work) as consumer:
+        await wait_until(lambda: work.begun, description="the first is at work")
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + 2.5
+        await wait_until(lambda: loop.time() > ends, description="more than twice the timeout")
+        end.set()
+        await wait_until(lambda: consumer.counts.first == 10, description="all are done")
+    assert work.begun == received == list("0123456789")
     assert shop.left() == 0
 
 
@@ -443,14 +377,13 @@ async def test_a_receipt_handle_that_is_no_longer_valid_ends_nothing(
     """Neither at a delete nor at a retry: here an operator purges the queue meanwhile."""
     shop = Shop(sqs)
 
-    async def handler(message: Any) -> None:
-        if message.body != "c":
+    def purge(order: str) -> None:
+        if order != "c":
             shop.client.purge_queue(QueueUrl=shop.url)
-        if message.body == "b":
-            raise ValueError("no such customer")
+        if order == "b":
+            fault(order)
 
-    options: Any = {"queue_url": shop.url}
-    async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
+    async with shop.consumer(dedup, Work(purge)) as consumer:
         counts = consumer.counts
         shop.send("a")
         await wait_until(lambda: "by ReceiptHandleIsInvalid" in caplog.text, description="it is logged")
@@ -468,18 +401,15 @@ def test_a_binary_attribute_is_a_key() -> None:
 
 
 async def test_an_error_with_a_character_that_sqs_refuses_is_a_dead_letter(
-    sqs: SqsServer, redis_url: str
+    sqs: SqsServer, dedup: Dedup
 ) -> None:
-    shop = Shop(sqs)
-
-    async def handler(message: Any) -> None:
+    def give_up(order: str) -> None:
         raise DeadLetterError("no such customer: \x00")
 
+    shop = Shop(sqs)
     shop.send("a")
-    async with opened(redis_url) as dedup:
-        options: Any = {"queue_url": shop.url}
-        async with Consumer(shop.client, dedup, **options) as consumer, at_work(consumer, handler):
-            await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
+    async with shop.consumer(dedup, Work(give_up)) as consumer:
+        await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
     (dead,) = shop.dead_letters()
     assert dead["MessageAttributes"][ERROR]["StringValue"].endswith("no such customer: \ufffd")
 

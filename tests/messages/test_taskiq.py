@@ -17,13 +17,14 @@ from taskiq.receiver import Receiver
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
 import fastdedup.sync
-from fastdedup import ConfigError, Dedup, Resolution, Takeover
+from fastdedup import ConfigError, Dedup, Resolution
 from fastdedup.integrations.taskiq import DedupMiddleware
 
 from ..fixtures import async_fixture
 from ..kinds import Order, Rushed
 from ..servers import RedisServer
 from ..waiting import wait_until
+from .consumers import Answers
 
 runs: Counter[str] = Counter()
 
@@ -35,6 +36,7 @@ class Queue:
         name = uuid.uuid4().hex
         backend: Any = RedisAsyncResultBackend(server.url, prefix_str=name, result_ex_time=60)
         broker = RedisStreamBroker(server.url, queue_name=f"forever-{name}", xread_block=50, consumer_id="0")
+        self.dedup = dedup
         self.gate = DedupMiddleware(dedup, wait=wait)
         self.broker = broker.with_result_backend(backend)
         self.broker.add_middlewares(SimpleRetryMiddleware(default_retry_count=9), self.gate)
@@ -65,11 +67,6 @@ async def receiving(server: RedisServer, wait: float = 0.1) -> AsyncIterator[Que
             finished.set()
             await listening
             await queue.broker.shutdown()
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    return f"{request.node.name}-{uuid.uuid4().hex[:6]}"
 
 
 async def count(name: str, total: int = 1) -> int:
@@ -146,24 +143,16 @@ async def test_a_ledger_remembers_what_is_done(queue: Queue, name: str) -> None:
 async def test_abandoned_work_is_resolved_before_the_task_runs_again(
     server: RedisServer, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answers: list[Any] = [OSError("away"), Resolution.not_done(), Resolution.done(7), Resolution.unknown("?")]
-    attempts: list[int] = []
-
-    async def look_up(takeover: Takeover) -> Any:
-        attempts.append(takeover.attempt)
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    look_up = Answers(OSError("away"), Resolution.not_done(), Resolution.done(7), Resolution.unknown("?"))
 
     async def fail(name: str) -> None:
         await count(name)
         raise ValueError("declined")
 
     async with receiving(server) as queue:
-        task = queue.task(fail, retry=True, key=lambda name: name, resolve=look_up)
+        task = queue.task(fail, retry=True, key=lambda name: name, resolve=look_up.later)
         assert await queue.results(await task.kiq(name), await task.kiq(name)) == [7, 7]
-        assert (runs[name], attempts) == (2, [2, 3, 4])
+        assert (runs[name], look_up.attempts) == (2, [2, 3, 4])
         (result,) = await queue.get(await task.kiq(f"{name}-unknown"))
         assert result.is_err
         assert runs[f"{name}-unknown"] == 1
@@ -228,6 +217,36 @@ async def test_a_message_that_the_broker_does_not_take_again_is_held(
     failing.set()
     assert (await queue.get(first))[0].is_err
     assert await queue.results(twin) == [1]
+
+
+async def test_a_message_that_meets_a_closed_gate_comes_again(
+    queue: Queue, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The gate may be closed first as a process ends. Work that was done then is not done again for that."""
+    monkeypatch.setattr("fastdedup.integrations.taskiq.REFUSED_PAUSE", 0.01)
+    task = queue.task(count, key=lambda name: name)
+    await queue.dedup.aclose()
+    sent = await task.kiq(name)
+    told = "because the gate cannot be asked: UsageError("
+    await wait_until(lambda: told in caplog.text, description="it is told")
+    await queue.dedup.open()
+    assert await queue.results(sent) == [1]
+
+    async def closing(name: str) -> int:
+        await queue.dedup.aclose()
+        return await count(f"{name}-closing")
+
+    caplog.clear()
+    await queue.get(await queue.task(closing, key=lambda name: f"{name}-closing").kiq(name))
+    assert (runs[f"{name}-closing"], told in caplog.text) == (1, False)
+
+
+async def test_a_task_in_memory_without_a_gate_is_an_error() -> None:
+    """As in Celery's eager mode: there is no broker that could deliver it later."""
+    gate = DedupMiddleware(Dedup("memory://"))
+    task = InMemoryBroker().with_middlewares(gate).task(gate.once()(count))
+    result = await (await task.kiq("in-memory")).wait_result()
+    assert "is not open" in str(result.error)
 
 
 async def test_a_failure_frees_the_key_for_taskiqs_retries(queue: Queue, name: str) -> None:

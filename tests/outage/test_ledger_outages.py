@@ -60,6 +60,23 @@ async def test_a_batch_cut_in_half_remembers_nothing(
         assert not any(await ledger_of(other).first_many(ids[:300]))
 
 
+async def test_an_id_that_is_retried_has_each_orphan_once(redis_server: RedisServer) -> None:
+    """A retry takes the place of the call before it. So long lists of repeats would slow down each further retry."""
+    lost = ("first", "forget_id")
+    async with proxied(redis_server) as proxy, gate(proxy.url, 0.1) as dedup:
+        ledger, orphans = ledger_of(dedup), dedup.gate.connection.orphans
+        assert await ledger.first("before")
+        proxy.follow(lambda name: Fate.LOSE if name in lost else Fate.PASS)
+        for _ in range(30):
+            with pytest.raises(UnavailableError):
+                await ledger.first("order:1")
+        (place,) = {orphan.place for _, orphan in orphans.listed()}
+        found = [held_key for held_key, _ in orphans.at(place)]
+        assert len(found) == len(set(found))
+        proxy.forward()
+        assert await answered(partial(ledger.first, "order:1"))
+
+
 async def test_a_killed_server_refuses_and_takes_ids_again() -> None:
     """Also where the ledger was never opened: the policy names the time to wait."""
     async with site_of("killed") as site, gate(site.server.url) as dedup:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
 
 import pytest
 
@@ -11,7 +13,7 @@ from fastdedup.model import BreakerState
 
 from ..idle import IdleTime
 from ..servers import RedisServer
-from ..waiting import acquired, wait_until
+from ..waiting import acquired, cancel, wait_until
 
 
 async def test_a_frozen_server_is_unavailable_at_the_deadline(own_redis: RedisServer) -> None:
@@ -41,6 +43,35 @@ async def test_a_killed_redis_is_refused_under_reject_within_the_deadline(own_re
         assert str(own_redis.socket) in str(error)
         assert error.retry_after > 0
         assert not error.unrecorded
+
+
+async def test_a_store_that_is_back_is_found_by_a_loop_whose_callers_leave_it_no_time(
+    own_redis: RedisServer,
+) -> None:
+    """They ask again and again, 5,000 of them: connecting takes more turns of such a loop than the timeout holds."""
+
+    async def take_all_time() -> None:
+        while True:
+            ends = time.monotonic() + 0.1
+            while time.monotonic() < ends:
+                pass
+            await asyncio.sleep(0)
+
+    async def opens() -> bool:
+        with suppress(UnavailableError):
+            await dedup.claim("again")
+        return dedup.breaker is BreakerState.OPEN
+
+    async with Dedup(own_redis.url, timeout=0.25) as dedup:
+        await dedup.claim("before")
+        with own_redis.frozen():
+            await wait_until(opens, description="the breaker opens")
+            callers = asyncio.create_task(take_all_time())
+        await wait_until(
+            lambda: dedup.breaker is BreakerState.CLOSED, description="the breaker closes", deadline=40.0
+        )
+        await cancel(callers)
+        await acquired(dedup, "after", is_away=True)
 
 
 @pytest.mark.parametrize("folder", ["login", "password"])

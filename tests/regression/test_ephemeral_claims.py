@@ -157,7 +157,10 @@ async def test_releases_are_tried_until_the_store_takes_them(
         await wait_until(lambda: are_free(store, keys), description="all are free")
 
 
-async def test_an_owner_that_comes_back_keeps_its_claim(redis_server: RedisServer, redis_url: str) -> None:
+@pytest.mark.parametrize("wire", ["resp", "http, waiting"])
+async def test_an_owner_that_comes_back_keeps_its_claim(
+    redis_server: RedisServer, redis_url: str, wire: str
+) -> None:
     """Its former connection ended while the store was not asked."""
     options = ("--url", redis_url, "--namespace", "freeze", "--timeout", "0.4", "--ttl", "60")
     mine = ("FD.CLAIM", "mine", "OWNER", "worker:1", "EPHEMERAL")
@@ -179,8 +182,13 @@ async def test_an_owner_that_comes_back_keeps_its_claim(redis_server: RedisServe
                 lambda: figure(sidecar.figures(), "fastdedup_degraded_total", verb="release") >= 2,
                 description="the store was not told that the client has gone",
             )
-            again.sendall(pack(*(each.encode() for each in mine)))
-            assert again.recv(100).startswith(b"-UNAVAILABLE")
+            if wire == "resp":
+                again.sendall(pack(*(each.encode() for each in mine)))
+                assert again.recv(100).startswith(b"-UNAVAILABLE")
+            else:
+                with sidecar.http() as http:
+                    claim = {"key": "mine", "owner": "worker:1", "wait": 1}
+                    assert http.post("/v1/claims", json=claim).status_code == 503
         finally:
             redis_server.thaw()
         await wait_until(

@@ -9,6 +9,7 @@ import flask
 import httpx
 import pytest
 from fastapi import FastAPI, Header
+from flask.views import MethodView
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route as Path
@@ -16,6 +17,8 @@ from starlette.routing import Route as Path
 from fastdedup import Claim, ConfigError, Dedup, UnavailableError, fingerprint
 from fastdedup.integrations import asgi, wsgi
 from fastdedup.integrations.fastapi import Claimed, Idempotency, OneTimeToken, everyone
+from fastdedup.integrations.flask import FastDedup
+from fastdedup.integrations.flask import idempotent as flask_guard
 from fastdedup.integrations.http.exchange import AsgiExchange
 from fastdedup.sync import Dedup as SyncDedup
 
@@ -52,6 +55,56 @@ def test_no_spelling_of_a_method_slips_past_a_required_key(method: str) -> None:
         environ["REQUEST_METHOD"] = method
         list(app(environ, lambda status, headers, exc_info=None: statuses.append(status)))  # type: ignore[arg-type,return-value,func-returns-value]
     assert statuses == ["400 Bad Request"]
+
+
+@pytest.mark.parametrize("place", ["application", "blueprint", "class"])
+def test_a_flask_route_below_its_guard_is_refused(place: str) -> None:
+    """The route led to the view alone: each retry ran it again, and no line told of that."""
+    shop, calls = flask.Flask("shop"), []
+    shop.testing = True
+    orders = flask.Blueprint("orders", "orders")
+    guard = flask_guard(principal=lambda _: "ann")
+
+    def order() -> str:
+        calls.append(1)
+        return "ordered"
+
+    class Orders(MethodView):
+        def post(self) -> str:
+            return order()
+
+    match place:
+        case "application":
+            guard(shop.post("/orders")(order))
+        case "blueprint":
+            guard(orders.post("/orders")(order))
+            shop.register_blueprint(orders)
+        case _:
+            view = Orders.as_view("order")
+            shop.add_url_rule("/orders", view_func=view, methods=["POST"])
+            guard(view)
+    with SyncDedup("memory://") as dedup:
+        FastDedup(shop, dedup)
+        with pytest.raises(ConfigError, match=r"must be below @app\.route: the route of '[\w.]+' leads"):
+            shop.test_client().post("/orders", headers={"Idempotency-Key": "k"})
+    assert calls == []
+
+
+def test_a_flask_view_may_have_one_route_with_a_guard_and_one_without() -> None:
+    shop, calls = flask.Flask("shop"), []
+    shop.testing = True
+
+    def order() -> str:
+        calls.append(1)
+        return "ordered"
+
+    shop.add_url_rule("/internal", "internal", order, methods=["POST"])
+    shop.add_url_rule("/orders", "orders", flask_guard(principal=lambda _: "ann")(order), methods=["POST"])
+    with SyncDedup("memory://") as dedup:
+        FastDedup(shop, dedup)
+        for path in ("/internal", "/internal", "/orders", "/orders"):
+            assert shop.test_client().post(path, headers={"Idempotency-Key": "k"}).text == "ordered"
+    assert len(calls) == 3
 
 
 async def somebody(x_user: Annotated[str | None, Header()] = None) -> str | None:

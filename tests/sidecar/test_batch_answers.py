@@ -16,8 +16,9 @@ from fastdedup.kernel.operations import ClaimOp, Verdict
 from fastdedup.kernel.owners import draw_owner, owner_field, owner_text
 from fastdedup.model import Outcome
 from fastdedup.sidecar.http import models
-from fastdedup.sidecar.http.batch import BatchClaim, BatchRequest, Told, batch, read, written
-from fastdedup.sidecar.http.verbs import claimed
+from fastdedup.sidecar.http.batch import BatchClaim, BatchRequest, batch, read
+from fastdedup.sidecar.http.request import HttpRequest
+from fastdedup.sidecar.http.verbs import Client, claimed
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.resp.claim_commands import verdict_reply
 from fastdedup.sidecar.resp.frames import encode
@@ -39,35 +40,17 @@ def test_a_verdicts_reply_is_what_the_generic_way_gives(
     assert verdict_reply(verdict, owner, resp3) == encode(parts, resp3)
 
 
-def won(dedup: Dedup, verdict: Verdict) -> BatchClaim:
-    op = ClaimOp(b"n:=k", dedup.gate.claim_terms, draw_owner(), None)
-    batch = BatchRequest(Namespaces(dedup), [], None)  # type: ignore[arg-type] # its client is not asked
-    claim = BatchClaim(dedup, op, batch)
-    claim.won, claim.held = verdict, (dedup, op.wire, op.owner)
-    return claim
-
-
-def said(text: bytes) -> Told:
-    place = Told()
-    place.won, place.text = None, text
-    return place
-
-
-@pytest.mark.parametrize("order", ["", "a", "aaa", "aabba", "t", "tt", "atbbta"])
-async def test_a_batch_is_written_as_its_claims_are_by_themselves(order: str) -> None:
+async def test_a_claim_that_was_won_is_written_in_a_batch_as_by_itself() -> None:
     dedup = Dedup("memory://", codec=RawCodec())
-    verdicts = {
-        "a": Verdict(Outcome.ACQUIRED, fence=FENCE, attempt=1, left_ms=30_000),
-        "b": Verdict(Outcome.ACQUIRED, fence=0, attempt=2, left_ms=1, degraded=True),
-    }
-    places = [said(b'{"status":409}') if at == "t" else won(dedup, verdicts[at]) for at in order]
-    expected: list[Any] = [
-        {"status": 201, "body": claimed(*place.held, False, verdicts[at]).facts}
-        if isinstance(place, BatchClaim)
-        else {"status": 409}
-        for at, place in zip(order, places, strict=True)
-    ]
-    assert written(places) == orjson.dumps(expected)
+    batch = BatchRequest(Namespaces(dedup), [], Client(None, HttpRequest(), None))
+    first = Verdict(Outcome.ACQUIRED, fence=FENCE, attempt=1, left_ms=30_000)
+    other = Verdict(Outcome.ACQUIRED, fence=0, attempt=2, left_ms=1, degraded=True)
+    for verdict in (first, first, other, first):
+        op = ClaimOp(b"n:=k", dedup.gate.claim_terms, draw_owner(), None)
+        place = BatchClaim(dedup, op, batch)
+        place.answered(dedup, op, verdict)
+        facts = claimed(dedup, op.wire, op.owner, False, verdict).facts
+        assert place.text == orjson.dumps({"status": 201, "body": facts})
 
 
 def claims_alive() -> int:
@@ -82,7 +65,7 @@ async def test_a_batch_leaves_nothing_to_the_garbage_collector() -> None:
         gc.collect()
         gc.disable()
         try:
-            answer = await batch(Namespaces(root), asks, None)  # type: ignore[arg-type]
+            answer = await batch(Namespaces(root), asks, Client(None, HttpRequest(), None))
             assert not claims_alive()
         finally:
             gc.enable()

@@ -240,15 +240,21 @@ def test_a_wrong_body_is_refused(served: Sidecar, body: Any) -> None:
     assert post(served, "orders/first", body)[0] == 422
 
 
-def test_settings_that_differ_from_the_stores_are_no_fault_of_the_client(served: Sidecar) -> None:
+def test_settings_that_differ_from_the_stores_are_no_fault_of_the_client(
+    served: Sidecar, resp: redis.Redis
+) -> None:
     async def found_it() -> None:
         async with Dedup(f"sidecar://{served.path}", namespace="shop") as dedup:
             await dedup.ledger("other", window=60, capacity=200).first("id")
 
     asyncio.run(found_it())
+    bad = figure(served.figures(), "fastdedup_bad_requests_total")
     status, problem = post(served, "other/first", {"ids": ["a"]})
     assert (status, problem["type"]) == (500, "urn:fastdedup:problem:ledger-settings")
     assert "was created with capacity=200" in problem["detail"]
+    with pytest.raises(redis.ResponseError, match="was created with capacity=200"):
+        ask(resp, "FD.FIRST", "other", "a")
+    assert figure(served.figures(), "fastdedup_bad_requests_total") == bad
 
 
 def test_a_full_ledger_remembers_nothing(served: Sidecar, resp: redis.Redis) -> None:

@@ -24,9 +24,10 @@ from fastdedup import (
     LocalLRU,
     __version__,
 )
-from fastdedup.kernel.operations import Verdict
+from fastdedup.declarations import BOUNDS
+from fastdedup.kernel.operations import SettleOp, Verdict
 from fastdedup.model import Outcome
-from fastdedup.sidecar.counters import BOUNDS, Counters, outcome_of_reply
+from fastdedup.sidecar.counters import Counters, outcome_found
 from fastdedup.sidecar.http.routes import metrics
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.addresses import split_address
@@ -102,23 +103,20 @@ async def test_the_hot_path_counts_the_same_also_where_claims_share_a_verdict() 
 
 
 @pytest.mark.parametrize(
-    ("verb", "reply", "outcome"),
+    ("found", "outcome"),
     [
-        ("complete", b"+OK\r\n", "ok"),
-        ("claim", b"*7\r\n$8\r\nacquired\r\n$1\r\na\r\n", "acquired"),
-        ("consume", b"$9\r\nsucceeded\r\n", "succeeded"),
-        ("get", b"$-1\r\n", "absent"),
-        ("get", b"_\r\n", "absent"),
-        ("get", b"$2\r\n{}\r\n", "ok"),
-        ("forget", b":0\r\n", "absent"),
-        ("forget", b":1\r\n", "ok"),
-        ("first", b"*1\r\n:1\r\n", "ok"),
-        ("list", b"*5\r\n$3\r\n603\r\n:512\r\n:1\r\n*0\r\n*0\r\n", "ok"),  # FD.PAGE: a cursor comes first
-        ("list", b"*5\r\n$0\r\n\r\n:0\r\n:1\r\n*0\r\n*0\r\n", "ok"),
+        (SettleOp(b"k", b"o", 1, succeeded=True, keep_ms=1, payload=b""), "ok"),
+        (Verdict(Outcome.ACQUIRED), "acquired"),
+        (Verdict(Outcome.SUCCEEDED), "succeeded"),
+        (None, "absent"),
+        ({"key": "a"}, "ok"),
+        (False, "absent"),
+        (True, "ok"),
+        ([False], "ok"),
     ],
 )
-def test_a_reply_of_the_redis_protocol_says_its_outcome(verb: str, reply: bytes, outcome: str) -> None:
-    assert outcome_of_reply(verb, reply) == outcome
+def test_what_was_found_says_its_outcome(found: object, outcome: str) -> None:
+    assert outcome_found(found) == outcome
 
 
 def test_both_wires_count_errors_under_the_words_of_the_library(

@@ -13,8 +13,10 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis
+from click.testing import CliRunner
 
 from fastdedup import ConfigError, Dedup, State
+from fastdedup.cli.main import cli
 from fastdedup.sidecar import client as asking
 
 from ..servers import RedisServer
@@ -129,6 +131,32 @@ def test_every_kind_is_shown_and_forgotten(sidecar: Sidecar) -> None:
     assert ("id", "orders/id-1", "forgotten", None) in told
     assert ("id", "orders/id-1", "absent", "ticket 9") in told
     assert ("id", "orders/REASON", "forgotten", "ticket 10") in told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect", "\udcff"],
+        ["inspect", "--ledger", "orders", "\udcff"],
+        ["forget", "\udcff"],
+        ["forget", "k", "--reason", "\udcff"],
+        ["forget", "k", "--namespace", "\udcff"],
+        ["list", "--prefix", "\udcff"],
+        ["list", "--cursor", "\udcff"],
+    ],
+)
+def test_the_command_line_refuses_bytes_that_are_no_text(sidecar: Sidecar, words: list[str]) -> None:
+    """The shell passes any bytes, and Python reads those that are not UTF-8 as lone surrogates."""
+    found = CliRunner().invoke(cli, [*words, "--socket", str(sidecar.path)])
+    assert found.exit_code == 1
+    assert "text that UTF-8 can encode" in found.stderr
+    assert isinstance(found.exception, SystemExit)
+
+
+def test_the_command_line_tells_a_redis_from_a_sidecar(server: RedisServer) -> None:
+    found = CliRunner().invoke(cli, ["inspect", "k", "--socket", str(server.socket)])
+    assert found.exit_code == 1
+    assert "is no fastdedup sidecar" in found.stderr
 
 
 async def test_a_store_of_the_sidecar_tells_who_forgot_and_why(sidecar: Sidecar) -> None:

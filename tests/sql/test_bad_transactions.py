@@ -25,6 +25,7 @@ from fastdedup import ConfigError, Dedup, UsageError
 from fastdedup.integrations.fastapi import Commits, everyone
 from fastdedup.sql import Inbox, RetryTransaction
 from fastdedup.sql.dialects import TableName, dialect_of
+from fastdedup.sql.drivers import driver_of
 from fastdedup.sql.rules import TABLE
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
@@ -507,35 +508,32 @@ KILL = {
 }
 
 
-@pytest.mark.parametrize("name", ["asyncpg", "psycopg", "psycopg async", "pymysql", "aiomysql"])
+@pytest.mark.parametrize(
+    "name", ["asyncpg", "psycopg", "psycopg async", "pymysql", "aiomysql", "django postgresql"]
+)
 async def test_a_lost_connection_is_no_transaction_that_the_work_has_ended(party: Party, key: str) -> None:
     """Also if the work ignores the error: else a consumer lays its message down, after a restart of the database."""
     who, kill = KILL[party.place.kind]
+    lost: list[bool] = []
 
     def now(transaction: Any, key: str) -> None:
+        driver = driver_of(transaction)
         party.place.as_admin(kill.format(party.send_sql(who)[0][0]))
         for _ in range(2):
             with suppress(Exception):
                 party.send_sql("SELECT 1")
+        lost.append(driver.is_lost())
 
     async def later(transaction: Any, key: str) -> None:
+        driver = driver_of(transaction)
         party.place.as_admin(kill.format((await party.sql(who))[0][0]))
         for _ in range(2):
             with suppress(Exception):
                 await party.sql("SELECT 1")
+        lost.append(driver.is_lost())
 
-    @contextmanager
-    def begin_now() -> Iterator[Any]:
-        party.start_raw()
-        yield party.raw
-
-    @asynccontextmanager
-    async def begin() -> AsyncIterator[Any]:
-        await party.start()
-        yield party.raw
-
-    is_sync = isinstance(party, SyncParty)
-    decorate = party.inbox(begin=begin_now if is_sync else begin).once(lambda transaction, key: key)
+    decorate = party.inbox(begin=party.beginning).once(lambda transaction, key: key)
     with pytest.raises(Exception, match=r"(?i)lost|closed|connected|^\(0, ''\)") as caught:
-        await party.call(decorate(now if is_sync else later), key)
+        await party.call(decorate(now if isinstance(party, SyncParty) else later), key)
     assert not isinstance(caught.value, UsageError)
+    assert lost == [True]

@@ -34,7 +34,7 @@ from ..faces import each_face, gate_of, once_of
 from ..kinds import ORDER, Order, returning
 from ..waiting import cancel
 from .conftest import Opener
-from .ways import Party, SyncParty
+from .ways import WEEK, Party, SyncParty
 
 Of = Callable[[str], Opener]
 BOTH = ["asyncpg", "psycopg", "async session aiomysql", "pymysql", "aiosqlite", "django sqlite"]
@@ -61,10 +61,7 @@ class Handler:
         self.party = party
         self.then = then
         self.runs = 0
-        begin: Any = party.begin
-        if isinstance(party, SyncParty):
-            begin = party.begin_now
-        decorate = party.inbox(begin=begin).once(lambda transaction, key: key, **options)
+        decorate = party.inbox(begin=party.beginning).once(lambda transaction, key: key, **options)
         self._decorated = decorate(self._now if isinstance(party, SyncParty) else self._later)
 
     async def __call__(self, key: str) -> Any:
@@ -97,7 +94,7 @@ async def test_the_work_is_done_once_and_its_result_replayed(party: Party, key: 
 
 @pytest.mark.parametrize("name", BOTH)
 async def test_a_duplicate_gets_the_declared_type(party: Party, key: str) -> None:
-    begin: Any = party.begin_now if isinstance(party, SyncParty) else party.begin
+    begin = party.beginning
     work = returning(Order, ORDER, is_async=not isinstance(party, SyncParty), before=True)
     once = party.inbox(begin=begin).once(lambda transaction, key: key)(work)
     for _ in range(2):
@@ -113,7 +110,7 @@ async def test_a_duplicate_gets_the_declared_type(party: Party, key: str) -> Non
 
 @pytest.mark.parametrize("name", BOTH)
 async def test_a_key_made_of_arguments_and_a_name_keep_functions_apart(party: Party, key: str) -> None:
-    begin: Any = party.begin_now if isinstance(party, SyncParty) else party.begin
+    begin = party.beginning
     for said in ("charged", "shipped"):
         work = returning(str, said, is_async=not isinstance(party, SyncParty), before=True)
         once = party.inbox(begin=begin).once(by("key"), name=said)(work)
@@ -123,7 +120,7 @@ async def test_a_key_made_of_arguments_and_a_name_keep_functions_apart(party: Pa
 
 @pytest.mark.parametrize("name", BOTH)
 async def test_a_method_gets_the_transaction_behind_self(party: Party, key: str) -> None:
-    begin: Any = party.begin_now if isinstance(party, SyncParty) else party.begin
+    begin = party.beginning
     once = party.inbox(begin=begin).once(lambda self, transaction, key: self.prefix + key)
 
     class Consumer:
@@ -328,7 +325,7 @@ async def test_calls_within_a_call_share_its_transaction(party: Party, key: str)
         for each in "ab":
             await decorated(f"{key} {each}")
 
-    outside = party.inbox(begin=party.begin_now if isinstance(party, SyncParty) else party.begin)
+    outside = party.inbox(begin=party.beginning)
     call = outside.once(lambda transaction, key: key)(work_now if is_sync else work)
     for _ in range(2):
         await party.call(call, key)
@@ -487,3 +484,27 @@ async def test_work_that_failed_is_not_done(file: Path, face: str, proven: bool)
             await call("m-1")
         fails = False
         assert await call("m-1") == "m-1"
+
+
+async def test_a_beginning_of_the_other_kind_of_code_is_named() -> None:
+    """Both are functions, so only their blocks differ."""
+
+    async def later(transaction: Any) -> None: ...
+
+    def now(transaction: Any) -> None: ...
+
+    inbox, blocking = Inbox("awaits", keep=WEEK), SyncInbox("blocks", keep=WEEK)
+    with pytest.raises(ConfigError, match="begin= must return an async context manager"):
+        await inbox.once(lambda transaction: "k", begin=block_of_threads)(later)()
+    with pytest.raises(ConfigError, match="begin= must return a context manager"):
+        blocking.once(lambda transaction: "k", begin=block_of_asyncio)(now)()
+
+
+@contextmanager
+def block_of_threads() -> Iterator[None]:
+    yield
+
+
+@asynccontextmanager
+async def block_of_asyncio() -> AsyncIterator[None]:
+    yield

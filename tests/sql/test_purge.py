@@ -18,7 +18,7 @@ from fastdedup.sync import Dedup as SyncDedup
 from ..waiting import wait_until
 from .conftest import Opener
 from .places import Place
-from .ways import Party, SyncParty
+from .ways import Party
 
 Of = Callable[[str], Opener]
 HOUR = 3600.0
@@ -31,7 +31,7 @@ ON_SERVERS = ["asyncpg", "aiomysql"]
 
 
 def inbox_of(party: Party, table: str, **options: Any) -> Any:
-    begin: Any = party.begin_now if isinstance(party, SyncParty) else party.begin
+    begin = party.beginning
     return party.inbox(f"of-{table}", keep=HOUR, table=table, begin=begin, **options)
 
 

@@ -119,6 +119,25 @@ async def test_a_lock_not_given_in_time_asks_for_a_retry(server_way: Opener, key
         await ours.rollback()
 
 
+STATEMENT_TIME = {
+    "postgresql": "SET LOCAL statement_timeout = '20ms'",
+    "mysql": "SET SESSION max_statement_time = 0.02",
+}
+
+
+async def test_a_statement_that_takes_too_long_asks_for_a_retry(server_way: Opener, key: str) -> None:
+    """A limit of the database for each statement also ends the inbox's own, which waits for a twin in flight."""
+    async with server_way() as ours, server_way() as other:
+        await ours.start()
+        await ours.receive(ours.inbox(), key)
+        await other.start()
+        await other.sql(STATEMENT_TIME[other.place.kind])
+        with pytest.raises(RetryTransaction):
+            await other.receive(other.inbox(), key)
+        await other.rollback()
+        await ours.rollback()
+
+
 @pytest.mark.parametrize(("ends", "error"), [(0, LockedError), (1, RetryTransaction)])
 def test_a_timeout_that_rolls_all_back_skips_no_twin(ends: int, error: type[Exception]) -> None:
     """innodb_rollback_on_timeout is set where the server starts, so the flow is asked without one."""
@@ -187,7 +206,7 @@ OF_STATES = {
     "57P01": DatabaseFault.UNKNOWN,  # the server shuts down
     "XX000": DatabaseFault.UNKNOWN,
     "23505": DatabaseFault.REFUSED,
-    "57014": DatabaseFault.REFUSED,
+    "57014": DatabaseFault.TIMED_OUT,
 }
 OF_NUMBERS = {
     1213: DatabaseFault.RETRY,
@@ -196,6 +215,8 @@ OF_NUMBERS = {
     1205: DatabaseFault.LOCKED,
     1290: DatabaseFault.STANDBY,
     1836: DatabaseFault.STANDBY,
+    1969: DatabaseFault.TIMED_OUT,
+    3024: DatabaseFault.TIMED_OUT,
     1146: DatabaseFault.NO_TABLE,
     1049: DatabaseFault.NO_TABLE,
     3572: DatabaseFault.LOCKED,  # NOWAIT

@@ -109,6 +109,11 @@ class Party(ABC):
         async with self.transaction():
             yield self.raw
 
+    @property
+    def beginning(self) -> Any:
+        """What begins a transaction for an inbox of such a connection."""
+        return self.begin
+
     async def work(self, note: str) -> None:
         """Do the business: one row."""
         await self.sql(f"INSERT INTO work (note) VALUES ('{note}')")
@@ -150,6 +155,10 @@ class SyncParty(Party):
             self._rollback()
             raise
         self._commit()
+
+    @property
+    def beginning(self) -> Any:
+        return self.begin_now
 
 
 class SyncConnectionParty(SyncParty):

@@ -58,6 +58,8 @@ from fastdedup.events import (
     Unreplayed,
 )
 from fastdedup.kernel.operations import Op, Reply, Verdict
+from fastdedup.sync import Dedup as SyncDedup
+from fastdedup.web.inspection import forget_request, get_request
 
 
 class Order:
@@ -240,6 +242,13 @@ async def inspection(dedup: Dedup) -> None:
         assert_type(record.lease, float | None)
         assert_type(record.fingerprint, bytes | None)
     assert_type(await dedup.forget("k"), bool)
+
+
+async def web_records(dedup: Dedup, blocking: SyncDedup) -> None:
+    assert_type(await get_request(dedup, "POST", "/orders", key="k"), Record | None)
+    assert_type(get_request(blocking, "POST", "/orders", key="k"), Record | None)
+    assert_type(await forget_request(dedup, "POST", "/orders", key="k"), bool)
+    assert_type(forget_request(blocking, "POST", "/orders", key="k"), bool)
 
 
 def keys() -> None:

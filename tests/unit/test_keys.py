@@ -119,9 +119,9 @@ def test_lone_surrogates_are_refused(key: str) -> None:
         (b"order:7", "decode it"),
         (bytearray(b"order:7"), "decode it"),
         (memoryview(b"order:7"), "decode it"),
-        (None, "got NoneType"),
-        (7, "got int"),
-        (["order:7"], "got list"),
+        (None, "got NoneType$"),
+        (7, "got int; make it by business_key"),
+        (["order:7"], "got list; make it by business_key"),
     ],
 )
 def test_an_unusable_key_is_refused_with_the_rule_it_breaks(key: Any, advice: str) -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import pytest
 
 from fastdedup import ConfigError, Dedup, Reject
-from fastdedup.messages.memory import check_memory, check_rows
-from fastdedup.sql import Inbox
+from fastdedup.messages.memory import check_memory
 
 
 def test_a_month_of_a_broker_is_shown_in_whole_seconds() -> None:
     with pytest.raises(ConfigError, match=r"after 2592000 s \(retention\).* for 1209600 s only"):
         check_memory(1_209_600.0, 2_592_000.0, "retention")
-    with pytest.raises(ConfigError, match=r"after 2592000 s \(retention\).* for 1209600 s only"):
-        check_rows(Inbox("orders", keep=1_209_600.0), 2_592_000.0, "retention")
 
 
 def test_a_ledger_shows_its_window_in_full() -> None:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdedup import ConfigError, Dedup, ForeignRecordError
+from fastdedup import ConfigError, Dedup, ForeignRecordError, ResultError
 from fastdedup.web import problems
-from fastdedup.web.answers import Settling, replay, settling_of, storable, streams
+from fastdedup.web.answers import Settling, is_cut_short, replay, settling_of, storable, streams
 from fastdedup.web.fingerprints import json_fingerprint, request_fingerprint
 from fastdedup.web.policy import PublishedPolicy, statuses
 from fastdedup.web.problems import PROBLEMS, respond, whole_seconds
@@ -89,7 +89,7 @@ def test_a_truncated_head_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [{"a": 1}, b"bytes", "text", 7])
 def test_only_responses_are_stored(value: Any) -> None:
-    with pytest.raises(TypeError, match="must be a Response"):
+    with pytest.raises(ResultError, match=r"must be its response, got .*: return it from the handler"):
         CODEC.dumps(value)
 
 
@@ -420,3 +420,25 @@ def test_docs_that_cannot_stand_in_a_link_are_told(docs: str) -> None:
 def test_docs_may_be_a_url_of_ones_own() -> None:
     assert policy(docs="https://example.com/keys").path is None
     assert policy(docs=None).docs is None
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "length", "may_be_empty", "cut"),
+    [
+        (200, b"hello", b"5", False, False),
+        (200, b"hell", b"5", False, True),
+        (200, b"hello", b"", False, False),
+        (200, b"hello", b"five", False, False),
+        (200, b"", b"5", False, True),
+        (200, b"", b"5", True, False),
+        (200, b"hell", b"5", True, True),
+        (204, b"", b"5", False, False),
+        (304, b"", b"5", False, False),
+        (200, b"hello", b"9" * 5000, False, True),
+    ],
+)
+def test_a_body_is_cut_short(status: int, body: bytes, length: bytes, may_be_empty: bool, cut: bool) -> None:
+    """Also where the length has more digits than Python makes a number of."""
+    response = Response(status, (), body)
+    assert is_cut_short(response, length, may_be_empty=may_be_empty) is cut
+    assert not is_cut_short(Response(status, (), body, whole=False), length, may_be_empty=False)

@@ -25,7 +25,7 @@ from ...web.record_keys import SCOPE
 from ...web.request import Principal
 from ...web.response import Response
 from ...web.rules import KeySettings, MadeByRoute
-from ..http.committing import CommittedWork, DirectSteps, Named, RouteCommits
+from ..http.committing import CommittedWork, DirectSteps, RouteCommits
 from .bridge import Bridge
 from .capture import mark_held, settle_by
 from .config import gate
@@ -98,30 +98,26 @@ class DjangoCommits(Operation):
         """Answer a request."""
         claims = self.claims_at(request)
         route = self._routes[claims, gate()]  # of the process's `Dedup`: tests have several
-        named: Named | None = None
+        docs = docs_at(claims.docs, request.META.get("SCRIPT_NAME", ""))
+        work = CommittedWork(route, docs, request.path, request.method, _STEPS)
 
         async def make(key: str, name: str, digest: Fingerprint) -> Claim | None:
-            nonlocal named
-            named = name, digest
             claiming = claims.present().make(lambda one: one.claim(name, digest), blocks=bridge.blocks)
-            return await route.claimed(claiming)
+            return await work.claim(key, (name, digest), claiming)
 
         got = await claimed(bridge, claims, request, make=make)
         if got is not None and not isinstance(got, Hold):
             return got
-        if named is None and "HTTP_IDEMPOTENCY_KEY" in request.META:
+        if work.gate_wire is None and "HTTP_IDEMPOTENCY_KEY" in request.META:
             raise ConfigError(
                 "IdempotencyMiddleware has claimed this request already: leave its route to commits() alone"
             )
         if got is not None:
             mark_held(request, got)
-        docs = docs_at(claims.docs, request.META.get("SCRIPT_NAME", ""))
-        work = CommittedWork(
-            route, None if got is None else got.recorder, docs, request.path, request.method, _STEPS
-        )
+            work.hold(got.public, got.recorder)
         try:
-            with nullcontext() if named is None else claimed_work(route.rules.gate_wire(named[0])):
-                response = await self._worked(bridge, work, named, view)
+            with nullcontext() if work.gate_wire is None else claimed_work(work.gate_wire):
+                response = await self._worked(bridge, work, view)
         except BaseException:
             if got is not None:
                 with suppress(DedupError):  # the view's own error matters more
@@ -129,29 +125,27 @@ class DjangoCommits(Operation):
             raise
         return response if got is None else await settle_by(bridge, got, response)
 
-    async def _worked(
-        self, bridge: Bridge, work: CommittedWork, named: Named | None, view: Callable[[], Any]
-    ) -> HttpResponse:
+    async def _worked(self, bridge: Bridge, work: CommittedWork, view: Callable[[], Any]) -> HttpResponse:
         """Run the view in its transaction, and end that; return the response to send."""
-        answer = await work.begin(named)
-        if answer is not None:
-            return reply(answer)
-        try:
-            response = await bridge.view(view)
-            if not isinstance(response, HttpResponseBase):
-                raise TypeError(f"a view must return an HttpResponse, got {response!r}")
-            if callable(getattr(response, "render", None)):
-                response = response.render()  # it may ask the database
-        except BaseException as error:
-            answer = await work.raised(error)
-            if answer is None:
-                raise
-            return reply(answer)
+        begun = await work.begin()
+        if isinstance(begun, Response):
+            return reply(begun)
+        response: Any = await work.run(partial(_viewed, bridge, view))
+        if isinstance(response, Response):
+            return reply(response)
         if response.streaming:
             raise await work.refuse("it is a stream")
         if transaction.get_rollback(self._using):
             await work.roll_back()
         return await _ended(work, response)
+
+
+async def _viewed(bridge: Bridge, view: Callable[[], Any]) -> Any:
+    """Return a view's response, rendered: rendering may ask the database."""
+    response = await bridge.view(view)
+    if not isinstance(response, HttpResponseBase):
+        raise TypeError(f"a view must return an HttpResponse, got {response!r}")
+    return response.render() if callable(getattr(response, "render", None)) else response
 
 
 async def _ended(work: CommittedWork, response: Any) -> Any:

@@ -17,7 +17,6 @@ from ...web.admit import admit
 from ...web.policy import PublishedPolicy, docs_at
 from ...web.response import Response
 from ...web.rules import RouteTable
-from ..http.wsgi_request import BadBody
 from .bridge import AWAITING, BLOCKING, Bridge
 from .capture import hold_of, run
 from .config import gate, http
@@ -127,8 +126,6 @@ async def claimed(
         got = await admit(key_fields(request), claim, rule, docs)
     except UnreadablePostError:  # the client left before it had sent the request: nothing has happened
         return HttpResponseBadRequest()
-    except BadBody as error:
-        return reply(error.response(docs))
     if isinstance(got, Response):
         return reply(got)
     return None if got is None else claims.hold(got, request.path, docs)

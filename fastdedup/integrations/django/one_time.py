@@ -22,10 +22,9 @@ from ...web.forms import (
     sent_token,
 )
 from ...web.problems import whole_seconds
-from ...web.request import RequestTooLarge, everyone
+from ...web.request import BadBody, RequestTooLarge, everyone
 from ...web.response import Response
 from ...web.rules import ClaimSettings, Rule
-from ..http.wsgi_request import BadBody
 from . import convert
 from .bridge import Bridge
 from .capture import run
@@ -137,10 +136,8 @@ class _OneTime:
             return page
         try:
             got = await self._redeemed(bridge, request, form)
-        except RequestTooLarge as error:
+        except (RequestTooLarge, BadBody) as error:
             return convert.reply(refusal(error, self._rule, None))
-        except BadBody as error:
-            return convert.reply(error.response(None))
         except FormRefused as error:
             return await self._refuse(bridge, request, form, error, view)
         if isinstance(got, Response):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 
-from ...log_throttle import LogThrottle
 from ...messages.decisions import Action, Decision
 from ...messages.headers import dead_letter_headers
 from ...messages.room import lay_down
@@ -17,7 +15,6 @@ from .brokers import broker_of
 from .settings import GuardSettings
 
 Handler = Callable[..., Awaitable[Any]]
-log = logging.getLogger("fastdedup.messages")
 
 
 class Guarded:
@@ -33,7 +30,6 @@ class Guarded:
         self.broker = broker_of(subscriber)
         self.broker.check(subscriber, settings)
         self.deliveries = settings.deliveries(self.broker.name_of(subscriber))
-        self._unlaid = LogThrottle()
         if patience := self.broker.redelivers_after(subscriber):
             self.deliveries.check_memory(*patience)
 
@@ -43,7 +39,13 @@ class Guarded:
         """Decide on a delivery; `publisher` publishes dead letters. Arguments and errors as `Deliveries.handle`."""
 
         async def lay(decision: Decision) -> None:
-            await self._bury_at_last(message, subscriber, publisher, decision)
+            await self.deliveries.lay_at_last(
+                lambda: self._bury(message, subscriber, publisher, decision),
+                lambda: self._pause(subscriber),
+                lambda error: (
+                    self.broker.is_lost(error) or not subscriber.running
+                ),  # another delivery begins anew
+            )
 
         return await self.deliveries.handle(message, handler, lay, failed=failed, again=again)
 
@@ -54,21 +56,11 @@ class Guarded:
         else:
             await self.broker.ack(message, subscriber)
 
-    async def _bury_at_last(self, message: Any, subscriber: Any, publisher: Any, decision: Decision) -> None:
-        """Publish a dead letter as soon as the broker takes it: the next delivery would not know its cause."""
-        rules = self.deliveries.rules
-        while True:
-            try:
-                return await self._bury(message, subscriber, publisher, decision)
-            except Exception as error:
-                if self.broker.is_lost(error) or not subscriber.running:  # another delivery begins anew
-                    raise
-                if self._unlaid.passes():
-                    log.error("consumer %r cannot lay a dead letter down: %r", rules.consumer, error)
-            ends = anyio.current_time() + rules.retry_delay
+    async def _pause(self, subscriber: Any) -> None:
+        ends = anyio.current_time() + self.deliveries.rules.retry_delay
+        await anyio.sleep(LAYING_PAUSE)
+        while subscriber.running and anyio.current_time() < ends:  # noqa: ASYNC110 -- FastStream tells of no stop
             await anyio.sleep(LAYING_PAUSE)
-            while subscriber.running and anyio.current_time() < ends:  # noqa: ASYNC110 -- FastStream tells of no stop
-                await anyio.sleep(LAYING_PAUSE)
 
     async def _bury(self, message: Any, subscriber: Any, publisher: Any, decision: Decision) -> None:
         """Publish a dead letter, if the settings name a place for it."""

@@ -6,11 +6,12 @@ on Kafka it names neither topic nor partition, and on NATS it is not the header 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from ...messages.keys import body_digest, text_of
+from ...messages.keys import body, header
 from .brokers import broker_of_message
+
+__all__ = ["Message", "body", "header", "message_id", "offset"]
 
 Message = Any
 """A message of FastStream, such as `RabbitMessage`; its `raw_message` is the broker's own."""
@@ -32,21 +33,3 @@ def offset(message: Message) -> str | None:
     redelivery has the same place; a message that is published twice has two.
     """
     return broker_of_message(message).offset(message.raw_message)
-
-
-def header(name: str) -> Callable[[Message], str | None]:
-    """Return a rule: the key is a header's value."""
-
-    def key(message: Message) -> str | None:
-        return text_of(message.headers.get(name))
-
-    return key
-
-
-def body(message: Message) -> str:
-    """Return a digest of the message's body.
-
-    Two orders with equal bodies are one order then: choose it only if a body names its event, by a time or a
-    number.
-    """
-    return body_digest(message.body)

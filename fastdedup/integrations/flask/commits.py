@@ -1,23 +1,24 @@
 """`@commits`: a view's work, an inbox's row and the response commit in one transaction.
 
-Main path: `FlaskCommits.handle` → the view → `CommittingApp`.
+Main path: `FlaskCommits.handle` → the view → `FlaskExchange`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, Unpack
 
 import flask
 
 from ...errors import ConfigError
-from ...flows import drive
+from ...flows import drive, step
 from ...sync import Claim
 from ...sync.sql import BlockedGate, Inbox
 from ...web.request import Principal
 from ...web.response import Response
 from ...web.rules import KeySettings, MadeByRoute
-from ..http.committing import Committed, CommittedWork, DirectSteps, Named, RouteCommits
+from ..http.committing import Committed, CommittedWork, DirectSteps, RouteCommits
 from ..http.wsgi_request import whole_path
 from ..wsgi import WsgiClaims
 from .exchange import FlaskExchange, claim_of, exchange, reply
@@ -88,19 +89,12 @@ class FlaskCommits(FlaskOperation):
         docs = state.docs_at(flask.request.environ)
         got = _begin(route, held, docs)
         if isinstance(got, Response):
-            is_of_row = held.holds and held.recorder.replayed
-            return held.instead(held.mend(got)) if is_of_row else held.answer(got)
-        work = held.committing
-        assert work is not None
-        try:
-            response = view(committed=got)
-            drive(work.handled())
-        except BaseException as error:
-            answer = drive(work.raised(error))
-            if answer is None:
-                raise
-            return reply(answer)
-        return response
+            if not held.holds:
+                return held.answer(got)
+            return held.instead(held.mend(got)) if held.recorder.replayed else reply(got)
+        assert held.committing is not None
+        response = drive(held.committing.run(partial(step(view), committed=got)))
+        return reply(response) if isinstance(response, Response) else response
 
 
 def _begin(route: RouteCommits, held: FlaskExchange, docs: str | None) -> Committed[Any] | Response:
@@ -112,24 +106,19 @@ def _begin(route: RouteCommits, held: FlaskExchange, docs: str | None) -> Commit
         )
     if held.committing is not None:
         raise ConfigError("this request has a transaction already: let one commits() lead to a view, not two")
-    header: str | None = None
-    named: Named | None = None
+    work = CommittedWork(route, docs, whole_path(environ), environ["REQUEST_METHOD"], _STEPS)
 
     async def claim(key: str) -> Claim | None:
-        nonlocal header, named
-        header, named = key, claims.identify(environ, held.body_of, key)
-        return await route.claimed(claims.claim(*named))
+        named = claims.identify(environ, held.body_of, key)
+        return await work.claim(key, named, claims.claim(*named))
 
     got = claims.admit_by(environ, docs, claim)
     if isinstance(got, Response):
         return got
     if got is not None:
         held.hold(environ, got, claims.rule, docs)
-    elif named is not None:
-        held.work_under(route.rules.gate_wire(named[0]), held)
-    recorder = None if got is None else held.recorder
-    work = held.committing = CommittedWork(
-        route, recorder, docs, whole_path(environ), environ["REQUEST_METHOD"], _STEPS
-    )
-    answer = drive(work.begin(named))
-    return Committed(work.transaction.transaction, header, got) if answer is None else answer
+        work.hold(got, held.recorder)
+    elif work.gate_wire is not None:
+        held.work_under(work.gate_wire, held)
+    held.committing = work
+    return drive(work.begin())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import flask
@@ -12,12 +13,12 @@ from ...errors import ConfigError
 from ...flows import drive
 from ...sync import Claim
 from ...web.answers import streams
-from ...web.request import RequestTooLarge
+from ...web.request import BadBody, RequestTooLarge
 from ...web.response import REPLAYED, Headers, Response
 from .. import wsgi
 from ..http.committing import CommittedWork
 from ..http.wsgi_exchange import Closing, ExcInfo, Write, WsgiExchange, native, raw, send
-from ..http.wsgi_request import BadBody, read_body
+from ..http.wsgi_request import read_body
 
 log = logging.getLogger("fastdedup.web")
 _EXCHANGE = "fastdedup.flask"
@@ -70,10 +71,39 @@ class FlaskExchange(WsgiExchange):
 
     # The response
 
+    def _committing(
+        self, app: WSGIApplication, environ: WSGIEnvironment, start_response: StartResponse
+    ) -> Iterable[bytes]:
+        """Hold a response back until its transaction has committed with it; other responses go through."""
+        held: list[tuple[str, list[tuple[str, str]]]] = []
+
+        def start(status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None, /) -> Write:
+            if self.committing is None or not self.committing.transaction.is_open:
+                return start_response(status, headers, *(() if exc_info is None else (exc_info,)))
+            held[:] = [(status, headers)]
+            return _without_writer
+
+        try:
+            source = app(environ, start)
+            if not held:
+                return source
+            assert self.committing is not None
+            try:
+                response = _ended(self.committing, *held[0], source)
+            except Exception as error:
+                drive(self.committing.roll_back(error))
+                log.exception("%s: nothing was committed", environ.get("PATH_INFO", ""))
+                response = _FAILED
+            body = send(start_response, response)
+            return Closing(body, source.close) if hasattr(source, "close") else body
+        finally:  # such as an error of a teardown function, or the exit of a worker
+            if self.committing is not None:
+                drive(self.committing.roll_back())
+
     def run(self, app: WSGIApplication, environ: WSGIEnvironment) -> Iterable[bytes]:
         """Run the application; see `WsgiExchange.run`."""
         environ[_EXCHANGE] = self
-        source = super().run(CommittingApp(app, self), environ)
+        source = super().run(partial(self._committing, app), environ)
         replay = self._replay
         if replay is None:
             return source
@@ -106,65 +136,24 @@ class FlaskExchange(WsgiExchange):
         return self.instead(response) if response.header(REPLAYED[0]) else reply(response)
 
 
-class CommittingApp:
-    """Holds a response back until its transaction has committed with it; other responses go through."""
-
-    def __init__(self, app: WSGIApplication, exchange: FlaskExchange) -> None:
-        self._app = app
-        self._exchange = exchange
-        # Mutable: the response's status line and headers.
-        self._status = ""
-        self._headers: list[tuple[str, str]] = []
-
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Serve one request."""
-
-        def start(status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None, /) -> Write:
-            work = self._exchange.committing
-            if work is None or not work.transaction.is_open:
-                return start_response(status, headers, *(() if exc_info is None else (exc_info,)))
-            self._status, self._headers = status, headers
-            return _without_writer
-
-        try:
-            source = self._app(environ, start)
-            if not self._status:
-                return source
-            work = self._exchange.committing
-            assert work is not None
-            try:
-                return self._send(self._end(work, source), start_response, source)
-            except Exception as error:
-                drive(work.roll_back(error))
-                log.exception("%s: nothing was committed", environ.get("PATH_INFO", ""))
-                return self._send(_FAILED, start_response, source)
-        finally:  # such as an error of a teardown function, or the exit of a worker
-            if self._exchange.committing is not None:
-                drive(self._exchange.committing.roll_back())
-
-    def _end(self, work: CommittedWork, source: Iterable[bytes]) -> Response:
-        """Commit with the response, or roll back; return the response to send."""
-        headers = raw(self._headers)
-        response = Response(int(self._status[:3]), headers, b"")
-        if streams(response.header(b"content-type")):
-            raise drive(work.refuse("it is a stream"))
-        chunks, size = [], 0
-        for chunk in source:
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > work.rule.max_response:
-                raise drive(work.refuse(work.too_large))
-        reason = self._status[4:]
-        return drive(work.end(Response(response.status, headers, b"".join(chunks), reason=reason)))
-
-    def _send(
-        self, response: Response, start_response: StartResponse, source: Iterable[bytes]
-    ) -> Iterable[bytes]:
-        body = send(start_response, response)
-        return Closing(body, source.close) if hasattr(source, "close") else body
-
-
 _FAILED = Response(500, [(b"content-type", b"text/plain")], b"Internal Server Error")
+
+
+def _ended(
+    work: CommittedWork, status: str, headers: list[tuple[str, str]], source: Iterable[bytes]
+) -> Response:
+    """Commit with the response, or roll back; return the response to send."""
+    response = Response(int(status[:3]), raw(headers), b"", reason=status[4:])
+    if streams(response.header(b"content-type")):
+        raise drive(work.refuse("it is a stream"))
+    chunks, size = [], 0
+    for chunk in source:
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > work.rule.max_response:
+            raise drive(work.refuse(work.too_large))
+    response.body = b"".join(chunks)
+    return drive(work.end(response))
 
 
 def exchange() -> FlaskExchange:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Unpack
-from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+from wsgiref.types import WSGIApplication
 
 import flask
 
@@ -20,7 +19,7 @@ from ...web.rules import KeySettings, Rule, make_rules
 from ..http.wsgi_request import request_of
 from .exchange import FlaskExchange, reply
 from .names import Subject, session_subject
-from .state import MARK, NAME, AppState, Decorated, current, route_of
+from .state import BELOW, MARK, NAME, AppState, Decorated, current, route_of
 from .tokens import one_time_notice, one_time_token
 
 
@@ -79,7 +78,7 @@ class FastDedup:
         docs = PublishedPolicy([], gate.settings, self._docs).path
         state = AppState(gate, self._docs, self._subject, self._field, self._settings)
         app.extensions[NAME] = state
-        app.wsgi_app = FlaskCapture(app.wsgi_app)  # type: ignore[method-assign] # Flask's own way for middleware
+        app.wsgi_app = _captured(app.wsgi_app)  # type: ignore[method-assign] # Flask's own way for middleware
         app.before_request_funcs.setdefault(None, []).insert(0, _read_first)
         if FormRefused not in app.error_handler_spec[None][None]:
             app.register_error_handler(FormRefused, _form_refused)
@@ -89,15 +88,9 @@ class FastDedup:
             app.add_url_rule(docs, "fastdedup_policy", _policy)
 
 
-class FlaskCapture:
-    """Puts an exchange into each request's environ, for a view to claim in."""
-
-    def __init__(self, app: WSGIApplication) -> None:
-        self._app = app
-
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Serve one request."""
-        return FlaskExchange(start_response).run(self._app, environ)
+def _captured(app: WSGIApplication) -> Any:
+    """Return an application that puts an exchange into each request's environ, for a view to claim in."""
+    return lambda environ, start_response: FlaskExchange(start_response).run(app, environ)
 
 
 def _dedup_of(given: Any) -> Dedup:
@@ -120,15 +113,37 @@ def _decorated(endpoint: str | None, method: str) -> Decorated | None:
 
 
 def _read_first() -> None:
-    """Read the body of a claimed request before another before_request function reads it as a form."""
+    """Read the body of a claimed request before another before_request function reads it as a form.
+
+    Raises:
+        ConfigError: the view's decorator stands in the wrong place.
+    """
     request = flask.request
     decorated = _decorated(request.endpoint, request.method)
+    if decorated is None:
+        _check_order(request.endpoint)
+        return
     exchange = request.environ.get("fastdedup.flask")
-    if decorated is None or exchange is None:
+    if exchange is None:
         return
     limit = decorated.limit(current())
     if limit is not None:
         exchange.read(request.environ, limit)
+
+
+def _check_order(endpoint: str | None) -> None:
+    """Check that no decorator of ours is above the one of a view's route: the view would run without it.
+
+    A view may have one route without the decorator if another route leads to the decorated view.
+    """
+    views = flask.current_app.view_functions
+    view = views.get(endpoint or "")
+    above = getattr(view, BELOW, None)
+    if above is not None and not any(getattr(each, MARK, None) is above for each in views.values()):
+        raise ConfigError(
+            f"a decorator of fastdedup must be below @app.route: the route of {endpoint!r} leads to the view "
+            "without the decorator"
+        )
 
 
 def _form_refused(error: FormRefused) -> flask.Response:

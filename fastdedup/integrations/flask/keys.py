@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from inspect import isawaitable
 from typing import Any, TypeVar, Unpack
@@ -16,7 +17,7 @@ from ...web.response import Response
 from ...web.rules import KeySettings, Rule, declared, make_rules
 from ..wsgi import WsgiClaims
 from .exchange import claim_of, exchange
-from .state import MARK, AppState, current, route_of
+from .state import BELOW, MARK, AppState, current, route_of
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -127,4 +128,6 @@ def decorated(view: View, rules: Any, handle: Callable[[Callable[..., Any]], Any
         return handle(lambda **more: flask.current_app.ensure_sync(view)(*args, **kwargs, **more))
 
     setattr(guarded, MARK, rules)
+    with suppress(AttributeError):  # not on a bound method
+        setattr(view, BELOW, rules)
     return guarded  # type: ignore[return-value] # it is called as the view is

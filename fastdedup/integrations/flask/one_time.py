@@ -24,10 +24,10 @@ from ...web.forms import (
     contents,
     sent_token,
 )
-from ...web.request import RequestTooLarge, everyone
+from ...web.request import BadBody, RequestTooLarge, everyone
 from ...web.response import Response
 from ...web.rules import ClaimSettings, Rule
-from ..http.wsgi_request import BadBody, request_of
+from ..http.wsgi_request import request_of
 from ..wsgi import WsgiClaims
 from .exchange import FlaskExchange, exchange, reply
 from .keys import decorated
@@ -125,10 +125,8 @@ class OneTimeView:
         docs = state.docs_at(environ)
         try:
             return self._answered(state, held, form, view, docs)
-        except RequestTooLarge as error:
+        except (RequestTooLarge, BadBody) as error:
             return reply(refusal(error, self._rule, docs))
-        except BadBody as error:
-            return reply(error.response(docs))
         except FormRefused as error:
             form.refused = error
             form.again = error.retry_after is not None and bool(form.token)

@@ -21,6 +21,8 @@ NAME = "fastdedup"
 """The name of the extension in `app.extensions`."""
 MARK = "_fastdedup"
 """The attribute of a decorated view that has its `Decorated`."""
+BELOW = "_fastdedup_below"
+"""The attribute of the view that was given to a decorator. It has the `Decorated` of the view above it."""
 
 
 class Decorated(Protocol):

@@ -1,7 +1,8 @@
-"""Checks what a dependency of FastAPI gets: a dependency that names the caller, a `Dedup`, and an HTTP request."""
+"""Checks what a dependency of FastAPI gets: a dependency that names the caller, a `Dedup`, a rule, and a request."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from inspect import Parameter, signature
 from typing import Any
@@ -10,7 +11,9 @@ from ...checks import is_async, not_a_gate, takes
 from ...errors import ConfigError
 from ...gateway import Dedup
 from ...web.request import Request
+from ...web.rules import Rule
 from .guarded import key_fields
+from .threads import is_awaited
 
 try:
     from fastapi import Request as HttpRequest
@@ -19,6 +22,8 @@ try:
 except ImportError as error:
     raise ImportError("fastdedup.integrations.fastapi needs FastAPI: pip install 'fastdedup[web]'") from error
 
+Chooser = Callable[[HttpRequest], Dedup]
+"""A function that chooses a `Dedup` for a request, for applications with several."""
 _POLICY_VIOLATION = 1008
 """The code that RFC 6455 has for a client that asks for what the server does not do."""
 
@@ -71,15 +76,36 @@ def check_chooser(dedup: Any) -> None:
         )
 
 
-def chosen(dedup: Any) -> Dedup:
-    """Return the `Dedup` that a function has chosen.
+def check_rule(rule: Rule, limit: int, endpoint: Any) -> None:
+    """Check the rule of an operation; `limit`: the longest body of the application, in bytes.
 
     Raises:
-        ConfigError: it is no `Dedup`.
+        ConfigError: it allows a longer body, or cancels an endpoint that runs in a thread.
     """
-    if not isinstance(dedup, Dedup):
-        raise not_a_gate(dedup, "what the function given as dedup= returns", "fastdedup.Dedup")
-    return dedup
+    if rule.max_request > limit:
+        raise ConfigError(
+            f"max_request={rule.max_request} is over the {limit} of Idempotency(...): lower it, or raise that one"
+        )
+    if rule.on_disconnect == "cancel" and not is_awaited(endpoint):
+        name = getattr(endpoint, "__name__", type(endpoint).__name__)
+        raise ConfigError(
+            f"on_disconnect='cancel' needs an async handler: {name}() runs in a thread, which cannot "
+            "be cancelled and would go on beside the retry"
+        )
+
+
+def chosen(dedup: Dedup | Chooser | None, request: HttpRequest) -> Dedup | None:
+    """Return the `Dedup` that is given as `dedup=`, or that a function given there chooses; None without one.
+
+    Raises:
+        ConfigError: the function has returned something else.
+    """
+    if dedup is None or isinstance(dedup, Dedup):
+        return dedup
+    found: Any = dedup(request)
+    if not isinstance(found, Dedup):
+        raise not_a_gate(found, "what the function given as dedup= returns", "fastdedup.Dedup")
+    return found
 
 
 def _parameters_of(dependency: Any) -> list[Parameter]:

@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from ...arguments import CallRules
+from ...claim import Claim
 from ...errors import ConfigError, MismatchError, ResultError, ResultTooLargeError
 from ...keys import Fingerprint
 from ...sql.any_inbox import AnyInbox
 from ...sql.drivers.base import is_connection_lost, is_of_database, is_outage, is_retryable
 from ...sql.once import ATTEMPTS, UNHEARD, AtGate, AwaitedGate, CommitUnknown, OnceRules
 from ...sql.open_transaction import OpenTransaction
-from ...web.answers import Settling, replay, settling_of, storable
+from ...web.answers import Settling, is_cut_short, replay, settling_of, storable
 from ...web.problems import MISMATCH, ProblemType, respond
 from ...web.recorder import Recorder
 from ...web.response import Response, ResponseCodec
@@ -123,15 +124,7 @@ class RouteCommits:
         self.begin = inbox.beginning(begin)
         self.inbox = inbox.storing(ResponseCodec(), claims.rule.max_response + HEAD_ROOM)
         self.rules = OnceRules(self.inbox.rules, CallRules(str), gate, 0.0, "wait", ATTEMPTS)
-        self._at_gate = at_gate(self.rules)
-
-    async def claimed(self, claiming: Awaitable[T]) -> T | None:
-        """Return what the gate answers, or None if it does not answer: then the row decides alone."""
-        try:
-            return await claiming
-        except UNHEARD as error:
-            self._at_gate.bypass(error)
-            return None
+        self.at_gate = at_gate(self.rules)
 
 
 def check_kinds(inbox: AnyInbox[Any], handler: Any, *, awaited: bool) -> None:
@@ -156,53 +149,64 @@ def check_kinds(inbox: AnyInbox[Any], handler: Any, *, awaited: bool) -> None:
 
 
 class CommittedWork:
-    """One request's transaction, from its BEGIN to its end.
+    """One request's transaction, from its claim at the gate to its end.
 
     Args:
         route: the request's route.
-        recorder: what records the response at the gate; None if the gate does not learn of it.
         docs: the address of the documentation, which every error links to.
         path: the request's path.
         method: its method.
         steps: how the code of `begin` runs.
     """
 
-    def __init__(
-        self,
-        route: RouteCommits,
-        recorder: Recorder | None,
-        docs: str | None,
-        path: str,
-        method: str,
-        steps: Steps,
-    ) -> None:
+    def __init__(self, route: RouteCommits, docs: str | None, path: str, method: str, steps: Steps) -> None:
         self.rule = route.claims.rule
         self.transaction = OpenTransaction(route.inbox, route.begin, route.rules)
-        self._recorder = recorder
-        if recorder is not None:
-            recorder.claim.settlement.leave_to_row()
+        self._route = route
         self._docs = docs
         self._path = path
         self._is_head = method == "HEAD"
         self._steps = steps
-        # Mutable: has the request a key, so that it can be repeated.
-        self._has_key = False
+        # Mutable: the request's key, with which it can be repeated, and its name; the claim that its handler gets;
+        # what records the response at the gate, None if the gate does not learn of it.
+        self._key: str | None = None
+        self._named: Named | None = None
+        self._claim: Any = None
+        self._recorder: Recorder | None = None
 
     @property
     def too_large(self) -> str:
         """Why a response that is too large cannot be stored."""
         return f"its body has more than the {self.rule.max_response} bytes of max_response"
 
-    async def begin(self, named: Named | None) -> Response | None:
-        """Begin the transaction and receive the request's row; None stands for a request without a key.
+    @property
+    def gate_wire(self) -> bytes | None:
+        """The key in the gate's store; None for a request without a key."""
+        return None if self._named is None else self._route.rules.gate_wire(self._named[0])
 
-        Return None for a first run, else the response in the handler's place.
+    async def claim(self, key: str, named: Named, claiming: Awaitable[T]) -> T | None:
+        """Return what the gate answers, or None if it does not answer: then the row decides alone."""
+        self._key, self._named = key, named
+        try:
+            return await claiming
+        except UNHEARD as error:
+            self._route.at_gate.bypass(error)
+            return None
+
+    def hold(self, claim: object, recorder: Recorder) -> None:
+        """Let the gate learn of the response. `claim`: the one that the handler gets."""
+        self._claim, self._recorder = claim, recorder
+        recorder.claim.settlement.leave_to_row()
+
+    async def begin(self) -> Committed[Any] | Response:
+        """Begin the transaction and receive the request's row, if it has a key.
+
+        Return what the handler gets, or the response in its place.
 
         Raises:
             Exception: any error that is not about the database's absence.
         """
-        name, mark = (None, None) if named is None else named
-        self._has_key = named is not None
+        name, mark = (None, None) if self._named is None else self._named
         try:
             answer = await self._steps.begin(self.transaction.begin(name, mark))
         except MismatchError:
@@ -214,12 +218,24 @@ class CommittedWork:
                 raise
             return self._unavailable(error)
         if answer is None:
-            return None
+            return Committed(self.transaction.transaction, self._key, self._claim)
         stored: Response | None = answer()
         if self._recorder is None or stored is None:
             return replay(stored, self._docs)
         self._recorder.committed = self._recorder.replayed = True  # the gate records it, and so is mended
         return stored
+
+    async def run(self, handler: Callable[[], Awaitable[T]]) -> T | Response:
+        """Run the handler in the transaction. Return its result, or a response if only the database is to blame."""
+        try:
+            result = await handler()
+            await self.handled()
+        except BaseException as error:
+            answer = await self.raised(error)
+            if answer is None:
+                raise
+            return answer
+        return result
 
     async def handled(self) -> None:
         """Send the database what the handler has left in its session, so that its errors come as the handler's."""
@@ -242,7 +258,7 @@ class CommittedWork:
         recorder = self._recorder
         if not self.transaction.is_open:  # the handler has raised an error, and this is the answer to it
             return response
-        if recorder is not None and self._is_lost():
+        if recorder is not None and _is_lost(recorder.claim):
             await self.roll_back()
             return recorder.refusal()
         if not self._keeps(response):
@@ -258,7 +274,7 @@ class CommittedWork:
             await self._steps.finish(self.transaction.commit(storable(self.rule, response)))
         except CommitUnknown as unknown:
             log.error("%s: it is unknown whether a COMMIT took effect", self._path, exc_info=unknown.error)
-            if not self._has_key:
+            if self._key is None:
                 return respond(COMMIT_UNKNOWN, _WITHOUT_KEY, docs=self._docs)
             return respond(COMMIT_UNKNOWN, docs=self._docs, retry_after=self.rule.retry_after)
         except Exception as error:
@@ -288,18 +304,10 @@ class CommittedWork:
             await self._steps.finish(self.transaction.roll_back(error))
 
     def _keeps(self, response: Response) -> bool:
-        length = response.header(b"content-length")
-        is_short = length is not None and length.isdigit() and len(response.body) < int(length)
-        if is_short and response.status not in (204, 304) and not self._is_head:
-            return False  # its client gets an error
-        return settling_of(self.rule, response, self._path) is not Settling.RELEASE
-
-    def _is_lost(self) -> bool:
-        """True if another owner may have the key. In an outage of the gate the row decides."""
-        if self._recorder is None:
+        length = response.header(b"content-length") or b""
+        if is_cut_short(response, length, may_be_empty=self._is_head):
             return False
-        claim = self._recorder.claim
-        return claim.lost and not claim.settlement.lost_in_outage
+        return settling_of(self.rule, response, self._path) is not Settling.RELEASE
 
     def _is_to_blame(self, error: Exception) -> bool:
         """True if the database has ended the transaction that an error has rolled back, or was lost."""
@@ -315,3 +323,8 @@ class CommittedWork:
 
     def _warn(self, error: Exception) -> None:
         log.error("%s: %s", self._path, error)
+
+
+def _is_lost(claim: Claim) -> bool:
+    """True if another owner may have the key. In an outage of the gate the row decides."""
+    return claim.lost and not claim.settlement.lost_in_outage

@@ -1,6 +1,6 @@
 """One endpoint of an ASGI application under the gate, for the decorators of Starlette and Litestar.
 
-Main path: `EndpointGate.serve` → `GuardedApp._guarded`, the same as the middleware's.
+Main path: `EndpointGate.serve` → `AsgiGate.guarded`, the same as the middleware's.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ...web.record_keys import SCOPE
 from ...web.request import Request
 from ...web.route_claims import RouteClaims
 from ...web.rules import MadeByRoute, Rule, declared, make_rules
-from .guarded import GuardedApp
-from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
+from .guarded import AsgiGate
+from .lifespan import ASGIApp, Receive, Scope, Send
 
 _ANY = "/*"
 """The rule's path if the framework does not tell the route: then the request's path is in the record's key."""
@@ -33,7 +33,7 @@ def _with_path(rule: Rule) -> Rule:
     return replace(rule, fingerprint=mark)
 
 
-class EndpointGate:
+class EndpointGate(AsgiGate):
     """The rules of an endpoint: one for each route that leads to it.
 
     Args:
@@ -46,24 +46,22 @@ class EndpointGate:
     """
 
     def __init__(self, dedup: Dedup, docs: str | None, settings: dict[str, Any]) -> None:
+        rules = make_rules([_ANY], settings)  # so that mistakes show at the decorator
+        super().__init__(dedup)
         self._dedup = dedup
         self._settings = settings
-        rules = make_rules([_ANY], settings)  # so that mistakes show at the decorator
-        GuardedApp(_nothing, dedup)
         self._web_keys = dedup.scoped(SCOPE)  # kept: its figures then stand at 0 before the first request
-        self.lifespan = Lifespan(dedup)
-        """For endpoints that claim by themselves."""
         self._docs = PublishedPolicy(rules, dedup.settings, docs).docs
         self._claims = MadeByRoute(self._made)
 
-    def guarded(self, app: ASGIApp) -> GuardedEndpoint:
-        """Return the application of an endpoint, under this gate."""
-        return GuardedEndpoint(app, self._dedup, self)
-
-    def claims_of(self, scope: Scope, route: str | None) -> RouteClaims | None:
-        """Return the claims of a request's route; None if its method takes no key."""
-        claims = self._claims[route]
-        return claims if scope["method"].upper() in claims.rule.methods else None
+    async def serve(
+        self, app: ASGIApp, route: str | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Serve a request of an endpoint; `route` is the endpoint's declared path."""
+        claims = self.claims_at(route)
+        if scope["type"] != "http" or scope["method"].upper() not in claims.rule.methods:
+            return await app(scope, receive, send)
+        return await self.guarded(app, claims, self.docs_at(scope), scope, receive, send)
 
     def claims_at(self, route: str | None) -> RouteClaims:
         """Return the claims of a route, for requests of any method."""
@@ -76,22 +74,3 @@ class EndpointGate:
     def docs_at(self, scope: Scope) -> str | None:
         """Return the documentation's address: a path of this application's is below its mount."""
         return docs_at(self._docs, scope.get("root_path", ""))
-
-
-class GuardedEndpoint(GuardedApp):
-    """An endpoint under its gate."""
-
-    def __init__(self, app: ASGIApp, dedup: Dedup, gate: EndpointGate) -> None:
-        super().__init__(app, dedup)
-        self._gate = gate
-
-    async def serve(self, route: str | None, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request; `route` is the endpoint's declared path."""
-        claims = self._gate.claims_of(scope, route) if scope["type"] == "http" else None
-        if claims is None:
-            return await self.app(scope, receive, send)
-        return await self._guarded(claims, self._gate.docs_at(scope), scope, receive, send)
-
-
-async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Stand for the application while the settings are checked."""

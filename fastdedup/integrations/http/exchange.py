@@ -63,9 +63,11 @@ class AsgiExchange:
         self._size = 0
         self._ended = False
         self._gone = False
-        # Of the claim, once there is one: its response; until the application has ended the scope of its request, the
-        # application and its coroutine; who cancels the handler when the client leaves.
+        # Of the claim, once there is one: its response. Of claim or transaction: the rule; until the application has
+        # ended the scope of its request, the application and its coroutine; who cancels the handler when the client
+        # leaves.
         self.recorder: Recorder | None = None
+        self._rule: Rule | None = None
         self._scope: Scope | None = None
         self._app: ASGIApp | None = None
         self._running: Any = None
@@ -73,8 +75,10 @@ class AsgiExchange:
         self._watcher: asyncio.Task[None] | None = None
         # What ends the work that clients of HTTP ask for, while the application runs.
         self._work: Any = None
-        # What the response passes before it comes here, until it is whole: see `ResponseStage`.
+        # What the response passes before it comes here, until it is whole: see `ResponseStage`; whether a transaction
+        # decides on the response.
         self.stage: Any = None
+        self._commits = False
         # Of stopping the handler: how many listen for the end; whether it is being stopped; whether it was cancelled;
         # the timer after which it is cancelled; the news of the end, and whether the listeners may know it.
         self._listening = 0
@@ -121,18 +125,19 @@ class AsgiExchange:
             self._take(await self._receive())
         if self._delivered < len(self._chunks):
             return self._next_chunk()
-        if self.recorder is not None:
-            await self._news_of_the_end(self.recorder)
+        if self.recorder is not None or self._commits:
+            await self._news_of_the_end()
         if not (self._gone or self._stopping):
             if self._watcher is None:
                 return await self._receive()
             await asyncio.wait([self._watcher])
         return _GONE
 
-    async def _news_of_the_end(self, recorder: Recorder) -> None:
+    async def _news_of_the_end(self) -> None:
         """Wait until the application may know that the client left: a handler that finishes in any case may not."""
         self._listening += 1
-        self._watch_for_listener(recorder)
+        if self.recorder is not None:
+            self._watch_for_listener(self.recorder)
         try:
             if not self._told:
                 if self._news is None:
@@ -149,7 +154,7 @@ class AsgiExchange:
     def _watch_for_listener(self, recorder: Recorder) -> None:
         """Tell a stream that its client left, because it may be endless, and no retry gets the rest of it."""
         if recorder.passing and self._listening and self._watcher is None:
-            self._watcher = asyncio.ensure_future(self._watch(recorder))
+            self._watcher = asyncio.ensure_future(self._watch(recorder.rule))
 
     def _next_chunk(self) -> Message:
         chunk = self._chunks[self._delivered]
@@ -157,46 +162,72 @@ class AsgiExchange:
             self._chunks[self._delivered] = b""  # beyond the limit
         self._delivered += 1
         more = not self._ended or self._delivered < len(self._chunks)
+        self._watch_if_read()
         return {"type": "http.request", "body": chunk, "more_body": more}
 
     # The application
 
     async def answer(self, response: Response) -> None:
         """Send a response in the application's place."""
-        start = {"type": "http.response.start", "status": response.status, "headers": list(response.headers)}
-        if response.reason:
-            start[REASON] = response.reason
-        await self._send(start)
-        await self._send({"type": "http.response.body", "body": response.body})
+        await send_response(self._send, response)
 
-    def hold(self, scope: Scope, claim: Claim, rule: Rule, docs: str | None, mark: bytes = b"") -> None:
-        """Settle a claim by the response. If the lease is lost, `cancel` stops the handler."""
+    def hold(self, scope: Scope, claim: Claim, rule: Rule, docs: str | None, mark: bytes = b"") -> Recorder:
+        """Settle a claim by the response; return what decides. If the lease is lost, `cancel` stops the handler."""
         recorder = self.recorder = Recorder(claim, rule, docs, scope["path"], mark)
         scope[CLAIM], scope[RECORDER] = claim, recorder
-        self._scope = scope
         claim.settlement.guard(self)  # the task that it cancels and uncancels
         self.work_under(claim.settlement.store_key)
-        if rule.on_disconnect == "cancel":
-            self._watcher = asyncio.ensure_future(self._watch(recorder))
+        self._obey(scope, rule)
+        return recorder
+
+    def commit_with(self, stage: Any, scope: Scope, rule: Rule) -> None:
+        """Hold the response back in a `ResponseStage`; until `committed`, obey the rule for a client that leaves.
+
+        Otherwise a response in parts would end when its client leaves, and its transaction would be rolled back.
+        """
+        self.stage = stage
+        self._commits = True
+        self._obey(scope, rule)
+
+    def committed(self) -> None:
+        """Note that the response has left its stage, because its transaction has ended."""
+        self._commits = False
+        if self.recorder is None:
+            self._tell()
+
+    def _obey(self, scope: Scope, rule: Rule) -> None:
+        self._scope, self._rule = scope, rule
+        self._watch_if_read()
+
+    def _watch_if_read(self) -> None:
+        """Cancel the handler when its client leaves, if the rule says so, and the whole body has come."""
+        rule = self._rule
+        if rule is not None and rule.on_disconnect == "cancel" and self._ended and self._watcher is None:
+            self._watcher = asyncio.ensure_future(self._watch(rule))
 
     def work_under(self, store_key: bytes) -> None:
         """Make the application's work that of a claim, for the HTTP clients that it uses: see `enter`."""
         self._work = enter(store_key)
 
-    async def _watch(self, recorder: Recorder) -> None:
+    async def _watch(self, rule: Rule) -> None:
         """When the client leaves, cancel the handler; if it finishes in any case, only tell it."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._gone = True
-        if recorder.rule.on_disconnect == "finish":
+        if rule.on_disconnect == "finish":
             self._tell()
-        elif not recorder.settled:
+        elif not self._is_over():
             self.cancel()
+
+    def _is_over(self) -> bool:
+        """True if the claim is settled; without a claim, if the transaction has ended."""
+        return not self._commits if self.recorder is None else self.recorder.settled
 
     def cancel(self) -> bool:
         """Stop the handler: if it listens for the connection's end, tell it; else cancel it.
 
         A cancelled Django leaves its view running, but it cancels the view when it hears that the client is gone.
+        Starlette, which alone has a transaction here, would run the background tasks of a response that it tells.
         Return False for a handler in a thread: it would go on beside a retry, so its end is awaited, and its response
         kept unless another request has taken over. If only a dependency is in a thread, the handler is stopped later.
         """
@@ -206,7 +237,7 @@ class AsgiExchange:
             return False
         self._stopping = True
         self._tell()
-        if self._listening:
+        if self._listening and not self._commits:
             self._timer = asyncio.get_running_loop().call_later(_GRACE, self._cancel)
         else:
             self._cancel()
@@ -214,13 +245,13 @@ class AsgiExchange:
 
     def _cancel_again(self) -> None:
         recorder = self.recorder
-        if recorder is None or recorder.settled or not self.cancel():
+        if self._is_over() or not self.cancel():
             return
-        if recorder.claim.lost:
+        if recorder is not None and recorder.claim.lost:
             recorder.claim.settlement.stopped_body = True
 
     def _cancel(self) -> None:
-        if self.recorder is None or not self.recorder.settled:
+        if not self._is_over():
             self._cancelled = self._task is not None and self._task.cancel()
 
     def uncancel(self) -> int:
@@ -277,6 +308,7 @@ class AsgiExchange:
     async def _ran(self) -> None:
         recorder = self.recorder
         if recorder is None:
+            self.uncancel()
             return
         if recorder.counts_in_part and not self._stopping:
             await settle(recorder)
@@ -284,31 +316,30 @@ class AsgiExchange:
             return
         if await _left(recorder.claim, None):
             if self._gone and self._stopping:
-                await self._answer_nobody(recorder)
+                await self._answer_nobody()
         else:  # the application has swallowed its cancellation, and has not answered
             await self._refuse(recorder)
 
-    async def _answer_nobody(self, recorder: Recorder) -> None:
+    async def _answer_nobody(self) -> None:
         """Answer a client that is gone: outer middleware (Starlette's BaseHTTPMiddleware) requires some response."""
-        if not recorder.passing:
+        if self.recorder is None or not self.recorder.passing:
             with suppress(OSError):
                 await self.answer(Response(_CLIENT_GONE, (), b""))
 
     async def _broke_off(self, error: BaseException) -> bool:
         """Release the claim. Return whether the error was fastdedup's own, and is dealt with."""
         recorder = self.recorder
-        if recorder is None:
-            return False
-        cut = self._torn and not self._stopping and isinstance(error, Exception)
-        if cut and recorder.counts_in_part:
-            await settle(recorder)
-            return False
-        if not await _left(recorder.claim, error):
-            await self._refuse(recorder)
-            return True
+        if recorder is not None:
+            cut = self._torn and not self._stopping and isinstance(error, Exception)
+            if cut and recorder.counts_in_part:
+                await settle(recorder)
+                return False
+            if not await _left(recorder.claim, error):
+                await self._refuse(recorder)
+                return True
         if not (self._cancelled and self.uncancel() == 0):
             return False
-        await self._answer_nobody(recorder)
+        await self._answer_nobody()
         return True
 
     # The response
@@ -391,6 +422,15 @@ class AsgiExchange:
     async def _refuse(self, recorder: Recorder) -> None:
         if not recorder.passing:
             await self.answer(recorder.refusal())
+
+
+async def send_response(send: Send, response: Response) -> None:
+    """Send a response by ASGI."""
+    start = {"type": "http.response.start", "status": response.status, "headers": list(response.headers)}
+    if response.reason:
+        start[REASON] = response.reason
+    await send(start)
+    await send({"type": "http.response.body", "body": response.body})
 
 
 async def _left(claim: Claim, error: BaseException | None) -> bool:

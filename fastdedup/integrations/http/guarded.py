@@ -1,4 +1,4 @@
-"""An ASGI application whose requests run under their claim. Main path: `GuardedApp._guarded` → `AsgiExchange.run`."""
+"""Requests of ASGI applications run under their claim. Main path: `AsgiGate.guarded` → `AsgiExchange.run`."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class GuardedApp:
-    """An ASGI application whose requests run under their claim. It opens the `Dedup` if that is not open yet.
+class AsgiGate:
+    """Runs the requests of ASGI applications under their claim. It opens the `Dedup` if that is not open yet.
 
     Raises:
         ConfigError: `dedup` is not a `fastdedup.Dedup`.
     """
 
-    def __init__(self, app: ASGIApp, dedup: Any) -> None:
+    def __init__(self, dedup: Any) -> None:
         if not isinstance(dedup, Dedup):
             call = "IdempotencyMiddleware(app, dedup) or idempotent(dedup)"
             raise not_a_gate(dedup, f"dedup in {call}", "fastdedup.Dedup")
-        self.app = app
-        self._lifespan = Lifespan(dedup)
-        # Mutable: was the application searched for FastAPI, whose errors are watched.
+        self.lifespan = Lifespan(dedup)
+        # Mutable: was the first application searched for FastAPI, whose errors are watched.
         self._watched = False
 
-    async def _guarded(
-        self, claims: RouteClaims, docs: str | None, scope: Scope, receive: Receive, send: Send
+    async def guarded(
+        self, app: ASGIApp, claims: RouteClaims, docs: str | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        """Serve a request of a route that takes keys."""
         if not self._watched:
             self._watched = True
-            watch(scope.get("app", self.app))
+            watch(scope.get("app", app))
         if CLAIM in scope:
             # An outer guard has claimed the request, and one response cannot settle two claims.
-            return await self.app(scope, receive, send)
+            return await app(scope, receive, send)
         exchange = AsgiExchange(receive, send, claims.rule.max_request)
         claim = partial(self._claim, claims, scope, exchange)
         try:
@@ -55,12 +55,12 @@ class GuardedApp:
             return None
         # From here on nothing may come between the claim and `AsgiExchange.run`, which ends its renewal in any case.
         if got is None:
-            return await self.app(scope, receive, send)
+            return await app(scope, receive, send)
         if isinstance(got, Response):
             return await exchange.answer(got)
         scope = supported(scope)
         exchange.hold(scope, got, claims.rule, docs)
-        return await exchange.run(self.app, scope)
+        return await exchange.run(app, scope)
 
     async def _claim(self, claims: RouteClaims, scope: Scope, exchange: AsgiExchange, key: str) -> Claim:
         """Claim a request's key. Its renewal is ended by `AsgiExchange.run`.
@@ -68,7 +68,7 @@ class GuardedApp:
         Raises:
             ClientLeft: its body did not come.
         """
-        name, mark = await identify(claims.rule, self._lifespan, scope, exchange, key)
+        name, mark = await identify(claims.rule, self.lifespan, scope, exchange, key)
         return await claims.claim(name, mark, owns_renewal=True)
 
 
@@ -84,8 +84,7 @@ async def identify(
     body = await exchange.body()
     if body is None:
         raise ClientLeft
-    if not lifespan.is_ready:
-        await lifespan.ready()
+    await lifespan.ready()
     request = request_of(scope, body, headers)
     principal: Any = rule.principal(request)
     if principal is not EVERYONE and type(principal) is not str and isawaitable(principal):

@@ -60,11 +60,16 @@ def dependencies_of(dependant: Any) -> Iterator[Any]:
         yield from dependencies_of(dependency)
 
 
-def _ends_late(dependency: Any) -> bool:
-    """Return whether it is a generator that FastAPI ends after the response; so it does unless told otherwise."""
-    call = dependency.call
+def bare(call: Any) -> Any:
+    """Return the function that a `partial` calls, or the function itself."""
     while isinstance(call, partial):
         call = call.func
+    return call
+
+
+def _ends_late(dependency: Any) -> bool:
+    """Return whether it is a generator that FastAPI ends after the response; so it does unless told otherwise."""
+    call = bare(dependency.call)
     calls = (call, type(call).__call__)
     generates = any(isgeneratorfunction(one) or isasyncgenfunction(one) for one in calls)
     # Versions without scopes are left alone: there no other end could be chosen.

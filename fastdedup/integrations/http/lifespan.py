@@ -23,11 +23,6 @@ class Lifespan:
         # Mutable: was it opened here.
         self._ours = False
 
-    @property
-    def is_ready(self) -> bool:
-        """True if `ready` has nothing to do."""
-        return self._dedup.is_open
-
     async def ready(self) -> None:
         """Open it unless it is open in this event loop; a test client may have a loop for each request.
 

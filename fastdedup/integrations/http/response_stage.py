@@ -17,9 +17,9 @@ from ...web.admit import admit
 from ...web.answers import streams
 from ...web.response import Response
 from .committing import Committed, CommittedWork, DirectSteps, Named, RouteCommits
-from .exchange import WORK, AsgiExchange, NotSent
+from .exchange import WORK, AsgiExchange, NotSent, send_response
 from .guarded import key_fields
-from .lifespan import Message, Scope, Send
+from .lifespan import Message, Scope
 
 try:
     from anyio import CapacityLimiter, to_thread
@@ -47,48 +47,28 @@ async def begin_committed(
         docs: the address of the documentation, which every error links to.
         identify: returns the request's name and fingerprint for its Idempotency-Key; it reads the body.
     """
-    header: str | None = None
-    named: Named | None = None
+    steps = AWAITED if route.inbox.bridge.is_async else IN_THREADS
+    work = CommittedWork(route, docs, scope["path"], scope["method"], steps)
 
     async def claim(key: str) -> Claim | None:
-        nonlocal header, named
-        header, named = key, await identify(key)
-        return await route.claimed(route.claims.claim(*named))
+        named = await identify(key)
+        return await work.claim(key, named, route.claims.claim(*named))
 
     got = await admit(key_fields(scope), claim, route.claims.rule, docs)
     if isinstance(got, Response):
         return got
     if got is not None:
-        exchange.hold(scope, got, route.claims.rule, docs)
-        got.settlement.guard(StoppedByOwner(exchange, got))
-    elif named is not None:
-        exchange.work_under(route.rules.gate_wire(named[0]))
-    steps = AWAITED if route.inbox.bridge.is_async else IN_THREADS
-    work = scope[WORK] = CommittedWork(route, exchange.recorder, docs, scope["path"], scope["method"], steps)
-    exchange.stage = ResponseStage(
-        exchange, work
-    )  # it ends the transaction also if this request is cancelled now
-    answer = await work.begin(named)
-    if answer is not None:
+        work.hold(got, exchange.hold(scope, got, route.claims.rule, docs))
+    elif work.gate_wire is not None:
+        exchange.work_under(work.gate_wire)
+    scope[WORK] = work
+    # The stage ends the transaction also if this request is cancelled now.
+    exchange.commit_with(ResponseStage(exchange, work), scope, route.claims.rule)
+    begun = await work.begin()
+    if isinstance(begun, Response):
         exchange.stage = None
-        return answer
-    return Committed(work.transaction.transaction, header, got)
-
-
-class StoppedByOwner:
-    """The body of a claim whose row decides: a lost lease stops the handler only if another owner may have it."""
-
-    def __init__(self, exchange: AsgiExchange, claim: Claim) -> None:
-        self._exchange = exchange
-        self._claim = claim
-
-    def cancel(self) -> bool:
-        """See `AsgiExchange.cancel`."""
-        return not self._claim.settlement.lost_in_outage and self._exchange.cancel()
-
-    def uncancel(self) -> int:
-        """See `AsgiExchange.uncancel`."""
-        return self._exchange.uncancel()
+        exchange.committed()
+    return begun
 
 
 class ResponseStage:
@@ -151,6 +131,7 @@ class ResponseStage:
         body = b"".join(self._chunks)
         await self._exchange.send(start)
         await self._exchange.send({"type": "http.response.body", "body": body, "more_body": more_body})
+        self._exchange.committed()
 
     async def _pass_on(self, message: Message) -> None:
         """Pass a message on that is not a part of the response, such as an early hint."""
@@ -198,13 +179,6 @@ class ReplayStage:
     async def close(self) -> None:
         """Let the exchange's own messages through."""
         self._exchange.stage = None
-
-
-async def send_response(send: Send, response: Response) -> None:
-    """Send a response by ASGI."""
-    start = {"type": "http.response.start", "status": response.status, "headers": list(response.headers)}
-    await send(start)
-    await send({"type": "http.response.body", "body": response.body, "more_body": False})
 
 
 class AwaitedSteps(DirectSteps):

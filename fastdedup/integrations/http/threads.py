@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from inspect import isasyncgenfunction, isclass, isfunction, ismethod, unwrap
 from typing import Any
 
-from .late_exits import dependencies_of
+from .late_exits import bare, dependencies_of
 from .lifespan import ASGIApp, Scope
 
 if sys.version_info >= (3, 13):
@@ -45,7 +44,7 @@ def runs_in_thread(scope: Scope, app: ASGIApp | None = None, running: Any = None
     if isclass(endpoint):  # Starlette's HTTPEndpoint has a method for each method of HTTP
         endpoint = getattr(endpoint, scope["method"].lower(), None)
         return endpoint is not None and not is_async(endpoint)
-    if isfunction(_bare(endpoint)) or ismethod(_bare(endpoint)):
+    if isfunction(bare(endpoint)) or ismethod(bare(endpoint)):
         return not is_async(endpoint)
     return _ends_in_thread(app if endpoint is None else endpoint, scope)
 
@@ -59,7 +58,7 @@ def _litestar_threads(handler: Any, scope: Scope, running: Any) -> bool:
 
 def is_async(call: Any) -> bool:
     """Return whether a handler is async, by Starlette's rule: it is an `async def`, or its `__call__` is one."""
-    call = _bare(call)
+    call = bare(call)
     both = (call, type(call).__call__)
     return not isclass(call) and any(iscoroutinefunction(one) or isasyncgenfunction(one) for one in both)
 
@@ -69,13 +68,7 @@ def is_awaited(call: Any) -> bool:
 
     It also awaits the result of a decorator's plain function, if the decorated function is async.
     """
-    return is_async(call) or is_async(unwrap(_bare(call)))
-
-
-def _bare(call: Any) -> Any:
-    while isinstance(call, partial):
-        call = call.func
-    return call
+    return is_async(call) or is_async(unwrap(bare(call)))
 
 
 def _route(scope: Scope) -> Any:
@@ -85,7 +78,7 @@ def _route(scope: Scope) -> Any:
 
 def _is_at_work(call: Any, running: Any) -> bool:
     """Return whether a coroutine awaits an async function, itself or through others; False if that is not seen."""
-    call = _bare(call)
+    call = bare(call)
     code = getattr(call, "__code__", None) or getattr(type(call).__call__, "__code__", None)
     while running is not None:
         frame = getattr(running, "cr_frame", None)

@@ -7,22 +7,9 @@ from io import BytesIO
 from wsgiref.types import InputStream, WSGIEnvironment
 from wsgiref.util import FileWrapper
 
-from ...web.problems import ProblemType, respond
-from ...web.request import Request, RequestTooLarge, normal_host
-from ...web.response import Response
+from ...web.request import BadBody, Request, RequestTooLarge, normal_host
 
 _LENGTH = re.compile("[0-9]{1,18}")
-_BAD_BODY = ProblemType(
-    "blank", 400, "Bad Request", "The request's body cannot be read. Nothing was processed.", base="about:"
-)
-
-
-class BadBody(ValueError):
-    """The body cannot be read; the text says why. An ASGI server answers such a request itself."""
-
-    def response(self, docs: str | None) -> Response:
-        """Return the answer for the client."""
-        return respond(_BAD_BODY, f"{self}; nothing was processed", docs=docs)
 
 
 def route_path(environ: WSGIEnvironment) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from aio_pika.abc import AbstractMessage
 
-from ...messages.keys import body_digest, text_of
+from ...messages.keys import body, header
+
+__all__ = ["body", "header", "message_id"]
 
 
 def message_id(message: AbstractMessage) -> str | None:
@@ -15,21 +15,3 @@ def message_id(message: AbstractMessage) -> str | None:
     aio-pika sends a random one if its publisher sets none: then a message that is published again has another id.
     """
     return message.message_id
-
-
-def header(name: str) -> Callable[[AbstractMessage], str | None]:
-    """Return a rule: the key is a header's value."""
-
-    def key(message: AbstractMessage) -> str | None:
-        return text_of(message.headers.get(name))
-
-    return key
-
-
-def body(message: AbstractMessage) -> str:
-    """Return a digest of the message's body.
-
-    Two orders with equal bodies are one order then: choose it only if a body names its event, by a time or a
-    number.
-    """
-    return body_digest(message.body)

@@ -5,16 +5,14 @@ It uses no framework, whose router alone would cost more than a claim.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from ...core.counters import outcome_of
 from ...gateway import Dedup
 from ...kernel.operations import ClaimOp, Verdict
 from ...model import Outcome
-from ...tasks import wait_then_stop
 from ...web.problems import ProblemType
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE
@@ -23,15 +21,14 @@ from . import problems
 from .gate import PATH
 from .ledgers import route_path
 from .models import QueryModel
-from .problems import RequestProblem, is_bad, retry_after
+from .problems import RequestProblem, retry_after
 from .protocol import QUICK_PATH, HttpProtocol
 from .query import parse_query
 from .request import STATUS_LINE, Gone, HttpRequest
 from .route import HttpRoute
 from .routes import BELOW_GATE, ROUTES
-from .verbs import AcquiredText, HttpAnswer, RawAnswer, claim_op, problem, told
+from .verbs import AcquiredText, Client, HttpAnswer, RawAnswer, claim_op, problem, told
 
-T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]
 
 _JSON: Final = (b"content-type", b"application/json")
@@ -57,7 +54,7 @@ class HttpApp:
         for route in routes:
             ruled = route.under(namespaces.access)
             self._routes.setdefault(route.path, {})[route.method] = (ruled, route.parser(limits.batch))
-        self._acquired = AcquiredText()
+        self.acquired = AcquiredText()
         self._below_gate = BELOW_GATE.under(namespaces.access)
         quick = QUICK_PATH in self._routes and not namespaces.access.judges("claim")
         self._quick_path = QUICK_PATH if quick else ""
@@ -68,10 +65,9 @@ class HttpApp:
 
     async def __call__(self, connection: HttpProtocol, request: HttpRequest) -> None:
         """Answer one request (the connection calls this)."""
-        client = HttpClient(connection, request)
         await connection.drain()  # before the work: no answer is made while earlier ones lie unread
         try:
-            answer = await self._answer(request, client)
+            answer = await self._answer(connection, request)
         except Gone:
             return
         await connection.drain()
@@ -91,7 +87,7 @@ class HttpApp:
         head = _head(answer.status, headers)
         connection.respond(head, b"" if bodiless else body, answer.held, close=CLOSE in headers)
 
-    async def _answer(self, request: HttpRequest, client: HttpClient) -> HttpAnswer:
+    async def _answer(self, connection: HttpProtocol, request: HttpRequest) -> HttpAnswer:
         try:
             route, parse = self._found(request)
         except KeyError:
@@ -100,9 +96,10 @@ class HttpApp:
             if parse is not None:
                 if request.query:  # else a namespace in the address would be ignored
                     parse_query(request.query, QueryModel)
-                ask = parse(await client.body(self._most))
+                ask = parse(await _body_of(connection, request, self._most))
             else:
                 ask = None if route.asks is None else parse_query(request.query, route.asks)
+            client = Client(connection.peer, request, connection.until_gone)
             return await route.handler(self._namespaces, ask, client)
         except Gone:
             raise
@@ -125,7 +122,7 @@ class HttpApp:
 
     def turned_down(self, problem: ProblemType) -> None:
         """Count a connection that ends with a problem, before a request could be read (the connection calls this)."""
-        self._namespaces.counters.bad_requests += is_bad(problem.facts())
+        self._namespaces.counters.bad_requests += problem.status < 500
 
     def quick(self, connection: HttpProtocol, request: HttpRequest) -> bool:
         """Answer a claim without a task; return False for a request that needs a task.
@@ -146,7 +143,7 @@ class HttpApp:
             namespaces = self._namespaces
             dedup = namespaces.root if ask.namespace is None else namespaces.dedup(ask.namespace)
             op = claim_op(dedup, ask)
-            Quick(dedup, op, connection, self, since, self._acquired).begin()
+            Quick(dedup, op, connection, self, since).begin()
         except Exception as fault:  # noqa: BLE001 -- the client gets every error as an answer
             self.hand(connection, problem(fault, self._namespaces.counters))
         return True
@@ -155,37 +152,31 @@ class HttpApp:
 class Quick(Asked):
     """A claim without a task, which is answered as soon as its verdict comes."""
 
-    __slots__ = ("_acquired", "_app", "_connection", "_counters", "_since")
+    __slots__ = ("_app", "_connection", "_since")
 
     def __init__(
-        self,
-        dedup: Dedup,
-        op: ClaimOp,
-        connection: HttpProtocol,
-        app: HttpApp,
-        since: float,
-        acquired: AcquiredText,
+        self, dedup: Dedup, op: ClaimOp, connection: HttpProtocol, app: HttpApp, since: float
     ) -> None:
         super().__init__(dedup, op)
-        self._acquired = acquired
         self._app = app
         self._connection = connection
-        self._counters = app.counters
         self._since = since
 
     def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Answer with the verdict."""
-        self._counters.judged(dedup, verdict, self._since)
+        self._app.counters.judged(dedup, verdict, self._since)
         if verdict.outcome is _ACQUIRED:
-            head, body = self._acquired.text(verdict, op.owner)
-            self._connection.respond(head, body, ((dedup, op.wire, op.owner),))
+            acquired = self._app.acquired
+            body = acquired.text(verdict, op.owner)
+            self._connection.respond(acquired.head, body, ((dedup, op.wire, op.owner),))
         else:
             self._app.hand(self._connection, told(dedup, op, verdict))
 
     def failed(self, fault: Exception) -> None:
         """Answer with the problem."""
-        self._counters.claimed(self._dedup, outcome_of(fault), self._since)
-        self._app.hand(self._connection, problem(fault, self._counters))
+        counters = self._app.counters
+        counters.claimed(self._dedup, outcome_of(fault), self._since)
+        self._app.hand(self._connection, problem(fault, counters))
 
     def done(self) -> bool:
         """True once the claim is answered, or its client hung up; the engine then releases the claim."""
@@ -207,52 +198,23 @@ def _text(answer: HttpAnswer) -> tuple[Headers, bytes]:
     return headers, body
 
 
-class HttpClient:
-    """The client that sent a request."""
+async def _body_of(connection: HttpProtocol, request: HttpRequest, most: int) -> bytes:
+    """Return a request's body, of at most `most` bytes.
 
-    __slots__ = ("_connection", "_request")
-
-    def __init__(self, connection: HttpProtocol, request: HttpRequest) -> None:
-        self._connection = connection
-        self._request = request
-
-    @property
-    def peer(self) -> Any:
-        """Its process; None if the system does not tell."""
-        return self._connection.peer
-
-    @property
-    def request(self) -> HttpRequest:
-        """The request."""
-        return self._request
-
-    async def body(self, most: int) -> bytes:
-        """Return the request's body, of at most `most` bytes.
-
-        Raises:
-            RequestProblem: the body is too large, or its headers say that it is not JSON.
-            Gone: the client hung up before the body's end.
-        """
-        request = self._request
-        check_headers(request.headers, most)
-        body = request.take()
-        self._connection.body_taken = len(body)
-        while not request.whole and len(body) <= most:
-            await self._connection.wait_for(request)
-            body += request.take()
-            self._connection.body_taken = len(body)
-        if len(body) > most:
-            raise _too_large(most)
-        return body
-
-    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what `work` returns. If the client hangs up first, cancel the work and raise Gone."""
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(work, name="fastdedup-request")
-        watch = loop.create_task(self._connection.until_gone(self._request), name="fastdedup-watch")
-        if task not in await wait_then_stop((task, watch), asyncio.FIRST_COMPLETED):
-            raise Gone
-        return task.result()
+    Raises:
+        RequestProblem: the body is too large, or its headers say that it is not JSON.
+        Gone: the client hung up before the body's end.
+    """
+    check_headers(request.headers, most)
+    body = request.take()
+    connection.body_taken = len(body)
+    while not request.whole and len(body) <= most:
+        await connection.wait_for(request)
+        body += request.take()
+        connection.body_taken = len(body)
+    if len(body) > most:
+        raise _too_large(most)
+    return body
 
 
 def _kind(answer: HttpAnswer) -> tuple[bytes, bytes]:

@@ -1,16 +1,13 @@
-"""`POST /v1/batch`: many requests at once. Main path: `BatchRequest.run` → `BatchClaim.answered` → `written`."""
+"""`POST /v1/batch`: many requests at once. Main path: `BatchRequest.run` → `BatchClaim.answered`."""
 
 from __future__ import annotations
 
 import asyncio
-from binascii import hexlify
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable
 from functools import partial
-from itertools import groupby
 from math import inf
-from operator import attrgetter
 from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import orjson
 
@@ -22,28 +19,24 @@ from ...kernel.owners import draw_owner
 from ...model import Outcome
 from ..limits import LimitError
 from ..namespaces import Namespaces
+from ..releases import Holding, release_soon
 from ..reply_memory import LARGE
 from ..turns import TaskLine
 from ..verbs import Asked
 from .names import are_unique, refuse_repeats
-from .request import HttpRequest
 from .verbs import (
     HANDLERS,
+    AcquiredText,
     Client,
-    Held,
     HttpAnswer,
-    acquired_tail,
     claim_op,
     problem,
     told,
 )
 
-T = TypeVar("T")
 _ACQUIRED: Final = Outcome.ACQUIRED
 _WAITING: Final = ("claim", "redeem")
 """The requests that may wait for a key."""
-_WON: Final = b'{"status":201,"body":{"outcome":"acquired","owner":"'
-_verdict_of = attrgetter("won")
 
 
 def read(check: Callable[[bytes], list[Any]], most: int, body: bytes) -> list[Any]:
@@ -87,15 +80,15 @@ class BatchRequest:
         self._namespaces = namespaces
         self._asks = asks
         self._client = client
-        self._one_client = BatchedClient(client)
+        self._one_client = Client(client.peer, client.request, None)
         # Mutable: a place for each answer, in order; the tasks of requests that need one, apart those that wait for a
-        # key, and whether there are such; the claims that were won, by requests without a task and with one.
+        # key, and whether there are such; the claims that were won; the text of those that the latest verdict grants.
         self._places: list[BatchClaim | Told] = []
         self._brief = TaskLine(namespaces.turns.brief, "fastdedup-batch")
         self._patient = TaskLine(namespaces.turns.waiting, "fastdedup-batch")
         self._waits = False
-        self.won: list[BatchClaim] = []
-        self._held: list[Held] = []
+        self.held: list[Holding] = []
+        self.acquired = AcquiredText(b'{"status":201,"body":', b"}")
         # Mutable: how many answers are missing; the bytes that large ones have reserved; the future that the last one
         # sets; did the client hang up.
         self.left = len(asks)
@@ -121,7 +114,8 @@ class BatchRequest:
                     await self._client.unless_gone(self._until_answered())
             elif self.left:
                 await self._all
-            return HttpAnswer(200, written(self._places), None, self._given())
+            text = b"[%b]" % b",".join([place.text for place in self._places])
+            return HttpAnswer(200, text, None, self.held)
         except BaseException:
             self.given_up = True
             self._brief.clear()
@@ -132,17 +126,13 @@ class BatchRequest:
             self._namespaces.memory.free(self._reserved)
             self._reserved = 0
             self._access.pending -= self._pending
-            self._places, self.won = (
-                [],
-                [],
-            )  # they refer to this object: no cycle is left behind
+            self._places = []  # they refer to this object: no cycle is left behind
 
     def told(self, place: BatchClaim | Told, answer: HttpAnswer) -> None:
         """Take the answer to a request, unless that is a claim that was won."""
-        self._held += answer.held
+        self.held += answer.held
         if self.given_up:
             self._take_back()
-        place.won = None
         text = answer.text
         if len(text) > LARGE and not self._reserve(len(text)):
             answer = self._no_room()
@@ -181,13 +171,9 @@ class BatchRequest:
         if not self._all.done():
             self._all.set_result(None)
 
-    def _given(self) -> list[Held]:
-        return self._held + [claim.held for claim in self.won]
-
     def _take_back(self) -> None:
-        for dedup, wire, owner in self._given():
-            dedup.gate.release_later(wire, owner)
-        self._held, self.won = [], []
+        release_soon(self.held)
+        self.held = []
 
     def _begin(self, ask: Any) -> BatchClaim | Told:
         """Begin a request; return the place that its answer will take."""
@@ -233,10 +219,9 @@ class BatchRequest:
         whether there is any.
         """
         now = perf_counter()
-        over = [number for number, place in enumerate(self._places) if place.ends_at(self.since) <= now]
+        over = [number for number, place in enumerate(self._places) if place.ends <= now]
         if not over:
             return False
-        self.won = [claim for claim in self.won if claim.ends_at(self.since) > now]
         self.left, self._all = len(over), asyncio.get_running_loop().create_future()
         for number in over:
             ask = self._asks[number]
@@ -257,69 +242,34 @@ class BatchRequest:
         self.told(place, answer)
 
 
-class BatchedClient:
-    """The client of a batch, for one of its requests. If the client hangs up, the batch as a whole is given up.
-
-    Args:
-        client: that of the batch.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    @property
-    def peer(self) -> Any:
-        """Its process; None if the system does not tell."""
-        return self._client.peer
-
-    @property
-    def request(self) -> HttpRequest:
-        """The batch's request."""
-        return self._client.request
-
-    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what `work` returns."""
-        return await work
-
-
 class Told:
     """The place of an answer that is written at once."""
 
-    __slots__ = ("ends", "text", "won")
+    __slots__ = ("ends", "text")
 
     text: bytes
-    won: Verdict | None
 
     def __init__(self) -> None:
         self.ends = inf
-
-    def ends_at(self, since: float) -> float:
-        """Return when the lease ends that the answer grants, by `perf_counter`; infinity without one."""
-        return self.ends
+        """When the lease ends that the answer grants, by `perf_counter`; infinity without one."""
 
 
 class BatchClaim(Asked):
     """A claim of a batch, and the place of its answer."""
 
-    __slots__ = ("_batch", "held", "text", "won")
+    __slots__ = ("_batch", "ends", "text")
 
     text: bytes
-    won: Verdict | None
-    """Set once it is answered: the verdict that it shares with others, or None and a text of its own."""
-    held: Held
-    """Set if the claim was won."""
 
     def __init__(self, dedup: Dedup, op: ClaimOp, batch: BatchRequest) -> None:
         super().__init__(dedup, op)
+        self.ends = inf
+        """See `Told`."""
         self._batch = batch
 
     def done(self) -> bool:
         """True once the claim is answered, or its batch given up; the engine then releases the claim."""
         return self._op is None or self._batch.given_up
-
-    def ends_at(self, since: float) -> float:
-        """See `Told`. `since`: when the batch began; the lease began then or a little later."""
-        return inf if self.won is None else since + self.won.left_ms / 1000
 
     def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Take the verdict."""
@@ -330,8 +280,9 @@ class BatchClaim(Asked):
                 return
             batch.told(self, told(dedup, op, verdict))
             return
-        self.won, self.held = verdict, (dedup, op.wire, op.owner)
-        batch.won.append(self)
+        batch.held.append((dedup, op.wire, op.owner))
+        self.ends = batch.since + verdict.left_ms / 1000  # the lease began then, or a little later
+        self.text = batch.acquired.text(verdict, op.owner)
         batch.left -= 1
         if not batch.left:
             batch.end()
@@ -341,22 +292,3 @@ class BatchClaim(Asked):
         batch = self._batch
         batch.counters.claimed(self._dedup, outcome_of(fault), batch.since)
         batch.told(self, problem(fault, batch.counters))
-
-
-def written(places: Iterable[BatchClaim | Told]) -> bytes:
-    """Return the answers as a list in JSON."""
-    runs = [_written(verdict, run) for verdict, run in groupby(places, _verdict_of)]
-    return b"[%b]" % b",".join(runs)
-
-
-def _written(verdict: Verdict | None, run: Iterable[Any]) -> bytes:
-    """Write neighbouring answers that share a verdict, and so all of their text but the owners.
-
-    Fresh claims of one batch to the store share a verdict. Writing each by itself would add 38 % to a claim's
-    instructions.
-    """
-    if verdict is None:
-        return b",".join([place.text for place in run])
-    end = acquired_tail(verdict) + b"}"
-    owners = [hexlify(claim.held[2][1:]) for claim in run]
-    return _WON + (end + b"," + _WON).join(owners) + end

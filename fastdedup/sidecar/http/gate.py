@@ -17,7 +17,6 @@ from pydantic_core import PydanticCustomError
 
 from ...errors import UnavailableError
 from ...web import header
-from ...web.problems import ProblemType
 from ...web.record_keys import scope_key, shortened
 from ...web.request import EVERYONE, normal_host
 from ..fields import Milliseconds, Namespace, Wait
@@ -79,15 +78,6 @@ class GateQuery(models.QueryModel):
         return self
 
 
-class GateRefusal(Exception):
-    """The client's request says too little, or too much."""
-
-    def __init__(self, problem: ProblemType, detail: str) -> None:
-        super().__init__(detail)
-        self.problem = problem
-        self.detail = detail
-
-
 # The decision
 
 
@@ -99,9 +89,8 @@ async def _gate(namespaces: Namespaces, ask: GateQuery, client: Client) -> HttpA
         if key is None:
             return _passed({"outcome": "no-key"}, [])
         wanted = _claim_of(ask, request, key)
-    except GateRefusal as refused:
-        problem = refused.problem
-        return _stopped(ask, problem.status, problem.name, problem.facts(refused.detail))
+    except RequestProblem as refused:
+        return _stopped(ask, refused.facts["status"], str(refused), refused.facts)
     try:
         answer = await claim(namespaces, wanted, client)
     except UnavailableError as fault:
@@ -154,17 +143,17 @@ def _key_of(ask: GateQuery, request: HttpRequest) -> str | None:
     if not any(fields):
         if ask.missing == "pass":
             return None
-        raise GateRefusal(problems.KEY_MISSING, f"the header {ask.key} is missing")
+        raise RequestProblem(problems.KEY_MISSING, f"the header {ask.key} is missing")
     if name == header.NAME.lower():
         try:
             key = header.parse(fields) or ""
         except header.BadKey as error:
-            raise GateRefusal(problems.KEY_MALFORMED, str(error)) from None
+            raise RequestProblem(problems.KEY_MALFORMED, str(error)) from None
     else:
         key = (_one(request, ask.key) or b"").decode("latin-1")
     # It goes to the application in a header, which loses spaces at its end.
     if not (len(key) <= header.MAX_KEY and key.isascii() and key.isprintable()) or key[-1:] == " ":
-        raise GateRefusal(
+        raise RequestProblem(
             problems.KEY_MALFORMED,
             f"{ask.key} must have 1 to {header.MAX_KEY} printable ASCII characters, the last one no space",
         )
@@ -190,7 +179,7 @@ def _principal_of(ask: GateQuery, request: HttpRequest) -> Any:
         return EVERYONE
     value = _one(request, ask.principal)
     if not value:
-        raise GateRefusal(problems.PRINCIPAL_REQUIRED, f"the header {ask.principal} is missing")
+        raise RequestProblem(problems.PRINCIPAL_REQUIRED, f"the header {ask.principal} is missing")
     return value.decode("latin-1")
 
 
@@ -216,7 +205,7 @@ def _one(request: HttpRequest, name: str) -> bytes | None:
     """Return the value of a header, or None without one. Of two, proxy and application might each take another."""
     found = [value for each, value in request.headers if each == name.lower().encode()]
     if len(found) > 1:
-        raise GateRefusal(problems.INVALID, f"the header {name} is given {len(found)} times: send one")
+        raise RequestProblem(problems.INVALID, f"the header {name} is given {len(found)} times: send one")
     return found[0].strip() if found else None
 
 

@@ -176,15 +176,6 @@ OF_OUTCOME = {
 OF_CLAIM = (*OF_OUTCOME.values(), TOKEN_USED)
 """The problems that are an outcome: they carry the claim's answer as well."""
 
-_NO_FAULT = {problem.type for problem in (*OF_CLAIM, CLAIM_LOST, NO_RECORD, FOREIGN, QUOTA)}
-"""The problems below 500 that are answers: the request was a good one."""
-
-
-def is_bad(facts: dict[str, Any]) -> bool:
-    """True for the problem of a request that could not be run."""
-    return 400 <= facts["status"] < 500 and facts["type"] not in _NO_FAULT
-
-
 _OF_ERROR: list[tuple[type[DedupError], ProblemType]] = [
     (QuotaError, QUOTA),
     (LedgerFullError, LEDGER_FULL),
@@ -230,14 +221,11 @@ def problem_of(fault: Exception) -> tuple[dict[str, Any], int | None]:
     for kind, problem in _OF_ERROR:
         if isinstance(fault, kind):
             if problem in _WITH_RETRY:
-                return problem.facts(without_addresses(fault)), _retry_ms(fault)
+                ms = round(fault.retry_after * 1000) if isinstance(fault, UnavailableError) else _RETRY_MS
+                return problem.facts(without_addresses(fault)), ms
             return problem.facts(str(fault)), None
     log.exception("a request failed", exc_info=fault)
     return INTERNAL.facts(), None
-
-
-def _retry_ms(fault: Exception) -> int:
-    return round(fault.retry_after * 1000) if isinstance(fault, UnavailableError) else _RETRY_MS
 
 
 _WORDS = {

@@ -16,17 +16,16 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 import httptools
-import orjson
 
 from ...failures import log
 from ...web.problems import ProblemType
 from ..hangup import hung_up
 from ..limits import Limits
+from ..releases import Holding, release_soon
 from ..reply_memory import ReplyMemory, UnreadReplies
 from ..request_memory import PLACE, RequestShare
 from . import problems
-from .request import HIGH_WATER, STATUS_LINE, Flow, Gone, HttpRequest, dated, expects_leave, is_chunked
-from .verbs import Held
+from .request import HIGH_WATER, Flow, Gone, HttpRequest, expects_leave, is_chunked, last_answer
 
 QUICK_PATH = "/v1/claims"
 """The address of claims, which are offered to `quick`."""
@@ -86,7 +85,7 @@ class HttpProtocol(asyncio.Protocol):
         self.unread: UnreadReplies
         self.gone = False
         self.on_gone: list[Callable[[], None]] = []
-        self.handing_over: Sequence[Held] = ()
+        self.handing_over: Sequence[Holding] = ()
         # Mutable: the bytes of the running request's body that the application has taken; the bytes of all requests
         # that have come in part, or wait.
         self.body_taken = 0
@@ -181,10 +180,10 @@ class HttpProtocol(asyncio.Protocol):
             return
         if self._kept > HEAD_BYTES and not self._whole:
             self._end(problems.HEADERS)
-        elif not self._whole:
-            self._hurry()
-        elif self._timer is not None:
+        elif self._whole:
             self._relax()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self._limits.request_timeout, self._overdue)
 
     def _refuse(self, fault: BaseException | None) -> None:
         """End after an exception in one of the parser's calls: a refusal, or a fault of our own."""
@@ -219,7 +218,7 @@ class HttpProtocol(asyncio.Protocol):
                 request.hang_up()
         self.parser = None  # it refers to this object: no cycle is left behind
         if exc is not None:  # the client closed before it read our bytes, or before we wrote
-            self._take_back(self.handing_over)
+            release_soon(self.handing_over)
 
     def pause_writing(self) -> None:
         """Wait for a client that does not read, for some seconds (asyncio calls this)."""
@@ -238,7 +237,7 @@ class HttpProtocol(asyncio.Protocol):
     def cut(self) -> None:
         """Close at once; release the claims of an answer that was not sent whole."""
         if self.transport.get_write_buffer_size():
-            self._take_back(self.handing_over)
+            release_soon(self.handing_over)
         self.transport.abort()
 
     # The parser's calls
@@ -388,7 +387,7 @@ class HttpProtocol(asyncio.Protocol):
         if self.flow.write_paused and not self.gone:
             await self.flow.drain()
 
-    def respond(self, head: bytes, body: bytes, held: Sequence[Held], *, close: bool = False) -> None:
+    def respond(self, head: bytes, body: bytes, held: Sequence[Holding], *, close: bool = False) -> None:
         """Answer the running request in one write.
 
         Args:
@@ -398,28 +397,25 @@ class HttpProtocol(asyncio.Protocol):
             close: refuse further requests.
         """
         if self.gone or self.transport.is_closing():  # it closes in this turn of the loop, and writes no more
-            self._take_back(held)
+            release_soon(held)
             return
         request = cast(HttpRequest, self._running)
         end = _END if request.keep_alive and not close else _CLOSE
         request.answered = True
         self.body_taken = 0
-        self._send(b"".join((head, dated(self._state.default_headers), end, body)), held)
+        own = [b"%b: %b\r\n" % header for header in self._state.default_headers]
+        self._send(b"".join((head, *own, end, body)), held)
         request.tell()
         if end is _CLOSE:
             self.transport.close()
         self._next()
 
-    def _send(self, data: bytes, held: Sequence[Held] = ()) -> None:
+    def _send(self, data: bytes, held: Sequence[Holding] = ()) -> None:
         """Send this; what was sent before may be read by now, so its claims are the client's."""
         self.handing_over = held
         self.transport.write(data)
         if self.unread.since:
             self.unread.add(len(data))
-
-    def _take_back(self, held: Sequence[Held]) -> None:
-        for dedup, wire, owner in held:
-            dedup.gate.release_later(wire, owner)
 
     # Bounds
 
@@ -442,10 +438,6 @@ class HttpProtocol(asyncio.Protocol):
             self.transport.abort()
         else:
             self._idle = self.loop.call_later(left, self._look)
-
-    def _hurry(self) -> None:
-        if self._timer is None:
-            self._timer = self.loop.call_later(self._limits.request_timeout, self._overdue)
 
     def _relax(self) -> None:
         if self._timer is not None:
@@ -477,7 +469,7 @@ class HttpProtocol(asyncio.Protocol):
         if self.transport.is_closing():
             return
         self._app.turned_down(farewell)
-        self._send(_response(farewell))
+        self._send(last_answer(farewell.facts(farewell.about)))
         self.transport.close()
         self._end_soon()
 
@@ -492,9 +484,3 @@ def _parse_url(request: HttpRequest) -> None:
         request.parse_url()
     except ValueError:
         raise _Refused from None
-
-
-def _response(problem: ProblemType) -> bytes:
-    body = orjson.dumps(problem.facts(problem.about))
-    head = b"content-type: application/problem+json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-    return STATUS_LINE[problem.status] + head % len(body) + body

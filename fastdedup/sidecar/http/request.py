@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import httptools
+import orjson
 
 STATUS_LINE = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 """The first line of an answer, by its status."""
@@ -180,12 +181,8 @@ def expects_leave(expectation: bytes, version: str) -> bool:
     return expectation.rstrip().lower() == b"100-continue" and version == "1.1"
 
 
-_dated: tuple[Any, bytes] = (None, b"")
-
-
-def dated(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """Return the server's own headers as text. It makes a new list each second, so the latest text is kept."""
-    global _dated
-    if _dated[0] is not headers:
-        _dated = headers, b"".join(b"%b: %b\r\n" % header for header in headers)
-    return _dated[1]
+def last_answer(problem: dict[str, Any], headers: bytes = b"") -> bytes:
+    """Return a problem as a whole response, after which the connection closes. `headers`: further ones as lines."""
+    body = orjson.dumps(problem)
+    head = b"content-type: application/problem+json\r\n%bcontent-length: %d\r\nconnection: close\r\n\r\n"
+    return STATUS_LINE[problem["status"]] + head % (headers, len(body)) + body

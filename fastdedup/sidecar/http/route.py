@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, TypeAdapter
 
 from ...web.problems import ProblemType
-from ..access import Access, ForbiddenError
+from ..access import Access
 from ..namespaces import Namespaces
 from . import models
 from .batch import read
@@ -31,19 +31,18 @@ class HttpRoute:
         answers: the models of its successful answers, by status; None stands for text.
         problems: its problems beside those that every request may have.
         shaped: the model of its problems that carry the claim's answer.
-        verb: what it does, in the words of `access.VERBS`; "" for what every client may do. None: it is
-            refused on a socket with rules.
+        verb: what it does, in the words of `access.VERBS`; "" for what every client may do.
     """
 
     method: str
     path: str
     handler: Handler
     summary: str
+    verb: str
     asks: Any = None
     answers: tuple[tuple[int, Any], ...] = ()
     problems: tuple[ProblemType, ...] = ()
     shaped: type[BaseModel] = models.Problem
-    verb: str | None = None
 
     def body(self, most: int) -> Any:
         """Return the type of its body; a batch has at most `most` operations."""
@@ -60,15 +59,9 @@ class HttpRoute:
 
     def under(self, access: Access) -> HttpRoute:
         """Return this route with a handler that asks the socket's rules first, if the socket has rules for it."""
-        if self.verb is None and access.has_rules:
-            return replace(self, handler=_refuse)
         if not self.verb or self.verb == EACH or not access.judges(self.verb):
             return self
         return replace(self, handler=partial(_ask_first, access, self.verb, self.handler))
-
-
-async def _refuse(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
-    raise ForbiddenError("this address is not served on a socket with rules: use the sidecar's main socket")
 
 
 async def _ask_first(

@@ -98,18 +98,18 @@ def _route(verb: WireVerb) -> HttpRoute:
         verb.path,
         named(handler) if verb.of_ledger else handler,
         verb.summary,
+        verb.rule,
         models.REQUESTS[verb.name],
         tuple((status, getattr(models, verb.answer)) for status in verb.statuses),
         tuple(_PROBLEMS[name] for name in verb.problems),
         getattr(models, verb.shaped),
-        verb.rule,
     )
 
 
 def _shown(path: str, handler: Handler, summary: str, answer: Any, **more: Any) -> HttpRoute:
     """Return the route of what every client may see."""
     more = {"answers": ((200, answer),)} | more
-    return HttpRoute("GET", path, handler, summary, verb="", **more)
+    return HttpRoute("GET", path, handler, summary, "", **more)
 
 
 _PROBLEMS = {problem.name: problem for problem in problems.PROBLEMS}
@@ -136,9 +136,7 @@ OPERATORS_ROUTES: tuple[HttpRoute, ...] = (
 )
 """The requests of an operator's tools. `metrics_address` serves these, and no other ones."""
 
-BELOW_GATE = HttpRoute(
-    "GET", gate.BELOW, gate.gate_below, "The gate for Envoy, with any method", verb="claim"
-)
+BELOW_GATE = HttpRoute("GET", gate.BELOW, gate.gate_below, "The gate for Envoy, with any method", "claim")
 """The route of all paths below the gate's. The document does not name it: its path is the client's own."""
 
 ROUTES: tuple[HttpRoute, ...] = (
@@ -148,20 +146,20 @@ ROUTES: tuple[HttpRoute, ...] = (
         "/v1/batch",
         in_turn,
         "Do many things at once",
+        EACH,
         models.Items,
         ((200, list[models.BatchAnswer]),),
-        verb=EACH,
     ),
     HttpRoute(
         "GET",
         gate.PATH,
         gate.gate,
         "Ask for a proxy whether its client's request may go on",
+        "claim",
         gate.GateQuery,
         ((200, models.GateAnswer),),
         _OF_GATE,
         models.ClaimProblem,
-        verb="claim",
     ),
     *OPERATORS_ROUTES,
     _shown("/openapi.json", document, "This document", dict[str, Any]),

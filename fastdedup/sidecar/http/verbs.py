@@ -6,12 +6,14 @@ A handler takes the namespaces, the checked request and its client, and returns 
 
 from __future__ import annotations
 
+import asyncio
 from binascii import hexlify
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import orjson
+from pydantic import ValidationError
 
 from ...claim import Claim
 from ...core.counters import outcome_of
@@ -20,20 +22,19 @@ from ...kernel.operations import ClaimOp, OwnerOp, RenewOp, Verdict
 from ...kernel.owners import RANDOM_BYTES, owner_text
 from ...keys import digest
 from ...model import Outcome
-from ..counters import Counters
+from ...tasks import wait_then_stop
+from ..counters import Counters, is_bad, outcome_found
 from ..namespaces import Namespaces
-from ..verbs import BEGIN, Begin, Home, as_json, claim_in, dedup_of, home_of, op_of, options_of
+from ..releases import Holding
+from ..verbs import BEGIN, Home, as_json, claim_in, dedup_of, held_in, home_of, op_of, options_of
 from ..wire_verbs import VERBS, WireVerb
 from . import problems
-from .problems import RequestProblem, is_bad, problem_of
-from .request import HttpRequest
+from .problems import RequestProblem, problem_of
+from .request import Gone, HttpRequest
 
 T = TypeVar("T")
-Held = tuple[Dedup, bytes, bytes]
-"""A claim to release unless the client gets the answer: its `Dedup`, store key and owner field."""
 
 _CREATED = b"HTTP/1.1 201 Created\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-_OPENING = len('{"outcome":"acquired","owner":"') + 2 * RANDOM_BYTES
 _ACQUIRED = Outcome.ACQUIRED
 _SUCCEEDED = Outcome.SUCCEEDED
 _FAILED = Outcome.FAILED
@@ -41,20 +42,38 @@ _IN_PROGRESS = Outcome.IN_PROGRESS
 _WORDS = {outcome: outcome.value for outcome in Outcome}  # `value` itself costs 0.5 µs
 
 
-class Client(Protocol):
-    """The client that sent a request."""
+class Client:
+    """The client that sent a request.
 
-    @property
-    def peer(self) -> Any:
-        """Its process; None if the system does not tell."""
+    Args:
+        peer: its process; None if the system does not tell.
+        request: the request.
+        until_gone: returns when the client of a request hangs up; None for one request of a batch, which is given up
+            as a whole.
+    """
 
-    @property
-    def request(self) -> HttpRequest:
-        """The request."""
+    __slots__ = ("_until_gone", "peer", "request")
+
+    def __init__(
+        self,
+        peer: Any,
+        request: HttpRequest,
+        until_gone: Callable[[HttpRequest], Coroutine[Any, Any, None]] | None,
+    ) -> None:
+        self.peer = peer
+        self.request = request
+        self._until_gone = until_gone
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what `work` returns. If the client hangs up first, cancel the work and raise Gone."""
-        ...
+        if self._until_gone is None:
+            return await work
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work, name="fastdedup-request")
+        watch = loop.create_task(self._until_gone(self.request), name="fastdedup-watch")
+        if task not in await wait_then_stop((task, watch), asyncio.FIRST_COMPLETED):
+            raise Gone
+        return task.result()
 
 
 class HttpAnswer:
@@ -68,7 +87,7 @@ class HttpAnswer:
     __slots__ = ("facts", "headers", "held", "retry_ms", "status")
 
     def __init__(
-        self, status: int, facts: Any, retry_ms: int | None = None, held: Sequence[Held] = ()
+        self, status: int, facts: Any, retry_ms: int | None = None, held: Sequence[Holding] = ()
     ) -> None:
         self.status = status
         self.facts = facts
@@ -80,13 +99,6 @@ class HttpAnswer:
     def text(self) -> bytes:
         """The body."""
         return self.facts if type(self.facts) is bytes else orjson.dumps(self.facts)
-
-    @property
-    def outcome(self) -> str:
-        """The outcome in one word, for the counters: see `outcome_of_reply`, which counts the other wire's."""
-        unknown = self.status == problems.NO_RECORD.status and self.facts["type"] == problems.NO_RECORD.type
-        absent = unknown or self.facts.get("forgotten") is False
-        return "absent" if absent else self.facts.get("outcome", "ok")
 
 
 class RawAnswer(HttpAnswer):
@@ -104,29 +116,27 @@ class RawAnswer(HttpAnswer):
 
 async def claim(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
     """`POST /v1/claims`. The main path."""
-    if ask.remember is not None:
-        served = namespaces.ledgers.find(ask.remember, ask.namespace)
-        return await _claim_in_task(namespaces, served, ask, client)
-    dedup = namespaces.root if ask.namespace is None else namespaces.dedup(ask.namespace)
-    if ask.wait:
-        return await _claim_in_task(namespaces, dedup, ask, client)
-    op = claim_op(dedup, ask)
-    if op.named:
-        namespaces.ephemeral.claimed_again((dedup, op.wire, op.owner))
-    verdict = await dedup.gate.claim(op)
-    if op.named and verdict.outcome is _ACQUIRED:
-        namespaces.ephemeral.won_again((dedup, op.wire, op.owner), None)
-    return claimed(dedup, op.wire, op.owner, op.named, verdict)
-
-
-async def _claim_in_task(namespaces: Namespaces, home: Home, ask: Any, client: Client) -> HttpAnswer:
-    """Return the answer to a claim that waits, or that a ledger remembers."""
-    call = claim_in(home, options_of(ask).but(wait=ask.wait / 1000), ask.key, _mark(ask))
-    answer = await client.unless_gone(_wait(call))
+    home: Home
+    if ask.remember is None:
+        home = namespaces.dedup(ask.namespace)
+    else:
+        home = namespaces.ledgers.find(ask.remember, ask.namespace)
     dedup, named = dedup_of(home), ask.owner is not None
-    if named and answer.acquired:  # one that a named owner has won does not end with another connection
-        namespaces.ephemeral.won_again((dedup, *answer.settlement.held_key), None)
-    return _waited(dedup, answer, named)
+    if ask.wait or ask.remember is not None:
+        if named:
+            namespaces.ephemeral.claimed_again(await held_in(home, ask.key, ask.owner))
+        call = claim_in(home, options_of(ask).but(wait=ask.wait / 1000), ask.key, _mark(ask))
+        settlement = (await client.unless_gone(_wait(call))).settlement
+        (wire, owner), verdict = settlement.held_key, settlement.verdict
+    else:
+        op = claim_op(dedup, ask)
+        wire, owner = op.wire, op.owner
+        if named:
+            namespaces.ephemeral.claimed_again((dedup, wire, owner))
+        verdict = await dedup.gate.claim(op)
+    if named and verdict.outcome is _ACQUIRED:  # it does not end with another connection
+        namespaces.ephemeral.won_again((dedup, wire, owner), None)
+    return claimed(dedup, wire, owner, named, verdict)
 
 
 def claim_op(dedup: Dedup, ask: Any) -> ClaimOp:
@@ -143,7 +153,8 @@ async def redeem(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer
     """`POST /v1/tokens/redeem`."""
     dedup = namespaces.dedup(ask.namespace)
     call = _wait(dedup.tokens.redeem_with(options_of(ask).but(wait=ask.wait / 1000), ask.token, ask.subject))
-    return _waited(dedup, await (client.unless_gone(call) if ask.wait else call), False)
+    settlement = (await (client.unless_gone(call) if ask.wait else call)).settlement
+    return claimed(dedup, *settlement.held_key, False, settlement.verdict)
 
 
 def claimed(dedup: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdict) -> HttpAnswer:
@@ -174,10 +185,6 @@ async def _wait(call: Awaitable[Claim]) -> Claim:
     return await call
 
 
-def _waited(dedup: Dedup, answer: Claim, named: bool) -> HttpAnswer:
-    return claimed(dedup, *answer.settlement.held_key, named, answer.settlement.verdict)
-
-
 _BUSY = (
     orjson.dumps(problems.IN_PROGRESS.facts(outcome="in_progress"))[:-1]
     + b',"owner":"%b","fence":%d,"attempt":%d,"lease":null,"result":null,"error":null'
@@ -204,33 +211,37 @@ _TAIL = b'","fence":%d,"attempt":%d,"lease":%d,"result":null,"error":null,"retry
 class AcquiredText:
     """The answer `acquired` as text, for a drawn owner.
 
-    Fresh claims of one batch share a verdict, so they share most of the text: that saves 14 % of a claim's
-    instructions.
+    Fresh claims of one batch to the store share a verdict, so they share most of the text: that saves 14 % of a
+    claim's instructions.
+
+    Args:
+        before: the text before the answer's members.
+        after: the text after the answer.
+
+    Attributes:
+        head: that of a response with the latest text.
     """
 
-    __slots__ = ("_head", "_tail", "_verdict")
+    __slots__ = ("_after", "_before", "_tail", "_verdict", "head")
 
-    def __init__(self) -> None:
+    def __init__(self, before: bytes = b"", after: bytes = b"") -> None:
+        self._before = before + b'{"outcome":"acquired","owner":"'
+        self._after = after
         # Mutable: the latest verdict, and the text for it.
         self._verdict: Verdict | None = None
-        self._head = self._tail = b""
+        self.head = self._tail = b""
 
-    def text(self, verdict: Verdict, owner: bytes) -> tuple[bytes, bytes]:
-        """Return the head and the body of the answer."""
+    def text(self, verdict: Verdict, owner: bytes) -> bytes:
+        """Return the answer."""
         if verdict is not self._verdict:
             self._turn_to(verdict)
-        return self._head, b'{"outcome":"acquired","owner":"%b%b' % (hexlify(owner[1:]), self._tail)
+        return self._before + hexlify(owner[1:]) + self._tail
 
     def _turn_to(self, verdict: Verdict) -> None:
         self._verdict = verdict
-        self._tail = acquired_tail(verdict)
-        self._head = _CREATED % (_OPENING + len(self._tail))
-
-
-def acquired_tail(verdict: Verdict) -> bytes:
-    """Return the text after the owner in the answer `acquired`."""
-    truth = b"true" if verdict.degraded else b"false"
-    return _TAIL % (verdict.fence, verdict.attempt, verdict.left_ms, truth)
+        truth = b"true" if verdict.degraded else b"false"
+        self._tail = _TAIL % (verdict.fence, verdict.attempt, verdict.left_ms, truth) + self._after
+        self.head = _CREATED % (len(self._before) + 2 * RANDOM_BYTES + len(self._tail))
 
 
 # Faults and counts
@@ -239,7 +250,7 @@ def acquired_tail(verdict: Verdict) -> bytes:
 def problem(fault: Exception, counters: Counters) -> HttpAnswer:
     """Return the answer for an exception, and count a request that could not be run."""
     facts, retry_ms = problem_of(fault)
-    counters.bad_requests += is_bad(facts)
+    counters.bad_requests += isinstance(fault, RequestProblem | ValidationError) or is_bad(fault)
     answer = HttpAnswer(facts["status"], facts, retry_ms)
     if isinstance(fault, RequestProblem):
         answer.headers = fault.headers
@@ -250,54 +261,44 @@ Handler = Callable[[Namespaces, Any, Client], Awaitable[HttpAnswer]]
 """A function that answers one kind of request."""
 
 
-def namespace_of(namespaces: Namespaces, ask: Any) -> Dedup:
-    """Return the `Dedup` of a request's namespace."""
-    return namespaces.passing(ask.namespace)
-
-
 def counted(verb: str, handler: Handler) -> Handler:
     """Return a handler that counts its answers: a claim that names a ledger in the ledger's namespace."""
-    home_in = home_of if verb == "claim" else namespace_of
 
     async def count(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
-        dedup = dedup_of(home_in(namespaces, ask))
-        return await _count(namespaces, dedup, verb, handler(namespaces, ask, client))
+        dedup = dedup_of(home_of(namespaces, ask)) if verb == "claim" else namespaces.passing(ask.namespace)
+        asked = handler(namespaces, ask, client)
+        return await _count(namespaces, dedup, verb, asked, lambda answer: answer.facts.get("outcome", "ok"))
 
     return count
 
 
 async def _count(
-    namespaces: Namespaces, dedup: Dedup, verb: str, answering: Awaitable[HttpAnswer]
-) -> HttpAnswer:
+    namespaces: Namespaces, dedup: Dedup, verb: str, asked: Awaitable[T], outcome: Callable[[T], str]
+) -> T:
+    """Return what was asked for, and count it; `outcome`: returns its outcome in one word."""
     since, name = perf_counter(), dedup.settings.namespace
     try:
-        answer = await answering
+        found = await asked
     except Exception as fault:
         namespaces.counters.observe(name, verb, outcome_of(fault), perf_counter() - since)
         raise
-    namespaces.counters.observe(name, verb, answer.outcome, perf_counter() - since)
-    return answer
+    namespaces.counters.observe(name, verb, outcome(found), perf_counter() - since)
+    return found
 
 
-def handler(
-    verb: str, begin: Begin, answer: Callable[[Any], HttpAnswer], *, cancels: bool = False
-) -> Handler:
+def _handler(verb: WireVerb) -> Handler:
     """Return the handler of a verb that both wires begin in the same way; it counts its answers.
 
-    Args:
-        verb: the verb, for the counters.
-        begin: checks the request.
-        answer: returns the answer to what the work has found or done.
-        cancels: if the client hangs up, the work is cancelled. Then nothing stays remembered, and a read gives its
-            turn to the next one.
+    If the client hangs up, the work of some verbs is cancelled. Then nothing stays remembered, and a read gives its
+    turn to the next one.
     """
-
-    async def answered(work: Coroutine[Any, Any, Any], client: Client) -> HttpAnswer:
-        return answer(await (client.unless_gone(work) if cancels else work))
+    begin, cancels = BEGIN[verb.name], verb.turns or verb.name == "first"
+    answer = _settled if verb.of_owner else _ANSWERS[verb.name]
 
     async def handle(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
         home, begun = begin(namespaces, ask, client.peer)
-        return await _count(namespaces, dedup_of(home), verb, answered(begun(), client))
+        work = client.unless_gone(begun()) if cancels else begun()
+        return answer(await _count(namespaces, dedup_of(home), verb.name, work, outcome_found))
 
     return handle
 
@@ -343,11 +344,6 @@ _ANSWERS: dict[str, Callable[[Any], HttpAnswer]] = {
     "ledger": facts_of(),
 }
 """What answers the verbs that are not an owner's."""
-
-
-def _handler(verb: WireVerb) -> Handler:
-    answer = _settled if verb.of_owner else _ANSWERS[verb.name]
-    return handler(verb.name, BEGIN[verb.name], answer, cancels=verb.turns or verb.name == "first")
 
 
 HANDLERS: dict[str, Handler] = {

@@ -18,14 +18,14 @@ from ...kernel.operations import ClaimOp, Verdict
 from ...kernel.owners import draw_owner, owner_text
 from ...model import Outcome
 from ..fields import text_of
-from ..ledgers import Held
+from ..releases import Holding
 from ..reply_memory import LARGE
 from ..verbs import Asked, Home, claim_in, dedup_of, held_in, home_of, op_of, options_of
 from ..wire_verbs import VERBS
 from .connection import Command, RespConnection
 from .errors import error_reply
 from .frames import bulk, encode
-from .options import CommandOptions, check_count, end_of, read_options
+from .options import CommandOptions, check_count, read_options
 from .reply_places import ReplyPlace
 
 _ACQUIRED: Final = Outcome.ACQUIRED
@@ -104,16 +104,18 @@ class SlowClaim:
         self._options = options_of(options)
         self._ephemeral = options.ephemeral
         self._resp3 = connection.resp3
-        self._ends = end_of(options.wait)
+        # By `time.monotonic()`. The WAIT begins now, even if its command begins later.
+        self._ends = monotonic() + options.wait / 1000 if options.wait else 0.0
 
-    async def __call__(self) -> bytes:
-        """Return the reply."""
+    async def __call__(self) -> tuple[bytes, str]:
+        """Return the reply and its outcome."""
         connection, named = self._connection, None
         if self._options.owner is not None:
             named = await held_in(self.home, self._key, self._options.owner)
             connection.namespaces.ephemeral.claimed_again(named)
         settlement = (await self._claim(named)).settlement
-        return verdict_reply(settlement.verdict, settlement.held_key[1], self._resp3)
+        verdict = settlement.verdict
+        return verdict_reply(verdict, settlement.held_key[1], self._resp3), verdict.outcome
 
     def run(self, verb: str) -> ReplyPlace:
         """Run in a task; return the place of the reply."""
@@ -124,7 +126,7 @@ class SlowClaim:
         """Return the claim, to be awaited."""
         return claim_in(self.home, options, self._key, self._mark)
 
-    async def _claim(self, named: Held | None) -> Claim:
+    async def _claim(self, named: Holding | None) -> Claim:
         """Claim; `named`: what a chosen owner holds then.
 
         If the client has gone meanwhile, a drawn owner's claim is released: no client knows that owner.
@@ -176,7 +178,7 @@ class Claiming(Asked):
     def __init__(self, connection: RespConnection, dedup: Dedup, op: ClaimOp, ephemeral: bool) -> None:
         super().__init__(dedup, op)
         self.reply: bytes | None = None
-        self._at = connection.at
+        self._at = connection.at  # 0.0 once the claim was answered, and is asked for again
         self._connection = connection
         self.ephemeral = ephemeral
         self.resp3 = connection.resp3  # a HELLO behind this command does not change its reply
@@ -186,11 +188,12 @@ class Claiming(Asked):
         return self._connection.has_gone() or self._op is None
 
     def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
-        """Reply with the verdict."""
+        """Reply with the verdict. The record of a claim that is asked for again may have ended: then it is won."""
         connection = self._connection
-        connection.counters.judged(dedup, verdict, self._at)
-        if self.ephemeral:
-            connection.holdings.answered()
+        if self._at:
+            connection.counters.judged(dedup, verdict, self._at)
+            if self.ephemeral:
+                connection.holdings.answered()
         if verdict.outcome is _ACQUIRED:
             if self.ephemeral:
                 connection.hold((dedup, op.wire, op.owner), verdict.left_ms)
@@ -198,61 +201,24 @@ class Claiming(Asked):
                 connection.answer(self, acquired_reply(verdict, op.owner))
                 return
         elif verdict.payload and len(verdict.payload) > LARGE:
-            _answer_at_length(self, connection, dedup, op, verdict)
+            # The reply is built when the client has read those before.
+            build = partial(verdict_reply, verdict, op.owner, self.resp3)
+            connection.answer_at_length(self, verdict.payload, build, partial(self._ask_again, op))
             return
         connection.answer(self, verdict_reply(verdict, op.owner, self.resp3))
 
     def failed(self, fault: Exception) -> None:
         """Reply with the error."""
-        if self.ephemeral:
-            self._connection.holdings.answered()
-        self._connection.counters.claimed(self._dedup, outcome_of(fault), self._at)
+        if self._at:
+            if self.ephemeral:
+                self._connection.holdings.answered()
+            self._connection.counters.claimed(self._dedup, outcome_of(fault), self._at)
         self._connection.answer(self, error_reply(fault))
 
-
-class Repeated(Asked):
-    """A claim that is asked for again because there was no room for its large reply."""
-
-    __slots__ = ("_connection", "_place")
-
-    def __init__(self, place: Claiming, connection: RespConnection, dedup: Dedup, op: ClaimOp) -> None:
-        super().__init__(dedup, op)
-        self._connection = connection
-        self._place = place
-
-    def done(self) -> bool:
-        """True once the claim is answered, or its client has gone; the engine then releases the claim."""
-        return self._connection.has_gone() or self._op is None
-
-    def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
-        """Reply as the first time. The record may have ended meanwhile: then the claim is won."""
-        connection, place = self._connection, self._place
-        if verdict.outcome is _ACQUIRED and place.ephemeral:
-            connection.hold((dedup, op.wire, op.owner), verdict.left_ms)
-        if len(verdict.payload) > LARGE:
-            _answer_at_length(place, connection, dedup, op, verdict)
-        else:
-            connection.answer(place, verdict_reply(verdict, op.owner, place.resp3))
-
-    def failed(self, fault: Exception) -> None:
-        """Reply with the error."""
-        self._connection.answer(self._place, error_reply(fault))
-
-
-def _answer_at_length(
-    place: Claiming, connection: RespConnection, dedup: Dedup, op: ClaimOp, verdict: Verdict
-) -> None:
-    """Reply with a result that is large: the reply is built when the client has read those before."""
-    connection.answer_at_length(
-        place,
-        verdict.payload,
-        partial(verdict_reply, verdict, op.owner, place.resp3),
-        partial(_ask_again, place, connection, dedup, op),
-    )
-
-
-def _ask_again(place: Claiming, connection: RespConnection, dedup: Dedup, op: ClaimOp) -> None:
-    Repeated(place, connection, dedup, op.copy()).begin()
+    def _ask_again(self, op: ClaimOp) -> None:
+        """Ask for the claim once more: there was no room for its large reply."""
+        self._at, self._op = 0.0, op.copy()
+        self.begin()
 
 
 # Replies

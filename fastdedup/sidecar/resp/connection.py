@@ -24,7 +24,7 @@ from ..request_memory import PLACE, RequestShare
 from .errors import error_reply, unknown_command
 from .frames import FrameError, Frames, error
 from .large import LargeReplies, LargeReply
-from .reply_places import CommandTasks, ReplyPlace, Slot, TaskCommand, Work
+from .reply_places import ReplyPlace, Slot, TaskCommand, Work, tasks_of
 
 _TOO_MUCH = error(
     "UNAVAILABLE", "1000 requests take too much memory (limits.requests_in_all): send fewer at once"
@@ -68,7 +68,7 @@ class RespConnection(asyncio.Protocol):
         self.places: deque[ReplyPlace] = deque()
         """The commands that are not answered to the client yet, in their order."""
         self._pipelines = namespaces.turns.pipelines
-        self.tasks = CommandTasks(self, namespaces.turns, namespaces.counters)
+        self.tasks = tasks_of(namespaces.turns)
         self.holdings = Holdings(namespaces.ephemeral)
         self._taken = 0
         self._farewell = b""  # the last reply, behind the backlog, if the stream cannot be cut into commands
@@ -100,7 +100,8 @@ class RespConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._hurried = False
         self._used = False
-        self._transport: asyncio.Transport
+        self.transport: asyncio.Transport
+        """The connection to the client."""
         self.peer: Any = None
         """The client's process, if the system tells it. It is read at once: a closed connection does not tell it."""
 
@@ -108,11 +109,10 @@ class RespConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin (asyncio calls this)."""
-        self._transport = cast(
-            asyncio.Transport, transport
-        )  # uvloop's transports do not inherit from asyncio's
-        self._transport.set_write_buffer_limits(high=0)  # so `unread.since` tells whether it keeps any bytes
-        self.unread = UnreadReplies(self._memory, self._transport)
+        # uvloop's transports do not inherit from asyncio's.
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=0)  # so `unread.since` tells whether it keeps any bytes
+        self.unread = UnreadReplies(self._memory, self.transport)
         self._connections.add(self)
         self._watch()
 
@@ -152,7 +152,7 @@ class RespConnection(asyncio.Protocol):
             self._go_on()
         self._draining = True
         self._stopping = False
-        if hung_up(self._transport):
+        if hung_up(self.transport):
             self.gone = True  # the client reads no replies: claims that are won from now on are released
             return False
         self._flush()
@@ -167,7 +167,8 @@ class RespConnection(asyncio.Protocol):
         self._frames.give_up()  # other objects know this one, so it stays until the garbage collector comes
         self._backlog.clear()
         self.places.clear()
-        self.tasks.clear()
+        for line in self.tasks:
+            line.clear()
         self.large.clear()
         self._share.weigh(0)
         self._access.pending -= self._pending
@@ -195,11 +196,6 @@ class RespConnection(asyncio.Protocol):
             self._resume()
 
     @property
-    def transport(self) -> asyncio.Transport:
-        """The connection to the client."""
-        return self._transport
-
-    @property
     def _has_left(self) -> bool:
         """True once the client has said that it sends nothing more: no reply would be of any use."""
         return self._draining and not self._stopping
@@ -218,15 +214,15 @@ class RespConnection(asyncio.Protocol):
         """Close at once, and give back what the replies have reserved."""
         self.large.clear()
         self.gone = True  # a claim that is won in this turn of the loop is released
-        self._transport.abort()
+        self.transport.abort()
 
     # The commands' calls
 
     def has_gone(self) -> bool:
         """True if no client reads the replies. One that has closed its sending side may be gone without a sign."""
-        if self._draining and not self.gone and hung_up(self._transport):
+        if self._draining and not self.gone and hung_up(self.transport):
             self.gone = True
-            self._transport.abort()
+            self.transport.abort()
         return self.gone
 
     def answer(self, slot: ReplyPlace, reply: bytes) -> None:
@@ -294,8 +290,8 @@ class RespConnection(asyncio.Protocol):
             waits: it waits for a key, perhaps for long: then no command that does not wait follows it.
             reads: it looks at many keys and takes turns (`ReadTurns`): one of a client's at a time.
         """
-        line = self.tasks.line(waits=waits, reads=reads)
-        command = TaskCommand(self.tasks, work, dedup, verb, self.at, line, repeatable=repeatable)
+        line = self.tasks.patient if waits else self.tasks.reading if reads else self.tasks.brief
+        command = TaskCommand(self, work, dedup, verb, self.at, line, repeatable=repeatable)
         command.run()
         return command
 
@@ -359,7 +355,7 @@ class RespConnection(asyncio.Protocol):
             if self._share.size:
                 self._weigh()
             if self._draining and not self.gone and not self._backlog:
-                self._transport.close()
+                self.transport.close()
                 return
         if not self._reading and len(places) + self.extra <= self._limits.in_flight // 2:
             self._resume()
@@ -375,7 +371,7 @@ class RespConnection(asyncio.Protocol):
             self._send(b"".join(out))
 
     def _send(self, data: bytes) -> None:
-        self._transport.write(data)
+        self.transport.write(data)
         if self.unread.since:
             self.unread.add(len(data))
             self._bound_the_wait()
@@ -385,7 +381,7 @@ class RespConnection(asyncio.Protocol):
 
         If both together are too many bytes, read no further commands.
         """
-        unread, most = self._transport.get_write_buffer_size(), self._limits.unread
+        unread, most = self.transport.get_write_buffer_size(), self._limits.unread
         if unread > most or self._waiting:
             if self._writing:
                 self._writing = False
@@ -461,7 +457,7 @@ class RespConnection(asyncio.Protocol):
     def _pause(self) -> None:
         if self._reading and not self.gone:
             self._reading = False
-            self._transport.pause_reading()
+            self.transport.pause_reading()
 
     def _resume(self) -> None:
         if (
@@ -473,7 +469,7 @@ class RespConnection(asyncio.Protocol):
             and self._taken <= self._room
         ):
             self._reading = True
-            self._transport.resume_reading()
+            self.transport.resume_reading()
 
     def _watch(self) -> None:
         """Set the timer for what must happen next: the rest of a command, a read by the client, or a command."""
@@ -496,4 +492,4 @@ class RespConnection(asyncio.Protocol):
         elif not self._hurried and (self._used or self.places or self.holdings.any_held):
             self._watch()
         else:
-            self._transport.abort()
+            self.transport.abort()

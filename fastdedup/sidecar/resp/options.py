@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
@@ -107,11 +106,6 @@ def read_options(
         setattr(options, field.name, field.read(name, command[at + 1]))
         at += 2
     return options
-
-
-def end_of(wait: int | None) -> float:
-    """Return the end of a WAIT, by `time.monotonic()`. The WAIT begins now, even if its command begins later."""
-    return monotonic() + wait / 1000 if wait else 0.0
 
 
 def _name_of(command: list[bytes]) -> str:

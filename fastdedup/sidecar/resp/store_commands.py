@@ -32,11 +32,12 @@ from ...ledger.operations import ForgetIdOp, LedgerTerms
 from ...stores.base import AdminStore, Query
 from ...stores.sidecar.answers import UNSURE, Fill, Present, encode
 from ...stores.sidecar.wire import BY_NAME, MAX_OPERATIONS, PATIENT, PROTOCOL, RunKind, terms_of, unpack
+from ..counters import outcome_found
 from ..fields import MAX_NUMBER, number_of, text_of
 from ..limits import MOST_PAGE, LimitError
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE
-from ..verbs import list_audit, without_addresses
+from ..verbs import forgotten_audit, list_audit, without_addresses
 from .connection import Command, RespConnection
 from .errors import error_reply
 from .frames import OK, error
@@ -140,13 +141,13 @@ class Run(Slot):
 
     def audit(self, op: ForgetOp | ForgetIdOp, reply: Reply) -> None:
         """Report a key, or an id of a ledger, that was forgotten."""
-        result = {Code.OK: "forgotten", Code.ABSENT: "absent"}.get(cast(Code, reply), "unknown")
         name, key, kind = *names_of(op.wire), "claim"
         if isinstance(op, ForgetIdOp):
             name, ledger = ledger_of(op.wire)
             key, kind = f"{ledger}/{op.id.decode(errors='backslashreplace')}", "id"
         namespaces, peer = self._connection.namespaces, self._connection.peer
-        namespaces.audit(name, key, result, peer, kind=kind, reason=op.reason)
+        heard = forgotten_audit(namespaces, name, peer, op.reason, kind=kind)
+        heard(key, {Code.OK: True, Code.ABSENT: False}.get(cast(Code, reply)))
 
     def fail(self, fault: Exception) -> None:
         """Reply with an error for the whole batch: a fault, unlike an outage, is not one operation's."""
@@ -333,10 +334,10 @@ def eviction(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     """`FD.EVICTION`: the reply is what the sidecar's store does when its memory is full, or null."""
     root, resp3 = connection.namespaces.root, connection.resp3
 
-    async def work() -> bytes:
+    async def work() -> tuple[bytes, str]:
         backend = root.gate.connection.store
         policy = await backend.eviction_policy() if isinstance(backend, AdminStore) else None
-        return encode_value(policy, resp3)
+        return encode_value(policy, resp3), outcome_found(policy)
 
     return connection.spawn(work, root, "eviction")
 
@@ -353,7 +354,7 @@ def page(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     connection.count_pending()
     namespaces.access.admit("list")
 
-    async def work() -> bytes:
+    async def work() -> tuple[bytes, str]:
         backend: Any = dedup.gate.connection.store
         if not isinstance(backend, AdminStore):
             raise ConfigError("the store of this sidecar cannot list its records")
@@ -365,7 +366,7 @@ def page(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
             told(len(found.found))
         head = [encode_value(value) for value in (found.cursor, found.seen, found.now_us)]
         wires = encode_value([wire for wire, _ in found.found])
-        return b"*5\r\n" + b"".join(head) + wires + encode([stored for _, stored in found.found])
+        return b"*5\r\n" + b"".join(head) + wires + encode([stored for _, stored in found.found]), "ok"
 
     return connection.spawn(work, dedup, "list", reads=True)
 
@@ -373,20 +374,19 @@ def page(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
 def listen(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     """`FD.LISTEN`: after the reply, push `["freed", store key]` for each freed key, or null if news was missed."""
 
-    async def work() -> bytes:
+    async def work() -> tuple[bytes, str]:
         ear = Ear(connection, connection.namespaces.access.namespaces)
         try:
             end = await connection.namespaces.root.gate.connection.overhear(ear.hear)
         except UnavailableError as fault:
-            return error(
-                "UNAVAILABLE", f"{round(fault.retry_after * 1000)} {_DEAF}"
-            )  # the store may well answer
+            text = f"{round(fault.retry_after * 1000)} {_DEAF}"
+            return error("UNAVAILABLE", text), "ok"  # the store may well answer
         if connection.listens or connection.gone:
             end()
         else:
             connection.listens = True
             connection.on_gone.append(end)
-        return OK
+        return OK, "ok"
 
     return connection.spawn(work, connection.namespaces.root, "listen")
 

@@ -15,6 +15,7 @@ import orjson
 from ...gateway import Dedup
 from ...kernel.operations import OwnerOp, RenewOp
 from ...kernel.verbs import Effect, Verb
+from ..counters import outcome_found
 from ..verbs import BEGIN, dedup_of
 from ..wire_verbs import VERBS, Usage, WireVerb
 from .claim_commands import SlowRedeem
@@ -28,14 +29,18 @@ _ENDING: Final = tuple(verb for verb in Verb if verb.row.effect is Effect.FREES)
 
 
 def answer(
-    verb: WireVerb, value_of: Callable[[Any], Any], connection: RespConnection, options: CommandOptions
+    verb: WireVerb,
+    value_of: Callable[[Any], Any] | None,
+    connection: RespConnection,
+    options: CommandOptions,
 ) -> ReplyPlace:
-    """Answer a command of a verb; `value_of` makes the reply of what its work has found or done.
+    """Answer a command of a verb; `value_of`: see `VerbWork`.
 
     The task ends with the client: no client reads the answer then, so FD.FIRST remembers nothing.
     """
     home, begun = BEGIN[verb.name](connection.namespaces, options, connection.peer)
-    dedup, work = dedup_of(home), VerbWork(connection, begun, value_of)
+    dedup = dedup_of(home)
+    work = VerbWork(connection, begun, dedup, value_of)
     return connection.spawn(work, dedup, verb.name, repeatable=verb.shows, reads=verb.turns)
 
 
@@ -47,53 +52,41 @@ class VerbWork:
     Args:
         connection: the client's.
         begun: does what the command asks for.
-        value_of: makes the reply's value of what that returns.
+        dedup: the namespace's.
+        value_of: makes the reply's value of what that returns; None for what an owner does to its claim: the reply is
+            OK.
     """
 
-    __slots__ = ("_begun", "_resp3", "_value_of")
+    __slots__ = ("_begun", "_connection", "_dedup", "_resp3", "_value_of")
 
     def __init__(
         self,
         connection: RespConnection,
         begun: Callable[[], Coroutine[Any, Any, Any]],
-        value_of: Callable[[Any], Any],
+        dedup: Dedup,
+        value_of: Callable[[Any], Any] | None,
     ) -> None:
+        self._connection = connection
+        self._dedup = dedup
         self._resp3 = connection.resp3
         self._begun = begun
         self._value_of = value_of
 
-    async def __call__(self) -> bytes:
-        """Return the reply."""
-        return encode(self._value_of(await self._begun()), self._resp3)
+    async def __call__(self) -> tuple[bytes, str]:
+        """Return the reply and its outcome."""
+        found = await self._begun()
+        if self._value_of is not None:
+            return encode(self._value_of(found), self._resp3), outcome_found(found)
+        self._note(found)
+        return OK, "ok"
 
-
-def change(verb: WireVerb, connection: RespConnection, options: CommandOptions) -> ReplyPlace:
-    """Answer the command of what an owner does to its claim."""
-    home, begun = BEGIN[verb.name](connection.namespaces, options, connection.peer)
-    dedup = dedup_of(home)
-    return connection.spawn(ChangeWork(connection, begun, dedup), dedup, verb.name)
-
-
-class ChangeWork:
-    """The work of an owner's command, whose claim may be EPHEMERAL; see `VerbWork`."""
-
-    __slots__ = ("_begun", "_connection", "_dedup")
-
-    def __init__(
-        self, connection: RespConnection, begun: Callable[[], Coroutine[Any, Any, OwnerOp]], dedup: Dedup
-    ) -> None:
-        self._connection = connection
-        self._begun = begun
-        self._dedup = dedup
-
-    async def __call__(self) -> bytes:
-        """Return the reply."""
-        op, holdings = await self._begun(), self._connection.holdings
+    def _note(self, op: OwnerOp) -> None:
+        """Note what an owner has done to its claim, which may be EPHEMERAL."""
+        holding = (self._dedup, op.wire, op.owner)
         if isinstance(op, RenewOp):
-            holdings.renew((self._dedup, op.wire, op.owner), op.lease_ms)
+            self._connection.holdings.renew(holding, op.lease_ms)
         elif op.verb in _ENDING:
-            holdings.remove((self._dedup, op.wire, op.owner))
-        return OK
+            self._connection.holdings.remove(holding)
 
 
 def redeem(connection: RespConnection, options: CommandOptions) -> ReplyPlace:
@@ -159,7 +152,7 @@ def answerer_of(verb: WireVerb) -> Answerer:
     """Return what answers the commands of a verb."""
     if verb.name == "redeem":
         return redeem
-    return partial(change, verb) if verb.of_owner else partial(answer, verb, _VALUES[verb.name])
+    return partial(answer, verb, None if verb.of_owner else _VALUES[verb.name])
 
 
 def command_of(verb: WireVerb) -> Command:

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
-import orjson
-
 from ...log_throttle import LogThrottle
 from ..http import problems
+from ..http.request import last_answer
 from ..limits import Limits
 from ..resp.frames import error
 
@@ -150,9 +149,4 @@ def refusal_text(data: bytes, why: str) -> bytes:
     """Return the refusal in the language of a connection, which its first bytes tell."""
     if data[:1] == b"*" or not data:
         return error("ERR", f"max number of clients reached: {why}")
-    body = orjson.dumps(problems.BUSY.facts(why))
-    head = (
-        b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n"
-        b"content-length: %d\r\nconnection: close\r\n\r\n"
-    )
-    return head % len(body) + body
+    return last_answer(problems.BUSY.facts(why), b"retry-after: 1\r\n")

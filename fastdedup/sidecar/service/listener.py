@@ -160,14 +160,12 @@ def _lock_of(file: Path, path: Path) -> int:
     """Lock this file, and not one that was removed meanwhile: two sidecars would lock two files."""
     while True:
         lock = _open_lock(file)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if file.exists() and os.path.samestat(os.fstat(lock), file.stat()):
-                return lock
-        except BlockingIOError:
-            os.close(lock)
-            raise _taken(path) if _is_served(path) else _held(file) from None
+        is_ours = takes(lock)
+        if is_ours and file.exists() and os.path.samestat(os.fstat(lock), file.stat()):
+            return lock
         os.close(lock)
+        if not is_ours:
+            raise _taken(path) if _is_served(path) else _held(file)
 
 
 def is_locked(file: Path) -> bool:
@@ -176,12 +174,18 @@ def is_locked(file: Path) -> bool:
         return False
     lock = _open_lock(file)
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not takes(lock, fcntl.LOCK_SH)
     finally:
         os.close(lock)
-    return False
+
+
+def takes(lock: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock this file; return False if another process holds it."""
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def sign(lock: int) -> None:

@@ -161,7 +161,8 @@ class EventLog:
         kind = (type(event), getattr(event, "namespace", ""), getattr(event, "answered", False))
         throttle = self._kinds.get(kind)
         if throttle is None:
-            throttle = self._kinds[kind] = LogThrottle(_allowed(kind), inf)
+            # One line a second in an outage, `_BURST` for events of a single key.
+            throttle = self._kinds[kind] = LogThrottle(1 if kind[0] is Degraded else _BURST, inf)
             self._look_later(kind)
         if throttle.passes(0.0):
             level = _LEVELS.get(type(event), logging.WARNING)
@@ -233,8 +234,3 @@ class EventLog:
     def _digest(self, text: str) -> str:
         """Return a digest that is the same for the same text in this run. Its secret protects it from guesses."""
         return blake2b(text.encode(errors="replace"), digest_size=6, key=self._salt).hexdigest()
-
-
-def _allowed(kind: Kind) -> int:
-    """Return how many lines a second a kind may have: one in an outage, `_BURST` for events of a single key."""
-    return 1 if kind[0] is Degraded else _BURST

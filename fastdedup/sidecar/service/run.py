@@ -21,12 +21,10 @@ from ...errors import ConfigError
 from ...events import Event
 from ...gateway import Dedup
 from ..counters import Counters
-from ..http.application import HttpApp
 from ..http.routes import store_answers
 from ..namespaces import Namespaces, RawCodec
 from ..urls import without_secrets
 from .config import Config
-from .listener import BoundSocket
 from .logs import EventLog, facts, log, set_up
 from .metrics import Exposition, journal_lines
 from .metrics_port import metrics_port
@@ -34,7 +32,7 @@ from .mistakes import Mistakes
 from .open_files import make_room
 from .reload import Merged
 from .service_server import ServiceServer
-from .sockets import Listening, allow_list, listening, others
+from .sockets import Listening, listening
 from .systemd import notify
 from .takeover import tell_to_stop
 
@@ -142,7 +140,7 @@ class Sidecar:
         await namespaces.root.open()
         if self._successors:
             await self._check_store(namespaces)
-        server = self._server = make_server(
+        server = self._server = ServiceServer(
             self._config, namespaces, self._ready, self._listeners, self._room
         )
         if self._told:
@@ -271,27 +269,3 @@ def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Even
     )
     namespaces.render_metrics = Exposition(namespaces).render
     return namespaces
-
-
-def make_server(
-    config: Config,
-    namespaces: Namespaces,
-    on_started: Callable[[], None],
-    listeners: list[BoundSocket],
-    room: int | None = None,
-) -> ServiceServer:
-    """Return the server of these namespaces, for both wires. `room`: the connections that the system allows."""
-    app, allowed = HttpApp(namespaces), allow_list(config)
-    server = ServiceServer(
-        namespaces,
-        app,
-        allowed=allowed,
-        grace=config.grace,
-        stores=config.allow_stores,
-        on_started=on_started,
-        listeners=listeners,
-        others=others(config, namespaces, listeners),
-        room=room,
-    )
-    namespaces.counters.connections = lambda: server.connections
-    return server

@@ -63,7 +63,7 @@ class Sniffer(asyncio.Protocol):
         # Mutable: the connection; its unread replies, of which there are none yet; the client's process; the socket
         # that it came in by; why it is refused, once its client has said in which language to tell that; the timer
         # that closes it if it sends nothing.
-        self._transport: asyncio.Transport
+        self.transport: asyncio.Transport
         self.unread: UnreadReplies
         self.peer: Peer | None = None
         self._served: ServedSocket
@@ -72,17 +72,16 @@ class Sniffer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept a client that may connect (asyncio calls this)."""
-        self._transport = cast(
-            asyncio.Transport, transport
-        )  # uvloop's transports do not inherit from asyncio's
+        # uvloop's transports do not inherit from asyncio's.
+        self.transport = cast(asyncio.Transport, transport)
         server = self._server
-        served = self._served = server.socket_of(self._transport)
-        self.unread = UnreadReplies(served.namespaces.memory, self._transport)
-        who = self.peer = peer_at(self._transport)
+        served = self._served = server.socket_of(self.transport)
+        self.unread = UnreadReplies(served.namespaces.memory, self.transport)
+        who = self.peer = peer_at(self.transport)
         stranger = server.refusal(who, served)
         if stranger:
             server.refused(stranger)
-            self._transport.abort()
+            self.transport.abort()
             return
         self._refusal = server.admission.admit(self, None if who is None else who.uid)
         wait = asyncio.get_running_loop().call_later
@@ -92,11 +91,11 @@ class Sniffer(asyncio.Protocol):
             self._timer = wait(_LINGER, self._refuse, b"")
         else:
             server.connections.add(self)
-            self._timer = wait(server.namespaces.limits.idle_timeout, self._transport.abort)
+            self._timer = wait(server.namespaces.limits.idle_timeout, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
         """Hand over to the protocol of the first byte (asyncio calls this)."""
-        if self._transport.is_closing():
+        if self.transport.is_closing():
             return
         if self._refusal and not is_a_look(data):
             self._refuse(data)
@@ -113,8 +112,8 @@ class Sniffer(asyncio.Protocol):
         if end is not None:
             protocol.on_gone.append(end)
         protocol.peer = self.peer
-        self._transport.set_protocol(protocol)
-        protocol.connection_made(self._transport)
+        self.transport.set_protocol(protocol)
+        protocol.connection_made(self.transport)
         protocol.data_received(data)
         if self._refusal:
             protocol.shutdown()  # this one answer, and no further one
@@ -123,26 +122,21 @@ class Sniffer(asyncio.Protocol):
         """End without having read anything (asyncio calls this)."""
         self._leave()
 
-    @property
-    def transport(self) -> asyncio.Transport:
-        """The connection to the client."""
-        return self._transport
-
     def shutdown(self) -> None:
         """Close (uvicorn calls this)."""
-        self._transport.close()
+        self.transport.close()
 
     def cut(self) -> None:
         """Close at once; a refused client gets the refusal first, in its own protocol if that is known."""
         if self._refusal:
             self._refuse(b"")
         else:
-            self._transport.abort()
+            self.transport.abort()
 
     def _refuse(self, data: bytes) -> None:
         """Tell the client why it is refused, and close."""
-        self._transport.write(refusal_text(data, self._refusal))
-        self._transport.close()
+        self.transport.write(refusal_text(data, self._refusal))
+        self.transport.close()
 
     def _leave(self) -> None:
         self._server.connections.discard(self)

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import select
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
+from ..http.application import HttpApp
 from ..namespaces import Namespaces
+from .config import Config
 from .listener import BoundSocket
 from .reload import Merged
-from .server import Allowed, ServedSocket, SidecarServer
+from .server import ServedSocket, SidecarServer
 from .sockets import allow_list, others
 
 _LAST_CALL = 0.02
@@ -25,28 +26,33 @@ class ServiceServer(SidecarServer):
     """The server of `fastdedup serve`: it leaves signals to the sidecar, which tells it what they ask for.
 
     Args:
+        config: its settings.
+        namespaces: the namespaces that these describe.
         on_started: called when it accepts connections.
         listeners: its sockets.
+        room: see `SidecarServer`.
     """
 
     def __init__(
         self,
+        config: Config,
         namespaces: Namespaces,
-        app: Any,
-        *,
-        allowed: Allowed,
-        grace: float,
-        stores: bool,
         on_started: Callable[[], None],
-        listeners: Sequence[BoundSocket] = (),
-        others: Mapping[str, ServedSocket] | None = None,
+        listeners: Sequence[BoundSocket],
         room: int | None = None,
     ) -> None:
         super().__init__(
-            namespaces, app, allowed=allowed, grace=grace, stores=stores, others=others, room=room
+            namespaces,
+            HttpApp(namespaces),
+            allowed=allow_list(config),
+            grace=config.grace,
+            stores=config.allow_stores,
+            others=others(config, namespaces, listeners),
+            room=room,
         )
         self._on_started = on_started
         self._listeners = listeners
+        namespaces.counters.connections = lambda: self.connections
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         """Leave signals alone: uvicorn would raise them again before the `Dedup` closes."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ import orjson
 
 from ...errors import ConfigError, UnavailableError
 from ..client import fetch
-from .listener import BoundSocket, clear, is_locked, listening_at, locked, peer_of, sign
+from .listener import BoundSocket, clear, is_locked, listening_at, locked, peer_of, sign, takes
 
 _LOOK_AGAIN = 0.05
 """Seconds between two looks whether the old sidecar has ended."""
@@ -47,19 +46,12 @@ class Successor:
         """Wait until the old sidecar has ended, and take its lock."""
         file = self.listener.path.with_name(self.listener.path.name + ".lock")
         lock = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        taken = False
         try:
-            while not taken:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    taken = True
-                except BlockingIOError:
-                    taken = False
-                if not taken:
-                    await asyncio.sleep(_LOOK_AGAIN)
-        finally:
-            if not taken:
-                os.close(lock)
+            while not takes(lock):  # noqa: ASYNC110 -- a lock has no event
+                await asyncio.sleep(_LOOK_AGAIN)
+        except BaseException:
+            os.close(lock)
+            raise
         sign(lock)
         self._locks.close()
         self._locks.callback(os.close, lock)

@@ -118,6 +118,8 @@ class Dialect(ABC):
     _insert_one: str
     _insert_marked: str
     """The statements of `insert_one`, without a fingerprint and with one."""
+    _complete: str
+    """The statement of `complete`."""
 
     def __init__(self, table_name: TableName) -> None:
         self.table_name = table_name
@@ -140,8 +142,13 @@ class Dialect(ABC):
         return f"ALTER TABLE {self.table} ADD COLUMN fingerprint {self.mark_type};\n"
 
     @abstractmethod
+    def columns_statement(self) -> Statement:
+        """Return the statement that gives the name and the type of each column, or no row without a table."""
+
     def columns(self) -> Flow[dict[str, str]]:
         """Look at the table; return the type of each column, or an empty dict if the table does not exist."""
+        found = yield self.columns_statement()
+        return {text_of(name): text_of(kind).lower() for name, kind in found.rows}
 
     def faults_of_the_table(self) -> Flow[list[str]]:
         """Look at the table; return the columns that do not fit. `MISSING` means: the table does not exist."""
@@ -193,9 +200,9 @@ class Dialect(ABC):
         `marked`: read the fingerprints as well.
         """
 
-    @abstractmethod
     def complete(self, row_id: bytes, payload: bytes) -> Statement:
         """Return the statement that keeps a result. It changes one row if the row exists, otherwise no row."""
+        return Statement(self._complete, (payload, self._value(row_id)))
 
     def anchor(self, name: str) -> Flow[None]:
         """Set a savepoint in the transaction that has inserted a row. The transaction's end removes it."""

@@ -29,6 +29,8 @@ _BY_NUMBER = {
     1290: DatabaseFault.STANDBY,
     1792: DatabaseFault.READ_ONLY,
     1836: DatabaseFault.STANDBY,
+    1969: DatabaseFault.TIMED_OUT,  # MariaDB's max_statement_time
+    3024: DatabaseFault.TIMED_OUT,  # MySQL's max_execution_time
     3101: DatabaseFault.RETRY,  # group replication has refused the COMMIT
 }
 _NO_ROOM = {1021, 1037, 1040, 1041, 1135, 1203, 1226}
@@ -84,13 +86,12 @@ class MySQL(Dialect):
             ") ENGINE=InnoDB;\n"
         )
 
-    def columns(self) -> Flow[dict[str, str]]:
+    def columns_statement(self) -> Statement:
         """See `Dialect`."""
-        found = yield Statement(
+        return Statement(
             f"SELECT column_name, column_type FROM information_schema.columns WHERE {_IS_IT}",
             (self.table_name.schema, self.table_name.table),
         )
-        return {text_of(name): text_of(kind).lower() for name, kind in found.rows}
 
     def faults_of_the_engine(self) -> Flow[list[str]]:
         """See `Dialect`."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 from ..faults import DatabaseFault, LockedError
-from .base import Dialect, Flow, Kept, Marks, Statement, TableName, text_of
+from .base import Dialect, Flow, Kept, Marks, Statement, TableName
 
 _SECOND = "date_trunc('second', now()) + interval '1 second'"
 """The next full second: never too early for a purge. Rows of one second share an entry in the index of `at`, which
@@ -26,6 +26,7 @@ _BY_STATE = {
     "40001": DatabaseFault.RETRY,
     "40P01": DatabaseFault.RETRY,
     "55P03": DatabaseFault.LOCKED,
+    "57014": DatabaseFault.TIMED_OUT,  # or canceled by an operator
     "42P01": DatabaseFault.NO_TABLE,
     "3F000": DatabaseFault.NO_TABLE,
     "42703": DatabaseFault.MISFIT,
@@ -87,13 +88,12 @@ class PostgreSQL(Dialect):
             f'CREATE INDEX "{self.table_name.table}_at" ON {self.table} (at);\n'
         )
 
-    def columns(self) -> Flow[dict[str, str]]:
+    def columns_statement(self) -> Statement:
         """See `Dialect`."""
         where = "attrelid = to_regclass(CAST(? AS text)) AND attnum > 0 AND NOT attisdropped"
-        found = yield Statement(
+        return Statement(
             f"SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE {where}", (self.table,)
         )
-        return {text_of(name): text_of(kind) for name, kind in found.rows}
 
     def unique_id(self) -> Statement:
         """See `Dialect`."""
@@ -144,10 +144,6 @@ class PostgreSQL(Dialect):
             _id(row_id): Kept(bytes(result or b""), None if mark is None else _id(mark))
             for row_id, result, mark in found.rows
         }
-
-    def complete(self, row_id: bytes, payload: bytes) -> Statement:
-        """See `Dialect`."""
-        return Statement(self._complete, (payload, self._value(row_id)))
 
     def anchor(self, name: str) -> Flow[None]:
         """See `Dialect`. The row itself shows which transaction has inserted it."""

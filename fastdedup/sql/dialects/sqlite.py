@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ..faults import DatabaseFault
-from .base import Dialect, Flow, Kept, Marks, Statement, TableName, text_of
+from .base import Dialect, Flow, Kept, Marks, Statement, TableName
 
 _NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 """Milliseconds since 1970."""
@@ -64,13 +64,12 @@ class SQLite(Dialect):
             f'CREATE INDEX {index} ON "{self.table_name.table}" (at);\n'
         )
 
-    def columns(self) -> Flow[dict[str, str]]:
+    def columns_statement(self) -> Statement:
         """See `Dialect`."""
-        found = yield Statement(
-            "SELECT name, lower(type) FROM pragma_table_info(?, ?)",
+        return Statement(
+            "SELECT name, type FROM pragma_table_info(?, ?)",
             (self.table_name.table, self.table_name.schema or "main"),
         )
-        return {text_of(name): text_of(kind) for name, kind in found.rows}
 
     def unique_id(self) -> Statement:
         """See `Dialect`. SQLite itself refuses the insert if the id is not unique."""
@@ -103,10 +102,6 @@ class SQLite(Dialect):
             f"SELECT id, result, {fingerprint} FROM {self.table} WHERE id IN ({places})", tuple(ids)
         )
         return {bytes(row_id): Kept(bytes(result or b""), mark) for row_id, result, mark in found.rows}
-
-    def complete(self, row_id: bytes, payload: bytes) -> Statement:
-        """See `Dialect`."""
-        return Statement(self._complete, (payload, row_id))
 
     def purge(self, keep: float, size: int) -> Flow[int | None]:
         """See `Dialect`. There is one writer, so no other process is purging."""

@@ -42,6 +42,13 @@ class DjangoDriver(Driver):
         """See `Driver`. The blocks around a test of Django's TestCase do not count; as in `durable=True`."""
         return not are_of_a_test(getattr(self._connection, "atomic_blocks", [])[:-1])
 
+    def is_lost(self) -> bool:
+        """See `Driver`. The connection within Django's is known by its driver's own attribute, if it has one."""
+        inner = self._connection.connection
+        return inner is not None and (
+            bool(getattr(inner, "closed", False)) or not getattr(inner, "open", True)
+        )
+
     def execute(self, statement: Statement) -> Rows:
         """See `Driver`."""
         with self._connection.cursor() as cursor:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ...backoff import Backoff
-from ...tasks import Crowd, stop
+from ...tasks import Crowd, patience, stop
 from .connection import RedisConnection
 from .scripts import pack
 
@@ -60,7 +60,7 @@ class Listener:
     ) -> None:
         self._connect = connect
         self._timeout = timeout
-        self._channel = channel
+        self._subscription = pack("SUBSCRIBE", channel)
         self._backoff = Backoff(_PAUSE, longest_pause, growth=2.0, steady=1.0)
         self._look = look
         # Mutable: the connection that is subscribed, or the last that was.
@@ -155,16 +155,20 @@ class Listener:
     async def _subscribe(self, on_freed: OnFreed) -> RedisConnection:
         def on_push(message: Any) -> None:
             self._heard = True
-            if isinstance(message, list) and message[:1] == [b"message"]:
-                on_freed(message[2])
+            self._take(connection, message, on_freed)
 
         connection = await self._connect(on_push)
         try:
-            async with asyncio.timeout(self._timeout):
-                reply = await connection.send(pack("SUBSCRIBE", self._channel))
+            async with asyncio.timeout(await patience(self._timeout)):
+                reply = await connection.send(self._subscription)
             if isinstance(reply, Exception):
                 raise reply
         except BaseException:
             connection.abort("cannot subscribe")
             raise
         return connection
+
+    def _take(self, connection: RedisConnection, message: Any, on_freed: OnFreed) -> None:
+        """Take a message that came without being asked for."""
+        if isinstance(message, list) and message[:1] == [b"message"]:
+            on_freed(message[2])

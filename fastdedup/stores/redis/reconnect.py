@@ -10,7 +10,7 @@ from typing import Any
 import hiredis
 
 from ...errors import ConfigError, UnavailableError
-from ...tasks import stop
+from ...tasks import patience, stop
 from .connection import RedisConnection
 from .errors import MistakeError
 from .scripts import pack
@@ -117,6 +117,7 @@ async def dial(target: Target, timeout: float, on_push: OnPush | None, check: Ch
         ConfigError: fastdedup cannot use this server.
         Exception: an error of redis-py, hiredis or the system, for `translate`.
     """
+    timeout = await patience(timeout)
     link = await target.connection(timeout)
     connection = RedisConnection(link, on_push)
     try:

@@ -18,6 +18,7 @@ from ...kernel.replies import TransitionReply
 from ...kernel.terms import Mode, terms
 from ...kernel.verbs import UNREPEATED, Verb
 from ...model import Outcome
+from ...tasks import patience
 from ..base import Done, Page, Query
 from .listing import read_page
 from .reconnect import Reconnector, policy_of
@@ -221,7 +222,7 @@ class RedisServer:
                 returned.
         """
         call = ScriptCall([ClaimOp(key, each, _PROBER, None) for each in _PROBES])
-        async with asyncio.timeout(self._timeout):
+        async with asyncio.timeout(await patience(self._timeout)):
             await self.deliver(Verb.CLAIM, [call])
         assert call.answer is not None
         return call.answer

@@ -27,7 +27,7 @@ class Unsure:
 UNSURE: Any = Unsure()
 
 
-class Fill:
+class Fill(NamedTuple):
     """Stands behind the answers to a batch of `first`: how full the buckets of a ledger were that it has written.
 
     Attributes:
@@ -35,14 +35,11 @@ class Fill:
         entries: the entries in a bucket, a moving mean.
     """
 
-    __slots__ = ("entries", "place")
-
-    def __init__(self, place: int, entries: float) -> None:
-        self.place = place
-        self.entries = entries
+    place: int
+    entries: float
 
 
-class Present:
+class Present(NamedTuple):
     """Stands behind the answers to a batch of claims: the trace of an owner whose record a claim has met.
 
     Only for a claim that is made in a trace itself: a client that knows nothing of this gets none.
@@ -52,11 +49,8 @@ class Present:
         owner: the owner's field, veiled: a client cannot settle with it.
     """
 
-    __slots__ = ("owner", "place")
-
-    def __init__(self, place: int, owner: bytes) -> None:
-        self.place = place
-        self.owner = owner
+    place: int
+    owner: bytes
 
 
 class AnswerField(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic_ns
 from types import SimpleNamespace
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 from urllib.parse import unquote, urlsplit
 
 import hiredis
@@ -17,9 +17,10 @@ from ...errors import ConfigError, DedupError, ResultTooLargeError, UnavailableE
 from ...kernel.codes import Code
 from ...kernel.operations import Op, ReleaseOp, Reply, SettleOp, Verdict, mark_resent
 from ...kernel.verbs import UNREPEATED, Verb
+from ...tasks import patience
 from ..base import Done, Page, Query
 from ..redis.connection import RedisConnection
-from ..redis.listener import Listener
+from ..redis.listener import Connect, Listener, OnFreed
 from ..redis.reconnect import OnPush, Reconnector
 from ..redis.scripts import pack
 from .answers import UNSURE, Fill, Present, read
@@ -224,14 +225,14 @@ class SidecarStore:
 
     async def _dial(self, on_push: OnPush | None) -> RedisConnection:
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self._timeout):
+        async with asyncio.timeout(await patience(self._timeout)):
             transport, _ = await loop.create_unix_connection(asyncio.Protocol, self._path)
         # `RedisConnection` takes over the socket of a connected connection.
         connection = RedisConnection(
             cast(Any, SimpleNamespace(_reader=None, _writer=SimpleNamespace(transport=transport))), on_push
         )
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(await patience(self._timeout)):
                 hello = await reply_to(connection, pack("FD.STORE", PROTOCOL))
             self._frame = int(hello[1])
             self._takes_reasons = len(hello) > 2  # version 0.1.0 tells no time, and takes none
@@ -274,14 +275,11 @@ _MOST_ANSWERS: Final = 3
 """For each operation at most: its answer, and what `take_extras` takes away."""
 
 
-class RunCall:
+class RunCall(NamedTuple):
     """Operations of one run for one command; `packed` is empty if the command would be too large."""
 
-    __slots__ = ("ops", "packed")
-
-    def __init__(self, ops: Sequence[Op], packed: bytes) -> None:
-        self.ops = ops
-        self.packed = packed
+    ops: Sequence[Op]
+    packed: bytes
 
 
 class SidecarListener(Listener):
@@ -290,24 +288,18 @@ class SidecarListener(Listener):
     The sidecar says that it missed news, also when it loses its own subscription. Then it is asked if it listens.
     """
 
-    async def _subscribe(self, on_freed: Callable[[bytes | None], None]) -> RedisConnection:
-        def on_push(message: Any) -> None:
-            self._heard = True
-            if isinstance(message, Exception):
-                connection.abort(f"the sidecar does not listen: {message}")
-            elif isinstance(message, list) and message[:1] == [b"freed"]:
-                on_freed(message[1])
-                if message[1] is None:
-                    connection.post(pack("FD.LISTEN"))
+    def __init__(self, connect: Connect, timeout: float) -> None:
+        super().__init__(connect, timeout)
+        self._subscription = pack("FD.LISTEN")
 
-        connection = await self._connect(on_push)
-        try:
-            async with asyncio.timeout(self._timeout):
-                await reply_to(connection, pack("FD.LISTEN"))
-        except BaseException:
-            connection.abort("cannot listen")
-            raise
-        return connection
+    def _take(self, connection: RedisConnection, message: Any, on_freed: OnFreed) -> None:
+        """Take a message that came without being asked for."""
+        if isinstance(message, Exception):
+            connection.abort(f"the sidecar does not listen: {message}")
+        elif isinstance(message, list) and message[:1] == [b"freed"]:
+            on_freed(message[1])
+            if message[1] is None:
+                connection.post(self._subscription)
 
 
 def answers_of(call: RunCall, reply: Any) -> list[Reply]:

@@ -25,8 +25,7 @@ from ...ledger.operations import LedgerPlace, LedgerTerms
 from ..redis.argument_types import Arguments
 from ..redis.arguments import ARGUMENTS
 from ..redis.ledger_arguments import CLAIM_REMEMBERED, SETTLE_REMEMBERED
-from ..redis.scripts import Args, pack
-from ..redis.verbs import FACES
+from ..redis.scripts import pack
 
 PROTOCOL = 2
 """The number that the client sends in `FD.STORE`; a sidecar of another protocol refuses it."""
@@ -93,7 +92,7 @@ def pack_run(run: RunKind, ops: Sequence[Any], *, reasons: bool, patience: bool)
         reasons: the sidecar takes reasons.
         patience: the sidecar takes `PATIENT`.
     """
-    args = _pack_claims(ops) if run is _CLAIMS else run.arguments.pack(ops)
+    args = run.arguments.pack(ops)
     if run.ids is not IdUse.NONE:
         args += [id_of(op) for op in ops]  # empty for one that takes back what another call has remembered
     if reasons and run.verb in UNREPEATED and any(op.reason for op in ops):
@@ -101,14 +100,6 @@ def pack_run(run: RunKind, ops: Sequence[Any], *, reasons: bool, patience: bool)
     if patience and run.verb is Verb.FIRST:
         args = [PATIENT, *args]
     return pack("FD.RUN", run.name, len(ops), *[op.wire for op in ops], *args)
-
-
-_CLAIMS: Final = RUNS[Verb.CLAIM]
-
-
-def _pack_claims(ops: Sequence[Any]) -> Args:
-    """Return the arguments of plain claims: the compiled code for most operations."""
-    return FACES[Verb.CLAIM].call(ops)[1]
 
 
 def unpack(run: RunKind, keys: Sequence[bytes], args: Sequence[bytes]) -> list[Op]:

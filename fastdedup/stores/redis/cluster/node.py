@@ -22,6 +22,7 @@ from ....kernel.codes import Code
 from ....kernel.operations import ClaimOp, Op, ReadOp, Reply, mark_resent
 from ....kernel.replies import Redirect, RefusedAlone
 from ....kernel.verbs import Verb
+from ....tasks import patience
 from ...base import Done, Page, Query
 from ..connection import RedisConnection
 from ..errors import CLUSTER_IS_DOWN, LoginRefusedError
@@ -298,7 +299,7 @@ class Node(ServedStore):
     async def _learn_batching(self, connection: RedisConnection) -> None:
         """Find out, once, whether a call may touch keys of many slots that it does not declare: any key will do."""
         script, limit = load_scripts()[Verb.READ], self.head.max_record
-        async with asyncio.timeout(self._timeout):
+        async with asyncio.timeout(await patience(self._timeout)):
             reply = await connection.send(
                 script.command([ReadOp(_ANY_KEY)], 0, limit, declared=False, with_text=True)
             )

@@ -14,6 +14,7 @@ from ....kernel.replies import Redirect
 from ....kernel.shards import MAX_HOPS, on_the_move
 from ....kernel.verbs import Verb
 from ....model import Batching
+from ....tasks import patience
 from ...base import NO_EVICTION, Credentials, Page, Query, Store
 from ..connection import RedisConnection
 from ..first_good import NoneGoodError, first_good
@@ -229,7 +230,7 @@ class ClusterStore(WholeStore):
         server = self._seed.at(address)
         connection = await dial(server, self._timeout, on_push, check_version)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(await patience(self._timeout)):
                 if not is_ok(await connection.send(pack("CLUSTER", "INFO"))):
                     raise UnavailableError(f"{server.name}: it is cut off from most of the Cluster")
         except BaseException:

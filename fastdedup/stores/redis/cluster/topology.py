@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import redis.exceptions as driver
 
 from ....errors import ConfigError, DedupError, UnavailableError
-from ....tasks import stop
+from ....tasks import patience, stop
 from ..connection import RedisConnection
 from ..errors import MistakeError, translate
 from ..first_good import NoneGoodError, first_good
@@ -275,6 +275,7 @@ async def ask(server: ServerURL, connection: RedisConnection | None, timeout: fl
     try:
         if connection is None:
             server = await server.logged_in()
+        timeout = await patience(timeout)
         async with asyncio.timeout(timeout):
             if connection is not None:
                 info, slots = await connection.send_many(_QUESTION, 2)
