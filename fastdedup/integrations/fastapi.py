@@ -7,9 +7,8 @@ OpenAPI document. Main path: `Idempotency.__call__` → the dependency → `Asgi
 # No `from __future__ import annotations` here: FastAPI reads the annotations of dependencies made in a function.
 
 from collections.abc import AsyncIterator, Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any, Final, Literal, TypeVar, Unpack
-from weakref import WeakKeyDictionary
 
 from ..checks import not_a_gate
 from ..claim import Claim
@@ -73,6 +72,8 @@ __all__ = [
 _SLOT = "fastdedup.slot"
 _GUARDS: Final = "_fastdedup_guards"
 """The attribute of a dependency that guards its operation."""
+MOST_ROUTES: Final = 1024
+"""The routes, for each gate, whose rules a dependency keeps: a function given as `dedup=` may return new gates."""
 _IN_HANDLER: Final = (
     "The store of idempotency keys did not answer while the request was handled. Repeat the request, as it is, after "
     "Retry-After seconds."
@@ -372,28 +373,27 @@ def _routes(
 ) -> Callable[[Request], T]:
     """Return a function that finds what `make` returns for a route's claims and its endpoint.
 
-    It is made once for each `Dedup` and endpoint, and kept as long as that `Dedup`: a function given as `dedup=` may
-    return a new one for each request, such as `dedup.scoped(tenant)`.
+    It is made once for each `Dedup` and endpoint, and kept for the latest `MOST_ROUTES` of them: a function given as
+    `dedup=` may return a new `Dedup` for each request, such as `dedup.scoped(tenant)`.
     """
     check_caller(what, caller)
     check_chooser(gate)
-    made: WeakKeyDictionary[Dedup, dict[tuple[str, Any], T]] = WeakKeyDictionary()
     if "methods" in settings:
         raise ConfigError(
             "methods= is only for the middleware: leave it out, a dependency belongs to one operation"
         )
     make_rules(["/"], {"principal": everybody, **settings})  # so that mistakes show here
 
+    @lru_cache(MOST_ROUTES)
+    def made(dedup: Dedup, limit: int, path: str, endpoint: Any) -> T:
+        rule = Rule(path, everybody, **{"max_request": limit, **settings})
+        check_rule(rule, limit, endpoint)
+        return make(RouteClaims(dedup, rule), endpoint)
+
     def route_at(request: Request) -> T:
         idempotency = _slot(request)[0]
         dedup = chosen(gate, request) or idempotency.dedup
-        path, endpoint = _route_path(request), request.scope["endpoint"]
-        routes = made.setdefault(dedup, {})
-        if (path, endpoint) not in routes:
-            rule = Rule(path, everybody, **{"max_request": idempotency.max_request, **settings})
-            check_rule(rule, idempotency.max_request, endpoint)
-            routes[path, endpoint] = make(RouteClaims(dedup, rule), endpoint)
-        return routes[path, endpoint]
+        return made(dedup, idempotency.max_request, _route_path(request), request.scope["endpoint"])
 
     return route_at
 

@@ -22,7 +22,7 @@ from ..waiting import acquired, wait_until
 from .test_records_that_cannot_be_used import HELD, MAKE, OWNER, fine
 
 MINUTE = 60_000
-RULES = ["on", ">pw", "resetkeys", "~t:=ok*", "~t:~*", "~fastdedup:*", "&*", "+@all"]
+RULES = ["on", ">secret:word", "resetkeys", "~t:=ok*", "~t:~*", "~fastdedup:*", "&*", "+@all"]
 
 
 def let_app_in(raw: redis.Redis) -> None:
@@ -34,7 +34,7 @@ def let_app_in(raw: redis.Redis) -> None:
 
 
 def as_app(url: str) -> str:
-    return url.replace("://", "://app:pw@")
+    return url.replace("://", "://app:secret%3Aword@")
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ async def test_neighbours_of_a_forbidden_key_are_answered(url: str, bad: str) ->
         for answer in refused:
             assert isinstance(answer, UnavailableError)
             assert "the Redis user may not do this" in str(answer)
-            assert "pw" not in str(answer)
+            assert "secret:word" not in str(answer)
             assert bad not in str(answer).split(": ", 1)[-1]
         assert all(isinstance(claim, Claim) and claim.acquired for claim in answers.values())
         assert len(dedup.gate.connection.orphans) == 0
