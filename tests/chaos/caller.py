@@ -11,13 +11,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastdedup import Claim, ClaimLostError, Dedup, InProgressError, Transition, UnavailableError
+from fastdedup import Claim, ClaimLostError, Dedup, InProgressError, Transition, UnavailableError, UsageError
 
 from .history import OURS_STANDS, REPORTED, SECOND, Event, Recorder
 from .steps import KINDS, TTL, Step, terms
 
 GENERATION = 0.12
 """Seconds after which the clients of all processes move on to new keys: a settled key is a dull one."""
+OF_ITS_OWNER = "by another call of the same owner"
+"""In the error of a claim that is renewed once another caller of its owner has settled it."""
 
 
 @dataclass(slots=True)
@@ -152,8 +154,13 @@ class Caller:
             event.outcome = "cancelled"
             raise
         except Exception as error:  # noqa: BLE001 -- any other is a finding
-            event.outcome, event.note = "error", repr(error)
-            shared.failures.append(f"{event.line()}\n{traceback.format_exc()}")
+            if verb == "renew" and isinstance(error, UsageError) and OF_ITS_OWNER in str(error):
+                event.outcome = (
+                    "lost"  # two callers share an owner, and the other has settled: nothing is renewed
+                )
+            else:
+                event.outcome, event.note = "error", repr(error)
+                shared.failures.append(f"{event.line()}\n{traceback.format_exc()}")
         finally:
             # A claim says it itself: one that waited may have been refused by the policy, and then acquired.
             silent = answer is None or isinstance(answer, str)
