@@ -11,7 +11,6 @@
 --          OK (adopted, no claim is lost), THEIRS_STANDS (the new record is lost), OURS_STANDS (the former record is
 --          lost), TOO_LARGE, ELSEWHERE, REFUSED, FOREIGN (also for a new record that fastdedup cannot have made)
 
-local reply = { now_us }
 local DAY = 86400000000 -- us by which another host's clock may be ahead
 
 local function owner_of(record)

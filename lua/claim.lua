@@ -15,7 +15,6 @@
 --          to claim: it is done; any other record says more than the ledger), STALE (what is known of the ledger is too
 --          old: nothing was done)
 
-local reply = { now_us }
 local fence, first = pack(fresh_fence, 7), '\0\1'
 
 -- Here stands _claims.lua.

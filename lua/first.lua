@@ -15,7 +15,7 @@
 --          still be taken back), STALE (what is known of the ledger is too old: nothing was
 --          done), FULL (the bucket has no room: nothing was done), FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
-local reply = { now_us, 0, 0 }
+reply[2], reply[3] = 0, 0
 local pcall, rep, gsub = redis.pcall, string.rep, string.gsub
 
 local function answer(i, code)

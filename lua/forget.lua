@@ -4,8 +4,6 @@
 -- ARGV     after floor_us and limit, nothing
 -- returns  {now_us, code, ...}: a code for each key: OK, ABSENT, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
-local reply = { now_us }
-
 for i = 1, count do
   local key = keys[before + i]
   local record, fault = read(key, CLAIMS .. 'M')

@@ -5,8 +5,6 @@
 --          entry per key: the digest, and the nonce of the call whose entry is to go, or nothing for any entry.
 -- returns  {now_us, code, ...}: a code for each key: OK, ABSENT, STALE, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
-local reply = { now_us }
-
 -- Here stands _dense.lua.
 
 -- Returns the bucket without the entry at `place`; `tag` is nil for a young entry.

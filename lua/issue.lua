@@ -4,7 +4,6 @@
 -- ARGV     after floor_us and limit, runs: count, ttl_ms; then a tail per key: shape, issuer and subject
 -- returns  {now_us, i, code, ...}: a pair for each key that was not issued: FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
-local reply = { now_us }
 local fence, attempt = pack(fresh_fence, 7), pack(0, 2)
 
 local a, i = 3, 1
@@ -14,21 +13,23 @@ while i <= count do
   local head = VERSION .. 'I' .. fence .. pack(from_ms + tonumber(ttl), 6) .. attempt
   a = a + 2
   for k = i, last do
-    local set = redis.pcall('SET', keys[before + k], head .. ARGV[a], 'NX', 'PX', ttl)
-    if set and set.err then set = set_refused(keys[before + k], head .. ARGV[a], ttl) end
+    local key, code = keys[before + k], nil
+    local set = redis.pcall('SET', key, head .. ARGV[a], 'NX', 'PX', ttl)
+    if set and set.err then set = set_refused(key, head .. ARGV[a], ttl) end
     if type(set) == 'number' then
-      reply[#reply + 1] = k
-      reply[#reply + 1] = set
+      code = set
     elseif not set then
-      local record, fault = read(keys[before + k], CLAIMS)
+      local record, fault = read(key, CLAIMS)
       -- The same issuer issues again because its reply was lost. Any other value under 128 random bits is foreign.
       if not record or sub(record, 18) ~= ARGV[a] then
-        reply[#reply + 1] = k
-        reply[#reply + 1] = fault or FOREIGN
-      elseif write_again(keys[before + k]) then
-        reply[#reply + 1] = k
-        reply[#reply + 1] = REFUSED
+        code = fault or FOREIGN
+      else
+        code = write_again(key)
       end
+    end
+    if code then
+      reply[#reply + 1] = k
+      reply[#reply + 1] = code
     end
     a = a + 1
   end

@@ -9,7 +9,6 @@
 --          (it is later than until_ms), FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED and nothing
 
 local MARK = VERSION .. 'N'
-local reply = { now_us }
 
 local function found(key, ttl, former, form, until_ms)
   local stored, fault = fetch(key)

@@ -5,8 +5,6 @@
 --          consumed: where 1, a token that its owner consumed in one step is also issued again
 -- returns  {now_us, i, code, ...}: a pair for each key that was not released: LOST, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
-local reply = { now_us }
-
 -- Returns the record as it stands after the release. The owner did nothing under this key, so the next request may
 -- differ: the fingerprint goes. A token is issued again and keeps its subject.
 local function freed(record)

@@ -7,8 +7,6 @@
 -- returns  {now_us, code, ...}: a code for each key: ALREADY, OK (the call of this nonce has remembered the id), ABSENT, STALE
 --          (what is known of the ledger is too old, or from_ms is to come), FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
-local reply = { now_us }
-
 -- Here stands _dense.lua.
 
 local function look(key, entry, slot, width)

@@ -9,8 +9,6 @@
 -- returns  {now_us, i, code, ...}: a pair for each key that was not settled: LOST, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED;
 --          with also STALE, FULL (as for first.lua: nothing was done), and at last 0 and how many entries the buckets have
 
-local reply = { now_us }
-
 -- `note`: called with `bucket` and `entry` once the record is known to be this owner's and still open; a code that it
 -- returns is the answer, and then the record stays as it is.
 local function settle(key, state, deadline, keep, proof, payload, note, bucket, entry)

@@ -4,8 +4,6 @@
 -- ARGV     after floor_us and limit, runs: count, keep_ms; then a proof (fence and owner) per key
 -- returns  {now_us, i, code, ...}: a pair for each key that was not touched: LOST, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
-local reply = { now_us }
-
 local function touch(key, keep, proof)
   local record, fault = owned(key, proof)
   if not record then return fault end

@@ -8,8 +8,6 @@
 --          OK (changed), ALREADY, ILLEGAL, STALE, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED, UNSURE (sent again, and the record
 --          does not tell whether this call moved the machine before: nothing was changed)
 
-local reply = { now_us }
-
 local function transition(key, keep, change, expected, to, initial, sources, again)
   local record, fault = read(key, 'M')
   if record == nil then return fault, 0, '' end

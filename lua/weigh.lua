@@ -5,8 +5,6 @@
 -- returns  {now_us, code, entries, living, bytes, ...}: for each key all entries, those that are not over, and its memory;
 --          code: OK, ABSENT, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
-local reply = { now_us }
-
 -- Here stands _dense.lua.
 
 local function weigh(key, slot, width)
