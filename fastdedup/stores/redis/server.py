@@ -6,8 +6,8 @@ The store of a single Redis and each node of a Cluster use it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import hiredis
 
@@ -20,11 +20,13 @@ from ...kernel.verbs import UNREPEATED, Verb
 from ...model import Outcome
 from ...tasks import patience
 from ..base import Done, Page, Query
+from .connection import RedisConnection
 from .listing import read_page
 from .reconnect import Reconnector, policy_of
 from .scripts import CallHead, LoadedScript, pack
 from .verbs import load_scripts
 
+T = TypeVar("T")
 Answer = Sequence[Reply] | Exception
 
 _ELSEWHERE = Code.ELSEWHERE.value
@@ -233,23 +235,17 @@ class RedisServer:
         Raises:
             Exception: the server cannot be reached, or did not answer within the timeout; for `translate`.
         """
-        return policy_of(await self._asked(_INFO_MEMORY))
+        return policy_of(await self._asked(lambda connection: connection.send(_INFO_MEMORY)))
 
     async def page(self, query: Query, cursor: str, count: int) -> Page:
         """Return a page of the records that this server holds. Errors: see `eviction_policy` and `read_page`."""
-        async with asyncio.timeout(self._timeout):
-            connection = await self._reconnector.connected()
-            try:
-                return await read_page(connection, query, cursor, count)
-            except asyncio.CancelledError:
-                connection.abort(_LATE)
-                raise
+        return await self._asked(lambda connection: read_page(connection, query, cursor, count))
 
-    async def _asked(self, command: bytes) -> Any:
+    async def _asked(self, ask: Callable[[RedisConnection], Awaitable[T]]) -> T:
         async with asyncio.timeout(self._timeout):
             connection = await self._reconnector.connected()
             try:
-                return await connection.send(command)
+                return await ask(connection)
             except asyncio.CancelledError:
                 connection.abort(_LATE)
                 raise

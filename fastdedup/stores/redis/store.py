@@ -68,14 +68,16 @@ class RedisStore(WholeStore):
         self._target = target_of(url, credentials)
         connect = connect or self._dial
         super().__init__(self._target.name, CallHead(), timeout, Listener(connect, timeout))
-        self.reconnector = Reconnector(connect, self._restarted)
+        self.reconnector = Reconnector(connect, lambda: self.report(PrimaryRestarted(self.name)))
         """Connects to the server, again and again."""
-        self._clock = FormerClock(timeout, self._report_clock)
+        self._clock = FormerClock(timeout, lambda offset: self.report(ClockSkew(self.name, offset)))
         self.server = RedisServer(self.reconnector, timeout=timeout, replicas=replicas, head=self.head)
         """Sends the batches."""
         self._watch: PrimaryWatch | None = None
         if isinstance(self._target, SentinelTarget):
-            self._watch = PrimaryWatch(self._target, self._leave_others, self._switched)
+            self._watch = PrimaryWatch(
+                self._target, self._leave_others, lambda: self.report(PrimarySwitched(self.name))
+            )
         self.begin = self.server.begin
         """Sends a batch: see `DirectStore`. It is the server's own method, which saves a call on the main path."""
 
@@ -175,15 +177,6 @@ class RedisStore(WholeStore):
             self._clock.heard(now_us)
 
         return await dial(self._target, self._timeout, on_push, check)
-
-    def _restarted(self) -> None:
-        self.report(PrimaryRestarted(self.name))
-
-    def _switched(self) -> None:
-        self.report(PrimarySwitched(self.name))
-
-    def _report_clock(self, offset: float) -> None:
-        self.report(ClockSkew(self.name, offset))
 
     def fault_of(self, error: Any) -> Exception:
         """Return an error of this package that names the server; it says so if the server is one of a Cluster."""

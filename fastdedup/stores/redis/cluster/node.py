@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -43,16 +43,13 @@ _ASK_AROUND = ("CLUSTERDOWN", "MASTERDOWN", "LOADING", "READONLY")
 _ANY_KEY = b"fastdedup:~batching"
 """A key for the test of how a server takes batches. The node need not serve this key."""
 
-Listen = Callable[[Callable[[bytes | None], None]], Coroutine[Any, Any, None]]
-
 
 class Node(ServedStore):
-    """A `Store` for some keys of a Cluster; see `ClusterStore`.
+    """The store of some keys of a Cluster; see `ClusterStore`.
 
     Args:
         timeout: seconds, the deadline of an operation, and of connecting.
         replicas: how many replicas must confirm each write.
-        listen: `ClusterStore.listen`, for the whole Cluster.
         head: the numbers that every call sends; one object for all nodes.
         report: `ClusterStore.report`.
     """
@@ -64,13 +61,11 @@ class Node(ServedStore):
         *,
         timeout: float,
         replicas: int,
-        listen: Listen,
         head: CallHead,
         report: Callable[[Event], None],
     ) -> None:
         super().__init__(url.name, head)
         self.reconnector = Reconnector(self._dial, lambda: report(PrimaryRestarted(url.name)))
-        self.listen = listen
         self.server = RedisServer(self.reconnector, timeout=timeout, replicas=replicas, head=head)
         self.singly = SinglyPart(self, asking=False)
         """The same node, for operations that each need a call of their own."""
@@ -89,10 +84,6 @@ class Node(ServedStore):
         """Connect. Raises the errors that `translate` returns."""
         with self.translated():
             await self.reconnector.connected()
-
-    async def aclose(self) -> None:
-        """Close the connection."""
-        await self.reconnector.aclose()
 
     def retire(self) -> None:
         """Close the connection once the sent commands are answered: the node holds no slot any more."""
@@ -327,16 +318,9 @@ class SinglyPart(ServedStore):
     def __init__(self, node: Node, *, asking: bool) -> None:
         way = "slots that move there" if asking else "keys one by one"
         super().__init__(f"{node.name}, {way}", node.head)
-        self.listen = node.listen
         self.side_way_of = node
         self._node = node
         self._asking = asking
-
-    async def open(self) -> None:
-        """Do nothing: the node opens itself."""
-
-    async def aclose(self) -> None:
-        """Do nothing: the node closes itself."""
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         """Send a call for each operation, all in one write.

@@ -12,10 +12,11 @@ from ....events import ClockSkew
 from ....kernel.operations import Op, Reply
 from ....kernel.replies import Redirect
 from ....kernel.shards import MAX_HOPS, on_the_move
+from ....kernel.store import BatchStore
 from ....kernel.verbs import Verb
 from ....model import Batching
 from ....tasks import patience
-from ...base import NO_EVICTION, Credentials, Page, Query, Store
+from ...base import NO_EVICTION, Credentials, Page, Query
 from ..connection import RedisConnection
 from ..first_good import NoneGoodError, first_good
 from ..listener import Listener
@@ -105,7 +106,7 @@ class ClusterStore(WholeStore):
         await self.topology.aclose()
         await self._clocks.aclose()
 
-    def shards(self) -> Sequence[Store]:
+    def shards(self) -> Sequence[BatchStore]:
         """Return the primaries."""
         return self.topology.primaries
 
@@ -115,7 +116,7 @@ class ClusterStore(WholeStore):
         For callers without a `ShardedEngine`, which waits for each node separately.
         """
         replies: list[Reply] = [UnavailableError("unanswered")] * len(ops)
-        todo: dict[Store, list[int]] = {}
+        todo: dict[BatchStore, list[int]] = {}
         for place, op in enumerate(ops):
             try:
                 todo.setdefault(self.shard(op.wire), []).append(place)
@@ -136,12 +137,6 @@ class ClusterStore(WholeStore):
         if all(type(reply) is UnavailableError for reply in replies):
             raise replies[0]  # type: ignore[misc] # every reply is an UnavailableError
         return replies
-
-    async def probe(self, wire: bytes) -> None:
-        """Probe every node."""
-        if not self.topology.primaries:
-            raise self.topology.unassigned()
-        await asyncio.gather(*(node.probe(wire) for node in self.topology.primaries))
 
     async def eviction_policy(self) -> str | None:
         """Return the maxmemory-policy of the primaries: see `AdminStore`. One that evicts comes first.
@@ -189,7 +184,6 @@ class ClusterStore(WholeStore):
             self.topology,
             timeout=self._timeout,
             replicas=self._replicas,
-            listen=self.listen,
             head=self.head,
             report=self.report,
         )
@@ -249,9 +243,9 @@ def spread(answer: Sequence[Reply] | BaseException, places: Sequence[int], repli
         replies[place] = reply
 
 
-def redirected(replies: Sequence[Reply]) -> dict[Store, list[int]]:
+def redirected(replies: Sequence[Reply]) -> dict[BatchStore, list[int]]:
     """Return, for each node, the places of the operations that must go on to it."""
-    todo: dict[Store, list[int]] = {}
+    todo: dict[BatchStore, list[int]] = {}
     for place, reply in enumerate(replies):
         if isinstance(reply, Redirect):
             todo.setdefault(reply.to, []).append(place)
