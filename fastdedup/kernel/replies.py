@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UnavailableError
@@ -15,28 +16,25 @@ class RefusedAlone(UnavailableError):
     """
 
 
+@dataclass(eq=False, slots=True)
 class Redirect:
     """An operation that did nothing here and must go on to another node of the store, `to`. No caller gets this."""
 
-    __slots__ = ("to",)
-
-    def __init__(self, to: Any) -> None:
-        self.to = to
+    to: Any
 
 
+@dataclass(eq=False, slots=True)
 class TransitionReply:
     """The answer to one transition: OK, ALREADY, ILLEGAL, STALE, UNSURE or FOREIGN."""
 
-    __slots__ = ("code", "degraded", "state", "underreplicated", "version")
-
-    def __init__(self, code: Code, state: str, version: int) -> None:
-        self.code = code
-        self.state = state
-        self.version = version
-        self.degraded = False
-        self.underreplicated = False
+    code: Code
+    state: str
+    version: int
+    degraded: bool = field(default=False, init=False)
+    underreplicated: bool = field(default=False, init=False)
 
 
+@dataclass(eq=False, slots=True)
 class Adopted:
     """The answer to one adoption; it names the record that the key held before.
 
@@ -44,37 +42,30 @@ class Adopted:
     OURS_STANDS (the new record stands, the former record is lost), FOREIGN.
     """
 
-    __slots__ = ("code", "fence", "owner", "settled")
-
-    def __init__(self, code: Code, owner: bytes, fence: int, *, settled: bool = False) -> None:
-        self.code = code
-        self.owner = owner
-        """The owner field of the former record; empty if the key held no record."""
-        self.fence = fence
-        self.settled = settled
-        """True if the former record was a success or a failure."""
+    code: Code
+    owner: bytes
+    """The owner field of the former record; empty if the key held no record."""
+    fence: int
+    settled: bool = field(default=False, kw_only=True)
+    """True if the former record was a success or a failure."""
 
 
+@dataclass(eq=False, slots=True)
 class StoredForm:
     """The settings of a ledger's creation: the text in the store, and the server's time when it was read, in ms.
 
     `degraded`: a policy has answered.
     """
 
-    __slots__ = ("degraded", "now_ms", "text")
-
-    def __init__(self, text: bytes, now_ms: int, *, degraded: bool = False) -> None:
-        self.text = text
-        self.now_ms = now_ms
-        self.degraded = degraded
+    text: bytes
+    now_ms: int
+    degraded: bool = field(default=False, kw_only=True)
 
 
+@dataclass(eq=False, slots=True)
 class Weight:
     """The content of a ledger's bucket: all entries, the entries that have not expired, and bytes of memory."""
 
-    __slots__ = ("entries", "living", "size")
-
-    def __init__(self, entries: int, living: int, size: int) -> None:
-        self.entries = entries
-        self.living = living
-        self.size = size
+    entries: int
+    living: int
+    size: int
