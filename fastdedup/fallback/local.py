@@ -22,9 +22,10 @@ from ..stores.entry import Entry, stored
 from ..stores.memory import MemoryStore
 from .adoption import Former, holding_of, mark, removal, report, text_of
 from .base import JournalOp, OneLoopPolicy
+from .id_line import IdLine
 from .journal import NEW, Journal, JournalLine
 from .last_seen import LastSeen, SeenEntry
-from .local_ids import LedgerOps, LocalIds, is_of_id
+from .local_ids import LedgerOps, LocalIds
 from .remembered_claims import ClaimOrSettleOp, RememberedClaims
 
 _MAKING: Final = tuple(verb for verb in Verb if verb.row.grants or verb.row.effect is Effect.MAKES)
@@ -211,17 +212,13 @@ class LocalLRU(OneLoopPolicy):
             if isinstance(entry, SeenEntry):  # a ledger may know its id before the record may be sent
                 self.ids.let_wait(op.wire, entry.seen)
         if entry is not None and isinstance(op, ClaimOp) and entry.owner != op.owner and was_accepted(op):
-            self._got_no_reply(op)
-
-    def _got_no_reply(self, op: ClaimOp) -> None:
-        """Note a claimant that meets another owner here: the store may still have given it the key."""
-        line = self._journal.get(op.wire)
-        if line is not None:
-            line.got_no_reply(op.owner)
+            line = self._journal.get(op.wire)
+            if line is not None:  # the store may have given the key to this claimant all the same
+                line.got_no_reply(op.owner)
 
     def _stands(self, wire: bytes) -> bool:
         line = self._journal.get(wire)
-        return self.ids.stands(line) if is_of_id(line) else self.records.entry(wire) is not None
+        return self.ids.stands(line) if isinstance(line, IdLine) else self.records.entry(wire) is not None
 
     def _gone(self, wire: bytes, line: JournalLine | None) -> None:
         """Note that a key was forgotten: if the store may have a record of it, that must be removed too."""
@@ -319,7 +316,7 @@ class LocalLRU(OneLoopPolicy):
         return [*forms.values(), *ops]
 
     def _sent(self, wire: bytes, line: JournalLine, now: int) -> JournalOp | None:
-        if is_of_id(line):
+        if isinstance(line, IdLine):
             return self.ids.next_operation(line, now)
         if line.forgotten:
             return removal(wire, line.found)
@@ -373,14 +370,15 @@ class LocalLRU(OneLoopPolicy):
         """Take the store's record of a forgotten key, which is removed next, or the reply to its removal."""
         if line is None:
             return
-        if line.found is None and isinstance(reply, Stored) and self._is_known(line, reply):
+        if (
+            line.found is None
+            and isinstance(reply, Stored)
+            and line.knows(holding_of(reply), settled=reply.state in "SF")
+        ):
             line.found = reply
             self._journal.again(line.wire)
         else:
             self._forgotten(line)
-
-    def _is_known(self, line: JournalLine, record: Stored) -> bool:
-        return line.knows(holding_of(record), settled=record.state in "SF")
 
     def put_back(self, op: JournalOp, *, asked: bool, lane: bytes = NEW) -> Unreplayed | None:
         """Keep an operation for later. A removal is not sent twice: it might remove the next owner's record."""
@@ -414,7 +412,7 @@ class LocalLRU(OneLoopPolicy):
         now = self.records.now()
         left = []
         for wire, line in self._journal.all():
-            if is_of_id(line):
+            if isinstance(line, IdLine):
                 left += self.ids.give_up(line)
                 continue
             entry = self.records.entry(wire)

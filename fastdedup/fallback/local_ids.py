@@ -12,7 +12,6 @@ after the store has answered that it is a duplicate.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TypeGuard
 
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
@@ -207,13 +206,9 @@ class LocalIds:
             was_accepted: the completion was sent, so the store may have remembered the id for it.
         """
         line = self._journal.get(op.place)
-        if is_of_id(line):
+        if isinstance(line, IdLine):
             line.shared = line.shared or was_accepted
             line.let_wait(record)
-
-    def saw_claim(self, place: LedgerPlace, *, done: bool) -> None:
-        """Remember the store's answer to a claim about its id: whether it is done."""
-        self.saw(place.seen(), Code.ALREADY if done else Code.ABSENT)
 
     def saw_completion(self, place: LedgerPlace) -> None:
         """Remember that the store has completed a claim."""
@@ -268,9 +263,8 @@ class LocalIds:
             self._spare = OrderedDict(kept)
 
     def _used(self, place: bytes) -> None:
-        at = self._spare.pop(place, None)
-        if at is not None:
-            self._spare[place] = at
+        if place in self._spare:
+            self._spare.move_to_end(place)
 
     def _drop(self, place: bytes, bucket: bytes, digest: bytes) -> None:
         self._spare.pop(place, None)
@@ -445,11 +439,6 @@ class LocalIds:
             self._unreplayed(line, "")
         namespace, name = names_of(wire)
         return Unreplayed(namespace, name, "", f"the ledger's form cannot be read: {len(lines)} ids are lost")
-
-
-def is_of_id(line: JournalLine | None) -> TypeGuard[IdLine]:
-    """True for the line of an id, and not of a record."""
-    return isinstance(line, IdLine)
 
 
 def _is_known(op: IdOp, reply: Reply) -> bool:

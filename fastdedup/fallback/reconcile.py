@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 from ..backoff import UNANSWERED
 from ..errors import DedupError, ForeignRecordError
@@ -32,14 +33,11 @@ LaneOf = Callable[[bytes], bytes]
 """Returns the name of the part of the store that holds a key now; it must not raise."""
 
 
-class LaneTask:
+class LaneTask(NamedTuple):
     """The task of one lane. `is_back`: set when the task must try at once, without the rest of its pause."""
 
-    __slots__ = ("is_back", "task")
-
-    def __init__(self, task: asyncio.Task[None], is_back: asyncio.Event) -> None:
-        self.task = task
-        self.is_back = is_back
+    task: asyncio.Task[None]
+    is_back: asyncio.Event
 
 
 class Reconciler:

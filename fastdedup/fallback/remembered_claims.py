@@ -76,7 +76,7 @@ class RememberedClaims:
             done = reply.outcome is Outcome.SUCCEEDED
             # If an owner gets its own claim back, the id's state is unknown: a call of `first` may know it.
             if done or (reply.outcome is Outcome.ACQUIRED and reply.fresh):
-                self._ids.saw_claim(place, done=done)
+                self._ids.saw(place.seen(), Code.ALREADY if done else Code.ABSENT)
         elif reply is Code.OK or reply is Code.UNCONFIRMED:
             self._ids.saw_completion(place)
 
