@@ -133,7 +133,7 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         if type(reply) is not Verdict or reply.underreplicated:
             reply = self._judged(reply)
         elif reply.outcome is _SUCCEEDED and op.terms.redeems and not reply.payload:
-            reply = yield from self._until_use_stays(reply).__await__()
+            reply = yield from self._counted(gate.until_use_stays(op, reply)).__await__()
         elif counters is not None and not (reply.outcome is _IN_PROGRESS and self.will_wait):
             if self._verb == "claim":
                 counters.judged(gate, reply, self._since)
@@ -195,10 +195,6 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         waits = self.wait > 0.0
         verdict = await self._counted(wait_for_verdict(gate, op, self.wait) if waits else gate.use(op))
         return claim_of(gate, op, verdict, self.renews, owned=self.owns_renewal)
-
-    async def _until_use_stays(self, verdict: Verdict) -> Verdict:
-        """Return the verdict on a token that was found used: see `Gate.until_use_stays`."""
-        return await self._counted(self._gate.until_use_stays(self.op, verdict))
 
     async def _counted(self, work: Coroutine[Any, Any, Verdict]) -> Verdict:
         """Return the verdict that `work` brings; count it."""

@@ -240,22 +240,22 @@ class Executor:
         """Release a claim whose caller was cancelled."""
         self.connection.free_orphan(op)
 
-    def release_later(self, wire: bytes, owner: bytes, fence: int = 0) -> None:
+    def release_later(self, wire: bytes, owner: bytes) -> None:
         """Free a claim whose holder will not learn of it, as soon as the store takes the release."""
         if self.connection.engine is not None:
-            self.connection.keep(self._release(wire, owner, fence))
+            self.connection.keep(self._release(wire, owner))
 
-    async def _release(self, wire: bytes, owner: bytes, fence: int) -> None:
+    async def _release(self, wire: bytes, owner: bytes) -> None:
         try:
-            await self.run(ReleaseOp(wire, owner, fence))
+            await self.run(ReleaseOp(wire, owner, 0))
         except ShortfallError:
             raise  # it was done
         except UnavailableError:
-            self.free_if_held(wire, owner, fence)
+            self.free_if_held(wire, owner)
 
-    def free_if_held(self, wire: bytes, owner: bytes, fence: int = 0) -> None:
+    def free_if_held(self, wire: bytes, owner: bytes) -> None:
         """Free a key as soon as the store answers, if this owner holds it: its claim may take effect late."""
-        self.connection.orphans.put((wire, owner), Orphan(fence=fence))
+        self.connection.orphans.put((wire, owner), Orphan())
 
     def took_back(self, op: IdOp) -> None:
         """Let the policy forget an id that is an orphan now: the call that has remembered it ends in an error."""

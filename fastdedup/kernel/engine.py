@@ -252,7 +252,7 @@ class Engine:
     async def leave(self) -> None:
         """Drain, because the store is gone for good. An open breaker closes, because no answer will come."""
         await self.drain()
-        self._health.store_is_gone()
+        self._health.store_is_back()
 
     def _leave_to_parent(self) -> None:
         """Refuse every operation in a forked child: the operations here belong to the parent."""

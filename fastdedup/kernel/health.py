@@ -68,12 +68,8 @@ class StoreHealth:
         if self._prober is not None:
             await stop(self._prober)
 
-    def store_is_gone(self) -> None:
-        """Close an open breaker, after `aclose`: the store no longer exists, so its outage is over."""
-        self.store_is_back()
-
     def store_is_back(self) -> None:
-        """Close an open breaker without a probe: the caller knows that the store answers again."""
+        """Close an open breaker without a probe: the store answers again, or no longer exists."""
         if self._alarm is not None:
             self._alarm.cancel()
         if self._prober is not None:

@@ -62,7 +62,7 @@ class LedgerView:
         found: the store's answer, which has its text.
         write: the ledger's.
         now: by time.monotonic(), which costs no system call, unlike the running loop's time.
-        switched: ids are remembered by the form, and no longer by its former one. None: the store's time decides.
+        switched: ids are remembered by the form, and no longer by its former one.
 
     Attributes:
         whole: the argument.
@@ -93,13 +93,13 @@ class LedgerView:
         found: StoredForm,
         write: Write,
         now: float,
-        switched: bool | None = None,
+        switched: bool,
     ) -> None:
         self.whole = self.form = whole
         self.text = found.text
         self.now_ms = found.now_ms
         self.former: FormerView | None = None
-        self.switched = found.now_ms >= whole.switch_ms if switched is None else switched
+        self.switched = switched
         self.until = now + PACE.look_again
         until_ms = found.now_ms + PACE.rely_ms
         if whole.former is not None and not self.switched:
