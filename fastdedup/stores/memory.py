@@ -29,8 +29,8 @@ from ..kernel.records import Stored, holding_bytes
 from ..kernel.replies import Adopted, TransitionReply
 from ..kernel.terms import Mode
 from ..kernel.verbs import Verb
-from ..ledger.memory import BucketOp, MemoryLedgers
-from ..ledger.operations import FirstOp, ForgetIdOp, LedgerOp, LedgerPlace
+from ..ledger.memory import MemoryLedgers
+from ..ledger.operations import FirstOp, ForgetIdOp, LedgerPlace
 from ..model import Outcome
 from .base import Page, Query, without_result
 from .bounded import FAR_US, BoundedRecords
@@ -118,9 +118,9 @@ class MemoryStore(BoundedRecords):
             case Verb.ADOPT:
                 return cls._adopt
             case Verb.LEDGER:
-                return cls._create_ledger
+                return lambda store, op, now: store.ledgers.create(op, now)
             case Verb.FIRST | Verb.SEEN | Verb.FORGET_ID | Verb.WEIGH:
-                return cls._apply_id
+                return lambda store, op, now: store.ledgers.apply(op, now)
             case _:
                 assert_never(verb)
 
@@ -372,12 +372,6 @@ class MemoryStore(BoundedRecords):
     def _tell(self, wire: bytes) -> None:
         for on_freed in self._listeners:
             on_freed(wire)
-
-    def _create_ledger(self, op: LedgerOp, now: int) -> Reply:
-        return self.ledgers.create(op, now)
-
-    def _apply_id(self, op: BucketOp, now: int) -> Reply:
-        return self.ledgers.apply(op, now)
 
 
 _METHODS: Final = {verb: MemoryStore.method_of(verb) for verb in Verb}

@@ -132,7 +132,11 @@ class ServerURL:
     async def connection(self, timeout: float) -> AbstractConnection:
         """See `Target`."""
         if self._credentials is not None:
-            return await self._connection_with(await self.logged_in(), timeout)
+            server = await self.logged_in()
+            try:
+                return await server.connection(timeout)
+            finally:
+                self.protocol_settled = server.protocol_settled
         connection = self.unconnected(timeout)
         try:
             await connection.connect()  # type: ignore[no-untyped-call] # redis-py leaves it untyped
@@ -147,12 +151,6 @@ class ServerURL:
             return connection
         # Outside of the except clause, so that the error does not hold redis-py's frames, which hold the password.
         raise await self._wrong_port(fault, timeout) or fault
-
-    async def _connection_with(self, server: ServerURL, timeout: float) -> AbstractConnection:
-        try:
-            return await server.connection(timeout)
-        finally:
-            self.protocol_settled = server.protocol_settled
 
     async def _wrong_port(self, fault: Exception, timeout: float) -> Exception | None:
         """Ask the port for its protocol, once, if no connection was made before."""
