@@ -102,7 +102,7 @@ class BackgroundDedup:
 
     def close(self, seconds: float) -> None:
         """Answer the accepted operations, then close the `Dedup`."""
-        self._thread.run(self._close, seconds, settles=True)
+        self._thread.run(self.aclose, seconds, settles=True)
 
     async def _open(self) -> None:
         if self._is_open:
@@ -123,10 +123,10 @@ class BackgroundDedup:
         self._opening = None
         if not task.cancelled() and task.exception() is None:
             self._is_open = True
-            self._thread.on_end(self._close)
+            self._thread.close_at_end(self)
 
-    async def _close(self) -> None:
-        self._thread.off_end(self._close)
+    async def aclose(self) -> None:
+        """Close the `Dedup`, in the thread. Closing twice is fine."""
         await self.dedup.aclose()
 
 

@@ -43,7 +43,7 @@ class Dedup(Inspected):
 
     Make it once, at module level, and share it among threads. It opens when first used. A forked process opens a
     connection of its own; the records that `LocalLRU` had before the fork are then in both processes. Call `close`,
-    or use `with`; at the interpreter's end it closes within a second.
+    or use `with`; it also closes when it is collected, and at the interpreter's end, which takes a second at most.
 
     `on_event`, the codec's `dumps` and a policy of your own are called in a background thread: they must neither
     block nor call this `Dedup`.

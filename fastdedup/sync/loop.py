@@ -13,7 +13,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 from .. import forking
 from ..errors import UnavailableError, UsageError
@@ -31,6 +32,13 @@ _GOODBYE = 1.0
 """The longest that the interpreter's end waits, in seconds."""
 
 
+class Closable(Protocol):
+    """An open `Dedup`; `BackgroundDedup` is one."""
+
+    async def aclose(self) -> None:
+        """Close it; a second call does nothing."""
+
+
 class LoopThread:
     """An event loop in a daemon thread. Only `run` and `arun` are called outside of that thread."""
 
@@ -38,11 +46,12 @@ class LoopThread:
         self._forks = forking.forks
         self.loop = new_loop()
         """The event loop that runs in the thread."""
-        # Mutable: the calls to begin; whether the loop was woken for them; whether it must end; what to close then.
+        # Mutable: the calls to begin; whether the loop was woken for them; whether it must end; what to close then,
+        # held weakly, so that a `Dedup` without users is collected, and then closed like in any other event loop.
         self._inbox: deque[LoopWork[Any]] = deque()
         self._told = False
         self._ending = False
-        self._closers: set[Callable[[], Awaitable[None]]] = set()
+        self._to_close: WeakSet[Closable] = WeakSet()
         self._thread: Thread | None = None
 
     def start(self) -> None:
@@ -132,13 +141,9 @@ class LoopThread:
         """Call a function in the thread soon, and do not wait for that. It must not raise."""
         self._tell(callback)
 
-    def on_end(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Call this function when the interpreter ends, to close a `Dedup`."""
-        self._closers.add(close)
-
-    def off_end(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Do not call this function at the interpreter's end, because its `Dedup` is closed."""
-        self._closers.discard(close)
+    def close_at_end(self, opened: Closable) -> None:
+        """Close this object when the interpreter ends, if it still exists."""
+        self._to_close.add(opened)
 
     def end(self) -> None:
         """Close every open `Dedup`, and stop, within `_GOODBYE` seconds (atexit calls this)."""
@@ -215,7 +220,7 @@ class LoopThread:
             self.loop.close()
 
     async def _close_all(self) -> None:
-        await asyncio.gather(*(close() for close in tuple(self._closers)), return_exceptions=True)
+        await asyncio.gather(*(each.aclose() for each in tuple(self._to_close)), return_exceptions=True)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

@@ -29,7 +29,8 @@ from fastdedup.sync import loop as background
 from fastdedup.sync.claim import take_back
 
 from ..fixtures import fixture_of
-from ..programs import ended
+from ..programs import ended, until
+from ..servers import RedisServer
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*multi-threaded, use of fork:DeprecationWarning"
@@ -101,6 +102,31 @@ def test_after_closing_it_can_be_opened_again(redis_url: str) -> None:
             with dedup.open().claim(f"key-{n}") as claim:
                 assert claim.acquired
             dedup.close()
+
+
+def test_a_gate_that_is_collected_closes_its_connections(redis_server: RedisServer, redis_url: str) -> None:
+    """Also those of its waiters; not before the last claim and the last scope of it are gone."""
+    with redis_server.client() as raw:
+        before = len(raw.client_list())
+
+        def connections() -> int:
+            gc.collect()
+            return len(raw.client_list()) - before
+
+        dedup = Dedup(redis_url)
+        sms = dedup.scoped("sms")
+        claim, duplicate = dedup.claim("key"), dedup.claim("key", wait=0.01)
+        assert not duplicate.acquired
+        assert connections() == 2  # one listens for the waiter
+        del dedup, duplicate
+        assert sms.claim("key").acquired
+        del sms
+        claim.complete(7)
+        assert connections() == 2
+        del claim
+        until(lambda: not connections(), "its connections are closed")
+        with Dedup(redis_url) as another:
+            assert another.claim("key").result == 7
 
 
 def test_many_threads_share_one_thread_and_one_winner(dedup: Dedup) -> None:
