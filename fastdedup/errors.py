@@ -105,8 +105,8 @@ class ClaimLostError(DedupError):
     """This owner no longer holds the key, and nothing was changed. Another owner may be at work.
 
     Another owner has taken the key over after the lease ended; or the record was settled elsewhere, was forgotten,
-    or has expired. The end of the lease alone does not lose the key: until another owner claims it, its owner may
-    settle and renew it. Only `renew=True` gives up when the lease ends without a renewal.
+    has expired, or the store lost its data. The end of the lease alone does not lose the key: until another owner
+    claims it, its owner may settle and renew it. Only `renew=True` gives up when the lease ends without a renewal.
 
     Attributes:
         outage: True if the store did not answer the renewals until the lease had ended, or if it is unknown whether

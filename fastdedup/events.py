@@ -59,7 +59,7 @@ class LeaseLost:
         "claims",
         words={
             "outage": {
-                False: "it ended, or the key was forgotten or settled elsewhere; "
+                False: "it ended, the key was forgotten or settled elsewhere, or the store lost its data; "
                 "another owner may have the key by now",
                 True: "the store did not answer until it was over; another owner may get the key",
             }

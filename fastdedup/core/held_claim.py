@@ -263,7 +263,7 @@ class HeldClaim:
             )
         return ClaimLostError(
             f"{self.key!r} is no longer held by this owner (fence {self.fence}): its lease ended, "
-            "or it was settled or forgotten elsewhere; nothing was changed"
+            "it was settled or forgotten elsewhere, or the store lost its data; nothing was changed"
         )
 
     # Checks before its end

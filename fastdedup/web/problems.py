@@ -74,8 +74,9 @@ CLAIM_LOST = ProblemType(
     "claim-lost",
     409,
     "Another request took over this Idempotency-Key",
-    "This request no longer holds its key: its lease ended, or the key was forgotten or settled elsewhere. Another "
-    "request with the same key may run, or have run. Repeat this one, as it is, for that one's response.",
+    "This request no longer holds its key: its lease ended, the key was forgotten or settled elsewhere, or the store "
+    "lost it. Another request with the same key may run, or have run. Repeat this one, as it is, for that one's "
+    "response.",
 )
 LEASE_LOST = ProblemType(
     "lease-lost",

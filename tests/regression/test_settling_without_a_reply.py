@@ -88,7 +88,7 @@ async def test_a_store_that_lost_its_data_before_has_lost_the_claim(own_redis: R
         own_redis.kill()
         own_redis.start()
         assert (await dedup.claim("another")).acquired  # it is connected again
-        with pytest.raises(ClaimLostError, match="nothing was changed") as caught:
+        with pytest.raises(ClaimLostError, match="the store lost its data; nothing was changed") as caught:
             await getattr(claim, how)("done")
         assert not caught.value.outage
 
