@@ -443,7 +443,7 @@ def _free_slot(request: Request) -> tuple[Idempotency, AsgiExchange]:
 
 async def _body(request: Request, exchange: AsgiExchange, limit: int) -> bytes:
     body = await exchange.body()
-    if body is None or len(body) > limit:
+    if len(body) > limit:
         raise RequestTooLarge
     return body
 

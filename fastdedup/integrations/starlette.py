@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, Unpack
@@ -17,7 +16,7 @@ from ..web.rules import UUID, KeySettings, MadeByRoute
 from .http.committing import Committed, CommittedWork, RouteCommits, check_kinds
 from .http.endpoint import EndpointGate
 from .http.exchange import AsgiExchange, send_response, supported
-from .http.guarded import ClientLeft, claim_of, identify
+from .http.guarded import claim_of, identify
 from .http.lifespan import ASGIApp, Receive, Scope, Send
 from .http.response_stage import begin_committed
 from .http.threads import is_async
@@ -150,8 +149,7 @@ def commits(
                 work = functools.partial(
                     _work, gate, route, exchange, functools.partial(endpoint, *args[:-1])
                 )
-                with contextlib.suppress(ClientLeft):  # nothing has happened
-                    await exchange.run(work, scope)
+                await exchange.run(work, scope)
 
             return answer
 

@@ -104,6 +104,12 @@ class Recorder:
         self._passed += size
         return not self.settled and reaches(self._passed, self._length)
 
+    @property
+    def is_whole(self) -> bool:
+        """True if the body that has come cannot be cut short: it has the length that its response tells, or none."""
+        measured = self._status in WITHOUT_BODY or reaches(self._passed + self._size, self._length)
+        return measured or self.committed
+
     def taken(self) -> bytes:
         """Return the body that has come since it was last taken."""
         body = b"".join(self._chunks)

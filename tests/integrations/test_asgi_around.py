@@ -165,6 +165,19 @@ async def test_a_client_that_leaves_is_noticed_or_not_through_any_middleware(
     assert shop.cancelled == 1
 
 
+async def test_a_client_that_leaves_within_its_body_is_no_error_through_any_middleware(
+    arranged: dict[str, Any],
+) -> None:
+    """BaseHTTPMiddleware, outside, requires a response: it raised RuntimeError, which the server logged."""
+    shop = Shop(**arranged)
+    async with shop.dedup:
+        call = Call(shop.app, "/orders", ("idempotency-key", "k"))
+        call.inbox.put_nowait({"type": "http.request", "body": b'{"a', "more_body": True})
+        call.leave()
+        await call.start(None)
+    assert (shop.runs, call.status) == (0, 499)
+
+
 @pytest.mark.parametrize("where", ["gzip inside", "gzip outside"])
 async def test_a_client_that_takes_no_gzip_gets_what_was_stored(where: str) -> None:
     """Outside is the right place for compression: what is stored then suits every client."""

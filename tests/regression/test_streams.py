@@ -11,6 +11,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route as Path
@@ -22,7 +24,7 @@ from fastdedup.integrations.fastapi import everyone as anybody
 from fastdedup.integrations.http.lifespan import ASGIApp
 
 from ..fixtures import fixture_of
-from ..integrations.live import Live, serving
+from ..integrations.live import Call, Live, serving
 from ..integrations.server_process import gunicorn, uvicorn
 from ..killable import DEADLINE
 from ..servers import RedisServer
@@ -32,6 +34,10 @@ from ..waiting import wait_until
 # StreamingResponse listens for the client's end before it sends, so it began to listen while the response
 # was still held back, and was never told. Uvicorn drops what is sent to a client that has left, without an
 # error.
+
+
+LISTENING = {"version": "3.0", "spec_version": "2.3"}
+"""The version of ASGI, uvicorn's, in which Starlette's StreamingResponse listens for its client's end."""
 
 
 class Ticker:
@@ -148,6 +154,40 @@ async def test_a_stream_that_polls_for_its_client_is_told(redis_url: str, ticker
         await watch_and_leave(live)
         await wait_until(lambda: live.over == 1, description="the stream has ended")
     assert (ticker.begun, ticker.ended) == (1, 1)
+
+
+# Starlette's BaseHTTPMiddleware, within the gate, ends what its client has cut short as if it were whole. The stream
+# counted as processed, and with "cancel" the beginning of another response was kept, and replayed as the whole.
+
+
+@pytest.mark.parametrize(
+    ("kind", "on_disconnect"),
+    [("text/event-stream", "finish"), ("text/event-stream", "cancel"), ("text/csv", "cancel")],
+)
+async def test_a_response_that_is_cut_within_middleware_frees_its_key(kind: str, on_disconnect: Any) -> None:
+    begun, stay = asyncio.Event(), asyncio.Event()
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"one,"
+        begun.set()
+        await stay.wait()
+        yield b"two"
+
+    async def respond(request: Request) -> StreamingResponse:
+        return StreamingResponse(parts(), media_type=kind)
+
+    within = Middleware(BaseHTTPMiddleware, dispatch=lambda request, call_next: call_next(request))
+    app = Starlette(routes=[Path("/", respond, methods=["POST"])], middleware=[within])
+    async with Dedup("memory://", namespace="t") as dedup, asyncio.timeout(DEADLINE):
+        guarded = IdempotencyMiddleware(app, dedup, principal=everyone, on_disconnect=on_disconnect)
+        first, again = (Call(guarded, "/", ("idempotency-key", "k"), asgi=LISTENING) for _ in range(2))
+        request = first.start()
+        await begun.wait()
+        first.leave()
+        await request
+        stay.set()
+        await again.start()
+    assert (first.body.startswith(b"one,two"), again.status, again.body) == (False, 200, b"one,two")
 
 
 # FastAPI sends what an async handler yields as JSON Lines, `application/jsonl`. Its parts were held back until the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
@@ -28,12 +29,17 @@ _GRACE: Final = 0.1
 """Seconds in which an application may stop by itself after the news of the end, before it is cancelled; and until a
 handler that could not be stopped is tried again, because a dependency of it ran in a thread."""
 _GONE: Final[Message] = {"type": "http.disconnect"}
-_CLIENT_GONE: Final = 499
-"""The status that nginx logs for a client that left."""
+CLIENT_GONE: Final = Response(499, (), b"")
+"""The answer to a client that left, with nginx's status for it. Outer middleware (Starlette's BaseHTTPMiddleware)
+requires some response."""
 _UNSUPPORTED: Final = frozenset(
     ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 )
 """Extensions of ASGI that would send a response past the capture."""
+
+
+class ClientLeft(Exception):
+    """The client left before it had sent the whole request, so nothing has happened."""
 
 
 class NotSent(Exception):
@@ -87,17 +93,20 @@ class AsgiExchange:
         self._timer: asyncio.TimerHandle | None = None
         self._news: asyncio.Event | None = None  # made if a handler listens: few do
         self._told = False
-        # Of the response: its start; whether it broke off because the client was gone; whether it is over.
+        # Of the response: its start; whether the handler heard before its end that the client is gone; whether it
+        # broke off because of that; whether it is over.
         self._start: Message | None = None
+        self._heard = False
         self._torn = False
         self._over = False
 
     # The request
 
-    async def body(self) -> bytes | None:
-        """Return the whole body, or None if the client left before it came.
+    async def body(self) -> bytes:
+        """Return the whole body.
 
         Raises:
+            ClientLeft: the client left before it came.
             RequestTooLarge: the body exceeds the limit.
         """
         while not (self._ended or self._gone) and self._size <= self._limit:
@@ -105,7 +114,7 @@ class AsgiExchange:
         if self._size > self._limit:
             raise RequestTooLarge
         if not self._ended:
-            return None
+            raise ClientLeft
         chunks = self._chunks
         return bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
 
@@ -131,6 +140,7 @@ class AsgiExchange:
             if self._watcher is None:
                 return await self._receive()
             await asyncio.wait([self._watcher])
+        self._heard = not self._over
         return _GONE
 
     async def _news_of_the_end(self) -> None:
@@ -168,8 +178,9 @@ class AsgiExchange:
     # The application
 
     async def answer(self, response: Response) -> None:
-        """Send a response in the application's place."""
-        await send_response(self._send, response)
+        """Send a response in the application's place; the client may be gone."""
+        with suppress(OSError):
+            await send_response(self._send, response)
 
     def hold(self, scope: Scope, claim: Claim, rule: Rule, docs: str | None, mark: bytes = b"") -> Recorder:
         """Settle a claim by the response; return what decides. If the lease is lost, `cancel` stops the handler."""
@@ -321,10 +332,8 @@ class AsgiExchange:
             await self._refuse(recorder)
 
     async def _answer_nobody(self) -> None:
-        """Answer a client that is gone: outer middleware (Starlette's BaseHTTPMiddleware) requires some response."""
         if self.recorder is None or not self.recorder.passing:
-            with suppress(OSError):
-                await self.answer(Response(_CLIENT_GONE, (), b""))
+            await self.answer(CLIENT_GONE)
 
     async def _broke_off(self, error: BaseException) -> bool:
         """Release the claim. Return whether the error was fastdedup's own, and is dealt with."""
@@ -337,7 +346,7 @@ class AsgiExchange:
             if not await _left(recorder.claim, error):
                 await self._refuse(recorder)
                 return True
-        if not (self._cancelled and self.uncancel() == 0):
+        if not (isinstance(error, ClientLeft) or (self._cancelled and self.uncancel() == 0)):
             return False
         await self._answer_nobody()
         return True
@@ -369,7 +378,7 @@ class AsgiExchange:
                 piece = {"type": "http.response.body", "body": recorder.taken(), "more_body": more}
                 await self._send_piece(recorder, piece)
             elif not message.get("more_body", False):
-                marks = await settle(recorder)
+                marks = await self._settle(recorder)
                 self._end()
                 if marks is None:
                     await self._refuse(recorder)
@@ -380,9 +389,18 @@ class AsgiExchange:
 
     async def _send_piece(self, recorder: Recorder, message: Message) -> None:
         if recorder.passes(len(message.get("body", b""))) or not message.get("more_body", False):
-            await settle(recorder)
+            await self._settle(recorder)
             self._end()
         await self._send_on(recorder, message)
+
+    def _settle(self, recorder: Recorder) -> Coroutine[Any, Any, Marks | None]:
+        """Settle by a response that has ended. If it may be cut because its client left, its key is free.
+
+        Starlette's BaseHTTPMiddleware ends a response that was cut as if it were whole.
+        """
+        if self._heard and not (recorder.is_whole or recorder.counts_in_part):
+            recorder.undone = True
+        return settle(recorder)
 
     async def _pass_on(self, recorder: Recorder) -> None:
         self._watch_for_listener(recorder)

@@ -17,7 +17,7 @@ from ...web.response import Headers, Response
 from ...web.route_claims import RouteClaims
 from ...web.rules import Rule
 from ..unreached import watch
-from .exchange import CLAIM, AsgiExchange, supported
+from .exchange import CLAIM, CLIENT_GONE, AsgiExchange, ClientLeft, supported
 from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 
 
@@ -51,8 +51,8 @@ class AsgiGate:
         claim = partial(self._claim, claims, scope, exchange)
         try:
             got = await admit(key_fields(scope), claim, claims.rule, docs)
-        except ClientLeft:  # nothing has happened
-            return None
+        except ClientLeft:
+            got = CLIENT_GONE
         # From here on nothing may come between the claim and `AsgiExchange.run`, which ends its renewal in any case.
         if got is None:
             return await app(scope, receive, send)
@@ -82,18 +82,12 @@ async def identify(
     """
     headers = list(scope["headers"])
     body = await exchange.body()
-    if body is None:
-        raise ClientLeft
     await lifespan.ready()
     request = request_of(scope, body, headers)
     principal: Any = rule.principal(request)
     if principal is not EVERYONE and type(principal) is not str and isawaitable(principal):
         principal = await principal
     return rule.identify(request, principal, key)
-
-
-class ClientLeft(Exception):
-    """The client left before it had sent the whole request."""
 
 
 def key_fields(scope: Scope) -> list[bytes]:
