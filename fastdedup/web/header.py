@@ -16,8 +16,8 @@ _STRING = r'"((?:[ !#-\[\]-~]|\\["\\])*)"'
 _TOKEN = r"[A-Za-z*][!#$%&'*+.^_`|~0-9A-Za-z:/-]*"
 _VALUE = rf"{_STRING}|-?[0-9]{{1,15}}(?:\.[0-9]{{1,3}})?|{_TOKEN}|:[A-Za-z0-9+/=]*:|\?[01]"
 _PARAMETERS = rf"(?:; *[a-z*][a-z0-9_.*-]*(?:=(?:{_VALUE}))?)*"
-_ITEM = re.compile(rf" *{_STRING}{_PARAMETERS} *")
-_BARE = re.compile(r"[ \t]*([!#-+\--:<-\[\]-~]+)[ \t]*")
+_ITEM = re.compile(rf"{_STRING}{_PARAMETERS}")
+_BARE = re.compile(r"[!#-+\--:<-\[\]-~]+")
 """A key without quotes, which most clients send. It has no comma, by which proxies join two headers."""
 
 
@@ -45,16 +45,15 @@ def parse(fields: Sequence[bytes]) -> str | None:
         raise BadKey(f"the request has {len(fields)} Idempotency-Key headers: send one")
     if len(fields[0]) > _MAX_FIELD:
         raise BadKey(f"the header has {len(fields[0])} bytes: a key must have at most {MAX_KEY} characters")
-    key = _value_of(fields[0].decode("latin-1"))
+    key = _value_of(fields[0].decode("latin-1").strip(" \t"))  # some servers leave a tab at the end
     if not 0 < len(key) <= MAX_KEY:
         raise BadKey(f"a key must have 1 to {MAX_KEY} characters, this one has {len(key)}")
     return key
 
 
 def _value_of(field: str) -> str:
-    bare = _BARE.fullmatch(field)
-    if bare is not None:
-        return bare[1]
+    if _BARE.fullmatch(field) is not None:
+        return field
     item = _ITEM.fullmatch(field)
     if item is None:
         raise BadKey('send a String of RFC 8941, such as "8e03978e-40d5-43e8-bc93-6894a57f9324"')
