@@ -175,13 +175,15 @@ class AiohttpRequest:
             if left and self.sending and recorder.counts_in_part:
                 await send(_END)
             raise
+        finally:
+            self._on_begin = None  # any other head is that of the server's own answer
         if not isinstance(response, web.StreamResponse):
             raise TypeError(f"{self._handler!r} must return a response, got {type(response).__name__}")
         content = response.body if isinstance(response, web.Response) else response
         whole = not response.prepared and (content is None or isinstance(content, bytes | bytearray))
         if not self.sending:
             await self._start(response, send, stream=None if whole else True)  # else the server reads a file
-        self.response, self.sending, self._on_begin = response, False, None
+        self.response, self.sending = response, False
         await send({**_END, "body": bytes(content or b"")} if whole else _END)  # type: ignore[arg-type]
 
     async def begin(self, response: web.StreamResponse) -> None:

@@ -243,6 +243,27 @@ async def test_a_response_that_is_raised_is_kept(serve: Serve) -> None:
     assert [REPLAYED in each.headers for each in answers] == [False, True]
 
 
+@pytest.mark.parametrize("caught", [False, True])
+async def test_the_servers_answer_to_an_error_has_no_mark(serve: Serve, caught: bool) -> None:
+    """The head of that answer was taken for the one of the handler's own response, sent part by part."""
+
+    @web.middleware
+    async def outer(request: web.Request, handler: Any) -> web.StreamResponse:
+        try:
+            return await handler(request)  # type: ignore[no-any-return]
+        except RuntimeError:
+            if not caught:
+                raise
+            return web.Response(status=503)
+
+    async def handler(request: web.Request) -> web.Response:
+        raise RuntimeError("boom")
+
+    async with serve(handler, outer=[outer]) as client:
+        response = await client.post("/orders", headers=KEY)
+    assert (response.status, "Idempotency-Stored" in response.headers) == (503 if caught else 500, False)
+
+
 async def test_a_reason_phrase_is_replayed(serve: Serve) -> None:
     async def order(request: web.Request) -> web.Response:
         return web.Response(status=202, reason="Taken In")
