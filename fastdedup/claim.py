@@ -13,6 +13,7 @@ from .downstream import downstream_key
 from .errors import InProgressError, InvalidKeyError, MismatchError, UsageError, first_run_failed
 from .kernel.operations import ClaimOp, TouchOp, Verdict
 from .kernel.owners import owner_text
+from .kernel.terms import Mode
 from .model import Outcome
 from .results.declared import read_as
 
@@ -30,9 +31,9 @@ class Claim:
     Settle it once, with `complete`, `fail` or `release`. Each of these raises ClaimLostError if
     another owner has the key (nothing was changed), UnavailableError if the store did not
     answer (call it again: repeating is safe), UsageError on a claim that is not acquired, is
-    settled already, or belongs to another event loop. `complete` and `fail` are tried again until the
-    lease ends before they give up: the effect has happened, and its result must not be lost to a
-    blip. `within` seconds end that sooner. The UnavailableError then has `unrecorded`.
+    settled already, or belongs to another event loop. While the store does not answer, `complete` and `fail` are
+    tried again until the lease ends, or for `within` seconds, because the work is done. Their UnavailableError has
+    `unrecorded`.
 
     A claim has no truth value: ask `claim.acquired`.
     """
@@ -188,7 +189,9 @@ class Claim:
                 after = self.retry_after or 0.0
                 raise InProgressError(f"{self.key!r} is in progress elsewhere", retry_after=after)
             case Outcome.MISMATCH:
-                raise MismatchError(f"{self.key!r} was used before with another fingerprint")
+                plain = self._call.terms.mode is Mode.CLAIM
+                former = "used before with another fingerprint" if plain else "issued for another subject"
+                raise MismatchError(f"{self.key!r} was {former}")
             case Outcome.UNKNOWN:
                 raise InvalidKeyError(f"{self.key!r} was never issued, or has expired")
             case _:

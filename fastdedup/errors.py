@@ -132,7 +132,7 @@ class InProgressError(DedupError):
 
 
 class MismatchError(DedupError):
-    """The key was used before with another fingerprint: a different request under the same key (HTTP 422)."""
+    """The key was used before with another fingerprint, or the token was issued for another subject (HTTP 422)."""
 
 
 class FailedError(DedupError):

@@ -58,14 +58,14 @@ class Dedup(Inspected):
         token_ttl: seconds in which a token can be redeemed.
         timeout: seconds, the deadline of one operation. A token's use or a ledger's id that got no answer is undone
             before its error is raised, within one further `timeout`.
-        replicas: replicas that must confirm each write (WAIT), within two fifths of `timeout`. It narrows
-            the window in which a failover forgets a write that was acknowledged, and shows when it
-            stands open; it does not close it (see README). Give the number of all replicas to be shown each
-            such write: a failover may choose one that has not confirmed it. A primary that restarts without its data
-            loses what its replicas had confirmed as well, because they copy it: event `PrimaryRestarted`.
+        replicas: replicas that must confirm each write (WAIT), within two fifths of `timeout`. A failover may still
+            forget a write, but a write with too few confirmations is reported: see `on_shortfall`. Give the number
+            of all replicas to learn of each such write, because a failover may choose one that has not confirmed it.
+            A primary that restarts without its data loses confirmed writes too, because its replicas copy it: event
+            `PrimaryRestarted`.
         on_unavailable: the policy while the store cannot answer: `Reject()` or `LocalLRU()`.
-        on_shortfall: few gates need this and the rest. If fewer replicas confirm, "report" answers with
-            `confirmed=False` and a `Shortfall` event, "raise" raises ShortfallError.
+        on_shortfall: if fewer replicas confirm, "report" answers with `confirmed=False` and a `Shortfall` event,
+            "raise" raises ShortfallError.
         codec: turns results into bytes; JSON by default.
         max_result: the most bytes of an encoded result.
         max_pending: the most operations waiting or under way; one more raises UnavailableError.
@@ -293,7 +293,7 @@ class Dedup(Inspected):
             key: 1 to 1024 bytes of UTF-8 text.
             fingerprint: the request under this key: a value to digest, or a result of `fingerprint()`.
                 Another one under the same key is a MISMATCH.
-            owner: your own name for this claimant, kept over retries and restarts; drawn at random by default.
+            owner: your own name for this claimant, 1 to 63 bytes, kept over retries and restarts; by default random.
                 If a claim gets no reply, the gate releases it when the store answers again, but not a claim with your
                 own name: claim again with the same name to get it.
             lease: seconds until another owner may take over.

@@ -40,9 +40,9 @@ MakesOp = Callable[[bytes, bytes, LedgerTerms, bytes], Op]
 class Ledger:
     """Remembers ids for a window; `dedup.ledger` makes it. Use it if you only need to know "seen before?".
 
-    An id costs some 12 bytes of Redis memory, a record 145 to 190. There is no owner, no lease and no result: the id
-    is remembered before the work is done. If the work may fail half-way, claim instead. `first` does not see the
-    claims (`remember=`) that are at work: for one effect take one of the two.
+    An id costs some 12 bytes of Redis memory, a record of a claim 187. There is no owner, no lease and no result: the
+    id is remembered before the work is done. If the work may fail half-way, claim instead. `first` does not see the
+    claims (`remember=`) that are at work: for one effect use either `first` or claims.
 
     Every process that uses the ledger names the same capacity, window and width. The first one creates it.
 
@@ -114,7 +114,7 @@ class Ledger:
                 raised, if the store answers within one further `timeout`.
 
         Raises:
-            UnavailableError: the store did not answer and the policy does not either. Call again, with
+            UnavailableError: neither the store nor the policy answered. Call again, with
                 `owner=error.owner` or without.
             LedgerFullError: the ledger holds some 18 times its capacity.
             ConfigError: the ledger was created with other settings, or the store evicts keys.

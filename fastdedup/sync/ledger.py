@@ -92,7 +92,7 @@ class Ledger:
                 raised, if the store answers within one further `timeout`.
 
         Raises:
-            UnavailableError: the store did not answer and the policy does not either. Call again, with
+            UnavailableError: neither the store nor the policy answered. Call again, with
                 `owner=error.owner` or without.
             LedgerFullError: the ledger holds some 18 times its capacity.
             ConfigError: the ledger was created with other settings, or the store evicts keys.

@@ -63,7 +63,8 @@ class Tokens:
             token: the text that `issue` returned and the client sent.
             subject: the subject that the token was issued for. A token that was issued for a subject is a MISMATCH
                 for any other subject, and for a caller that names no subject.
-            owner: your own name for this use. The same name gets ACQUIRED again, for example after a lost reply.
+            owner: your own name for this use, 1 to 63 bytes. The same name gets ACQUIRED again, for example after a
+                lost reply.
 
         Raises:
             UnavailableError: neither the store nor the policy answered. A use that got no answer is undone

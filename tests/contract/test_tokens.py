@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fastdedup import Dedup, Outcome
+from fastdedup import Dedup, MismatchError, Outcome
 
 from ..stores import Backend
 
@@ -52,3 +52,12 @@ async def test_a_second_redeem_replays_the_first_result(dedup: Dedup) -> None:
     assert (again.outcome, again.result) == (Outcome.SUCCEEDED, {"order": 1})
     assert (await dedup.tokens.redeem(token, "user:8")).outcome is Outcome.MISMATCH
     assert await dedup.tokens.consume(token, "user:7") is Outcome.SUCCEEDED
+
+
+async def test_a_mismatch_names_the_subject_and_no_fingerprint(dedup: Dedup) -> None:
+    token = await dedup.tokens.issue("user:7")
+    with pytest.raises(MismatchError, match="was issued for another subject"):
+        (await dedup.tokens.redeem(token, "user:8")).replay()
+    await dedup.claim("k", fingerprint="a")
+    with pytest.raises(MismatchError, match="was used before with another fingerprint"):
+        (await dedup.claim("k", fingerprint="b")).replay()
