@@ -1,4 +1,4 @@
-"""Pages with tables of what is in the code: errors.md, http-rules.md, versions.md, sidecar.md and promises.md."""
+"""Pages with tables of what is in the code: errors.md, http-rules.md, versions.md, sidecar.md and the model's."""
 
 from __future__ import annotations
 
@@ -188,13 +188,11 @@ def test_its_tables_have_the_usage_of_each_command() -> None:
     assert not [usage for usage in usages if f"| `{usage}` |" not in SIDECAR_PAGE]
 
 
-# docs/promises.md: the figures of the model are those that its tests find.
+# tests/model/README.md: the figures of the model are those that its tests find.
 
 
-PROMISES_SECTION = (
-    (DOCS / "promises.md").read_text("utf-8").partition("\n## How it is tested\n")[2].partition("\n## ")[0]
-)
-PROMISES_ROWS = dict(re.findall(r"^\| (.+) \| ([\d,]+) \|$", PROMISES_SECTION, re.MULTILINE))
+MODEL = (DOCS.parent / "tests" / "model" / "README.md").read_text("utf-8")
+MODEL_ROWS = dict(re.findall(r"^\| (.+) \| ([\d,]+) \|$", MODEL, re.MULTILINE))
 GAMES = [*FIRSTS.values(), *TRANSITIONS.values()]
 
 
@@ -208,23 +206,23 @@ def test_the_page_tells_how_much_the_model_tries() -> None:
         "schedules: orders of what clients and faults do": sum(schedules for schedules, _ in played),
         "distinct worlds on these schedules": sum(worlds for _, worlds in played),
     }
-    assert {name: PROMISES_ROWS[name] for name in found} == {
+    assert {name: MODEL_ROWS[name] for name in found} == {
         name: f"{number:,}" for name, number in found.items()
     }
 
 
 def test_the_page_tells_how_often_the_gate_is_simulated() -> None:
-    assert f"in {sum(FEWEST.values()):,} runs at least" in " ".join(PROMISES_SECTION.split())
+    assert f"in {sum(FEWEST.values()):,} runs at least" in " ".join(MODEL.split())
 
 
 def test_the_page_tells_how_often_a_delivery_dies() -> None:
-    text = " ".join(PROMISES_SECTION.split())
+    text = " ".join(MODEL.split())
     assert f"at {CRASHES:,} steps at least" in text
     assert f"At {TAKEOVERS:,} further steps" in text
 
 
 def test_the_page_tells_how_many_faults_are_tried() -> None:
-    assert f"puts {len(ALL)} faults into" in PROMISES_SECTION
+    assert f"puts {len(ALL)} faults into" in MODEL
 
 
 def test_the_page_tells_what_is_accepted() -> None:
@@ -234,4 +232,4 @@ def test_the_page_tells_what_is_accepted() -> None:
         ),
         *zip(calls.ACCEPTED, zip(*(game[2] for game in GAMES), strict=True), strict=True),
     ]
-    assert dict(list(PROMISES_ROWS.items())[4:]) == {reason: f"{sum(ends):,}" for reason, ends in reasons}
+    assert dict(list(MODEL_ROWS.items())[4:]) == {reason: f"{sum(ends):,}" for reason, ends in reasons}
