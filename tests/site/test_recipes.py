@@ -75,14 +75,6 @@ async def test_tools_and_webhooks_act_once(redis_url: str) -> None:
     assert (names["refunds"], names["shipped"]) == ([("o-1", 500)] * 2, ["o-7"])
 
 
-async def test_a_node_of_a_graph_that_runs_again_acts_once(redis_url: str) -> None:
-    names = names_of("mcp", redis_url)
-    state = {"thread": "t-1", "step": 1, "to": "ann@example.com"}
-    async with names["dedup"]:
-        answers = [await names["mail_node"](state) for _ in range(3)]
-    assert (answers, names["sent"]) == ([{"mailed": {"mail": 1}}] * 3, ["ann@example.com"])
-
-
 async def test_each_key_has_one_region(redis_url: str) -> None:
     names = names_of("regions", redis_url)
     async with AsyncExitStack() as stack:
