@@ -29,7 +29,7 @@ help: ## show this list
 
 ALL := $(filter --all,$(ARGS))
 
-demo: $(CLI) $(if $(ALL),$(ACTS)) ## hold a flash sale without the gate, then with it; ARGS=--all also runs what is in examples/; REDIS_URL=redis://… takes your Redis
+demo: $(CLI) $(if $(ALL),$(ACTS)) ## run a flash sale without the gate, then with it; ARGS=--all also runs what is in examples/; REDIS_URL=redis://… takes your Redis
 	@$(BIN)/fastdedup demo $${REDIS_URL:+--url "$$REDIS_URL"} $(filter-out --all,$(ARGS))
 	@$(if $(ALL),RABBITMQ="$$(.ci/demo-rabbitmq.sh)"; export RABBITMQ; \
 	  for each in sale payments sidecar messages; do echo; $(BIN)/python -m examples.$$each || exit 1; done)

@@ -187,11 +187,15 @@ class Claim:
                 raise first_run_failed(self.key, self.error)
             case Outcome.IN_PROGRESS:
                 after = self.retry_after or 0.0
-                raise InProgressError(f"{self.key!r} is in progress elsewhere", retry_after=after)
+                raise InProgressError(
+                    f"another owner works on {self.key!r}, for at most {after:.1f} s unless it renews its lease: "
+                    "ask again later, or pass wait=",
+                    retry_after=after,
+                )
             case Outcome.MISMATCH:
                 plain = self._call.terms.mode is Mode.CLAIM
-                former = "used before with another fingerprint" if plain else "issued for another subject"
-                raise MismatchError(f"{self.key!r} was {former}")
+                former = "used before with another fingerprint: take a new key for another request"
+                raise MismatchError(f"{self.key!r} was {former if plain else 'issued for another subject'}")
             case Outcome.UNKNOWN:
                 raise InvalidKeyError(f"{self.key!r} was never issued, or has expired")
             case _:

@@ -52,7 +52,7 @@ class LocalLRU(OneLoopPolicy):
     remembered, written into the store when it is back, and kept there for a window from then. If the store has such
     an id from another call by then, that is a `Conflict`. An id that is forgotten here is removed from the store,
     even if another process put it there. A ledger that this process never opened before is created here, and its ids
-    find their places in the store's.
+    are written into the store's ledger.
 
     A claim whose success a ledger remembers is answered from its record here, or else from its id. When the store is
     back, it is asked for the id first. If another call's success is there by then, that is a `Conflict`, and

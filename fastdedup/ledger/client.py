@@ -72,7 +72,7 @@ class Ledger:
 
     @property
     def window(self) -> float:
-        """Seconds for which an id is remembered; the truth is up to 1 % longer."""
+        """Seconds for which an id is remembered at least; it may be up to 1 % longer."""
         return self.settings.window_ms / 1000
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import ClaimLostError, Dedup, FailedError, Outcome, UnavailableError
+from fastdedup import ClaimLostError, Dedup, FailedError, InProgressError, Outcome, UnavailableError
 
 from ..stores import Backend
 from ..waiting import acquired, cancel, in_its_body, wait_until
@@ -55,6 +55,12 @@ async def test_a_replayed_failure_says_what_was_recorded(dedup: Dedup, error: ob
     with pytest.raises(FailedError, match=said) as caught:
         (await dedup.claim("k")).replay()
     assert caught.value.error == error
+
+
+async def test_a_replay_while_the_owner_works_says_what_to_do(dedup: Dedup) -> None:
+    await dedup.claim("k")
+    with pytest.raises(InProgressError, match=r"another owner works on 'k', for at most .* pass wait="):
+        (await dedup.claim("k")).replay()
 
 
 async def ttl_of(dedup: Dedup, key: str) -> float:
