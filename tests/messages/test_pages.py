@@ -127,13 +127,12 @@ def test_the_page_of_ids_tells_the_truth() -> None:
     assert len({*map(len, (names["paid"], names["click"]))}) == 1
 
 
-# RabbitMQ: rabbitmq.md, publish-once.md and recipes/migration.md
+# RabbitMQ: rabbitmq.md and recipes/migration.md
 
 
 PAGE = Page("rabbitmq.md")
 (START,) = PAGE.blocks("", "python")
 (BILLING,) = PAGE.blocks("The inbox decides", "python")
-PUBLISH, _ = Page("publish-once.md").blocks("Claim, publish, confirm, complete", "python")
 MIGRATION = Page("recipes/migration.md")
 
 
@@ -219,41 +218,6 @@ async def test_the_page_with_an_inbox_pays_once(
             await wait_until(lambda: balance() == 990, description="two are paid")
     await names["Session"].kw["bind"].dispose()
     assert balance() == 990
-
-
-async def test_a_lost_confirm_publishes_one_id_again(rabbitmq: RabbitServer, redis_url: str) -> None:
-    """The broker has the message, its publisher does not know: the next one has the same id."""
-    names = Page("publish-once.md").run(PUBLISH.replace("redis://localhost:6379/0", redis_url))
-    async with channel_of(rabbitmq) as channel, names["dedup"]:
-        queue = await channel.declare_queue(rabbitmq.name("paid"), durable=True)
-        lost = 1
-
-        async def publish(body: bytes, message_id: str) -> None:
-            nonlocal lost
-            await put(channel, queue.name, message_id, body)
-            if lost:
-                lost -= 1
-                raise ConnectionError("the confirm was lost")
-
-        with pytest.raises(ConnectionError):
-            await names["publish_once"](publish, b"5", "paid", 7)
-        for _ in range(3):
-            await names["publish_once"](publish, b"5", "paid", 7)
-        found = [await queue.get() for _ in range(2)]
-        assert found[0].message_id == found[1].message_id
-        assert await queue.get(fail=False) is None
-
-
-async def test_a_message_that_no_queue_takes_is_no_success(rabbitmq: RabbitServer, redis_url: str) -> None:
-    names = Page("publish-once.md").run(PUBLISH.replace("redis://localhost:6379/0", redis_url))
-    async with channel_of(rabbitmq) as channel, names["dedup"]:
-
-        async def publish(body: bytes, message_id: str) -> None:
-            await put(channel, "nowhere", message_id, body)
-
-        for _ in range(2):
-            with pytest.raises(aio_pika.exceptions.PublishError):
-                await names["publish_once"](publish, b"5", "paid", 8)
 
 
 async def test_a_second_queue_keeps_old_and_new_consumers_apart(

@@ -10,22 +10,19 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-import aiomysql
 import asyncpg
 import psycopg
 import pymysql
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from fastdedup import InProgressError, MismatchError
 from fastdedup.sql import Inbox
 from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sync.sql import Inbox as SyncInbox
@@ -164,29 +161,6 @@ def inbox_of(inbox: type[Any]) -> Any:
     return inbox("billing", keep=timedelta(days=7))
 
 
-def handled(inbox: Any, connection: Any, each: Any, pay: Any) -> Any:
-    """What a synchronous handler does within its transaction."""
-    receipt = inbox.receive(connection, each.id)
-    if not receipt.first:
-        return receipt.replay()
-    pay(each)
-    receipt.complete({"paid": each.amount})
-    return receipt.result
-
-
-async def handled_async(inbox: Any, connection: Any, each: Any, pay: Any) -> Any:
-    receipt = await inbox.receive(connection, each.id)
-    if not receipt.first:
-        return receipt.replay()
-    await pay(each)
-    await receipt.complete({"paid": each.amount})
-    return receipt.result
-
-
-def paying(mark: str, account: str) -> str:
-    return f"UPDATE account SET balance = balance - {mark} WHERE id = {account}"
-
-
 async def test_sqlalchemy_async(postgresql: PostgresDatabase) -> None:
     async with sessions(postgresql.urls["asyncpg"]) as session:
         await check(PAGE.run(RECEIVE, Session=session)["handle"], balance_of(postgresql))
@@ -197,94 +171,6 @@ async def test_sqlalchemy_sync(maria: MariaDatabase) -> None:
     block = RECEIVE.replace("async ", "").replace("await ", "").replace("fastdedup.sql", "fastdedup.sync.sql")
     await check(in_thread(PAGE.run(block, Session=sessionmaker(engine))["handle"]), balance_of(maria))
     engine.dispose()
-
-
-async def test_bare_asyncpg(postgresql: PostgresDatabase) -> None:
-    inbox = inbox_of(Inbox)
-
-    async def handle(each: Any) -> Any:
-        async with pool.acquire() as connection, connection.transaction():
-            return await handled_async(
-                inbox,
-                connection,
-                each,
-                lambda one: connection.execute(paying("$1", "$2"), one.amount, one.account),
-            )
-
-    async with asyncpg.create_pool(**postgresql.asyncpg, min_size=1) as pool:
-        await check(handle, balance_of(postgresql))
-
-
-async def test_bare_psycopg(postgresql: PostgresDatabase) -> None:
-    inbox = inbox_of(SyncInbox)
-
-    def handle(connection: Any, each: Any) -> Any:
-        def pay(one: Any) -> None:
-            connection.execute(paying("%s", "%s"), (one.amount, one.account))
-
-        with connection.transaction():
-            return handled(inbox, connection, each, pay)
-
-    with psycopg.connect(**postgresql.psycopg) as connection:
-        await check(in_thread(handle, connection), balance_of(postgresql))
-
-
-async def test_bare_sqlite3(sqlite: Path) -> None:
-    inbox = inbox_of(SyncInbox)
-
-    def handle(connection: Any, each: Any) -> Any:
-        def pay(one: Any) -> None:
-            connection.execute(paying("?", "?"), (one.amount, one.account))
-
-        with connection:
-            return handled(inbox, connection, each, pay)
-
-    with closing(sqlite3.connect(sqlite, isolation_level="IMMEDIATE")) as connection:
-        await check(in_thread(handle, connection), balance_of(sqlite))
-
-
-async def test_bare_pymysql(maria: MariaDatabase) -> None:
-    inbox = inbox_of(SyncInbox)
-
-    def handle(connection: Any, each: Any) -> Any:
-        def pay(one: Any) -> None:
-            with connection.cursor() as cursor:
-                cursor.execute(paying("%s", "%s"), (one.amount, one.account))
-
-        connection.begin()
-        try:
-            result = handled(inbox, connection, each, pay)
-            connection.commit()
-        except BaseException:
-            connection.rollback()
-            raise
-        return result
-
-    with closing(pymysql.connect(**maria.pymysql)) as connection:
-        await check(in_thread(handle, connection), balance_of(maria))
-
-
-async def test_bare_aiomysql(maria: MariaDatabase) -> None:
-    inbox = inbox_of(Inbox)
-
-    async def handle(each: Any) -> Any:
-        async with pool.acquire() as connection:
-
-            async def pay(one: Any) -> None:
-                async with connection.cursor() as cursor:
-                    await cursor.execute(paying("%s", "%s"), (one.amount, one.account))
-
-            await connection.begin()
-            try:
-                result = await handled_async(inbox, connection, each, pay)
-                await connection.commit()
-            except BaseException:
-                await connection.rollback()
-                raise
-            return result
-
-    async with aiomysql.create_pool(**maria.aiomysql, minsize=1) as pool:
-        await check(handle, balance_of(maria))
 
 
 PROJECT = """
@@ -364,40 +250,6 @@ async def test_once_with_a_gate_in_front(postgresql: PostgresDatabase, redis_url
     assert await balance_of(postgresql)() == 500
 
 
-async def test_another_message_with_a_used_key(postgresql: PostgresDatabase) -> None:
-    ends: list[str] = []
-
-    async def end(name: str) -> None:
-        ends.append(name)
-
-    async with sessions(postgresql.urls["asyncpg"]) as session:
-        inbox = inbox_of(Inbox)
-
-        @inbox.once(
-            key=lambda session, message: message.id,
-            fingerprint=lambda session, message: [message.account, message.amount],
-            begin=session.begin,
-        )
-        async def on_payment(session: Any, each: Any) -> None:
-            pay = text(paying(":amount", ":account"))
-            await session.execute(pay, {"amount": each.amount, "account": each.account})
-
-        async def consume(each: Any) -> None:
-            try:
-                await on_payment(each)
-            except MismatchError:
-                await each.dead_letter()
-            else:
-                await each.ack()
-
-        for amount in (500, 500, 1):
-            each = message(amount=amount)
-            each.ack, each.dead_letter = partial(end, "ack"), partial(end, "dead letter")
-            await consume(each)
-    assert ends == ["ack", "ack", "dead letter"]
-    assert await balance_of(postgresql)() == 500
-
-
 async def test_a_beginning_of_ones_own_yields_the_transaction(postgresql: PostgresDatabase) -> None:
     inbox = inbox_of(Inbox)
     async with asyncpg.create_pool(**postgresql.asyncpg, min_size=1) as pool:
@@ -440,37 +292,6 @@ def test_django_outlives_a_lost_connection_without_requests(maria: MariaDatabase
     command = [sys.executable, "-c", program, *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr
-
-
-async def test_a_twin_in_flight_is_skipped(postgresql: PostgresDatabase) -> None:
-    async with sessions(postgresql.urls["asyncpg"]) as session:
-        inbox = inbox_of(Inbox)
-
-        async def consume(each: Any) -> None:
-            try:
-                async with session.begin() as transaction:
-                    receipt = await inbox.receive(transaction, each.id, busy="skip")
-                    if not receipt.first:
-                        receipt.replay()
-            except InProgressError as busy:
-                await each.retry_in(busy.retry_after)
-            else:
-                await each.ack()
-
-        acked, delays = [], []
-
-        async def ack() -> None:
-            acked.append(True)
-
-        async def retry_in(delay: float) -> None:
-            delays.append(delay)
-
-        once = SimpleNamespace(id="m-1", ack=ack, retry_in=retry_in)
-        async with session.begin() as twin:
-            assert (await inbox.receive(twin, "m-1")).first
-            await consume(once)
-        await consume(once)
-    assert (len(delays), acked) == (1, [True])
 
 
 async def test_many_messages_in_one_transaction(maria: MariaDatabase) -> None:
