@@ -22,6 +22,7 @@ import fastdedup.cli.records
 from fastdedup import Dedup, DedupError, fingerprint
 from fastdedup.cli.bench import BASELINE, CONTESTANTS, SCENARIOS, Contestant, Scenario
 from fastdedup.compiled import build
+from fastdedup.sidecar.namespaces import RawCodec
 from fastdedup.web.response import Response, ResponseCodec
 from tests.programs import ended
 
@@ -185,7 +186,7 @@ def test_inspect_shows_a_stored_response_and_other_bytes_as_far_as_they_can_be_r
             web = dedup.scoped(codec=ResponseCodec())
             response = Response(201, [(b"content-type", b"text/plain")], b"hello \xff")
             await (await web.claim("POST /orders|-|k1")).complete(response)
-            await (await dedup.scoped(codec=Raw()).claim("raw")).complete(b"\x00raw")
+            await (await dedup.scoped(codec=RawCodec()).claim("raw")).complete(b"\x00raw")
 
     asyncio.run(store())
     record = json.loads(at_redis("inspect", "POST /orders|-|k1", "--json").stdout)
@@ -195,16 +196,6 @@ def test_inspect_shows_a_stored_response_and_other_bytes_as_far_as_they_can_be_r
         "body": "hello \\xff",
     }
     assert json.loads(at_redis("inspect", "raw", "--json").stdout)["result"] == "\x00raw"
-
-
-class Raw:
-    """Bytes as they are."""
-
-    def dumps(self, value: bytes) -> bytes:
-        return value
-
-    def loads(self, data: bytes) -> bytes:
-        return data
 
 
 def test_inspect_prints_json_for_programs(at_redis: Callable[..., Result], gate: Callable[[], Dedup]) -> None:

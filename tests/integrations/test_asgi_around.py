@@ -317,23 +317,6 @@ async def test_the_gate_is_opened_and_closed_with_the_application() -> None:
     assert not dedup.is_open
 
 
-async def test_an_application_that_opens_the_gate_itself_may_and_closes_it_itself() -> None:
-    dedup = Dedup("memory://")
-    seen = []
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: Any) -> AsyncIterator[None]:
-        async with dedup:
-            yield
-            seen.append(dedup.is_open)
-
-    host = Host(lifespan_app(dedup, lifespan))
-    assert await host.say("startup") == "startup.complete"
-    assert await host.say("shutdown") == "shutdown.complete"
-    await host.task
-    assert seen == [True]
-
-
 async def test_a_gate_that_somebody_else_has_opened_stays_open() -> None:
     async with Dedup("memory://") as dedup:
         host = Host(lifespan_app(dedup))
@@ -343,18 +326,20 @@ async def test_a_gate_that_somebody_else_has_opened_stays_open() -> None:
         assert dedup.is_open
 
 
-async def test_the_gate_is_still_open_while_the_application_shuts_down() -> None:
+@pytest.mark.parametrize("by_itself", [True, False], ids=["the application opens it", "the middleware does"])
+async def test_the_gate_is_still_open_while_the_application_shuts_down(by_itself: bool) -> None:
     dedup = Dedup("memory://")
     seen = []
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
-        yield
-        seen.append((await dedup.claim("last")).acquired)
+        async with dedup if by_itself else contextlib.nullcontext():
+            yield
+            seen.append((await dedup.claim("last")).acquired)
 
     host = Host(lifespan_app(dedup, lifespan))
-    await host.say("startup")
-    await host.say("shutdown")
+    assert await host.say("startup") == "startup.complete"
+    assert await host.say("shutdown") == "shutdown.complete"
     await host.task
     assert seen == [True]
 

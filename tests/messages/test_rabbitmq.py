@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from functools import partial
@@ -30,7 +30,6 @@ from ..inbox_file import make_tables, transaction, work_in
 from ..waiting import wait_until
 from .consumers import at_work
 
-Handler = Callable[..., Awaitable[Any]]
 Open = Callable[..., AbstractAsyncContextManager["Orders"]]
 
 

@@ -22,34 +22,28 @@ PACKAGES = ("ioredis@5", "redis@4")
 NODE = Path(sys.prefix) / "bin" / "node"
 NPM = Path(sys.prefix) / "bin" / "npm"
 
-IOREDIS = """
-const Redis = require("ioredis");
-const client = new Redis({ path: process.argv[2] });
+CONNECT = {
+    "ioredis": """
+        const Redis = require("ioredis");
+        const client = new Redis({ path: process.argv[2] });
+        const say = (...parts) => client.call(...parts);
+    """,
+    "node-redis": """
+        const { createClient } = require("redis");
+        const client = createClient({ socket: { path: process.argv[2] } });
+        client.connect();
+        const say = (...parts) => client.sendCommand(parts);
+    """,
+}
+SCRIPT = """
 (async () => {
-  const claims = await Promise.all(Array.from({ length: 50 }, () => client.call("FD.CLAIM", "from:ioredis")));
+  const key = process.argv[3];
+  const claims = await Promise.all(Array.from({ length: 50 }, () => say("FD.CLAIM", key)));
   const first = claims.find((claim) => claim[0] === "acquired");
-  await client.call("FD.COMPLETE", "from:ioredis", first[1], JSON.stringify({ sold: 1 }));
-  const replay = await client.call("FD.CLAIM", "from:ioredis");
+  await say("FD.COMPLETE", key, first[1], JSON.stringify({ sold: 1 }));
+  const replay = await say("FD.CLAIM", key);
   let error = "";
-  await client.call("FD.RELEASE", "from:ioredis", "somebody").catch((fault) => { error = fault.message; });
-  const winners = claims.filter((claim) => claim[0] === "acquired").length;
-  console.log(JSON.stringify({ winners, replay: [replay[0], replay[5]], error: error.split(" ")[0] }));
-  await client.quit();
-})();
-"""
-
-NODE_REDIS = """
-const { createClient } = require("redis");
-(async () => {
-  const client = createClient({ socket: { path: process.argv[2] } });
-  await client.connect();
-  const say = (...parts) => client.sendCommand(parts);
-  const claims = await Promise.all(Array.from({ length: 50 }, () => say("FD.CLAIM", "from:node-redis")));
-  const first = claims.find((claim) => claim[0] === "acquired");
-  await say("FD.COMPLETE", "from:node-redis", first[1], JSON.stringify({ sold: 1 }));
-  const replay = await say("FD.CLAIM", "from:node-redis");
-  let error = "";
-  await say("FD.RELEASE", "from:node-redis", "somebody").catch((fault) => { error = fault.message; });
+  await say("FD.RELEASE", key, "somebody").catch((fault) => { error = fault.message; });
   const winners = claims.filter((claim) => claim[0] === "acquired").length;
   console.log(JSON.stringify({ winners, replay: [replay[0], replay[5]], error: error.split(" ")[0] }));
   await client.quit();
@@ -78,11 +72,11 @@ def packages() -> Path:
     return folder
 
 
-@pytest.mark.parametrize("script", [IOREDIS, NODE_REDIS], ids=["ioredis", "node-redis"])
-def test_the_clients_of_node(sidecar: Sidecar, packages: Path, script: str) -> None:
+@pytest.mark.parametrize("library", CONNECT)
+def test_the_clients_of_node(sidecar: Sidecar, packages: Path, library: str) -> None:
     done = subprocess.run(
-        [NODE, "-", str(sidecar.socket)],
-        input=script,
+        [NODE, "-", str(sidecar.socket), f"from:{library}"],
+        input=CONNECT[library] + SCRIPT,
         cwd=packages,
         capture_output=True,
         text=True,

@@ -298,39 +298,6 @@ def test_in_an_outage_the_policy_answers(serve: Serve, redis_server: RedisServer
         assert outcome(local.get(f"{GATE}?{BY}", headers=ANN)) == (403, "in_progress")
 
 
-async def test_a_claim_whose_answer_nobody_gets_is_released(
-    serve: Serve, redis_server: RedisServer, redis_url: str
-) -> None:
-    sidecar = serve(redis_url, timeout=5.0)
-    tasks = sidecar.server.server_state.tasks
-    with redis_server.frozen():
-        with sidecar.raw() as raw:
-            head = "".join(f"{name}: {value}\r\n" for name, value in ANN.items())
-            raw.sendall(f"GET {GATE}?{BY} HTTP/1.1\r\nhost: x\r\n{head}\r\n".encode())
-            await wait_until(lambda: bool(tasks), description="the request is at work")
-        await wait_until(lambda: not sidecar.server.connections, description="the sidecar sees it go")
-    await wait_until(lambda: not tasks, description="the request ends")
-    with sidecar.http() as http:
-        await wait_until(
-            lambda: outcome(http.get(f"{GATE}?{BY}", headers=ANN)) == (200, "acquired"),
-            description="the key is free",
-        )
-
-
-async def test_a_proxy_that_hangs_up_while_it_waits_claims_nothing(serve: Serve) -> None:
-    sidecar = serve()
-    with sidecar.http() as http:
-        first = http.get(f"{GATE}?{BY}", headers=ANN)
-        tasks = sidecar.server.server_state.tasks
-        with sidecar.raw() as raw:
-            head = "".join(f"{name}: {value}\r\n" for name, value in ANN.items())
-            raw.sendall(f"GET {GATE}?{BY}&wait=60000 HTTP/1.1\r\nhost: sidecar\r\n{head}\r\n".encode())
-            await wait_until(lambda: bool(tasks), description="the request waits")
-        await wait_until(lambda: not tasks, description="the request ends")
-        settle(http, first, "release")
-        assert outcome(http.get(f"{GATE}?{BY}", headers=ANN)) == (200, "acquired")
-
-
 def test_the_gates_answers_are_counted(serve: Serve) -> None:
     with serve().http() as http:
         for _ in range(2):

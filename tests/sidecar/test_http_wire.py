@@ -64,8 +64,22 @@ def refused(connection: socket.socket, *pieces: bytes) -> bool:
     return False
 
 
+def gate_request(query: str = "") -> bytes:
+    """A proxy asks for a request of its client's, which has the key `GATE_KEY`."""
+    return (
+        f"GET /v1/gate?principal=everyone{query} HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\n\r\n".encode()
+    )
+
+
+GATE_KEY = "GATE *|-|k"
+
+
 def record(sidecar: Running, key: str) -> Record | None:
     return sidecar.call(sidecar.namespaces.root.get(key))
+
+
+def until_it_is(state: str, sidecar: Running, key: str = "k") -> None:
+    until(lambda: (found := record(sidecar, key)) is not None and found.state == state, f"{key} is {state}")
 
 
 @pytest.fixture
@@ -404,8 +418,9 @@ def waiting(sidecar: Running) -> int:
         (request({"key": "k"}), "released"),
         (request({"key": "k", "owner": "mine"}), "processing"),
         (request([{"op": "claim", "key": "k"}, {"op": "claim", "key": "l"}], "/v1/batch"), "released"),
+        (gate_request(), "released"),
     ],
-    ids=["drawn owner", "own owner", "batch"],
+    ids=["drawn owner", "own owner", "batch", "gate"],
 )
 def test_a_claim_that_nobody_gets_is_released(frozen: Any, ask: bytes, state: str) -> None:
     sidecar, server = frozen
@@ -415,7 +430,7 @@ def test_a_claim_that_nobody_gets_is_released(frozen: Any, ask: bytes, state: st
         until(lambda: waiting(sidecar), "the claim is on its way")
     until(lambda: not sidecar.server.connections, "the client is gone")
     server.thaw()
-    until(lambda: (found := record(sidecar, "k")) is not None and found.state == state, f"it is {state}")
+    until_it_is(state, sidecar, GATE_KEY if ask == gate_request() else "k")
     assert not waiting(sidecar)
 
 
@@ -476,8 +491,7 @@ def test_a_claim_that_is_won_as_its_connection_closes_is_released(
             if not before:
                 ends(sidecar, raw)
         until(lambda: not sidecar.server.connections, "the connection is closed")
-    key = "GATE *|-|k" if ask is GATED else "k"
-    until(lambda: (found := record(sidecar, key)) is not None and found.state == "released", "it is free")
+    until_it_is("released", sidecar, GATE_KEY if ask is GATED else "k")
 
 
 @pytest.mark.parametrize(
@@ -493,21 +507,26 @@ def test_a_claim_that_is_won_after_its_client_was_cut_is_released(frozen: Any, a
         with standing_still(sidecar, connection.cut):
             server.thaw()
             until(lambda: store.dbsize() == 1, "it is won")
-        until(lambda: (found := record(sidecar, "k")) is not None and found.state == "released", "it is free")
+        until_it_is("released", sidecar)
 
 
-def test_a_wait_ends_with_its_client(sidecar: Running) -> None:
+@pytest.mark.parametrize("wire", ["claim", "gate"])
+def test_a_wait_ends_with_its_client(sidecar: Running, wire: str) -> None:
+    asks = [gate_request(), gate_request("&wait=60000")]
+    if wire == "claim":
+        asks = [request({"key": "k"}), request({"key": "k", "wait": 60_000})]
+    key = GATE_KEY if wire == "gate" else "k"
     with sidecar.raw() as first, sidecar.raw() as second:
-        first.sendall(request({"key": "k"}))
+        first.sendall(asks[0])
         ((_, _, mine),) = read(first)
-        second.sendall(request({"key": "k", "wait": 60_000}))
+        second.sendall(asks[1])
         waiters = sidecar.namespaces.root.gate.connection.wakeups
         until(lambda: waiters.waiting, "it waits")
         second.close()
         until(lambda: not waiters.waiting, "it waits no more")
-        first.sendall(request({"key": "k", "owner": mine["owner"]}, "/v1/claims/release"))
+        first.sendall(request({"key": key, "owner": mine["owner"]}, "/v1/claims/release"))
         assert read(first)[0][0] == 200
-    found = record(sidecar, "k")
+    found = record(sidecar, key)
     assert found is not None
     assert found.state == "released"
 
@@ -516,7 +535,7 @@ def test_an_answer_that_was_not_read_is_taken_back(sidecar: Running) -> None:
     with sidecar.raw() as raw:
         raw.sendall(request({"key": "k"}))
         raw.recv(1, socket.MSG_PEEK)  # it is there, and stays unread
-    until(lambda: (found := record(sidecar, "k")) is not None and found.state == "released", "it is released")
+    until_it_is("released", sidecar)
 
 
 def test_a_claim_that_was_read_is_kept(sidecar: Running) -> None:
@@ -575,10 +594,7 @@ def test_the_claims_of_an_answer_that_is_cut_off_are_released(serve: Serve, redi
             raw.sendall(request([{"op": "claim", "key": f"{number}:{n}"} for n in range(1000)], "/v1/batch"))
         until(lambda: not sidecar.server.connections, "it is closed")
         last = max(number for number in range(most) if record(sidecar, f"{number}:0") is not None)
-        until(
-            lambda: (found := record(sidecar, f"{last}:999")) is not None and found.state == "released",
-            "the last claims are free",
-        )
+        until_it_is("released", sidecar, f"{last}:999")
 
 
 def test_a_degraded_claim_that_nobody_gets_is_released(serve: Serve) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fastdedup import ConfigError, InvalidKeyError, ResultError, ResultTooLargeError, UsageError
+from fastdedup.sidecar.namespaces import RawCodec
 from fastdedup.sql import Inbox
 from fastdedup.sync.sql import Inbox as SyncInbox
 
@@ -86,16 +87,9 @@ async def test_a_result_that_cannot_be_kept_leaves_the_transaction_usable(way: O
 
 
 async def test_a_large_result_of_any_bytes_is_kept(way: Opener, key: str) -> None:
-    class Raw:
-        def dumps(self, value: bytes) -> bytes:
-            return value
-
-        def loads(self, data: bytes) -> bytes:
-            return data
-
     result = bytes(range(256)) * 1024
     async with way() as party:
-        inbox = party.inbox(codec=Raw())
+        inbox = party.inbox(codec=RawCodec())
         async with party.transaction():
             await party.call((await party.receive(inbox, key)).complete, result)
         async with party.transaction():
