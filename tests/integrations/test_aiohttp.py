@@ -19,7 +19,7 @@ from fastdedup import ConfigError, Dedup
 from fastdedup.integrations.aiohttp import Route, by_header, claim_of, everyone, setup
 
 from ..servers import RedisServer
-from ..sql_pages.pages import Page
+from ..sql_pages.pages import Page, names_of
 
 KEY = {"Idempotency-Key": "order-42"}
 REPLAYED = "Idempotency-Replayed"
@@ -469,9 +469,7 @@ async def test_a_client_that_leaves_within_its_body_takes_no_key(
 
 
 async def test_the_page_shows_a_program_that_runs(redis_url: str) -> None:
-    names: dict[str, Any] = {"__name__": "page"}
-    for block in Page("aiohttp.md").all_blocks("python"):
-        exec(compile(block.replace("redis://localhost:6379/0", redis_url), "docs/aiohttp.md", "exec"), names)
+    names = names_of("\n".join(Page("aiohttp.md").all_blocks("python")), "aiohttp.md", redis_url)
     async with TestClient(TestServer(names["create_app"]())) as client:
         order = {"json": {"item": "tea"}, "headers": {**KEY, "X-Api-Key": "k"}}
         first, second = [await client.post("/orders", **order) for _ in range(2)]  # type: ignore[arg-type]

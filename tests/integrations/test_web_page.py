@@ -27,6 +27,7 @@ from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header
 from fastdedup.integrations.flask import issue_token
 
 from ..sql_pages.pages import Page
+from ..sql_pages.pages import names_of as run
 from . import django_project as django_project  # sets Django up
 from .django_inside import SETTINGS
 from .django_shop import SETTINGS as SHOP
@@ -41,9 +42,7 @@ TELLS_ROUTES = 'scope["route"]' in Path(starlette.routing.__file__).read_text()
 
 
 def names_of(snippet: str, dedup: Dedup | None = None, **names: Any) -> dict[str, Any]:
-    names |= {"dedup": dedup, "__name__": __name__}
-    exec(compile(snippet, PAGE.name, "exec"), names)
-    return names
+    return run(snippet, "http-rules.md", __name__=__name__, dedup=dedup, **names)
 
 
 def client_of(app: Any) -> httpx.AsyncClient:
@@ -171,13 +170,12 @@ def shop(redis_url: str) -> Iterator[Any]:
 
 @pytest.mark.parametrize("snippet", PYTHON, ids=lambda text: text.splitlines()[0][:30])
 def test_a_snippet_runs(snippet: str, shop: Any) -> None:
-    exec(compile(snippet, "docs/django.md", "exec"), {"__name__": "page"})
+    run(snippet, "django.md")
 
 
 def test_its_template_renders_the_token_of_its_form(shop: Any) -> None:
     (form,) = (text for text in PYTHON if "OneTimeFormMixin" in text)
-    names: dict[str, Any] = {"__name__": "page"}
-    exec(form, names)
+    names = run(form, "django.md")
     request: Any = RequestFactory().get("/")
     request.session, request.user = SimpleNamespace(get=lambda name: None, session_key="s"), None
     (html,) = HTML
@@ -187,8 +185,7 @@ def test_its_template_renders_the_token_of_its_form(shop: Any) -> None:
 
 def test_guests_are_told_apart_and_strangers_refused(shop: Any) -> None:
     (guests,) = (text for text in PYTHON if "by_visitor" in text)
-    names: dict[str, Any] = {}
-    exec(guests, names)
+    names = run(guests, "django.md")
     found = [
         names["by_visitor"](_request(key, user)) for key, user in (("a", None), ("b", None), (None, None))
     ]
@@ -213,9 +210,7 @@ USER = {"user_id": 7}
 @pytest.fixture
 def app(redis_url: str) -> Iterator[flask.Flask]:
     """The application that the page's first snippet makes, on this test's Redis."""
-    names: dict[str, Any] = {"__name__": "page"}
-    exec(compile(SETTING_UP.replace("redis://localhost:6379/0", redis_url), "docs/flask.md", "exec"), names)
-    made = names["create_app"]()
+    made = run(SETTING_UP, "flask.md", redis_url)["create_app"]()
     made.secret_key = "test"
     yield made
     made.extensions["fastdedup"].dedup.close()
@@ -229,9 +224,7 @@ def flask_client(app: flask.Flask) -> Any:
 
 
 def test_its_keys_work(app: flask.Flask) -> None:
-    names: dict[str, Any] = {"__name__": "page"}
-    exec(compile(KEYS, "docs/flask.md", "exec"), names)
-    app.register_blueprint(names["orders"])
+    app.register_blueprint(run(KEYS, "flask.md")["orders"])
     client = flask_client(app)
     for path, status in (("/orders", 201), ("/c/1/pay", 200), ("/c/2/pay", 200)):
         first, second = [client.post(path, headers={"Idempotency-Key": "k"}) for _ in range(2)]
@@ -248,7 +241,7 @@ def test_its_forms_work(app: flask.Flask) -> None:
         charged.append(item)
         return item != "coffee"
 
-    exec(compile(FORMS, "docs/flask.md", "exec"), {"app": app, "request": flask.request, "charge": charge})
+    run(FORMS, "flask.md", app=app, request=flask.request, charge=charge)
     app.jinja_loader = __import__("jinja2").DictLoader({"order.html": FORM})  # type: ignore[misc]
     client = flask_client(app)
     token = token_in(client.get("/order").text)
@@ -264,8 +257,7 @@ def test_its_forms_work(app: flask.Flask) -> None:
 def test_its_button_works(app: flask.Flask) -> None:
     app.add_template_global(issue_token)
     app.add_url_rule("/", "page", lambda: flask.render_template_string(BUTTON))
-    names: dict[str, Any] = {"app": app, "request": flask.request, "charge": lambda item: True}
-    exec(compile(FORMS, "docs/flask.md", "exec"), names)
+    run(FORMS, "flask.md", app=app, request=flask.request, charge=lambda item: True)
     client = flask_client(app)
     found = re.search(r"""hx-headers='(\{.*?\})'""", client.get("/").text)
     assert found is not None

@@ -60,6 +60,15 @@ class Shop:
         async with Consumer(subscription, dedup, **options) as consumer, at_work(consumer, handler):
             yield consumer
 
+    async def buried(
+        self, dedup: Dedup, handler: Handler, subscription: Any = None, **options: Any
+    ) -> list[Any]:
+        """Run a consumer until it has laid a dead letter down; return all dead letters."""
+        options = {"attempts": 1, "dead_letter": self.dead, **options}
+        async with self.consumer(dedup, handler, subscription, **options) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered, description="a dead letter")
+        return await self.dead_letters()
+
     async def unsettled(self, durable: str = "billing") -> int:
         info = await self.js.consumer_info(self.subject, durable)
         return int(info.num_ack_pending + info.num_pending)
@@ -105,12 +114,10 @@ async def test_messages_of_a_stream_that_is_made_again_are_new(open_shop: Open) 
     async with open_shop() as (shop, dedup):
         for order in ("a", "b"):
             await shop.publish(order)
-            options = {"attempts": 1, "dead_letter": shop.dead, "key": sequence}
-            async with shop.consumer(dedup, Work(fault), **options) as consumer:
-                await wait_until(lambda: consumer.counts.dead_lettered, description="a dead letter")
+            dead = await shop.buried(dedup, Work(fault), key=sequence)
             await shop.js.delete_stream(shop.subject)
             await shop.js.add_stream(name=shop.subject, subjects=[shop.subject])
-        assert [each.data for each in await shop.dead_letters()] == [b"a", b"b"]
+        assert [each.data for each in dead] == [b"a", b"b"]
 
 
 async def test_a_dead_letter_keeps_the_spaces_in_its_headers(open_shop: Open) -> None:
@@ -121,10 +128,7 @@ async def test_a_dead_letter_keeps_the_spaces_in_its_headers(open_shop: Open) ->
 
     async with open_shop() as (shop, dedup):
         await shop.publish("a", order="x  y")
-        options = {"attempts": 1, "dead_letter": shop.dead, "key": header("order")}
-        async with shop.consumer(dedup, Work(two_lines), **options) as consumer:
-            await wait_until(lambda: consumer.counts.dead_lettered, description="a dead letter")
-        (dead,) = await shop.dead_letters()
+        (dead,) = await shop.buried(dedup, Work(two_lines), key=header("order"))
         assert (dead.headers["order"], dead.headers[KEY]) == ("x  y", "x  y")
         assert dead.headers[ERROR] == "ValueError: no such customer"
 
@@ -134,11 +138,8 @@ async def test_two_consumers_of_a_message_both_leave_a_dead_letter(open_shop: Op
     async with open_shop() as (shop, dedup):
         await shop.publish("a", **{MESSAGE_ID: "a"})
         for durable in ("billing", "shipping"):
-            subscription = await shop.subscription(durable)
-            options = {"attempts": 1, "dead_letter": shop.dead}
-            async with shop.consumer(dedup, Work(fault), subscription, **options) as consumer:
-                await wait_until(lambda: consumer.counts.dead_lettered, description="a dead letter")
-        assert len(await shop.dead_letters()) == 2
+            dead = await shop.buried(dedup, Work(fault), await shop.subscription(durable))
+        assert len(dead) == 2
 
 
 @pytest.mark.parametrize("left", [600, 100, 0])
@@ -149,9 +150,7 @@ async def test_a_message_that_fills_the_payload_becomes_a_dead_letter(open_shop:
         lines = "NATS/1.0\r\n\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         data = b"d" * (shop.connection.max_payload - len(lines) - left)
         await shop.js.publish(shop.subject, data, headers=headers)
-        async with shop.consumer(dedup, Work(long_fault), attempts=1, dead_letter=shop.dead) as consumer:
-            await wait_until(lambda: consumer.counts.dead_lettered, description="a dead letter")
-        (dead,) = await shop.dead_letters()
+        (dead,) = await shop.buried(dedup, Work(long_fault))
         assert (dead.data, dead.headers["id"], dead.headers[ATTEMPTS]) == (data, "a", "1")
         assert ("trace" in dead.headers) == (LEFT_OUT not in dead.headers) == (left > 0)
         assert (ERROR in dead.headers) == (left == 600)
@@ -166,9 +165,7 @@ async def test_a_dead_letter_fits_into_the_messages_of_its_stream(
     async with open_shop() as (shop, dedup):
         await shop.js.update_stream(name=shop.dead, subjects=[shop.dead], max_msg_size=limit)
         await shop.publish("a", trace="t" * trace)
-        async with shop.consumer(dedup, Work(long_fault), attempts=1, dead_letter=shop.dead) as consumer:
-            await wait_until(lambda: consumer.counts.dead_lettered, description="a dead letter")
-        (dead,) = await shop.dead_letters()
+        (dead,) = await shop.buried(dedup, Work(long_fault))
         assert (dead.data, dead.headers["id"], dead.headers[LEFT_OUT]) == (b"a", "a", "trace")
 
 
@@ -184,10 +181,7 @@ async def test_a_dead_letter_without_room_keeps_the_messages_key(
             shop.subject, b"d" * (shop.connection.max_payload - len(lines)), headers=headers
         )
         key = message_id if MESSAGE_ID in theirs else header("id")
-        options = {"attempts": 1, "dead_letter": shop.dead, "key": key}
-        async with shop.consumer(dedup, Work(fault), **options) as consumer:
-            await wait_until(lambda: consumer.counts.dead_lettered, description="a dead letter")
-        (dead,) = await shop.dead_letters()
+        (dead,) = await shop.buried(dedup, Work(fault), key=key)
         (kept,) = theirs.values()
         assert dead.headers["id" if "id" in theirs else KEY] == kept
         assert "trace" in dead.headers[LEFT_OUT]

@@ -12,10 +12,10 @@ from redis.retry import Retry
 from fastdedup import Dedup
 from fastdedup.sidecar.ephemeral import EphemeralClaims, Holdings
 from fastdedup.sidecar.limits import Limits
+from fastdedup.stores.redis.scripts import pack
 
 from ..waiting import wait_until
 from .conftest import Running, Serve
-from .test_resp import pack
 
 CLAIM = ("FD.CLAIM", "k", "OWNER", "worker-7", "EPHEMERAL", "LEASE", "600000")
 

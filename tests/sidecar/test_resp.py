@@ -22,6 +22,7 @@ from fastdedup.sidecar import client as asking
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.listener import bound
+from fastdedup.stores.redis.scripts import pack
 
 from ..programs import started
 from ..servers import RedisServer
@@ -315,11 +316,6 @@ async def test_a_client_that_goes_before_its_answer_leaves_no_orphan(
         )
 
     await wait_until(lambda: known() > 0, description="orphans are freed")
-
-
-def pack(*parts: str) -> bytes:
-    encoded = [part.encode() for part in parts]
-    return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in encoded)
 
 
 # Limits

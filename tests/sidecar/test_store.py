@@ -350,7 +350,7 @@ async def test_a_listener_goes_on_after_a_restart(sidecar: Sidecar) -> None:
 async def test_who_listens_twice_is_told_once(server: RedisServer, sidecar: Sidecar) -> None:
     """Each FD.LISTEN added a listener, without bound, and each of them sent the news."""
     reader, writer = await asyncio.open_unix_connection(sidecar.socket)
-    writer.write(b"*1\r\n$9\r\nFD.LISTEN\r\n" * 3)
+    writer.write(pack("FD.LISTEN") * 3)
     assert [await reader.readline() for _ in range(3)] == [b"+OK\r\n"] * 3
     with server.client() as raw:
         for key in (b"t:=first", b"t:=last"):
@@ -376,12 +376,9 @@ async def test_what_no_store_sends_is_refused(sidecar: Sidecar) -> None:
         ["FD.RUN", "release", "1", "t:=a", "x"],
         ["FD.STORE", "1"],
     ):
-        parts = [word.encode() for word in words]
-        writer.write(
-            b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
-        )
+        writer.write(pack(*words))
         assert (await reader.readline()).startswith(b"-ERR "), words
-    writer.write(b"*1\r\n$4\r\nPING\r\n")
+    writer.write(pack("PING"))
     assert await reader.readline() == b"+PONG\r\n"
     writer.close()
     await writer.wait_closed()

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any
 
 from ..integrations.desk import client
-from ..sql_pages.pages import Page
+from ..sql_pages.pages import Page, names_of
 
 (FORM,) = Page("fastapi.md").all_blocks("python")
-URL = "redis://localhost:6379/0"
 
 
 async def test_a_form_that_is_sent_again_orders_once(redis_url: str) -> None:
     """At once, later, by another session, and without its token."""
-    names: dict[str, Any] = {"__name__": "page"}
-    exec(compile(FORM.replace(URL, redis_url), "docs/fastapi.md", "exec", dont_inherit=True), names)
+    names = names_of(FORM, "fastapi.md", redis_url)
     async with names["dedup"], client(names["app"]) as calling:
         page = (await calling.get("/order", headers={"cookie": "session=a"})).text
         (token,) = re.findall(r'name="one_time_token" value="([^"]+)"', page)

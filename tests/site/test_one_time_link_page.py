@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from ..sql_pages.pages import Page
+from ..sql_pages.pages import Page, names_of
 
 PAGE = Page("recipes/one-time-link.md")
 LINK, REVOKE = PAGE.all_blocks("python")
@@ -19,9 +19,7 @@ USED = 'raise HTTPException(410, "this link was used")  # or claim.replay(), to 
 @asynccontextmanager
 async def desk(redis_url: str, link: str = LINK) -> AsyncIterator[tuple[dict[str, Any], httpx.AsyncClient]]:
     """The page's names, and a client of its endpoints."""
-    names: dict[str, Any] = {"__name__": "page"}
-    code = f"{link}\n{REVOKE}".replace("redis://localhost:6379/0", redis_url)
-    exec(compile(code, PAGE.name, "exec"), names)
+    names = names_of(f"{link}\n{REVOKE}", "recipes/one-time-link.md", redis_url)
     transport = httpx.ASGITransport(names["app"])
     async with names["dedup"], httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
         yield names, client

@@ -18,22 +18,15 @@ from fastdedup.cli.main import cli
 from fastdedup.sql import Inbox
 from fastdedup.testing import Clock, FakeStore, fake_dedup
 
-from ..sql_pages.pages import DOCS, Page
+from ..sql_pages.pages import DOCS, REDIS, Page, names_of
 
-URL = "redis://localhost:6379/0"
 TESTS = "".join(path.read_text("utf-8") for path in Path(__file__).parents[1].rglob("test_*.py"))
 WITH_PYTHON = sorted(path.name for path in DOCS.glob("*.md") if "```python" in path.read_text("utf-8"))
 
 
-def names_of(block: str, page: str, **names: Any) -> dict[str, Any]:
-    names["__name__"] = "page"
-    exec(compile(block, f"docs/{page}", "exec"), names)
-    return names
-
-
 def test_the_page_of_synchronous_code_runs(redis_url: str) -> None:
     (block,) = Page("synchronous.md").all_blocks("python")
-    names = names_of(block.replace(URL, redis_url), "synchronous.md")
+    names = names_of(block, "synchronous.md", redis_url)
     with contextlib.closing(names["dedup"]):
         assert [names["buy"]("42") for _ in range(2)] == [{"order": "42"}] * 2
 
@@ -49,7 +42,7 @@ async def test_the_page_of_faststream_runs() -> None:
     first, with_inbox = Page("faststream.md").all_blocks("python")
     runs: list[dict[str, str]] = []
     names = names_of(
-        first.replace(URL, "memory://").replace("    ...", "    runs.append(order)"),
+        first.replace(REDIS, "memory://").replace("    ...", "    runs.append(order)"),
         "faststream.md",
         runs=runs,
     )

@@ -23,10 +23,9 @@ from fastdedup.cli.main import cli
 from fastdedup.integrations.redis_streams import _entries
 from fastdedup.testing import swapped
 
-from ..sql_pages.pages import DOCS, Page, statements
+from ..sql_pages.pages import DOCS, REDIS, Page, names_of, statements
 from ..waiting import wait_until
 
-URL = "redis://localhost:6379/0"
 PAGES = ["index.md", "choosing.md", "claims.md", "concepts.md", "outages.md", "errors.md", "security.md"]
 PAGES += sorted(f"recipes/{path.name}" for path in (DOCS / "recipes").glob("*.md"))
 START = Page("start.md")
@@ -43,11 +42,10 @@ def _streams_are_removed(redis_url: str) -> Iterator[None]:
 
 def migration(redis_url: str) -> dict[str, Any]:
     """Give the names of the recipe that leaves SET NX EX, without its programs."""
-    names: dict[str, Any] = {"__name__": "migration"}
-    for block in Page("recipes/migration.md").all_blocks("python"):
-        if "asyncio.run(" not in block:
-            exec(compile(block.replace(URL, redis_url), "docs/recipes/migration.md", "exec"), names)
-    return names
+    blocks = [
+        each for each in Page("recipes/migration.md").all_blocks("python") if "asyncio.run(" not in each
+    ]
+    return names_of("\n".join(blocks), "recipes/migration.md", redis_url)
 
 
 def run(page: str, redis_url: str) -> str:
@@ -56,7 +54,7 @@ def run(page: str, redis_url: str) -> str:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         for block in [*CONTINUED.get(page, []), *Page(page).all_blocks("python")]:
-            exec(compile(block.replace(URL, redis_url), f"docs/{page}", "exec", dont_inherit=True), names)
+            exec(compile(block.replace(REDIS, redis_url), f"docs/{page}", "exec", dont_inherit=True), names)
     names.clear()
     return printed.getvalue()
 
@@ -188,8 +186,7 @@ def shop() -> Iterator[ModuleType]:
 
 @pytest.mark.filterwarnings("ignore:Using `httpx` with `starlette.testclient`")
 def test_the_tutorial_s_tests_pass(shop: ModuleType) -> None:
-    names: dict[str, Any] = {"__name__": "test_shop"}
-    exec(compile(START.all_blocks("python")[1], "test_shop.py", "exec"), names)
+    names = names_of(START.all_blocks("python")[1], "start.md")
     tests = [name for name in names if name.startswith("test_")]
     assert len(tests) == 3
     for test in tests:
@@ -197,8 +194,7 @@ def test_the_tutorial_s_tests_pass(shop: ModuleType) -> None:
 
 
 async def test_the_tutorial_answers_as_it_says(redis_url: str) -> None:
-    names: dict[str, Any] = {"__name__": "shop"}
-    exec(compile(START.all_blocks("python")[0].replace(URL, redis_url), "shop.py", "exec"), names)
+    names = names_of(START.all_blocks("python")[0], "start.md", redis_url)
     first, second = [block.splitlines() for block in START.blocks("A gate", "text")]
     headers = {"x-account": "7", "idempotency-key": "k-1"}
     transport = httpx.ASGITransport(names["app"])
@@ -217,7 +213,7 @@ async def test_the_tutorial_answers_as_it_says(redis_url: str) -> None:
     for command, shown in zip(
         START.blocks("A look inside", "sh"), ("mail for order 1", "succeeded"), strict=True
     ):
-        arguments = command.strip().replace(URL, redis_url).split()[1:]
+        arguments = command.strip().replace(REDIS, redis_url).split()[1:]
         # It has an event loop of its own.
         assert shown in (await asyncio.to_thread(CliRunner().invoke, cli, arguments)).output
 
@@ -232,9 +228,8 @@ async def test_a_click_that_loses_its_link_is_told_why(outage: bool, status: int
     )
     done = "            passwords[user] = password\n"
     assert done in block
-    names: dict[str, Any] = {"__name__": "page"}
     code = block.replace(done, f"{done}            await meanwhile(token)\n")
-    exec(compile(code, "docs/recipes/one-time-link.md", "exec"), names)
+    names = names_of(code, "recipes/one-time-link.md")
     transport = httpx.ASGITransport(names["app"])
     client = httpx.AsyncClient(transport=transport, base_url="http://shop")
     with swapped(names["dedup"]) as store:

@@ -12,18 +12,14 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from ..sql_pages.pages import Page
+from ..sql_pages.pages import Page, names_of
 from ..waiting import wait_until
 
-URL = "redis://localhost:6379/0"
 
-
-def names_of(recipe: str, redis_url: str) -> dict[str, Any]:
+def names_of_recipe(recipe: str, redis_url: str) -> dict[str, Any]:
     """Run a recipe's blocks; give their names."""
-    names: dict[str, Any] = {"__name__": "recipe"}
-    for block in Page(f"recipes/{recipe}.md").all_blocks("python"):
-        exec(compile(block.replace(URL, redis_url), f"docs/recipes/{recipe}.md", "exec"), names)
-    return names
+    page = f"recipes/{recipe}.md"
+    return names_of("\n".join(Page(page).all_blocks("python")), page, redis_url)
 
 
 def client_of(names: dict[str, Any]) -> httpx.AsyncClient:
@@ -32,7 +28,7 @@ def client_of(names: dict[str, Any]) -> httpx.AsyncClient:
 
 async def test_an_endpoint_and_a_consumer_share_a_process(redis_url: str) -> None:
     """Both do their work once; a consumer that ends by an error is seen by the probe, a figure and the end."""
-    names = names_of("one-process", redis_url)
+    names = names_of_recipe("one-process", redis_url)
     caller = {"X-Account": "7", "Idempotency-Key": str(uuid.uuid4())}
     shown: list[str] = []
 
@@ -65,7 +61,7 @@ async def test_an_endpoint_and_a_consumer_share_a_process(redis_url: str) -> Non
 
 
 async def test_tools_and_webhooks_act_once(redis_url: str) -> None:
-    names = names_of("agents-and-webhooks", redis_url)
+    names = names_of_recipe("agents-and-webhooks", redis_url)
     refund, event = names["tool_refund"], {"id": "evt-1", "order": "o-7"}
     async with names["dedup"], client_of(names) as client:
         assert await refund("run", "o-1", 500) == await refund("run", "o-1", 500)
@@ -76,7 +72,7 @@ async def test_tools_and_webhooks_act_once(redis_url: str) -> None:
 
 
 async def test_each_key_has_one_region(redis_url: str) -> None:
-    names = names_of("regions", redis_url)
+    names = names_of_recipe("regions", redis_url)
     async with AsyncExitStack() as stack:
         for gate in names["GATES"].values():
             await stack.enter_async_context(gate)
@@ -87,7 +83,7 @@ async def test_each_key_has_one_region(redis_url: str) -> None:
 
 async def test_a_job_runs_once_on_three_hosts(redis_url: str) -> None:
     """Nightly, and for a slot of five minutes."""
-    names = names_of("cron", redis_url)
+    names = names_of_recipe("cron", redis_url)
     answers = await asyncio.gather(*(names["nightly"]("2026-11-22") for _ in range(3)))
     assert names["reports"] == ["2026-11-22"]
     assert sorted(answer.startswith("not mine") for answer in answers) == [False, True, True]

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
+REDIS = "redis://localhost:6379/0"
+"""The Redis of all pages."""
 _names: list[dict[str, Any]] = []
 
 
@@ -42,6 +44,13 @@ class Page:
         _names.append(names)
         exec(compile(block, self.name, "exec"), names)
         return names
+
+
+def names_of(code: str, page: str, redis_url: str = REDIS, **names: Any) -> dict[str, Any]:
+    """Run Python of a page, with this Redis in place of the page's; give its names."""
+    names.setdefault("__name__", "page")
+    exec(compile(code.replace(REDIS, redis_url), f"docs/{page}", "exec", dont_inherit=True), names)
+    return names
 
 
 def statements(block: str) -> list[str]:
