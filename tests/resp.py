@@ -15,6 +15,11 @@ Answer = Callable[[list[bytes], asyncio.StreamWriter], Awaitable[None] | None]
 _HANDSHAKE = (b"CLIENT", b"SELECT", b"SCRIPT")
 
 
+def saying(reply: bytes) -> Answer:
+    """Answer each command with these bytes."""
+    return lambda command, writer: writer.write(reply)
+
+
 def silent(command: list[bytes], writer: asyncio.StreamWriter) -> None:
     """Answer nothing."""
 

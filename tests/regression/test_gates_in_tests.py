@@ -32,8 +32,7 @@ from ..waiting import wait_until
 # the key.
 
 
-async def test_a_lease_is_renewed_also_after_its_first_third() -> None:
-    store = FakeStore()
+async def test_a_lease_is_renewed_also_after_its_first_third(store: FakeStore) -> None:
     async with fake_dedup(store, lease=1.5) as dedup, dedup.claim("k", renew=True) as claim:
         await wait_until(
             lambda: hasattr(claim.settlement, "_ends"), description="its own task has renewed it"
@@ -65,8 +64,7 @@ async def _work_until_the_lease_is_over(dedup: Dedup, store: FakeStore) -> None:
         await asyncio.sleep(60)
 
 
-async def test_a_local_claim_is_renewed_while_the_outage_lasts() -> None:
-    store = FakeStore()
+async def test_a_local_claim_is_renewed_while_the_outage_lasts(store: FakeStore) -> None:
     async with fake_dedup(store, lease=30.0, on_unavailable=LocalLRU()) as dedup:
         with store.outage():
             async with dedup.claim("k", renew=True) as claim:
@@ -78,9 +76,8 @@ async def test_a_local_claim_is_renewed_while_the_outage_lasts() -> None:
             assert_claimed_once(dedup, "k", end="completed")
 
 
-async def test_a_local_claim_is_renewed_until_the_store_has_it() -> None:
+async def test_a_local_claim_is_renewed_until_the_store_has_it(store: FakeStore) -> None:
     """The outage has ended, and the policy keeps the record still."""
-    store = FakeStore()
     async with fake_dedup(store, lease=30.0, on_unavailable=LocalLRU()) as dedup:
         store.outage.start()
         async with dedup.claim("k", renew=True) as claim:
@@ -102,8 +99,7 @@ async def test_where_the_policy_does_not_renew_it_the_end_of_the_lease_stops_the
         assert lost.value.outage
 
 
-def test_a_synchronous_one_is_renewed() -> None:
-    store = FakeStore()
+def test_a_synchronous_one_is_renewed(store: FakeStore) -> None:
     dedup = fake_sync_dedup(store, lease=30.0, on_unavailable=LocalLRU())
     with store.outage():
         with dedup.claim("k", renew=True) as claim:
@@ -145,8 +141,7 @@ async def test_the_body_is_stopped_on_redis_as_in_a_test(redis_url: str, is_take
         await _loses(dedup, lambda: store.clock.advance(1_000), is_taken=is_taken)
 
 
-async def test_an_owner_finds_its_loss_out_at_a_third_of_the_lease() -> None:
-    store = FakeStore()
+async def test_an_owner_finds_its_loss_out_at_a_third_of_the_lease(store: FakeStore) -> None:
     dedup = fake_dedup(store, lease=30.0)
     claim = await dedup.claim("k", renew=True)
     await dedup.forget("k")
@@ -157,8 +152,7 @@ async def test_an_owner_finds_its_loss_out_at_a_third_of_the_lease() -> None:
         await claim.complete()
 
 
-async def test_the_owner_after_a_loss_keeps_the_key() -> None:
-    store = FakeStore()
+async def test_the_owner_after_a_loss_keeps_the_key(store: FakeStore) -> None:
     dedup = fake_dedup(store, lease=30.0)
     former = await dedup.claim("k", renew=True)
     await dedup.forget("k")
@@ -171,8 +165,7 @@ async def test_the_owner_after_a_loss_keeps_the_key() -> None:
     assert claims_of(dedup, "k").acquisitions[-1].end == "completed"
 
 
-async def test_what_was_settled_meanwhile_is_not_lost() -> None:
-    store = FakeStore()
+async def test_what_was_settled_meanwhile_is_not_lost(store: FakeStore) -> None:
     dedup = fake_dedup(store, lease=30.0)
     claim = await dedup.claim("k", renew=True)
     await claim.complete()
@@ -181,8 +174,7 @@ async def test_what_was_settled_meanwhile_is_not_lost() -> None:
     assert not claim.lost
 
 
-def test_a_synchronous_owner_is_told_at_once() -> None:
-    store = FakeStore()
+def test_a_synchronous_owner_is_told_at_once(store: FakeStore) -> None:
     dedup: Any = fake_sync_dedup(store, lease=30.0)
     claim = dedup.claim("k", renew=True)
     dedup.forget("k")

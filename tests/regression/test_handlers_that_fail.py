@@ -421,8 +421,7 @@ async def test_no_attempt_comes_before_the_delay_is_over(way: str, gated_inbox: 
         assert message.attempts == 2
 
 
-async def test_a_delay_that_is_over_frees_the_key_at_once() -> None:
-    store = FakeStore()
+async def test_a_delay_that_is_over_frees_the_key_at_once(store: FakeStore) -> None:
     async with Dedup(store, namespace="m", lease=NEVER, timeout=0.05) as dedup:
         message = Message(dedup, lambda: store.outage.start("refused"), 0.01)
         assert await message.deliver() is Reason.FAILED
@@ -437,8 +436,7 @@ async def test_a_delay_that_is_over_frees_the_key_at_once() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_a_gate_that_closes_sets_the_shorter_lease_first() -> None:
-    store = FakeStore()
+async def test_a_gate_that_closes_sets_the_shorter_lease_first(store: FakeStore) -> None:
     async with Dedup(store, namespace="m", lease=2 * NEVER, timeout=1.0) as dedup:
         message = Message(dedup, lambda: store.outage.start("refused"), NEVER)
         assert await message.deliver() is Reason.FAILED
@@ -448,8 +446,7 @@ async def test_a_gate_that_closes_sets_the_shorter_lease_first() -> None:
         assert await message.is_held(at_most=NEVER)
 
 
-async def test_a_policy_that_frees_the_key_leaves_nothing_to_send_again() -> None:
-    store = FakeStore()
+async def test_a_policy_that_frees_the_key_leaves_nothing_to_send_again(store: FakeStore) -> None:
     async with Dedup(store, namespace="m", lease=NEVER, timeout=0.05, on_unavailable=LocalLRU()) as dedup:
         message = Message(dedup, lambda: store.outage.start("refused"), DELAY)
         assert await message.deliver() is Reason.FAILED

@@ -255,8 +255,7 @@ class WorkFailed(Exception):
     """What a body raises."""
 
 
-async def test_a_named_owner_that_could_not_release_keeps_its_claim() -> None:
-    store = FakeStore()
+async def test_a_named_owner_that_could_not_release_keeps_its_claim(store: FakeStore) -> None:
     async with Dedup(store, namespace="shop", lease=600.0, timeout=0.05) as gate:
         with suppress(WorkFailed):
             async with gate.claim("order:42", owner="worker-7"):
@@ -267,8 +266,7 @@ async def test_a_named_owner_that_could_not_release_keeps_its_claim() -> None:
         assert (await gate.claim("order:42")).outcome == "in_progress"
 
 
-def test_a_release_of_synchronous_code_takes_effect() -> None:
-    store = FakeStore()
+def test_a_release_of_synchronous_code_takes_effect(store: FakeStore) -> None:
     with SyncDedup(store, namespace="shop", lease=600.0, timeout=0.05) as gate:
 
         def work() -> None:
@@ -288,9 +286,8 @@ def test_a_release_of_synchronous_code_takes_effect() -> None:
         until(acquired, description="the key is free")
 
 
-async def test_a_later_holding_of_the_same_owner_is_left_alone() -> None:
+async def test_a_later_holding_of_the_same_owner_is_left_alone(store: FakeStore) -> None:
     """Its release takes effect without its reply, and its owner's name is handed on: what it gave up is over."""
-    store = FakeStore()
     async with (
         Dedup(store, namespace="shop", lease=600.0, timeout=0.05) as gate,
         Dedup(store, namespace="shop", lease=600.0, timeout=0.05) as other,

@@ -285,9 +285,8 @@ async def test_within_that_is_a_time_is_taken(redis_url: str, within: Any, face:
 
 @pytest.mark.parametrize("within", [0, 0.1])
 @pytest.mark.parametrize("how", ["complete", "fail"])
-def test_synchronous_code_gives_up_within_its_time(how: str, within: float) -> None:
+def test_synchronous_code_gives_up_within_its_time(how: str, within: float, store: FakeStore) -> None:
     """Not at the end of the lease, an hour later; and it may be tried again."""
-    store = FakeStore()
     dedup = fake_sync_dedup(store, lease=3_600.0, failure_ttl=60.0)
     claim = dedup.claim("k")
     began = time.monotonic()

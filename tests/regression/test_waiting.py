@@ -358,8 +358,7 @@ def test_a_wait_that_ends_with_the_result_of_a_thread_is_counted(tmp_path: Path)
         assert registry.get_sample_value("fastdedup_wait_seconds_count", {"namespace": "t"}) == 1
 
 
-async def test_a_list_that_waits_for_the_store_counts_no_wait_for_an_owner() -> None:
-    store = FakeStore()
+async def test_a_list_that_waits_for_the_store_counts_no_wait_for_an_owner(store: FakeStore) -> None:
     dedup = fake_dedup(store)
     counters = dedup.gate.connections.count()
     async with dedup:

@@ -21,7 +21,7 @@ from fastdedup.stores.redis.scripts import pack, pack_parts
 from fastdedup.stores.redis.server import ScriptCall
 from fastdedup.stores.redis.url import ServerURL
 
-from ..resp import resp_server
+from ..resp import resp_server, saying
 from ..servers import RedisServer
 
 
@@ -129,11 +129,7 @@ async def test_a_command_that_could_not_be_written_waits_for_no_reply(count: int
 )
 async def test_garbage_from_the_server_ends_the_connection(garbage: bytes, tmp_path: Path) -> None:
     """Bytes that are not a reply are never taken for a reply."""
-
-    def answer(command: list[bytes], writer: asyncio.StreamWriter) -> None:
-        writer.write(garbage)
-
-    async with resp_server(tmp_path, answer) as url:
+    async with resp_server(tmp_path, saying(garbage)) as url:
         link = await link_to(url)
         with pytest.raises(ConnectionError, match="a reply that cannot be read"):
             await link.send(pack("A"))
@@ -142,11 +138,7 @@ async def test_garbage_from_the_server_ends_the_connection(garbage: bytes, tmp_p
 
 async def test_a_reply_that_nobody_asked_for_ends_the_connection(tmp_path: Path) -> None:
     """From then on the order of replies could not be trusted."""
-
-    def answer(command: list[bytes], writer: asyncio.StreamWriter) -> None:
-        writer.write(b"+OK\r\n+SURPLUS\r\n")
-
-    async with resp_server(tmp_path, answer) as url:
+    async with resp_server(tmp_path, saying(b"+OK\r\n+SURPLUS\r\n")) as url:
         link = await link_to(url)
         assert await link.send(pack("A")) == b"OK"
         await link.closed
@@ -158,11 +150,7 @@ async def test_a_reply_without_end_ends_the_connection(
 ) -> None:
     """What is buffered is bounded."""
     monkeypatch.setattr("fastdedup.stores.redis.connection.MAX_REPLY_BYTES", 64 * 1024)
-
-    def answer(command: list[bytes], writer: asyncio.StreamWriter) -> None:
-        writer.write(b"$1000000000\r\n" + b"x" * 256 * 1024)
-
-    async with resp_server(tmp_path, answer) as url:
+    async with resp_server(tmp_path, saying(b"$1000000000\r\n" + b"x" * 256 * 1024)) as url:
         link = await link_to(url)
         with pytest.raises(ConnectionError, match="more than"):
             await link.send(pack("A"))
@@ -221,22 +209,17 @@ async def test_a_server_that_always_cuts_off_is_unavailable(tmp_path: Path) -> N
 @pytest.mark.parametrize("reply", [b"+OK\r\n", b":7\r\n", b"$-1\r\n"])
 async def test_a_reply_of_the_wrong_shape_is_a_fault(reply: bytes, tmp_path: Path) -> None:
     """Something that speaks RESP but is no Redis: not an outage to sit out."""
-
-    def answer(command: list[bytes], writer: asyncio.StreamWriter) -> None:
-        writer.write(reply)
-
-    async with resp_server(tmp_path, answer) as url, Dedup(url, timeout=5.0) as dedup:
+    async with resp_server(tmp_path, saying(reply)) as url, Dedup(url, timeout=5.0) as dedup:
         with pytest.raises(Exception, match="a mistake, not an outage"):
             await dedup.claim("k")
 
 
 async def test_a_server_that_speaks_no_redis_is_unavailable(tmp_path: Path) -> None:
     """A port that belongs to something else."""
-
-    def answer(command: list[bytes], writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-    async with resp_server(tmp_path, answer) as url, Dedup(url, timeout=0.5) as dedup:
+    async with (
+        resp_server(tmp_path, saying(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as url,
+        Dedup(url, timeout=0.5) as dedup,
+    ):
         with pytest.raises(UnavailableError, match="a reply that cannot be read"):
             await dedup.claim("k")
 

@@ -62,6 +62,11 @@ class HeldStore:
         self.gates[number].set()
 
 
+@pytest.fixture
+def store() -> HeldStore:
+    return HeldStore()
+
+
 def claim(key: str) -> ClaimOp:
     return ClaimOp(key.encode(), TERMS, draw_owner(), None)
 
@@ -80,8 +85,7 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_comes_in_one_turn_goes_out_as_one_batch() -> None:
-    store = HeldStore()
+async def test_what_comes_in_one_turn_goes_out_as_one_batch(store: HeldStore) -> None:
     engine = Engine(store, timeout=5)
     futures = [engine.claim(claim(f"k{n}")) for n in range(10)]
     await turns()
@@ -91,8 +95,7 @@ async def test_what_comes_in_one_turn_goes_out_as_one_batch() -> None:
     assert engine.pending == 0
 
 
-async def test_batches_grow_while_others_are_in_flight() -> None:
-    store = HeldStore()
+async def test_batches_grow_while_others_are_in_flight(store: HeldStore) -> None:
     engine = Engine(store, timeout=5, max_in_flight=2)
     futures = []
     for n in range(10):
@@ -107,9 +110,8 @@ async def test_batches_grow_while_others_are_in_flight() -> None:
     await asyncio.gather(*futures)
 
 
-async def test_behind_many_cancelled_claims_the_next_is_sent() -> None:
+async def test_behind_many_cancelled_claims_the_next_is_sent(store: HeldStore) -> None:
     """More batches of them than Python calls may stand within each other."""
-    store = HeldStore()
     engine = Engine(store, timeout=5, max_in_flight=1, max_batch=1)
     first = engine.claim(claim("first"))
     await turns()
@@ -124,8 +126,7 @@ async def test_behind_many_cancelled_claims_the_next_is_sent() -> None:
     assert engine.pending == 0
 
 
-async def test_settling_goes_before_claims() -> None:
-    store = HeldStore()
+async def test_settling_goes_before_claims(store: HeldStore) -> None:
     engine = Engine(store, timeout=5, max_in_flight=1, max_batch=2)
     futures = [engine.claim(claim("first"))]
     await turns()
@@ -143,16 +144,14 @@ async def test_settling_goes_before_claims() -> None:
     assert Verb.READ in store.verbs[3:5], "the others take turns: a read does not wait for all claims"
 
 
-async def test_a_batch_is_bounded_in_bytes() -> None:
-    store = HeldStore()
+async def test_a_batch_is_bounded_in_bytes(store: HeldStore) -> None:
     store.held = False
     engine = Engine(store, timeout=5, max_bytes=1000)
     await asyncio.gather(*(engine.submit(settle(f"k{n}", 400)) for n in range(6)))
     assert store.sizes == [3, 3]
 
 
-async def test_no_answer_within_the_deadline_is_unavailable() -> None:
-    store = HeldStore()
+async def test_no_answer_within_the_deadline_is_unavailable(store: HeldStore) -> None:
     engine = Engine(store, timeout=0.02, max_in_flight=1, max_batch=1)
     futures = [engine.claim(claim(f"k{n}")) for n in range(3)]
     with IdleTime() as idle:
@@ -164,9 +163,8 @@ async def test_no_answer_within_the_deadline_is_unavailable() -> None:
     assert not engine.leaders
 
 
-async def test_a_loop_blocked_past_the_deadline_grants_a_grace() -> None:
+async def test_a_loop_blocked_past_the_deadline_grants_a_grace(store: HeldStore) -> None:
     """The reply lay in the socket all the while: it is not thrown away."""
-    store = HeldStore()
     engine = Engine(store, timeout=0.1)
     future = engine.claim(claim("k"))
     await turns()
@@ -191,9 +189,8 @@ async def test_a_blocked_loop_takes_no_time_from_what_waits(blocked: float) -> N
     await engine.drain()
 
 
-async def test_a_waiter_follows_no_claim_that_was_sent_before_it_listened() -> None:
+async def test_a_waiter_follows_no_claim_that_was_sent_before_it_listened(store: HeldStore) -> None:
     """What the store has answered may have changed since, and the news of that come before the waiter listened."""
-    store = HeldStore()
     engine = Engine(store, timeout=5)
     early = engine.claim(waiting("k"))
     await turns()
@@ -207,8 +204,7 @@ async def test_a_waiter_follows_no_claim_that_was_sent_before_it_listened() -> N
     await asyncio.gather(*late)
 
 
-async def test_waiters_of_one_turn_share_few_claims() -> None:
-    store = HeldStore()
+async def test_waiters_of_one_turn_share_few_claims(store: HeldStore) -> None:
     engine = Engine(store, timeout=5)
     futures = [engine.claim(waiting("k")) for _ in range(100)]
     await turns()
@@ -229,8 +225,7 @@ async def test_too_much_pending_is_refused() -> None:
 
 
 @pytest.mark.parametrize("error", [UnavailableError("down", retry_after=7), ZeroDivisionError("a bug")])
-async def test_a_failed_batch_tells_every_waiter(error: Exception) -> None:
-    store = HeldStore()
+async def test_a_failed_batch_tells_every_waiter(error: Exception, store: HeldStore) -> None:
     store.held = False
     store.error = error
     engine = Engine(store, timeout=5)
@@ -243,8 +238,7 @@ async def test_a_failed_batch_tells_every_waiter(error: Exception) -> None:
     assert engine.pending == 0
 
 
-async def test_equal_claims_travel_as_one() -> None:
-    store = HeldStore()
+async def test_equal_claims_travel_as_one(store: HeldStore) -> None:
     store.held = False
     engine = Engine(store, timeout=5)
     futures = [engine.claim(claim("same")) for _ in range(100)]
@@ -254,8 +248,7 @@ async def test_equal_claims_travel_as_one() -> None:
     assert outcomes == [Outcome.ACQUIRED] + [Outcome.IN_PROGRESS] * 99
 
 
-async def test_draining_answers_what_was_accepted_and_refuses_more() -> None:
-    store = HeldStore()
+async def test_draining_answers_what_was_accepted_and_refuses_more(store: HeldStore) -> None:
     engine = Engine(store, timeout=5, max_batch=2, max_in_flight=1)
     futures = [engine.claim(claim(f"k{n}")) for n in range(5)]
     await turns()

@@ -36,8 +36,7 @@ def conflict(ours: str, theirs: str, kept: str) -> Conflict:
 # What is sent
 
 
-def test_a_thousand_changes_of_a_key_are_one_line_with_the_record_as_it_is_by_then() -> None:
-    home = Home()
+def test_a_thousand_changes_of_a_key_are_one_line_with_the_record_as_it_is_by_then(home: Home) -> None:
     for number in range(500):
         home.ask(home.claim("k", f"owner {number}"))
         home.ask(release("k", f"owner {number}"))
@@ -48,8 +47,7 @@ def test_a_thousand_changes_of_a_key_are_one_line_with_the_record_as_it_is_by_th
     assert home.stands("k") == ("S", "ann", b'"done"')
 
 
-def test_a_line_names_the_owner_that_the_store_has() -> None:
-    home = Home()
+def test_a_line_names_the_owner_that_the_store_has(home: Home) -> None:
     home.both(home.claim("k", "ann"))
     home.ask(settle("k", "ann"))
     record = home.store.entry(WIRE("k"))
@@ -57,8 +55,7 @@ def test_a_line_names_the_owner_that_the_store_has() -> None:
     assert line_of(home).base == (owner_field("ann"), record.fence)
 
 
-def test_the_oldest_go_first_and_those_that_were_refused_go_last() -> None:
-    home = Home()
+def test_the_oldest_go_first_and_those_that_were_refused_go_last(home: Home) -> None:
     for key in "abc":
         home.ask(home.claim(key, "ann"))
     first = home.policy.next_operations(2)
@@ -68,8 +65,7 @@ def test_the_oldest_go_first_and_those_that_were_refused_go_last() -> None:
     assert home.policy.next_operations(3) == [], "all are under way"
 
 
-def test_lines_are_taken_from_their_own_lane() -> None:
-    home = Home()
+def test_lines_are_taken_from_their_own_lane(home: Home) -> None:
     for key in ("a1", "b1", "a2", "b2"):
         home.ask(home.claim(key, "ann"))
     assert sorted(home.policy.lanes(lane_of)) == [b"a", b"b"]
@@ -81,9 +77,8 @@ def test_lines_are_taken_from_their_own_lane() -> None:
     assert home.policy.lanes(lane_of) == [b"b"]
 
 
-def test_a_refused_line_may_wait_in_another_lane() -> None:
+def test_a_refused_line_may_wait_in_another_lane(home: Home) -> None:
     """Its key has moved to another part of the store."""
-    home = Home()
     for key in ("a1", "a2", "b1"):
         home.ask(home.claim(key, "ann"))
     home.policy.lanes(lane_of)
@@ -94,8 +89,7 @@ def test_a_refused_line_may_wait_in_another_lane() -> None:
     assert [line.wire for line in lines] == [WIRE("b1"), WIRE("a1"), WIRE("a2")]
 
 
-def test_a_line_that_is_struck_leaves_its_lane() -> None:
-    home = Home()
+def test_a_line_that_is_struck_leaves_its_lane(home: Home) -> None:
     home.ask(home.claim("a1", "ann", lease=1000))
     home.ask(settle("a1", "ann", keep=1000))
     home.policy.lanes(lane_of)
@@ -116,8 +110,7 @@ def test_any_number_of_expired_lines_is_passed_over_at_once() -> None:
     assert home.policy.lines == 1
 
 
-def test_a_record_that_expires_on_its_way_leaves_no_line() -> None:
-    home = Home()
+def test_a_record_that_expires_on_its_way_leaves_no_line(home: Home) -> None:
     home.ask(home.claim("k", "ann"))
     home.ask(settle("k", "ann", keep=1000))
     lines = home.sent()
@@ -132,9 +125,8 @@ def test_a_record_that_expires_on_its_way_leaves_no_line() -> None:
 
 @pytest.mark.parametrize("answered", [True, False], ids=["answered", "answer lost"])
 @pytest.mark.parametrize("change", ["settle", "release", "next owner", "renew", "touch"])
-def test_what_changes_on_the_way_goes_again(change: str, answered: bool) -> None:
+def test_what_changes_on_the_way_goes_again(change: str, answered: bool, home: Home) -> None:
     """Without a conflict: all of it happened in one process, in order."""
-    home = Home()
     home.ask(home.claim("k", "ann"))
     lines = home.sent()
     if change == "settle":
@@ -162,9 +154,8 @@ def test_what_changes_on_the_way_goes_again(change: str, answered: bool) -> None
 
 
 @pytest.mark.parametrize("how", ["claim", "touch"])
-def test_a_record_whose_time_grows_on_the_way_goes_again(how: str) -> None:
+def test_a_record_whose_time_grows_on_the_way_goes_again(how: str, home: Home) -> None:
     """Nothing else of it has changed, not even its lease."""
-    home = Home()
     home.ask(home.claim("k", "ann"))
     lines = home.sent()
     again = ClaimOp(WIRE("k"), terms(Mode.CLAIM, 1, 10 * TTL, False), owner_field("ann"), None)
@@ -177,8 +168,7 @@ def test_a_record_whose_time_grows_on_the_way_goes_again(how: str) -> None:
     assert entry.expires - round(home.now * 1000) > 9 * TTL
 
 
-def test_to_be_adopted_twice_is_no_conflict() -> None:
-    home = Home()
+def test_to_be_adopted_twice_is_no_conflict(home: Home) -> None:
     home.ask(home.claim("k", "ann"))
     home.ask(settle("k", "ann"))
     for _ in range(3):
@@ -206,9 +196,8 @@ def test_an_owner_whose_claim_reply_was_lost_and_who_gave_way_here_is_no_rival(s
 
 @pytest.mark.parametrize("number", [0, 40])
 @pytest.mark.parametrize("undone", [False, True])
-def test_a_claim_without_a_reply_gives_way_to_the_owner_here(number: int, undone: bool) -> None:
+def test_a_claim_without_a_reply_gives_way_to_the_owner_here(number: int, undone: bool, home: Home) -> None:
     """Its caller was told of the owner here. The store may hear of it, and of its release, before the adoption."""
-    home = Home()
     lost = [home.claim("k", f"lost {each}") for each in range(41)]
     home.ask(home.claim("k", "ann"))
     for claim in lost:
@@ -222,16 +211,14 @@ def test_a_claim_without_a_reply_gives_way_to_the_owner_here(number: int, undone
     assert home.stands("k") == ("P", "ann", b"")
 
 
-def test_a_claim_that_was_not_sent_is_anothers_in_the_store() -> None:
-    home = Home()
+def test_a_claim_that_was_not_sent_is_anothers_in_the_store(home: Home) -> None:
     home.ask(home.claim("k", "ann"))
     home.ask(home.claim("k", "bob"))
     home.in_store(home.claim("k", "bob"))
     assert home.comes_home() == [conflict("ann", "bob", "theirs")]
 
 
-def test_a_key_forgotten_here_is_taken_from_a_claim_without_a_reply() -> None:
-    home = Home()
+def test_a_key_forgotten_here_is_taken_from_a_claim_without_a_reply(home: Home) -> None:
     lost = home.claim("k", "lost")
     lost.at = 0.0  # the engine took it
     home.ask(home.claim("k", "ann"))
@@ -259,8 +246,7 @@ def test_a_result_of_another_process_under_a_name_that_gave_way_here_is_a_confli
     assert home.comes_home() == [conflict("bob", "ann", "theirs" if success else "ours")]
 
 
-def test_a_claim_loses_to_the_one_that_the_store_has_and_is_forgotten_here() -> None:
-    home = Home()
+def test_a_claim_loses_to_the_one_that_the_store_has_and_is_forgotten_here(home: Home) -> None:
     home.ask(home.claim("k", "ann"))
     home.in_store(home.claim("k", "eve"))
     assert home.comes_home() == [conflict("ann", "eve", "theirs")]
@@ -268,9 +254,8 @@ def test_a_claim_loses_to_the_one_that_the_store_has_and_is_forgotten_here() -> 
     assert not home.policy.holds(WIRE("k"))
 
 
-def test_a_success_that_comes_while_its_claim_is_losing_outranks_the_winner() -> None:
+def test_a_success_that_comes_while_its_claim_is_losing_outranks_the_winner(home: Home) -> None:
     """Both are told, in order: what stands in the end is what the last event says."""
-    home = Home()
     home.ask(home.claim("k", "ann"))
     home.in_store(home.claim("k", "eve"))
     lines = home.sent()
@@ -280,8 +265,7 @@ def test_a_success_that_comes_while_its_claim_is_losing_outranks_the_winner() ->
     assert home.stands("k") == ("S", "ann", b'"done"')
 
 
-def test_of_two_successes_the_one_in_the_store_stands() -> None:
-    home = Home()
+def test_of_two_successes_the_one_in_the_store_stands(home: Home) -> None:
     home.ask(home.claim("k", "ann"))
     home.ask(settle("k", "ann"))
     home.in_store(home.claim("k", "eve"))
@@ -290,8 +274,7 @@ def test_of_two_successes_the_one_in_the_store_stands() -> None:
     assert home.stands("k") == ("S", "eve", b'"hers"')
 
 
-def test_what_somebody_else_wrote_is_left_alone_and_said() -> None:
-    home = Home()
+def test_what_somebody_else_wrote_is_left_alone_and_said(home: Home) -> None:
     home.ask(home.claim("k", "ann"))
     line = line_of(home)
     event = home.policy.adopted(line, Adopted(Code.FOREIGN, b"", 0))
@@ -303,9 +286,8 @@ def test_what_somebody_else_wrote_is_left_alone_and_said() -> None:
 
 
 @pytest.mark.parametrize("answered", [True, False], ids=["adopted by then", "on its way"])
-def test_a_key_that_nobody_has_here_is_whose_the_store_says(answered: bool) -> None:
+def test_a_key_that_nobody_has_here_is_whose_the_store_says(answered: bool, home: Home) -> None:
     """A release whose reply was lost; bob's claim came right behind it, and its reply arrives."""
-    home = Home()
     home.both(home.claim("k", "ann"))
     home.in_store(release("k", "ann"))
     granted = home.claim("k", "bob")
@@ -319,8 +301,7 @@ def test_a_key_that_nobody_has_here_is_whose_the_store_says(answered: bool) -> N
     assert home.ask(settle("k", "bob")) is Code.OK
 
 
-def test_a_key_that_somebody_has_here_by_then_stays_the_journals() -> None:
-    home = Home()
+def test_a_key_that_somebody_has_here_by_then_stays_the_journals(home: Home) -> None:
     granted = home.claim("k", "bob")
     verdict = home.in_store(granted)
     home.ask(home.claim("k", "ann"))
@@ -328,8 +309,7 @@ def test_a_key_that_somebody_has_here_by_then_stays_the_journals() -> None:
     assert home.comes_home() == []
 
 
-def test_the_longer_lease_of_an_owner_that_asked_twice_holds() -> None:
-    home = Home()
+def test_the_longer_lease_of_an_owner_that_asked_twice_holds(home: Home) -> None:
     home.ask(home.claim("k", "ann", lease=1000))
     home.policy.saw(home.claim("k", "ann"), Verdict(Outcome.ACQUIRED, fence=1, attempt=1, left_ms=60_000))
     assert line_of(home).record.left_ms == 60_000
@@ -338,8 +318,7 @@ def test_the_longer_lease_of_an_owner_that_asked_twice_holds() -> None:
 # Coming home, and staying out
 
 
-def test_what_has_come_home_is_known_as_if_it_had_been_seen_there() -> None:
-    home = Home()
+def test_what_has_come_home_is_known_as_if_it_had_been_seen_there(home: Home) -> None:
     home.ask(home.claim("p", "ann"))
     home.ask(home.claim("s", "ann"))
     home.ask(settle("s", "ann"))
@@ -365,16 +344,14 @@ def states() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("state", states())
-def test_closing_reports_what_never_came_home(state: str) -> None:
-    home = Home()
+def test_closing_reports_what_never_came_home(state: str, home: Home) -> None:
     states()[state](home)
     (event,) = home.policy.give_up()
     owner = "issuer" if state == "token" else "ann"
     assert event == Unreplayed("t", "k", owner, "closed before the store was back")
 
 
-def test_closing_reports_a_forgetting_that_never_came_home_and_not_a_claim_that_is_over() -> None:
-    home = Home()
+def test_closing_reports_a_forgetting_that_never_came_home_and_not_a_claim_that_is_over(home: Home) -> None:
     succeeded(home)
     home.lost(home.sent())
     home.ask(forget("k"))
@@ -396,8 +373,7 @@ each_state = pytest.mark.parametrize("success", [False, True], ids=["claim", "su
 
 
 @each_state
-def test_forgotten_before_it_was_sent_it_is_nobodys_business(success: bool) -> None:
-    home = Home()
+def test_forgotten_before_it_was_sent_it_is_nobodys_business(success: bool, home: Home) -> None:
     held(home, success=success)
     assert home.ask(forget("k")) is Code.OK
     assert home.policy.lines == 0
@@ -406,8 +382,7 @@ def test_forgotten_before_it_was_sent_it_is_nobodys_business(success: bool) -> N
 
 @each_state
 @pytest.mark.parametrize("answer", ["comes", "is lost", "was lost before"])
-def test_forgotten_on_its_way_it_is_removed_from_the_store(success: bool, answer: str) -> None:
-    home = Home()
+def test_forgotten_on_its_way_it_is_removed_from_the_store(success: bool, answer: str, home: Home) -> None:
     held(home, success=success)
     lines = home.sent()
     if answer == "was lost before":
@@ -422,8 +397,7 @@ def test_forgotten_on_its_way_it_is_removed_from_the_store(success: bool, answer
 
 
 @each_state
-def test_forgotten_and_claimed_again_the_new_owner_comes_home(success: bool) -> None:
-    home = Home()
+def test_forgotten_and_claimed_again_the_new_owner_comes_home(success: bool, home: Home) -> None:
     held(home, success=success)
     home.lost(home.sent())
     home.ask(forget("k"))
@@ -444,8 +418,7 @@ def test_another_owners_record_is_not_removed_in_place_of_the_forgotten_one(succ
     assert home.stands("k")[:2] == ("P", "eve")  # type: ignore[index]
 
 
-def test_nor_where_it_changes_hands_between_looking_and_removing() -> None:
-    home = Home()
+def test_nor_where_it_changes_hands_between_looking_and_removing(home: Home) -> None:
     held(home, success=False)
     home.lost(home.sent())
     home.ask(forget("k"))
@@ -459,8 +432,7 @@ def test_nor_where_it_changes_hands_between_looking_and_removing() -> None:
     assert home.stands("k")[:2] == ("P", "eve")  # type: ignore[index]
 
 
-def test_a_removal_that_was_not_answered_is_not_tried_twice_and_that_is_said() -> None:
-    home = Home()
+def test_a_removal_that_was_not_answered_is_not_tried_twice_and_that_is_said(home: Home) -> None:
     held(home, success=True)
     home.lost(home.sent())
     home.ask(forget("k"))

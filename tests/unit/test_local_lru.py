@@ -22,17 +22,15 @@ from .lab import LEASE, TTL, WIRE, Home, Lab, forget, issue, release, renew, set
 # Claims that the store gave
 
 
-def test_a_claim_that_the_store_gave_is_not_given_to_another() -> None:
-    lab = Lab()
+def test_a_claim_that_the_store_gave_is_not_given_to_another(lab: Lab) -> None:
     fence = lab.acquires("k", "ann")
     found = lab.ask(lab.claim("k", "bob"))
     assert (found.outcome, found.fence, found.left_ms) == (Outcome.IN_PROGRESS, fence, LEASE)
     assert not lab.policy.holds(WIRE("k")), "nothing was changed"
 
 
-def test_its_owner_gets_it_back_and_no_longer_lease_than_the_store_gave() -> None:
+def test_its_owner_gets_it_back_and_no_longer_lease_than_the_store_gave(lab: Lab) -> None:
     """There it ends when it ends: another process may take it over then."""
-    lab = Lab()
     fence = lab.acquires("k", "ann")
     lab.now += 20
     again = lab.ask(lab.claim("k", "ann", lease=60_000))
@@ -46,8 +44,7 @@ def test_its_owner_gets_it_back_and_no_longer_lease_than_the_store_gave() -> Non
     assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.ACQUIRED
 
 
-def test_who_takes_it_over_after_its_lease_has_a_later_attempt_and_a_higher_fence() -> None:
-    lab = Lab()
+def test_who_takes_it_over_after_its_lease_has_a_later_attempt_and_a_higher_fence(lab: Lab) -> None:
     fence = lab.acquires("k", "ann")
     lab.now += 31
     taken = lab.ask(lab.claim("k", "bob"))
@@ -56,8 +53,7 @@ def test_who_takes_it_over_after_its_lease_has_a_later_attempt_and_a_higher_fenc
 
 
 @pytest.mark.parametrize("op", [settle("k", "ann"), release("k", "ann")], ids=["settle", "release"])
-def test_its_owner_settles_it_here_while_its_lease_lasts_and_not_after(op: Op) -> None:
-    lab = Lab()
+def test_its_owner_settles_it_here_while_its_lease_lasts_and_not_after(op: Op, lab: Lab) -> None:
     lab.acquires("k", "ann")
     lab.now += 29
     assert lab.ask(op) is Code.OK
@@ -67,14 +63,12 @@ def test_its_owner_settles_it_here_while_its_lease_lasts_and_not_after(op: Op) -
     late.refuses(op)
 
 
-def test_it_is_not_renewed_here() -> None:
-    lab = Lab()
+def test_it_is_not_renewed_here(lab: Lab) -> None:
     lab.acquires("k", "ann")
     lab.refuses(renew("k", "ann"))
 
 
-def test_a_renewal_that_the_store_took_is_known() -> None:
-    lab = Lab()
+def test_a_renewal_that_the_store_took_is_known(lab: Lab) -> None:
     lab.acquires("k", "ann")
     lab.now += 20
     lab.says(renew("k", "ann"))
@@ -83,8 +77,7 @@ def test_a_renewal_that_the_store_took_is_known() -> None:
     assert lab.ask(settle("k", "ann")) is Code.OK
 
 
-def test_a_renewal_that_is_heard_of_late_does_not_shorten_a_result() -> None:
-    lab = Lab()
+def test_a_renewal_that_is_heard_of_late_does_not_shorten_a_result(lab: Lab) -> None:
     lab.acquires("k", "ann")
     lab.says(settle("k", "ann"))
     lab.says(renew("k", "ann", lease=1000))
@@ -92,26 +85,23 @@ def test_a_renewal_that_is_heard_of_late_does_not_shorten_a_result() -> None:
     assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.SUCCEEDED
 
 
-def test_a_release_that_is_heard_of_late_does_not_free_the_owners_next_claim() -> None:
+def test_a_release_that_is_heard_of_late_does_not_free_the_owners_next_claim(lab: Lab) -> None:
     """It was about the fence before."""
-    lab = Lab()
     first = lab.acquires("k", "ann")
     lab.acquires("k", "ann")
     lab.says(release("k", "ann", first))
     assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.IN_PROGRESS
 
 
-def test_a_forgetting_that_is_heard_of_late_does_not_free_a_live_claim() -> None:
-    lab = Lab()
+def test_a_forgetting_that_is_heard_of_late_does_not_free_a_live_claim(lab: Lab) -> None:
     lab.acquires("k", "ann")
     lab.says(forget("k"))
     assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.IN_PROGRESS
 
 
 @pytest.mark.parametrize("waited", [False, True])
-def test_to_hear_that_it_is_in_progress_does_not_make_it_somebody_elses(waited: bool) -> None:
+def test_to_hear_that_it_is_in_progress_does_not_make_it_somebody_elses(waited: bool, lab: Lab) -> None:
     """Its owner is known; also where somebody waited for it in an earlier outage."""
-    lab = Lab()
     lab.acquires("k", "ann")
     if waited:
         op = lab.claim("k", "bob")
@@ -121,8 +111,7 @@ def test_to_hear_that_it_is_in_progress_does_not_make_it_somebody_elses(waited: 
     assert lab.ask(settle("k", "ann")) is Code.OK
 
 
-def test_a_claim_of_another_process_is_respected_for_as_long_as_its_lease() -> None:
-    lab = Lab()
+def test_a_claim_of_another_process_is_respected_for_as_long_as_its_lease(lab: Lab) -> None:
     lab.verdict(lab.claim("k", "bob"), Outcome.IN_PROGRESS, left=5000)
     assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.IN_PROGRESS
     lab.refuses(settle("k", "bob"))
@@ -134,8 +123,7 @@ def test_a_claim_of_another_process_is_respected_for_as_long_as_its_lease() -> N
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.FAILED])
-def test_a_result_that_the_store_told_is_replayed_until_it_expires(outcome: Outcome) -> None:
-    lab = Lab()
+def test_a_result_that_the_store_told_is_replayed_until_it_expires(outcome: Outcome, lab: Lab) -> None:
     lab.verdict(lab.claim("k", "bob", mark=b"m" * 16), outcome, left=5000, payload=b"[1]")
     found = lab.ask(lab.claim("k", "eve"))
     assert (found.outcome, found.payload, found.degraded) == (outcome, b"[1]", True)
@@ -144,9 +132,8 @@ def test_a_result_that_the_store_told_is_replayed_until_it_expires(outcome: Outc
     assert lab.ask(lab.claim("k", "eve")).outcome is Outcome.ACQUIRED
 
 
-def test_a_result_that_this_process_recorded_is_replayed_with_its_fingerprint() -> None:
+def test_a_result_that_this_process_recorded_is_replayed_with_its_fingerprint(lab: Lab) -> None:
     """Also where it was recorded after the lease, which the store allows while nobody took over."""
-    lab = Lab()
     lab.acquires("k", "ann", mark=b"m" * 16)
     lab.now += 40
     lab.says(settle("k", "ann", b"[2]"))
@@ -154,16 +141,14 @@ def test_a_result_that_this_process_recorded_is_replayed_with_its_fingerprint() 
     assert lab.ask(lab.claim("k", "bob", mark=b"x" * 16)).outcome is Outcome.MISMATCH
 
 
-def test_a_forgotten_result_is_not_replayed() -> None:
-    lab = Lab()
+def test_a_forgotten_result_is_not_replayed(lab: Lab) -> None:
     lab.verdict(lab.claim("k", "bob"), Outcome.SUCCEEDED)
     lab.says(forget("k"))
     assert lab.ask(lab.claim("k", "eve")).outcome is Outcome.ACQUIRED
 
 
 @pytest.mark.parametrize("op", [ReadOp(WIRE("k")), forget("k"), settle("k", "bob"), renew("k", "bob")])
-def test_what_stands_in_the_store_is_not_inspected_forgotten_or_settled_here(op: Op) -> None:
-    lab = Lab()
+def test_what_stands_in_the_store_is_not_inspected_forgotten_or_settled_here(op: Op, lab: Lab) -> None:
     lab.verdict(lab.claim("k", "bob"), Outcome.SUCCEEDED)
     lab.refuses(op)
 
@@ -186,8 +171,7 @@ def reads(lab: Lab, key: str, state: str, **facts: Any) -> None:
 
 
 @pytest.mark.parametrize(("state", "outcome"), [("S", Outcome.SUCCEEDED), ("F", Outcome.FAILED)])
-def test_a_result_that_was_read_is_replayed_until_it_expires(state: str, outcome: Outcome) -> None:
-    lab = Lab()
+def test_a_result_that_was_read_is_replayed_until_it_expires(state: str, outcome: Outcome, lab: Lab) -> None:
     reads(lab, "k", state, payload=b'"paid"', ttl_ms=50_000, left_ms=0)
     lab.now += 49
     found = lab.ask(lab.claim("k", "bob"))
@@ -197,8 +181,7 @@ def test_a_result_that_was_read_is_replayed_until_it_expires(state: str, outcome
 
 
 @pytest.mark.parametrize("state", ["P", "W"])
-def test_a_claim_that_was_read_is_respected_and_not_settled(state: str) -> None:
-    lab = Lab()
+def test_a_claim_that_was_read_is_respected_and_not_settled(state: str, lab: Lab) -> None:
     reads(lab, "k", state)
     assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.IN_PROGRESS
     lab.refuses(settle("k", "theirs"))
@@ -206,8 +189,7 @@ def test_a_claim_that_was_read_is_respected_and_not_settled(state: str) -> None:
     assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.ACQUIRED
 
 
-def test_a_reader_hears_of_a_longer_lease() -> None:
-    lab = Lab()
+def test_a_reader_hears_of_a_longer_lease(lab: Lab) -> None:
     reads(lab, "k", "P")
     lab.now += 20
     reads(lab, "k", "P")
@@ -216,15 +198,13 @@ def test_a_reader_hears_of_a_longer_lease() -> None:
 
 
 @pytest.mark.parametrize("read", ["own", "older"])
-def test_a_reading_takes_no_claim_from_its_owner(read: str) -> None:
-    lab = Lab()
+def test_a_reading_takes_no_claim_from_its_owner(read: str, lab: Lab) -> None:
     fence = lab.acquires("k", "ann")
     reads(lab, "k", "P", **({"owner": owner_field("ann")} if read == "own" else {"fence": fence - 1}))
     assert lab.ask(settle("k", "ann")) is Code.OK
 
 
-def test_a_touched_record_counts_attempts_for_as_long_as_in_the_store() -> None:
-    lab = Lab()
+def test_a_touched_record_counts_attempts_for_as_long_as_in_the_store(lab: Lab) -> None:
     lab.acquires("k", "ann")
     lab.says(touch("k", "ann", 10 * TTL))
     lab.says(renew("k", "ann"))
@@ -232,8 +212,7 @@ def test_a_touched_record_counts_attempts_for_as_long_as_in_the_store() -> None:
     assert lab.ask(lab.claim("k", "bob")).attempt == 4
 
 
-def test_a_reading_that_is_heard_of_late_unsettles_nothing() -> None:
-    lab = Lab()
+def test_a_reading_that_is_heard_of_late_unsettles_nothing(lab: Lab) -> None:
     lab.acquires("k", "ann")
     lab.says(settle("k", "ann"))
     reads(lab, "k", "P", owner=owner_field("ann"))
@@ -250,16 +229,14 @@ def test_what_was_read_is_dropped_where_there_is_no_room() -> None:
         assert lab.ask(lab.claim(f"held {number}", "bob")).outcome is Outcome.IN_PROGRESS
 
 
-def test_a_key_that_changed_here_is_not_what_was_read() -> None:
-    lab = Lab()
+def test_a_key_that_changed_here_is_not_what_was_read(lab: Lab) -> None:
     lab.ask(lab.claim("k", "ann"))
     lab.fence += 10**9
     reads(lab, "k", "S")
     assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.IN_PROGRESS
 
 
-def test_a_machine_goes_on_from_where_it_was_read() -> None:
-    home = Home()
+def test_a_machine_goes_on_from_where_it_was_read(home: Home) -> None:
     for change, to, source in ((b"one", "paid", "new"), (b"two", "sent", "paid")):
         home.in_store(moves(change, to, source))
     home.says(ReadOp(WIRE("m")), home.in_store(ReadOp(WIRE("m"))))
@@ -268,8 +245,7 @@ def test_a_machine_goes_on_from_where_it_was_read() -> None:
     assert home.comes_home() == [], "the store has the change that was read"
 
 
-def test_an_older_reading_does_not_move_a_machine_back() -> None:
-    home = Home()
+def test_an_older_reading_does_not_move_a_machine_back(home: Home) -> None:
     home.both(moves(b"one"))
     old = home.in_store(ReadOp(WIRE("m")))
     home.both(moves(b"two", "sent", "paid"))
@@ -280,8 +256,7 @@ def test_an_older_reading_does_not_move_a_machine_back() -> None:
 # Tokens and machines
 
 
-def test_a_token_of_the_stores_is_judged_only_while_it_is_known_to_be_held_or_used() -> None:
-    lab = Lab()
+def test_a_token_of_the_stores_is_judged_only_while_it_is_known_to_be_held_or_used(lab: Lab) -> None:
     lab.refuses(lab.claim("t", "ann", mode=Mode.REDEEM))
     lab.acquires("t", "ann", mode=Mode.REDEEM)
     assert lab.ask(lab.claim("t", "bob", mode=Mode.REDEEM)).outcome is Outcome.IN_PROGRESS
@@ -304,8 +279,7 @@ def test_a_used_token_is_known_as_used_for_as_long_as_the_store_may_think_it_fre
     assert lab.ask(lab.claim("t", "bob", mode=mode)).outcome is Outcome.SUCCEEDED
 
 
-def test_a_machine_goes_on_from_where_it_was_last_seen() -> None:
-    lab = Lab()
+def test_a_machine_goes_on_from_where_it_was_last_seen(lab: Lab) -> None:
     lab.says(moves(b"paid", "paid", "new"), TransitionReply(Code.OK, "paid", 1))
     moved = lab.ask(moves(b"sent", "sent", "paid"))
     assert (moved.code, moved.state, moved.version, moved.degraded) == (Code.OK, "sent", 2, True)
@@ -323,8 +297,7 @@ def moves(change: bytes, to: str = "paid", *sources: str) -> TransitionOp:
     )
 
 
-def test_a_change_that_was_under_way_gives_way_to_the_change_made_here() -> None:
-    home = Home()
+def test_a_change_that_was_under_way_gives_way_to_the_change_made_here(home: Home) -> None:
     under_way = moves(b"one")
     moved = home.in_store(under_way)
     assert home.ask(moves(b"two")).code is Code.OK
@@ -334,15 +307,13 @@ def test_a_change_that_was_under_way_gives_way_to_the_change_made_here() -> None
     assert home.store.entry(WIRE("m")).owner == b"two".ljust(10)  # type: ignore[union-attr]
 
 
-def test_a_change_of_another_process_does_not_give_way() -> None:
-    home = Home()
+def test_a_change_of_another_process_does_not_give_way(home: Home) -> None:
     home.in_store(moves(b"one"))
     assert home.ask(moves(b"two")).code is Code.OK
     assert len(home.comes_home()) == 1
 
 
-def test_a_change_under_way_of_a_machine_that_expired_here_is_the_stores() -> None:
-    home = Home()
+def test_a_change_under_way_of_a_machine_that_expired_here_is_the_stores(home: Home) -> None:
     under_way = moves(b"one")
     moved = home.in_store(under_way)
     short = moves(b"two")
@@ -357,9 +328,8 @@ def test_a_change_under_way_of_a_machine_that_expired_here_is_the_stores() -> No
 # Between `holds` and `answer`
 
 
-def test_a_record_that_expires_between_two_looks_is_not_given_away_from_here() -> None:
+def test_a_record_that_expires_between_two_looks_is_not_given_away_from_here(lab: Lab) -> None:
     """The store may be back, and know better: the claimant asks again, and it is asked."""
-    lab = Lab()
     op = ClaimOp(WIRE("k"), terms(Mode.CLAIM, 1000, 1000, False), owner_field("ann"), None)
     op.key = "k"
     lab.ask(op)
@@ -370,8 +340,7 @@ def test_a_record_that_expires_between_two_looks_is_not_given_away_from_here() -
     assert lab.policy.lines == 0
 
 
-def test_a_record_made_here_can_be_inspected() -> None:
-    lab = Lab()
+def test_a_record_made_here_can_be_inspected(lab: Lab) -> None:
     lab.ask(lab.claim("k", "ann"))
     found = lab.ask(ReadOp(WIRE("k")))
     assert isinstance(found, Stored)

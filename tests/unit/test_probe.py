@@ -31,8 +31,7 @@ async def test_a_claim_that_waits_is_counted() -> None:
         assert (probe(dedup).waiting, probe(dedup).renewals) == (0, 0)
 
 
-async def test_an_orphan_is_shown_by_its_key() -> None:
-    store = FakeStore()
+async def test_an_orphan_is_shown_by_its_key(store: FakeStore) -> None:
     dedup = fake_dedup(store, timeout=0.05)
     async with dedup:
         with store.outage("frozen"):
@@ -43,8 +42,7 @@ async def test_an_orphan_is_shown_by_its_key() -> None:
         await wait_until(lambda: probe(dedup).is_idle, description="it is freed")
 
 
-async def test_a_record_for_the_store_is_counted() -> None:
-    store = FakeStore()
+async def test_a_record_for_the_store_is_counted(store: FakeStore) -> None:
     dedup = fake_dedup(store, on_unavailable=LocalLRU())
     async with dedup:
         with store.outage("refused"):
@@ -56,8 +54,7 @@ async def test_a_record_for_the_store_is_counted() -> None:
         assert probe(dedup).breaker is BreakerState.CLOSED
 
 
-def test_a_synchronous_gate_is_looked_at_in_its_thread() -> None:
-    store = FakeStore()
+def test_a_synchronous_gate_is_looked_at_in_its_thread(store: FakeStore) -> None:
     dedup = fake_sync_dedup(store, timeout=0.05)
     assert probe(dedup).is_idle, "it need not be open"
     with dedup:

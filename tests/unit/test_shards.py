@@ -70,6 +70,11 @@ class Parted(MemoryStore):
         raise AssertionError("the router asks the parts")
 
 
+@pytest.fixture
+def store() -> Parted:
+    return Parted()
+
+
 async def open_breaker(dedup: Dedup, key: str) -> None:
     for number in range(3):
         with pytest.raises(UnavailableError):
@@ -93,8 +98,7 @@ def claim_op(key: str) -> ClaimOp:
 
 
 @virtual
-async def test_each_operation_goes_to_the_part_that_holds_its_key() -> None:
-    store = Parted()
+async def test_each_operation_goes_to_the_part_that_holds_its_key(store: Parted) -> None:
     async with Dedup(store, namespace="t") as dedup:
         claims = await dedup.claim_many([f"{number}:k" for number in range(COUNT)])
         await asyncio.gather(*(claim.complete(claim.key) for claim in claims))
@@ -105,8 +109,7 @@ async def test_each_operation_goes_to_the_part_that_holds_its_key() -> None:
 
 
 @virtual
-async def test_a_part_that_is_down_opens_its_own_breaker_and_the_others_answer() -> None:
-    store = Parted()
+async def test_a_part_that_is_down_opens_its_own_breaker_and_the_others_answer(store: Parted) -> None:
     async with Dedup(store) as dedup:
         assert dedup.breaker is CLOSED
         store.parts[1].down = True
@@ -124,8 +127,7 @@ async def test_a_part_that_is_down_opens_its_own_breaker_and_the_others_answer()
 
 
 @virtual
-async def test_it_is_open_where_no_part_answers() -> None:
-    store = Parted()
+async def test_it_is_open_where_no_part_answers(store: Parted) -> None:
     async with Dedup(store) as dedup:
         for number, part in store.parts.items():
             part.down = True
@@ -148,8 +150,7 @@ def test_the_whole_is_as_its_parts_are(states: list[BreakerState], whole: Breake
 
 
 @virtual
-async def test_a_key_that_no_part_holds_is_answered_by_the_policy() -> None:
-    store = Parted()
+async def test_a_key_that_no_part_holds_is_answered_by_the_policy(store: Parted) -> None:
     async with Dedup(store, on_unavailable=LocalLRU()) as dedup:
         held = await dedup.claim("7:k")
         assert (held.acquired, held.degraded) == (True, True)
@@ -284,9 +285,8 @@ async def test_gates_that_share_a_policy_go_on_for_each_other() -> None:
 
 
 @virtual
-async def test_a_part_that_has_gone_is_drained_and_what_it_held_is_answered() -> None:
+async def test_a_part_that_has_gone_is_drained_and_what_it_held_is_answered(store: Parted) -> None:
     """Nothing is lost that it had accepted, and new operations go to its successor."""
-    store = Parted()
     async with Dedup(store) as dedup:
         gone = store.parts[1]
         gone.held = asyncio.get_running_loop().create_future()
@@ -304,9 +304,8 @@ async def test_a_part_that_has_gone_is_drained_and_what_it_held_is_answered() ->
 
 @virtual
 @pytest.mark.parametrize("answers", [True, False], ids=["it answers the last probe", "it hangs"])
-async def test_a_breaker_closes_once_when_its_part_has_gone(answers: bool) -> None:
+async def test_a_breaker_closes_once_when_its_part_has_gone(answers: bool, store: Parted) -> None:
     events: list[Event] = []
-    store = Parted()
     async with Dedup(store, on_event=events.append, on_unavailable=Reject()) as dedup:
         gone = store.parts[1]
         gone.down = True
@@ -323,9 +322,8 @@ async def test_a_breaker_closes_once_when_its_part_has_gone(answers: bool) -> No
 
 
 @virtual
-async def test_closing_the_gate_closes_no_breaker() -> None:
+async def test_closing_the_gate_closes_no_breaker(store: Parted) -> None:
     events: list[Event] = []
-    store = Parted()
     async with Dedup(store, on_event=events.append) as dedup:
         store.parts[1].down = True
         await open_breaker(dedup, "1:k")
@@ -333,9 +331,8 @@ async def test_closing_the_gate_closes_no_breaker() -> None:
 
 
 @virtual
-async def test_a_part_that_has_gone_is_not_probed_for_ever() -> None:
+async def test_a_part_that_has_gone_is_not_probed_for_ever(store: Parted) -> None:
     """Also where no new one takes its place."""
-    store = Parted()
     async with Dedup(store) as dedup:
         gone = store.parts[2]
         gone.down = True
@@ -349,8 +346,7 @@ async def test_a_part_that_has_gone_is_not_probed_for_ever() -> None:
 
 
 @virtual
-async def test_draining_answers_what_every_part_has_accepted() -> None:
-    store = Parted()
+async def test_draining_answers_what_every_part_has_accepted(store: Parted) -> None:
     dedup = await Dedup(store).open()
     release = asyncio.get_running_loop().create_future()
     for part in store.parts.values():
@@ -369,9 +365,8 @@ async def test_draining_answers_what_every_part_has_accepted() -> None:
 
 
 @virtual
-async def test_a_cancelled_claim_is_released_where_its_key_is_by_then() -> None:
+async def test_a_cancelled_claim_is_released_where_its_key_is_by_then(store: Parted) -> None:
     """The answer had come, and before its caller resumed, it was cancelled and the key's part changed."""
-    store = Parted()
     async with Dedup(store) as dedup:
         op = claim_op("1:k")
         await router_of(dedup).claim(op)
@@ -382,9 +377,8 @@ async def test_a_cancelled_claim_is_released_where_its_key_is_by_then() -> None:
 
 
 @virtual
-async def test_cancelling_stays_a_cancellation_where_the_key_is_out_of_reach() -> None:
+async def test_cancelling_stays_a_cancellation_where_the_key_is_out_of_reach(store: Parted) -> None:
     """Else the task that was cancelled would go on, with an outage of a key it no longer wants."""
-    store = Parted()
     async with Dedup(store) as dedup:
         op = claim_op("1:k")
         await router_of(dedup).claim(op)
@@ -399,9 +393,8 @@ async def test_a_claim_that_was_cancelled_before_any_part_accepted_it_is_nobodys
 
 
 @virtual
-async def test_after_closing_no_engine_is_made_for_a_latecomer() -> None:
+async def test_after_closing_no_engine_is_made_for_a_latecomer(store: Parted) -> None:
     """It would probe and hold its store for ever."""
-    store = Parted()
     dedup = await Dedup(store).open()
     op = claim_op("1:k")
     router = router_of(dedup)

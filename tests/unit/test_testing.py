@@ -63,6 +63,11 @@ def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert not [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
 
+@pytest.fixture
+def dedup(store: FakeStore) -> Dedup:
+    return fake_dedup(store)
+
+
 class App:
     """A module with a gate, and with what such modules make of one while they are imported."""
 
@@ -107,8 +112,7 @@ async def test_time_stands_still_until_it_is_moved(store: FakeStore) -> None:
         await claim.complete()
 
 
-async def test_a_records_age_is_the_time_by_which_the_clock_was_moved(store: FakeStore) -> None:
-    dedup = fake_dedup(store)
+async def test_a_records_age_is_the_time_by_which_the_clock_was_moved(store: FakeStore, dedup: Dedup) -> None:
     for number in range(10):
         await dedup.claim(f"order:{number}")
     store.clock.advance(60)
@@ -134,8 +138,7 @@ async def test_tokens_ledgers_and_results_end_by_the_same_clock(store: FakeStore
     assert await seen.first("id")
 
 
-async def test_a_waiter_looks_again_when_time_passes(store: FakeStore) -> None:
-    dedup = fake_dedup(store)
+async def test_a_waiter_looks_again_when_time_passes(store: FakeStore, dedup: Dedup) -> None:
     await dedup.claim("k")
     waiting = asyncio.create_task(dedup.claim("k", wait=10.0))
     await wait_until(lambda: claims_of(dedup, "k").duplicates.total() >= 2, description="it waits")
@@ -143,8 +146,7 @@ async def test_a_waiter_looks_again_when_time_passes(store: FakeStore) -> None:
     assert (await waiting).attempt == 2
 
 
-async def test_a_lease_that_ends_in_an_outage_stops_the_body(store: FakeStore) -> None:
-    dedup = fake_dedup(store)
+async def test_a_lease_that_ends_in_an_outage_stops_the_body(store: FakeStore, dedup: Dedup) -> None:
     steps: list[str] = []
 
     async def work() -> None:
@@ -214,8 +216,7 @@ async def test_what_nobody_was_told_of_is_taken_back(store: FakeStore, kind: Kin
         assert await dedup.tokens.consume(token) is Outcome.ACQUIRED
 
 
-async def test_a_lost_reply_has_taken_effect(store: FakeStore) -> None:
-    dedup = fake_dedup(store)
+async def test_a_lost_reply_has_taken_effect(store: FakeStore, dedup: Dedup) -> None:
     with store.outage("lost_reply", times=1):
         with pytest.raises(UnavailableError) as told:
             await dedup.claim("k")
@@ -225,8 +226,7 @@ async def test_a_lost_reply_has_taken_effect(store: FakeStore) -> None:
     assert_claimed_once(dedup, "k")
 
 
-async def test_a_handler_that_meets_an_outage_completes_after_it(store: FakeStore) -> None:
-    dedup = fake_dedup(store)
+async def test_a_handler_that_meets_an_outage_completes_after_it(store: FakeStore, dedup: Dedup) -> None:
     async with dedup.claim("k") as claim:
         store.outage.start("refused", times=2)
         await claim.complete("charged")  # tried again until the lease ends
@@ -264,9 +264,7 @@ def test_a_wrong_outage_is_refused(store: FakeStore) -> None:
 # Event loops and threads
 
 
-def test_a_gate_works_in_each_event_loop_one_after_another(store: FakeStore) -> None:
-    dedup = fake_dedup(store)
-
+def test_a_gate_works_in_each_event_loop_one_after_another(store: FakeStore, dedup: Dedup) -> None:
     async def claim() -> Any:
         async with dedup.claim("k") as claim:
             if not claim.acquired:
@@ -277,9 +275,8 @@ def test_a_gate_works_in_each_event_loop_one_after_another(store: FakeStore) -> 
     assert not dedup.is_open
 
 
-async def test_a_gate_works_in_two_event_loops_at_a_time(store: FakeStore) -> None:
+async def test_a_gate_works_in_two_event_loops_at_a_time(store: FakeStore, dedup: Dedup) -> None:
     """A waiter in another thread's loop is woken by news, as another process is by Redis."""
-    dedup = fake_dedup(store)
     results: list[object] = []
 
     async def wait() -> None:
@@ -295,9 +292,7 @@ async def test_a_gate_works_in_two_event_loops_at_a_time(store: FakeStore) -> No
     assert results == ["told"]
 
 
-def test_outside_of_its_loop_the_breaker_is_seen(store: FakeStore) -> None:
-    dedup = fake_dedup(store)
-
+def test_outside_of_its_loop_the_breaker_is_seen(store: FakeStore, dedup: Dedup) -> None:
     async def ask() -> None:
         await asyncio.gather(*(dedup.claim(f"k{number}") for number in range(3)), return_exceptions=True)
 
@@ -310,8 +305,7 @@ def test_outside_of_its_loop_the_breaker_is_seen(store: FakeStore) -> None:
         runner.run(dedup.aclose())
 
 
-async def test_an_application_may_open_and_close_it(store: FakeStore) -> None:
-    dedup = fake_dedup(store)
+async def test_an_application_may_open_and_close_it(store: FakeStore, dedup: Dedup) -> None:
     await dedup.claim("before")
     for _ in range(2):
         async with dedup:
@@ -475,8 +469,7 @@ def test_a_place_without_a_gate_is_refused(place: str, message: str) -> None:
 # What was claimed
 
 
-async def test_a_failed_assertion_tells_who_had_the_key(store: FakeStore) -> None:
-    dedup = fake_dedup(store)
+async def test_a_failed_assertion_tells_who_had_the_key(store: FakeStore, dedup: Dedup) -> None:
     await (await dedup.claim("k", owner="one")).release()
     claim = await dedup.claim("k", owner="two")
     assert not (await dedup.claim("k")).acquired
@@ -524,8 +517,7 @@ async def _post_twice(store: FakeStore) -> None:
             await answered(dedup)
 
 
-async def test_an_assertion_may_ask_how_it_ended(store: FakeStore) -> None:
-    dedup = fake_dedup(store)
+async def test_an_assertion_may_ask_how_it_ended(store: FakeStore, dedup: Dedup) -> None:
     claim = await dedup.claim("k")
     with pytest.raises(AssertionError, match="claimed once, and is at work, not completed"):
         assert_claimed_once(dedup, "k", end="completed")
@@ -533,8 +525,7 @@ async def test_an_assertion_may_ask_how_it_ended(store: FakeStore) -> None:
     assert assert_claimed_once(dedup, "k", end="completed").times == 1
 
 
-async def test_long_keys_and_remembered_claims_are_found(store: FakeStore) -> None:
-    dedup = fake_dedup(store)
+async def test_long_keys_and_remembered_claims_are_found(store: FakeStore, dedup: Dedup) -> None:
     ledger = dedup.ledger("done", window=60.0, capacity=100)
     for key in ("short", "long" * 50):
         for remember in (None, ledger):
@@ -548,8 +539,7 @@ async def test_long_keys_and_remembered_claims_are_found(store: FakeStore) -> No
         assert [each.end for each in claims_of(dedup, key).acquisitions] == ["taken over", "at work"]
 
 
-async def test_the_same_owner_again_is_one_acquisition(store: FakeStore) -> None:
-    dedup = fake_dedup(store)
+async def test_the_same_owner_again_is_one_acquisition(store: FakeStore, dedup: Dedup) -> None:
     for _ in range(2):
         assert (await dedup.claim("k", owner="me")).acquired
     assert_claimed_once(dedup, "k")
@@ -614,8 +604,7 @@ async def test_what_the_policy_answers_counts_as_claimed(store: FakeStore, kind:
         assert_claimed_once(dedup, "mail:7")
 
 
-async def test_locks_and_tokens_are_named_by_their_kind(store: FakeStore) -> None:
-    dedup = fake_dedup(store)
+async def test_locks_and_tokens_are_named_by_their_kind(store: FakeStore, dedup: Dedup) -> None:
     async with dedup.lock("nightly"):
         pass
     used, unused = await dedup.tokens.issue(), await dedup.tokens.issue()
@@ -633,9 +622,8 @@ async def test_locks_and_tokens_are_named_by_their_kind(store: FakeStore) -> Non
 
 
 @pytest.mark.parametrize("ask", [claims_of, assert_claimed_once, assert_not_claimed])
-async def test_a_machine_is_not_claimed(store: FakeStore, ask: Callable[..., object]) -> None:
+async def test_a_machine_is_not_claimed(store: FakeStore, ask: Callable[..., object], dedup: Dedup) -> None:
     """Nothing notes who has moved it: `assert_not_claimed` passed after a transition."""
-    dedup = fake_dedup(store)
     orders = dedup.machine("order", initial="new", transitions={"new": ("paid",), "paid": ()})
     assert (await orders.transition("42", to="paid")).changed
     with pytest.raises(ConfigError, match=r"moved, not claimed.* compare its state: dedup\.get"):
@@ -688,10 +676,8 @@ async def test_what_is_stuck_is_listed_and_resolved(store: FakeStore) -> None:
             await dedup.records()
 
 
-async def test_a_lease_whose_outcome_was_not_recorded_ends() -> None:
+async def test_a_lease_whose_outcome_was_not_recorded_ends(store: FakeStore, dedup: Dedup) -> None:
     """As in life: it was renewed for as long as somebody held the claim."""
-    store = FakeStore()
-    dedup = fake_dedup(store)
     claims: list[Claim] = []
 
     async def work() -> None:
