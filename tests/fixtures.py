@@ -17,10 +17,20 @@ def fixture_of(
     **options: Any,
 ) -> Any:
     """Return a fixture that enters what `make` returns for these arguments, and leaves it at the end of its scope."""
+    return fixture_with(lambda: make(*args, **options), scope=scope)
+
+
+def fixture_with(
+    make: Callable[..., AbstractContextManager[Any]],
+    *,
+    scope: Literal["function", "module", "session"] = "function",
+) -> Any:
+    """Return a fixture as `fixture_of` does. `make` gets fixtures by their names."""
 
     @pytest.fixture(scope=scope)
-    def entered() -> Iterator[Any]:
-        with make(*args, **options) as made:
+    @wraps(make)
+    def entered(**fixtures: Any) -> Iterator[Any]:
+        with make(**fixtures) as made:
             yield made
 
     return entered

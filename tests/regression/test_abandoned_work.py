@@ -7,8 +7,8 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -408,10 +408,8 @@ class Shop:
         return found
 
 
-@asynccontextmanager
-async def opened(redis_url: str) -> AsyncIterator[Dedup]:
-    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        yield dedup
+def opened(redis_url: str) -> Dedup:
+    return Dedup(redis_url, namespace="f", timeout=5.0)
 
 
 @KEPT

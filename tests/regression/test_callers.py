@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import flask
@@ -23,6 +22,7 @@ from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header
 from fastdedup.integrations.fastapi import Claimed, Idempotency, everyone
 from fastdedup.sync import Dedup as SyncDedup
 
+from ..fixtures import fixture_with
 from ..integrations import django_project as django_project  # sets Django up
 from ..integrations.django_inside import SETTINGS
 from ..integrations.django_shop import Desk, open_shop
@@ -147,10 +147,9 @@ def client(app: Any) -> httpx.AsyncClient:
 REPLAYED = "Idempotency-Replayed"
 
 
-@pytest.fixture
-def desk(redis_url: str) -> Iterator[Desk]:
-    with open_shop(**SETTINGS, FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0}) as desk:
-        yield desk
+desk = fixture_with(
+    lambda redis_url: open_shop(**SETTINGS, FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0})
+)
 
 
 def post(url: str, token: str | None = None, item: str = "tea", key: str | None = "k") -> Any:
@@ -236,11 +235,10 @@ async def test_a_header_given_twice_names_nobody(names: list[str]) -> None:
     async with Dedup("memory://") as dedup:
         inner = Starlette(routes=[Route("/orders", order, methods=["POST"])])
         app = IdempotencyMiddleware(inner, dedup, principal=by_header("X-Api-Key"))
-        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop.test")
-        async with client:
+        async with client(app) as visitor:
             key = ("Idempotency-Key", "k")
-            await client.post("/orders", headers=[key, ("X-Api-Key", "ann")])
-            refused = await client.post("/orders", headers=[key, *(("X-Api-Key", name) for name in names)])
+            await visitor.post("/orders", headers=[key, ("X-Api-Key", "ann")])
+            refused = await visitor.post("/orders", headers=[key, *(("X-Api-Key", name) for name in names)])
     assert refused.status_code == 400
     assert refused.json()["type"] == "urn:fastdedup:problem:principal-required"
 

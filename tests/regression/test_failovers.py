@@ -6,8 +6,8 @@ import asyncio
 import itertools
 from asyncio import to_thread
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +123,8 @@ def url_of(group: SentinelGroup, *first: Member) -> str:
     return f"redis+sentinel://{USER}:{PASSWORD}@{places}/{SentinelGroup.SERVICE}"
 
 
-@asynccontextmanager
-async def gate(url: str) -> AsyncIterator[Dedup]:
-    async with Dedup(url, namespace="t", timeout=0.5, known_duplicates=0.0) as dedup:
-        yield dedup
+def gate(url: str) -> Dedup:
+    return Dedup(url, namespace="t", timeout=0.5, known_duplicates=0.0)
 
 
 _numbers = itertools.count()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -352,15 +352,9 @@ def test_a_client_that_names_its_owner_keeps_the_key(
         asyncio.run(wait_until(lambda: says_it_again() == 201, description="its owner has the key"))
 
 
-@contextmanager
-def cluster() -> Iterator[ClusterGroup]:
-    with ClusterGroup() as group:
-        yield group
-
-
 async def test_a_claim_on_a_cluster_is_undone() -> None:
     """One node hangs, shorter than its replica waits before it takes over."""
-    with cluster() as group:
+    with ClusterGroup() as group:
         async with (
             Dedup(group.url, namespace="t", timeout=SHORT) as dedup,
             Dedup(group.url, namespace="t", timeout=LONG) as other,

@@ -25,6 +25,7 @@ from fastdedup.downstream import claimed_work, present_work
 from fastdedup.kernel import owners
 from fastdedup.sync import Claim, Dedup, loop, work
 
+from ..fixtures import fixture_with
 from ..integrations.shops import until
 from ..waiting import cancel
 
@@ -55,10 +56,9 @@ def codec() -> SlowCodec:
     return SlowCodec()
 
 
-@pytest.fixture
-def gate(codec: SlowCodec, redis_url: str) -> Iterator[Dedup]:
-    with Dedup(redis_url, namespace=f"n{uuid.uuid4().hex}", lease=60.0, codec=codec) as gate:
-        yield gate
+gate = fixture_with(
+    lambda codec, redis_url: Dedup(redis_url, namespace=f"n{uuid.uuid4().hex}", lease=60.0, codec=codec)
+)
 
 
 @pytest.fixture
@@ -112,18 +112,12 @@ def test_what_is_said_within_a_block_stays_said(how: str, codec: SlowCodec, gate
 
 
 @pytest.mark.usefixtures("interrupts")
-def test_leaving_a_block_settles(codec: SlowCodec, gate: Dedup) -> None:
-    claim = gate.claim("order:42").__enter__()
-    interrupted(codec, gate, lambda: claim.__exit__(None, None, None))
-    comes_to(gate, State.SUCCEEDED)
-
-
-@pytest.mark.usefixtures("interrupts")
-def test_leaving_a_lock_frees_it(codec: SlowCodec, gate: Dedup) -> None:
-    lock = gate.lock("order:42")
-    lock.__enter__()
-    interrupted(codec, gate, lambda: lock.__exit__(None, None, None))
-    comes_to(gate, State.RELEASED, "lock")
+@pytest.mark.parametrize(("kind", "state"), [("claim", State.SUCCEEDED), ("lock", State.RELEASED)])
+def test_leaving_a_block_settles(kind: str, state: State, codec: SlowCodec, gate: Dedup) -> None:
+    held = getattr(gate, kind)("order:42")
+    held.__enter__()
+    interrupted(codec, gate, lambda: held.__exit__(None, None, None))
+    comes_to(gate, state, kind)
 
 
 @pytest.mark.usefixtures("interrupts")

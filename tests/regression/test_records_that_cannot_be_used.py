@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -393,13 +393,6 @@ RESULT = b"r" * 250_000
 KEYS = [f"large {number}" for number in range(50)]
 
 
-@pytest.fixture
-def url(redis_server: RedisServer) -> Iterator[str]:
-    yield redis_server.url
-    with redis_server.client() as raw:
-        raw.flushdb()
-
-
 def gate(url: str) -> Dedup:
     return Dedup(url, namespace="parts", ttl=30.0, codec=RawCodec(), timeout=10.0)
 
@@ -409,9 +402,9 @@ async def complete(dedup: Dedup) -> None:
         await claim.complete(RESULT)
 
 
-async def test_each_claim_gets_its_result(url: str) -> None:
+async def test_each_claim_gets_its_result(redis_url: str) -> None:
     """Also those beside them that are fresh, in progress, or named."""
-    async with gate(url) as dedup:
+    async with gate(redis_url) as dedup:
         await complete(dedup)
         named = [dedup.claim(key, owner="me") for key in KEYS]
         calls = [*named, *(dedup.claim(key) for key in KEYS), dedup.claim("fresh"), dedup.claim("fresh")]
@@ -421,8 +414,8 @@ async def test_each_claim_gets_its_result(url: str) -> None:
         assert [claim.outcome for claim in claims[100:]] == ["acquired", "in_progress"]
 
 
-async def test_one_call_brings_some_megabytes(url: str, redis_server: RedisServer) -> None:
-    async with gate(url) as dedup:
+async def test_one_call_brings_some_megabytes(redis_url: str, redis_server: RedisServer) -> None:
+    async with gate(redis_url) as dedup:
         await complete(dedup)
         claims = dedup.gate.claims
         ops = [
@@ -438,8 +431,8 @@ async def test_one_call_brings_some_megabytes(url: str, redis_server: RedisServe
         assert codes[-1] == Code.AGAIN
 
 
-async def test_a_claim_that_was_cancelled_meanwhile_is_dropped(url: str) -> None:
-    async with gate(url) as dedup:
+async def test_a_claim_that_was_cancelled_meanwhile_is_dropped(redis_url: str) -> None:
+    async with gate(redis_url) as dedup:
         await complete(dedup)
         calls = [dedup.claim(key, owner=f"o{number}") for number in range(4) for key in KEYS]
         tasks = [asyncio.create_task(call) for call in calls]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -25,6 +24,7 @@ from fastdedup.stores.sidecar.answers import read
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.web import problems as webs
 
+from ..fixtures import fixture_with
 from ..servers import RedisServer
 from ..sidecar.running import Sidecar, figure
 
@@ -36,10 +36,8 @@ from ..sidecar.running import Sidecar, figure
 URN = "urn:fastdedup:problem:"
 
 
-@pytest.fixture(scope="module")
-def http(server: RedisServer) -> Iterator[httpx.Client]:
-    with Sidecar("--url", server.url) as sidecar, sidecar.http() as http:
-        yield http
+sidecar = fixture_with(lambda server: Sidecar("--url", server.url), scope="module")
+http = fixture_with(lambda sidecar: sidecar.http(), scope="module")
 
 
 def test_a_type_has_one_status_in_web_and_sidecar() -> None:
@@ -132,12 +130,6 @@ def test_names_within_values_and_spaces_are_let_be(http: httpx.Client, members: 
 # outage. A misspelt variable was ignored, HTTP's own errors were not counted, looking at /readyz in an
 # outage counted as a degraded operation, `CLIENT REPLY OFF` was answered OK, a claim inside a refused MULTI
 # ran, and a 503 told the address of Redis to every client.
-
-
-@pytest.fixture(scope="module")
-def sidecar(server: RedisServer) -> Iterator[Sidecar]:
-    with Sidecar("--url", server.url) as sidecar:
-        yield sidecar
 
 
 # Settings
@@ -298,17 +290,12 @@ KEYS = Keyspace("t", Kind.CLAIM)
 WIRE = KEYS.wire("k")
 
 
-@pytest.fixture(scope="module")
-def limited_sidecar(server: RedisServer) -> Iterator[Sidecar]:
-    """A sidecar that serves stores."""
-    with Sidecar("--url", server.url, "--allow-stores", config=f"max_result = {MOST}\n") as limited_sidecar:
-        yield limited_sidecar
-
-
-@pytest.fixture
-def trusting(limited_sidecar: Sidecar) -> Iterator[redis.Redis]:
-    with limited_sidecar.client() as client:
-        yield client
+limited_sidecar = fixture_with(
+    lambda server: Sidecar("--url", server.url, "--allow-stores", config=f"max_result = {MOST}\n"),
+    scope="module",
+)
+"""A sidecar that serves stores."""
+trusting = fixture_with(lambda limited_sidecar: limited_sidecar.client())
 
 
 def run(client: redis.Redis, op: Op) -> object:

@@ -208,14 +208,12 @@ ASK = post("/v1/claims", b'{"key":"k"}')
 
 
 @pytest.fixture
-def http_sidecar(redis_server: RedisServer) -> Iterator[Sidecar]:
+def http_sidecar(redis_url: str) -> Iterator[Sidecar]:
     """A sidecar whose store has a large result under a key."""
-    options = ("--url", redis_server.url, "--namespace", "unread-http", "--ttl", "300", "--timeout", "5")
+    options = ("--url", redis_url, "--namespace", "unread-http", "--ttl", "300", "--timeout", "5")
     with Sidecar(*options, config=f"[limits]\nreplies_in_all = {ANSWERS_IN_ALL}\n") as http_sidecar:
         settle(http_sidecar.path, ["k"], RESULT)
         yield http_sidecar
-    with redis_server.client() as raw:
-        raw.flushdb()
 
 
 async def test_unread_answers_over_http_stay_within_their_limit(http_sidecar: Sidecar) -> None:
@@ -256,25 +254,12 @@ WAITING = b"".join(pack(b"FD.CLAIM", b"held", b"WAIT", b"30000") for _ in range(
 
 
 @pytest.fixture
-def fresh(redis_server: RedisServer) -> Iterator[Sidecar]:
+def fresh(redis_url: str) -> Iterator[Sidecar]:
     """A sidecar of its own, for tests of its memory."""
-    options = (
-        "--url",
-        redis_server.url,
-        "--namespace",
-        "work",
-        "--ttl",
-        "60",
-        "--timeout",
-        "20",
-        "--grace",
-        "0.1",
-    )
+    options = ("--url", redis_url, "--namespace", "work", "--ttl", "60", "--timeout", "20", "--grace", "0.1")
     with Sidecar(*options) as working_sidecar:
         longest_claim(working_sidecar.path, 1)
         yield working_sidecar
-    with redis_server.client() as raw:
-        raw.flushdb()
 
 
 working_sidecar = fixture_of(Sidecar, "--grace", "0.1", scope="module")

@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: FastAPI reads the annotations of handlers made in a function.
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ from fastdedup.integrations.fastapi import Claimed, Idempotency
 from fastdedup.integrations.fastapi import everyone as anybody
 from fastdedup.integrations.http.lifespan import ASGIApp
 
-from ..fixtures import fixture_of
+from ..fixtures import fixture_of, fixture_with
 from ..integrations.live import Call, Live, serving
 from ..integrations.server_process import gunicorn, uvicorn
 from ..killable import DEADLINE
@@ -227,17 +227,13 @@ ASGI = ["/starlette", "/fastapi", "/django/async"]
 redis = fixture_of(RedisServer, scope="module")
 
 
-@pytest.fixture(scope="module")
-def wsgi(redis: RedisServer) -> Iterator[httpx.Client]:
-    options = ("-k", "gthread", "--threads", "16")
-    with gunicorn(f"{APP}:wsgi", *options, FASTDEDUP_URL=redis.url) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def asgi(redis: RedisServer) -> Iterator[httpx.Client]:
-    with uvicorn(f"{APP}:asgi", "--lifespan", "off", FASTDEDUP_URL=redis.url) as client:
-        yield client
+wsgi = fixture_with(
+    lambda redis: gunicorn(f"{APP}:wsgi", "-k", "gthread", "--threads", "16", FASTDEDUP_URL=redis.url),
+    scope="module",
+)
+asgi = fixture_with(
+    lambda redis: uvicorn(f"{APP}:asgi", "--lifespan", "off", FASTDEDUP_URL=redis.url), scope="module"
+)
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox
 from fastdedup.testing import inbox_database
 
-from ..fixtures import fixture_of
+from ..fixtures import fixture_of, fixture_with
 from ..kinds import returning
 
 if TYPE_CHECKING:
@@ -124,10 +124,7 @@ def test_work_is_done_once_if_its_result_raises_an_error(
         work("k")
 
 
-@pytest.fixture
-def connection() -> Iterator[sqlite3.Connection]:
-    with inbox_database(Inbox("billing", keep=60.0)) as made:
-        yield made
+connection = fixture_with(lambda: inbox_database(Inbox("billing", keep=60.0)))
 
 
 def test_so_it_is_in_an_inbox(connection: sqlite3.Connection) -> None:
