@@ -99,6 +99,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     factory = uvloop.new_event_loop if pyfuncitem.config.getoption("--loop") == "uvloop" else None
     if pyfuncitem.get_closest_marker("virtual_time"):
         factory = VirtualLoop
+    factory = arguments.get("new_loop", factory)  # a test that is about kinds of loops
 
     async def run() -> None:
         try:

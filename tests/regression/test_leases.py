@@ -319,28 +319,24 @@ def block(seconds: float) -> None:
 
 @both_loops
 @pytest.mark.parametrize("until", [before_the_send, right_after_the_send, while_the_reply_arrives])
-def test_a_blocked_loop_is_no_outage(
+async def test_a_blocked_loop_is_no_outage(
     redis_url: str, redis_server: RedisServer, new_loop: Callable[[], Any], until: Wait
 ) -> None:
     async def blocks(dedup: Dedup, seconds: float) -> None:
         await until(dedup, redis_server)
         block(seconds)
 
-    async def claims_while_blocked() -> None:
-        async with Dedup(redis_url, namespace="t", timeout=TIMEOUT) as dedup:
-            await dedup.get("warm")
-            for seconds in BLOCKS:
-                claim, _ = await asyncio.gather(dedup.claim(f"k{seconds}", lease=60), blocks(dedup, seconds))
-                assert claim.acquired
-                await claim.release()
-            assert not len(dedup.gate.connection.orphans)
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(claims_while_blocked())
+    async with Dedup(redis_url, namespace="t", timeout=TIMEOUT) as dedup:
+        await dedup.get("warm")
+        for seconds in BLOCKS:
+            claim, _ = await asyncio.gather(dedup.claim(f"k{seconds}", lease=60), blocks(dedup, seconds))
+            assert claim.acquired
+            await claim.release()
+        assert not len(dedup.gate.connection.orphans)
 
 
 @both_loops
-def test_claims_of_a_list_and_of_the_blocking_task_succeed(
+async def test_claims_of_a_list_and_of_the_blocking_task_succeed(
     redis_url: str, new_loop: Callable[[], Any]
 ) -> None:
     async def claims_and_blocks(dedup: Dedup, seconds: float) -> Claim:
@@ -349,22 +345,18 @@ def test_claims_of_a_list_and_of_the_blocking_task_succeed(
         block(seconds)
         return await call
 
-    async def claims_while_blocked() -> None:
-        async with Dedup(redis_url, namespace="t", timeout=TIMEOUT) as dedup:
-            await dedup.get("warm")
-            for seconds in BLOCKS:
-                keys = [f"{seconds}:{number}" for number in range(300)]
-                listed, own = await asyncio.gather(
-                    dedup.claim_many(keys, lease=60), claims_and_blocks(dedup, seconds)
-                )
-                assert all(claim.acquired for claim in (*listed, own))
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(claims_while_blocked())
+    async with Dedup(redis_url, namespace="t", timeout=TIMEOUT) as dedup:
+        await dedup.get("warm")
+        for seconds in BLOCKS:
+            keys = [f"{seconds}:{number}" for number in range(300)]
+            listed, own = await asyncio.gather(
+                dedup.claim_many(keys, lease=60), claims_and_blocks(dedup, seconds)
+            )
+            assert all(claim.acquired for claim in (*listed, own))
 
 
 @both_loops
-def test_a_loop_that_is_blocked_again_and_again_is_no_outage(
+async def test_a_loop_that_is_blocked_again_and_again_is_no_outage(
     redis_url: str, new_loop: Callable[[], Any]
 ) -> None:
     async def blocks(seconds: float) -> None:
@@ -372,31 +364,22 @@ def test_a_loop_that_is_blocked_again_and_again_is_no_outage(
             block(seconds)
             await asyncio.sleep(0)
 
-    async def claims_while_blocked() -> None:
-        async with Dedup(redis_url, namespace="t", timeout=TIMEOUT) as dedup:
-            await dedup.get("warm")
-            for seconds in (0.06, 0.13, 0.26):
-                claim, _ = await asyncio.gather(dedup.claim(f"k{seconds}", lease=60), blocks(seconds))
-                assert claim.acquired
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(claims_while_blocked())
+    async with Dedup(redis_url, namespace="t", timeout=TIMEOUT) as dedup:
+        await dedup.get("warm")
+        for seconds in (0.06, 0.13, 0.26):
+            claim, _ = await asyncio.gather(dedup.claim(f"k{seconds}", lease=60), blocks(seconds))
+            assert claim.acquired
 
 
 @both_loops
-def test_a_frozen_redis_ends_at_the_deadline(
+async def test_a_frozen_redis_ends_at_the_deadline(
     redis_url: str, redis_server: RedisServer, new_loop: Callable[[], Any]
 ) -> None:
     """What a blocked loop is given on top, a silent server does not get."""
-
-    async def claims_while_frozen() -> None:
-        async with Dedup(redis_url, namespace="t", timeout=TIMEOUT) as dedup:
-            await dedup.get("warm")
-            with redis_server.frozen():
-                for number in range(3):
-                    with IdleTime() as idle, pytest.raises(UnavailableError):
-                        await dedup.claim(f"frozen{number}", lease=60)
-                    assert idle.seconds < TIMEOUT + 0.1
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(claims_while_frozen())
+    async with Dedup(redis_url, namespace="t", timeout=TIMEOUT) as dedup:
+        await dedup.get("warm")
+        with redis_server.frozen():
+            for number in range(3):
+                with IdleTime() as idle, pytest.raises(UnavailableError):
+                    await dedup.claim(f"frozen{number}", lease=60)
+                assert idle.seconds < TIMEOUT + 0.1
