@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +14,7 @@ from fastdedup import Claim, Dedup, ForeignRecordError, Outcome
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.claim import take_back
 
+from ..fixtures import fixture_of
 from ..proxy import proxied
 from ..servers import RedisServer
 from ..stepping import SteppingServer
@@ -58,12 +59,7 @@ AHEAD = 2.0
 STEPS = pytest.mark.parametrize("step", [0.2, AHEAD])
 
 
-@pytest.fixture(scope="module")
-def stepping() -> Iterator[SteppingServer]:
-    server = SteppingServer()
-    server.start()
-    yield server
-    server.kill()
+stepping = fixture_of(SteppingServer, scope="module")
 
 
 @asynccontextmanager
@@ -127,7 +123,8 @@ async def test_an_unseen_step_frees_nothing(stepping: SteppingServer) -> None:
         await claim.complete(1)
 
 
-# Two calls of one name shared an acquisition; the one that was given up freed it under the other's hands.
+# Two calls of one name shared an acquisition; the one that was given up freed it under the other's hands. The model
+# has the winner that cancels the loser.
 
 
 @asynccontextmanager
@@ -155,22 +152,6 @@ async def asked_in_a_freeze(
 
 async def claim_it(gate: Dedup) -> Claim:
     return await gate.claim("k", owner="worker-1")
-
-
-async def test_the_loser_of_two_calls_frees_nothing(redis_url: str, redis_server: RedisServer) -> None:
-    """The winner cancels the loser as soon as it has its answer."""
-
-    async def win(gate: Dedup) -> Claim:
-        claim = await claim_it(gate)
-        calls[1].cancel()
-        return claim
-
-    async with asked_in_a_freeze(redis_server, win, claim_it) as (gate, calls):
-        claim = await calls[0]
-        await asyncio.wait(calls)
-        assert calls[1].cancelled()
-        assert await holds(gate, claim)
-        await claim.complete(1)
 
 
 async def test_a_list_that_is_given_up_leaves_what_another_call_was_told(

@@ -126,6 +126,21 @@ WRONG_URLS: list[Any] = [
     f"memory://?maxsize={WORD}",
     f"sidecar://{USER}:{PASSWORD}@/run/x.sock",
     f"sidecar:///run/x.sock?password={PASSWORD}",
+    f"redis://{USER}:{PASSWORD}@localhost/zero",
+    f"redis://user:{WORD}@{PASSWORD}@localhost/zero",
+    f"redis://:{PASSWORD}@",
+    f"redis://:{PASSWORD}@localhost?flavour=vanilla",
+    f"redis://localhost/zero?password={PASSWORD}",
+    f"redis://localhost?db=zero&password={PASSWORD}",
+    f"redis+sentinel://:{PASSWORD}@localhost",
+    f"redis+sentinel://:{PASSWORD}@localhost:port/main",
+    f"redis+sentinel://:{PASSWORD}/x@localhost/main",
+    f"redis+sentinel://:{PASSWORD}@localhost/main/zero",
+    f"redis+sentinel://:{WORD}@{PASSWORD}@localhost,/main",
+    f"redis+cluster://:{PASSWORD}#x@localhost",
+    f"redis+cluster://:{PASSWORD}@localhost?db=zero",
+    f"unix://:{PASSWORD}@",
+    f"unix://?password={PASSWORD}",
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -26,7 +25,6 @@ from fastdedup import (
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup
 from fastdedup.sync import loop as background
-from fastdedup.sync.claim import take_back
 
 from ..fixtures import fixture_of
 from ..programs import ended, until
@@ -313,38 +311,6 @@ def test_an_interrupted_claim_is_taken_back(dedup: Dedup, interrupts: None) -> N
         dedup.claim("key", wait=60)
     holder.release()
     assert dedup.claim("key", wait=5).acquired, "nobody waits for it in the background"
-
-
-def test_a_claim_answered_too_late_for_its_caller_is_released(dedup: Dedup) -> None:
-    """The interrupt comes when the answer has: nobody knows of the claim, so it is freed."""
-    thread = background.current()
-    dedup.claim("first")
-    _, behind = dedup.bound.get()
-
-    work = background.Work(lambda: behind.claim("key"), take_back)
-    thread._post(work)
-    assert work.wait(5)
-    thread.tell(work.give_up)
-    assert dedup.claim("key", wait=5).acquired
-
-
-def test_an_exception_from_outside_while_settling_leaves_the_claim_to_be_settled(dedup: Dedup) -> None:
-    claim = dedup.claim("key")
-    failed: list[BaseException] = []
-
-    def settle() -> None:
-        try:
-            claim.complete("x")
-        except BaseException as error:  # noqa: BLE001 -- any
-            failed.append(error)
-
-    worker = threading.Thread(target=settle)
-    worker.start()
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(worker.ident or 0), ctypes.py_object(SystemExit)
-    )
-    worker.join(10)
-    assert dedup.claim("key").outcome in (Outcome.SUCCEEDED, Outcome.IN_PROGRESS)
 
 
 @pytest.mark.parametrize("completes", [True, False])

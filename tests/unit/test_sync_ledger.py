@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,14 +13,11 @@ from fastdedup.kernel.operations import ForgetOp
 from fastdedup.sync import Claim, Dedup, Ledger
 from fastdedup.sync import loop as background
 
+from ..fixtures import fixture_with
 from ..servers import RedisServer
 from ..waiting import wait_until
 
-
-@pytest.fixture
-def dedup(redis_url: str) -> Iterator[Dedup]:
-    with Dedup(redis_url, namespace="sync-ledger", timeout=5.0) as dedup:
-        yield dedup
+dedup = fixture_with(lambda redis_url: Dedup(redis_url, namespace="sync-ledger", timeout=5.0))
 
 
 def made(dedup: Dedup, name: str) -> Ledger:
@@ -69,8 +66,9 @@ def test_mistakes_are_told_where_they_are_made(dedup: Dedup) -> None:
             lambda gate, ledger: gate.claim("k", remember=ledger),
             lambda gate, ledger: gate.claim("k", remember=ledger, owner="me").acquired,
         ),
+        (lambda gate, ledger: gate.claim("k"), lambda gate, ledger: gate.claim("k", owner="me").acquired),
     ],
-    ids=["an id", "a list", "a claim"],
+    ids=["an id", "a list", "a claim", "a claim without a ledger"],
 )
 async def test_an_answer_too_late_for_its_caller_is_taken_back(
     dedup: Dedup,

@@ -188,40 +188,6 @@ def test_what_is_no_url_is_refused_at_once(url: Any) -> None:
         Dedup(url)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis://:s3cret@host:port",
-        "redis://user:s3cret@host/zero",
-        "redis://user:s3@cret@host/zero",
-        "redis://:s3cret@",
-        "redis://:s3cret/x@host",
-        "redis://:s3cret@host?flavour=vanilla",
-        "unix://:s3cret@",
-        "unix://?password=s3cret",
-        "redis://host/zero?password=s3cret",
-        "redis://host?db=zero&password=s3cret",
-        "redsi://:s3cret@host",
-        "redis+sentinel://:s3cret@host:port/main",
-        "redis+sentinel://:s3cret/x@host/main",
-        "redis+sentinel://:s3cret@host",
-        "redis+sentinel://:s3cret@host/main/zero",
-        "redis+sentinel://host/main?sentinel_password=s3cret&flavour=vanilla",
-        "redis+sentinel://:s3@cret@host,/main",
-        "redis+cluster://:s3cret@host:port",
-        "redis+cluster://:s3cret#x@host",
-        "redis+cluster://:s3cret@host/1",
-        "redis+cluster://:s3cret@host?db=zero",
-    ],
-)
-def test_no_message_shows_a_password(url: str) -> None:
-    """Messages go to logs: neither the password nor what looks like one stands in them."""
-    with pytest.raises(ConfigError) as caught:
-        Dedup(url)
-    assert "s3" not in str(caught.value)
-    assert "cret" not in str(caught.value)
-
-
 def test_a_url_of_sentinels_names_logins_for_both_kinds_of_servers() -> None:
     """The one before the hosts is for Redis; options are for both; TLS is for both."""
     target = SentinelTarget(
