@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
+
+T = TypeVar("T")
 
 _TURNS: Final = 20
 """Turns of the loop in which each step to a store is done: connecting, logging in, one exchange of commands."""
@@ -47,6 +49,20 @@ async def stop(task: asyncio.Task[Any]) -> None:
     while not task.done():
         task.cancel()
         await asyncio.wait([task], timeout=0.05)
+
+
+async def outcome_of(task: asyncio.Task[T]) -> T:
+    """Return the result of a task that several callers share, and that `stop` may end.
+
+    Not with a shield: then the callers would be cancelled with the task, although they were not cancelled themselves.
+
+    Raises:
+        ConnectionError: the task was stopped, because the store is closed.
+    """
+    await asyncio.wait([task])
+    if task.cancelled():
+        raise ConnectionError("the store is closed")
+    return task.result()
 
 
 async def until_done(future: asyncio.Future[Any]) -> None:

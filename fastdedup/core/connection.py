@@ -174,6 +174,8 @@ class Connection:
             store.max_clock_skew = self._common.lease / _LEASE_TO_SKEW
         try:
             unreached = await store.open()
+            if self._closed:  # meanwhile
+                raise self.not_open()
             if self._ends_with_loop:
                 self._loop_end = at_loop_end(self._end_with_loop)
         except BaseException as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -169,3 +170,18 @@ async def test_renewal_does_not_stop_a_body_whose_completion_is_recorded() -> No
         await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="the store is back")
         await claim.complete("done")
     assert not claim.settlement.stopped_body
+
+
+async def test_closing_ends_an_opening_without_cancelling_its_caller(backend: Backend) -> None:
+    """The attempt to connect was cancelled, and with it the task that opened the gate: a TaskGroup hid that."""
+    for turns in (0, 1, 2, 4, 8, 16, 32):
+        dedup = backend.make()
+        opening = asyncio.create_task(dedup.open())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await dedup.aclose()
+        with suppress(UsageError):  # unless it was opened first
+            await opening
+        assert not dedup.is_open
+    async with backend.make() as dedup:
+        assert (await dedup.claim("key")).acquired

@@ -10,7 +10,7 @@ from typing import Any
 import hiredis
 
 from ...errors import ConfigError, UnavailableError
-from ...tasks import patience, stop
+from ...tasks import outcome_of, patience, stop
 from .connection import RedisConnection
 from .errors import MistakeError
 from .scripts import pack
@@ -59,7 +59,7 @@ class Reconnector:
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect(None), name="fastdedup-connect")
             self._connecting.add_done_callback(self._connect_done)
-        return await asyncio.shield(self._connecting)
+        return await outcome_of(self._connecting)
 
     def abort(self, reason: str) -> None:
         """Drop the connection: the next caller connects anew."""

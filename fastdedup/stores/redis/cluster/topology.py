@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import redis.exceptions as driver
 
 from ....errors import ConfigError, DedupError, UnavailableError
-from ....tasks import patience, stop
+from ....tasks import outcome_of, patience, stop
 from ..connection import RedisConnection
 from ..errors import MistakeError, translate
 from ..first_good import NoneGoodError, first_good
@@ -167,7 +167,7 @@ class Topology(Generic[N]):
         """
         self.refresh_soon()
         if self._refreshing is not None:
-            await asyncio.shield(self._refreshing)
+            await outcome_of(self._refreshing)
 
     async def is_cut_off(self, address: Address) -> bool:
         """Ask other nodes for the layout, and this node: True if this node does not know most of the primaries.
