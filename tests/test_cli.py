@@ -1,8 +1,11 @@
 """The command line, as people and as programs use it."""
 
 import asyncio
+import errno
 import json
+import os
 import re
+import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -430,6 +433,20 @@ def test_an_error_of_several_lines_becomes_one(
     assert run("inspect", "k", "--url", "redis://h").stderr == "Error: first line second line\n"
 
 
+@pytest.mark.parametrize(
+    ("number", "told"), [(errno.ENOSPC, "Error: [Errno 28] No space left on device\n"), (errno.EPIPE, "")]
+)
+def test_an_error_of_the_system_is_one_line_and_a_closed_pipe_none(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, number: int, told: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fastdedup.cli.records, "Dedup", fail)
+    result = run("inspect", "k", "--url", "redis://h")
+    assert (result.exit_code, result.stderr) == (1, told)
+
+
 # The command itself, in a process of its own
 
 
@@ -437,6 +454,14 @@ def test_the_installed_command_reports_an_error_without_a_traceback() -> None:
     done = ended("-m", "fastdedup", "inspect", "k", "--url", "unix:///nonexistent/redis.sock")
     assert (done.returncode, done.stdout) == (1, "")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_a_closed_standard_stream_ends_no_command(redis_url: str, namespace: str, closed: str) -> None:
+    """A socket got its number, and libuv ended the process by SIGABRT when that was closed."""
+    line = f'exec "$0" -m fastdedup forget nobody --url "$1" --namespace "$2" {closed}'
+    done = subprocess.run(["sh", "-c", line, sys.executable, redis_url, namespace], timeout=60, check=False)
+    assert done.returncode == 1
 
 
 def test_help_lists_every_command(run: Callable[..., Result]) -> None:

@@ -1,12 +1,13 @@
 """The command line: figures and records for people, ``--json`` for programs.
 
 To add a command: write it in the module of its kind, name it in that module's `COMMANDS`, and here in `_MODULES`. Let
-`DedupError` pass: the group prints it. A command's module is imported when the command is asked for: all of them
-together take half a second, for the benchmark's contestants and for progress bars.
+`DedupError` and `OSError` pass: the group prints them. A command's module is imported when the command is asked for:
+all of them together take half a second, for the benchmark's contestants and for progress bars.
 """
 
 from __future__ import annotations
 
+from errno import EPIPE
 from importlib import import_module
 from typing import Any, Final
 
@@ -37,7 +38,10 @@ _MODULES: Final = {
 
 
 class _Group(click.Group):
-    """Imports a command when it is asked for; prints its `DedupError` as one line on stderr, and exits with 1."""
+    """Imports a command when it is asked for; prints its error as one line on stderr, and exits with 1.
+
+    Its error is a `DedupError`, or one of the system, such as a full disk. click itself is quiet after a closed pipe.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands, sorted."""
@@ -54,7 +58,9 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except DedupError as error:
+        except (DedupError, OSError) as error:
+            if isinstance(error, OSError) and error.errno == EPIPE:
+                raise
             raise click.ClickException(" ".join(str(error).split())) from error
 
 

@@ -6,9 +6,8 @@ Modules that need the extra are imported inside of functions, under `extra()`: t
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +106,8 @@ def serve(config: Path | None, take_over: bool, **flags: Any) -> None:
 
     def greet(where: str) -> None:
         if settings.log_format == "text":
-            click.echo(greeting(settings, where))
-            sys.stdout.flush()
+            with suppress(OSError):  # a full disk, or a pipe without a reader, ends no sidecar
+                click.echo(greeting(settings, where))
 
     raise SystemExit(
         run(settings, on_listening=greet, take_over=take_over, read_again=lambda: load(config, given))

@@ -94,6 +94,15 @@ def test_what_cannot_be_served_is_said_in_a_line(options: list[str], told: str) 
     assert "Traceback" not in done.stderr
 
 
+def test_a_full_disk_or_a_closed_pipe_ends_no_sidecar() -> None:
+    """It could not print its first lines, and ended."""
+    sidecar = Sidecar()
+    (sidecar.folder / "out").symlink_to("/dev/full")
+    with sidecar:
+        assert sidecar.end() == 0
+        assert " stopped " in sidecar.log
+
+
 # systemd
 
 _ACTIVATE = """
