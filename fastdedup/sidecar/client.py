@@ -150,7 +150,9 @@ def _client(path: Path) -> Iterator[redis.Redis]:
         if text.startswith("UNAVAILABLE "):
             raise UnavailableError(text.partition(" ")[2]) from None
         if text.startswith("unknown command"):
-            raise ConfigError(f"{path} is no fastdedup sidecar, or an older version: {text}") from None
+            raise ConfigError(
+                f"{path} is no fastdedup sidecar, or an older one than this command: update it ({text})"
+            ) from None
         raise ConfigError(text) from None
     except redis.RedisError as error:
         raise _nobody(path, error) from None

@@ -24,10 +24,12 @@ from fastdedup import (
     UnavailableError,
 )
 from fastdedup.events import Degraded
+from fastdedup.kernel.verbs import Verb
 from fastdedup.sidecar.resp.frames import encode
 from fastdedup.sidecar.resp.store_commands import Ear
 from fastdedup.stores.redis.listener import CHANNEL
 from fastdedup.stores.redis.scripts import pack
+from fastdedup.stores.sidecar.wire import RUNS
 
 from ..servers import RedisServer
 from ..sidecars import Sidecar
@@ -85,6 +87,17 @@ async def test_no_sidecar_there_is_an_outage(tmp_path: Path) -> None:
 async def test_something_else_there_is_a_mistake(server: RedisServer) -> None:
     with pytest.raises(ConfigError, match="no fastdedup sidecar"):
         await Dedup(f"sidecar://{server.socket}", timeout=5).open()
+
+
+async def test_a_verb_that_an_older_sidecar_lacks_names_its_age(
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RUNS, Verb.TOUCH, RUNS[Verb.TOUCH]._replace(name="of_tomorrow"))
+    async with Dedup(sidecar.url, timeout=5) as dedup:
+        claim = await dedup.claim("key")
+        with pytest.raises(ConfigError, match="an older one than its client: update it"):
+            await claim.touch()
+        await claim.complete()
 
 
 async def test_records_are_those_of_the_store_behind(server: RedisServer, sidecar: Sidecar) -> None:

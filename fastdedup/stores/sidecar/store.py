@@ -251,8 +251,10 @@ class SidecarStore:
         if isinstance(error, hiredis.ReplyError):
             if text.startswith("UNAVAILABLE"):
                 return UnavailableError(f"{self.name}: {text.split(' ', 2)[-1]}")
-            if text.startswith("ERR unknown command"):
-                return ConfigError(f"{self._path} is no fastdedup sidecar, or an older version: {text}")
+            if text.startswith(("ERR unknown command", "ERR FD.RUN takes a verb")):
+                return ConfigError(
+                    f"{self._path} is no fastdedup sidecar, or an older one than its client: update it ({text})"
+                )
             return ConfigError(f"{self.name} refuses: {text.removeprefix('ERR ')}")
         if isinstance(error, hiredis.ProtocolError | LookupError | TypeError | ValueError):
             return ConfigError(f"{self._path} is no fastdedup sidecar, its answer cannot be read: {error!r}")
