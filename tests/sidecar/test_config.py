@@ -85,6 +85,8 @@ def test_a_list_of_the_environment_is_commas_or_json(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("FASTDEDUP_ALLOW_GIDS", "[5]")
     config = load()
     assert (config.allow_uids, config.allow_gids) == ((0, 33), (5,))
+    monkeypatch.setenv("FASTDEDUP_ALLOW_UIDS", "33")
+    assert load().allow_uids == (33,)
 
 
 def test_users_and_groups_can_be_named(write: Any) -> None:
@@ -208,6 +210,12 @@ def test_a_mistake_of_the_environment_or_a_flag_is_called_by_its_name(
         (f'password_file = "{__file__}"', "password_file: memory:// has no login"),
         (f'url = "redis://:secret@h"\npassword_file = "{__file__}"', "a password in the URL"),
         ("[namespaces.sms.deeper]\nx = 1", "unknown key"),
+        (f'password_file = "{"x" * 300}"', "password_file: there is no such file"),
+        ('socket = "~no-such-user/x"', "no home folder"),
+        ('socket = "a\\u0000b"', "no zero byte"),
+        ("allow_uids = [4294967295]", "less than or equal to 4294967294"),
+        ('[[sockets]]\npath = "/run/a.sock"\ngroup = 99999999999', "less than or equal to 4294967294"),
+        (f"lease = {'[' * 3000}", "not valid TOML"),
     ],
 )
 def test_what_does_not_go_together_is_a_mistake(write: Any, text: str, told: str) -> None:

@@ -21,6 +21,9 @@ from .addresses import split_address
 _MOST_SOCKET_PATH = 107
 """Bytes of a Unix socket's path: Linux' sun_path has 108, with a zero at its end."""
 
+_MOST_ID = 2**32 - 2
+"""The greatest number of a user or a group: the next one tells chown to change nothing."""
+
 
 def _no_flag(value: Any) -> Any:
     """Refuse true and false, which Python would take for the numbers 1 and 0."""
@@ -47,7 +50,14 @@ def _tcp(value: str) -> str:
 
 
 def _absolute(value: Path) -> Path:
-    return value.expanduser().absolute()
+    if "\0" in str(value):
+        raise ValueError("a path has no zero byte")
+    try:
+        return value.expanduser().absolute()
+    except RuntimeError:
+        raise ValueError(
+            "this host has no home folder for the ~ at its beginning: write the whole path"
+        ) from None
 
 
 def _socket_path(value: Path) -> Path:
@@ -62,7 +72,7 @@ def _socket_path(value: Path) -> Path:
 
 def _readable(value: Path) -> Path:
     path = _absolute(value)
-    if not path.is_file():
+    if not os.path.isfile(path):  # the path's own method raises an error if a folder may not be read
         raise ValueError("there is no such file")  # its name is not shown: it may be the password itself
     return path
 
@@ -98,8 +108,8 @@ Rate = Annotated[float, BeforeValidator(_no_flag), Field(gt=0, allow_inf_nan=Fal
 Count = Annotated[int, BeforeValidator(_no_flag), Field(ge=1)]
 CountOrZero = Annotated[int, BeforeValidator(_no_flag), Field(ge=0)]
 Name = Annotated[str, AfterValidator(check_namespace)]
-Uid = Annotated[int, BeforeValidator(_user), Field(ge=0)]
-Gid = Annotated[int, BeforeValidator(_group), Field(ge=0)]
+Uid = Annotated[int, BeforeValidator(_user), Field(ge=0, le=_MOST_ID)]
+Gid = Annotated[int, BeforeValidator(_group), Field(ge=0, le=_MOST_ID)]
 Mode = Annotated[int, BeforeValidator(_mode)]
 StoreUrl = Annotated[str, AfterValidator(_url), Field(repr=False)]
 TcpAddress = Annotated[str, AfterValidator(_tcp)]

@@ -210,10 +210,12 @@ class Environment(EnvSettingsSource):
 
     def decode_complex_value(self, field_name: str, field: Any, value: Any) -> Any:
         """Return a list, a table, or the short text for a table."""
+        if field_name.startswith("allow_") and not value.lstrip().startswith("["):
+            return [each.strip() for each in value.split(",")]
         try:
             return super().decode_complex_value(field_name, field, value)
-        except ValueError:
-            return [each.strip() for each in value.split(",")] if field_name.startswith("allow_") else value
+        except (ValueError, RecursionError):
+            return value
 
 
 def load(
@@ -249,7 +251,7 @@ def _read(file: Path | None, sources: Sources) -> dict[str, Any]:
         return tomllib.loads(sources.text)
     except OSError as error:
         raise Mistakes([f"{file}: {error.strerror}"]) from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise Mistakes([f"{file}: the file is not valid TOML: {error}"]) from None
 
 
