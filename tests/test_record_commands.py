@@ -108,6 +108,7 @@ def test_list_says_where_it_stopped_and_goes_on(
     found = json.loads(first.stdout)
     assert found["cursor"]
     assert f"go on with --cursor {found['cursor']}" in run("list", "--limit", "1").stderr
+    assert run("list", "--within", "0s", "--state", "failed").stderr.startswith("No record fits so far.")
     keys = {record["key"] for record in found["records"]}
     while found["cursor"]:
         found = json.loads(run("list", "--limit", "1", "--cursor", found["cursor"], "--json").stdout)

@@ -182,7 +182,10 @@ def list_records(
         digests = (
             " Keys of more than 40 bytes have no prefix: list without --prefix." if wanted["prefix"] else ""
         )
-        click.echo(f"No record fits.{_where_web_keys_are(namespace, 'add --http')}{digests}", err=True)
+        so_far = " so far" if found.cursor else ""
+        click.echo(
+            f"No record fits{so_far}.{_where_web_keys_are(namespace, 'add --http')}{digests}", err=True
+        )
     if found.cursor is not None:
         click.echo(
             f"Stopped after {len(found.records):,} records and about {found.looked_at:,} keys: "

@@ -55,9 +55,9 @@ _LOGIN_PREFIXES = {
 
 CLUSTER_IS_DOWN = "the cluster is down"
 _UNAVAILABLE_PREFIXES = {
-    "LOADING": "Redis is loading its data",
-    "READONLY": "this Redis is a read-only replica",
-    "OOM": "Redis is out of memory (maxmemory)",
+    "LOADING": "Redis is loading its data: try again when it has ended that",
+    "READONLY": "this Redis is a read-only replica: write its primary into the URL (redis+sentinel:// finds it)",
+    "OOM": "Redis is out of memory (maxmemory): raise that limit, or delete keys",
     "MASTERDOWN": "the replica has lost its primary",
     "Can not execute the command on a stale replica": "the replica has lost its primary",
     "CLUSTERDOWN": CLUSTER_IS_DOWN,
@@ -67,11 +67,11 @@ _UNAVAILABLE_PREFIXES = {
     "Can not execute a command '": CLUSTER_IS_DOWN,
     "Can not execute a write command '": CLUSTER_IS_DOWN,
     "TRYAGAIN": "the slot is being moved",
-    "BUSY": "Redis is busy running another script",
-    "MISCONF": "Redis refuses writes: it cannot persist",
-    "NOREPLICAS": "Redis refuses writes: too few replicas",
+    "BUSY": "Redis is busy running another script: SCRIPT KILL ends it",
+    "MISCONF": "Redis refuses writes: it cannot persist; look at its disk and its log",
+    "NOREPLICAS": "Redis refuses writes: too few replicas are connected (min-replicas-to-write)",
     "UNKILLABLE": "Redis is busy running another script",
-    "max number of clients": "Redis has no connection left (maxclients)",
+    "max number of clients": "Redis has no connection left (maxclients): raise that limit, or close some",
 }
 """The beginnings of refusals that mean "not now". Any other refusal is a mistake."""
 
