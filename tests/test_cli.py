@@ -423,6 +423,16 @@ def test_an_error_is_one_line_on_stderr(run: Callable[..., Result], args: list[s
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("given", ["nan", "inf", "-1"])
+@pytest.mark.parametrize("command", [["bench", "--url", "redis://h", "--seconds"], ["top", "--every"]])
+def test_a_length_of_time_is_a_finite_number(
+    run: Callable[..., Result], command: list[str], given: str
+) -> None:
+    result = run(*command, given)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"Error: {command[-1]} must be ")
+
+
 def test_an_error_of_several_lines_becomes_one(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:

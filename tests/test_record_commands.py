@@ -327,6 +327,7 @@ def test_locks_tokens_machines_and_ids_are_reached(
         (["forget", "--http", "POST", "/orders", "--key", "k", "--digest"], "goes without"),
         (["inspect", "--http", "POST", "orders", "--key", "k"], "must start with '/'"),
         (["list", "--older", "60"], "is not a time"),
+        (["list", "--older", "999999999w"], "at most ten years"),
         (["list", "--cursor", "x"], "cursor"),
     ],
 )

@@ -31,6 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from ..checks import check_seconds
 from ..gateway import Dedup
 from .gate import gate_options, run
 from .terminal import bar_console, print_json
@@ -306,7 +307,7 @@ def reason(error: BaseException) -> str:
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=float,
     default=0.5,
     show_default=True,
     help="How long a turn takes, in seconds.",
@@ -319,6 +320,7 @@ def bench(rounds: int, seconds: float, url: str, namespace: str, as_json: bool) 
     to 100,000 keys there, which expire within two minutes. A row that could not be measured has the reason, and
     the command exits with 1.
     """
+    seconds = check_seconds(seconds, "--seconds")  # click's ranges accept nan
     plan = Plan(url, rounds, seconds, namespace=f"{namespace}-{secrets.token_hex(3)}")
     played = run(_played(plan, quiet=as_json))
     if as_json:

@@ -49,7 +49,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         if found is None:
             self.fail(f"{value!r} is not a time: write it as 7d, 12h, 30m or 90s", param, ctx)
         number, unit = found.groups()
-        return timedelta(seconds=float(number) * _UNITS[unit])
+        seconds = float(number) * _UNITS[unit]
+        if seconds > MAX_SECONDS:
+            self.fail(f"{value!r} is too long: a time has at most ten years", param, ctx)
+        return timedelta(seconds=seconds)
 
 
 def table_options(command: Command) -> Command:

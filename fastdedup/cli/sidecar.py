@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from ..checks import check_seconds
 from ..sidecar.paths import default_socket
 
 _EXTRA = {"httptools", "prometheus_client", "pydantic", "pydantic_settings", "uvicorn", "uvloop"}
@@ -165,14 +166,14 @@ def healthcheck(socket: Path, ready: bool) -> None:
 @socket_option
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @click.option(
-    "--every", type=click.FloatRange(min=0.05), default=1.0, show_default=True, help="Seconds between frames."
+    "--every", type=float, default=1.0, show_default=True, help="Seconds between frames, at least 0.05."
 )
 def top(socket: Path, once: bool, every: float) -> None:
     """Watch a sidecar at work: rates, outcomes, latencies, the breaker. Ctrl-C ends the command."""
     with extra():
         from .top import watch
 
-    watch(socket, once=once, every=every)
+    watch(socket, once=once, every=check_seconds(every, "--every", least=0.05))
 
 
 @click.command(short_help="Print files for the sidecar: units, manifests, alerts.")
