@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from inspect import isawaitable
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.http import HttpRequest
@@ -23,34 +23,19 @@ from ...tasks import until_done
 T = TypeVar("T")
 
 
-class Bridge(Protocol):
-    """The steps of a flow that differ between sync and async views."""
+class Blocking:
+    """The steps of a flow that differ between sync and async views, for synchronous code."""
 
-    blocks: ClassVar[bool]
+    blocks: ClassVar[bool] = True
     """See `run_in_background`."""
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of the application, sync or async, which may use the database."""
-
-    async def view(self, view: Callable[[], Any]) -> Any:
-        """Run a view of this bridge's kind, or another function that returns a response."""
-
-    async def finish(self, work: Coroutine[Any, Any, T], unsent: Callable[[T], Awaitable[None]]) -> T:
-        """Do some work to its end. If the client leaves meanwhile, the result goes to `unsent`."""
-
-
-class Blocking:
-    """For synchronous code."""
-
-    blocks: ClassVar[bool] = True
-
-    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call the function here; await its result in a loop of its own."""
+        """Call a function of the application, sync or async, here; await its result in a loop of its own."""
         value = function(*args)
         return async_to_sync(_awaited)(value) if isawaitable(value) else value
 
     async def view(self, view: Callable[[], Any]) -> Any:
-        """Run the view here."""
+        """Run a view, or another function that returns a response, here."""
         return view()
 
     async def finish(self, work: Coroutine[Any, Any, T], unsent: Callable[[T], Awaitable[None]]) -> T:
@@ -59,12 +44,12 @@ class Blocking:
 
 
 class Awaiting:
-    """For asynchronous code, in any event loop."""
+    """The same steps for asynchronous code, in any event loop."""
 
     blocks: ClassVar[bool] = False
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a sync function in the thread that Django keeps for synchronous code."""
+        """Call a sync function in the thread that Django keeps for synchronous code, and may use the database in."""
         if iscoroutinefunction(function):
             return await function(*args)
         value = await sync_to_async(function)(*args)
@@ -75,7 +60,10 @@ class Awaiting:
         return await view()
 
     async def finish(self, work: Coroutine[Any, Any, T], unsent: Callable[[T], Awaitable[None]]) -> T:
-        """Do the work, and delay the cancellation by which Django ends a request whose client has left."""
+        """Do the work, and delay the cancellation by which Django ends a request whose client has left.
+
+        The result then goes to `unsent`.
+        """
         task = asyncio.ensure_future(work)
         try:
             return await asyncio.shield(task)
@@ -86,15 +74,22 @@ class Awaiting:
             raise
 
 
-BLOCKING: Bridge = Blocking()
-AWAITING: Bridge = Awaiting()
+Bridge = Blocking | Awaiting
+BLOCKING: Final = Blocking()
+AWAITING: Final = Awaiting()
 Flow = Callable[[Bridge, HttpRequest, Callable[[], Any]], Coroutine[Any, Any, Any]]
 """Called with a bridge, the request, and what calls a view; returns a flow for that bridge."""
 
 
+def is_async(view: Callable[..., Any]) -> bool:
+    """True if a view must be awaited, also for the `dispatch` of a class with async handlers."""
+    owner = getattr(getattr(view, "func", None), "__self__", None)
+    return iscoroutinefunction(view) or bool(getattr(owner, "view_is_async", False))
+
+
 def over_bridge(function: Callable[..., Any], flow: Flow) -> Callable[..., Any]:
     """Return a function of the same kind, sync or async, that runs a flow around this one, over its bridge."""
-    if iscoroutinefunction(function):
+    if is_async(function):
 
         @functools.wraps(function)
         async def awaited(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:

@@ -26,14 +26,14 @@ from ...web.request import Principal
 from ...web.response import Response
 from ...web.rules import KeySettings, MadeByRoute
 from ..http.committing import CommittedWork, DirectSteps, RouteCommits
-from .bridge import Bridge
+from .bridge import Bridge, is_async
 from .capture import mark_held, settle_by
 from .config import gate
 from .convert import reply, taken_from
 from .decorators import Operation
 from .middleware import claimed
 from .settling import DjangoClaims, Hold, give_back
-from .views import check_settings, is_async, wrap
+from .views import check_settings, wrap
 
 View = TypeVar("View", bound=Callable[..., Any])
 _STEPS = DirectSteps()

@@ -3,47 +3,36 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction
 from django.db import connections, transaction
 from django.http import HttpRequest
 
 from ...errors import ConfigError
-from ...flows import drive
 from ...web.rules import Rule
-from .bridge import AWAITING, BLOCKING, Flow
+from .bridge import Bridge, Flow, is_async, over_bridge
 from .capture import hold_of, note_rollback
 
 
 def wrap(view: Callable[..., Any], handle: Flow) -> Callable[..., Any]:
     """Return a view that calls `handle` with this view; it is sync or async as this view is."""
+
+    def checked(bridge: Bridge, request: HttpRequest, run: Callable[[], Any]) -> Coroutine[Any, Any, Any]:
+        check_request(request)
+        return handle(bridge, request, run)
+
     if is_async(view):
-
-        @functools.wraps(view)
-        async def awaited(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            check_request(request)
-            return await handle(AWAITING, request, lambda: view(request, *args, **kwargs))
-
-        return awaited
-
+        return over_bridge(view, checked)
     marks = _Every()
 
     @functools.wraps(view)
-    def called(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        check_request(request)
-        run = _atomic(view, marks)
-        return drive(handle(BLOCKING, request, lambda: run(request, *args, **kwargs)))
+    def atomic(*args: Any, **kwargs: Any) -> Any:
+        return _atomic(view, marks)(*args, **kwargs)
 
+    called = over_bridge(atomic, checked)
     called._non_atomic_requests = marks  # type: ignore[attr-defined] # Django's own mark
     return called
-
-
-def is_async(view: Callable[..., Any]) -> bool:
-    """True if a view must be awaited, also for the `dispatch` of a class with async handlers."""
-    owner = getattr(getattr(view, "func", None), "__self__", None)
-    return iscoroutinefunction(view) or bool(getattr(owner, "view_is_async", False))
 
 
 def check_settings(rule: Rule, view: Callable[..., Any]) -> None:
