@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from ..errors import ConfigError, UsageError
 from .drivers import Driver, driver_of
@@ -18,31 +18,13 @@ SyncBegin = Callable[[], AbstractContextManager[Any]]
 """Begins a transaction: returns a context manager that yields it, commits it, and rolls it back on an error."""
 
 
-class InboxBridge(Protocol):
-    """The way in which one kind of code uses its transactions."""
-
-    is_async: ClassVar[bool]
-
-    async def enter(self, block: Any) -> Any:
-        """Begin the transaction of a context manager that `begin` has returned; return what it yields."""
-        ...
-
-    async def exit(self, block: Any, error: BaseException | None) -> None:
-        """Commit the transaction of a context manager, or roll it back because of an error."""
-        ...
-
-    async def pause(self, seconds: float) -> None:
-        """Wait."""
-        ...
-
-
 class AsyncInboxBridge:
-    """For async code."""
+    """The way in which async code uses its transactions."""
 
     is_async: ClassVar[bool] = True
 
     async def enter(self, block: AbstractAsyncContextManager[Any]) -> Any:
-        """See `InboxBridge.enter`."""
+        """Begin the transaction of a context manager that `begin` has returned; return what it yields."""
         if not hasattr(block, "__aenter__"):
             raise ConfigError(
                 f"begin= must return an async context manager, such as async_sessionmaker(engine).begin, got "
@@ -51,7 +33,7 @@ class AsyncInboxBridge:
         return await block.__aenter__()
 
     async def exit(self, block: AbstractAsyncContextManager[Any], error: BaseException | None) -> None:
-        """See `InboxBridge.exit`."""
+        """Commit the transaction of a context manager, or roll it back because of an error."""
         await block.__aexit__(*facts_of(error))
 
     async def pause(self, seconds: float) -> None:
@@ -60,12 +42,12 @@ class AsyncInboxBridge:
 
 
 class SyncInboxBridge:
-    """For synchronous code."""
+    """The way in which synchronous code uses its transactions."""
 
     is_async: ClassVar[bool] = False
 
     async def enter(self, block: AbstractContextManager[Any]) -> Any:
-        """See `InboxBridge.enter`."""
+        """See `AsyncInboxBridge.enter`."""
         if not hasattr(block, "__enter__"):
             raise ConfigError(
                 f"begin= must return a context manager, such as sessionmaker(engine).begin, got {block!r}: with "
@@ -74,12 +56,15 @@ class SyncInboxBridge:
         return block.__enter__()
 
     async def exit(self, block: AbstractContextManager[Any], error: BaseException | None) -> None:
-        """See `InboxBridge.exit`."""
+        """See `AsyncInboxBridge.exit`."""
         block.__exit__(*facts_of(error))
 
     async def pause(self, seconds: float) -> None:
         """Block the thread."""
         time.sleep(seconds)  # noqa: ASYNC251 -- no event loop runs here
+
+
+InboxBridge = AsyncInboxBridge | SyncInboxBridge
 
 
 def facts_of(error: BaseException | None) -> tuple[Any, Any, Any]:
@@ -142,5 +127,5 @@ async def in_transaction(bridge: InboxBridge, begin: Any, body: Callable[[Any], 
         errors.clear()  # an error refers to this frame
 
 
-AWAITING: InboxBridge = AsyncInboxBridge()
-BLOCKING: InboxBridge = SyncInboxBridge()
+AWAITING: Final = AsyncInboxBridge()
+BLOCKING: Final = SyncInboxBridge()
