@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 
 from ...messages.decisions import Action, Decision
+from ...messages.delivery import Handler
 from ...messages.headers import dead_letter_headers
 from ...messages.room import lay_down
 from ...messages.rules import LAYING_PAUSE
 from .brokers import broker_of
 from .settings import GuardSettings
-
-Handler = Callable[..., Awaitable[Any]]
 
 
 class Guarded:
@@ -42,9 +40,8 @@ class Guarded:
             await self.deliveries.lay_at_last(
                 lambda: self._bury(message, subscriber, publisher, decision),
                 lambda: self._pause(subscriber),
-                lambda error: (
-                    self.broker.is_lost(error) or not subscriber.running
-                ),  # another delivery begins anew
+                # Another delivery begins anew.
+                lambda error: self.broker.is_lost(error) or not subscriber.running,
             )
 
         return await self.deliveries.handle(message, handler, lay, failed=failed, again=again)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from ...errors import ConfigError
 from ...gateway import Dedup
@@ -17,7 +17,6 @@ DISCARD: Final = "fastdedup:discard"
 """Given as `dead_letter=`: a dead letter is logged and acknowledged, and lies nowhere."""
 TRANSACTION: Final = "transaction"
 """The name of the inbox's transaction in FastStream's context."""
-DeadLetter = str | Literal["fastdedup:discard"] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,6 @@ class GuardSettings:
     def destination(self) -> str | None:
         """The place that dead letters are published to; None if they are not published."""
         return None if self.dead_letter == DISCARD else self.dead_letter
-
-    @property
-    def held(self) -> float:
-        """Seconds for which a message is held in place while another delivery of it is at work."""
-        return self.rules.wait + self.rules.retry_delay
 
     def deliveries(self, consumer: str) -> Deliveries:
         """Return what decides on the deliveries of one subscriber."""

@@ -87,11 +87,14 @@ def refuse_batches(subscriber: Any) -> None:
         )
 
 
-def refuse_ack_first(subscriber: Any, instead: str) -> None:
+def refuse_ack_first(
+    subscriber: Any, instead: str = "another ack_policy, such as AckPolicy.REJECT_ON_ERROR"
+) -> None:
     """Raise ConfigError if a message is acknowledged before its work: a crash would lose it."""
     if subscriber.ack_policy is AckPolicy.ACK_FIRST:
+        name = repr(subscriber.calls.name) if subscriber.calls else "without a handler"
         raise ConfigError(
-            f"the subscriber {subscriber_words(subscriber)} acknowledges a message before the work, so a crash would "
+            f"the subscriber {name} acknowledges a message before the work, so a crash would "
             f"lose it: give it {instead}"
         )
 
@@ -112,11 +115,6 @@ def refuse_loop(settings: GuardSettings, places: list[str]) -> None:
             f"dead_letter={settings.destination!r} is what the subscriber consumes: dead letters would come back "
             "to it. Name another place"
         )
-
-
-def subscriber_words(subscriber: Any) -> str:
-    """Name a subscriber for an error: by its handler, if it has one."""
-    return repr(subscriber.calls.name) if subscriber.calls else "without a handler"
 
 
 def as_text(headers: Mapping[str, Any]) -> dict[str, str]:

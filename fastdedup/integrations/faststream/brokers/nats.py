@@ -55,7 +55,7 @@ class NatsWay(BrokerWay):
                 "the subscriber acknowledges a message before the work, so a crash would lose it: give it another "
                 "ack_policy, such as AckPolicy.REJECT_ON_ERROR"
             )
-        refuse_ack_first(subscriber, "another ack_policy, such as AckPolicy.REJECT_ON_ERROR")
+        refuse_ack_first(subscriber)
         limit, attempts = subscriber.config.max_deliver, settings.rules.attempts
         if limit is not None and 0 < limit < attempts:
             raise ConfigError(

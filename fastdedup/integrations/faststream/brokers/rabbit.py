@@ -28,10 +28,11 @@ class RabbitWay(BrokerWay):
         """Raise ConfigError for an early acknowledgement, a stream, or a limit below `attempts` or `wait`."""
         from ...rabbitmq.places import check_hold, check_queue
 
-        refuse_ack_first(subscriber, "another ack_policy, such as AckPolicy.REJECT_ON_ERROR")
+        refuse_ack_first(subscriber)
         name = self.name_of(subscriber)
         check_queue(name, subscriber.queue.arguments or {}, settings.rules.attempts)
-        check_hold(name, subscriber.queue.arguments or {}, settings.held, "wait + retry_delay")
+        held = settings.rules.wait + settings.rules.retry_delay
+        check_hold(name, subscriber.queue.arguments or {}, held, "wait + retry_delay")
         refuse_loop(settings, [name])
 
     def redelivers_after(self, subscriber: Any) -> tuple[float, str] | None:

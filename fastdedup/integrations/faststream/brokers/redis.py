@@ -38,7 +38,7 @@ class RedisWay(BrokerWay):
                     f"the entries of the stream {stream.name!r} are never acknowledged, so a crash would lose them: "
                     "give StreamSub(…, group=…, consumer=…) without no_ack"
                 )
-            refuse_ack_first(subscriber, "another ack_policy, such as AckPolicy.REJECT_ON_ERROR")
+            refuse_ack_first(subscriber)
         need_dead_letter(settings, "Redis")
         refuse_loop(settings, [_place(subscriber)[1]])
 
