@@ -39,7 +39,7 @@ from ..errors import ConfigError
 from ..gateway import Dedup
 from ..keys import business_key
 from ..messages.consumer import MessageJob
-from ..messages.decisions import Action, Decision
+from ..messages.decisions import Action
 from ..messages.headers import KEY
 from ..messages.key_turns import KeyTurns
 from ..messages.keys import KeyRule, body_digest, text_of
@@ -254,20 +254,16 @@ class Consumer(PullingConsumer[SqsMessage]):
                 await self._call("change_message_visibility_batch", QueueUrl=self._url, Entries=entries)
 
     async def _work_on(self, job: MessageJob[SqsMessage]) -> None:
-        decision = await self._decide_on(job)  # extended no more: its outcome decides when it is visible
-        if decision.action is Action.RETRY:
-            await self._show_again(job.message, self._retry_delay)
-        else:
-            await self._deleting.ask(job.message.raw["ReceiptHandle"])
-
-    async def _decide_on(self, job: MessageJob[SqsMessage]) -> Decision:
         message = job.message
         received = int(message.system.get("ApproximateReceiveCount", 1))
-        if not self._is_fifo:
-            return await self._decide(job, message.attributes, received)
-        async with self._turns.of(message.system["MessageGroupId"]):
+        async with self._turns.of(message.system["MessageGroupId"] if self._is_fifo else None):
             # In its place: messages that went back with it would have spent a delivery, though none was begun.
-            return await self._decide(job, message.attributes, received, in_place=True)
+            decision = await self._decide(job, message.attributes, received, in_place=self._is_fifo)
+        # It is extended no more: its outcome decides when it is visible.
+        if decision.action is Action.RETRY:
+            await self._show_again(message, self._retry_delay)
+        else:
+            await self._deleting.ask(message.raw["ReceiptHandle"])
 
     async def _show_again(self, message: SqsMessage, after: float) -> None:
         """Let SQS deliver a message again, after so many seconds; if that fails, after its visibility timeout."""
