@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from ..checks import check_seconds
 from ..errors import UsageError
@@ -26,7 +27,6 @@ from .decisions import Action, Counts, Decision
 from .delivery import Handler, check_handler, is_failure
 from .headers import AGAIN, ORIGIN, attempts_of, dead_letter_headers, is_again
 from .keys import KeyRule, text_of
-from .lost_cancel import heeding_cancel
 from .room import Headers, Letter, lay_down
 from .rules import LAYING_PAUSE
 from .settings import GRACE, ConsumerSettings, deliveries_of
@@ -35,6 +35,7 @@ _GOODBYE: Final = 5.0
 """Seconds that a broker gets at least for a read under way, and for messages that go back, when its consumer ends."""
 _CANCELLED: Final = "a task of the consumer was cancelled, without a cancelled run() or a call of stop()"
 log = logging.getLogger("fastdedup.messages")
+T = TypeVar("T")
 Message = TypeVar("Message")
 JobT = TypeVar("JobT", bound="MessageJob[Any]")
 
@@ -252,7 +253,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             try:
                 async with anyio.create_task_group() as self._tasks:
                     # In a task of the group: the group repeats a cancellation to it until it ends. The caller's own
-                    # task gets it once, and a broker's client may lose that one: see `lost_cancel`.
+                    # task gets it once, and a broker's client may lose that one: see `heeding_cancel`.
                     self._tasks.start_soon(self._live)
             finally:
                 self._deliveries.end()
@@ -396,3 +397,25 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
         """Wait until all these jobs have ended."""
         while not jobs.isdisjoint(self._jobs):
             await self._one_ended.wait()
+
+
+async def heeding_cancel(call: Awaitable[T]) -> T:
+    """Return what a call of a broker's client returns, unless the task was cancelled meanwhile.
+
+    A client may lose a cancellation. On Python 3.11 `asyncio.wait_for` drops one that comes right after its awaitable
+    has ended. redis-py sends each command with it, and nats-py waits for each reply with it. A task that goes on in
+    spite of its cancellation may never end.
+
+    Raises:
+        CancelledError: the client has lost a cancellation.
+        any error of the call.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    cancelled = task.cancelling()
+    found = await call
+    if task.cancelling() > cancelled:
+        # This raises if a scope of anyio was cancelled; the scope knows its own error.
+        await checkpoint_if_cancelled()
+        raise asyncio.CancelledError
+    return found

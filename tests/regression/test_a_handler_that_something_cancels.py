@@ -216,7 +216,7 @@ async def test_an_end_that_nobody_has_asked_for_is_told(
 
         def takes_no_more() -> bool:
             if not consumer._stop.is_set():
-                reading.cancel()  # again and again: redis-py may lose one, as `lost_cancel` says
+                reading.cancel()  # again and again: redis-py may lose one, as `heeding_cancel` says
             return consumer._stop.is_set()
 
         await wait_until(takes_no_more, description="it takes no more")
