@@ -88,8 +88,7 @@ class DedupMiddleware(Middleware):
         remember: Ledger | None = None,
     ) -> None:
         self._dedup = check_gate(dedup)
-        if remember is not None:
-            check_ledger(remember, Ledger, self._dedup.per_process)
+        check_ledger(remember, Ledger, self._dedup.per_process)
         self._remember = remember
         self._wait = WAIT if wait is None else wait
         self._attempts = attempts

@@ -21,13 +21,14 @@ except ImportError as error:
     raise ImportError("taskiq is missing: pip install 'fastdedup[taskiq]'") from error
 
 from ..admin.resolving import Check
-from ..checks import Seconds, check_decorated, check_wait, named
+from ..checks import Seconds, check_decorated, check_wait, not_a_gate
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..ledger.client import Ledger
 from ..log_throttle import LogThrottle
 from ..messages.decisions import Action, Decision, Reason
 from ..messages.deliveries import Deliveries
+from ..messages.delivery import lay_nothing
 from ..messages.keys import of_arguments
 from ..messages.memory import check_broker, check_ledger, seconds_known
 from ..messages.rules import ATTEMPTS, REFUSED_PAUSE, WAIT, MessageRules
@@ -63,9 +64,10 @@ class DedupMiddleware(TaskiqMiddleware):
 
     def __init__(self, dedup: Dedup, *, wait: Seconds | None = WAIT, remember: Ledger | None = None) -> None:
         super().__init__()
-        self._dedup = _checked_gate(dedup)
-        if remember is not None:
-            check_ledger(remember, Ledger, dedup.gate.connection)
+        if not isinstance(dedup, Dedup):
+            raise not_a_gate(dedup, "taskiq is asynchronous: dedup", "fastdedup.Dedup")
+        self._dedup = dedup
+        check_ledger(remember, Ledger, dedup.gate.connection)
         self._remember = remember
         self._wait = check_wait(wait, WAIT, least=_LEAST_WAIT)
         self._refusals, self._faults = LogThrottle(), LogThrottle()
@@ -149,7 +151,7 @@ class DedupMiddleware(TaskiqMiddleware):
                 while True:
                     try:
                         decision = await deliveries.handle(
-                            (message, args, kwargs), begun, _leave, failed=_retries_of(message)
+                            (message, args, kwargs), begun, lay_nothing, failed=_retries_of(message)
                         )
                     except Exception as error:
                         if has_begun or isinstance(self.broker, InMemoryBroker):
@@ -195,17 +197,6 @@ class DedupMiddleware(TaskiqMiddleware):
             return None
         _current.set(None)  # a call of the task within its own body is a plain call
         return message
-
-
-def _checked_gate(dedup: Any) -> Dedup:
-    if isinstance(dedup, Dedup):
-        return dedup
-    kind = f"{type(dedup).__module__}.{named(dedup)}"
-    raise ConfigError(f"dedup must be a fastdedup.Dedup, got {kind}: taskiq is asynchronous")
-
-
-async def _leave(decision: Decision) -> None:
-    """Do nothing with a dead letter: taskiq has no place for it, and its result has the error."""
 
 
 def _task_id(call: tuple[TaskiqMessage, Any, Any]) -> str:

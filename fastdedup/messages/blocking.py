@@ -195,12 +195,11 @@ class BlockingWay:
         self._dedup = dedup
         self._kind = kind
         self._record = record
-        if remember is not None:
-            check_ledger(remember, Ledger, dedup.per_process)
+        check_ledger(remember, Ledger, dedup.per_process)
         self._options = ClaimOptions(lease=rules.lease, wait=rules.wait, renew=True, remember=remember)
         self._resolve = None if resolve is None else check_resolve(resolve, asynchronous=False)
         self._refusals, self._faults = LogThrottle(), LogThrottle()
-        self._failed_attempts = FailedAttempts(rules)  # errors of the work itself are logged by its framework
+        self.failed_attempts = FailedAttempts(rules)  # errors of the work itself are logged by its framework
 
     def begin(self, message: Any, *, failed: int = 0, again: bool = False) -> Attempt | Decision:
         """Return an attempt at a message, or the decision on it if there is no attempt.
@@ -241,7 +240,7 @@ class BlockingWay:
         attempt = Attempt(self.rules, self._record, key, claim, max(failed + 1, claim.attempt))
         stopped = attempt.exhaust()
         if stopped is None and self._resolve is not None:
-            stopped = attempt.resolve(self._resolve, self._failed_attempts)
+            stopped = attempt.resolve(self._resolve, self.failed_attempts)
         return stopped or attempt
 
     def delay(self, decision: Decision, delayed: int) -> float:

@@ -72,7 +72,7 @@ class Deliveries:
             raise ConfigError("begin= begins an inbox's transaction: give inbox= too, or leave begin= out")
         if remember is not None and inbox is not None:
             raise ConfigError("with an inbox, its table remembers the messages: leave remember= out")
-        if remember is not None and dedup is not None:
+        if dedup is not None:
             check_ledger(remember, Ledger, dedup.gate.connection)
         if resolve is not None:
             check_resolve(resolve)

@@ -27,6 +27,13 @@ class HandlerCancelled(Exception):
     """The handler, or something that it awaits, was cancelled, and not the consumer."""
 
 
+async def lay_nothing(decision: Decision) -> None:
+    """Do nothing with a dead letter. A poller lays it down itself: it gets DEAD_LETTER at each delivery.
+
+    taskiq has no place for it, and its result has the error.
+    """
+
+
 class NoFailure(BaseException):
     """Raised by an integration, through the rules, if its handler has not failed."""
 

@@ -21,8 +21,7 @@ from ..sync.once import check_done
 from ..sync.resolving import SyncCheck
 from .blocking import WAIT, Attempt, BlockingWay, check_gate
 from .decisions import Action, Counts, Decision, Reason
-from .delivery import Handler, check_handler
-from .failed_attempts import FailedAttempts
+from .delivery import Handler, check_handler, lay_nothing
 from .keys import KeyRule, check_rule
 from .rules import ATTEMPTS, MessageRules
 from .settings import RETRY_DELAY, MessageSettings, deliveries_of
@@ -113,14 +112,8 @@ class Dispatcher:
         """
         check_handler(handler)
         check_count(failed, "failed", least=0)
-        decision = await self._deliveries.handle(
-            message, handler, _laid_by_poller, failed=failed, again=again
-        )
+        decision = await self._deliveries.handle(message, handler, lay_nothing, failed=failed, again=again)
         return _disposition(decision, self._deliveries.rules)
-
-
-async def _laid_by_poller(decision: Decision) -> None:
-    """Do nothing: the poller lays the message down. It gets DEAD_LETTER at each delivery."""
 
 
 class SyncDispatcher:
@@ -175,7 +168,6 @@ class SyncDispatcher:
             fingerprint=fingerprint,
         )
         self._way = BlockingWay(self._rules, check_gate(dedup), remember=remember, resolve=resolve)
-        self._failed_attempts = FailedAttempts(self._rules)
         self.name = name
         self.counts = Counts()
 
@@ -206,7 +198,7 @@ class SyncDispatcher:
         try:
             result = handler(message) if attempt.done is None else attempt.done[0]
         except Exception as error:  # noqa: BLE001 -- an attempt that failed, whatever it is
-            self._failed_attempts.tell(attempt.key, attempt.number, error)
+            self._way.failed_attempts.tell(attempt.key, attempt.number, error)
             if attempt.claim.lost:  # another poller may be at work by now, so this is no dead letter yet
                 return self._rules.of_lost_lease(attempt.key, attempt.number)
             return attempt.fail(error)

@@ -141,10 +141,6 @@ class MessageRules:
         kept = self._results.kept(result)
         return result if self._results.is_plain and isinstance(kept, LostResult) else kept
 
-    @property
-    def _typed(self) -> Results | None:
-        return None if self._results is None else self._results.typed
-
     # The meaning of an outcome
 
     def without_key(self, error: Exception, key: str | None = None) -> Decision:
@@ -156,7 +152,7 @@ class MessageRules:
         match claim.outcome:
             case Outcome.SUCCEEDED:
                 try:
-                    result = claim.replay(self._typed)
+                    result = claim.replay(None if self._results is None else self._results.typed)
                 except ResultError as error:
                     # Another codec has stored it. The work is done all the same.
                     why = error if self.keep_result else None

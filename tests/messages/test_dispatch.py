@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from fastdedup import ConfigError, Dedup, UsageError
 from fastdedup.messages import Action, DeadLetterError, Reason
 from fastdedup.messages.dispatch import Dispatcher, Disposition, SyncDispatcher
+from fastdedup.messages.failed_attempts import AT_ONCE
 from fastdedup.messages.keys import gate_key
 from fastdedup.sql import Inbox
 from fastdedup.sync import Dedup as SyncDedup
@@ -189,6 +190,19 @@ def test_a_failed_attempt_of_blocking_code_keeps_its_key_for_the_delay() -> None
         (record,) = dedup.records().records
         assert record.lease is not None
         assert 0.0 < record.lease <= 7.1
+
+
+def test_blocking_code_logs_few_failed_handlers_and_checks_together(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def look_up(takeover: Any) -> Any:
+        raise ValueError("no such customer")
+
+    with SyncDedup("memory://", namespace="m") as dedup:
+        orders = SyncDispatcher("orders", dedup, key=key, retry_delay=0.0, resolve=look_up)
+        for number in 2 * list(range(AT_ONCE)):
+            assert told(orders, lambda message: 1 / 0, str(number)) == (Action.RETRY, Reason.FAILED, 0.0)
+    assert len([line for line in caplog.messages if line.startswith("attempt ")]) == AT_ONCE
 
 
 def test_blocking_code_is_told_that_it_has_no_inbox() -> None:

@@ -321,7 +321,7 @@ def test_what_blocks_is_refused() -> None:
         DedupMiddleware(Dedup("memory://")).once()(charge)  # type: ignore[arg-type]
     with pytest.raises(
         ConfigError,
-        match=r"dedup must be a fastdedup.Dedup, got fastdedup.sync.gateway.Dedup: taskiq is async",
+        match=r"taskiq is asynchronous: dedup must be a fastdedup.Dedup, got fastdedup.sync.gateway.Dedup",
     ):
         DedupMiddleware(fastdedup.sync.Dedup("memory://"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"wait must be between 0.1 s"):
