@@ -106,9 +106,10 @@ class Recorder:
 
     @property
     def is_whole(self) -> bool:
-        """True if the body that has come cannot be cut short: it has the length that its response tells, or none."""
+        """True if the body that has come cannot be cut: it came at once, or has the length that the head tells."""
+        at_once = self._size > 0 and len(self._chunks) == 1
         measured = self._status in WITHOUT_BODY or reaches(self._passed + self._size, self._length)
-        return measured or self.committed
+        return at_once or measured or self.committed
 
     def taken(self) -> bytes:
         """Return the body that has come since it was last taken."""

@@ -396,7 +396,7 @@ class AsgiExchange:
     def _settle(self, recorder: Recorder) -> Coroutine[Any, Any, Marks | None]:
         """Settle by a response that has ended. If it may be cut because its client left, its key is free.
 
-        Starlette's BaseHTTPMiddleware ends a response that was cut as if it were whole.
+        Starlette's BaseHTTPMiddleware ends a response that was cut as if it were whole, by an empty piece.
         """
         if self._heard and not (recorder.is_whole or recorder.counts_in_part):
             recorder.undone = True
