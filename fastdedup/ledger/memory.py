@@ -15,7 +15,7 @@ BucketOp = IdOp | WeighOp
 _COMPLETED = bytes(NONCE_BYTES)
 """The nonce of an id that a claim's completion has remembered, and no call of `first`."""
 ID_BYTES = 300
-"""Rough size of a remembered id."""
+"""Rough size of a remembered id or a form, in bytes."""
 _SLACK = 1024
 
 
@@ -25,9 +25,6 @@ class MemoryLedgers:
     Args:
         make_room: called before something is added; raises UnavailableError.
     """
-
-    bytes_each = ID_BYTES
-    """Rough size of an id or a form."""
 
     def __init__(self, make_room: Callable[[], None]) -> None:
         self._make_room = make_room

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from random import randrange
-from typing import Protocol
 
 from ..errors import UnavailableError
+from ..ledger.memory import ID_BYTES, MemoryLedgers
 from .entry import Entry
 
 RECORD_BYTES = 400
@@ -21,27 +21,12 @@ class NoRoomError(UnavailableError):
     """The store has no room for a record. Nothing was changed, so no undo is needed."""
 
 
-class Beside(Protocol):
-    """Data that is kept beside the records, and that expires and counts like them: the ids of ledgers."""
-
-    bytes_each: int
-    """Rough size of an item in bytes."""
-
-    def __len__(self) -> int:
-        """The number of items."""
-
-    def expire(self, now_ms: int) -> None:
-        """Forget the items that have expired."""
-
-    def clear(self) -> None:
-        """Forget all items."""
-
-
 class BoundedRecords:
-    """Records by store key. If there is no room for a new one, it is refused: no unexpired record is forgotten.
+    """Records by store key, and the ids of ledgers.
+
+    If there is no room for a new one, it is refused: no unexpired record is forgotten.
 
     Args:
-        beside: other data that takes room here.
         maxsize: the most records held.
         max_bytes: the most estimated memory of the records.
         clock: returns seconds since 1970; by default a clock that setting the system's time does not change, so
@@ -51,14 +36,14 @@ class BoundedRecords:
 
     def __init__(
         self,
-        beside: Beside,
         *,
         maxsize: int,
         max_bytes: int,
         clock: Callable[[], float] | None,
         make_room: Callable[[], bool],
     ) -> None:
-        self._beside = beside
+        self.ledgers = MemoryLedgers(self._make_room)
+        """The ids of ledgers, which expire and count like the records."""
         self._maxsize = maxsize
         self._max_bytes = max_bytes
         self._clock = steady_clock() if clock is None else clock
@@ -84,10 +69,10 @@ class BoundedRecords:
         return iter(list(self._entries.items()))
 
     def clear(self) -> None:
-        """Forget all records, and the data beside them."""
+        """Forget all records and ids."""
         self._entries.clear()
         self.expiries.clear()
-        self._beside.clear()
+        self.ledgers.clear()
         self.bytes_kept = 0
 
     # Time
@@ -169,8 +154,8 @@ class BoundedRecords:
         self.keep(wire, entry, expires)
 
     def _expire(self, now: int) -> None:
-        if self._beside:
-            self._beside.expire(now)
+        if self.ledgers:
+            self.ledgers.expire(now)
         while self.expiries and self.expiries[0][0] <= now:
             expires, wire = heappop(self.expiries)
             entry = self._entries.get(wire)
@@ -180,11 +165,11 @@ class BoundedRecords:
     # Room
 
     def bytes_taken(self) -> int:
-        """Return the bytes that are taken: by records, by the data beside them, and by reservations."""
-        return self._bytes_taken(len(self._beside))
+        """Return the bytes that are taken: by records, by ids, and by reservations."""
+        return self._bytes_taken(len(self.ledgers))
 
-    def _bytes_taken(self, beside: int) -> int:
-        return self.bytes_kept + self.reserved + beside * self._beside.bytes_each
+    def _bytes_taken(self, ids: int) -> int:
+        return self.bytes_kept + self.reserved + ids * ID_BYTES
 
     def reserve(self, size: int) -> None:
         """Count this many bytes as taken. Raises UnavailableError if there is no room."""
@@ -194,9 +179,9 @@ class BoundedRecords:
     def _make_room(self, size: int = 0) -> None:
         """Make room for a new record with a payload of this size."""
         while True:
-            beside = len(self._beside)
-            records = len(self._entries) + beside
-            taken = self._bytes_taken(beside)
+            ids = len(self.ledgers)
+            records = len(self._entries) + ids
+            taken = self._bytes_taken(ids)
             if records < self._maxsize and taken + RECORD_BYTES + size <= self._max_bytes:
                 return
             if not self._evict():

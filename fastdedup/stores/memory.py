@@ -29,7 +29,6 @@ from ..kernel.records import Stored, holding_bytes
 from ..kernel.replies import Adopted, TransitionReply
 from ..kernel.terms import Mode
 from ..kernel.verbs import Verb
-from ..ledger.memory import MemoryLedgers
 from ..ledger.operations import FirstOp, ForgetIdOp, LedgerPlace
 from ..model import Outcome
 from .base import Page, Query, without_result
@@ -53,9 +52,7 @@ class MemoryStore(BoundedRecords):
         clock: Callable[[], float] | None = None,
         make_room: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.ledgers = MemoryLedgers(self._make_room)
-        """The ids of ledgers."""
-        super().__init__(self.ledgers, maxsize=maxsize, max_bytes=max_bytes, clock=clock, make_room=make_room)
+        super().__init__(maxsize=maxsize, max_bytes=max_bytes, clock=clock, make_room=make_room)
         self._listeners: list[Callable[[bytes | None], None]] = []
         # The start of a lease that is given now, in ms: set for each operation.
         self._from = 0
