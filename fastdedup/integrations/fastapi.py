@@ -197,7 +197,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
             dependency that authenticates. If it returns None or "", a request with a key is answered 400,
             `principal-required`. Give `everyone` if all callers may share their keys.
             Make it `async def` even if it never awaits: FastAPI runs a sync function in a thread, for each request.
-        dedup: another `Dedup` than the application's, or a function that chooses one for a request.
+        dedup: another `Dedup` than the application's, which you open, or a function that chooses one for a request.
         settings: see `fastdedup.web.rules.Rule`.
 
     Raises:
