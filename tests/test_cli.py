@@ -469,7 +469,7 @@ def test_the_installed_command_reports_an_error_without_a_traceback() -> None:
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_a_closed_standard_stream_ends_no_command(redis_url: str, namespace: str, closed: str) -> None:
     """A socket got its number, and libuv ended the process by SIGABRT when that was closed."""
-    line = f'exec "$0" -m fastdedup forget nobody --url "$1" --namespace "$2" {closed}'
+    line = f'exec "$0" -m fastdedup forget absent --url "$1" --namespace "$2" {closed}'
     done = subprocess.run(["sh", "-c", line, sys.executable, redis_url, namespace], timeout=60, check=False)
     assert done.returncode == 1
 

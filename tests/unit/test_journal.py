@@ -286,7 +286,7 @@ def test_what_somebody_else_wrote_is_left_alone_and_said(home: Home) -> None:
 
 
 @pytest.mark.parametrize("answered", [True, False], ids=["adopted by then", "on its way"])
-def test_a_key_that_nobody_has_here_is_whose_the_store_says(answered: bool, home: Home) -> None:
+def test_a_key_without_a_record_here_belongs_to_the_owner_in_the_store(answered: bool, home: Home) -> None:
     """A release whose reply was lost; bob's claim came right behind it, and its reply arrives."""
     home.both(home.claim("k", "ann"))
     home.in_store(release("k", "ann"))
@@ -373,7 +373,7 @@ each_state = pytest.mark.parametrize("success", [False, True], ids=["claim", "su
 
 
 @each_state
-def test_forgotten_before_it_was_sent_it_is_nobodys_business(success: bool, home: Home) -> None:
+def test_a_record_that_is_forgotten_before_it_is_sent_stays_unsent(success: bool, home: Home) -> None:
     held(home, success=success)
     assert home.ask(forget("k")) is Code.OK
     assert home.policy.lines == 0
