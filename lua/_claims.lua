@@ -16,11 +16,11 @@ local function conflicts()
 
   -- Returns the claimant's tail, with the fingerprint and the token mark that the record already had.
   local function adopt(tail, record)
-    local last, printed, token = shape(record)
+    local last, head, token = shape(record)
     local code = byte(tail, 1)
     local size = code % 64
     local owner = sub(tail, 2, 1 + (size == 0 and 10 or size))
-    local print = code >= 128 and sub(tail, 2 + #owner) or printed and sub(record, last + 1, last + 16) or ''
+    local print = code >= 128 and sub(tail, 2 + #owner) or sub(record, last + 1, head)
     return char(size + (token and 64 or 0) + (print ~= '' and 128 or 0)) .. owner .. print
   end
 
@@ -30,8 +30,8 @@ local function conflicts()
   end
 
   local function differs(tail, record)
-    local last, printed = shape(record)
-    return printed and byte(tail, 1) >= 128 and sub(tail, -16) ~= sub(record, last + 1, last + 16)
+    local last, head = shape(record)
+    return head > last and byte(tail, 1) >= 128 and sub(tail, -16) ~= sub(record, last + 1, head)
   end
 
   local function take(i, key, tail, record, terms)
@@ -60,8 +60,8 @@ local function conflicts()
   -- Consumes a token that the same owner redeemed or consumed before: one use, so the fence and the attempt stay. A
   -- use that has a result was completed, so it is over.
   local function consume_own(i, key, record, state, terms)
-    local last, printed = shape(record)
-    if #record > last + (printed and 16 or 0) then return answer(i, SUCCEEDED, record) end
+    local _, head = shape(record)
+    if #record > head then return answer(i, SUCCEEDED, record) end
     local refusal
     if state == 'S' then
       refusal = write_again(key)

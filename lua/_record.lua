@@ -31,14 +31,12 @@ local function unpack_number(text, first, last)
   return number
 end
 
--- Returns four values: the index of the owner's last byte, has a fingerprint, is a token, the owner's length code.
+-- Returns four values: the last byte of the owner, that of the head (before the payload), is a token, the owner's length code.
 local function shape(record)
-  local code = byte(record, 18)
-  local printed = code >= 128
-  if printed then code = code - 128 end
-  local token = code >= 64
-  if token then code = code - 64 end
-  return 18 + (code == 0 and 10 or code), printed, token, code
+  local bits = byte(record, 18)
+  local code = bits % 64
+  local last = 18 + (code == 0 and 10 or code)
+  return last, bits >= 128 and last + 16 or last, bits % 128 >= 64, code
 end
 
 -- True where the server refused the command (an ACL, no memory, a stale replica): the value is then not known.
@@ -115,8 +113,8 @@ local function checked(record, states)
     return nil, FOREIGN
   end
   if deadline >= 8 or (high + low == 0 and state ~= 73) then return nil, FOREIGN end -- only I was never acquired
-  local last, printed = shape(record)
-  if #record < last + (printed and 16 or 0) then return nil, FOREIGN end
+  local _, head = shape(record)
+  if #record < head then return nil, FOREIGN end
   return record
 end
 

@@ -43,8 +43,8 @@ end
 -- True for a token that was consumed in one step by an owner that the library drew. No other caller has that owner,
 -- so a use under another fence is the same use, whose reply was lost.
 local function is_consumed(record)
-  local last, printed, token, code = shape(record)
-  return token and code == 0 and sub(record, 2, 2) == 'S' and #record == last + (printed and 16 or 0)
+  local _, head, token, code = shape(record)
+  return token and code == 0 and sub(record, 2, 2) == 'S' and #record == head
 end
 
 -- True where both records are of one acquisition, as far as they show.

@@ -14,8 +14,8 @@ local function freed(record)
 end
 
 local function was_consumed(record)
-  local last, printed, token = shape(record)
-  return token and #record == last + (printed and 16 or 0) -- a token with a payload was redeemed and completed
+  local _, head, token = shape(record)
+  return token and #record == head -- a token with a payload was redeemed and completed
 end
 
 local function release(key, proof, consumed)

@@ -21,8 +21,8 @@ local function settle(key, state, deadline, keep, proof, payload, note, bucket, 
   if present ~= 'P' and present ~= 'W' then return LOST end
   fault = note and note(bucket, entry)
   if fault then return fault end
-  local last, printed = shape(record)
-  local settled = sub(record, 16, last + (printed and 16 or 0)) .. payload
+  local _, head = shape(record)
+  local settled = sub(record, 16, head) .. payload
   local refusal = put('SET', key, VERSION .. state .. sub(record, 3, 9) .. deadline .. settled, 'PX', keep)
   if refusal then return refusal end
   wake(record, key)

@@ -28,7 +28,7 @@ CLAIMS = {
         ),
         Mutant(
             "The next owner of a key drops the fingerprint.",
-            "or printed and sub(record, last + 1, last + 16) or ''",
+            "or sub(record, last + 1, head)",
             "or ''",
         ),
         Mutant(
@@ -141,7 +141,7 @@ CLAIMS = {
         ),
         Mutant(
             "A token that was redeemed and completed is issued again by the release of a use.",
-            "return token and #record == last + (printed and 16 or 0)",
+            "return token and #record == head",
             "return token",
         ),
         Mutant(
