@@ -147,6 +147,11 @@ def claim_in(home: Home, options: ClaimOptions, key: str, mark: bytes | None) ->
     return claim_call(home.gate, options, key, mark)
 
 
+def needs_a_task(ask: Any) -> bool:
+    """True for a claim that waits, names its owner, or has a ledger: it cannot be an `Asked`."""
+    return bool(ask.wait) or ask.owner is not None or ask.remember is not None
+
+
 def options_of(ask: Any) -> ClaimOptions:
     """Return the options of a claim, or of a token to redeem, that a request states, without its wait."""
     owner = getattr(ask, "owner", None)  # a request over HTTP to redeem a token has none
@@ -166,15 +171,18 @@ def op_of(dedup: Dedup, key: bytes, mark: bytes | None, ask: Any) -> ClaimOp:
 # What an owner does to its claim
 
 
-def home_of(namespaces: Namespaces, ask: Any) -> Home:
+def home_of(namespaces: Namespaces, ask: Any, *, creates: bool = False) -> Home:
     """Return the home of the claim that a request is about: the ledger that it names, or else its namespace.
+
+    `creates`: it may be the namespace's first claim; see `Namespaces.passing`.
 
     Raises:
         ConfigError: this socket serves no such namespace or ledger.
     """
-    # The namespace comes first: if this socket refuses it, a ledger is not what is wrong.
-    dedup = namespaces.passing(ask.namespace)
-    return dedup if ask.remember is None else namespaces.ledgers.find(ask.remember, ask.namespace)
+    if ask.remember is None:
+        return namespaces.dedup(ask.namespace) if creates else namespaces.passing(ask.namespace)
+    namespaces.passing(ask.namespace)  # if this socket refuses the namespace, a ledger is not what is wrong
+    return namespaces.ledgers.find(ask.remember, ask.namespace)
 
 
 def change(verb: WireVerb, namespaces: Namespaces, ask: Any, peer: Any) -> Begun:

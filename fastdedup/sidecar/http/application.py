@@ -16,7 +16,7 @@ from ...model import Outcome
 from ...web.problems import ProblemType
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE
-from ..verbs import Asked
+from ..verbs import Asked, needs_a_task
 from . import problems
 from .gate import PATH
 from .ledgers import route_path
@@ -138,7 +138,7 @@ class HttpApp:
             if len(request.body) > self._most:
                 raise _too_large(self._most)
             ask = self._parse_claim(bytes(request.body))
-            if ask.wait or ask.owner is not None or ask.remember is not None:
+            if needs_a_task(ask):
                 return False
             namespaces = self._namespaces
             dedup = namespaces.root if ask.namespace is None else namespaces.dedup(ask.namespace)

@@ -22,7 +22,7 @@ from ..namespaces import Namespaces
 from ..releases import Holding, release_soon
 from ..reply_memory import LARGE
 from ..turns import TaskLine
-from ..verbs import Asked
+from ..verbs import Asked, needs_a_task
 from .names import are_unique, refuse_repeats
 from .verbs import (
     HANDLERS,
@@ -187,7 +187,7 @@ class BatchRequest:
                 gate = dedup.gate
                 wire = gate.claims.wire_of(ask.encode())
                 op = ClaimOp(wire, gate.claim_terms, draw_owner(), None)
-            elif ask.op != "claim" or ask.owner is not None or ask.wait or ask.remember is not None:
+            elif ask.op != "claim" or needs_a_task(ask):
                 return self._later(ask)
             else:
                 dedup = self._namespaces.dedup(ask.namespace)

@@ -26,7 +26,7 @@ from ...tasks import wait_then_stop
 from ..counters import Counters, is_bad, outcome_found
 from ..namespaces import Namespaces
 from ..releases import Holding
-from ..verbs import BEGIN, Home, as_json, claim_in, dedup_of, held_in, home_of, op_of, options_of
+from ..verbs import BEGIN, as_json, claim_in, dedup_of, held_in, home_of, op_of, options_of
 from ..wire_verbs import VERBS, WireVerb
 from . import problems
 from .problems import RequestProblem, problem_of
@@ -116,11 +116,7 @@ class RawAnswer(HttpAnswer):
 
 async def claim(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
     """`POST /v1/claims`. The main path."""
-    home: Home
-    if ask.remember is None:
-        home = namespaces.dedup(ask.namespace)
-    else:
-        home = namespaces.ledgers.find(ask.remember, ask.namespace)
+    home = home_of(namespaces, ask, creates=True)
     dedup, named = dedup_of(home), ask.owner is not None
     if ask.wait or ask.remember is not None:
         if named:

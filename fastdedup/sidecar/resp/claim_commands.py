@@ -20,7 +20,7 @@ from ...model import Outcome
 from ..fields import text_of
 from ..releases import Holding
 from ..reply_memory import LARGE
-from ..verbs import Asked, Home, claim_in, dedup_of, held_in, home_of, op_of, options_of
+from ..verbs import Asked, Home, claim_in, dedup_of, held_in, home_of, needs_a_task, op_of, options_of
 from ..wire_verbs import VERBS
 from .connection import Command, RespConnection
 from .errors import error_reply
@@ -46,11 +46,10 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
     else:
         check_count(command, _USAGE.least, _USAGE.text)
         key, options = command[1], read_options(command, _USAGE.start, _USAGE.options)
-        if options.remember is not None:
-            return _claim_slowly(connection, home_of(connection.namespaces, options), key, options)
+        if needs_a_task(options):
+            home, mark = home_of(connection.namespaces, options, creates=True), options.fingerprint
+            return SlowClaim(connection, home, text_of("the key", key), mark, options).run("claim")
         dedup, ephemeral = connection.namespaces.dedup(options.namespace), options.ephemeral
-        if options.owner is not None or options.wait:
-            return _claim_slowly(connection, dedup, key, options)
     if not key.isascii():
         text_of("the key", key)
     if options is None:
@@ -62,11 +61,6 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
     claiming = Claiming(connection, dedup, op, ephemeral)
     claiming.begin()
     return claiming
-
-
-def _claim_slowly(connection: RespConnection, home: Home, key: bytes, options: CommandOptions) -> ReplyPlace:
-    """Claim a key in a task: the claim waits, a ledger remembers it, or the client names its owner."""
-    return SlowClaim(connection, home, text_of("the key", key), options.fingerprint, options).run("claim")
 
 
 class SlowClaim:
