@@ -14,7 +14,7 @@ from ..claim import Claim
 from ..downstream import enter, leave
 from ..errors import UnavailableError, UsageError
 from ..kernel.operations import ClaimOp, Verdict
-from ..kernel.owners import owner_field
+from ..kernel.owners import draw_traced
 from ..kernel.terms import Mode
 from ..keys import Fingerprint, digest
 from ..model import Outcome
@@ -165,7 +165,7 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         part = gate.connection.part_of(op.wire).decode()
         span = tracing.claiming(gate.settings.namespace, self._verb, op.key, part)
         if not self._used:
-            note_trace(gate, op, tracing.trace_of(span))
+            note_trace(op, tracing.trace_of(span))
         try:
             claim = await self
         except BaseException as error:
@@ -363,13 +363,13 @@ class KnownCall(ClaimCall):
         """Settle nothing, because the claim was settled before."""
 
 
-def note_trace(gate: Gate, op: ClaimOp, trace: bytes) -> None:
+def note_trace(op: ClaimOp, trace: bytes) -> None:
     """Let the record of a claim that is not sent yet name its trace, if there is one.
 
     An owner that the caller chose is not changed, nor is a token's.
     """
     if trace and not op.named and op.terms.mode is _CLAIM:
-        op.draw_again(gate.draw_traced(trace))
+        op.draw_again(draw_traced(op.owner, trace))
 
 
 def claim_of(
@@ -433,9 +433,7 @@ def claim_op(
         InvalidKeyError: the owner cannot be used.
         ConfigError: a time is not valid.
     """
-    terms = gate.terms_of(options, mode)
-    owner = gate.draw_owner() if options.owner is None else owner_field(options.owner)
-    op = ClaimOp(wire, terms, owner, mark)
+    op = ClaimOp(wire, gate.terms_of(options, mode), gate.owners_of(options)(), mark)
     op.key = key
     op.named = options.owner is not None
     return op

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Any, Final
 
@@ -18,9 +19,9 @@ from ..kernel.operations import ClaimOp, Op, OwnerOp, Reply, SettleOp, Verdict
 from ..kernel.owners import (
     Noted,
     draw_owner,
-    draw_traced,
     next_drawn,
     notes_of,
+    owner_field,
     owner_text,
     trace_of,
 )
@@ -67,11 +68,8 @@ class Gate(Executor):
         # Generates the owners of claims and locks: with notes if records name their holders. See `owners.py`.
         self.draw_owner: Callable[[], bytes] = draw_owner
         self.next_drawn: Callable[[], bytes] = next_drawn
-        self.draw_traced: Callable[[bytes], bytes] = draw_traced
         if settings.holder is not None:
-            noted = Noted(HolderName(settings.holder))
-            self.draw_owner = self.next_drawn = noted.draw
-            self.draw_traced = noted.draw_traced
+            self.draw_owner = self.next_drawn = Noted(HolderName(settings.holder)).draw
         self.claim_terms = self.terms(Mode.CLAIM, settings.lease, settings.ttl)
         self._shared = SharedTable() if passing else connections.common.recent.shared(settings.namespace)
         if not passing:
@@ -89,6 +87,10 @@ class Gate(Executor):
         A `passing` gate, for only a few operations, leaves nothing behind at its end.
         """
         return Gate(self.connections, settings, passing=passing)
+
+    def owners_of(self, options: ClaimOptions) -> Callable[[], bytes]:
+        """Return what gives the owner field of each claim with these options. InvalidKeyError: it cannot be used."""
+        return self.draw_owner if options.owner is None else partial(bytes, owner_field(options.owner))
 
     # Terms, in milliseconds
 

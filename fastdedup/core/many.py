@@ -10,7 +10,6 @@ from typing import Any, Final
 from ..claim import Claim
 from ..errors import ShortfallError, UnavailableError
 from ..kernel.operations import NOBODY, ClaimOp, Reply, Verdict
-from ..kernel.owners import owner_field
 from ..kernel.records import tail_of
 from ..model import Outcome
 from ..tasks import wait_then_stop
@@ -35,7 +34,7 @@ class ListedClaim(ClaimOp):
 
     def __init__(self, claims: ClaimList, key: Any, fingerprint: bytes | None) -> None:
         gate = claims.gate
-        owner = gate.draw_owner() if claims.owner is None else claims.owner
+        owner = claims.draw_owner()
         # Written out instead of `ClaimOp.__init__`, because a list has many of them.
         self.wire = gate.claims.wire(key)
         self.terms = claims.terms
@@ -45,7 +44,7 @@ class ListedClaim(ClaimOp):
         self.tail = owner if fingerprint is None else tail_of(owner, fingerprint)
         self.followers = NOBODY  # so that the engine calls `take` with the reply
         self.witness = None
-        self.named = claims.owner is not None
+        self.named = claims.named
         self.key = key
         self._list = claims
         self.answer: Any = None
@@ -74,8 +73,8 @@ class ClaimList(Together):
         super().__init__()
         self.gate = gate
         self.terms = gate.terms_of(options)
-        self.owner = None if options.owner is None else owner_field(options.owner)
-        """The owner field that the caller chose; None if each claim generates one."""
+        self.draw_owner = gate.owners_of(options)
+        self.named = options.owner is not None
         self._options = options
         self._renews = bool(options.renew)
         self._wait = options.seconds_to_wait

@@ -36,5 +36,5 @@ def _begin(gate: Gate, ops: Sequence[ClaimOp], tracing: Tracing) -> object:
     span = tracing.claiming_many(gate.settings.namespace, len(ops), part)
     trace = tracing.trace_of(span)
     for op in ops:
-        note_trace(gate, op, trace)
+        note_trace(op, trace)
     return span

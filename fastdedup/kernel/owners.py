@@ -105,15 +105,12 @@ class Noted:
         data = text.encode(errors="replace")[:_NOTE_BYTES].decode(errors="ignore").encode()
         return _with_notes(data) if data else draw_owner()
 
-    def draw_traced(self, trace: bytes) -> bytes:
-        """Return a fresh owner field with the ids of a trace and a span."""
-        return draw_traced(trace, next(iter(self._notes()), ""))
 
-
-def draw_traced(trace: bytes, holder: str = "") -> bytes:
-    """Return a fresh owner field with the 24 bytes of a trace and a span, after the end of the holder's name."""
-    name = re.sub("[~;]", "-", holder).encode(errors="replace")[-_ROOM_BESIDE_TRACE:]
-    return _with_notes(name.decode(errors="ignore").encode() + b";t=" + urlsafe_b64encode(trace))
+def draw_traced(drawn: bytes, trace: bytes) -> bytes:
+    """Return a fresh owner field with the 24 bytes of a trace and a span, after the end of a drawn owner's holder."""
+    holder = drawn[1:-15].partition(b";")[0] if drawn[0] else b""
+    name = holder[-_ROOM_BESIDE_TRACE:].decode(errors="ignore").encode()
+    return _with_notes(name + b";t=" + urlsafe_b64encode(trace))
 
 
 def _with_notes(notes: bytes) -> bytes:
