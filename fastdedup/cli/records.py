@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ from .tables import print_rows
 from .terminal import as_json, print_json, printable
 
 Command = Callable[..., Any]
-_HEADINGS = ("key", "kind", "state", "age", "lease", "attempt", "holder")
 
 
 @click.command()
@@ -299,29 +299,17 @@ def _record_table(record: Record, digest: str | None) -> Table:
 def _print_list(found: Listing) -> None:
     records = sorted(found.records, key=lambda record: -(record.age or 0.0))
     print_rows(
-        map(_listed_facts, records),
-        headings=_HEADINGS,
+        [[fact_of(record) for fact_of in _COLUMNS.values()] for record in records],
+        headings=(*_COLUMNS,),
         numbers=("age", "lease", "attempt"),
         lines=_listed_lines,
     )
 
 
 def _listed_lines(facts: Sequence[str]) -> tuple[str, str]:
-    key, kind, state, age, lease, attempt, holder = facts
-    shown = kind, state, f"age {age}", lease, f"attempt {attempt}", holder
+    named = zip(_COLUMNS, facts, strict=True)
+    key, *shown = (f"{name} {fact}" if name in ("age", "attempt") else fact for name, fact in named)
     return key, ", ".join(fact for fact in shown if fact != "-")
-
-
-def _listed_facts(record: Record) -> tuple[str, ...]:
-    return (
-        record.key,
-        record.kind,
-        record.state.value,
-        "-" if record.age is None else f"{record.age:,.0f} s",
-        "-" if record.lease is None else _lease(record.lease),
-        str(record.attempt),
-        _holder(record),
-    )
 
 
 def _in_words(seconds: float) -> str:
@@ -349,5 +337,16 @@ def _holder(record: Record) -> str:
         return record.holder
     return "-" if not record.owner or is_drawn(owner_field(record.owner)) else record.owner
 
+
+_COLUMNS: dict[str, Callable[[Record], str]] = {
+    "key": attrgetter("key"),
+    "kind": attrgetter("kind"),
+    "state": attrgetter("state.value"),
+    "age": lambda record: "-" if record.age is None else f"{record.age:,.0f} s",
+    "lease": lambda record: "-" if record.lease is None else _lease(record.lease),
+    "attempt": lambda record: str(record.attempt),
+    "holder": _holder,
+}
+"""The columns of a list, by their headings."""
 
 COMMANDS = (list_records, inspect, forget)

@@ -16,7 +16,7 @@ from .codes import Code
 from .owners import MAX_OWNER_BYTES, RANDOM_BYTES
 
 RECORD_HEAD: Final = 128
-"""The most bytes of a record without its result."""
+"""The bytes that a limit of a record leaves for its head."""
 FENCE_BYTES: Final = 7
 FINGERPRINT_BYTES: Final = 16
 _PRINTED, _TOKEN, _LENGTH = 128, 64, 63
@@ -31,6 +31,8 @@ _MAX_STATE: Final = 64
 _ISSUED, _MACHINE = b"IM"
 _STATES: Final = b"IPWSFRM"
 _SHAPE_AT: Final = 17
+LONGEST_HEAD: Final = _SHAPE_AT + 1 + MAX_OWNER_BYTES + FINGERPRINT_BYTES
+"""The most bytes of a record without its payload."""
 
 
 class Holding(NamedTuple):

@@ -25,7 +25,7 @@ from ..kernel.operations import (
     TransitionOp,
     Verdict,
 )
-from ..kernel.records import Stored, holding_bytes
+from ..kernel.records import MAX_FENCE, Stored, holding_bytes
 from ..kernel.replies import Adopted, TransitionReply
 from ..kernel.terms import Mode
 from ..kernel.verbs import Verb
@@ -37,8 +37,6 @@ from .entry import LIVE, SETTLED, Entry, differs, is_free, is_held, judge, store
 
 _STATES = ("I", "P", "W", "S", "F", "R", "M")
 _MAX_ATTEMPT = 65_535
-_MAX_FENCE = 31 << 48
-"""The bound of a fence and of a version; `_record.lua` has the same."""
 
 
 class MemoryStore(BoundedRecords):
@@ -353,7 +351,7 @@ class MemoryStore(BoundedRecords):
         if ours.state not in _STATES or not ours.owner:
             return False
         if ours.state == "M":
-            return 0 <= ours.fence < _MAX_FENCE
+            return 0 <= ours.fence < MAX_FENCE
         latest = max(self._fence, self._fence_time())
         return 0 <= ours.fence <= latest + FAR_US and 0 <= ours.attempt <= _MAX_ATTEMPT
 

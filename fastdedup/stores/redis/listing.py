@@ -8,13 +8,11 @@ import hiredis
 
 from ...errors import ConfigError
 from ...kernel.keyspace import found_in, pattern_of
-from ...kernel.records import Stored, read_record
+from ...kernel.records import LONGEST_HEAD, Stored, read_record
 from ..base import Page, Query, without_result
 from .connection import RedisConnection
 from .scripts import pack
 
-_HEAD = 18 + 63 + 16
-"""The most bytes of a record without its payload."""
 _MOST = 2**64 - 1
 _DIGITS = len(str(_MOST))
 
@@ -36,7 +34,7 @@ async def read_page(connection: RedisConnection, query: Query, cursor: str, coun
     fitting = [wire for wire in wires if found_in(wire, query.namespace, query.kinds, query.prefix)]
     commands = [pack("TIME")]
     for wire in fitting:
-        commands += [pack("GETRANGE", wire, 0, _HEAD - 1), pack("PTTL", wire)]
+        commands += [pack("GETRANGE", wire, 0, LONGEST_HEAD - 1), pack("PTTL", wire)]
     replies = await connection.send_many(b"".join(commands), len(commands))
     seconds, micros = answered(replies[0])
     now_us = int(seconds) * 1_000_000 + int(micros)
