@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -22,9 +23,11 @@ from fastdedup import (
     UnavailableError,
     UsageError,
 )
+from fastdedup.core.options import ClaimOptions
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup
 from fastdedup.sync import loop as background
+from fastdedup.sync.tokens import Tokens
 
 from ..fixtures import fixture_of
 from ..programs import ended, until
@@ -72,6 +75,16 @@ def test_mistakes_are_told_where_they_are_made() -> None:
     with pytest.raises(ConfigError):
         dedup.claim("key", wait="long")  # type: ignore[arg-type]
     dedup.close()
+
+
+def test_options_have_the_order_of_their_fields() -> None:
+    """They are passed on by position."""
+    for method in (Dedup.claim, Dedup.claim_many, Tokens.redeem):
+        given = [
+            name for name, kind in signature(method).parameters.items() if kind.kind is kind.KEYWORD_ONLY
+        ]
+        options = [name for name in given if not name.startswith("fingerprint")]
+        assert options == [*ClaimOptions._fields[: len(options)]]
 
 
 def test_opening_twice_and_closing_twice_are_fine() -> None:
