@@ -481,7 +481,7 @@ class Dedup(Inspected):
             write: "set" rewrites a bucket after 12 new ids, "append" after 40: that sends a fifth
                 less to replicas and the append-only file, for a tenth more memory.
             dense: the ids are integers that nearly follow each other, such as auto-increment ids or a partition's
-                offsets: some 0.3 bytes each.
+                offsets: some 0.4 bytes each.
             allow_eviction: do not refuse a store that evicts keys when its memory is full.
 
         Raises:

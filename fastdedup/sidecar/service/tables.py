@@ -94,7 +94,7 @@ class LedgerConfig(ConfigTable):
     """"set" writes an id's whole bucket (0.6 kB to replicas and the append-only file), "append" its end, for more
     memory."""
     dense: bool = False
-    """True for ids that are integers and nearly follow each other, like a partition's offsets: 0.3 bytes each."""
+    """True for ids that are integers and nearly follow each other, like a partition's offsets: 0.4 bytes each."""
     allow_eviction: bool = False
     """True to go on with a store that evicts keys when its memory is full, and so forgets ids."""
     namespace: Name | None = None
