@@ -210,22 +210,6 @@ async def test_a_crashed_consumers_message_goes_to_the_next(open_shop: Open) -> 
         assert work.done == ["b"]
 
 
-async def test_stop_ends_what_was_begun_and_leaves_the_rest(open_shop: Open) -> None:
-    async with open_shop() as (shop, dedup):
-        end = asyncio.Event()
-        work = Work(lambda order: end.wait())
-        await shop.publish("a", "b", key="customer")
-        async with shop.consumer(dedup, work) as consumer:
-            await wait_until(lambda: work.begun == ["a"], description="the first is begun")
-            consumer.stop()
-            end.set()
-        assert work.begun == ["a"]
-        assert await shop.committed() == 1
-        rest = Work()
-        async with shop.consumer(dedup, rest):
-            await wait_until(lambda: rest.done == ["b"], description="the next consumer does the second")
-
-
 async def test_an_outage_holds_the_partition_and_keeps_the_group(
     kafka: KafkaServer, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -231,21 +231,6 @@ async def test_a_crashed_consumers_message_is_delivered_again(open_shop: Open) -
             await wait_until(lambda: work.done == ["a"], description="it is done")
 
 
-async def test_stop_ends_what_was_begun_and_gives_the_rest_back(open_shop: Open) -> None:
-    """The rest waits for a twin that is at work elsewhere; ack_wait is 30 s, and is not waited for."""
-    async with open_shop() as (shop, dedup):
-        end, rest = asyncio.Event(), Work()
-        work = Work(lambda order: end.wait())
-        async with shop.consumer(dedup, work, wait=30.0) as consumer:
-            await shop.publish("a", "a")
-            await wait_until(lambda: consumer.counts.held == 1, description="the second waits for the first")
-            consumer.stop()
-            end.set()
-        assert (work.done, consumer.counts.first) == (["a"], 1)
-        async with shop.consumer(dedup, rest) as other:
-            await wait_until(lambda: other.counts.duplicate == 1, description="the next one has the second")
-
-
 async def test_a_restart_of_the_broker_is_survived(redis_url: str) -> None:
     with NatsServer() as server:
         connection = await nats_client.connect(
