@@ -16,6 +16,7 @@ import redis
 from fastdedup.client import RetryRules
 from fastdedup.kernel.records import decode, encode
 
+from ..fixtures import fixture_with
 from ..servers import RedisServer
 from .callers import Answer, Caller, Waits, until
 
@@ -34,10 +35,7 @@ def shop(redis_server: RedisServer) -> Iterator[str]:
     process.wait(10)
 
 
-@pytest.fixture
-def raw(redis_url: str, redis_server: RedisServer) -> Iterator[redis.Redis]:
-    with redis_server.client() as client:
-        yield client
+raw = fixture_with(lambda redis_url, redis_server: redis_server.client())
 
 
 class Order:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -13,14 +10,11 @@ from django.test import override_settings
 from fastdedup import ConfigError
 from fastdedup.integrations.django import commits, everyone
 
+from ..fixtures import fixture_with
 from .django_bank import INBOX, TILL, URLS, doomed, late, pay
 from .faces import Face, django_on_sqlite
 
-
-@pytest.fixture
-def face(tmp_path: Path) -> Iterator[Face]:
-    with django_on_sqlite("memory://", tmp_path) as face:
-        yield face
+face = fixture_with(lambda tmp_path: django_on_sqlite("memory://", tmp_path))
 
 
 def test_a_rollback_by_hand_is_a_rollback(face: Face) -> None:

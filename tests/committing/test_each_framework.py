@@ -14,6 +14,7 @@ import pytest
 from fastdedup.events import Event, GateBypassed
 from fastdedup.model import State
 
+from ..fixtures import fixture_with
 from ..gated_inbox.shop import Place, broken
 from ..integrations.desk import problem
 from ..integrations.wsgi_apps import Reply
@@ -24,10 +25,7 @@ each_framework = pytest.mark.parametrize("face", FACES, indirect=True)
 JSON = ("Content-Type", "application/json")
 
 
-@pytest.fixture
-def face(request: pytest.FixtureRequest, redis_url: str, tmp_path: Path) -> Iterator[Face]:
-    with FACES[request.param](redis_url, tmp_path) as face:
-        yield face
+face = fixture_with(lambda request, redis_url, tmp_path: FACES[request.param](redis_url, tmp_path))
 
 
 @each_framework

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import flask
@@ -17,17 +15,14 @@ from fastdedup.model import State
 from fastdedup.sync.sql import Inbox
 from fastdedup.web.inspection import get_request
 
+from ..fixtures import fixture_with
 from ..gated_inbox.shop import Place, broken
 from ..gated_inbox.times import WEEK
 from ..servers import RedisServer
 from .bank import PAID
 from .faces import ANN, Face, flask_on_postgres, flask_on_sqlite, headers_of
 
-
-@pytest.fixture
-def face(tmp_path: Path) -> Iterator[Face]:
-    with flask_on_sqlite("memory://", tmp_path) as face:
-        yield face
+face = fixture_with(lambda tmp_path: flask_on_sqlite("memory://", tmp_path))
 
 
 def test_a_response_of_the_row_passes_the_functions_after_it(face: Face) -> None:

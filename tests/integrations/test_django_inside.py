@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,7 @@ from django.test import AsyncClient, Client, RequestFactory
 from fastdedup import ConfigError
 from fastdedup.integrations.django import idempotent
 
-from ..fixtures import fixture_of
+from ..fixtures import fixture_of, fixture_with
 from . import django_project as django_project  # sets Django up
 from .django_inside import SETTINGS, Router, View, drf, made, ninja, order
 from .django_shop import DESK, Desk, atomic_requests, open_shop
@@ -24,10 +23,7 @@ from .django_shop import DESK, Desk, atomic_requests, open_shop
 GATE: dict[str, Any] = {"namespace": "t", "timeout": 5.0}
 
 
-@pytest.fixture
-def desk(redis_url: str) -> Iterator[Desk]:
-    with open_shop(**SETTINGS, FASTDEDUP={"url": redis_url, **GATE}) as desk:
-        yield desk
+desk = fixture_with(lambda redis_url: open_shop(**SETTINGS, FASTDEDUP={"url": redis_url, **GATE}))
 
 
 def post(url: str, key: str | None = "k", **item: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,6 +17,7 @@ from django.test import AsyncClient, Client
 from fastdedup.integrations.django import Route, gate
 from fastdedup.sync import Dedup
 
+from ..fixtures import fixture_with
 from ..servers import RedisServer
 from ..waiting import cancel, wait_until
 from . import django_project as django_project  # sets Django up
@@ -58,10 +59,7 @@ def open_api(redis_url: str) -> Open:
     return opened
 
 
-@pytest.fixture
-def desk(open_api: Open) -> Iterator[Desk]:
-    with open_api() as desk:
-        yield desk
+desk = fixture_with(lambda open_api: open_api())
 
 
 @pytest.fixture

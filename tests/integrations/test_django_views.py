@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from fastdedup.integrations.django import (
 )
 from fastdedup.sync import Dedup
 
+from ..fixtures import fixture_of, fixture_with
 from . import django_project as django_project  # sets Django up
 from .django_shop import APP, DESK, SETTINGS, Browser, Desk, atomic_requests, open_shop
 
@@ -38,13 +38,13 @@ def browser(request: pytest.FixtureRequest) -> Browser:
     return Browser(request.param)
 
 
-@pytest.fixture
-def desk(redis_url: str) -> Iterator[Desk]:
-    with open_shop(
+desk = fixture_with(
+    lambda redis_url: open_shop(
         ROOT_URLCONF="tests.integrations.django_api",
         FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0},
-    ) as desk:
-        yield desk
+    )
+)
+atomic = fixture_of(atomic_requests)
 
 
 def a_request(**data: str) -> Any:
@@ -147,11 +147,6 @@ class TestIdempotent:
 
 
 class TestTransactions:
-    @pytest.fixture
-    def atomic(self) -> Iterator[None]:
-        with atomic_requests():
-            yield
-
     def test_end_before_the_response_is_stored(self, desk: Desk, atomic: None) -> None:
         from django.core.handlers.base import BaseHandler
 

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -18,13 +17,10 @@ from examples.shop.stats import BOXES, Tally, total
 from fastdedup import Dedup
 from fastdedup.events import Degraded, LeaseLost, Unreplayed
 
+from ..fixtures import fixture_with
 from .shops import ShopProcess, order_in, token_in, until
 
-
-@pytest.fixture
-def ada(open_shop: ShopProcess) -> Iterator[httpx.Client]:
-    with open_shop.visitor("Ada") as client:
-        yield client
+ada = fixture_with(lambda open_shop: open_shop.visitor("Ada"))
 
 
 def send(client: httpx.Client, token: str, quantity: object = 1) -> httpx.Response:

@@ -5,12 +5,12 @@ Going back to a form that was sent, and refreshing a receipt, are in test_shop_p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from ..fixtures import fixture_of
+from ..fixtures import fixture_of, fixture_with
 from .shops import ShopProcess, token_in
 from .visitors import Seen, Visitor, token_of, visit
 
@@ -18,10 +18,7 @@ Sold = Callable[[], int]
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture
-def ada(browser: Browser, open_shop: ShopProcess) -> Iterator[Visitor]:
-    with visit(browser, open_shop, "Ada") as ada:
-        yield ada
+ada = fixture_with(lambda browser, open_shop: visit(browser, open_shop, "Ada"))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from ..fixtures import fixture_of
+from ..fixtures import fixture_of, fixture_with
 from .looks import brightness, nameless_controls, pale_texts, seen_together, small_controls, too_wide
 from .shops import ShopProcess, until
 from .visitors import Visitor, send_crowd, turn_gate, visit
@@ -33,10 +33,7 @@ def full(shop: ShopProcess) -> ShopProcess:
     return shop
 
 
-@pytest.fixture
-def ada(browser: Browser, full: ShopProcess) -> Iterator[Visitor]:
-    with visit(browser, full, "Ada", **PHONE) as ada:
-        yield ada
+ada = fixture_with(lambda browser, full: visit(browser, full, "Ada", **PHONE))
 
 
 # Sold out

@@ -20,6 +20,7 @@ from werkzeug import serving
 from fastdedup.integrations.wsgi import IdempotencyMiddleware, by_header
 from fastdedup.sync import Dedup
 
+from ..fixtures import fixture_with
 from ..stores import TIMEOUT
 from .wsgi_apps import DEADLINE, Answer, App, Environ, Reply, Shop, bare, call
 
@@ -78,10 +79,7 @@ def post(port: int, body: Any = b"{}", key: str = "k", **options: Any) -> Answer
             return Answer(response.status, response.reason, response.getheaders(), response.read())
 
 
-@pytest.fixture
-def dedup(redis_url: str) -> Iterator[Dedup]:
-    with Dedup(redis_url, namespace="t", timeout=TIMEOUT) as dedup:
-        yield dedup
+dedup = fixture_with(lambda redis_url: Dedup(redis_url, namespace="t", timeout=TIMEOUT))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from fastdedup.integrations.dramatiq import ActorOptionError, DedupMiddleware, m
 from fastdedup.messages import DeadLetterError, blocking
 from fastdedup.sync import Dedup
 
+from ..fixtures import fixture_with
 from ..servers import RedisServer
 from .consumers import Answers
 from .worker_process import until
@@ -68,10 +69,7 @@ class Queue:
         return int(self.broker.client.zcard("dramatiq:default.XQ"))
 
 
-@pytest.fixture(scope="module")
-def gate(server: RedisServer) -> Iterator[Dedup]:
-    with Dedup(server.url, namespace="d", lease=0.5, timeout=0.5) as dedup:
-        yield dedup
+gate = fixture_with(lambda server: Dedup(server.url, namespace="d", lease=0.5, timeout=0.5), scope="module")
 
 
 @pytest.fixture(scope="module")

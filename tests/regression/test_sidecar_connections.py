@@ -15,6 +15,7 @@ from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.service.admission import Admission
 from fastdedup.testing import Clock
 
+from ..fixtures import fixture_with
 from ..servers import DEADLINE, RedisServer
 from ..sidecar.attacks import connect
 from ..sidecar.fuzz import pack
@@ -29,10 +30,8 @@ OPERATORS = 8
 ANN, BOB, ROOT = 1001, 1002, 0
 
 
-@pytest.fixture(scope="module")
-def sidecar(redis_server: RedisServer) -> Iterator[Sidecar]:
-    with Sidecar("--url", redis_server.url, config="[limits]\nconnections = 20\n") as sidecar:
-        yield sidecar
+LIMITS = "[limits]\nconnections = 20\n"
+sidecar = fixture_with(lambda redis_server: Sidecar("--url", redis_server.url, config=LIMITS), scope="module")
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ from fastdedup.sidecar.service.config import load
 from fastdedup.sidecar.turns import Turns
 from fastdedup.stores.redis.scripts import pack
 
+from ..fixtures import fixture_with
 from ..servers import RedisServer
 from ..sidecar.running import DEADLINE, Sidecar, client, figure
 from ..waiting import wait_until
@@ -313,10 +313,9 @@ def test_only_configured_namespaces_are_served(sidecar_with_payments: Sidecar, w
         assert ask.execute_command("FD.GET", "unknown", "NS", "fastdedup") is None
 
 
-@pytest.fixture(scope="module")
-def sidecar_with_payments(server: RedisServer) -> Iterator[Sidecar]:
-    with Sidecar("--url", server.url, config="[namespaces.payments]\nttl = 60\n") as sidecar:
-        yield sidecar
+sidecar_with_payments = fixture_with(
+    lambda server: Sidecar("--url", server.url, config="[namespaces.payments]\nttl = 60\n"), scope="module"
+)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from fastdedup.sidecar.service.open_files import RESERVE
 from fastdedup.sidecar.service.server import SidecarServer
 from fastdedup.sidecar.service.sockets import allow_list
 
+from ..fixtures import fixture_with
 from ..programs import ended
 from ..servers import RedisServer
 from ..sidecar.attacks import connect
@@ -245,10 +246,9 @@ def serving(url: str, soft: int, hard: int) -> Iterator[Sidecar]:
         yield sidecar_with_few_files.until_up()
 
 
-@pytest.fixture(scope="module")
-def sidecar_with_few_files(redis_server: RedisServer) -> Iterator[Sidecar]:
-    with serving(redis_server.url, ROOM + RESERVE, ROOM + RESERVE) as sidecar_with_few_files:
-        yield sidecar_with_few_files
+sidecar_with_few_files = fixture_with(
+    lambda redis_server: serving(redis_server.url, ROOM + RESERVE, ROOM + RESERVE), scope="module"
+)
 
 
 @pytest.fixture

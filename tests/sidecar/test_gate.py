@@ -14,6 +14,7 @@ from fastdedup import LocalLRU, Outcome
 from fastdedup.sidecar.http.gate import GateQuery
 from fastdedup.sidecar.limits import Limits
 
+from ..fixtures import fixture_with
 from ..servers import RedisServer
 from ..waiting import wait_until
 from .conftest import Running, Serve
@@ -24,10 +25,7 @@ ANN = {"X-Api-Key": "ann", "Idempotency-Key": "k"}
 BY = "principal=X-Api-Key"
 
 
-@pytest.fixture
-def http(serve: Serve) -> Iterator[httpx.Client]:
-    with serve().http() as http:
-        yield http
+http = fixture_with(lambda serve: serve().http())
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +17,7 @@ from fastdedup.kernel.owners import owner_field
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.wire_verbs import VERBS, WireVerb
 
+from ..fixtures import fixture_with
 from ..programs import until
 from .conftest import Running, Serve
 
@@ -25,10 +25,7 @@ PROBLEM = "application/problem+json"
 NOWHERE = "unix:///nowhere/redis.sock"
 
 
-@pytest.fixture
-def http(sidecar: Running) -> Iterator[httpx.Client]:
-    with sidecar.http() as client:
-        yield client
+http = fixture_with(lambda sidecar: sidecar.http())
 
 
 def post(http: httpx.Client, path: str, body: Any, status: int) -> dict[str, Any]:

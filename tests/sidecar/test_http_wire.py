@@ -16,6 +16,7 @@ from fastdedup import LocalLRU, Record
 from fastdedup.sidecar.http.protocol import HEAD_BYTES
 from fastdedup.sidecar.limits import Limits
 
+from ..fixtures import fixture_with
 from ..programs import until
 from ..servers import RedisServer
 from .conftest import DEADLINE, Running, Serve
@@ -82,10 +83,7 @@ def until_it_is(state: str, sidecar: Running, key: str = "k") -> None:
     until(lambda: (found := record(sidecar, key)) is not None and found.state == state, f"{key} is {state}")
 
 
-@pytest.fixture
-def raw(sidecar: Running) -> Iterator[socket.socket]:
-    with sidecar.raw() as raw:
-        yield raw
+raw = fixture_with(lambda sidecar: sidecar.raw())
 
 
 # uvicorn's: shown, as they are part of what is promised

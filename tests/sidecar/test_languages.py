@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from ..fixtures import fixture_with
 from ..servers import DEADLINE, RedisServer
 from .running import Sidecar
 
@@ -100,10 +101,7 @@ def clients() -> Iterator[dict[str, Client]]:
         shutil.rmtree(each.folder)
 
 
-@pytest.fixture(scope="module")
-def sidecar(redis_server: RedisServer) -> Iterator[Sidecar]:
-    with Sidecar("--url", redis_server.url, "--ttl", "60") as sidecar:
-        yield sidecar
+sidecar = fixture_with(lambda redis_server: Sidecar("--url", redis_server.url, "--ttl", "60"), scope="module")
 
 
 @pytest.fixture(scope="module")

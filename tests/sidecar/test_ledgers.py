@@ -23,6 +23,7 @@ from fastdedup.sidecar.service.mistakes import Mistakes
 from fastdedup.sidecar.service.summary import summary
 from fastdedup.stores.redis.scripts import pack
 
+from ..fixtures import fixture_with
 from ..servers import RedisServer
 from ..waiting import wait_until
 from .running import Sidecar, client, figure
@@ -82,10 +83,7 @@ def served(server: RedisServer) -> Iterator[Sidecar]:
         yield gate
 
 
-@pytest.fixture
-def resp(served: Sidecar) -> Iterator[redis.Redis]:
-    with served.client() as wire:
-        yield wire
+resp = fixture_with(lambda served: served.client())
 
 
 def ask(wire: redis.Redis, *command: Any) -> Any:

@@ -8,7 +8,7 @@ import json
 import logging
 import platform
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, cast
 
@@ -36,6 +36,7 @@ from fastdedup.sidecar.service.metrics import Exposition, wire_of
 from fastdedup.sidecar.service.metrics_port import _shown
 from fastdedup.sidecar.service.run import make_namespaces
 
+from ..fixtures import fixture_of, fixture_with
 from .conftest import Serve
 from .running import DEADLINE, Sidecar, figure
 
@@ -304,10 +305,7 @@ def test_namespaces_that_nobody_configured_do_not_multiply_without_end() -> None
 # Metrics and health over TCP: for those who cannot open the socket, and nothing else
 
 
-@pytest.fixture(scope="module")
-def sidecar() -> Iterator[Sidecar]:
-    with Sidecar("--metrics-address", "127.0.0.1:0", "--log-format", "json") as sidecar:
-        yield sidecar
+sidecar = fixture_of(Sidecar, "--metrics-address", "127.0.0.1:0", "--log-format", "json", scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -317,10 +315,9 @@ def address(sidecar: Sidecar) -> str:
     return next(str(line["metrics"]) for line in lines if line["event"] == "started")
 
 
-@pytest.fixture(scope="module")
-def http(address: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{address}", timeout=DEADLINE) as http:
-        yield http
+http = fixture_with(
+    lambda address: httpx.Client(base_url=f"http://{address}", timeout=DEADLINE), scope="module"
+)
 
 
 def test_the_port_shows_what_the_socket_shows(sidecar: Sidecar, http: httpx.Client) -> None:

@@ -24,6 +24,7 @@ from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.listener import bound
 from fastdedup.stores.redis.scripts import pack
 
+from ..fixtures import fixture_with
 from ..programs import started
 from ..servers import RedisServer
 from ..sidecars import Sidecar
@@ -39,10 +40,7 @@ def sidecar(server: RedisServer) -> Iterator[Sidecar]:
     running.stop()
 
 
-@pytest.fixture
-def client(sidecar: Sidecar) -> Iterator[redis.Redis]:
-    with connect(sidecar) as client:
-        yield client
+client = fixture_with(lambda sidecar: connect(sidecar))
 
 
 def connect(sidecar: Sidecar, **options: Any) -> redis.Redis:

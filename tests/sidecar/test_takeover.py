@@ -20,6 +20,7 @@ from fastdedup.sidecar.client import UnixConnection
 from fastdedup.sidecar.service.listener import bound
 from fastdedup.sidecar.service.takeover import is_held, succeeding
 
+from ..fixtures import fixture_of
 from ..programs import until
 from ..servers import free_port
 from .running import DEADLINE, Sidecar, client
@@ -189,10 +190,7 @@ def test_a_third_sidecar_hears_that_another_one_takes_over(
     assert claim_by_resp(path, f"third:{placed}") is True
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Sidecar]:
-    with Sidecar() as sidecar:
-        yield sidecar
+running = fixture_of(Sidecar, scope="module")
 
 
 def test_without_a_running_sidecar_it_starts_as_usual(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from fastdedup.sidecar.client import forget_record, get_record
 from fastdedup.web.inspection import place_of_request
 from fastdedup.web.response import Response, ResponseCodec
 
+from ..fixtures import fixture_of
 from .running import Sidecar
 
 Run = Callable[..., Result]
@@ -42,10 +43,7 @@ fastdedup_degraded_total{namespace="shop",verb="claim",answered="yes"} %d
 """
 
 
-@pytest.fixture(scope="module")
-def sidecar() -> Iterator[Sidecar]:
-    with Sidecar("--namespace", "shop", "--allow-stores") as sidecar:
-        yield sidecar
+sidecar = fixture_of(Sidecar, "--namespace", "shop", "--allow-stores", scope="module")
 
 
 @pytest.fixture
