@@ -49,7 +49,7 @@ def make_gate(url: str) -> MakeGate:
 
 @pytest.fixture(params=FACES)
 def face(request: pytest.FixtureRequest) -> str:
-    """Each framework, behind the middleware of ASGI or of WSGI."""
+    """Each framework, behind the middleware of ASGI, of aiohttp or of WSGI."""
     return str(request.param)
 
 

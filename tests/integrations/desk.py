@@ -113,6 +113,16 @@ async def pieces(body: bytes | Sequence[bytes]) -> AsyncIterator[bytes]:
         yield piece
 
 
+async def whole(receive: Receive) -> bytes:
+    """Return a request's body."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body
+
+
 def at(desk: Desk, app: ASGIApp) -> ASGIApp:
     """The application, with the desk in each request's scope."""
 

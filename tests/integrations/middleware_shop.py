@@ -1,10 +1,11 @@
-"""The example application behind the middleware of ASGI and of WSGI, in each framework, for tests of all."""
+"""The example application behind the middleware of ASGI, WSGI and aiohttp, in each framework, for tests of all."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from functools import cache
 from typing import Any, Self
 
@@ -13,19 +14,20 @@ import pytest
 from werkzeug.wrappers import Request
 
 from fastdedup import Dedup
-from fastdedup.integrations import asgi, wsgi
+from fastdedup.integrations import aiohttp, asgi, wsgi
 from fastdedup.integrations.http.lifespan import ASGIApp, Receive, Scope, Send
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.web.request import by_header
 
 from ..stores import TIMEOUT
-from .desk import Desk, at, client, key
+from .desk import Desk, at, client, key, whole
 from .frameworks import FRAMEWORKS, app_of
+from .frameworks_aiohttp import aiohttp_app, hosted
 from .wsgi_apps import KINDS, App, Call, Reply, call
 
 ASGI = tuple(FRAMEWORKS)
 WSGI = {f"wsgi-{name}": kind for name, kind in KINDS.items()}
-FACES = (*ASGI, *WSGI)
+FACES = (*ASGI, "aiohttp", *WSGI)
 of_asgi = pytest.mark.parametrize("face", ASGI)
 on_redis = pytest.mark.parametrize("url", ["redis"], indirect=True)
 _LOOP, _DESK = "tests.loop", "tests.desk"
@@ -35,11 +37,7 @@ def serve(app: App, desk: Desk) -> ASGIApp:
     """Show a WSGI application to clients of ASGI; each request has a thread of its own, and the desk."""
 
     async def served(scope: Scope, receive: Receive, send: Send) -> None:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
+        body = await whole(receive)
         answer = await asyncio.to_thread(call, app, scope["path"], body, **_environ(scope), **{_DESK: desk})
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -94,7 +92,8 @@ class Shop:
 
     def __init__(self, face: str, url: str, desk: Desk, *, gate: Any = (), **settings: Any) -> None:
         self.face = face
-        self.is_async = face in FRAMEWORKS
+        self.is_async = face not in WSGI
+        self._stack = AsyncExitStack()
         self.desk = desk
         self.runs = desk.runs
         make: Callable[..., Any] = Dedup if self.is_async else SyncDedup
@@ -105,7 +104,9 @@ class Shop:
     def behind(self, **settings: Any) -> None:
         """Give the middleware these settings from now on."""
         settings = {"principal": by_header("x-account"), "docs": "/idempotency", **settings}
-        if self.is_async:
+        if self.face == "aiohttp":
+            self.app = hosted(aiohttp_app(self.desk, self.dedup, **settings), self._stack)
+        elif self.is_async:
             self.app = asgi.IdempotencyMiddleware(at(self.desk, app_of(self.face)), self.dedup, **settings)
         else:
             guarded = wsgi.IdempotencyMiddleware(wsgi_app(self.face), self.dedup, **settings)
@@ -115,6 +116,7 @@ class Shop:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
         await (self.dedup.aclose() if self.is_async else asyncio.to_thread(self.dedup.close))
 
     async def post(self, path: str = "/orders", sent: str | None = "k", **options: Any) -> httpx.Response:
@@ -137,7 +139,8 @@ class Shop:
 
     def claim(self, run: int = 0) -> Any:
         """Return what a handler found as its claim."""
-        return (asgi if self.is_async else wsgi).claim_of(self.desk.scopes[run])
+        module: Any = aiohttp if self.face == "aiohttp" else asgi if self.is_async else wsgi
+        return module.claim_of(self.desk.scopes[run])
 
     async def forget(self) -> None:
         """Take the key of the first run away, as if its lease had ended."""

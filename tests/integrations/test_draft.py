@@ -1,6 +1,6 @@
 """The draft's rules (fastdedup/web/README.md) and our own choices (docs/http-rules.md): a test for each row.
 
-Each runs on every face of the middleware, those of ASGI and of WSGI, most of them on both kinds of store.
+Each runs on every face of the middleware, those of ASGI, aiohttp and WSGI, most of them on both kinds of store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..waiting import wait_until
 from .conftest import MakeShop
 from .desk import BIG, Desk, client, key, problem
 from .live import Call
-from .middleware_shop import Shop, of_asgi, on_one_of_each, on_redis
+from .middleware_shop import ASGI, Shop, of_asgi, on_one_of_each, on_redis
 
 PAGES = [
     Path(fastdedup.web.__file__).with_name("README.md"),
@@ -350,6 +350,8 @@ async def _check_that_it_is_sent_once(shop: Shop, path: str, status: int, whole:
         for _ in range(2):
             assert (await shop.post(path, sent="another")).content == whole
         assert shop.runs[path[1:]] == 3
+        without = await shop.post(path, sent=None)
+        assert (without.content, "idempotency-stored" in without.headers) == (whole, False)
 
 
 async def test_a_stream_is_sent_once(shop: Shop) -> None:
@@ -408,7 +410,7 @@ async def test_a_stream_that_is_cut_short_frees_its_key(url: str, kind: str, run
     assert (len(run), call.status) == (runs, status)
 
 
-@of_asgi  # A thread is not cancelled: see test_wsgi.py
+@pytest.mark.parametrize("face", [*ASGI, "aiohttp"])  # A thread is not cancelled: see test_wsgi.py
 async def test_a_lost_lease_cancels_the_handler(make_shop: MakeShop) -> None:
     async with make_shop(lease=0.3) as shop:
         _, first = await shop.held()

@@ -12,7 +12,7 @@ from fastdedup.web.request import Request
 
 from .conftest import MakeShop
 from .desk import BIG, client, key, problem
-from .middleware_shop import Shop, of_asgi
+from .middleware_shop import ASGI, WSGI, Shop, of_asgi
 
 
 @pytest.fixture
@@ -57,6 +57,7 @@ async def test_only_allowed_headers_are_replayed(make_shop: MakeShop) -> None:
     assert "location" not in again.headers
 
 
+@pytest.mark.parametrize("face", [*ASGI, *WSGI])  # aiohttp: see test_aiohttp.py
 async def test_a_short_streamed_response_is_replayed_whole(shop: Shop) -> None:
     first, again = await shop.post("/chunks"), await shop.post("/chunks")
     assert first.content == again.content == b"one,two,three"
