@@ -8,15 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from ..fixtures import fixture_of
 from ..servers import RedisServer
 
-
-@pytest.fixture(scope="module")
-def streams() -> Iterator[RedisServer]:
-    """A Redis for streams, which have no TTL, beside the one of the gate."""
-    server = RedisServer().start()
-    yield server
-    server.stop()
+streams = fixture_of(RedisServer, scope="module")
+"""A Redis for streams, which have no TTL, beside the one of the gate."""
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import pytest
 
 from fastdedup.stores import base
 
+from ..fixtures import fixture_with
 from . import spec, windows, words
 from .closure import (
     ADOPTIONS,
@@ -61,19 +63,14 @@ if os.environ.get("MODEL_DEPTH") == "quick":
     SAMPLED |= {"memory": 7, "redis": 7}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ServerSide]:
-    side = ServerSide()
-    yield side
-    side.close()
+server = fixture_with(lambda: closing(ServerSide()), scope="module")
 
 
 @pytest.fixture(scope="module")
 def valkey() -> Iterator[ServerSide]:
     binary = os.environ.get("VALKEY") or subprocess.check_output([VALKEY_SCRIPT], text=True)
-    side = ServerSide("valkey", binary.strip())
-    yield side
-    side.close()
+    with closing(ServerSide("valkey", binary.strip())) as side:
+        yield side
 
 
 @pytest.fixture(params=["memory", "redis", "valkey", "fakeredis", "far end"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 
 import pytest
 
+from ..fixtures import fixture_with
 from . import network
 from .exploring import uncancelled
 from .server import Server, ServerFarEnd
@@ -16,11 +17,7 @@ from .test_simulation import NIGHTLY, pytestmark
 assert pytestmark
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.close()
+server = fixture_with(lambda: closing(Server()), scope="module")
 
 
 @pytest.mark.timeout(3600 if NIGHTLY else 60)

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 import requests
@@ -20,6 +21,7 @@ from fastdedup.client import RetryRules
 from fastdedup.client.requests import IdempotentAdapter
 from fastdedup.downstream import ClaimedWork, downstream_key, enter, leave, present_work
 
+from ..fixtures import fixture_with
 from ..programs import ended
 
 # The key of a request within claimed work is the same at every attempt, and another one for each address.
@@ -254,11 +256,7 @@ class Server:
         self._listening.close()
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    started = Server()
-    yield started
-    started.close()
+server = fixture_with(lambda: closing(Server()))
 
 
 @pytest.fixture

@@ -8,14 +8,13 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
 import redis.asyncio
 
-from ..servers import RedisServer
+from ..fixtures import fixture_with
 from ..sidecars import Sidecar
 
 PACKAGES = ("ioredis@5", "redis@4")
@@ -51,11 +50,7 @@ SCRIPT = """
 """
 
 
-@pytest.fixture(scope="module")
-def sidecar(server: RedisServer) -> Iterator[Sidecar]:
-    running = Sidecar(server.url).start()
-    yield running
-    running.stop()
+sidecar = fixture_with(lambda server: Sidecar(server.url), scope="module")
 
 
 @pytest.fixture(scope="module")

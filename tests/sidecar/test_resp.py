@@ -26,18 +26,12 @@ from fastdedup.stores.redis.scripts import pack
 
 from ..fixtures import fixture_with
 from ..programs import started
-from ..servers import RedisServer
 from ..sidecars import Sidecar
 from ..virtual import VirtualLoop, virtual
 from ..waiting import wait_until
 from .conftest import BriskServer
 
-
-@pytest.fixture(scope="module")
-def sidecar(server: RedisServer) -> Iterator[Sidecar]:
-    running = Sidecar(server.url).start()
-    yield running
-    running.stop()
+sidecar = fixture_with(lambda server: Sidecar(server.url), scope="module")
 
 
 client = fixture_with(lambda sidecar: connect(sidecar))

@@ -48,11 +48,9 @@ def sidecar(server: RedisServer) -> Iterator[Sidecar]:
 @pytest.fixture
 def outage() -> Iterator[tuple[RedisServer, Sidecar]]:
     """A server to take down, behind a sidecar: `local` degrades, elsewhere it refuses."""
-    server = RedisServer().start()
-    sidecar = Sidecar(server.url, timeout=0.5, policies={"local": "local", "strict": "7"}).start()
-    yield server, sidecar
-    sidecar.stop()
-    server.stop()
+    policies = {"local": "local", "strict": "7"}
+    with RedisServer() as server, Sidecar(server.url, timeout=0.5, policies=policies) as sidecar:
+        yield server, sidecar
 
 
 @pytest.mark.parametrize(

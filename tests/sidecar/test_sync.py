@@ -35,9 +35,8 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture(scope="module")
 def urls(server: RedisServer) -> Iterator[dict[str, str]]:
-    sidecar = Sidecar(server.url).start()
-    yield {"redis": server.url, "sidecar": sidecar.url}
-    sidecar.stop()
+    with Sidecar(server.url) as sidecar:
+        yield {"redis": server.url, "sidecar": sidecar.url}
 
 
 @pytest.fixture(params=["redis", "sidecar"])
