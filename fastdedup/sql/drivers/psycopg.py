@@ -40,7 +40,7 @@ class PsycopgDriver(Driver):
 
     def _is_pipelined(self) -> bool:
         """True if a statement's rows only come after the pipeline is synchronised."""
-        return self._connection.pgconn.pipeline_status is not PipelineStatus.OFF
+        return self._connection.info.pipeline_status is not PipelineStatus.OFF
 
 
 class SyncDriver(PsycopgDriver):
