@@ -14,17 +14,20 @@ user, and answer a request with a key 400. The settings are `FASTDEDUP` and `FAS
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from typing import Any, TypeVar, Unpack
 
 try:
     from rest_framework.request import Request
+    from rest_framework.utils.encoders import JSONEncoder
 except ImportError as error:
     raise ImportError(
         "fastdedup.integrations.drf needs Django REST Framework: pip install 'fastdedup[django]' djangorestframework"
     ) from error
 
 from asgiref.sync import iscoroutinefunction
+from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest, RawPostDataException
 
 from ..errors import ConfigError
@@ -34,7 +37,7 @@ from ..web.forms import CONTENT_TYPES
 from ..web.request import Principal, by_header, by_host, everyone
 from ..web.rules import UUID, KeySettings
 from .django.capture import claim_of
-from .django.convert import body_of
+from .django.convert import body_of, digest_of
 from .django.decorators import Operation
 from .django.inside import answered
 from .django.tokens import by_user
@@ -115,4 +118,11 @@ def _body_of(request: Any, http: HttpRequest, limit: int) -> bytes:
     except RawPostDataException:
         if request.content_type.partition(";")[0].strip().lower() in CONTENT_TYPES:
             return body_of(http, limit)
-        return fingerprint(request.data)
+        return fingerprint(json.loads(json.dumps(request.data, default=_plain)))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a parser in a form that JSON can hold: a file, a date, a decimal."""
+    if isinstance(value, UploadedFile):
+        return [value.name, value.content_type, digest_of(value)]
+    return JSONEncoder().default(value)

@@ -6,6 +6,7 @@ Import `django_project` before this module: REST Framework and Ninja read the se
 from __future__ import annotations
 
 import asyncio
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from ninja.security import HttpBearer
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import action, api_view, authentication_classes
 from rest_framework.exceptions import AuthenticationFailed, ValidationError
-from rest_framework.parsers import BaseParser
+from rest_framework.parsers import BaseParser, FileUploadParser
 from rest_framework.permissions import BasePermission
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
@@ -79,6 +80,19 @@ class TextParser(BaseParser):
 class Parsed(View):
     permission_classes = (Reader,)
     parser_classes = (*View.parser_classes, TextParser)
+
+
+class TaxParser(BaseParser):
+    """Makes a decimal, as parsers of XML do."""
+
+    media_type = "text/xml"
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        return {"item": Decimal(stream.read().decode())}
+
+
+class Uploaded(Parsed):
+    parser_classes = (TaxParser, FileUploadParser)
 
 
 class Lazy(View):
@@ -195,6 +209,7 @@ urlpatterns = [
     path("drf/view", View.as_view()),
     path("drf/view/<name>", View.as_view()),
     path("drf/parsed", Parsed.as_view()),
+    path("drf/uploaded", Uploaded.as_view()),
     path("drf/lazy", Lazy.as_view()),
     path("drf/outside", Outside.as_view()),
     path("drf/function", function),

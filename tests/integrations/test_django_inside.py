@@ -96,6 +96,15 @@ def test_a_body_that_was_parsed_before_is_digested_too(url: str, scheme: str, ki
     assert desk.orders == ["tea"]
 
 
+@pytest.mark.parametrize("kind", ["text/xml", "image/png"])
+def test_parsed_data_that_json_cannot_hold_is_digested_too(kind: str, desk: Desk) -> None:
+    headers = {"Idempotency-Key": "k", "Authorization": "Token ann's", "Content-Disposition": "x; filename=1"}
+    client = Client(headers=headers)
+    sent = [client.post("/drf/uploaded", body, content_type=kind) for body in ("1.5", "1.5", "2.5")]
+    assert [answer.status_code for answer in sent] == [201, 201, 422]
+    assert len(desk.orders) == 1
+
+
 def test_djangos_own_decorator_is_refused_on_an_operation() -> None:
     decorated = idempotent(principal=ninja.everyone)(order)
     with pytest.raises(ConfigError, match=r"decorate it with fastdedup\.integrations\.ninja"):

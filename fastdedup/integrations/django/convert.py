@@ -136,7 +136,7 @@ def form_of(request: HttpRequest, limit: int, *without: str) -> bytes:
     uploads = [(name, upload) for name, found in request.FILES.lists() for upload in found]
     if not request.META.get("CONTENT_LENGTH") and _size(fields, uploads) > limit:
         raise RequestTooLarge
-    files = ((name, upload.name, upload.content_type, _digest(upload)) for name, upload in uploads)
+    files = ((name, upload.name, upload.content_type, digest_of(upload)) for name, upload in uploads)
     return contents(fields.urlencode(), files)
 
 
@@ -193,7 +193,8 @@ def _latin(text: Any) -> bytes:
     return str(text).encode("latin-1", "replace")
 
 
-def _digest(upload: UploadedFile) -> str:
+def digest_of(upload: UploadedFile) -> str:
+    """Return a digest of a file's contents, which can be read again afterwards."""
     digest = blake2b(digest_size=16)
     for chunk in upload.chunks():
         digest.update(chunk)
