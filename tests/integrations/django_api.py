@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Iterator
 from io import BytesIO
 from typing import Any
@@ -14,6 +15,7 @@ from django.template import engines
 from django.template.response import TemplateResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
+from django.utils.translation import get_language
 from django.views import View
 
 from fastdedup.integrations.django import by_header, by_user, claim_of, gate, idempotent
@@ -150,6 +152,32 @@ def by_settings(request: Any, name: str) -> HttpResponseBase:
     return plain(request, name)
 
 
+def answering_itself(view: Any) -> Any:
+    """Decorates a view with one that sends a response of its own in the place of one that is not rendered yet."""
+
+    @functools.wraps(view)
+    def other(request: Any, name: str) -> HttpResponse:
+        made = view(request, name)
+        return HttpResponse("another") if hasattr(made, "render") else made
+
+    return other
+
+
+@exempt
+@answering_itself
+@idempotent(principal=visitor)
+def replaced(request: Any, name: str) -> HttpResponseBase:
+    answer(request, "late")
+    status = 500 if name == "failed" else 200
+    return TemplateResponse(request, engines["django"].from_string("never"), status=status)
+
+
+@exempt
+@idempotent(principal=visitor)
+def localized(request: Any) -> HttpResponse:
+    return HttpResponse(get_language())
+
+
 class Undecorated(View):  # type: ignore[misc]
     @idempotent(principal=by_user)
     def post(self, request: Any) -> HttpResponse:
@@ -165,5 +193,7 @@ urlpatterns = [
     path("class/<name>", Decorated.as_view()),
     path("aclass/<name>", AsyncDecorated.as_view()),
     path("settings/<name>", by_settings),
+    path("replaced/<name>", replaced),
+    path("localized", localized),
     path("undecorated", exempt(Undecorated.as_view())),
 ]

@@ -203,6 +203,21 @@ def made(request: HttpRequest, body: Order) -> Any:
     return {"order": number}
 
 
+class FillsTemplates:
+    """A middleware that fills the context of each response that is rendered late."""
+
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return self.get_response(request)
+
+    def process_template_response(self, request: HttpRequest, response: Any) -> Any:
+        if response.context_data is not None:
+            response.context_data["user"] = "ann"
+        return response
+
+
 router = SimpleRouter()
 router.register("orders", Orders, basename="orders")
 urlpatterns = [

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from django.db import transaction
-from django.test import AsyncClient, Client, RequestFactory
+from django.test import AsyncClient, Client, RequestFactory, override_settings
 
 from fastdedup import ConfigError
 from fastdedup.integrations.django import idempotent
@@ -154,6 +154,14 @@ def test_the_transaction_ends_before_the_response_is_stored(
     assert first.content == again.content
     assert again["Idempotency-Replayed"] == "true"
     assert len(desk.orders) == 2
+
+
+@pytest.mark.parametrize("url", ["/drf/view", "/drf/view/plain", "/ninja/orders"])
+def test_middleware_for_templates_gets_a_context(url: str, desk: Desk, atomic: None) -> None:
+    """A response that settles after the transaction is rendered late, as a template is."""
+    with override_settings(MIDDLEWARE=[f"{SETTINGS['ROOT_URLCONF']}.FillsTemplates"]):
+        assert post(url).content == post(url).content
+    assert len(desk.orders) == 1
 
 
 @pytest.mark.parametrize("url", ["/drf/view", "/drf/view/plain", "/drf/function", "/ninja/orders"])

@@ -91,6 +91,24 @@ class TestIdempotent:
     def test_a_template_is_kept_as_it_was_rendered(self, desk: Desk, browser: Browser, view: str) -> None:
         assert [browser.post(f"/{view}/late", **KEY).text for _ in range(2)] == ["order 1"] * 2
 
+    @pytest.mark.parametrize(("name", "again", "runs"), [("done", 409, 1), ("failed", 200, 2)])
+    def test_a_response_that_is_never_rendered_settles_by_its_status(
+        self, desk: Desk, browser: Browser, name: str, again: int, runs: int
+    ) -> None:
+        """A decorator sends another response, so there is no body that a duplicate could get."""
+        pages = [browser.post(f"/replaced/{name}", **KEY) for _ in range(2)]
+        assert [page.status for page in pages] == [200, again]
+        assert len(desk.orders) == runs
+
+    def test_a_replay_tells_the_language_of_its_body(self, desk: Desk, browser: Browser) -> None:
+        """LocaleMiddleware would tell the language of the retry, which did not choose the text."""
+        locale = {"MIDDLEWARE": ["django.middleware.locale.LocaleMiddleware", *SETTINGS["MIDDLEWARE"]]}
+        with override_settings(**locale, LANGUAGES=[("de", "German"), ("en", "English")]):
+            german = browser.post("/localized", **KEY, **{"Accept-Language": "de"})
+            replay = browser.post("/localized", **KEY, **{"Accept-Language": "en"})
+        assert [german.text, german.headers["content-language"]] == ["de", "de"]
+        assert [replay.text, replay.headers["content-language"]] == ["de", "de"]
+
     @pytest.mark.parametrize("view", ["class", "aclass"])
     def test_other_methods_pass(self, desk: Desk, browser: Browser, view: str) -> None:
         assert browser.get(f"/{view}/ok").text == "shown"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -21,7 +22,7 @@ from ...errors import DedupError
 from ...flows import drive
 from ...sync import Claim
 from .bridge import AWAITING, BLOCKING, Bridge
-from .convert import mark, reply, take
+from .convert import mark, reply, take, tell_language
 from .settling import Hold, give_back, settle
 
 _HOLD = "_fastdedup_hold"
@@ -45,6 +46,7 @@ def hold_of(request: HttpRequest) -> Hold | None:
 def mark_held(request: HttpRequest, hold: Hold) -> None:
     """Set the claim that a request holds, for `claim_of` and `hold_of`."""
     setattr(request, _HOLD, hold)
+    request.close = partial(_closed, request)  # Django calls it when the response is closed
 
 
 async def run(bridge: Bridge, hold: Hold, request: HttpRequest, view: Callable[[], Any]) -> HttpResponse:
@@ -54,7 +56,7 @@ async def run(bridge: Bridge, hold: Hold, request: HttpRequest, view: Callable[[
         BaseException: any exception of the view; then its claim is released.
     """
     mark_held(request, hold)
-    work = _run(bridge, hold, view)
+    work = _run(bridge, hold, request, view)
     return await (work if hold.recorder.rule.on_disconnect == "cancel" else bridge.finish(work, unsent))
 
 
@@ -66,7 +68,7 @@ async def unsent(response: Any) -> None:
         await sync_to_async(response.render)()
 
 
-async def _run(bridge: Bridge, hold: Hold, view: Callable[[], Any]) -> HttpResponse:
+async def _run(bridge: Bridge, hold: Hold, request: HttpRequest, view: Callable[[], Any]) -> HttpResponse:
     try:
         with claimed_work(hold.recorder.claim.settlement.store_key):
             response = await bridge.view(view)
@@ -78,21 +80,22 @@ async def _run(bridge: Bridge, hold: Hold, view: Callable[[], Any]) -> HttpRespo
         with suppress(DedupError):  # the view's own error matters more
             await give_back(bridge, hold)
         raise
-    return await finish(bridge, hold, response)
+    return await finish(bridge, hold, request, response)
 
 
-async def finish(bridge: Bridge, hold: Hold, response: HttpResponse) -> HttpResponse:
+async def finish(bridge: Bridge, hold: Hold, request: HttpRequest, response: HttpResponse) -> HttpResponse:
     """Settle by a view's response, now or once it is rendered or sent. Return the response to send."""
+    tell_language(request, response)
     if hold.within:
         note_rollback(hold, response)
     if response.streaming:
         _watch(hold, response)
         return response
     if callable(getattr(response, "render", None)) and not response.is_rendered:
-        _settle_once_rendered(hold, response)
+        _settle_once_rendered(hold, request, response)
         return response
     if hold.within and any(_request_transactions()):
-        _settle_after_transaction(hold, response)
+        _settle_after_transaction(hold, request, response)
         return response
     return await settle_by(bridge, hold, response)
 
@@ -104,34 +107,36 @@ async def settle_by(bridge: Bridge, hold: Hold, response: HttpResponse) -> HttpR
     return reply(hold.recorder.refusal()) if marks is None else mark(response, marks)
 
 
-def _settle_once_rendered(hold: Hold, response: Any) -> None:
+def _settle_once_rendered(hold: Hold, request: HttpRequest, response: Any) -> None:
     """Settle when the response is rendered: after the view, middleware may still change a TemplateResponse."""
     render = response.render
-    hold.pending = True
+    hold.pending = response.status_code
 
     def rendered() -> HttpResponse:
         del response.render  # so that it replaces the response's own render() only once
-        hold.pending = False
-        return drive(_run(BLOCKING, hold, render))
+        hold.pending = 0
+        return drive(_run(BLOCKING, hold, request, render))
 
     response.render = rendered
 
 
-def _settle_after_transaction(hold: Hold, response: Any) -> None:
+def _settle_after_transaction(hold: Hold, request: HttpRequest, response: Any) -> None:
     """Settle when the transaction of ATOMIC_REQUESTS has ended: Django renders a late response after that."""
-    hold.within, hold.pending = False, True
+    hold.within, hold.pending = False, response.status_code
     callbacks: list[Callable[[Any], Any]] = []  # of decorators around the view, such as gzip_page
 
     def rendered() -> HttpResponse:
         del response.render, response.is_rendered, response.add_post_render_callback
-        hold.pending = False
-        settled = drive(_run(BLOCKING, hold, lambda: response))
+        hold.pending = 0
+        settled = drive(_run(BLOCKING, hold, request, lambda: response))
         for callback in callbacks:
             settled = callback(settled) or settled
         return settled
 
     response.render, response.is_rendered = rendered, False
     response.add_post_render_callback = callbacks.append
+    # For middleware that fills the context of each response that is rendered late.
+    response.context_data, response.template_name = {}, None
 
 
 # The transaction of ATOMIC_REQUESTS
@@ -171,7 +176,7 @@ def pending(request: HttpRequest) -> Hold | None:
     hold = hold_of(request)
     if hold is None or not hold.pending:
         return None
-    hold.pending = False
+    hold.pending = 0
     return hold
 
 
@@ -190,6 +195,21 @@ def _failed(*, request: HttpRequest | None = None, **_: Any) -> None:
 
 
 got_request_exception.connect(_failed, dispatch_uid="fastdedup")
+
+
+def _closed(request: HttpRequest) -> None:
+    """Settle if the view's response was never rendered: another one was sent in its place, and the work is done."""
+    del request.close  # it refers to the request
+    request.close()
+    hold = hold_of(request)
+    if hold is None or not hold.pending:
+        return
+    told = "%s: its view answered %d, but another response was sent in its place: it is not stored"
+    hold.recorder.claim.settlement.warn("responses that were replaced", told, hold.pending)
+    hold.recorder.start(hold.pending, (), stream=True)
+    hold.pending = 0
+    with suppress(DedupError):  # a response is sent already, so an error could not be shown
+        drive(settle(BLOCKING, hold))
 
 
 # Streams

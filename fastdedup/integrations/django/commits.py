@@ -29,7 +29,7 @@ from ..http.committing import CommittedWork, DirectSteps, RouteCommits
 from .bridge import Bridge, is_async
 from .capture import mark_held, settle_by
 from .config import gate
-from .convert import reply, taken_from
+from .convert import reply, taken_from, tell_language
 from .decorators import Operation
 from .middleware import claimed
 from .settling import DjangoClaims, Hold, give_back
@@ -117,7 +117,7 @@ class DjangoCommits(Operation):
             work.hold(got.public, got.recorder)
         try:
             with nullcontext() if work.gate_wire is None else claimed_work(work.gate_wire):
-                response = await self._worked(bridge, work, view)
+                response = await self._worked(bridge, work, request, view)
         except BaseException:
             if got is not None:
                 with suppress(DedupError):  # the view's own error matters more
@@ -125,12 +125,14 @@ class DjangoCommits(Operation):
             raise
         return response if got is None else await settle_by(bridge, got, response)
 
-    async def _worked(self, bridge: Bridge, work: CommittedWork, view: Callable[[], Any]) -> HttpResponse:
+    async def _worked(
+        self, bridge: Bridge, work: CommittedWork, request: HttpRequest, view: Callable[[], Any]
+    ) -> HttpResponse:
         """Run the view in its transaction, and end that; return the response to send."""
         begun = await work.begin()
         if isinstance(begun, Response):
             return reply(begun)
-        response: Any = await work.run(partial(_viewed, bridge, view))
+        response: Any = await work.run(partial(_viewed, bridge, request, view))
         if isinstance(response, Response):
             return reply(response)
         if response.streaming:
@@ -140,11 +142,12 @@ class DjangoCommits(Operation):
         return await _ended(work, response)
 
 
-async def _viewed(bridge: Bridge, view: Callable[[], Any]) -> Any:
+async def _viewed(bridge: Bridge, request: HttpRequest, view: Callable[[], Any]) -> Any:
     """Return a view's response, rendered: rendering may ask the database."""
     response = await bridge.view(view)
     if not isinstance(response, HttpResponseBase):
         raise TypeError(f"a view must return an HttpResponse, got {response!r}")
+    tell_language(request, response)
     return response.render() if callable(getattr(response, "render", None)) else response
 
 

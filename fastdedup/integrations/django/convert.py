@@ -19,6 +19,7 @@ from django.http import (
     QueryDict,
     RawPostDataException,
 )
+from django.utils.translation import get_language
 
 from ...web.forms import contents
 from ...web.recorder import Recorder
@@ -143,6 +144,12 @@ def form_of(request: HttpRequest, limit: int, *without: str) -> bytes:
 def _size(fields: QueryDict, uploads: list[tuple[str, Any]]) -> int:
     sizes = (len(value.encode(errors="surrogateescape")) for _, found in fields.lists() for value in found)
     return sum(sizes) + sum(upload.size or 0 for _, upload in uploads)
+
+
+def tell_language(request: HttpRequest, response: HttpResponse) -> None:
+    """Set the header that LocaleMiddleware sets outside of what is stored: later it would tell a retry's language."""
+    if hasattr(request, "LANGUAGE_CODE"):
+        response.headers.setdefault("Content-Language", get_language())
 
 
 def take(recorder: Recorder, response: HttpResponse) -> None:

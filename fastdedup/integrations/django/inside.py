@@ -41,7 +41,7 @@ async def begun(operation: Operation, bridge: Bridge, request: HttpRequest, view
     if got is not None and not isinstance(got, Hold):
         return got
     if got is not None:
-        got.pending = True
+        got.pending = 500
         mark_held(request, got)
     with nullcontext() if got is None else claimed_work(got.recorder.claim.settlement.store_key):
         return await _viewed(bridge, request, view)
@@ -86,4 +86,4 @@ async def _viewed(bridge: Bridge, request: HttpRequest, view: Callable[[], Any])
 async def _ended(bridge: Bridge, request: HttpRequest, view: Callable[[], Any]) -> Any:
     response = await _viewed(bridge, request, view)
     hold = pending(request)
-    return response if hold is None else await finish(bridge, hold, response)
+    return response if hold is None else await finish(bridge, hold, request, response)
