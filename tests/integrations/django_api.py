@@ -14,7 +14,7 @@ from django.http import FileResponse, Http404, HttpResponse, HttpResponseBase, S
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.urls import path
-from django.utils.decorators import method_decorator
+from django.utils.decorators import async_only_middleware, method_decorator
 from django.utils.translation import get_language
 from django.views import View
 
@@ -152,13 +152,26 @@ def by_settings(request: Any, name: str) -> HttpResponseBase:
     return plain(request, name)
 
 
+@async_only_middleware  # type: ignore[untyped-decorator] # Django ships no types
+def held_back(get_response: Any) -> Any:
+    """A middleware that works on a response for a while before it is sent."""
+
+    async def middleware(request: Any) -> Any:
+        response = await get_response(request)
+        DESK.started.release()
+        await asyncio.to_thread(DESK.go_on.wait, 30)
+        return response
+
+    return middleware
+
+
 def answering_itself(view: Any) -> Any:
-    """Decorates a view with one that sends a response of its own in the place of one that is not rendered yet."""
+    """Decorates a view with one that sends a response of its own in the place of one that has still to come."""
 
     @functools.wraps(view)
     def other(request: Any, name: str) -> HttpResponse:
         made = view(request, name)
-        return HttpResponse("another") if hasattr(made, "render") else made
+        return HttpResponse("another") if made.streaming or hasattr(made, "render") else made
 
     return other
 
@@ -168,6 +181,8 @@ def answering_itself(view: Any) -> Any:
 @idempotent(principal=visitor)
 def replaced(request: Any, name: str) -> HttpResponseBase:
     answer(request, "late")
+    if name in ("stream", "events"):
+        return StreamingHttpResponse(iter([b"never"]), content_type=_kind(name))
     status = 500 if name == "failed" else 200
     return TemplateResponse(request, engines["django"].from_string("never"), status=status)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,7 +13,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.handlers.asgi import ASGIHandler
-from django.test import AsyncClient, Client
+from django.test import AsyncClient, Client, override_settings
 
 from fastdedup.integrations.django import Route, gate
 from fastdedup.sync import Dedup
@@ -325,6 +326,20 @@ class TestAClientThatLeaves:
 
         assert (await AsyncClient().post("/async/slow-stream", **EMPTY)).status_code == 409
         assert desk.orders == ["slow-stream"]
+
+    @pytest.mark.parametrize(("name", "again"), [("stream", 409), ("events", 200)])
+    async def test_before_its_stream_began_settles_too(
+        self, redis_url: str, open_api: Open, name: str, again: int
+    ) -> None:
+        """While middleware outside is at work on it: Django drops the response, and does not close it."""
+        with open_api(redis_url, wait=10.0) as desk:
+            with override_settings(MIDDLEWARE=["tests.integrations.django_api.held_back", *MIDDLEWARE]):
+                await leave(f"/async/{name}", desk)
+            gc.collect()  # asgiref keeps it in a circle
+            answer = await AsyncClient().post(f"/async/{name}", **EMPTY)
+            assert answer.status_code == again
+            assert again == 200 or b":response-not-stored" in answer.content
+            await sync_to_async(answer.close)()
 
     async def test_may_end_it(self, open_api: Open) -> None:
         with open_api(on_disconnect="cancel") as desk:

@@ -23,7 +23,7 @@ from ...flows import drive
 from ...sync import Claim
 from .bridge import AWAITING, BLOCKING, Bridge
 from .convert import mark, reply, take, tell_language
-from .settling import Hold, give_back, settle
+from .settling import Hold, give_back, settle, settle_later
 
 _HOLD = "_fastdedup_hold"
 
@@ -242,6 +242,14 @@ class _Ending:
         Django calls this in a thread that may block.
         """
         drive(self.end(BLOCKING, failed=not self._hold.recorder.counts_in_part))
+
+    def __del__(self) -> None:
+        """Settle if Django has dropped the response: its client left before it began, or another one was sent."""
+        recorder = self._hold.recorder
+        if not recorder.settled:
+            failed = not recorder.counts_in_part
+            recorder.settled = True
+            settle_later(self._hold, failed=failed)
 
 
 class _Stream(_Ending):

@@ -76,6 +76,11 @@ async def give_back(bridge: Bridge, hold: Hold) -> None:
     await _run(bridge, hold, lambda: _give_back(hold.recorder.claim), hold.seconds)
 
 
+def settle_later(hold: Hold, *, failed: bool) -> None:
+    """Settle, or release, without waiting for it, so that a finalizer may call this."""
+    hold.public.background.post(lambda: _give_back(hold.recorder.claim) if failed else _settle(hold.recorder))
+
+
 def _run(bridge: Bridge, hold: Hold, make: Callable[[], Awaitable[T]], seconds: float) -> Awaitable[T]:
     """Run what settles in the background thread."""
     return run_in_background(hold.public.background, make, seconds, settles=True, blocks=bridge.blocks)
