@@ -8,8 +8,9 @@ import functools
 import json
 import operator
 import re
+import typing
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ import orjson
 from ..codec import ONE_WAY, WIDE, extra_is_missing, has_nan
 from ..errors import error_text
 from .readers import JSON, reader_of
-from .values import attributes, same
+from .values import SCALARS, attributes, same
 
 _LONG_NUMBER: Final = re.compile(rb"[0-9]{641}")
 """More digits than any Python reads without a limit; they may be text."""
@@ -49,17 +50,24 @@ def _moment(value: Any) -> str:
     """Return the text of a time for orjson, which would round the seconds of its offset from UTC.
 
     Raises:
-        TypeError: it is no time, or has such seconds.
+        TypeError: it is no time, or its text does not have all of it.
     """
-    if type(value) not in (date, datetime, time) or _has_seconds_in_offset(value):
+    if type(value) not in (date, datetime, time) or _loses_zone(value):
         raise TypeError
     return str(value.isoformat())
 
 
-def _has_seconds_in_offset(value: Any) -> bool:
-    """True for most zones' times before 1900. JSON has only the hours and minutes of an offset."""
-    offset = value.utcoffset() if isinstance(value, datetime | time) else None
-    return offset is not None and (offset.seconds % 60 != 0 or offset.microseconds != 0)
+def _loses_zone(value: Any) -> bool:
+    """True for a time with more than JSON has: digits, and the hours and minutes of an offset.
+
+    Most zones' times before 1900 have seconds in their offset; a time without an offset has a fold, or a zone's name.
+    """
+    if not isinstance(value, datetime | time):
+        return False
+    offset = value.utcoffset()
+    if offset is None:
+        return value.fold == 1 or value.tzinfo is not None
+    return offset.seconds % 60 != 0 or offset.microseconds != 0
 
 
 def _json(value: Any) -> bytes:
@@ -90,19 +98,52 @@ def _are_read(kind: Any, those: list[Any]) -> bool:
     """True if values of one type are read as equal ones; also if `replay` will raise an error."""
     try:
         found = reader_of(list.__class_getitem__(kind)).read(_json(those), "")
+        names = _compared(kind, own=_facts(kind)[1])
     except Exception:  # noqa: BLE001 -- by the user's own code, or `replay` will raise it, too
         return True
     for are_equal in (operator.eq, same):
-        with contextlib.suppress(Exception):  # an `__eq__` may need what was not read
-            if are_equal(found, those):
+        with contextlib.suppress(Exception):  # by an `__eq__` of the user's own
+            if are_equal(*([_contents(each, names) for each in values] for values in (found, those))):
                 return True
     return False
+
+
+def _contents(value: Any, names: Sequence[str] | None = None) -> Any:
+    """Return what must be equal of a value, whose own `__eq__` may leave out some. `names`: see `_compared`."""
+    if type(value) in SCALARS:
+        return value
+    if isinstance(value, datetime | time):
+        return value, value.tzinfo is None and (value.fold,)
+    if isinstance(value, dict):
+        return {key: _contents(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | deque):
+        return [type(value), *map(_contents, value)]
+    kind: Any = type(value)
+    names = _compared(kind) if names is None else names
+    # A field that is not set counts as `...`, which JSON does not have.
+    return [_contents(getattr(value, name, ...)) for name in names] if names else value
+
+
+@functools.lru_cache(maxsize=1024)
+def _compared(kind: Any, own: bool = False) -> list[str]:
+    """Return what a dataclass or model compares unless it has an `__eq__` of its own: its class and fields.
+
+    `own`: without the fields whose types depend on the parameters of a generic class.
+    """
+    if dataclasses.is_dataclass(kind):
+        names = [each.name for each in dataclasses.fields(kind) if each.compare]
+    elif hasattr(kind, "__pydantic_validator__"):
+        names = [*kind.model_fields, "__pydantic_extra__", "__pydantic_private__"]
+    else:
+        return []
+    hints = typing.get_type_hints(kind) if own else {}
+    return ["__class__", *(name for name in names if not _facts(hints.get(name))[1])]
 
 
 def _with_fields(value: Any) -> Iterator[Any]:
     """Yield the parts of a value that their JSON may not bring back.
 
-    They are dataclasses, models, values with a schema of their own, and times with seconds in their offset.
+    They are dataclasses, models, values with a schema of their own, and times with more than JSON has.
     """
     if isinstance(value, dict):
         parts: Any = value.values()
@@ -111,12 +152,9 @@ def _with_fields(value: Any) -> Iterator[Any]:
     else:
         kind: Any = type(value)
         has_fields, is_generic = _facts(kind)
-        if not has_fields:
-            if _has_seconds_in_offset(value):
-                yield value
-            return
-        if not is_generic:
+        if has_fields or _loses_zone(value):
             yield value
+        if not is_generic:
             return
         parts = attributes(value).values()  # its reader may name the types that they are of
     for each in parts:
@@ -125,6 +163,7 @@ def _with_fields(value: Any) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _facts(kind: Any) -> tuple[bool, bool]:
-    """Return whether a class has a schema of its own, and parameters. Pydantic's classes take long to answer."""
+    """Return whether a type has a schema of its own, and parameters. Pydantic's classes take long to answer."""
     has_schema = hasattr(kind, "__get_pydantic_core_schema__")
-    return has_schema or dataclasses.is_dataclass(kind), bool(getattr(kind, "__parameters__", ()))
+    is_generic = isinstance(kind, typing.TypeVar) or bool(getattr(kind, "__parameters__", ()))
+    return has_schema or dataclasses.is_dataclass(kind), is_generic

@@ -334,6 +334,8 @@ def _fits(declared: Any, value: Any) -> bool:
         return any(each == value and type(each) is type(value) for each in parts)
     if isinstance(kind, typing.NewType):
         return _fits(kind.__supertype__, value)
+    if not isinstance(kind, type) and hasattr(kind, "__value__"):  # of `type Name = …`
+        return _fits(kind.__value__, value)
     if kind is None or value is None:
         return value is None and kind in (None, types.NoneType, Any, object)
     if typing.is_typeddict(kind):

@@ -98,6 +98,9 @@ def same(one: Any, other: Any) -> bool:
         return _digits(one) == _digits(other) and one.utcoffset() == other.utcoffset()
     if isinstance(one, Enum):
         return one is other
+    has_fields = dataclasses.is_dataclass(one) or hasattr(kind, "__pydantic_validator__")
+    if has_fields and not same(attributes(one), attributes(other)):
+        return False
     if isinstance(one, defaultdict) and one.default_factory is not other.default_factory:
         return False
     if isinstance(one, deque) and one.maxlen != other.maxlen:
@@ -109,9 +112,7 @@ def same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and _are_same(one, found, found, found)
     if isinstance(one, list | tuple | deque):
         return len(one) == len(other) and all(map(same, one, other))
-    if dataclasses.is_dataclass(one) or hasattr(kind, "__pydantic_validator__"):
-        return same(attributes(one), attributes(other))
-    return bool(one == other)
+    return has_fields or bool(one == other)
 
 
 def difference(one: Any, other: Any) -> str:

@@ -34,6 +34,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import core_schema
+from typing_extensions import TypeAliasType
 
 from fastdedup import ConfigError, FailedError, ResultError, ResultWarning
 from fastdedup.sync import Dedup as SyncDedup
@@ -217,7 +218,15 @@ def test_a_caller_that_waited_does_not_share_the_result_of_the_first(tmp_path: P
 # Values that `==` calls equal, although they are not the same
 
 
+@dataclass
+class Output(dict[str, int]):
+    """Fields and keys; like models of some libraries."""
+
+    at: Any = None
+
+
 DIFFERENT: list[tuple[Any, Any]] = [
+    (Output, Output(datetime(2026, 1, 1))),
     (datetime, datetime(2026, 10, 25, 2, 30, fold=1)),
     (time, time(2, 30, fold=1)),
     (complex, complex(-0.0, 1)),
@@ -380,7 +389,11 @@ def test_plain_json_comes_back_as_it_was_also_if_the_declared_type_is_another(
         assert dedup.once(key=key_of)(returning(declared, 7, is_async=False))("k") == value
 
 
+Text = TypeAliasType("Text", str | list[str])
+
 WRONG: list[tuple[Any, Any]] = [
+    ({"a": 1}, Text),
+    ([1], Text),
     ({"a": 1}, dict[str, str]),
     (["a"], list[int]),
     ([1, None], list[int]),
@@ -463,6 +476,29 @@ class Unread:
     number: Annotated[int, AfterValidator(lambda number: 1 // 0)] = 0
 
 
+class Entity(BaseModel):
+    """Equal to each one of its number."""
+
+    number: int
+    secret: str = Field(default="", exclude=True)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Entity) and other.number == self.number
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass
+class Team:
+    members: list[Entity]
+
+
+@dataclass
+class Stamped:
+    at: datetime
+
+
+FOLDED = datetime(2026, 10, 25, 2, 30, fold=1)
 BEFORE_1900 = datetime(1850, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))  # 53 minutes and 28 seconds before UTC
 
 
@@ -480,10 +516,23 @@ class Boxed(Generic[T]):
     price: float = 0
 
 
-def with_total() -> Summed:
-    summed = Summed()
-    summed.total = 7
-    return summed
+@dataclass
+class Counted(Generic[T]):
+    item: T
+    total: int = field(default=0, init=False)
+
+
+class Paged(BaseModel, Generic[T]):
+    items: list[T]
+    secret: str = Field(default="", exclude=True)
+
+
+V = TypeVar("V", Summed, Counted[datetime])
+
+
+def with_total(value: V) -> V:
+    value.total = 7
+    return value
 
 
 RENAMED = Renamed.model_validate({"in": 7})
@@ -494,7 +543,11 @@ ONE_WAY: list[tuple[Any, Any]] = [
     (Around, Around(inner=RENAMED)),
     (Held, Held(hiding=Hiding())),
     (Doubled, Doubled(1)),
-    (Summed, with_total()),
+    (Summed, with_total(Summed())),
+    (Counted[datetime], with_total(Counted(FOLDED.replace(fold=0)))),
+    (Paged[datetime], Paged(items=[], secret="s")),
+    (Entity, Entity(number=1, secret="s")),
+    (Team, Team([Entity(number=1), Entity(number=2, secret="s")])),
     (Summed, Summed(RENAMED)),
     (Aliased, Aliased(7)),
     (SecretStr, SecretStr("s")),
@@ -508,6 +561,10 @@ ONE_WAY: list[tuple[Any, Any]] = [
     (list[datetime], [datetime(2026, 1, 1), BEFORE_1900]),
     (tuple[datetime, Decimal], (BEFORE_1900, Decimal(1))),
     (time, time(1, tzinfo=timezone(timedelta(hours=1, seconds=30)))),
+    (time, time(1, tzinfo=ZoneInfo("Europe/Berlin"))),
+    (time, time(1, fold=1)),
+    (dict[str, datetime], {"a": FOLDED}),
+    (Stamped, Stamped(FOLDED)),
 ]
 """Types, each with a value that its JSON does not bring back."""
 one_way = pytest.mark.parametrize(("declared", "value"), ONE_WAY, ids=map(str, range(len(ONE_WAY))))
@@ -543,6 +600,9 @@ EQUAL: list[tuple[Any, Any]] = [
     (Doubled, Doubled(0)),
     (Boxed[datetime], Boxed(datetime(2026, 1, 1), 1)),
     (Boxed[int], Boxed(1, 1)),
+    (Counted[datetime], Counted(datetime(2026, 1, 1))),
+    (Team, Team([Entity(number=1)])),
+    (Stamped, Stamped(datetime(2026, 1, 1, tzinfo=ZoneInfo("Europe/Berlin")))),
 ]
 
 
