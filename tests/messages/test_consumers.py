@@ -285,6 +285,8 @@ async def test_a_handler_can_give_a_message_up(open_face: Open, redis_url: str) 
         async with face.at_work(dedup, work) as consumer:
             await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
         assert work.begun == ["a"]
+        (dead,) = await face.dead_letters()
+        assert [dead.headers[name] for name in (KEY, REASON, ATTEMPTS)] == ["a", "failed", "1"]
 
 
 async def test_a_dead_letter_published_again_is_worked_on(

@@ -54,14 +54,6 @@ DUPLICATE = (Action.ACK, Reason.DUPLICATE, 0.0)
 dedup = async_fixture(lambda: Dedup("memory://", namespace="m"))
 
 
-async def test_the_second_delivery_is_acknowledged_without_work(dedup: Dedup) -> None:
-    """So does the delivery that follows a poller that died before it deleted the message."""
-    orders = Dispatcher("orders", dedup, key=key)
-    assert seen(await orders.dispatch("a", ends)) == ACKED
-    assert seen(await orders.dispatch("a", fails)) == DUPLICATE
-    assert (orders.counts.first, orders.counts.duplicate) == (1, 1)
-
-
 async def test_poison_is_retried_and_then_a_dead_letter_at_each_delivery(dedup: Dedup) -> None:
     """A poller that dies before it has laid the message down is told again."""
     orders = Dispatcher("orders", dedup, key=key, attempts=2, retry_delay=0.01)
@@ -70,11 +62,6 @@ async def test_poison_is_retried_and_then_a_dead_letter_at_each_delivery(dedup: 
     assert [each.action for each in found] == [Action.DEAD_LETTER, Action.DEAD_LETTER]
     assert [each.reason for each in found] == [Reason.FAILED, Reason.DUPLICATE]
     assert seen(await orders.dispatch("a", ends, again=True)) == ACKED
-
-
-async def test_a_message_without_key_is_a_dead_letter(dedup: Dedup) -> None:
-    found = await Dispatcher("orders", dedup, key=key).dispatch(None, ends)
-    assert seen(found) == (Action.DEAD_LETTER, Reason.NO_KEY, 0.0)
 
 
 LONG = "k" * 2000

@@ -322,24 +322,6 @@ async def test_the_answer_to_a_request_is_no_delivery(redis_url: str) -> None:
         assert guard.counts["orders"].delivered == 1
 
 
-async def test_a_result_that_was_not_published_comes_with_the_duplicate(redis_url: str) -> None:
-    async with at_work(redis_url, keep_result=True, publish=True, then=lambda: "invoice 7") as shop:
-        producer = shop.broker.config.producer
-        publish, failed = type(producer).publish, []
-
-        async def fails_once(cmd: Any) -> Any:
-            if cmd.destination == "invoices" and not failed:
-                failed.append(cmd)
-                raise ConnectionError("the broker is gone")
-            return await publish(producer, cmd)
-
-        producer.publish = fails_once
-        with pytest.raises(ConnectionError):
-            await shop.publish()
-        await shop.publish()
-        assert (shop.replies, len(shop.runs)) == (["invoice 7"], 1)
-
-
 # With an inbox
 
 

@@ -145,17 +145,6 @@ async def test_entries_at_work_are_not_taken_over(open_shop: Open) -> None:
                 await wait_until(lambda: slow.done == ["slow"], description="it is done")
 
 
-async def test_what_stop_leaves_is_taken_over_at_once(open_shop: Open) -> None:
-    """An idle time of an hour: the next member must not wait for it, only for the delay between attempts."""
-    async with open_shop() as (shop, dedup):
-        tried, rest = Work(fault), Work()
-        shop.add("a")
-        async with shop.consumer(dedup, tried, retry_delay=2.0, idle=3600.0) as consumer:
-            await wait_until(lambda: consumer.counts.retried == 1, description="it waits for another try")
-        async with shop.consumer(dedup, rest, idle=3600.0):
-            await wait_until(lambda: rest.done == ["a"], description="the next one does it")
-
-
 @pytest.mark.parametrize("dies", [False, True], ids=["done", "dead letters"])
 async def test_a_small_pool_of_connections_suffices_for_many_entries(
     open_shop: Open, caplog: pytest.LogCaptureFixture, dies: bool

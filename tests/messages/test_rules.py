@@ -16,7 +16,7 @@ import pytest
 from fastdedup import ConfigError, Dedup, Resolution
 from fastdedup.errors import RetryTransaction
 from fastdedup.events import ConsumerPaused, ConsumerResumed, DeadLettered, Event, GateBypassed
-from fastdedup.messages import Action, DeadLetterError, Decision, MessageRules, Reason, body_digest
+from fastdedup.messages import Action, Decision, MessageRules, Reason, body_digest
 from fastdedup.messages.deliveries import Deliveries
 from fastdedup.messages.keys import gate_key, text_of
 from fastdedup.messages.settings import deliveries_of
@@ -114,14 +114,6 @@ consumer = async_fixture(lambda open_consumer: open_consumer())
 # The gate alone
 
 
-async def test_the_first_works_and_a_duplicate_is_acknowledged(consumer: Consumer) -> None:
-    assert told(await consumer.get()) == (Action.ACK, Reason.FIRST)
-    assert told(await consumer.get()) == (Action.ACK, Reason.DUPLICATE)
-    assert len(consumer.runs) == 1
-    counts = consumer.deliveries.counts
-    assert (counts.delivered, counts.first, counts.duplicate) == (2, 1, 1)
-
-
 async def test_a_ledger_remembers_what_is_done(redis_url: str, events: list[Event]) -> None:
     """In place of a record for each message; what failed has a record, and may be taken again."""
     async with opened(redis_url, events) as dedup:
@@ -168,14 +160,6 @@ async def test_a_result_that_cannot_be_kept_is_left_out(open_consumer: Open) -> 
         consumer.then = object
         assert told(await consumer.get()) == (Action.ACK, Reason.FIRST)
         assert (await consumer.get()).result is None
-
-
-async def test_two_consumers_of_one_message_both_work(redis_url: str, events: list[Event]) -> None:
-    async with opened(redis_url, events) as dedup:
-        billing = Consumer(dedup)
-        shipping = Consumer(dedup)
-        shipping.deliveries.rules.consumer = "shipping"
-        assert [(await each.get()).reason for each in (billing, shipping)] == [Reason.FIRST] * 2
 
 
 async def test_a_twin_at_work_delays_the_message(open_consumer: Open) -> None:
@@ -238,15 +222,6 @@ async def test_attempts_that_the_message_tells_of_count_too(open_consumer: Open)
     async with open_consumer(attempts=3) as consumer:
         consumer.then = fault
         assert (await consumer.get(failed=2)).action is Action.DEAD_LETTER
-
-
-async def test_a_handler_can_give_a_message_up(consumer: Consumer) -> None:
-    def give_up() -> None:
-        raise DeadLetterError("this order was cancelled")
-
-    consumer.then = give_up
-    assert told(await consumer.get()) == (Action.DEAD_LETTER, Reason.FAILED)
-    assert len(consumer.runs) == 1
 
 
 async def test_attempts_of_consumers_that_died_count(redis_url: str, events: list[Event]) -> None:
