@@ -162,19 +162,18 @@ def test_silent_connections_of_the_crowd_are_closed_first() -> None:
 
 SOCKET = """
 [[sockets]]
-path = "{folder}/narrow.sock"
+path = "{run}/narrow.sock"
 pending = 2
 allow_stores = true
 """
 
 
 @pytest.fixture(scope="module")
-def path(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def path(redis_server: RedisServer) -> Iterator[Path]:
     """A socket with two operations under way at most."""
-    folder = tmp_path_factory.mktemp("narrow")
     options = ("--url", redis_server.url, "--namespace", "pending", "--grace", "0.1")
-    with Sidecar(*options, config=SOCKET.format(folder=folder)):
-        yield folder / "narrow.sock"
+    with Sidecar(*options, config=SOCKET) as sidecar:
+        yield sidecar.path.parent / "narrow.sock"
     with redis_server.client() as raw:
         raw.flushdb()
 

@@ -40,7 +40,7 @@ class Sidecar:
 
     Args:
         options: of `serve`.
-        config: a TOML file's text.
+        config: a TOML file's text; `{run}` in it is the folder of the sockets.
         more: environment variables.
     """
 
@@ -51,7 +51,7 @@ class Sidecar:
         self.path = self.folder / "run" / "fastdedup.sock"
         self.options = [*(["--socket", str(self.path)] if own_socket else []), *options]
         if config is not None:
-            (self.folder / "fastdedup.toml").write_text(config)
+            (self.folder / "fastdedup.toml").write_text(config.replace("{run}", str(self.path.parent)))
             self.options += ["--config", str(self.folder / "fastdedup.toml")]
         self._more = more
         self.process: subprocess.Popen[bytes] | warm.Program | None = None

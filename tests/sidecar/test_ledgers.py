@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import socket
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -72,17 +71,7 @@ claims_per_second = 10
 """
 
 
-@pytest.fixture(scope="module")
-def served(server: RedisServer) -> Iterator[Sidecar]:
-    gate = Sidecar()
-    (gate.folder / "run").mkdir()
-    file = gate.folder / "fastdedup.toml"
-    file.write_text(CONFIG.format(url=server.url, run=gate.folder / "run"))
-    gate.options += ["--config", str(file)]
-    with gate:
-        yield gate
-
-
+served = fixture_with(lambda server: Sidecar(config=CONFIG.replace("{url}", server.url)), scope="module")
 resp = fixture_with(lambda served: served.client())
 
 

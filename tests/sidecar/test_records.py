@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shlex
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +18,7 @@ from fastdedup import ConfigError, Dedup, State
 from fastdedup.cli.main import cli
 from fastdedup.sidecar import client as asking
 
+from ..fixtures import fixture_with
 from ..servers import RedisServer
 from ..sql_pages.pages import Page
 from .running import Sidecar, client, figure
@@ -45,13 +45,7 @@ namespaces = ["shop"]
 """
 
 
-@pytest.fixture(scope="module")
-def sidecar(server: RedisServer) -> Iterator[Sidecar]:
-    sidecar = Sidecar("--url", server.url)
-    sidecar.options += ["--config", str(sidecar.folder / "fastdedup.toml")]
-    (sidecar.folder / "fastdedup.toml").write_text(CONFIG.format(run=sidecar.path.parent))
-    with sidecar:
-        yield sidecar
+sidecar = fixture_with(lambda server: Sidecar("--url", server.url, config=CONFIG), scope="module")
 
 
 def lines(sidecar: Sidecar, event: str) -> list[dict[str, Any]]:

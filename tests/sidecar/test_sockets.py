@@ -97,12 +97,7 @@ class Tenants:
 
 @pytest.fixture(scope="module")
 def tenants() -> Iterator[Tenants]:
-    sidecar = Sidecar()
-    sidecar.options += ["--config", str(sidecar.folder / "fastdedup.toml")]
-    (sidecar.folder / "fastdedup.toml").write_text(
-        TENANTS.format(run=sidecar.path.parent, owner=OWNER, group=GROUP)
-    )
-    with sidecar:
+    with Sidecar(config=TENANTS.format(run="{run}", owner=OWNER, group=GROUP)) as sidecar:
         yield Tenants(sidecar)
 
 
