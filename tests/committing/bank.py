@@ -209,7 +209,7 @@ async def open_postgres(
 ) -> AsyncIterator[Bank]:
     """Open an application over a database behind a proxy; `way` names its driver."""
     async with (
-        WAYS[way](place.proxy.folder, place) as begin,
+        WAYS[way](place) as begin,
         open_bank(redis.url, settings.pop("begin", begin), **settings) as bank,
     ):
         yield bank

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from functools import partial
 from typing import Annotated, Any
 
-import asyncpg
 import httpx
 import psycopg
 import pytest
@@ -24,7 +23,7 @@ from fastdedup.sql import Inbox
 from fastdedup.sync.sql import Inbox as BlockingInbox
 
 from ..fixtures import async_fixture
-from ..gated_inbox.shop import Place, broken, flush
+from ..gated_inbox.shop import Place, asyncpg_begin, broken, flush
 from ..gated_inbox.times import WEEK
 from ..integrations.desk import client, problem
 from ..servers import RedisServer
@@ -33,29 +32,15 @@ INSERT = "INSERT INTO work VALUES (%s)"
 Begin = Callable[[], Any]
 
 
-def options_of(place: Place, driver: str) -> dict[str, Any]:
-    """Return the arguments by which a driver connects through the proxy."""
-    return {**getattr(place.database, driver), "host": str(place.proxy.folder)}
-
-
-@asynccontextmanager
-async def asyncpg_pool(place: Place) -> AsyncIterator[Begin]:
-    """Give a `begin` over a pool of asyncpg's."""
-    options = options_of(place, "asyncpg")
-    async with asyncpg.create_pool(**options, min_size=0, max_size=8) as pool:
-
-        @asynccontextmanager
-        async def begin() -> AsyncIterator[Any]:
-            async with pool.acquire() as connection, connection.transaction():
-                yield connection
-
-        yield begin
+def options_of(place: Place) -> dict[str, Any]:
+    """Return the arguments by which psycopg connects through the proxy."""
+    return {**place.database.psycopg, "host": str(place.proxy.folder)}
 
 
 @asynccontextmanager
 async def psycopg_async_connections(place: Place) -> AsyncIterator[Begin]:
     """Give a `begin` that connects for each transaction."""
-    options = options_of(place, "psycopg")
+    options = options_of(place)
 
     @asynccontextmanager
     async def begin() -> AsyncIterator[Any]:
@@ -68,7 +53,7 @@ async def psycopg_async_connections(place: Place) -> AsyncIterator[Begin]:
 @asynccontextmanager
 async def psycopg_connections(place: Place) -> AsyncIterator[Begin]:
     """Give a synchronous `begin` that connects for each transaction."""
-    options = options_of(place, "psycopg")
+    options = options_of(place)
     yield partial(psycopg.connect, **options)
 
 
@@ -83,7 +68,7 @@ async def sqlalchemy_sessions(place: Place) -> AsyncIterator[Begin]:
         engine.dispose()
 
 
-ASYNC = {"asyncpg": asyncpg_pool, "psycopg": psycopg_async_connections}
+ASYNC = {"asyncpg": asyncpg_begin, "psycopg": psycopg_async_connections}
 SYNC = {"psycopg in threads": psycopg_connections, "sqlalchemy in threads": sqlalchemy_sessions}
 each_way = pytest.mark.parametrize("way", [*ASYNC, *SYNC])
 

@@ -240,10 +240,10 @@ async def do_work(transaction: Any, key: str) -> None:
 
 
 @asynccontextmanager
-async def asyncpg_begin(folder: Path, place: Place) -> AsyncIterator[Callable[[], Any]]:
+async def asyncpg_begin(place: Place) -> AsyncIterator[Callable[[], Any]]:
     """Give a `begin` over a pool of asyncpg's."""
-    options = {**place.database.asyncpg, "host": str(folder)}
-    async with asyncpg.create_pool(**options, min_size=0, max_size=4) as pool:
+    options = {**place.database.asyncpg, "host": str(place.proxy.folder)}
+    async with asyncpg.create_pool(**options, min_size=0, max_size=8) as pool:
 
         @asynccontextmanager
         async def begin() -> AsyncIterator[Any]:
@@ -254,10 +254,10 @@ async def asyncpg_begin(folder: Path, place: Place) -> AsyncIterator[Callable[[]
 
 
 @asynccontextmanager
-async def sqlalchemy_begin(folder: Path, place: Place) -> AsyncIterator[Callable[[], Any]]:
+async def sqlalchemy_begin(place: Place) -> AsyncIterator[Callable[[], Any]]:
     """Give SQLAlchemy's `Session.begin` over asyncpg."""
     url = place.database.urls["asyncpg"].partition("?")[0]
-    engine = create_async_engine(f"{url}?host={folder}")
+    engine = create_async_engine(f"{url}?host={place.proxy.folder}")
     try:
         yield async_sessionmaker(engine).begin
     finally:
@@ -278,7 +278,7 @@ async def open_shop(
     gate = Dedup(url, on_event=events.append, **settings)
     async with AsyncExitStack() as stack:
         begin = options.pop("begin", None)
-        begin = begin or await stack.enter_async_context(WAYS[way](place.proxy.folder, place))
+        begin = begin or await stack.enter_async_context(WAYS[way](place))
         await stack.enter_async_context(gate)
         shop = Shop(place, gate, begin, **options)
         shop.events = events
