@@ -127,6 +127,37 @@ local function dense(slot)
     return answer_known(ledger, patience, then_slot, byte(stored, 1, NONCE))
   end
 
+  local function write_nonces(bucket, keep)
+    if bucket.size == 0 or not (bucket.whole or #bucket.nonces > 0) then return nil end
+    local beside, missing = nonces_of(bucket.key, bucket.size)
+    if not beside then return missing end
+    local code
+    if missing then
+      local zeros = string.rep('\0', bucket.size * 64 * NONCE)
+      code = put('SET', beside, VERSION .. 'Y' .. char(bucket.size) .. zeros, 'PX', keep)
+    elseif bucket.whole then
+      code = put('PEXPIRE', beside, keep)
+    end
+    local from, parts = nil, {}
+    for at, one in ipairs(bucket.nonces) do
+      if code then return code end
+      from = from or one.place
+      parts[#parts + 1] = one.nonce
+      local after = bucket.nonces[at + 1]
+      if not after or after.place ~= one.place + 1 then
+        code = put('SETRANGE', beside, Y_HEAD + from * NONCE, table.concat(parts))
+        from, parts = nil, {}
+      end
+    end
+    return code
+  end
+
+  -- Writes the nonces of the ids that came so far: what is read after this are those of the cells. A fault is told by `write`.
+  local function save_nonces(bucket, ledger)
+    bucket.fault = bucket.fault or write_nonces(bucket, ledger.keep)
+    bucket.nonces = {}
+  end
+
   local function each_stray(bucket, visit)
     for at = bucket.strays_from, #bucket.text, STRAY do visit(sub(bucket.text, at, at + STRAY - 1)) end
     for _, stray in ipairs(bucket.added) do visit(stray) end
@@ -162,6 +193,7 @@ local function dense(slot)
   -- Drops what is over, lets the cells be those of the chunk with most ids, and puts what fits into them.
   local function put_in_order(bucket, ledger)
     local strays, counts, inside = {}, {}, 0
+    save_nonces(bucket, ledger)
     each_stray(bucket, function(stray)
       if lives(byte(stray, DENSE_WIDTH + 1), slot) then
         strays[#strays + 1] = stray
@@ -201,6 +233,7 @@ local function dense(slot)
     end
     bucket.since, bucket.whole, bucket.added, bucket.strays = slot, true, {}, #left
     bucket.text, bucket.strays_from = table.concat(left), 1
+    save_nonces(bucket, ledger)
   end
 
   -- Remembers an id that is not remembered. Returns nil, or a code.
@@ -223,31 +256,6 @@ local function dense(slot)
     bucket.strays = bucket.strays + 1
     bucket.added[#bucket.added + 1] = digest .. char(slot) .. nonce
     return nil
-  end
-
-  local function write_nonces(bucket, keep)
-    if bucket.size == 0 or not (bucket.whole or #bucket.nonces > 0) then return nil end
-    local beside, missing = nonces_of(bucket.key, bucket.size)
-    if not beside then return missing end
-    local code
-    if missing then
-      local zeros = string.rep('\0', bucket.size * 64 * NONCE)
-      code = put('SET', beside, VERSION .. 'Y' .. char(bucket.size) .. zeros, 'PX', keep)
-    elseif bucket.whole then
-      code = put('PEXPIRE', beside, keep)
-    end
-    local from, parts = nil, {}
-    for at, one in ipairs(bucket.nonces) do
-      if code then return code end
-      from = from or one.place
-      parts[#parts + 1] = one.nonce
-      local after = bucket.nonces[at + 1]
-      if not after or after.place ~= one.place + 1 then
-        code = put('SETRANGE', beside, Y_HEAD + from * NONCE, table.concat(parts))
-        from, parts = nil, {}
-      end
-    end
-    return code
   end
 
   local function write_cells(bucket, keep)
@@ -273,7 +281,8 @@ local function dense(slot)
     local bucket = present
     present = nil
     if not bucket or #bucket.taken == 0 then return end
-    local code = write_nonces(bucket, ledger.keep) or write_cells(bucket, ledger.keep)
+    save_nonces(bucket, ledger)
+    local code = bucket.fault or write_cells(bucket, ledger.keep)
     if not code then return end
     for _, i in ipairs(bucket.taken) do answer(i, code) end
   end
@@ -295,11 +304,12 @@ local function dense(slot)
       }
     end
     local bucket, code = present, nil
-    local at = not bucket.fresh[digest] and whereabouts(bucket, digest)
-    if bucket.fresh[digest] then
-      code = bucket.fresh[digest] ~= nonce and ALREADY or nil
+    local patience, fresh = byte(entry, -1), bucket.fresh[digest]
+    local at = not fresh and whereabouts(bucket, digest)
+    if fresh then
+      code = fresh ~= nonce and answer_known(ledger, patience, slot, byte(fresh, 1, NONCE)) or nil
     elseif at then
-      code = answer_at(bucket, at, digest, nonce, byte(entry, -1), ledger)
+      code = answer_at(bucket, at, digest, nonce, patience, ledger)
     else
       code = remember_in(bucket, digest, nonce, ledger)
       if not code then

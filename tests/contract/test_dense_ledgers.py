@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 
 from fastdedup import ConfigError, Dedup, ForeignRecordError, InvalidKeyError, Ledger
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.owners import owner_field
+from fastdedup.ledger.ids import nonce_of
+from fastdedup.ledger.operations import FirstOp
 
 from ..stores import Backend
 from ..waiting import wait_until
@@ -69,6 +73,40 @@ async def test_another_sequence_takes_over_a_bucket(dedup: Dedup) -> None:
     assert all(await ledger.first_many(range(150), owner="one"))
     assert all(await ledger.first_many(range(other, other + 700), owner="other"))
     assert not any(await ledger.first_many([*range(150), *range(other, other + 700)]))
+
+
+async def test_names_are_kept_where_sequences_share_a_bucket(dedup: Dedup) -> None:
+    """An id may come into a cell or leave it within the call that remembers it, or within the one that repeats it."""
+    ledger, dice = dense(dedup, capacity=1000), Random(9)
+    await ledger.open()
+    assert ledger.view is not None
+    form, known = ledger.view.form, set[int]()
+    for number in range(24):
+        # Eight calls a bucket.
+        starts = [number // 8 * form.chunk + form.chunk * form.buckets * sequence for sequence in range(3)]
+        ids = [dice.choice(starts) + dice.randrange(form.chunk) for _ in range(dice.choice([20, 150, 400]))]
+        firsts = [each not in known and not known.add(each) for each in ids]  # type: ignore[func-returns-value]
+        for _ in range(2):
+            assert await ledger.first_many(ids, owner=f"call {number}") == firsts
+
+
+@pytest.mark.parametrize("is_dense", [True, False])
+async def test_a_call_of_the_same_batch_may_still_be_undone(
+    dedup: Dedup, backend: Backend, is_dense: bool
+) -> None:
+    """Until a list is answered, all of it may be: so no other call is told of a duplicate."""
+    if backend.name == "local":
+        return
+    ledger = dedup.ledger("calls", window=3600.0, capacity=1000, dense=is_dense)
+    await ledger.open()
+    view = ledger.view
+    assert view is not None
+    ops = [
+        FirstOp(*view.addresses.entry(b"7", nonce_of(owner_field(name), patience)), view.terms, b"7")
+        for name, patience in (("one", 9), ("one", 9), ("two", 9), ("two", 0))
+    ]
+    replies = await asyncio.gather(*map(dedup.gate.run, ops))
+    assert replies == [Code.OK, Code.OK, Code.PENDING, Code.ALREADY]
 
 
 async def test_single_calls_keep_their_names(dedup: Dedup) -> None:
