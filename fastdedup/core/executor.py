@@ -380,7 +380,7 @@ class Executor:
             reply = self._policy.answer(op, error)
         except UnavailableError as refusal:
             self._report_degraded(op, error, answered=False)
-            if type(error) is HeldLocally and not isinstance(op, ClaimOp) and not self._holds(op):
+            if type(error) is HeldLocally and op.verb in _OF_OWNERS and not self._holds(op):
                 return Code.LOST  # the store never had this record, and now the policy has lost it too
             if isinstance(op, ClaimOp):
                 refusal.owner = owner_text(op.owner)

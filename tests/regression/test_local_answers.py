@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import chain
 from typing import Any
 
 import pytest
 
-from fastdedup import BreakerState, Dedup, LocalLRU, Outcome
+from fastdedup import BreakerState, Dedup, Ledger, LocalLRU, Outcome, UnavailableError
 from fastdedup.events import Conflict, Event, Replayed, Unreplayed
 from fastdedup.kernel.operations import ClaimOp, Op, Reply
+from fastdedup.ledger.operations import IdOp
 from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..fixtures import async_fixture
@@ -114,6 +115,51 @@ async def test_an_outage_forgets_nothing_that_was_read(own_redis: RedisServer) -
 
 # A policy's own error, raised while a batch's replies were handed out, left the rest of the batch
 # unanswered.
+
+
+class ForgettingPolicy(LocalLRU):
+    """Has what it is asked for when it is asked whether it has that, and no more when it must answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forgets = self.told = False
+
+    def holds(self, wire: bytes) -> bool:
+        self.told = self.forgets and not self.told
+        return self.told
+
+    def holds_id(self, op: IdOp) -> bool:
+        return self.holds(op.wire)
+
+    def answer(self, op: Op, error: UnavailableError) -> Reply:
+        raise error
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda dedup, ledger: dedup.get("order"),
+        lambda dedup, ledger: dedup.forget("order"),
+        lambda dedup, ledger: dedup.tokens.issue(),
+        lambda dedup, ledger: dedup.machine(
+            "order", initial="a", transitions={"a": ["b"], "b": ()}
+        ).transition("1", to="b"),
+        lambda dedup, ledger: ledger.first("order"),
+        lambda dedup, ledger: ledger.first_many(["order"]),
+        lambda dedup, ledger: ledger.seen("order"),
+        lambda dedup, ledger: ledger.forget("order"),
+    ],
+)
+async def test_what_a_policy_has_just_lost_is_no_foreign_value(
+    call: Callable[[Dedup, Ledger], Awaitable[Any]],
+) -> None:
+    """Only an owner is told that its claim is lost. Others got ForeignRecordError, which says to remove the key."""
+    policy = ForgettingPolicy()
+    async with Dedup("memory://", on_unavailable=policy) as dedup:
+        ledger = await dedup.ledger("orders", window=60, capacity=1_000).open()
+        policy.forgets = True
+        with pytest.raises(UnavailableError):
+            await call(dedup, ledger)
 
 
 class FaultyPolicy(LocalLRU):
