@@ -247,6 +247,13 @@ def of_psycopg(state: str) -> Exception:
     return error
 
 
+def of_mariadb(number: int) -> Exception:
+    """As MariaDB's own connector has it: PostgreSQL's reader takes its SQLSTATE for a refusal."""
+    error: Exception = type("DatabaseError", (Exception,), {"__module__": "mariadb"})(f"said so ({number})")
+    vars(error).update(errno=number, sqlstate="HY000")
+    return error
+
+
 def of_sqlite(code: int) -> Exception:
     error = sqlite3.OperationalError("said so")
     error.sqlite_errorcode = code
@@ -256,6 +263,7 @@ def of_sqlite(code: int) -> Exception:
 ERRORS = [
     *((of_psycopg(state), fault) for state, fault in OF_STATES.items()),
     *((pymysql.err.OperationalError(number, "said so"), fault) for number, fault in OF_NUMBERS.items()),
+    *((of_mariadb(number), fault) for number, fault in {**OF_NUMBERS, 0: DatabaseFault.UNKNOWN}.items()),
     *((of_sqlite(code), fault) for code, fault in OF_CODES.items()),
     (Exception({"S": "ERROR", "C": "55P03", "M": "said so"}), DatabaseFault.LOCKED),  # as pg8000 has it
     (psycopg.OperationalError("the connection is lost"), DatabaseFault.UNKNOWN),

@@ -17,7 +17,7 @@ from .base import Dialect, Flow, Kept, Marks, Statement, TableName, text_of
 
 _IS_IT = "table_schema = COALESCE(?, DATABASE()) AND table_name = ?"
 
-_MYSQL_DRIVERS = ("pymysql", "MySQLdb", "mysql.connector", "asyncmy", "aiomysql")
+_MYSQL_DRIVERS = ("pymysql", "MySQLdb", "mysql.connector", "mariadb", "asyncmy", "aiomysql")
 _BY_NUMBER = {
     1213: DatabaseFault.RETRY,
     1020: DatabaseFault.RETRY,
@@ -62,7 +62,7 @@ class MySQL(Dialect):
         """See `Dialect`."""
         if not type(error).__module__.startswith(_MYSQL_DRIVERS):
             return None
-        number = error.args[0] if error.args else None
+        number = getattr(error, "errno", 0) or next(iter(error.args), None)  # mariadb's args are text
         if not isinstance(number, int) or number < 1000 or number in _LOST_NUMBERS:
             return DatabaseFault.UNKNOWN
         return _BY_NUMBER.get(number, DatabaseFault.REFUSED)
