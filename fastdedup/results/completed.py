@@ -70,11 +70,11 @@ def _loses_zone(value: Any) -> bool:
     return offset.seconds % 60 != 0 or offset.microseconds != 0
 
 
-def _json(value: Any) -> bytes:
-    """Return JSON, also for what orjson does not know: a Pydantic model, a Decimal, a set, bytes and others."""
+def _json(value: Any, refusal: type[Exception] = TypeError) -> bytes:
+    """Return JSON, also for what orjson refuses by this error: a Pydantic model, a Decimal, a set and others."""
     try:
         return JSON.dumps(value)
-    except TypeError as error:
+    except refusal as error:
         try:
             from pydantic_core import to_json
         except ImportError:
@@ -97,7 +97,7 @@ def _comes_back(value: Any) -> bool:
 def _are_read(kind: Any, those: list[Any]) -> bool:
     """True if values of one type are read as equal ones; also if `replay` will raise an error."""
     try:
-        found = reader_of(list.__class_getitem__(kind)).read(_json(those), "")
+        found = reader_of(list.__class_getitem__(kind)).read(_json(those, Exception), "")
         names = _compared(kind, own=_facts(kind)[1])
     except Exception:  # noqa: BLE001 -- by the user's own code, or `replay` will raise it, too
         return True
@@ -146,7 +146,7 @@ def _with_fields(value: Any) -> Iterator[Any]:
     They are dataclasses, models, values with a schema of their own, and times with more than JSON has.
     """
     if isinstance(value, dict):
-        parts: Any = value.values()
+        parts: Any = (*value, *value.values())
     elif isinstance(value, list | tuple | set | frozenset | deque):
         parts = value
     else:

@@ -457,6 +457,7 @@ class Doubled:
 class Summed:
     total: int = field(default=0, init=False)
     _model: Renamed | None = None
+    ratio: float = 0
 
 
 @dataclass
@@ -564,6 +565,8 @@ ONE_WAY: list[tuple[Any, Any]] = [
     (time, time(1, tzinfo=ZoneInfo("Europe/Berlin"))),
     (time, time(1, fold=1)),
     (dict[str, datetime], {"a": FOLDED}),
+    (dict[datetime, int], {FOLDED: 1}),
+    (tuple[Decimal, Summed], (Decimal(1), with_total(Summed(ratio=math.inf)))),
     (Stamped, Stamped(FOLDED)),
 ]
 """Types, each with a value that its JSON does not bring back."""
