@@ -45,8 +45,8 @@ class Renewed:
 
     @property
     def life(self) -> Settlement | None:
-        """The claim's life; None if it is settled, lost or collected."""
-        life = self._renewal.held()
+        """The claim's life; None if it is settled, lost or collected, or its loop has ended."""
+        life = None if self._loop.is_closed() else self._renewal.held()
         return life if isinstance(life, Settlement) and life.settled is None and not life.lost else None
 
     def time_passes(self, store: FakeStore, seconds: float) -> None:

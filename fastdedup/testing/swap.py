@@ -7,10 +7,11 @@ get a stand-in. A synchronous gate has an asyncio `Dedup` behind it, whose conne
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import reduce
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial, reduce
 from types import ModuleType
 from typing import Any
 
@@ -44,6 +45,7 @@ def fake_sync_dedup(store: FakeStore | None = None, **settings: Any) -> SyncDedu
     store = _checked(store)
     dedup = SyncDedup(store, **{"namespace": "test", **settings})
     _begin(dedup.per_process.template, store)
+    store.clock.before_move.insert(0, partial(_catch_up, dedup))
     return dedup
 
 
@@ -136,10 +138,22 @@ def _swapped_sync(dedup: SyncDedup, store: FakeStore) -> Iterator[None]:
             "after the swap if it is used again"
         )
     was_counted = gate.observers.counters is not None
+    catch_up = partial(_catch_up, dedup)
     with _swapped(per_process.template, store), per_process.apart():
-        yield
+        store.clock.before_move.insert(0, catch_up)
+        try:
+            yield
+        finally:
+            store.clock.before_move.remove(catch_up)
     if gate.observers.counters is not None and not was_counted:
         per_process.on_made(lambda made: made.gate.connections.count())
+
+
+def _catch_up(dedup: SyncDedup, _: float) -> None:
+    """Let the background thread begin the renewals of blocks before time passes."""
+    if dedup.per_process.is_open:
+        with suppress(UsageError):  # the clock is moved in that thread, by `on_event`
+            dedup.bound.run(lambda _: asyncio.sleep(0))
 
 
 # A gate's place

@@ -317,6 +317,18 @@ async def test_an_application_may_open_and_close_it(store: FakeStore, dedup: Ded
     assert not (await dedup.claim("before")).acquired
 
 
+def test_a_loop_that_has_ended_renews_no_lease(store: FakeStore, dedup: Dedup) -> None:
+    async def begin() -> Claim:
+        return await dedup.claim("k").__aenter__()
+
+    async def take_over() -> int:
+        return (await dedup.claim("k")).attempt
+
+    claim = asyncio.run(begin())
+    store.clock.advance(31)
+    assert (claim.attempt, asyncio.run(take_over())) == (1, 2)
+
+
 def test_a_synchronous_gate_shares_the_store(store: FakeStore) -> None:
     dedup, sync = fake_dedup(store), fake_sync_dedup(store, on_unavailable=LocalLRU())
     with sync.claim("k") as claim:
@@ -328,6 +340,18 @@ def test_a_synchronous_gate_shares_the_store(store: FakeStore) -> None:
     assert asyncio.run(ask()) == "sync"
     assert_claimed_once(sync, "k", end="completed")
     sync.close()
+
+
+def test_a_synchronous_block_keeps_its_lease_from_its_first_line(store: FakeStore) -> None:
+    """Its renewal begins in the background thread, which must come first when the clock is moved at once."""
+    made = fake_sync_dedup(store)
+    with swapped(APP.sync, store=store):
+        for sync in (made, APP.sync):
+            with sync.claim("k"):
+                store.clock.advance(100)
+                assert sync.claim("k").outcome is Outcome.IN_PROGRESS
+            assert_claimed_once(sync, "k", end="completed")
+    made.close()
 
 
 # An application's own gate
