@@ -8,6 +8,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import override_settings
 
 from fastdedup import ConfigError
+from fastdedup.errors import RetryTransaction
 from fastdedup.integrations.django import commits, everyone
 
 from ..fixtures import fixture_with
@@ -62,6 +63,26 @@ def test_a_view_that_ends_the_transaction_is_an_error(face: Face, how: str) -> N
     TILL.act = end
     assert face.pay("k").status_code == 500
     assert face.is_undone("k")
+
+
+@pytest.mark.parametrize("key", ["k", None])
+@pytest.mark.parametrize("error", [LookupError(), RetryTransaction("a deadlock of its own")])
+def test_an_error_after_the_commit_does_not_hide_the_response(
+    face: Face, error: Exception, key: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that is told of an error sends a request without a key again."""
+
+    def fail() -> None:
+        raise error
+
+    def act(request: HttpRequest) -> HttpResponse:
+        transaction.on_commit(fail)
+        return HttpResponse("paid")
+
+    TILL.act = act
+    assert face.pay(key).content == b"paid"
+    assert face.effects() == ["n"]
+    assert "a function of on_commit failed" in caplog.text
 
 
 def test_atomic_requests_are_within_the_transaction(face: Face) -> None:

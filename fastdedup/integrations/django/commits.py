@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from threading import Event
 from typing import Any, TypeVar, Unpack
 
 from django.db import connections, transaction
@@ -25,7 +26,7 @@ from ...web.record_keys import SCOPE
 from ...web.request import Principal
 from ...web.response import Response
 from ...web.rules import KeySettings, MadeByRoute
-from ..http.committing import CommittedWork, DirectSteps, RouteCommits
+from ..http.committing import CommittedWork, DirectSteps, RouteCommits, log
 from .bridge import Bridge, is_async
 from .capture import mark_held, settle_by
 from .config import gate
@@ -162,6 +163,8 @@ async def _ended(work: CommittedWork, response: Any) -> Any:
 def begin(using: str) -> Iterator[Any]:
     """Begin an outermost transaction of a database of Django's.
 
+    An error of a function of `on_commit` is logged: the work is committed, so the client gets its response.
+
     Raises:
         ConfigError: there is one already, which is not of Django's own TestCase.
     """
@@ -170,5 +173,13 @@ def begin(using: str) -> Iterator[Any]:
             f"commits() begins the outermost transaction of the database {using!r}, and this request is in one "
             "already: end that one before the view (a middleware's atomic(), or another commits() around the view)"
         )
-    with transaction.atomic(using=using, durable=True):
-        yield connections[using]
+    is_of_a_test, committed = connections[using].in_atomic_block, Event()
+    try:
+        with transaction.atomic(using=using, durable=True):
+            if not is_of_a_test:  # such a test counts these functions
+                transaction.on_commit(committed.set, using=using)
+            yield connections[using]
+    except Exception:
+        if not committed.is_set():
+            raise
+        log.exception("the work is committed, but a function of on_commit failed")
