@@ -199,7 +199,7 @@ got_request_exception.connect(_failed, dispatch_uid="fastdedup")
 
 def _closed(request: HttpRequest) -> None:
     """Settle if the view's response was never rendered: another one was sent in its place, and the work is done."""
-    del request.close  # it refers to the request
+    vars(request).pop("close", None)  # it refers to the request
     request.close()
     hold = hold_of(request)
     if hold is None or not hold.pending:
