@@ -10,7 +10,6 @@ from typing import Any, Final
 from ..claim import Claim
 from ..errors import ShortfallError, UnavailableError
 from ..kernel.operations import NOBODY, ClaimOp, Reply, Verdict
-from ..kernel.records import tail_of
 from ..model import Outcome
 from ..tasks import wait_then_stop
 from .calls import KnownCall, claim_of
@@ -33,15 +32,7 @@ class ListedClaim(ClaimOp):
     __slots__ = ("_list", "answer")
 
     def __init__(self, claims: ClaimList, key: Any, fingerprint: bytes | None) -> None:
-        gate = claims.gate
-        owner = claims.draw_owner()
-        # Written out instead of `ClaimOp.__init__`, because a list has many of them.
-        self.wire = gate.claims.wire(key)
-        self.terms = claims.terms
-        self.owner = owner
-        self.fingerprint = fingerprint
-        self.unless = None
-        self.tail = owner if fingerprint is None else tail_of(owner, fingerprint)
+        super().__init__(claims.gate.claims.wire(key), claims.terms, claims.draw_owner(), fingerprint)
         self.followers = NOBODY  # so that the engine calls `take` with the reply
         self.witness = None
         self.named = claims.named
