@@ -66,9 +66,22 @@ class IdLine(JournalLine):
         id: the id itself, which gives its place for any form.
         records: the keys of the records that wait for this line.
         shared: a call of this process that got "duplicate" here may have remembered the id in the store.
+        given_up: entries of the id that the store may have for calls that ended in an error, and whether the store
+            was asked to remove each. Their removal must not come after the id is brought there: it would be new.
     """
 
-    __slots__ = ("_journal", "_store", "bucket", "digest", "id", "ledger", "records", "shared", "size")
+    __slots__ = (
+        "_journal",
+        "_store",
+        "bucket",
+        "digest",
+        "given_up",
+        "id",
+        "ledger",
+        "records",
+        "shared",
+        "size",
+    )
 
     def __init__(self, op: IdOp, ledger: LocalLedger, store: MemoryStore, journal: Journal) -> None:
         name = names_of(ledger.wire)[1]
@@ -78,6 +91,7 @@ class IdLine(JournalLine):
         self.id = op.id
         self.ledger = ledger
         self.shared = False
+        self.given_up: dict[bytes, bool] = {}
         self.size = line_bytes(op)
         self.records: tuple[bytes, ...] = ()
         self._store = store
@@ -91,6 +105,11 @@ class IdLine(JournalLine):
             if record is not None and record.id_line is self:
                 record.id_line = None
                 self._journal.again(wire)
+
+    @property
+    def to_remove(self) -> list[bytes]:
+        """The entries of calls that ended in an error, and that the store was not asked to remove."""
+        return [entry for entry, is_removed in self.given_up.items() if not is_removed]
 
     # The records that wait for it
 
@@ -140,7 +159,7 @@ class IdLine(JournalLine):
                 self._journal.move(line, to)
             self._store.move(wire, to)
         self._journal.move(self, bucket + digest)
-        self.records, self.bucket, self.digest = records, bucket, digest
+        self.records, self.bucket, self.digest, self.given_up = records, bucket, digest, {}
 
 
 def line_bytes(op: IdOp) -> int:

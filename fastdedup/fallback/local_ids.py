@@ -69,8 +69,11 @@ class LocalIds:
             if ledger is None:
                 raise error
             return self._ids.answer(op, now)
-        if not op.id or (isinstance(op, ForgetIdOp) and len(op.entry) > op.terms.width):
-            raise error  # made by another program, or only for the store
+        if isinstance(op, ForgetIdOp) and op.takes_back:
+            self.note_orphan(op.wire, op.entry)
+            raise error  # only for the store
+        if not op.id:
+            raise error  # made by another program
         if isinstance(op, SeenOp) and op.terms.from_ms:
             return self._ids.answer(op, now)  # in the form of the ledger before its resizing
         if ledger is None or op.place != b"".join(ledger.addresses.find(op.id)):
@@ -294,7 +297,7 @@ class LocalIds:
         """Note that the store may have remembered an id for a call that ended in an error."""
         line = self._journal.lines.get(wire + entry[:-NONCE_BYTES])
         if isinstance(line, IdLine):
-            line.shared = True
+            line.given_up.setdefault(entry, False)
 
     # Its form
 
@@ -343,6 +346,8 @@ class LocalIds:
             return LedgerOp(ledger.wire, ledger.text if ledger.absent else b"", ledger.ttl_ms)
         if line.forgotten:
             return ForgetIdOp(line.bucket, line.digest, ledger.terms, line.id)
+        if left := line.to_remove:
+            return ForgetIdOp(line.bucket, left[0], ledger.terms, line.id)
         held = self._held(line)
         if held is None:
             return SeenOp(line.bucket, line.digest, ledger.terms, line.id)
@@ -372,7 +377,11 @@ class LocalIds:
             )
             return self._unreplayed(line, why)
         if isinstance(op, ForgetIdOp):
-            self._removed(line)
+            if op.takes_back:
+                line.given_up[op.entry] = True
+                self._journal.again(op.place)
+            else:
+                self._removed(line)
             return None
         return self._looked(line, op, reply) if isinstance(op, SeenOp) else self._remembered(line, op, reply)
 
@@ -389,7 +398,7 @@ class LocalIds:
 
     def _remembered(self, line: IdLine, op: IdOp, reply: object) -> Conflict | None:
         conflict = reply is Code.ALREADY and not line.shared
-        if line.forgotten:
+        if line.forgotten or (conflict and line.to_remove):
             self._journal.again(line.wire)
             return None
         lost = line.drop_records() if conflict else None
@@ -412,7 +421,7 @@ class LocalIds:
         line = self._journal.get(op.place)
         if not isinstance(line, IdLine):
             return None
-        if isinstance(op, ForgetIdOp) and asked:
+        if isinstance(op, ForgetIdOp) and asked and not op.takes_back:
             self._removed(line)
             namespace = names_of(line.ledger.wire)[0]
             return Unreplayed(namespace, line.key, "", "whether the store has forgotten it is unknown")

@@ -139,14 +139,14 @@ class Reconciler:
 
         A refused line goes to the end, so the lines behind a full batch need no pause, unless all of it was refused.
         """
-        if isinstance(self.policy, OrphanPolicy):
-            for wire, owner in self._orphans():
-                self.policy.note_orphan(wire, owner)
         ops = self.policy.next_operations(_BATCH, lane)
         answered: set[Op] = set()
         asked = self._send(ops)
         try:
             replies = await asyncio.gather(*asked.values(), return_exceptions=True)
+            if isinstance(self.policy, OrphanPolicy):  # it judges the replies by them
+                for wire, owner in self._orphans():
+                    self.policy.note_orphan(wire, owner)
             for op, answer in zip(asked, replies, strict=True):
                 reply = Code.FOREIGN if isinstance(answer, ForeignRecordError) else answer
                 if isinstance(reply, Adopted | Stored | StoredForm | Code):

@@ -158,12 +158,13 @@ class FirstCall:
 
     async def _judge(self, ops: Sequence[FirstOp]) -> bool:
         """Take the answers that are final. Return True if the caller must pause before it asks for the others."""
+        from_store = [op for op in ops if op.answer in _NEED_NO_VERDICT]
         for op in ops:
             if op.answer not in _NEED_NO_VERDICT:
                 self._take_verdict(op)
         pauses = self._settle_pending(ops)
         if self._orphans:
-            for op in await self._may_be_first([op for op in ops if op.answer is Code.ALREADY]):
+            for op in await self._may_be_first([op for op in from_store if op.answer is Code.ALREADY]):
                 op.answer = Code.STALE
         for op in ops:
             if op.answer is not Code.STALE:
@@ -175,9 +176,9 @@ class FirstCall:
         if isinstance(op.answer, UnavailableError):
             self._form.distrust()
         op.answer = self._gate.verdict(op, op.answer)
+        if op.answer is not Code.OK and op in self._in_its_place:
+            self._orphans.add(op)  # it is not done: the given-up call's id must still be removed
         if op.answer not in _NEED_NO_VERDICT:
-            if op in self._in_its_place:  # and it is not done: the given-up call's id must still be removed
-                self._orphans.add(op)
             self._form.judge(op.answer)
 
     def _settle_pending(self, ops: Sequence[FirstOp]) -> bool:

@@ -8,12 +8,15 @@ from collections.abc import Awaitable, Callable
 import orjson
 import pytest
 
-from fastdedup import Dedup, Ledger, UsageError
+from fastdedup import Dedup, Ledger, LocalLRU, UsageError
+from fastdedup.events import Conflict, Event
 from fastdedup.kernel.owners import owner_field
+from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.ids import ledger_wire, nonce_of
 from fastdedup.ledger.operations import FirstOp, LedgerOp
-from fastdedup.ledger.orphan_ids import OrphanIds
+from fastdedup.ledger.orphan_ids import OrphanId, OrphanIds
+from fastdedup.testing import FakeStore
 
 from ..servers import RedisServer
 from ..waiting import cancel, wait_until
@@ -161,3 +164,37 @@ async def test_ids_of_version_0_1_0_are_found_again(redis_url: str) -> None:
     async with Dedup(redis_url, namespace="old-ledger", timeout=5.0) as dedup:
         ledger = dedup.ledger("ids", window=60.0, capacity=10_000, width=16)
         assert not any(await ledger.first_many(range(500)))
+
+
+# Fault: in an outage an id was new for one caller, and the store had it from a call that was given up. The journal
+# found the id there, and was done. Then the given-up call's id was removed, and the next caller was the first again.
+# If a third caller asked for the id in the outage, it was not removed, and a Conflict named a second owner; or it got
+# an error, though the policy knew the answer.
+
+
+@pytest.mark.parametrize("is_removing", [False, True])
+async def test_an_id_of_an_outage_outlives_a_call_that_was_given_up(is_removing: bool) -> None:
+    store, policy, events = FakeStore(), LocalLRU(), list[Event]()
+    async with Dedup(store, on_unavailable=policy, on_event=events.append) as dedup:
+        ledger = await dedup.ledger("orders", window=60, capacity=1_000).open()
+        orphans, view = dedup.gate.connection.orphans, ledger.view
+        assert view is not None
+        given_up = FirstOp(*view.addresses.entry(b"7", nonce_of(owner_field("given up"))), view.terms, b"7")
+        await store.execute(Verb.FIRST, [given_up])
+        with store.outage("refused"):
+            assert await ledger.first("7")
+            OrphanIds(orphans).add(given_up)
+            for _, orphan in orphans.listed():
+                assert isinstance(orphan, OrphanId)
+                orphan.is_removing = is_removing
+            assert not await ledger.first("7")
+            assert orphans.held_keys() == [given_up.held_key]
+            for _, orphan in orphans.listed():
+                orphan.again_at = asyncio.get_running_loop().time() + 0.2
+        await wait_until(lambda: not policy.lines, description="the store has the id")
+        await wait_until(
+            lambda: not any(orphan.is_pending for _, orphan in orphans.listed()),
+            description="the given-up call's id was looked for",
+        )
+        assert not await ledger.first("7")
+    assert not any(isinstance(event, Conflict) for event in events)
