@@ -162,7 +162,7 @@ def id_bytes(id: Any) -> bytes:
     Raises:
         InvalidKeyError: the id is empty, over 64 KiB, of another type, or text that UTF-8 cannot encode.
     """
-    if type(id) is str:
+    if isinstance(id, str):
         try:
             data = id.encode()
         except UnicodeEncodeError as error:
@@ -171,9 +171,9 @@ def id_bytes(id: Any) -> bytes:
         data = id
     elif isinstance(id, int) and not isinstance(id, bool):
         data = b"%d" % id
-    elif isinstance(id, str | UUID):
+    elif isinstance(id, UUID):
         data = str(id).encode()
-    elif isinstance(id, bytearray | memoryview):
+    elif isinstance(id, bytes | bytearray | memoryview):
         data = bytes(id)
     else:
         raise InvalidKeyError(f"an id must be text, bytes, an integer or a UUID, got {type(id).__name__}")
@@ -206,6 +206,6 @@ def listed_bytes(ids: Iterable[Any], *, dense: bool = False) -> list[bytes]:
     Raises:
         InvalidKeyError: an id cannot be used, or the list is one text.
     """
-    if isinstance(ids, str | bytes):
+    if isinstance(ids, str | bytes | bytearray | memoryview):
         raise InvalidKeyError("give a list of ids, not one text: its characters would be the ids")
     return list(map(number_bytes if dense else id_bytes, ids))

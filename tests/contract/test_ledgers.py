@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from enum import Enum
 from typing import Any
 from uuid import UUID
 
@@ -228,7 +229,23 @@ async def test_a_bad_id_is_an_error(dedup: Dedup, id: Any) -> None:
     assert await ledger.seen("good") is False
 
 
-@pytest.mark.parametrize("text", ["id", b"id"])
+class Texts(str, Enum):  # noqa: UP042 -- its str() is not its text
+    ID = "id"
+    NO_ID = "\ud800"
+
+
+class Bytes(bytes):
+    """Bytes of another class."""
+
+
+async def test_text_and_bytes_of_other_classes_are_that_text(dedup: Dedup) -> None:
+    ledger = ledger_of(dedup)
+    assert await ledger.first_many([Texts.ID, "id", Bytes(b"id")]) == [True, False, False]
+    with pytest.raises(InvalidKeyError):
+        await ledger.first(Texts.NO_ID)
+
+
+@pytest.mark.parametrize("text", ["id", b"id", bytearray(b"id"), memoryview(b"id")])
 async def test_one_text_is_no_list(dedup: Dedup, text: Any) -> None:
     """Its characters would be remembered."""
     ledger = ledger_of(dedup)
