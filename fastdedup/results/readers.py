@@ -92,7 +92,7 @@ class TypedResultReader(ResultReader):
             raise ResultError(
                 f"the result under {key!r} cannot come back as {shown(self.declared)}: it was completed with a value "
                 "that its JSON does not bring back (an alias of its own for writing, an excluded or private field, a "
-                "validator that changes it), so complete with JSON that this type reads"
+                "validator that changes it, the fold of a time), so complete with JSON that this type reads"
             )
         try:
             return self._adapter.validate_json(payload)
