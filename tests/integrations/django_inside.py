@@ -95,6 +95,14 @@ class Uploaded(Parsed):
     parser_classes = (TaxParser, FileUploadParser)
 
 
+class Wrapped(View):
+    def finalize_response(self, request: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
+        """Send another response, as views do that put all data under one name."""
+        if isinstance(response, Response):
+            response = Response({"data": response.data})
+        return super().finalize_response(request, response, *args, **kwargs)
+
+
 class Lazy(View):
     def perform_authentication(self, request: Any) -> None:
         """As REST Framework's documentation advises for lazy authentication."""
@@ -203,8 +211,8 @@ def made(request: HttpRequest, body: Order) -> Any:
     return {"order": number}
 
 
-class FillsTemplates:
-    """A middleware that fills the context of each response that is rendered late."""
+class OurPages:
+    """A middleware that fills the context of each response that is rendered late, and answers all exceptions."""
 
     def __init__(self, get_response: Any) -> None:
         self.get_response = get_response
@@ -217,6 +225,9 @@ class FillsTemplates:
             response.context_data["user"] = "ann"
         return response
 
+    def process_exception(self, request: HttpRequest, exception: Exception) -> Any:
+        return HttpResponse("sorry", status=500)
+
 
 router = SimpleRouter()
 router.register("orders", Orders, basename="orders")
@@ -225,6 +236,7 @@ urlpatterns = [
     path("drf/view/<name>", View.as_view()),
     path("drf/parsed", Parsed.as_view()),
     path("drf/uploaded", Uploaded.as_view()),
+    path("drf/wrapped", Wrapped.as_view()),
     path("drf/lazy", Lazy.as_view()),
     path("drf/outside", Outside.as_view()),
     path("drf/function", function),

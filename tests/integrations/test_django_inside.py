@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import IntegrityError, connection, transaction
 from django.test import AsyncClient, Client, RequestFactory, override_settings
 
 from fastdedup import ConfigError
@@ -20,6 +20,7 @@ from . import django_project as django_project  # sets Django up
 from .django_inside import SETTINGS, Router, View, drf, made, ninja, order
 from .django_shop import DESK, Desk, atomic_requests, open_shop
 
+OUR_PAGES = f"{SETTINGS['ROOT_URLCONF']}.OurPages"
 GATE: dict[str, Any] = {"namespace": "t", "timeout": 5.0}
 
 
@@ -156,10 +157,34 @@ def test_the_transaction_ends_before_the_response_is_stored(
     assert len(desk.orders) == 2
 
 
+@pytest.mark.parametrize("middleware", [[], [OUR_PAGES]])
+@pytest.mark.parametrize("url", ["/drf/view", "/drf/view/plain", "/ninja/orders"])
+def test_a_commit_that_fails_frees_the_key(
+    url: str, middleware: list[str], desk: Desk, atomic: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if middleware answers the exception, so that Django does not know of it."""
+
+    def commit() -> None:
+        raise IntegrityError("a deferred constraint")
+
+    post(url, key=None)  # connects
+    with monkeypatch.context() as patch, override_settings(MIDDLEWARE=middleware):
+        patch.setattr(connection, "commit", commit)
+        assert post(url).status_code == 500
+    assert post(url).status_code < 300
+    assert len(desk.orders) == 3
+
+
+def test_another_response_in_a_transaction_counts(desk: Desk, atomic: None) -> None:
+    assert post("/drf/wrapped").status_code == 200
+    assert kind(post("/drf/wrapped")) == "response-not-stored"
+    assert len(desk.orders) == 1
+
+
 @pytest.mark.parametrize("url", ["/drf/view", "/drf/view/plain", "/ninja/orders"])
 def test_middleware_for_templates_gets_a_context(url: str, desk: Desk, atomic: None) -> None:
     """A response that settles after the transaction is rendered late, as a template is."""
-    with override_settings(MIDDLEWARE=[f"{SETTINGS['ROOT_URLCONF']}.FillsTemplates"]):
+    with override_settings(MIDDLEWARE=[OUR_PAGES]):
         assert post(url).content == post(url).content
     assert len(desk.orders) == 1
 

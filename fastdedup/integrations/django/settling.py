@@ -30,8 +30,8 @@ class Hold:
     seconds: float
     """The longest that an operation takes, in seconds."""
     pending: int = 0
-    """The status of a response that has still to be rendered, or whose transaction has still to end; 500 while the
-    framework has still to make the view's result a response; else 0."""
+    """The status of a response that has still to be rendered; 500 while the framework has still to make it, or its
+    transaction has still to end; else 0."""
     within: bool = False
     """True if the view may run within the transaction of ATOMIC_REQUESTS, which ends after the view."""
 
