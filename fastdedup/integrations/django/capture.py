@@ -214,14 +214,14 @@ got_request_exception.connect(_failed, dispatch_uid="fastdedup")
 
 
 def _closed(request: HttpRequest) -> None:
-    """Settle if the view's response was never rendered: another one was sent in its place, and the work is done."""
+    """Settle if the view's response was never rendered, because another one was sent in its place."""
     vars(request).pop("close", None)  # it refers to the request
     request.close()
     hold = hold_of(request)
     if hold is None or not hold.pending:
         return
-    told = "%s: its view answered %d, but another response was sent in its place: it is not stored"
-    hold.recorder.claim.settlement.warn("responses that were replaced", told, hold.pending)
+    told = "%s: another response was sent in the place of its view's, so none is stored"
+    hold.recorder.claim.settlement.warn("responses that were replaced", told)
     hold.recorder.start(hold.pending, (), stream=True)
     hold.pending = 0
     with suppress(DedupError):  # a response is sent already, so an error could not be shown
