@@ -65,9 +65,10 @@ class IdLine(JournalLine):
     Attributes:
         id: the id itself, which gives its place for any form.
         records: the keys of the records that wait for this line.
-        shared: a call of this process that got "duplicate" here may have remembered the id in the store.
-        given_up: entries of the id that the store may have for calls that ended in an error, and whether the store
-            was asked to remove each. Their removal must not come after the id is brought there: it would be new.
+        shared: a completion of this process that was sent may have remembered the id in the store.
+        other_entries: entries of the id that the store may have for other calls of this process, which ended in an
+            error or got "duplicate" here, and whether the store was asked to remove each. That comes before the id
+            is brought there: later it would be new, and if the store has it then, it is another process's.
     """
 
     __slots__ = (
@@ -75,9 +76,9 @@ class IdLine(JournalLine):
         "_store",
         "bucket",
         "digest",
-        "given_up",
         "id",
         "ledger",
+        "other_entries",
         "records",
         "shared",
         "size",
@@ -91,7 +92,7 @@ class IdLine(JournalLine):
         self.id = op.id
         self.ledger = ledger
         self.shared = False
-        self.given_up: dict[bytes, bool] = {}
+        self.other_entries: dict[bytes, bool] = {}
         self.size = line_bytes(op)
         self.records: tuple[bytes, ...] = ()
         self._store = store
@@ -108,8 +109,8 @@ class IdLine(JournalLine):
 
     @property
     def to_remove(self) -> list[bytes]:
-        """The entries of calls that ended in an error, and that the store was not asked to remove."""
-        return [entry for entry, is_removed in self.given_up.items() if not is_removed]
+        """The other entries that the store was not asked to remove yet."""
+        return [entry for entry, is_removed in self.other_entries.items() if not is_removed]
 
     # The records that wait for it
 
@@ -159,7 +160,7 @@ class IdLine(JournalLine):
                 self._journal.move(line, to)
             self._store.move(wire, to)
         self._journal.move(self, bucket + digest)
-        self.records, self.bucket, self.digest, self.given_up = records, bucket, digest, {}
+        self.records, self.bucket, self.digest, self.other_entries = records, bucket, digest, {}
 
 
 def line_bytes(op: IdOp) -> int:

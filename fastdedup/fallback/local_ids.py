@@ -134,7 +134,7 @@ class LocalIds:
             self._used(place)
             first = same_call(held[1], op.entry[len(digest) :])
             if not first and isinstance(line, IdLine) and hasattr(op, "at"):
-                line.shared = True  # it was sent before, so the store may have remembered the id for it
+                line.other_entries.setdefault(op.entry, False)  # it was sent before, so the store may have it
             return Code.OK if first else Code.ALREADY
         line, is_new = self._line(op, ledger)
         if is_new:
@@ -233,7 +233,7 @@ class LocalIds:
             elif isinstance(op, FirstOp) and isinstance(line, IdLine) and reply is Code.OK:
                 held = self._held(line)
                 if held is None or not same_call(held[1], op.entry[len(line.digest) :]):
-                    line.shared = True
+                    line.other_entries[op.entry] = False
 
     def _saw_id(self, op: IdOp, reply: Reply) -> None:
         digest = op.place[len(op.wire) :]
@@ -297,7 +297,7 @@ class LocalIds:
         """Note that the store may have remembered an id for a call that ended in an error."""
         line = self._journal.lines.get(wire + entry[:-NONCE_BYTES])
         if isinstance(line, IdLine):
-            line.given_up.setdefault(entry, False)
+            line.other_entries.setdefault(entry, False)
 
     # Its form
 
@@ -378,7 +378,7 @@ class LocalIds:
             return self._unreplayed(line, why)
         if isinstance(op, ForgetIdOp):
             if op.takes_back:
-                line.given_up[op.entry] = True
+                line.other_entries[op.entry] = True
                 self._journal.again(op.place)
             else:
                 self._removed(line)

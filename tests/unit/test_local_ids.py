@@ -7,6 +7,8 @@ import asyncio
 import pytest
 
 from fastdedup import LocalLRU, UnavailableError
+from fastdedup.events import Conflict
+from fastdedup.fallback.journal import NEW
 from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import Reply
 from fastdedup.kernel.replies import StoredForm
@@ -81,18 +83,26 @@ async def test_what_is_taken_back_is_not_known() -> None:
     assert policy.lines == policy.records.reserved == 0
 
 
-async def test_a_reply_that_comes_behind_the_policys_answer_is_no_conflict() -> None:
-    """The store remembers the id for another call of this process, which is told of a duplicate here."""
+@pytest.mark.parametrize("reply", [Code.OK, None], ids=["late reply", "no reply"])
+async def test_what_the_store_has_for_another_call_here_hides_no_conflict(reply: Code | None) -> None:
+    """It is told of a duplicate here, and its entry is removed before: then the store has another process's."""
     policy = Policy()
     assert policy.answer(policy.first(b"id"), DOWN) is Code.OK
     late = policy.first(b"id", THEIRS)
-    policy.saw(late, Code.OK)
+    late.at = 0.0  # it was sent
+    if reply is not None:
+        policy.saw(late, reply)
     assert policy.holds_id(late)
     assert policy.answer(late, DOWN) is Code.ALREADY
     policy.opens()
+    (removal,) = policy.sends(ForgetIdOp)
+    assert removal.entry.endswith(THEIRS)
+    assert policy.put_back(removal, asked=True, lane=NEW) is None
+    (removal,) = policy.sends(ForgetIdOp)
+    assert policy.adopted(removal, Code.OK) is None
     (sent,) = policy.sends(FirstOp)
     assert sent.entry.endswith(MINE)
-    assert policy.adopted(sent, Code.ALREADY) is None
+    assert isinstance(policy.adopted(sent, Code.ALREADY), Conflict)
     assert policy.lines == 0
 
 
