@@ -194,7 +194,7 @@ async def test_without_redis_a_duplicate_waits_as_long_as_the_database_lets_it(
 ) -> None:
     """If the database limits the time of a statement, a duplicate that waits at the row is asked to come again."""
     is_limited = False
-    async with WAYS["sqlalchemy"](mortal_postgres.proxy.folder, mortal_postgres) as begin:
+    async with WAYS["sqlalchemy"](mortal_postgres) as begin:
 
         @asynccontextmanager
         async def limited() -> AsyncIterator[Any]:
