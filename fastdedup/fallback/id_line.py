@@ -67,16 +67,20 @@ class IdLine(JournalLine):
         records: the keys of the records that wait for this line.
         shared: a completion of this process that was sent may have remembered the id in the store.
         other_entries: entries of the id that the store may have for other calls of this process, which ended in an
-            error or got "duplicate" here, and whether the store was asked to remove each. That comes before the id
-            is brought there: later it would be new, and if the store has it then, it is another process's.
+            error or got "duplicate" here, without those whose removal the store has answered. At most one of them is
+            in the bucket.
+        is_taken: the store has the id for another call. The other entries are removed there until one of them is
+            found; then the id is sent again. If no entry is left and the store has the id, it is another process's.
     """
 
     __slots__ = (
         "_journal",
+        "_removed",
         "_store",
         "bucket",
         "digest",
         "id",
+        "is_taken",
         "ledger",
         "other_entries",
         "records",
@@ -92,7 +96,9 @@ class IdLine(JournalLine):
         self.id = op.id
         self.ledger = ledger
         self.shared = False
-        self.other_entries: dict[bytes, bool] = {}
+        self.other_entries: dict[bytes, None] = {}
+        self.is_taken = False
+        self._removed: set[bytes] = set()
         self.size = line_bytes(op)
         self.records: tuple[bytes, ...] = ()
         self._store = store
@@ -107,10 +113,22 @@ class IdLine(JournalLine):
                 record.id_line = None
                 self._journal.again(wire)
 
-    @property
-    def to_remove(self) -> list[bytes]:
-        """The other entries that the store was not asked to remove yet."""
-        return [entry for entry, is_removed in self.other_entries.items() if not is_removed]
+    def has_other(self, entry: bytes, *, is_certain: bool = False) -> None:
+        """Remember that the store may have another call's entry. `is_certain`: it has just said so."""
+        if is_certain or entry not in self._removed:
+            self.other_entries[entry] = None
+
+    def is_taken_by_us(self) -> bool:
+        """Take the store's answer that it has the id. Return True if it may have it for a call of this process."""
+        self.is_taken = bool(self.other_entries)
+        return self.is_taken
+
+    def removed(self, entry: bytes, *, was_there: bool) -> None:
+        """Take the store's answer to the removal of another call's entry."""
+        self.other_entries.pop(entry, None)
+        self._removed.add(entry)
+        if was_there or not self.other_entries:
+            self.is_taken = False
 
     # The records that wait for it
 
@@ -160,7 +178,9 @@ class IdLine(JournalLine):
                 self._journal.move(line, to)
             self._store.move(wire, to)
         self._journal.move(self, bucket + digest)
-        self.records, self.bucket, self.digest, self.other_entries = records, bucket, digest, {}
+        self.records, self.bucket, self.digest = records, bucket, digest
+        self.other_entries.clear()
+        self.is_taken = False
 
 
 def line_bytes(op: IdOp) -> int:

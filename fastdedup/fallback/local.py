@@ -297,7 +297,7 @@ class LocalLRU(OneLoopPolicy):
         return self._journal.lanes
 
     def next_operations(self, most: int, lane: bytes = NEW) -> Sequence[JournalOp]:
-        """Return operations for the oldest lines of a lane; strike the lines whose record has expired."""
+        """Return operations for the oldest lines of a lane, about `most`; strike the lines of expired records."""
         now = self.records.now()
         ops: list[JournalOp] = []
         forms: dict[bytes, LedgerOp] = {}
@@ -305,29 +305,29 @@ class LocalLRU(OneLoopPolicy):
             for wire, line in lines:
                 if line.id_line is not None and self.records.entry(wire) is not None:
                     continue  # it stays taken until its id's line is settled, and is then sent
-                op = self._sent(wire, line, now)
-                if op is None:
+                sent = self._sent(wire, line, now, max(1, most - len(ops) - len(lines)))
+                if not sent:
                     self._journal.strike(wire)
-                elif isinstance(op, LedgerOp):  # the form is read first, and the id waits for that
+                elif isinstance(op := sent[0], LedgerOp):  # the form is read first, and the id waits for that
                     forms.setdefault(op.wire, op)
                     self._journal.again(wire)
                 else:
-                    ops.append(op)
+                    ops += sent
         return [*forms.values(), *ops]
 
-    def _sent(self, wire: bytes, line: JournalLine, now: int) -> JournalOp | None:
+    def _sent(self, wire: bytes, line: JournalLine, now: int, most: int) -> Sequence[JournalOp]:
         if isinstance(line, IdLine):
-            return self.ids.next_operation(line, now)
+            return self.ids.next_operations(line, now, most)
         if line.forgotten:
-            return removal(wire, line.found)
+            return [removal(wire, line.found)]
         entry = self.records.entry(wire)
         if entry is None:
-            return None
+            return []
         line.sent = mark(entry), entry.expires
         record = stored(entry, now)
         if line.echo_ms and entry.state == "S":
             record.left_ms = record.ttl_ms = max(record.left_ms, line.echo_ms)
-        return AdoptOp(wire, record, line.base)
+        return [AdoptOp(wire, record, line.base)]
 
     def adopted(
         self, op: JournalOp, reply: Adopted | Stored | StoredForm | Code

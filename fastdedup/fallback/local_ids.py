@@ -1,9 +1,10 @@
 """The ids of ledgers for `LocalLRU`: ids that the store lately reported, and ids that were remembered in an outage.
 
 A journal line is for one id. When the store is back, the ledger's form is read first. If it is the form that
-served here, the id is remembered by a `FirstOp` with the nonce of the call that got True. If it is another
-one, because this process created the ledger itself or the store lost it, each id first gets its place in the store's
-form. A forgotten id is removed.
+served here, the id is remembered by a `FirstOp` with the nonce of the call that got True; if the store has it for
+another call of this process, that call's entry is removed, and the id sent again. If it is another one, because this
+process created the ledger itself or the store lost it, each id first gets its place in the store's form. A forgotten
+id is removed.
 
 The store does not report the age of an id. So an id is known for a hundredth of the window
 after the store has answered that it is a duplicate.
@@ -12,6 +13,7 @@ after the store has answered that it is a duplicate.
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
@@ -134,7 +136,7 @@ class LocalIds:
             self._used(place)
             first = same_call(held[1], op.entry[len(digest) :])
             if not first and isinstance(line, IdLine) and hasattr(op, "at"):
-                line.other_entries.setdefault(op.entry, False)  # it was sent before, so the store may have it
+                line.has_other(op.entry)  # it was sent before, so the store may have it
             return Code.OK if first else Code.ALREADY
         line, is_new = self._line(op, ledger)
         if is_new:
@@ -233,7 +235,7 @@ class LocalIds:
             elif isinstance(op, FirstOp) and isinstance(line, IdLine) and reply is Code.OK:
                 held = self._held(line)
                 if held is None or not same_call(held[1], op.entry[len(line.digest) :]):
-                    line.other_entries[op.entry] = False
+                    line.has_other(op.entry, is_certain=True)
 
     def _saw_id(self, op: IdOp, reply: Reply) -> None:
         digest = op.place[len(op.wire) :]
@@ -297,7 +299,7 @@ class LocalIds:
         """Note that the store may have remembered an id for a call that ended in an error."""
         line = self._journal.lines.get(wire + entry[:-NONCE_BYTES])
         if isinstance(line, IdLine):
-            line.other_entries.setdefault(entry, False)
+            line.has_other(entry)
 
     # Its form
 
@@ -337,21 +339,26 @@ class LocalIds:
 
     # Into the store
 
-    def next_operation(self, line: IdLine, now: int) -> JournalOp | None:
-        """Return the operation to send for a line; None if it is over. A `LedgerOp` must be answered first."""
+    def next_operations(self, line: IdLine, now: int, most: int) -> list[JournalOp]:
+        """Return what to send for a line, nothing if it is over. A `LedgerOp` must be answered first.
+
+        If the store has the id for another call of this process, these are removals, `most` of them at most:
+        callers of one id may have left thousands of entries.
+        """
         if not self.stands(line):
-            return None
+            return []
         ledger = line.ledger
         if ledger.reread_at <= now:
-            return LedgerOp(ledger.wire, ledger.text if ledger.absent else b"", ledger.ttl_ms)
+            return [LedgerOp(ledger.wire, ledger.text if ledger.absent else b"", ledger.ttl_ms)]
         if line.forgotten:
-            return ForgetIdOp(line.bucket, line.digest, ledger.terms, line.id)
-        if left := line.to_remove:
-            return ForgetIdOp(line.bucket, left[0], ledger.terms, line.id)
+            return [ForgetIdOp(line.bucket, line.digest, ledger.terms, line.id)]
+        if line.is_taken:
+            entries = islice(line.other_entries, most)
+            return [ForgetIdOp(line.bucket, entry, ledger.terms, line.id) for entry in entries]
         held = self._held(line)
         if held is None:
-            return SeenOp(line.bucket, line.digest, ledger.terms, line.id)
-        return FirstOp(line.bucket, line.digest + without_patience(held[1]), ledger.terms, line.id)
+            return [SeenOp(line.bucket, line.digest, ledger.terms, line.id)]
+        return [FirstOp(line.bucket, line.digest + without_patience(held[1]), ledger.terms, line.id)]
 
     def adopted(self, op: LedgerOp | IdOp, reply: object) -> Conflict | Unreplayed | None:
         """Take the store's reply."""
@@ -378,7 +385,7 @@ class LocalIds:
             return self._unreplayed(line, why)
         if isinstance(op, ForgetIdOp):
             if op.takes_back:
-                line.other_entries[op.entry] = True
+                line.removed(op.entry, was_there=reply is Code.OK)
                 self._journal.again(op.place)
             else:
                 self._removed(line)
@@ -390,6 +397,9 @@ class LocalIds:
         if line.forgotten or self._held(line) is not None:
             self._journal.again(line.wire)  # the id was forgotten or remembered here meanwhile
             return None
+        if reply is Code.ALREADY and line.is_taken_by_us():
+            self._journal.again(line.wire)
+            return None
         event = line.drop_records() if reply is Code.ALREADY else None
         self._journal.strike(line.wire)
         if isinstance(reply, Code):
@@ -398,7 +408,7 @@ class LocalIds:
 
     def _remembered(self, line: IdLine, op: IdOp, reply: object) -> Conflict | None:
         conflict = reply is Code.ALREADY and not line.shared
-        if line.forgotten or (conflict and line.to_remove):
+        if line.forgotten or (conflict and line.is_taken_by_us()):
             self._journal.again(line.wire)
             return None
         lost = line.drop_records() if conflict else None

@@ -10,11 +10,14 @@ from fastdedup import LocalLRU, UnavailableError
 from fastdedup.events import Conflict
 from fastdedup.fallback.journal import NEW
 from fastdedup.kernel.codes import Code
-from fastdedup.kernel.operations import Reply
+from fastdedup.kernel.operations import AdoptOp, ClaimOp, Reply
+from fastdedup.kernel.owners import draw_owner
 from fastdedup.kernel.replies import StoredForm
+from fastdedup.kernel.terms import Mode, terms
 from fastdedup.ledger.forms import LedgerForm
 from fastdedup.ledger.ids import ledger_wire
-from fastdedup.ledger.operations import FirstOp, ForgetIdOp, LedgerOp, SeenOp
+from fastdedup.ledger.operations import FirstOp, ForgetIdOp, LedgerOp, LedgerPlace, SeenOp
+from fastdedup.model import Outcome
 
 WIRE = ledger_wire("shop", "orders")
 DOWN = UnavailableError("the store is down")
@@ -83,9 +86,16 @@ async def test_what_is_taken_back_is_not_known() -> None:
     assert policy.lines == policy.records.reserved == 0
 
 
+def taken(policy: Policy, kind: type) -> FirstOp:
+    """Send an id, or the look for it, and let the store have it already."""
+    (sent,) = policy.sends(kind)
+    assert policy.adopted(sent, Code.ALREADY) is None
+    return sent
+
+
 @pytest.mark.parametrize("reply", [Code.OK, None], ids=["late reply", "no reply"])
 async def test_what_the_store_has_for_another_call_here_hides_no_conflict(reply: Code | None) -> None:
-    """It is told of a duplicate here, and its entry is removed before: then the store has another process's."""
+    """It is told of a duplicate here, and its entry is removed: if the store has the id then, it is another's."""
     policy = Policy()
     assert policy.answer(policy.first(b"id"), DOWN) is Code.OK
     late = policy.first(b"id", THEIRS)
@@ -95,15 +105,57 @@ async def test_what_the_store_has_for_another_call_here_hides_no_conflict(reply:
     assert policy.holds_id(late)
     assert policy.answer(late, DOWN) is Code.ALREADY
     policy.opens()
+    assert taken(policy, FirstOp).entry.endswith(MINE)
     (removal,) = policy.sends(ForgetIdOp)
     assert removal.entry.endswith(THEIRS)
     assert policy.put_back(removal, asked=True, lane=NEW) is None
     (removal,) = policy.sends(ForgetIdOp)
     assert policy.adopted(removal, Code.OK) is None
+    policy.ids.note_orphan(late.wire, late.entry)  # was removed
     (sent,) = policy.sends(FirstOp)
-    assert sent.entry.endswith(MINE)
     assert isinstance(policy.adopted(sent, Code.ALREADY), Conflict)
     assert policy.lines == 0
+
+
+async def test_entries_of_other_calls_are_removed_until_one_was_there() -> None:
+    """The id is away from the store for one round trip, however many calls were under way."""
+    policy = Policy()
+    assert policy.answer(policy.first(b"id"), DOWN) is Code.OK
+    for nonce in (b"aaaa\0", b"bbbb\0", b"cccc\0", b"dddd\0"):
+        other = policy.first(b"id", nonce)
+        other.at = 0.0
+        assert policy.answer(other, DOWN) is Code.ALREADY
+    policy.opens()
+    taken(policy, FirstOp)
+    removals = policy.next_operations(3)
+    assert [op.entry[-5:] for op in removals] == [b"aaaa\0", b"bbbb\0"]
+    assert policy.adopted(removals[0], Code.ABSENT) is None
+    assert policy.put_back(removals[1], asked=True, lane=NEW) is None
+    removals = policy.next_operations(3)
+    assert [op.entry[-5:] for op in removals] == [b"bbbb\0", b"cccc\0"]
+    for op, reply in zip(removals, (Code.OK, Code.ABSENT), strict=True):
+        assert policy.adopted(op, reply) is None
+    (sent,) = policy.sends(FirstOp)
+    assert policy.adopted(sent, Code.OK) is None
+    assert policy.lines == 0
+
+
+async def test_a_look_for_an_id_passes_over_a_call_that_ended_in_an_error() -> None:
+    policy = Policy()
+    failed = policy.first(b"id")
+    place = LedgerPlace(failed.wire, failed.place[len(failed.wire) :], policy.ledger.terms, b"id")
+    claim = ClaimOp(
+        failed.wire + b"=id", terms(Mode.CLAIM, 9000, 9000, False, True), draw_owner(), None, place
+    )
+    assert policy.answer(claim, DOWN).outcome is Outcome.ACQUIRED
+    policy.ids.note_orphan(failed.wire, failed.entry)
+    policy.opens()
+    taken(policy, SeenOp)
+    (removal,) = policy.sends(ForgetIdOp)
+    assert policy.adopted(removal, Code.OK) is None
+    (look,) = policy.sends(SeenOp)
+    assert policy.adopted(look, Code.ABSENT) is None
+    assert [type(op) for op in policy.next_operations(100)] == [AdoptOp]
 
 
 async def test_what_changes_while_it_is_sent_is_sent_again() -> None:
