@@ -111,31 +111,31 @@ async def settle_by(bridge: Bridge, hold: Hold, response: HttpResponse) -> HttpR
 def _settle_once_rendered(hold: Hold, request: HttpRequest, response: Any) -> None:
     """Settle when the response is rendered: after the view, middleware may still change a TemplateResponse."""
     render = response.render
-    _wait_for(hold, response)
 
     def rendered() -> HttpResponse:
         del response.render  # so that it replaces the response's own render() only once
-        hold.pending = 0
+        hold.pending, hold.late = 0, None
         return drive(_run(BLOCKING, hold, request, render))
 
-    response.render = rendered
+    response.render = hold.late = rendered
+    hold.pending = response.status_code
 
 
 def _settle_after_transaction(hold: Hold, request: HttpRequest, response: Any) -> None:
     """Settle when the transaction of ATOMIC_REQUESTS has ended: Django renders a late response after that."""
-    _wait_for(hold, response)
     hold.within = False
     callbacks: list[Callable[[Any], Any]] = []  # of decorators around the view, such as gzip_page
 
     def rendered() -> HttpResponse:
         del response.render, response.is_rendered, response.add_post_render_callback
-        hold.pending = 0
+        hold.pending, hold.late = 0, None
         settled = drive(_run(BLOCKING, hold, request, lambda: response))
         for callback in callbacks:
             settled = callback(settled) or settled
         return settled
 
     response.render, response.is_rendered = rendered, False
+    hold.pending, hold.late = response.status_code, rendered
     response.add_post_render_callback = callbacks.append
     # For middleware that fills the context of each response that is rendered late.
     response.context_data, response.template_name = {}, None
@@ -170,21 +170,16 @@ def _request_transactions() -> Iterator[str]:
             yield alias
 
 
-# Claims whose response does not come
-
-
-def _wait_for(hold: Hold, response: HttpResponse) -> None:
-    """Note the status of a response that is still to come: `_closed` settles by it."""
-    hold.pending = response.status_code
-    for alias in _request_transactions() if hold.within else ():
+def note_commits(hold: Hold) -> None:
+    """Let a hold note the COMMIT of the transactions around its view, before any other function of `on_commit`."""
+    hold.within = True
+    for alias in _request_transactions():
         if not are_of_a_test(connections[alias].atomic_blocks[:1]):  # such a test counts these functions
-            hold.pending = 500  # if the COMMIT fails, middleware may answer
-            on_commit(partial(_committed, hold, response.status_code), using=alias)
+            hold.committed = False
+            on_commit(partial(setattr, hold, "committed", True), using=alias)
 
 
-def _committed(hold: Hold, status: int) -> None:
-    if hold.pending:
-        hold.pending = status
+# Claims whose response does not come
 
 
 def pending(request: HttpRequest) -> Hold | None:
@@ -197,7 +192,15 @@ def pending(request: HttpRequest) -> Hold | None:
 
 
 async def abandon(bridge: Bridge, request: HttpRequest) -> None:
-    """Release the claim of a request that waits for a response: the response will not come."""
+    """Release the claim of a request that waits for a response: the response will not come.
+
+    If its work is committed, store the response that does not come, for a retry.
+    """
+    hold = hold_of(request)
+    if hold is not None and hold.committed and hold.late is not None:
+        with suppress(Exception):  # the error that prevents the response matters more
+            hold.late()
+        return
     hold = pending(request)
     if hold is not None:
         with suppress(DedupError):  # the error that prevents the response matters more
@@ -222,8 +225,9 @@ def _closed(request: HttpRequest) -> None:
         return
     told = "%s: another response was sent in the place of its view's, so none is stored"
     hold.recorder.claim.settlement.warn("responses that were replaced", told)
-    hold.recorder.start(hold.pending, (), stream=True)
-    hold.pending = 0
+    status = 500 if hold.committed is False else hold.pending  # its COMMIT may have failed
+    hold.recorder.start(status, (), stream=True)
+    hold.pending, hold.late = 0, None
     with suppress(DedupError):  # a response is sent already, so an error could not be shown
         drive(settle(BLOCKING, hold))
 

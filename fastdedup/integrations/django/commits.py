@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from threading import Event
 from typing import Any, TypeVar, Unpack
 
 from django.db import connections, transaction
@@ -26,7 +25,7 @@ from ...web.record_keys import SCOPE
 from ...web.request import Principal
 from ...web.response import Response
 from ...web.rules import KeySettings, MadeByRoute
-from ..http.committing import CommittedWork, DirectSteps, RouteCommits, log
+from ..http.committing import CommittedWork, DirectSteps, RouteCommits
 from .bridge import Bridge, is_async
 from .capture import mark_held, settle_by
 from .config import gate
@@ -34,7 +33,7 @@ from .convert import reply, taken_from, tell_language
 from .decorators import Operation
 from .middleware import claimed
 from .settling import DjangoClaims, Hold, give_back
-from .views import check_settings, wrap
+from .views import check_settings, committing, wrap
 
 View = TypeVar("View", bound=Callable[..., Any])
 _STEPS = DirectSteps()
@@ -173,13 +172,5 @@ def begin(using: str) -> Iterator[Any]:
             f"commits() begins the outermost transaction of the database {using!r}, and this request is in one "
             "already: end that one before the view (a middleware's atomic(), or another commits() around the view)"
         )
-    is_of_a_test, committed = connections[using].in_atomic_block, Event()
-    try:
-        with transaction.atomic(using=using, durable=True):
-            if not is_of_a_test:  # such a test counts these functions
-                transaction.on_commit(committed.set, using=using)
-            yield connections[using]
-    except Exception:
-        if not committed.is_set():
-            raise
-        log.exception("the work is committed, but a function of on_commit failed")
+    with committing(using, durable=True):
+        yield connections[using]

@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse
 
 from ...downstream import claimed_work
 from .bridge import BLOCKING, Bridge
-from .capture import abandon, finish, mark_held, pending, run, unsent
+from .capture import abandon, finish, mark_held, note_commits, pending, run, unsent
 from .convert import body_of
 from .decorators import Operation
 from .middleware import ReadBody, claimed
@@ -67,8 +67,8 @@ async def _claimed(
     if claims is None:
         return None
     got = await claimed(bridge, claims, request, read)
-    if isinstance(got, Hold):
-        got.within = bridge is BLOCKING  # Django has no transaction around an async view
+    if isinstance(got, Hold) and bridge is BLOCKING:  # Django has no transaction around an async view
+        note_commits(got)
     return got
 
 

@@ -30,10 +30,13 @@ class Hold:
     seconds: float
     """The longest that an operation takes, in seconds."""
     pending: int = 0
-    """The status of a response that has still to be rendered; 500 while the framework has still to make it, or its
-    transaction has still to end; else 0."""
+    """The status of a response that has still to be rendered; 500 before the framework has made it; else 0."""
+    late: Callable[[], object] | None = None
+    """Renders that response, and so settles the claim."""
     within: bool = False
     """True if the view may run within the transaction of ATOMIC_REQUESTS, which ends after the view."""
+    committed: bool | None = None
+    """True once such a transaction has committed; None if there is none."""
 
 
 class DjangoClaims:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from threading import Event
 from typing import Any
 
 from django.db import connections, transaction
@@ -13,6 +16,8 @@ from ...errors import ConfigError
 from ...web.rules import Rule
 from .bridge import Bridge, Flow, is_async, over_bridge
 from .capture import hold_of, note_rollback
+
+log = logging.getLogger("fastdedup.web")
 
 
 def wrap(view: Callable[..., Any], handle: Flow) -> Callable[..., Any]:
@@ -73,11 +78,29 @@ def _atomic(view: Callable[..., Any], outside: set[str]) -> Callable[..., Any]:
     without = {*getattr(view, "_non_atomic_requests", ()), *outside}
 
     def run(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        response = view(request, *args, **kwargs)
-        note_rollback(hold_of(request), response)
+        hold = hold_of(request)
+        within = transaction.atomic if hold is None else committing
+        with ExitStack() as transactions:
+            for alias, database in reversed(connections.settings.items()):  # as Django begins them
+                if database["ATOMIC_REQUESTS"] and alias not in without:
+                    transactions.enter_context(within(using=alias))
+            response = view(request, *args, **kwargs)
+            note_rollback(hold, response)
         return response
 
-    for alias, database in connections.settings.items():
-        if database["ATOMIC_REQUESTS"] and alias not in without:
-            run = transaction.atomic(using=alias)(run)
     return run
+
+
+@contextmanager
+def committing(using: str, *, durable: bool = False) -> Iterator[None]:
+    """Within the block: a transaction. An error of a function of `on_commit` is logged: the work is committed."""
+    is_of_a_test, committed = connections[using].in_atomic_block, Event()
+    try:
+        with transaction.atomic(using=using, durable=durable):
+            if not is_of_a_test:  # such a test counts these functions
+                transaction.on_commit(committed.set, using=using)
+            yield
+    except Exception:
+        if not committed.is_set():
+            raise
+        log.exception("the work is committed, but a function of on_commit failed")
