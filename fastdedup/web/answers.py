@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from ..errors import UnavailableError
+from ..errors import ForeignRecordError, UnavailableError
 from ..model import Outcome
 from .fingerprints import bare_path
 from .header import BadKey, KeyMissing
@@ -139,10 +139,8 @@ def streams(content_type: bytes | None) -> bool:
 def answer(claim: AnsweredClaim, rule: Rule, docs: str | None) -> Response:
     """Return the answer to a request whose claim was not acquired."""
     match claim.outcome:
-        case Outcome.SUCCEEDED:
-            response = replay(claim.result, docs)
-        case Outcome.FAILED:
-            response = replay(claim.error, docs)
+        case Outcome.SUCCEEDED | Outcome.FAILED:
+            response = replay(stored_by(claim), docs)
         case Outcome.MISMATCH:
             response = respond(MISMATCH, docs=docs)
         case _:
@@ -153,10 +151,19 @@ def answer(claim: AnsweredClaim, rule: Rule, docs: str | None) -> Response:
     return response.marked(DEGRADED) if claim.degraded else response
 
 
+def stored_by(claim: AnsweredClaim) -> Response | None:
+    """Return the stored response of a settled claim; None for the value of a person who settled it by hand."""
+    try:
+        stored: Response | None = claim.result if claim.outcome is Outcome.SUCCEEDED else claim.error
+    except ForeignRecordError:
+        return None
+    return stored
+
+
 def replay(stored: Response | None, docs: str | None) -> Response:
     """Return the stored response; if its body was not kept, a problem that names its status.
 
-    `stored` is None if a handler has completed its claim itself, or a token was only consumed.
+    `stored` is None if a handler or a person has completed the claim, or a token was only consumed.
     """
     if stored is None:
         return respond(NOT_STORED, docs=docs).marked(REPLAYED)

@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 from ..errors import UnavailableError
 from ..model import Outcome, State
-from .answers import AnsweredClaim, replay
+from .answers import AnsweredClaim, replay, stored_by
 from .problems import ProblemType, respond, whole_seconds
 from .request import EVERYONE, Request, name_of_caller
 from .response import DEGRADED, Response
@@ -254,7 +254,7 @@ def _first_response(claim: AnsweredClaim, mark: bytes, docs: str | None, *, pers
     """
     if claim.outcome not in (Outcome.SUCCEEDED, Outcome.FAILED):
         raise _refused(_OF_OUTCOME[claim.outcome])
-    stored = claim.result if claim.outcome is Outcome.SUCCEEDED else claim.error
+    stored = stored_by(claim)
     check_contents(stored, mark)
     if person and (stored is None or not stored.whole):
         raise _refused(Refusal.DONE, failed=claim.outcome is Outcome.FAILED)

@@ -15,6 +15,7 @@ import pytest
 import fastdedup.web
 from fastdedup import Dedup, LocalLRU, fingerprint
 from fastdedup.integrations.asgi import UUID, IdempotencyMiddleware, Route, by_header, claim_of
+from fastdedup.web.inspection import place_of_request, principal_of_header
 
 from ..servers import RedisServer
 from ..waiting import wait_until
@@ -484,3 +485,18 @@ async def test_a_handler_may_settle_by_hand(url: str, release: bool) -> None:
     else:
         problem(again, "response-not-stored", 409)
         assert runs == 1
+
+
+@pytest.mark.parametrize("settle", ["complete", "fail"])
+async def test_a_person_may_settle_with_any_value(url: str, settle: str) -> None:
+    """The work is done, and no response is stored: a retry was told 500, and to take another namespace."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("the work was done")
+
+    async with Dedup(url, namespace="t", timeout=5.0) as dedup:
+        place = place_of_request("POST", "/", principal_of_header("ann"), "k")
+        claim = await dedup.scoped(place.scope_in("t")).claim(place.key)
+        await getattr(claim, settle)({"payment": 7})
+        http = client(IdempotencyMiddleware(app, dedup, principal=by_header("x-account")), x_account="ann")
+        problem(await http.post("/", headers=key("k")), "response-not-stored", 409)

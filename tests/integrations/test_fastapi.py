@@ -734,10 +734,14 @@ async def test_all_else_is_refused_and_nothing_runs(make_gate: MakeGate, case: s
         assert shop.runs == ran
 
 
-async def test_a_token_that_was_merely_consumed_is_not_run_again(make_gate: MakeGate) -> None:
+@pytest.mark.parametrize("by_hand", [False, True])
+async def test_a_token_that_was_merely_consumed_is_not_run_again(make_gate: MakeGate, by_hand: bool) -> None:
     async with open_shop(make_gate()) as shop:
         token = await shop.token()
-        await shop.dedup.tokens.consume(token, subject="guest")
+        if by_hand:
+            await (await shop.dedup.tokens.redeem(token, subject="guest")).complete({"order": 7})
+        else:
+            await shop.dedup.tokens.consume(token, subject="guest")
         problem(await shop.ann.post("/buy", data={"one_time_token": token}), "response-not-stored", 409)
     assert shop.runs == 0
 
