@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import json
 import operator
-import re
 import typing
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -20,9 +19,6 @@ from ..codec import ONE_WAY, WIDE, extra_is_missing, has_nan
 from ..errors import error_text
 from .readers import JSON, reader_of
 from .values import SCALARS, attributes, same
-
-_LONG_NUMBER: Final = re.compile(rb"[0-9]{641}")
-"""More digits than any Python reads without a limit; they may be text."""
 
 
 def completed_json(result: Any) -> bytes:
@@ -41,9 +37,19 @@ def completed_json(result: Any) -> bytes:
     except TypeError:
         pass
     payload = _json(result)
-    if _LONG_NUMBER.search(payload):
-        json.loads(payload)  # raises ValueError if Python's reader refuses so long an integer
+    if payload.endswith(WIDE):
+        _CHECK.decode(payload.decode())  # also raises ValueError if Python's reader refuses so long an integer
     return payload if _comes_back(result) else payload + ONE_WAY
+
+
+def _check_names(pairs: list[tuple[str, Any]]) -> None:
+    """Raise ValueError if two keys of a dict, such as 1 and "1", have the same name in JSON."""
+    if len(dict(pairs)) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"two of its keys are written as {max(names, key=names.count)!r}")
+
+
+_CHECK: Final = json.JSONDecoder(object_pairs_hook=_check_names)
 
 
 def _moment(value: Any) -> str:

@@ -626,6 +626,26 @@ def test_an_integer_that_no_reader_takes_is_not_stored(dedup: SyncDedup, value: 
         dedup.claim("k").replay()
 
 
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ({1: "a", "1": "b"}, "'1'"),
+        ([{"a": {None: 1, "None": 2}}], "'None'"),
+        (Boxed({True: 1, "true": 2}), "'true'"),
+    ],
+    ids=range(3),
+)
+def test_keys_with_one_name_in_json_are_not_stored(dedup: SyncDedup, value: Any, name: str) -> None:
+    """The last of them alone would come back."""
+    with (
+        dedup.claim("k") as claim,
+        pytest.raises(ResultError, match=f"two of its keys are written as {name}"),
+    ):
+        claim.complete(value)
+    with pytest.raises(FailedError, match="the work is done"):
+        dedup.claim("k").replay()
+
+
 @pytest.mark.parametrize("value", [10**4000, [10**4000, "7" * 5000], {"7" * 5000, "a"}], ids=range(3))
 def test_other_long_ones_are(dedup: SyncDedup, value: Any) -> None:
     dedup.claim("k").complete(value)
