@@ -221,11 +221,7 @@ async def test_the_tutorial_answers_as_it_says(redis_url: str) -> None:
 @pytest.mark.parametrize(("outage", "status"), [(True, 503), (False, 409)])
 async def test_a_click_that_loses_its_link_is_told_why(outage: bool, status: int) -> None:
     """An outage outlasts the lease, or the link is revoked, while the password is set."""
-    block = (
-        Page("recipes/one-time-link.md")
-        .all_blocks("python")[0]
-        .replace("wait=5.0)", "lease=5.0, renew=True)")
-    )
+    block = Page("recipes/one-time-link.md").all_blocks("python")[0].replace("wait=5.0)", "lease=5.0)")
     done = "            passwords[user] = password\n"
     assert done in block
     code = block.replace(done, f"{done}            await meanwhile(token)\n")
