@@ -28,7 +28,7 @@ from .databases import MariaServer, PostgresServer
 from .fixtures import Opened, fixture_of
 from .marks import MARKS, marks_of
 from .servers import RedisServer, unmeasured
-from .stores import STORES, Backend
+from .stores import ROWS, STORES, Backend
 from .topologies import Pair
 from .unmeasured import adds_nothing, has_unmeasured_programs
 from .virtual import VirtualLoop
@@ -193,7 +193,7 @@ def running_store(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
     So a worker has one group of servers at a time: those of Sentinel and Cluster take a tenth of a core while idle.
     """
-    with STORES[request.param]() as backend:
+    with ROWS[request.param]() as backend:
         yield backend
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from typing import Any
 
 import fakeredis
 import pytest
@@ -17,7 +18,9 @@ from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.cluster.node import Node
 from fastdedup.stores.redis.cluster.store import ClusterStore
 from fastdedup.stores.redis.url import ServerURL
+from fastdedup.sync import Dedup as SyncDedup
 
+from .faces import Awaited
 from .fakes import fake_store
 from .servers import RedisServer
 from .sidecars import Sidecar
@@ -38,8 +41,10 @@ class Backend:
         *,
         policy: Callable[[], FallbackPolicy] = Reject,
         timeout: float = TIMEOUT,
+        gate: Callable[..., Any] = Dedup,
     ) -> None:
         self.name = name
+        self._gate = gate
         self._timeout = timeout
         self.store = store
         # One for all gates of a test: unique within a process is what LocalLRU promises.
@@ -47,9 +52,9 @@ class Backend:
         self._policy = policy()
         self.raw = raw
 
-    def make(self, **options: object) -> Dedup:
+    def make(self, **options: object) -> Any:
         settings = {"namespace": "t", "timeout": self._timeout, "on_unavailable": self._policy, **options}
-        return Dedup(self.store(), **settings)  # type: ignore[arg-type]
+        return self._gate(self.store(), **settings)
 
     @property
     def only_the_store_knows(self) -> AbstractContextManager[object]:
@@ -153,6 +158,18 @@ STORES: dict[str, Callable[[], AbstractContextManager[Backend]]] = {
     "cluster by slot": cluster_by_slot,
     "sidecar": sidecar,
 }
+
+
+@contextmanager
+def synchronous() -> Iterator[Backend]:
+    """The gate of synchronous code over a server, for tests of what both gates promise."""
+    with RedisServer() as server, server.client() as raw:
+        yield Backend(
+            "synchronous", lambda: server.url, raw, gate=lambda *args, **own: Awaited(SyncDedup(*args, **own))
+        )
+
+
+ROWS = {**STORES, "synchronous": synchronous}
 ALL_BUT_LOCAL = tuple(name for name in STORES if name != "local")
 """The rows without LocalLRU, which stands for a store that is down."""
 
@@ -160,3 +177,7 @@ ALL_BUT_LOCAL = tuple(name for name in STORES if name != "local")
 def on_stores(*names: str) -> pytest.MarkDecorator:
     """Return a mark: the test runs on these rows of the matrix only."""
     return pytest.mark.parametrize("running_store", names, indirect=True)
+
+
+on_both_faces = on_stores(*ROWS)
+"""A mark: the test runs on each store, and by synchronous code on one."""

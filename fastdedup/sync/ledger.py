@@ -39,7 +39,7 @@ class Ledger:
         return background.run(lambda: ledger.first(id, owner=owner), self.bound.per_process.seconds)
 
     def _first_many(self, ids: Iterable[Any], *, owner: str | None) -> list[bool]:
-        listed = ids if isinstance(ids, str | bytes) else list(ids)
+        listed = ids if isinstance(ids, str | bytes | bytearray | memoryview) else list(ids)
         if owner is None:
             return self._first_undoable(listed_bytes(listed, dense=self.bound.latest.dense))
         background, ledger = self.bound.get()

@@ -9,9 +9,10 @@ import pytest
 
 from fastdedup import ClaimLostError, Dedup, Fingerprint, Outcome, State, UnavailableError
 
-from ..stores import Backend
+from ..stores import Backend, on_both_faces
 from ..waiting import wait_until
 
+pytestmark = on_both_faces
 LEASE = 0.02
 """Seconds: short enough to run out while a test waits for it."""
 
@@ -145,6 +146,7 @@ async def test_claim_many_answers_each_key_in_order(dedup: Dedup) -> None:
     outcomes = [claim.outcome for claim in claims]
     assert outcomes == [Outcome.ACQUIRED, Outcome.IN_PROGRESS, Outcome.ACQUIRED, Outcome.IN_PROGRESS]
     assert [claim.key for claim in claims] == ["a", "b", "c", "a"]
+    assert (await dedup.claim("c", fingerprint="another")).outcome is Outcome.MISMATCH
     assert await dedup.claim_many([]) == []
 
 

@@ -13,7 +13,7 @@ from fastdedup import ConfigError, Dedup, ForeignRecordError, InvalidKeyError, L
 from fastdedup.ledger.ids import ledger_wire
 
 from ..servers import evicting
-from ..stores import Backend
+from ..stores import Backend, on_both_faces
 from ..waiting import wait_until
 
 HOUR = 3600.0
@@ -45,6 +45,7 @@ def form(request: pytest.FixtureRequest) -> Form:
 # 16: one first call
 
 
+@on_both_faces
 @pytest.mark.parametrize(
     "settings",
     [
@@ -68,6 +69,7 @@ async def test_every_id_is_first_once(dedup: Dedup, settings: dict[str, Any]) ->
     assert (await ledger.stats()).ids == 900
 
 
+@on_both_faces
 async def test_ids_of_a_list_may_be_equal(dedup: Dedup) -> None:
     ledger = ledger_of(dedup)
     assert await ledger.first_many(["a", "b", "a", b"b", "c"]) == [True, True, False, False, True]
@@ -95,6 +97,7 @@ async def test_ledgers_are_apart(backend: Backend) -> None:
 # 17: retries
 
 
+@on_both_faces
 async def test_the_same_call_gets_the_same_answer(dedup: Dedup, form: Form) -> None:
     ledger, one = form.ledger(dedup), form.id("id")
     assert [await ledger.first(one, owner="me") for _ in range(3)] == [True, True, True]
@@ -125,6 +128,7 @@ async def test_ids_that_are_over_leave_the_bucket(dedup: Dedup) -> None:
 # 19: taking back
 
 
+@on_both_faces
 async def test_a_forgotten_id_is_new(dedup: Dedup, form: Form) -> None:
     ledger = form.ledger(dedup, capacity=90)
     ids = list(range(120))
@@ -136,6 +140,7 @@ async def test_a_forgotten_id_is_new(dedup: Dedup, form: Form) -> None:
     assert await ledger.first_many(ids) == [each % 7 == 0 for each in ids]
 
 
+@on_both_faces
 async def test_to_look_remembers_nothing(dedup: Dedup, form: Form) -> None:
     ledger, one = form.ledger(dedup), form.id("id")
     assert await ledger.seen(one) is False
@@ -146,6 +151,7 @@ async def test_to_look_remembers_nothing(dedup: Dedup, form: Form) -> None:
 # Its form
 
 
+@on_both_faces
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
@@ -219,6 +225,7 @@ async def test_a_foreign_form_is_an_error(dedup: Dedup, backend: Backend) -> Non
         await ledger_of(dedup, "newer").first("id")
 
 
+@on_both_faces
 @pytest.mark.parametrize("id", ["", b"", None, 1.5, True, "\ud800", ["a"], "x" * 65_537])
 async def test_a_bad_id_is_an_error(dedup: Dedup, id: Any) -> None:
     ledger = ledger_of(dedup)
@@ -245,6 +252,7 @@ async def test_text_and_bytes_of_other_classes_are_that_text(dedup: Dedup) -> No
         await ledger.first(Texts.NO_ID)
 
 
+@on_both_faces
 @pytest.mark.parametrize("text", ["id", b"id", bytearray(b"id"), memoryview(b"id")])
 async def test_one_text_is_no_list(dedup: Dedup, text: Any) -> None:
     """Its characters would be remembered."""

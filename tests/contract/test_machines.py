@@ -6,7 +6,7 @@ import pytest
 
 from fastdedup import ConfigError, Dedup, TransitionOutcome
 
-from ..stores import Backend
+from ..stores import Backend, on_both_faces
 
 ORDER = {
     "pending": ("paid", "expired", "canceled"),
@@ -18,6 +18,7 @@ ORDER = {
 }
 
 
+@on_both_faces
 async def test_a_machine_moves_along_its_definition(dedup: Dedup, backend: Backend) -> None:
     orders = dedup.machine("order", initial="pending", transitions=ORDER)
     with backend.only_the_store_knows:
@@ -34,6 +35,7 @@ async def test_a_machine_moves_along_its_definition(dedup: Dedup, backend: Backe
         assert await orders.get("43") == ("pending", 0)
 
 
+@on_both_faces
 async def test_a_version_must_be_the_present_one(dedup: Dedup) -> None:
     orders = dedup.machine("order", initial="pending", transitions=ORDER)
     assert (await orders.transition("42", to="paid", version=3)).outcome is TransitionOutcome.STALE
@@ -48,9 +50,11 @@ async def test_a_version_must_be_the_present_one(dedup: Dedup) -> None:
     )
 
 
+@on_both_faces
 async def test_machines_of_different_names_do_not_meet(dedup: Dedup) -> None:
     one = dedup.machine("one", initial="a", transitions={"a": ("b",), "b": ()})
     two = dedup.machine("two", initial="a", transitions={"a": ("b",), "b": ()})
+    assert (one.name, one.initial, one.states) == ("one", "a", {"a", "b"})
     assert (await one.transition("x", to="b")).changed
     assert (await two.transition("x", to="b")).changed
     assert (await dedup.claim("one/x")).acquired
@@ -76,6 +80,7 @@ def test_a_definition_is_checked_when_made(
         Dedup("memory://").machine("order", initial=initial, transitions=transitions)
 
 
+@on_both_faces
 async def test_an_unknown_target_is_a_mistake(dedup: Dedup) -> None:
     orders = dedup.machine("order", initial="pending", transitions=ORDER)
     with pytest.raises(ConfigError, match="no state 'payed'; it has 'canceled'"):

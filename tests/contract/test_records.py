@@ -12,7 +12,7 @@ from fastdedup.events import Event, KeyForgotten, RecordsListed
 from ..stores import ALL_BUT_LOCAL, Backend, on_stores
 
 # LocalLRU stands for a store that is down, and a list asks no policy.
-pytestmark = on_stores(*ALL_BUT_LOCAL)
+pytestmark = on_stores(*ALL_BUT_LOCAL, "synchronous")
 
 
 async def all_of(dedup: Dedup, **wanted: Any) -> Listing:

@@ -9,9 +9,10 @@ import pytest
 
 from fastdedup import ClaimLostError, Dedup, FailedError, InProgressError, Outcome, UnavailableError
 
-from ..stores import Backend
+from ..stores import Backend, on_both_faces
 from ..waiting import acquired, cancel, in_its_body, wait_until
 
+pytestmark = on_both_faces
 LEASE = 0.02
 
 

@@ -8,7 +8,9 @@ import pytest
 
 from fastdedup import Dedup, MismatchError, Outcome
 
-from ..stores import Backend
+from ..stores import Backend, on_both_faces
+
+pytestmark = on_both_faces
 
 
 async def test_a_token_is_url_safe_and_long(dedup: Dedup) -> None:

@@ -13,7 +13,7 @@ from fastdedup.kernel.keyspace import names_of
 from fastdedup.kernel.operations import ForgetOp, ReadOp
 from fastdedup.kernel.records import Stored
 
-from ..stores import Backend
+from ..stores import Backend, on_both_faces
 from ..waiting import wait_until
 
 
@@ -43,6 +43,7 @@ async def abandoned(dedup: Dedup, key: str, **options: Any) -> Claim:
     return claim
 
 
+@on_both_faces
 async def test_of_many_claims_one_is_acquired(dedup: Dedup) -> None:
     ledgers = [ledger_of(dedup), ledger_of(dedup)]
     names = [*map(str, range(20)), *[None] * 60]
@@ -93,6 +94,7 @@ async def test_a_list_waits_once_for_each_key(dedup: Dedup) -> None:
     assert [each.result for each in await waiting] == [[1, 2], [1, 2], None]
 
 
+@on_both_faces
 async def test_what_a_call_remembers_is_done(dedup: Dedup) -> None:
     """`first` and a claim ask for the same id."""
     ledger = ledger_of(dedup)
@@ -120,6 +122,7 @@ async def test_work_that_another_call_has_done_is_not_resolved(dedup: Dedup) -> 
     assert heard == []
 
 
+@on_both_faces
 async def test_claims_with_and_without_a_ledger_share_their_batches(dedup: Dedup) -> None:
     """Each is answered by its own record, and only those with the ledger by its ids; so are their completions."""
     ledger = ledger_of(dedup)
@@ -165,6 +168,7 @@ async def test_a_list_reads_a_stale_view_again(dedup: Dedup, wait: float | None)
     assert await ledger.first_many(["k", "other", "held"]) == [False, False, False]
 
 
+@on_both_faces
 async def test_once_runs_once(dedup: Dedup) -> None:
     runs = []
 
@@ -185,11 +189,12 @@ async def test_the_record_shows_the_users_key(dedup: Dedup) -> None:
     assert names_of(long.settlement.held_key[0])[1].startswith("#")
 
 
+@on_both_faces
 async def test_a_ledger_of_another_gate_is_an_error(backend: Backend) -> None:
     async with backend.make() as dedup, backend.make() as other:
         for wrong in (ledger_of(other), "orders"):
             with pytest.raises(ConfigError, match="remember must be a ledger of this gate"):
-                dedup.claim("k", remember=wrong)  # type: ignore[arg-type]
+                await dedup.claim("k", remember=wrong)  # type: ignore[arg-type]
 
 
 async def test_a_bad_list_claims_nothing(dedup: Dedup) -> None:

@@ -17,7 +17,7 @@ from fastdedup import (
 )
 from fastdedup.events import BreakerOpened, Degraded, KeyForgotten, LeaseLost, Unreplayed
 
-from ..stores import Backend
+from ..stores import Backend, on_both_faces
 from ..waiting import acquired, wait_until
 
 OUTAGE = (Degraded, BreakerOpened, Unreplayed)
@@ -55,6 +55,7 @@ async def test_a_waiter_is_woken_by_whoever_frees_the_key(backend: Backend, sett
         assert waiter.gate.connection.wakeups.waiting == {}
 
 
+@on_both_faces
 async def test_a_waiter_takes_over_when_the_lease_ends(dedup: Dedup) -> None:
     """Nobody frees the key of an owner that died: the waiter's own alarm does."""
     await dedup.claim("key", lease=0.03)
@@ -76,6 +77,7 @@ async def test_a_waiter_hears_of_a_lease_that_is_shortened(dedup: Dedup) -> None
     assert [(await task).result for task in tasks if task not in done] == ["second try"] * 2
 
 
+@on_both_faces
 async def test_patience_ends_with_in_progress(dedup: Dedup) -> None:
     await dedup.claim("key", lease=LONG)
     claim = await dedup.claim("key", wait=0.02)
@@ -94,6 +96,7 @@ async def test_a_cancelled_waiter_leaves_nothing(dedup: Dedup) -> None:
     assert (await dedup.claim("key")).acquired
 
 
+@on_both_faces
 async def test_renewal_keeps_the_claim_until_settled(dedup: Dedup) -> None:
     async with dedup.claim("key", lease=2.4) as claim:
         first = await dedup.get("key")
@@ -139,11 +142,13 @@ async def test_a_lost_lease_cancels_the_body(backend: Backend) -> None:
         assert task.cancelling() == 0
 
 
+@on_both_faces
 async def test_a_renewed_claim_that_is_forgotten_about_is_not_renewed_for_ever(dedup: Dedup) -> None:
     await dedup.claim("key", lease=0.06, renew=True)
     await acquired(dedup, "key")
 
 
+@on_both_faces
 async def test_a_lock_excludes_and_its_fence_rises(dedup: Dedup) -> None:
     inside = 0
     fences = []
@@ -162,9 +167,11 @@ async def test_a_lock_excludes_and_its_fence_rises(dedup: Dedup) -> None:
     assert len(fences) == 10
 
 
+@on_both_faces
 async def test_a_held_lock_says_when_to_come_back(dedup: Dedup) -> None:
     async with dedup.lock("key", lease=LONG) as lock:
         assert lock.key == "key"
+        await lock.renew()
         with pytest.raises(InProgressError) as caught:
             async with dedup.lock("key"):
                 raise AssertionError("two holders")
@@ -177,6 +184,7 @@ async def test_a_held_lock_says_when_to_come_back(dedup: Dedup) -> None:
         assert again.fence > lock.fence
 
 
+@on_both_faces
 async def test_a_lock_that_ran_out_is_an_error_on_leaving(dedup: Dedup) -> None:
     async def overtaken() -> None:
         async with dedup.lock("key", lease=0.02), dedup.lock("key", wait=LONG):
@@ -186,6 +194,7 @@ async def test_a_lock_that_ran_out_is_an_error_on_leaving(dedup: Dedup) -> None:
         await overtaken()
 
 
+@on_both_faces
 async def test_once_runs_once_and_replays(dedup: Dedup) -> None:
     runs = []
 
@@ -202,6 +211,7 @@ async def test_once_runs_once_and_replays(dedup: Dedup) -> None:
     assert place.__doc__ == "Docs kept."
 
 
+@on_both_faces
 async def test_once_frees_the_key_on_an_exception_and_records_those_named(dedup: Dedup) -> None:
     errors = [ConnectionError("try again"), ValueError("never")]
 
@@ -218,6 +228,7 @@ async def test_once_frees_the_key_on_an_exception_and_records_those_named(dedup:
     assert caught.value.error == {"type": "ValueError", "message": "never"}
 
 
+@on_both_faces
 async def test_once_raises_what_is_no_result(dedup: Dedup) -> None:
     @dedup.once(key=lambda body: "key", fingerprint=lambda body: body)
     async def work(body: str) -> str:

@@ -1,4 +1,4 @@
-"""`fastdedup.sync`: records, holders, and a check of abandoned work in the caller's thread."""
+"""`fastdedup.sync`: a check of abandoned work in the caller's thread. `tests/contract/` has the rest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import ConfigError, Outcome, Resolution, State, Takeover
+from fastdedup import ConfigError, Outcome, Resolution, Takeover
 from fastdedup.sync import Dedup
 
 from ..fixtures import fixture_of
@@ -40,37 +40,9 @@ def test_the_check_runs_in_the_callers_thread(dedup: Dedup) -> None:
     assert dedup.claim("k").result == {"n": 7}
 
 
-def test_other_answers_and_errors_of_the_check(dedup: Dedup) -> None:
-    def broken(takeover: Takeover) -> Resolution:
-        raise OSError("away")
-
-    abandoned(dedup, "k")
-    with pytest.raises(OSError, match="away"):
-        dedup.claim("k", resolve=broken)
-    claim = dedup.claim("k", resolve=lambda takeover: Resolution.unknown(ValueError("lost")))
-    assert (claim.outcome, claim.error) == (Outcome.FAILED, {"type": "ValueError", "message": "lost"})
-    abandoned(dedup, "open")
-    with dedup.claim("open", resolve=lambda takeover: Resolution.not_done()) as claim:
-        assert claim.acquired
-        assert claim.downstream("a") != claim.downstream("b")
-
+def test_a_check_that_is_async_is_refused(dedup: Dedup) -> None:
     async def wrong(takeover: Takeover) -> Resolution:
         return Resolution.done()
 
     with pytest.raises(ConfigError, match="async"):
         dedup.claim("k", resolve=wrong)  # type: ignore[arg-type]
-
-
-def test_once_asks_and_records_are_listed(dedup: Dedup) -> None:
-    @dedup.once(key=lambda order: order, resolve=lambda takeover: Resolution.done("before"))
-    def pay(order: str) -> str:
-        return "now"
-
-    abandoned(dedup, "k")
-    assert [pay("k"), pay("new")] == ["before", "now"]
-    found = dedup.records(prefix="k", state=State.SUCCEEDED)
-    assert [(record.key, found.cursor) for record in found.records] == [("k", None)]
-    assert dedup.forget("k", reason="a test") is True
-    machine = dedup.machine("m", initial="a", transitions={"a": ("b",), "b": ()})
-    machine.transition("1", to="b")
-    assert [machine.forget("1"), machine.forget("1"), machine.get("1")] == [True, False, ("a", 0)]

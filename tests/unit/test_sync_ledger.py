@@ -1,16 +1,16 @@
-"""`fastdedup.sync`: ledgers."""
+"""`fastdedup.sync`: ledgers. `tests/contract/` has what both kinds of code are promised."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from fastdedup import ConfigError, InvalidKeyError, Outcome, UnavailableError
-from fastdedup.kernel.operations import ForgetOp
-from fastdedup.sync import Claim, Dedup, Ledger
+from fastdedup import ConfigError, UnavailableError
+from fastdedup.sync import Dedup, Ledger
 from fastdedup.sync import loop as background
 
 from ..fixtures import fixture_with
@@ -24,37 +24,24 @@ def made(dedup: Dedup, name: str) -> Ledger:
     return dedup.ledger(name, window=60, capacity=1000)
 
 
-def test_an_id_is_first_once(dedup: Dedup) -> None:
-    ledger = made(dedup, "once")
-    assert [ledger.first("id"), ledger.first("id")] == [True, False]
-    assert ledger.first_many(iter(["a", "b", "a", "id"])) == [True, True, False, False]
-    assert (ledger.seen("a"), ledger.seen("never")) == (True, False)
-    assert (ledger.forget("a"), ledger.forget("a"), ledger.seen("a")) == (True, False, False)
-    stats = ledger.stats()
-    assert (stats.ids, stats.capacity, ledger.name, ledger.capacity, ledger.window) == (
-        2,
-        1000,
-        "once",
-        1000,
-        60,
-    )
-    assert repr(ledger) == "<sync.Ledger 'once' capacity=1000 window=60>"
+def test_a_ledger_shows_its_settings(dedup: Dedup) -> None:
+    ledger = made(dedup, "shown")
+    assert (ledger.name, ledger.capacity, ledger.window) == ("shown", 1000, 60)
+    assert repr(ledger) == "<sync.Ledger 'shown' capacity=1000 window=60>"
 
 
-def test_a_named_call_gets_its_answer_again(dedup: Dedup) -> None:
-    ledger = made(dedup, "named")
-    assert [ledger.first("id", owner="me") for _ in range(2)] == [True, True]
-    assert [ledger.first_many(["x", "y"], owner="me") for _ in range(2)] == [[True, True]] * 2
-    assert ledger.first("id", owner="you") is False
+def test_a_list_is_read_in_the_callers_thread(dedup: Dedup) -> None:
+    """An iterator of the caller's may be anything, also what blocks."""
+    read_by = set[threading.Thread]()
 
+    def read() -> Iterator[str]:
+        read_by.add(threading.current_thread())
+        yield from ("a", "b", "a")
 
-def test_mistakes_are_told_where_they_are_made(dedup: Dedup) -> None:
-    with pytest.raises(ConfigError, match="capacity"):
-        dedup.ledger("wrong", window=5.0, capacity=0)
-    with pytest.raises(InvalidKeyError):
-        made(dedup, "wrong").first("")
-    with pytest.raises(InvalidKeyError):
-        made(dedup, "wrong").first_many(["good", 1.5])
+    ledger = made(dedup, "listed")
+    assert ledger.first_many(read()) == [True, True, False]
+    assert ledger.first_many(read(), owner="me") == [False, False, False]
+    assert read_by == {threading.current_thread()}
 
 
 @pytest.mark.parametrize(
@@ -120,47 +107,3 @@ def test_to_open_it_shows_mistakes_at_once(dedup: Dedup) -> None:
     assert made(dedup, "opened").open().first("id") is True
     with pytest.raises(ConfigError, match="was created with capacity="):
         dedup.ledger("opened", window=60, capacity=7).open()
-
-
-# Claims whose success a ledger remembers
-
-
-def end_echo(dedup: Dedup, claim: Claim) -> None:
-    """Do what the end of the echo's minute does."""
-    background, gate = dedup.bound.get()
-    background.run(lambda: gate.gate.run(ForgetOp(claim.asynchronous.settlement.held_key[0])), 5.0)
-
-
-def test_a_success_is_remembered_without_its_result(dedup: Dedup) -> None:
-    ledger = made(dedup, "done")
-    with dedup.claim("k", remember=ledger) as claim:
-        assert claim.acquired
-        assert not claim.remembered
-        claim.complete({"n": 1})
-    echo = dedup.claim("k", remember=ledger)
-    assert (echo.outcome, echo.result, echo.remembered) == (Outcome.SUCCEEDED, {"n": 1}, False)
-    end_echo(dedup, claim)
-    later = dedup.claim("k", remember=ledger, wait=1.0)
-    assert (later.outcome, later.result, later.remembered) == (Outcome.SUCCEEDED, None, True)
-    assert ledger.first("k") is False
-    claims = dedup.claim_many(["k", "new", "new"], remember=ledger)
-    assert [claim.outcome for claim in claims] == ["succeeded", "acquired", "in_progress"]
-
-
-def test_once_runs_once_for_a_ledger(dedup: Dedup) -> None:
-    runs = []
-
-    @dedup.once(key=lambda n: f"order:{n}", remember=made(dedup.scoped("shop"), "once-done"))
-    def pay(n: int) -> int:
-        runs.append(n)
-        return n
-
-    assert [pay(7), pay(7), pay(8)] == [7, 7, 8]
-    assert runs == [7, 8]
-
-
-def test_what_is_no_ledger_of_the_gate_is_refused(dedup: Dedup) -> None:
-    with Dedup("memory://") as other:
-        for wrong in (made(other, "done"), "done"):
-            with pytest.raises(ConfigError, match="remember must be a ledger of this gate"):
-                dedup.claim("k", remember=wrong)  # type: ignore[arg-type]
