@@ -119,9 +119,9 @@ async def test_the_payment_pays_once_also_if_redis_forgets_it(
 ) -> None:
     file = tmp_path / "shop.db"
     with closing(sqlite3.connect(file)) as database:
-        for statement in (*tables("sqlite"), "CREATE TABLE account (balance)"):
+        for statement in (*tables("sqlite"), "CREATE TABLE account (id, balance)"):
             database.execute(statement)
-        database.execute("INSERT INTO account VALUES (500)")
+        database.execute("INSERT INTO account VALUES (7, 500), (8, 500)")
         database.commit()
         engine = create_async_engine(f"sqlite+aiosqlite:///{file}", connect_args=IMMEDIATE)
         names = await asyncio.to_thread(snippets.run, MONEY, engine)
@@ -131,7 +131,7 @@ async def test_the_payment_pays_once_also_if_redis_forgets_it(
             third = await shop.post("/payments?amount=100")
         assert [each.json() for each in (first, second, third)] == [{"paid": 100}] * 3
         assert third.headers["idempotency-replayed"] == "true"
-        assert database.execute("SELECT balance FROM account").fetchall() == [(400,)]
+        assert database.execute("SELECT balance FROM account").fetchall() == [(400,), (500,)]
     await names["dedup"].aclose()
     await engine.dispose()
 
