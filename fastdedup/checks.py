@@ -7,7 +7,7 @@ import math
 from datetime import timedelta
 from typing import Any
 
-from .errors import ConfigError
+from .errors import ConfigError, InvalidKeyError
 
 Seconds = float | timedelta
 """A length of time: a number of seconds, or a timedelta."""
@@ -36,9 +36,26 @@ def shown(value: Any) -> str:
     if isinstance(value, timedelta):
         return f"timedelta({value})"
     if value is None or isinstance(value, bool | int | float):
-        text = repr(value)
+        try:
+            text = repr(value)
+        except ValueError:  # Python's own limit of digits
+            return f"a whole number of {int(value or 0).bit_length()} bits"
         return text if len(text) <= 40 else f"{text[:20]}... ({len(text)} digits)"
     return type(value).__name__
+
+
+def whole_text(number: int, what: str) -> str:
+    """Return the text of a whole number.
+
+    Raises:
+        InvalidKeyError: it has more digits than Python writes, 4,300 by default. `what`: its name in the message.
+    """
+    try:
+        return str(number)
+    except ValueError:
+        raise InvalidKeyError(
+            f"a whole number in {what} is too long, it has {number.bit_length()} bits: take its digest"
+        ) from None
 
 
 def with_article(noun: str) -> str:

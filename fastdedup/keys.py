@@ -13,7 +13,7 @@ from uuid import UUID
 
 import orjson
 
-from .checks import Seconds, is_number, seconds_of, shown
+from .checks import Seconds, is_number, seconds_of, shown, whole_text
 from .codec import has_nan
 from .errors import ConfigError, InvalidKeyError
 
@@ -205,7 +205,7 @@ def key_part(part: Any) -> str:
         case str() | UUID():
             text = str(part)
         case int():
-            text = _whole_text(part)
+            text = whole_text(part, "a business key")
         case Decimal():
             text = _decimal_text(part)
         case datetime():
@@ -233,15 +233,6 @@ def _decimal_text(number: Decimal) -> str:
     if "." in text:
         text = text.rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
-
-
-def _whole_text(number: int) -> str:
-    try:
-        return str(number)
-    except ValueError:  # Python's own limit of digits
-        raise InvalidKeyError(
-            f"a whole number in a business key is too long, it has {number.bit_length()} bits: take its digest"
-        ) from None
 
 
 def _moment_text(moment: datetime) -> str:

@@ -160,7 +160,8 @@ def id_bytes(id: Any) -> bytes:
     """Return an id as bytes. Text stands for its UTF-8, an integer and a UUID for their text.
 
     Raises:
-        InvalidKeyError: the id is empty, over 64 KiB, of another type, or text that UTF-8 cannot encode.
+        InvalidKeyError: the id is empty, over 64 KiB, a number of too many digits, of another type, or text that UTF-8
+            cannot encode.
     """
     if isinstance(id, str):
         try:
@@ -170,7 +171,10 @@ def id_bytes(id: Any) -> bytes:
     elif type(id) is bytes:
         data = id
     elif isinstance(id, int) and not isinstance(id, bool):
-        data = b"%d" % id
+        try:
+            data = b"%d" % id
+        except ValueError:  # Python's own limit of digits
+            raise InvalidKeyError(f"an id must have fewer digits, got {shown(id)}: take its digest") from None
     elif isinstance(id, UUID):
         data = str(id).encode()
     elif isinstance(id, bytes | bytearray | memoryview):

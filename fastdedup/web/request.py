@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Any, Final, Literal
 from uuid import UUID
 
-from ..checks import named
+from ..checks import named, whole_text
 from ..errors import ConfigError
 from .response import Headers
 
@@ -83,11 +83,14 @@ def name_of_caller(value: object, what: str) -> Named:
 
     Raises:
         ConfigError: it is of another type.
+        InvalidKeyError: it is a number with too many digits.
     """
     if value is None or value is EVERYONE or isinstance(value, str):
         return value
-    if isinstance(value, int | UUID) and not isinstance(value, bool):
+    if isinstance(value, UUID):
         return str(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return whole_text(value, f"a {what}")
     raise ConfigError(f"a {what} must be text, a number, a UUID or None, got {type(value).__name__}")
 
 

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdedup import ConfigError
+from fastdedup import ConfigError, DedupError
 from fastdedup.checks import MAX_SECONDS, check_count, check_seconds, milliseconds, shown
+from fastdedup.ledger.ids import id_bytes, number_bytes
+from fastdedup.web.request import name_of_caller
 
 HUGE = [pytest.param(10**400, id="huge"), pytest.param(-(10**400), id="-huge")]
 NO_TIMES = [math.nan, math.inf, -math.inf, True, False, "30", None, [], 1j, *HUGE]
@@ -57,6 +59,22 @@ def test_only_numbers_are_shown(value: Any) -> None:
             check(value, "lease")
     assert shown(timedelta(seconds=-1)) == "timedelta(-1 day, 23:59:59)"
     assert len(shown(10**400)) < 50
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (id_bytes, "an id must have fewer digits, got a whole number of 16610 bits: take its digest"),
+        (number_bytes, r"must be 0 to 2\^63 - 1, got a whole number of 16610 bits"),
+        (lambda number: name_of_caller(number, "principal"), "a whole number in a principal is too long"),
+        (lambda number: check_seconds(number, "lease"), "lease must be .*, got a whole number of 16610 bits"),
+        (lambda number: check_count(number, "limit", most=9), "limit must be .*, got a whole number"),
+    ],
+    ids=range(5),
+)
+def test_a_number_that_python_does_not_write_is_refused_by_name(call: Any, told: str) -> None:
+    with pytest.raises(DedupError, match=told):
+        call(10**5000)
 
 
 def test_ten_years_are_the_longest_time() -> None:
