@@ -160,8 +160,8 @@ def id_bytes(id: Any) -> bytes:
     """Return an id as bytes. Text stands for its UTF-8, an integer and a UUID for their text.
 
     Raises:
-        InvalidKeyError: the id is empty, over 64 KiB, a number of too many digits, of another type, or text that UTF-8
-            cannot encode.
+        InvalidKeyError: the id is empty, over 64 KiB, a number of too many digits, of another type, or text that
+            UTF-8 cannot encode.
     """
     if isinstance(id, str):
         try:

@@ -345,6 +345,7 @@ async def test_the_work_and_its_row_commit_together(orders: Orders, tmp_path: Pa
         ({"attempts": 0}, {}, "attempts must be"),
         ({"retry_delay": 0}, {}, "retry_delay must be"),
         ({"prefetch": 0}, {}, "prefetch must be"),
+        ({"prefetch": 1 << 16}, {}, "prefetch must be at most 65535"),
         ({"dedup": None}, {}, "a gate, an inbox, or both"),
         (
             {"wait": 1800},

@@ -90,7 +90,7 @@ class Consumer(ConsumerLife):
         # For a message that is held for its next attempts: all holds together end before the broker's ack timeout.
         self._pause = min(rules.retry_delay, patience(queue.arguments or {}) / (2 * rules.attempts))
         self._queue = queue
-        self._prefetch = check_count(prefetch, "prefetch")
+        self._prefetch = check_count(prefetch, "prefetch", most=0xFFFF)  # AMQP has 16 bits for it
         self._acks = Acks(self.name)
         # Mutable: deliveries in hand, by their ids, and the waiter for their end; those that go back.
         self._in_hand: dict[int, AbstractIncomingMessage] = {}
