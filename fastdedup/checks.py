@@ -76,12 +76,13 @@ def check_decorated(function: object) -> None:
     `@dedup.once` without parentheses takes the function for `key=`, and then a call's argument for the function.
 
     Raises:
-        ConfigError: it cannot be called. The message shows only its type, because it may be a customer's data.
+        ConfigError: it cannot be called, or is a static method already. The message shows only its type, because it
+            may be a customer's data.
     """
-    if not callable(function):
+    if not callable(function) or isinstance(function, staticmethod):
         raise ConfigError(
             f"once() decorates functions, got {with_article(type(function).__name__)}: "
-            "write @….once(key=…), with parentheses, below @classmethod and @property"
+            "write @….once(key=…), with parentheses, below @classmethod, @staticmethod and @property"
         )
 
 

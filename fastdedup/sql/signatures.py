@@ -12,7 +12,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class OnceFunction(Protocol[P, R_co]):
-    """A function that is called without its transaction: its first argument, or the one after a method's `self`."""
+    """A function that is called without its transaction: its first argument, or the one after `self` or `cls`."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call the function."""
@@ -26,8 +26,8 @@ class OnceFunction(Protocol[P, R_co]):
 
 
 def arguments_before(function: Callable[..., Any]) -> int:
-    """Return how many arguments come before the transaction: 1 for a method's `self`, or 0."""
-    return 1 if next(iter(inspect.signature(function).parameters), "") == "self" else 0
+    """Return how many arguments come before the transaction: 1 for a method's `self` or `cls`, or 0."""
+    return 1 if next(iter(inspect.signature(function).parameters), "") in ("self", "cls") else 0
 
 
 def hide_transaction(wrapper: Any, before: int) -> None:

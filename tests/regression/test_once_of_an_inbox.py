@@ -72,6 +72,20 @@ def test_the_signature_is_the_functions_without_the_transaction(
     assert (work.__name__, work.__wrapped__) == (function.__name__, function)
 
 
+def test_a_class_method_gets_its_class_and_the_transaction() -> None:
+    """They were exchanged: only `self` was known as an argument before the transaction."""
+    inbox = SyncInbox("billing", keep=60.0)
+    with inbox_database(inbox) as database:
+
+        class Till:
+            @classmethod
+            @inbox.once(key=lambda order: order, begin=lambda: database)
+            def pay(cls, transaction: Any, order: str) -> bool:
+                return cls is Till and hasattr(transaction, "execute") and order == "order-1"
+
+        assert Till.pay("order-1") is True
+
+
 @pytest.mark.parametrize(
     "function", [lambda *given: given, lambda *given, **more: given], ids=["positional", "all"]
 )

@@ -704,8 +704,8 @@ def test_the_warning_says_that_a_name_is_known_to_type_checkers_alone(dedup: Syn
         once("k")
 
 
-@pytest.mark.parametrize("around", [classmethod, property])
+@pytest.mark.parametrize("around", [classmethod, staticmethod, property])
 def test_what_cannot_be_called_is_refused_when_it_decorates(around: Callable[[Any], Any]) -> None:
     """It was a TypeError at the first call."""
-    with SyncDedup("memory://") as dedup, pytest.raises(ConfigError, match="below @classmethod"):
+    with SyncDedup("memory://") as dedup, pytest.raises(ConfigError, match="below @classmethod, @static"):
         dedup.once(key=lambda *args: "k")(around(key_of))
