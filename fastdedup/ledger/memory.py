@@ -60,8 +60,9 @@ class MemoryLedgers:
         replaces = op.form and (stored is None or stored[1] == op.former)
         if replaces and now_ms > op.until_ms:
             return Code.STALE
-        form = op.form if replaces or stored is None else stored[1]
-        self._forms[op.wire] = (now_ms + op.ttl_ms, form)
+        ends, form = (0, op.form) if replaces or stored is None else stored
+        # Never for less time than before: a client with a shorter window, which is refused, must not cut its life.
+        self._forms[op.wire] = (max(ends, now_ms + op.ttl_ms), form)
         return StoredForm(form, now_ms)
 
     def apply(self, op: BucketOp, now_ms: int) -> Reply:

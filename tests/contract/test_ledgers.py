@@ -169,6 +169,15 @@ async def test_another_form_is_an_error(dedup: Dedup, settings: dict[str, Any], 
     assert await ledger_of(dedup).first("id") is False
 
 
+async def test_a_refused_client_does_not_cut_the_ledgers_life(dedup: Dedup, backend: Backend) -> None:
+    """A form that is over before its ids would make all of them new."""
+    ledger = await ledger_of(dedup).open()
+    with pytest.raises(ConfigError, match="window"):
+        await ledger_of(dedup, window=60.0).open()
+    if backend.raw is not None:
+        assert backend.raw.pttl(ledger.store_key) > 1000 * (86_400 + HOUR)
+
+
 async def test_a_store_that_evicts_keys_is_refused(dedup: Dedup, backend: Backend) -> None:
     """Of a Cluster, one primary is enough."""
     if backend.name not in ("redis", "sentinel", "cluster", "cluster by slot"):

@@ -22,6 +22,7 @@ from fastdedup.kernel.operations import (
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.memory import MemoryLedgers
+from fastdedup.ledger.operations import LedgerOp
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.testing import Clock
 
@@ -150,6 +151,13 @@ def test_a_record_moves_into_a_full_store(clock: Clock) -> None:
     clock.advance(3.1)
     assert store.now()
     assert len(store) == 0
+
+
+def test_a_client_with_a_shorter_window_does_not_cut_a_ledgers_life() -> None:
+    ledgers = MemoryLedgers(lambda: None)
+    ledgers.create(LedgerOp(b"t:~ids", b"form", 1000), 0)
+    ledgers.create(LedgerOp(b"t:~ids", b"", 10), 0)
+    assert ledgers.create(LedgerOp(b"t:~ids", b"", 10), 999) is not Code.ABSENT
 
 
 def test_an_id_forgotten_again_and_again_takes_no_more_memory() -> None:
