@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import ConfigError, UnavailableError, UsageError
 from ..events import BreakerClosed, BreakerOpened
-from ..fallback.base import JournalledPolicy
+from ..fallback.base import JournalledPolicy, OneLoopPolicy
 from ..fallback.reconcile import Reconciler
 from ..forking import InChild, leave_behind
 from ..kernel.answers import wrong_loop
@@ -232,7 +232,7 @@ class Connection:
         await self._finish_work()
         self._closed = True
         await self._stop()
-        self.journals.give_up()
+        self._leave_journals()
         await self.store.aclose()
         self.wakeups.freed(None)
         self.outage_waiters.are_back()
@@ -274,7 +274,7 @@ class Connection:
 
     async def _close_without_loop(self) -> None:
         """Close it after its event loop has ended, so nothing can be awaited there."""
-        self.journals.give_up()
+        self._leave_journals()
         self._use(None)
         self._closed, self._closing = True, None
         if self._stores.has_several:
@@ -409,6 +409,18 @@ class Connection:
         if self._closing is None and not self._closed:
             reconciler.wake()
         return self._closing is not None or not self._closed
+
+    def _leave_journals(self) -> None:
+        """Leave the records that the store never got to another open gate with the same policy, or report them."""
+        for policy, namespace in self.journals.policies():
+            gates: Iterable[Connection] = policy.connections if isinstance(policy, OneLoopPolicy) else ()
+            here = running_loop()
+            heirs = (each for each in gates if each.is_open and not each.is_closing and each.loop is here)
+            if (heir := next(heirs, None)) is not None:
+                heir.reconcile(policy, namespace)
+                continue
+            for event in policy.give_up():
+                self.report(event)
 
     def free_orphan(self, op: ClaimOp) -> None:
         """Release a claim whose caller was cancelled, also while closing."""

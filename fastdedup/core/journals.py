@@ -49,11 +49,6 @@ class Journals:
                 await reconciler.finish(timeout)
             finished.update(left)
 
-    def give_up(self) -> None:
-        """Report each record that the store never got."""
-        for _, reconciler in self._found.values():
-            reconciler.give_up()
-
     def cancel(self) -> None:
         """Stop trying at once. The journals keep their records."""
         for _, reconciler in self._found.values():

@@ -108,11 +108,6 @@ class Reconciler:
             pass
         self._tell()
 
-    def give_up(self) -> None:
-        """Report each record that the store never got."""
-        for event in self.policy.give_up():
-            self._report(event)
-
     def _lanes(self) -> Sequence[bytes]:
         return self.policy.lanes(self._lane_of)
 
