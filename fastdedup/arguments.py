@@ -283,7 +283,7 @@ class By:
         names = dict.fromkeys(path.partition(".")[0] for path in self.paths)
         return Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in names])
 
-    def __call__(self, **arguments: Any) -> str:
+    def __call__(self, /, **arguments: Any) -> str:
         """Return the key."""
         return "|".join([_part_at(arguments, path) for path in self.paths])
 

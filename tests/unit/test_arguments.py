@@ -57,6 +57,10 @@ def test_a_rule_gets_the_arguments_that_it_names(rule: Any, key: str) -> None:
     assert key_of(rule, "u", ORDER) == key
 
 
+def test_by_takes_a_field_of_a_methods_object() -> None:
+    assert key_of(by("self.id", "times"), ORDER, 2, function=lambda self, times: None) == "7|2"
+
+
 @pytest.mark.parametrize("rule", [lambda order: f"{order}", by("order")])
 def test_a_keyword_does_not_replace_an_argument_by_place_of_its_name(rule: Any) -> None:
     def add(order: int, /, **labels: Any) -> None: ...
