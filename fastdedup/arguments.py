@@ -266,7 +266,7 @@ class CallRules:
             mark = None if value is None else mark_of(value)
             key = key_of(args, kwargs)
             # An empty key stays empty, so that it is refused.
-            return f"{scope}{key}" if scope and key and isinstance(key, str) else key, mark
+            return scope + key if scope and key and isinstance(key, str) else key, mark
 
         return key_and_mark
 

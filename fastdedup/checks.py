@@ -51,7 +51,7 @@ def whole_text(number: int, what: str) -> str:
         InvalidKeyError: it has more digits than Python writes, 4,300 by default. `what`: its name in the message.
     """
     try:
-        return str(number)
+        return int.__repr__(number)  # the str() of an enum's member is its name
     except ValueError:
         raise InvalidKeyError(
             f"a whole number in {what} is too long, it has {number.bit_length()} bits: take its digest"

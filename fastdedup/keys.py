@@ -202,7 +202,9 @@ def key_part(part: Any) -> str:
     match part:
         case bool() | "":
             text = ""
-        case str() | UUID():
+        case str():
+            text = str.__str__(part)  # the str() of an enum's member is its name
+        case UUID():
             text = str(part)
         case int():
             text = whole_text(part, "a business key")

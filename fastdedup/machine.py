@@ -131,7 +131,7 @@ class StateMachine:
         """Return the key of an instance in the store. Raises InvalidKeyError if the id cannot be used."""
         # A name has no "/", so ("a", "b/c") and ("a/b", "c") are never the same key.
         self._keyspace.wire(id)
-        return self._keyspace.wire(f"{self.name}/{id}")
+        return self._keyspace.wire(self.name + "/" + id)
 
 
 def read_definition(name: str, initial: str, transitions: Transitions) -> dict[str, tuple[str, ...]]:

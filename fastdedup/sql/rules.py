@@ -174,7 +174,7 @@ class InboxRules(TableRules):
         Another inbox handles the same message itself, and so does an inbox of the same name in another table.
         """
         self._keys.wire(key)  # checks it
-        text = f"{self._at_gate}={key}"
+        text = self._at_gate + "=" + key
         return text if len(text.encode()) <= MAX_KEY_BYTES else f"{self._at_gate}#{self.id_of(key).hex()}"
 
     # Flows

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ import pytest
 from fastdedup import ConfigError, Dedup, InvalidKeyError, business_key, by
 from fastdedup import sync as synchronous
 from fastdedup.arguments import ArgumentsRule, CallRules
+from fastdedup.messages.keys import gate_key
+from fastdedup.sql import Inbox
 from fastdedup.sync.sql import Inbox as BlockingInbox
 
 DAY = date(2026, 11, 27)
@@ -27,6 +30,14 @@ NUMBER = uuid.UUID("12345678-1234-5678-1234-567812345678")
 class Order:
     id: int
     buyer: dict[str, Any]
+
+
+class Color(str, Enum):  # noqa: UP042 -- the str() of its member is not the text
+    RED = "red"
+
+
+class Rank(int, Enum):
+    ONE = 1
 
 
 ORDER = Order(7, {"name": "a|b", "paid": None})
@@ -229,6 +240,8 @@ def test_equal_keys_of_two_functions_are_warned_of_until_one_has_a_name() -> Non
         (Decimal("-0.00"), "0"),
         (Decimal("12345678901234567890123456789.10"), "12345678901234567890123456789.1"),
         (100, "100"),
+        (Color.RED, "red"),
+        (Rank.ONE, "1"),
     ],
 )
 def test_the_parts_of_a_business_key(part: Any, text: str) -> None:
@@ -253,3 +266,17 @@ def test_the_parts_of_a_business_key(part: Any, text: str) -> None:
 def test_what_is_no_part_of_a_business_key(part: Any) -> None:
     with pytest.raises(InvalidKeyError):
         business_key(part)
+
+
+def test_a_key_of_an_enum_is_its_text() -> None:
+    """The str() of a member is its name, "Color.RED". So one key had two names, by its member and by its text."""
+    dedup, named = Dedup("memory://"), CallRules(lambda key: key, name="charge").of(lambda key: None)
+    orders = dedup.machine("order", initial="new", transitions={"new": ()})
+    ways: list[Callable[[str], Any]] = [
+        lambda key: named((key,), {})[0],
+        lambda key: gate_key("mail", key),
+        Inbox("mail", keep=60.0).gate_key,
+        orders.store_key,
+    ]
+    for way in ways:
+        assert way(Color.RED) == way("red")
