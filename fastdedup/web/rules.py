@@ -22,11 +22,12 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 METHODS = ("POST", "PATCH")
-NOT_KEPT = frozenset((401, 403, 407, 408, 409, 412, 415, 421, 423, 424, 425, 426, 428, 429))
+NOT_KEPT = frozenset((401, 403, 407, 408, 409, 412, 415, 421, 423, 424, 425, 426, 428, 429, 499))
 """The 4xx statuses that a retry may overcome: with other credentials, later, or after the state has changed.
 
-412 and 415 are for a header that the fingerprint does not have, `If-Match` or `Content-Type`: with another one the
-request is the same, and it may be carried out.
+499 is the answer of a handler that stopped because its client had left. 412 and 415 are for a header that the
+fingerprint does not have, `If-Match` or `Content-Type`: with another one the request is the same, and it may be
+carried out.
 """
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 

@@ -122,7 +122,7 @@ def test_a_routes_own_settings_go_before_those_for_all() -> None:
 @pytest.mark.parametrize(
     ("status", "kept"),
     [(200, True), (204, True), (303, True), (400, True), (404, True), (422, True), (410, True)]
-    + [(status, False) for status in (401, 403, 408, 409, 412, 415, 425, 428, 429, 500, 502, 503, 599)],
+    + [(status, False) for status in (401, 403, 408, 409, 412, 415, 425, 428, 429, 499, 500, 502, 503, 599)],
 )
 def test_outcomes_are_kept_and_what_a_retry_may_overcome_is_not(status: int, kept: bool) -> None:
     assert keeps(status) is kept
