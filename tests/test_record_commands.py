@@ -161,19 +161,19 @@ def test_python_names_a_web_key_by_its_request(
 
 
 async def answered(
-    dedup: Dedup, principal: Any = lambda _: "ann", tenant: Any = None, **headers: str
+    dedup: Dedup, principal: Any = lambda _: "ann", tenant: Any = None, status: int = 201, **headers: str
 ) -> None:
     """Send a request through the middleware."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 201, "headers": []})
-        await send({"type": "http.response.body", "body": b"made"})
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"made" if status == 201 else b""})
 
     guarded = IdempotencyMiddleware(app, dedup, routes=["/orders/{id}"], principal=principal, tenant=tenant)
     transport = httpx.ASGITransport(guarded)
     async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
         answer = await client.post("/orders/7", headers={"idempotency-key": '"k-1"', **headers})
-        assert answer.status_code == 201
+        assert answer.status_code == status
 
 
 def test_the_namespace_of_web_keys_is_not_taken_twice(
@@ -206,6 +206,17 @@ def test_a_web_key_is_named_by_its_request(run: Callable[..., Result], at_gate: 
     assert (
         Rule("/orders/{id}", principal=lambda _: "ann").scope_key("POST", "/x", "ann", "k-1") == record["key"]
     )
+
+
+@pytest.mark.parametrize(("status", "kept"), [(204, "result"), (303, "result"), (404, "error")])
+def test_a_response_without_a_body_has_parts_too(
+    run: Callable[..., Result], at_gate: Callable[..., None], status: int, kept: str
+) -> None:
+    """It was shown as the list in which its head is stored, because that is JSON."""
+    at_gate(partial(answered, status=status))
+    named = ["--http", "POST", "/orders/{id}", "--principal", "ann", "--key", "k-1"]
+    record = json.loads(run("inspect", *named, "--json").stdout)
+    assert record[kept] == {"status": status, "headers": {}, "body": ""}
 
 
 def test_a_headers_value_beyond_ascii_is_what_a_server_sees() -> None:

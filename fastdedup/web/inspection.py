@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from uuid import UUID
@@ -154,21 +155,31 @@ class AnyCodec:
 
     def loads(self, data: bytes) -> Any:
         """Decode JSON and web responses, and show any other bytes as text; never fails."""
-        for decode in (orjson.loads, _response_facts):
+        for decode in (_response_facts, orjson.loads):
             with contextlib.suppress(ValueError, ForeignRecordError):
                 return decode(data)
         return data.decode(errors="backslashreplace")
 
 
 def with_parts(record: Record) -> Record:
-    """Return the record with the parts that `AnyCodec` shows, if a sidecar has given a web response as text."""
-    if isinstance(record.result, str):
+    """Return the record with the parts that `AnyCodec` shows, if a sidecar has given a web response.
+
+    The sidecar gives text; the list of the response's head if the response has no body.
+    """
+    return replace(record, result=_with_parts(record.result), error=_with_parts(record.error))
+
+
+def _with_parts(given: Any) -> Any:
+    if isinstance(given, str | list):
+        data = given if isinstance(given, str) else json.dumps(given) + "\n"
         with contextlib.suppress(ValueError, ForeignRecordError):
-            return replace(record, result=_response_facts(record.result.encode()))
-    return record
+            return _response_facts(data.encode())
+    return given
 
 
 def _response_facts(data: bytes) -> dict[str, Any]:
+    if b"\n" not in data:
+        raise ValueError("a list of JSON is no response, whatever is in it")
     response = ResponseCodec().loads(data)
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
     body = response.body.decode(errors="backslashreplace") if response.whole else None

@@ -209,18 +209,23 @@ def test_a_record_is_shown_and_forgotten_through_the_sidecar(sidecar: Sidecar, r
     assert run("inspect", "order:42", *at).exit_code == 1
 
 
-def test_a_web_response_is_shown_by_its_parts(sidecar: Sidecar, run: Run) -> None:
+@pytest.mark.parametrize("body", [b"paid", b""])  # without a body it is JSON for the sidecar
+@pytest.mark.parametrize("kept", ["result", "error"])
+def test_a_web_response_is_shown_by_its_parts(sidecar: Sidecar, run: Run, kept: str, body: bytes) -> None:
+    key = f"{kept}-{len(body)}"
+
     async def serve() -> None:
         async with Dedup(f"sidecar://{sidecar.path}", namespace="shop") as dedup:
-            place = place_of_request("POST", "/pay/{int:no}", "ann", "k-1")
+            place = place_of_request("POST", "/pay/{int:no}", "ann", key)
             web = dedup.scoped("http", codec=ResponseCodec())
             async with web.claim(place.key) as claim:
-                await claim.complete(Response(201, [(b"x-a", b"b")], b"paid"))
+                response = Response(201, [(b"x-a", b"b")], body)
+                await (claim.complete(response) if kept == "result" else claim.fail(response))
 
     asyncio.run(serve())
-    named = ("--principal", "ann", "--key", "k-1", "--namespace", "shop", "--socket", sidecar.path)
+    named = ("--principal", "ann", "--key", key, "--namespace", "shop", "--socket", sidecar.path)
     shown = run("inspect", "--http", "POST", "/pay/{int:no}", *named, "--json")
-    assert json.loads(shown.stdout)["result"] == {"status": 201, "headers": {"x-a": "b"}, "body": "paid"}
+    assert json.loads(shown.stdout)[kept] == {"status": 201, "headers": {"x-a": "b"}, "body": body.decode()}
     asked = run("inspect", "--http", "POST", "/pay/<int:no>", *named)
     assert "Flask's names are in braces too: /pay/{int:no}. " in asked.stderr
 
