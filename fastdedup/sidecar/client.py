@@ -159,4 +159,6 @@ def _client(path: Path) -> Iterator[redis.Redis]:
 
 
 def _nobody(path: Path, error: Exception) -> UnavailableError:
-    return UnavailableError(f"no sidecar answers at {path} ({error}): start one with `fastdedup serve`")
+    return UnavailableError(
+        f"no sidecar answers at {path} ({error}): start one with `fastdedup serve`, or give the path of its socket"
+    )

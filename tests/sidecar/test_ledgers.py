@@ -214,7 +214,10 @@ def test_an_unknown_ledger_says_how_to_configure_it(served: Sidecar, resp: redis
         (["FD.SEEN", "OWNER", "me", "orders", "a"], "unknown option 'OWNER'"),
         (["FD.FIRST", "orders", ""], "the id is empty"),
         (["FD.FIRST", "OWNER", "x" * 64, "orders", "a"], "an owner must have"),
-        (["FD.LEDGER", "orders", "a"], "unknown option 'A'"),
+        (
+            ["FD.LEDGER", "orders", "a"],
+            r"wrong number of arguments for 'fd.ledger': write FD.LEDGER \[NS n\] ledger",
+        ),
     ],
 )
 def test_a_wrong_command_says_what_is_wrong(resp: redis.Redis, command: list[str], wrong: str) -> None:

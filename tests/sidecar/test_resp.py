@@ -154,7 +154,8 @@ def test_a_record_can_be_seen_and_forgotten(client: redis.Redis) -> None:
         (("FD.CLAIM", ""), "the key is empty"),
         (("FD.CLAIM", "k" * 1025), "at most 1024 bytes"),
         (("FD.CLAIM", b"\xff"), "UTF-8"),
-        (("FD.CLAIM", "k", "NX"), "unknown option 'NX' for FD.CLAIM; it takes EPHEMERAL, FP"),
+        (("FD.CLAIM", "k", "NX"), r"unknown option 'NX': write FD.CLAIM key \[NS n\]"),
+        (("FD.COMPLETE", "k", "OWNER", "id", "sold"), r"unknown option 'sold': write FD.COMPLETE key owner"),
         (("FD.CLAIM", "k", "N\u017f", "shop"), "unknown option"),  # in capitals this text is NS
         (("FD.FIRST", "N\u017f", "shop", "ledger", "1"), "serves no ledger 'N"),
         (("FD.CLAIM", "k", "LEASE"), "LEASE must be followed by a value"),

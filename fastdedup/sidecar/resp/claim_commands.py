@@ -45,7 +45,7 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
         key, dedup, ephemeral = command[1], connection.namespaces.root, False
     else:
         check_count(command, _USAGE.least, _USAGE.text)
-        key, options = command[1], read_options(command, _USAGE.start, _USAGE.options)
+        key, options = command[1], read_options(command, _USAGE.start, _USAGE)
         if needs_a_task(options):
             home, mark = home_of(connection.namespaces, options, creates=True), options.fingerprint
             return SlowClaim(connection, home, text_of("the key", key), mark, options).run("claim")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
-from ..fields import FIELDS, WireField
+from ..fields import FIELDS
 from ..wire_verbs import Usage
 from .connection import RespConnection
 from .reply_places import ReplyPlace
@@ -56,7 +56,7 @@ def read_command(usage: Usage, command: list[bytes]) -> CommandOptions:
     start = usage.start
     if usage.ends_in_lease and not b"".join(command[start - 1 : start]).isdigit():
         start -= 1
-    options = read_options(command, start, usage.options, usage.fields)
+    options = read_options(command, start, usage)
     for at, data in enumerate(command[1:start]):
         name, called, read = usage.readers[at]
         setattr(options, name, read(called, data))
@@ -74,29 +74,24 @@ def check_count(command: list[bytes], least: int, usage: str, *, most: int | Non
         raise ConfigError(f"wrong number of arguments for '{name}': write {usage}")
 
 
-def read_options(
-    command: list[bytes],
-    start: int,
-    allowed: frozenset[str],
-    fields: Mapping[str, WireField] = FIELDS,
-) -> CommandOptions:
-    """Read the options from `command[start:]`; `fields`: those of the verb, if it has its own.
+def read_options(command: list[bytes], start: int, usage: Usage) -> CommandOptions:
+    """Read the options from `command[start:]`.
 
     Raises:
         ConfigError: an option is unknown, not allowed here, given twice, without value, or of a wrong kind.
     """
-    options: CommandOptions = kind_of(allowed)()
+    options: CommandOptions = kind_of(usage.options)()
     seen: set[str] = set()
     at = start
     while at < len(command):
         name = command[at][:16].upper().decode(errors="replace")  # text's upper() makes "NS" of "N\u017f"
-        if name not in allowed:
-            listed = ", ".join(sorted(allowed)) or "no options"
-            raise ConfigError(f"unknown option '{name}' for {_name_of(command)}; it takes {listed}")
+        if name not in usage.options:
+            sent = command[at][:16].decode(errors="replace")
+            raise ConfigError(f"unknown option '{sent}': write {usage.text}")
         if name in seen:
             raise ConfigError(f"{name} is given twice: give it once")
         seen.add(name)
-        field = fields[name]
+        field = usage.fields[name]
         if field.read is None:
             setattr(options, field.name, True)
             at += 1
@@ -106,7 +101,3 @@ def read_options(
         setattr(options, field.name, field.read(name, command[at + 1]))
         at += 2
     return options
-
-
-def _name_of(command: list[bytes]) -> str:
-    return command[0][:32].upper().decode(errors="replace")

@@ -118,11 +118,11 @@ def read_of_ledger(usage: Usage, command: list[bytes]) -> CommandOptions:
     names = usage.options | _NO_NAMES
     while command[at : at + 1] and command[at][:16].upper().decode(errors="replace") in names:
         at += 2
-    options = read_options(command[:at], 1, usage.options, usage.fields)
+    options = read_options(command[:at], 1, usage)
     check_count(command, at - 1 + usage.least, usage.text)
     options.ledger, options.ids = command[at], command[at + 1 :]
     if len(usage.places) == 1:
-        read_options(command, at + 1, frozenset())  # it takes no ids
+        check_count(command, at + 1, usage.text, most=at + 1)  # it takes no ids
     return options
 
 
