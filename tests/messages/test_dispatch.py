@@ -285,7 +285,7 @@ async def test_the_page_of_any_queue_runs() -> None:
     assert (sorted(done), queue.dead, len(queue.deleted)) == (["a", "b"], ["no_key", "no_key"], 6)
     with SyncDedup("memory://", namespace="m") as blocking:
         message = SimpleNamespace(headers={"order-id": "c"})
-        assert names["take"](message, lambda message: None, blocking).action is Action.ACK
+        assert names["consumer_of"](blocking).dispatch(message, lambda message: None).action is Action.ACK
 
 
 @pytest.mark.parametrize("is_gated", [True, False])
