@@ -142,6 +142,13 @@ def not_a_gate(given: object, name: str, wanted: str) -> ConfigError:
     return ConfigError(f"{name} must be a {wanted}, got {type(given).__module__}.{named(given)}")
 
 
+def check_flag(value: Any, name: str) -> bool:
+    """Return a value that is True or False, or raise ConfigError naming it: a number there is a mistake."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, got {shown(value)}")
+    return value
+
+
 def check_count(value: Any, name: str, *, least: int = 1, most: int | None = None) -> int:
     """Return a whole number of at least `least` and at most `most`, or raise ConfigError naming it."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -101,7 +101,7 @@ class LockCall:
 
 def lock_call(gate: Gate, options: ClaimOptions, key: str) -> LockCall:
     """Return a lock to enter. Arguments and errors: see `Dedup.lock`."""
-    renew = options.lease is None if options.renew is None else bool(options.renew)
+    renew = options.lease is None if options.renews is None else options.renews
     lease = gate.settings.lease if options.lease is None else options.lease
     options = options.but(lease=lease, ttl=lease)  # nothing is remembered for longer than the lock is held
     op = claim_op(gate, options, key, gate.locks.wire(key), None)

@@ -122,7 +122,7 @@ class Tokens:
     def redeem_with(self, options: ClaimOptions, token: str, subject: Any = None) -> ClaimCall:
         """Do what `redeem` does, for an integration that makes its options once."""
         op = token_op(self._gate, options, token, subject, Mode.REDEEM)
-        return ClaimCall(self._gate, op, options.seconds_to_wait, options.renew, verb="redeem")
+        return ClaimCall(self._gate, op, options.seconds_to_wait, options.renews, verb="redeem")
 
 
 def token_op(gate: Gate, options: ClaimOptions, token: str, subject: Any, mode: Mode) -> ClaimOp:

@@ -5,6 +5,7 @@ import math
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,20 @@ from fastdedup import (
     UnavailableError,
     UsageError,
 )
+from fastdedup.client.rules import RetryRules
 from fastdedup.codec import JSONCodec
+from fastdedup.integrations.opentelemetry import instrument
 from fastdedup.kernel.keyspace import Keyspace, Kind
 from fastdedup.kernel.operations import Op, Reply
 from fastdedup.kernel.verbs import Verb
+from fastdedup.messages.rules import MessageRules
 from fastdedup.sql import Inbox
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.web.inspection import get_request
+from fastdedup.web.request import everyone
+from fastdedup.web.rules import Rule
 
 from .fixtures import async_fixture, fixture_of
 from .resp import resp_server
@@ -198,12 +204,12 @@ async def test_a_time_option_that_is_no_time_is_refused(dedup: Dedup, call: str,
     assert await dedup.get("k") is None
 
 
-WAITS: dict[str, Callable[[Dedup, Any], Any]] = {
-    "claim": lambda dedup, wait: dedup.claim("k", wait=wait),
-    "claim_many": lambda dedup, wait: dedup.claim_many(["k"], wait=wait),
-    "lock": lambda dedup, wait: dedup.lock("k", wait=wait).__aenter__(),
-    "tokens.redeem": lambda dedup, wait: dedup.tokens.redeem("t", wait=wait),
-    "once": lambda dedup, wait: dedup.once(lambda: "k", wait=wait)(nothing)(),
+WAITS: dict[str, Callable[..., Any]] = {
+    "claim": lambda dedup, **given: dedup.claim("k", **given),
+    "claim_many": lambda dedup, **given: dedup.claim_many(["k"], **given),
+    "lock": lambda dedup, **given: dedup.lock("k", **given).__aenter__(),
+    "tokens.redeem": lambda dedup, **given: dedup.tokens.redeem("t", **given),
+    "once": lambda dedup, **given: dedup.once(lambda: "k", **given)(nothing)(),
 }
 
 
@@ -212,8 +218,38 @@ WAITS: dict[str, Callable[[Dedup, Any], Any]] = {
 async def test_a_wait_that_is_no_time_is_refused(dedup: Dedup, call: str, wait: Any) -> None:
     """Zero is fine, less is not."""
     with pytest.raises(ConfigError, match="wait"):
-        await WAITS[call](dedup, wait)
+        await WAITS[call](dedup, wait=wait)
     assert await dedup.get("k") is None
+
+
+NO_FLAGS = [0, 1, 3, 30.0, "yes", []]
+
+
+@pytest.mark.parametrize("renew", NO_FLAGS)
+@pytest.mark.parametrize("call", WAITS)
+async def test_a_renewal_is_wanted_or_not(dedup: Dedup, call: str, renew: Any) -> None:
+    """A number would be taken for the seconds between renewals."""
+    with pytest.raises(ConfigError, match="renew must be True or False, got"):
+        await WAITS[call](dedup, renew=renew)
+    assert await dedup.get("k") is None
+
+
+@pytest.mark.parametrize("value", NO_FLAGS)
+async def test_a_flag_is_true_or_false(dedup: Dedup, value: Any) -> None:
+    """In each other place, too."""
+    places: list[tuple[str, Callable[..., Any]]] = [
+        *(
+            (name, partial(dedup.ledger, "l", window=60.0, capacity=90))
+            for name in ("exact", "dense", "allow_eviction")
+        ),
+        ("keep_result", partial(MessageRules, "orders", str)),
+        ("required", partial(Rule, "/", principal=everyone)),
+        ("quoted", RetryRules),
+        ("links", partial(instrument, dedup)),
+    ]
+    for name, take in places:
+        with pytest.raises(ConfigError, match=f"{name} must be True or False, got"):
+            take(**{name: value})
 
 
 @pytest.mark.parametrize("value", NO_TIMES)

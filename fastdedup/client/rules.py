@@ -15,7 +15,7 @@ from math import inf
 from typing import Any
 
 from ..backoff import Backoff
-from ..checks import Seconds, check_count, check_seconds, named, shown
+from ..checks import Seconds, check_count, check_flag, check_seconds, named, shown
 from ..downstream import ClaimedWork, present_work
 from ..errors import ConfigError, InvalidKeyError
 
@@ -105,8 +105,7 @@ class RetryRules:
         self._set("statuses", _statuses(self.statuses))
         if not isinstance(self.header, str) or not _NAME.fullmatch(self.header):
             raise ConfigError(f"header must be the name of a header, got {self.header!r}")
-        if not isinstance(self.quoted, bool):
-            raise ConfigError(f"quoted must be True or False, got {shown(self.quoted)}")
+        check_flag(self.quoted, "quoted")
         for name in ("make_key", "on_retry", "jitter", "clock"):
             value = getattr(self, name)
             if not callable(value) and (name, value) != ("on_retry", None):

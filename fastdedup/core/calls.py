@@ -464,4 +464,4 @@ def key_call(
         op.key = key
         return ClaimCall(gate, op, seconds, None, then)
     op = claim_op(gate, options, key, wire, mark)
-    return ClaimCall(gate, op, seconds, options.renew, then)
+    return ClaimCall(gate, op, seconds, options.renews, then)

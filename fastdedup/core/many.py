@@ -67,7 +67,7 @@ class ClaimList(Together):
         self.draw_owner = gate.owners_of(options)
         self.named = options.owner is not None
         self._options = options
-        self._renews = bool(options.renew)
+        self._renews = bool(options.renews)
         self._wait = options.seconds_to_wait
 
     async def claim(self, keys: Sequence[Any], marks: Sequence[bytes | None]) -> list[Claim]:

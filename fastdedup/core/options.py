@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from ..checks import check_wait
+from ..checks import check_flag, check_wait
 
 
 # Not a frozen dataclass, because making one takes five times as many instructions.
@@ -43,6 +43,15 @@ class ClaimOptions(NamedTuple):
             ConfigError: `wait` is not a length of time.
         """
         return check_wait(self.wait)
+
+    @property
+    def renews(self) -> bool | None:
+        """The `renew`.
+
+        Raises:
+            ConfigError: it is not True, False or None.
+        """
+        return None if self.renew is None else check_flag(self.renew, "renew")
 
 
 PLAIN: Final = ClaimOptions()

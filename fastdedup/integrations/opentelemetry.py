@@ -35,7 +35,7 @@ except ImportError as error:
         "fastdedup.integrations.opentelemetry needs its API: pip install 'fastdedup[opentelemetry]'"
     ) from error
 
-from ..checks import named
+from ..checks import check_flag, named
 from ..claim import Claim
 from ..core.connections import Connections
 from ..core.settlement import Settlement
@@ -244,6 +244,8 @@ def instrument(
     for each in messages:
         if not is_watchable(each):
             raise ConfigError(f"instrument() takes a Dedup, then inboxes and consumers, got {named(each)}")
+    for name, value in (("keys", keys), ("roots", roots), ("links", links), ("histograms", histograms)):
+        check_flag(value, name)
     spans = Spans(tracer_provider, keys=keys, roots=roots, links=links)
 
     def attach(connections: Connections) -> None:

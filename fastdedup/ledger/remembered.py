@@ -145,4 +145,4 @@ def remembered_call(
     """
     wait, ledger = options.seconds_to_wait, ledger_for(gate, options)
     op = claim_op(gate, options, key, gate.claims.wire(key), mark)
-    return RememberedCall(gate, op, ledger, wait, options.renew, then)
+    return RememberedCall(gate, op, ledger, wait, options.renews, then)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
-from ..checks import Seconds, check_count, check_seconds, milliseconds, shown
+from ..checks import Seconds, check_count, check_flag, check_seconds, milliseconds, shown
 from ..errors import ConfigError
 from ..keys import check_namespace
 from .forms import DENSE_WIDTH, LedgerForm
@@ -88,6 +88,8 @@ def check_settings(
     check_namespace(name, "a ledger's name")
     check_seconds(window, "window", least=LEAST_WINDOW)
     check_capacity(capacity)
+    for flag, value in (("exact", exact), ("dense", dense), ("allow_eviction", allow_eviction)):
+        check_flag(value, flag)
     if write not in ("set", "append"):
         raise ConfigError(f"write must be 'set' or 'append', got {shown(write)}")
     return LedgerSettings(
@@ -96,7 +98,7 @@ def check_settings(
         capacity,
         check_width(exact, width, dense, write),
         write,
-        bool(allow_eviction),
+        allow_eviction,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..admin.takeover import Resolution
-from ..checks import Seconds, check_count, check_seconds, check_wait
+from ..checks import Seconds, check_count, check_flag, check_seconds, check_wait
 from ..errors import (
     ConfigError,
     DedupError,
@@ -102,7 +102,7 @@ class MessageRules:
         self.attempts = check_count(attempts, "attempts")
         self.retry_delay = check_seconds(retry_delay, "retry_delay", least=0.0)
         self.lease = None if lease is None else check_seconds(lease, "lease")
-        self.keep_result = keep_result
+        self.keep_result = check_flag(keep_result, "keep_result")
         self._results = results
         self._key = check_rule(key)
         self._fingerprint = None if fingerprint is None else check_rule(fingerprint, "fingerprint")

@@ -9,7 +9,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
-from ..checks import check_count, check_seconds, check_takes_one, check_wait, shown
+from ..checks import check_count, check_flag, check_seconds, check_takes_one, check_wait, shown
 from ..errors import ConfigError
 from ..keys import Fingerprint, fingerprint
 from .fingerprints import bare_path, fingerprint_at, request_fingerprint
@@ -178,8 +178,7 @@ class Rule:
                 check_takes_one(getattr(self, name), name, "a Request", may_await=name == "principal")
         self._normalise()
         for name in ("required", "renew", "keep_unreached"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+            check_flag(getattr(self, name), name)
         self._set("wait", check_wait(self.wait))
         self._set("retry_after", check_seconds(self.retry_after, "retry_after", least=0.0))
         for name in ("lease", "ttl", "failure_ttl"):

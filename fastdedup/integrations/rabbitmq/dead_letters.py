@@ -20,7 +20,7 @@ from aiormq import spec
 from aiormq.abc import AbstractChannel as Wire
 from aiormq.exceptions import ChannelNotFoundEntity
 
-from ...checks import check_count
+from ...checks import check_count, check_flag
 from ...errors import ConfigError
 from ...messages.headers import AT, CONSUMER, ERROR, KEY, LEFT_OUT, QUEUE, REASON, again_headers, attempts_of
 from ...messages.keys import text_of
@@ -127,6 +127,7 @@ async def replay(
         AMQPError, ConnectionError: the connection was lost, or the broker refuses.
     """
     check_count(1 if limit is None else limit, "limit")
+    check_flag(dry_run, "dry_run")
     report, chosen = Replay(), {keys} if isinstance(keys, str) else keys
     async with _channel_of_ours(channel) as wire:
         taken = _Taken(wire, queue)

@@ -15,7 +15,7 @@ from aiormq import spec
 from aiormq.abc import AbstractChannel
 from aiormq.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed, DeliveryError, PublishError
 
-from ...checks import Seconds, check_count, milliseconds
+from ...checks import Seconds, check_count, check_flag, milliseconds
 from ...errors import ConfigError, DedupError
 from ...log_throttle import LogThrottle
 from ...messages.decisions import Decision
@@ -103,7 +103,7 @@ class Places:
         self.retries = f"{queue.name}.retry.{self._delay_ms}ms"
         self.exchange = dead_letter or ""
         self.dead_letters = f"{queue.name}.dead" if dead_letter is None else queue.name
-        self._declare = declare
+        self._declare = check_flag(declare, "declare")
         self._refusals, self._losses, self._unfit = LogThrottle(), LogThrottle(), LogThrottle()
 
     async def open(self, queue: AbstractQueue) -> None:
