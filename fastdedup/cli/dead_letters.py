@@ -127,7 +127,7 @@ def replay(
     """
     if bool(keys) == every:
         raise click.UsageError("say which: --key KEY, also repeatedly, or --all")
-    console = Console(stderr=True)  # because stdout is for the figures
+    console = bar_console()
     wanted = {"keys": keys or None, "limit": limit, **how}
     quiet = as_json or not console.is_terminal
     report = at_broker(

@@ -111,7 +111,7 @@ def purge(
     purges a table; another one ends at once, with 0 rows.
     """
     rules = TableRules(TableName(table, schema), check_seconds(keep, "--keep"))
-    console = Console(stderr=True)  # because stdout is for the figures
+    console = bar_console()
     quiet = as_json or not console.is_terminal
     deleted = at_database(url, lambda begin: purged(rules, begin, batch, None if quiet else console))
     if as_json:

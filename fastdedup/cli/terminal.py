@@ -5,6 +5,7 @@ A key may hold characters that clear the screen or hide the rest of a line.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -44,12 +45,26 @@ def print_json(facts: Any) -> None:
     click.echo(as_json(facts))
 
 
-def bar_console(*, quiet: bool) -> Console:
+class BarConsole(Console):
+    """A console whose cursor comes back if SIGTERM ends the command while a bar hides it."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        """See `Console`: rich calls it at the start and at the end of a bar."""
+        if self.is_terminal:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if show else self._end)
+        return super().show_cursor(show)
+
+    def _end(self, number: int, frame: object) -> None:
+        self.show_cursor()
+        signal.raise_signal(number)
+
+
+def bar_console(*, quiet: bool = False) -> Console:
     """Return a progress bar's console, on stderr because stdout is for the figures.
 
     Quiet, because rich 13 and 14 print an empty line at the end of a bar that is disabled.
     """
-    return Console(stderr=True, quiet=quiet)
+    return BarConsole(stderr=True, quiet=quiet)
 
 
 def _escaped(char: str) -> str:

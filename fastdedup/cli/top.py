@@ -16,6 +16,7 @@ from rich.text import Text
 
 from ..errors import UnavailableError
 from ..sidecar.client import fetch
+from .terminal import BarConsole
 
 Labels = frozenset[tuple[str, str]]
 WIDE = 90
@@ -79,7 +80,7 @@ def watch(socket: Path, *, once: bool, every: float, console: Console | None = N
     Raises:
         UnavailableError: no sidecar answers at the socket when this begins.
     """
-    console = console or Console()
+    console = console or BarConsole()
     now = take(socket)
     if once:
         console.print(frame(now, None, socket, console.width))
