@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, cast
 
 from ..checks import check_count
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
+from ..forking import InChild
 from ..kernel.codes import Code
 from ..kernel.keyspace import names_of
 from ..kernel.operations import AdoptOp, ClaimOp, ForgetOp, Op, Reply, TransitionOp, Verdict, was_accepted
@@ -61,7 +63,7 @@ class LocalLRU(OneLoopPolicy):
     Several namespaces may share one policy, and so may several gates in one event loop over the same Redis: then
     a key is unique in all of them. While one of them is open, opening another one in a second event loop is a
     UsageError. Gates over different servers must not share a policy: its journal does not
-    know which record belongs to which server.
+    know which record belongs to which server. In a forked child it begins anew.
 
     Args:
         maxsize: the largest number of records and ids.
@@ -82,6 +84,9 @@ class LocalLRU(OneLoopPolicy):
         self._maxsize = maxsize
         self._max_bytes = max_bytes
         self.begin_anew(clock)
+        # Its parent writes the records into the store. Written by the child too, later, they would bring back claims
+        # that were released since, and remove ids that another call has remembered since.
+        self._in_child = InChild(partial(self.begin_anew, clock))
 
     def begin_anew(self, clock: Callable[[], float] | None = None) -> None:
         """Forget everything, and use this clock."""
