@@ -23,12 +23,12 @@ _DIGEST_BYTES = 16
 
 
 def check_namespace(namespace: str, what: str = "a namespace") -> str:
-    """Return the namespace, or raise ConfigError naming the rule. `what`: the name of such a text."""
+    """Return the text of a namespace, or raise ConfigError naming the rule. `what`: the name of such a text."""
     if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
         raise ConfigError(
             f"{what} must have 1 to 64 characters of A-Z a-z 0-9 _ . : / -, got {_described(namespace)}"
         )
-    return namespace
+    return str.__str__(namespace)  # see `key_part`
 
 
 def _described(namespace: Any) -> str:

@@ -124,7 +124,7 @@ class StateMachine:
         try:
             found = await gate.run(ForgetOp(wire, why)) == Code.OK
         finally:
-            tell_forgotten(gate, "machine", f"{self.name}/{id}", found, why)
+            tell_forgotten(gate, "machine", self.name + "/" + id, found, why)
         return found
 
     def store_key(self, id: str) -> bytes:

@@ -33,7 +33,7 @@ class Settings:
     """The label in the holder's name of records, "" for no label; None if records name no holder."""
 
     def __post_init__(self) -> None:
-        check_namespace(self.namespace)
+        object.__setattr__(self, "namespace", check_namespace(self.namespace))
         if isinstance(self.codec, type) or not isinstance(self.codec, Codec):
             raise ConfigError(f"codec must be an object with dumps() and loads(), got {named(self.codec)}")
         for name in ("lease", "ttl", "failure_ttl", "token_ttl"):

@@ -85,7 +85,7 @@ def check_settings(
     Raises:
         ConfigError: a setting is not valid, or contradicts another one.
     """
-    check_namespace(name, "a ledger's name")
+    name = check_namespace(name, "a ledger's name")
     check_seconds(window, "window", least=LEAST_WINDOW)
     check_capacity(capacity)
     for flag, value in (("exact", exact), ("dense", dense), ("allow_eviction", allow_eviction)):

@@ -154,7 +154,8 @@ class InboxRules(TableRules):
         self.received: Counter[str] = Counter()
         """Received keys by their outcome, for metrics. Threads share it; a count may be missed."""
         # No inbox's name has "(", "=" or "#", so the keys of two inboxes are never equal at a gate.
-        self._at_gate = name if self.table_name == TableName(TABLE) else f"{name}({self.table_name})"
+        is_default = self.table_name == TableName(TABLE)
+        self._at_gate = self.name if is_default else f"{self.name}({self.table_name})"
         _register(self)
 
     def id_of(self, key: Any) -> bytes:

@@ -280,3 +280,11 @@ def test_a_key_of_an_enum_is_its_text() -> None:
     ]
     for way in ways:
         assert way(Color.RED) == way("red")
+
+
+def test_a_name_of_an_enum_is_its_text() -> None:
+    """The scope of a namespace `Color.RED` was "Color.RED:http", which no other process had."""
+    scope = Dedup("memory://", namespace=Color.RED).scoped(Color.RED)
+    assert scope.settings.namespace == "red:red"
+    named = [Inbox(name, keep=60.0, table="t").gate_key("k") for name in (Color.RED, "red")]
+    assert named[0] == named[1]
