@@ -6,6 +6,7 @@ Dramatiq logs the error of a hook and goes on to the actor, except for SkipMessa
 
 from __future__ import annotations
 
+import base64
 import functools
 import inspect
 import logging
@@ -14,14 +15,16 @@ from collections.abc import Callable
 from typing import Any, Final
 
 try:
-    from dramatiq import Middleware
+    from dramatiq import JSONEncoder, Middleware, get_encoder
     from dramatiq.middleware import MiddlewareError, SkipMessage
+    from dramatiq.results import Results
 except ImportError as error:
     raise ImportError("Dramatiq is missing: pip install 'fastdedup[dramatiq]'") from error
 
 from ..checks import Seconds
+from ..codec import UNSTORABLE
 from ..downstream import enter, leave
-from ..errors import ConfigError
+from ..errors import ConfigError, ResultError, error_text
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
 from ..messages.decisions import Action, Decision
 from ..messages.keys import of_arguments
@@ -33,6 +36,8 @@ from ..sync.ledger import Ledger
 ATTEMPTS: Final = 25
 """How often an actor is begun for a key, by default: more than Dramatiq's own 20 retries, which come first."""
 _HELD: Final = "fastdedup_held"
+_PACKED: Final = "fastdedup_base64"
+"""The name of a result that an encoder of Dramatiq has encoded."""
 log = logging.getLogger("fastdedup.messages")
 
 
@@ -141,7 +146,7 @@ class DedupMiddleware(Middleware):
             if found.action is Action.RETRY and not self._deliver_later(broker, way, message, found):
                 found = way.begin(call, failed=failed)
                 continue
-            self._replay_or_skip(message, found)
+            self._replay_or_skip(message, found, _encoder_of(broker))
             return
         self._here.attempt = found
         if found.done is not None:
@@ -157,7 +162,7 @@ class DedupMiddleware(Middleware):
         if attempt is None:
             return
         if exception is None:
-            attempt.succeed(result)
+            _succeed(attempt, result, _encoder_of(broker))
         elif attempt.fail(exception).action is Action.DEAD_LETTER:
             message.fail()
 
@@ -192,9 +197,9 @@ class DedupMiddleware(Middleware):
             )
         return is_sent
 
-    def _replay_or_skip(self, message: Any, decision: Decision) -> None:
+    def _replay_or_skip(self, message: Any, decision: Decision, encoder: Any) -> None:
         if decision.action is Action.ACK and decision.error is None:
-            self._here.replay = (decision.result,)
+            self._here.replay = (_unpacked(decision.result, encoder),)
             return
         if decision.action is Action.DEAD_LETTER:
             message.fail()
@@ -213,6 +218,32 @@ class DedupMiddleware(Middleware):
     def _forget(self) -> None:
         leave(getattr(self._here, "work", None))
         self._here.__dict__.clear()
+
+
+def _encoder_of(broker: Any) -> Any:
+    """Return the encoder of results, which first callers get through it."""
+    kept = (each.backend.encoder for each in broker.middleware if isinstance(each, Results))
+    return next(kept, None) or get_encoder()
+
+
+def _succeed(attempt: Attempt, result: Any, encoder: Any) -> None:
+    """Record a result. One that is not kept as JSON is encoded, so that a duplicate's caller gets the same types."""
+    if result is None or type(encoder) is JSONEncoder:
+        attempt.succeed(result)
+        return
+    try:
+        packed = base64.b64encode(encoder.encode({_PACKED: result})).decode()
+    except Exception as error:  # noqa: BLE001 -- the encoder is the user's own
+        log.warning("a result is not kept: %s", error_text(error, repr))
+        attempt.succeed_without_result(ResultError(UNSTORABLE))
+    else:
+        attempt.succeed({_PACKED: packed})
+
+
+def _unpacked(kept: Any, encoder: Any) -> Any:
+    if isinstance(kept, dict) and _PACKED in kept:
+        return encoder.decode(base64.b64decode(kept[_PACKED]))[_PACKED]
+    return kept
 
 
 def _id_of_call(call: tuple[Any, Any, Any]) -> str:

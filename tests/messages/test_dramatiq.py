@@ -6,12 +6,14 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import date
 from typing import Any
 
 import dramatiq
 import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
+from dramatiq.encoder import PickleEncoder
 from dramatiq.middleware import Middleware, Pipelines, Retries, SkipMessage
 from dramatiq.results import ResultFailure, Results
 from dramatiq.results.backends import RedisBackend
@@ -93,6 +95,23 @@ def test_a_duplicate_gets_the_first_result(queue: Queue, name: str) -> None:
         [{"number": number}] * 3 for number in (1, 2, 3)
     ]
     assert queue.runs[name] == 1
+
+
+def test_a_duplicate_gets_the_types_of_the_results_encoder(
+    queue: Queue, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It got `["2026-11-30", 1]`, which JSON makes of it."""
+    monkeypatch.setattr(queue.results, "encoder", PickleEncoder())
+    result = (date(2026, 11, 30), 1)
+    actor = queue.actor(lambda name: result, dedup_key=lambda *args: by_name(args[0]))
+    for _ in range(2):
+        assert queue.get(actor.send(name)) == [result]
+    lost = queue.actor(lambda name: print, store_results=False, dedup_key=lambda *args: by_name(args[0]))
+    monkeypatch.setattr(PickleEncoder, "encode", lambda *_: {}["no form"])
+    for _ in range(2):
+        lost.send(name)
+        queue.broker.join("default")
+    assert queue.runs[name] == 2, "each actor is done once, also if its result cannot be kept"
 
 
 def test_a_redelivery_is_known_by_its_message_id(queue: Queue, name: str) -> None:
