@@ -10,7 +10,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 from click.testing import CliRunner, Result
 
@@ -20,6 +19,8 @@ from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header, by_hos
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.web.inspection import forget_request, get_request, place_of_request, principal_of_header
 from fastdedup.web.rules import Rule
+
+from .integrations.desk import client
 
 EVIL = "\x1b[2Jorder\x9b1m\u202e7"
 
@@ -170,9 +171,8 @@ async def answered(
         await send({"type": "http.response.body", "body": b"made" if status == 201 else b""})
 
     guarded = IdempotencyMiddleware(app, dedup, routes=["/orders/{id}"], principal=principal, tenant=tenant)
-    transport = httpx.ASGITransport(guarded)
-    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
-        answer = await client.post("/orders/7", headers={"idempotency-key": '"k-1"', **headers})
+    async with client(guarded, raises=True) as visitor:
+        answer = await visitor.post("http://shop/orders/7", headers={"idempotency-key": '"k-1"', **headers})
         assert answer.status_code == status
 
 

@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -17,6 +18,8 @@ import httpx
 from starlette.requests import Request
 from starlette.responses import Response
 
+from fastdedup import Dedup
+from fastdedup.integrations.asgi import IdempotencyMiddleware, everyone
 from fastdedup.integrations.http.lifespan import ASGIApp, Receive, Scope, Send
 
 BIG = 300 * 1024
@@ -132,14 +135,22 @@ def at(desk: Desk, app: ASGIApp) -> ASGIApp:
     return with_desk
 
 
-def client(app: ASGIApp, raises: bool = False, **headers: str) -> httpx.AsyncClient:
+def client(app: ASGIApp, raises: bool = False, root_path: str = "", **headers: str) -> httpx.AsyncClient:
     """A client that calls the application itself. `raises`: an error without a handler is raised, not answered."""
-    transport = httpx.ASGITransport(app, raise_app_exceptions=raises)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=raises, root_path=root_path)
     return httpx.AsyncClient(
         transport=transport,
         base_url="http://shop.test",
         headers={name.replace("_", "-"): value for name, value in headers.items()},
     )
+
+
+@asynccontextmanager
+async def behind(dedup: Dedup, app: ASGIApp, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Open a gate, and yield a client of the application behind its middleware, where everyone shares keys."""
+    guarded = IdempotencyMiddleware(app, dedup, **{"principal": everyone, **settings})
+    async with dedup, client(guarded, raises=True) as visitor:
+        yield visitor
 
 
 PROBLEM = "urn:fastdedup:problem:"

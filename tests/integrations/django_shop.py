@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from html import unescape
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.http import require_POST
 from django.views.generic import FormView
 
-from fastdedup.integrations.django import OneTimeFormMixin, claim_of, one_time_form, reopen
+from fastdedup.integrations.django import OneTimeFormMixin, claim_of, everyone, one_time_form, reopen
 
 _PAGE = """{% load fastdedup %}{% one_time_notice %}<form method="post">{% csrf_token %}
 {% block form %}{{ form.as_p }}{% endblock %}</form>"""
@@ -103,6 +103,18 @@ def open_shop(**settings: Any) -> Iterator[Desk]:
     # In two steps: what is installed looks at the settings when it is.
     with override_settings(**{**SETTINGS, **settings}), override_settings(INSTALLED_APPS=[APP]):
         yield DESK
+
+
+def behind_middleware(
+    url: str, rules: Mapping[str, Any] | None = None, **settings: Any
+) -> AbstractContextManager[Desk]:
+    """The shop behind the middleware alone, where everyone shares keys unless `rules` say who a caller is."""
+    return open_shop(
+        MIDDLEWARE=[f"{APP}.IdempotencyMiddleware"],
+        FASTDEDUP={"url": url, "namespace": "t", "timeout": 5.0},
+        FASTDEDUP_HTTP={"principal": everyone, **(rules or {})},
+        **settings,
+    )
 
 
 # Middleware and views

@@ -22,7 +22,6 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from fastdedup import Dedup
-from fastdedup.integrations import asgi
 from fastdedup.integrations.prometheus import watch
 from fastdedup.messages.deliveries import Deliveries
 from fastdedup.messages.rules import MessageRules
@@ -32,6 +31,7 @@ from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import inbox_database
 
+from .desk import behind
 from .shops import until
 from .wsgi_apps import Call, Reply, Shop
 
@@ -66,9 +66,7 @@ async def asking(
 
     dedup = Dedup("memory://", namespace="shop", known_duplicates=0)
     watch(dedup, registry=registry)
-    guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone, wait=wait)
-    transport = httpx.ASGITransport(guarded)
-    async with dedup, httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+    async with behind(dedup, app, wait=wait) as client:
         yield client
 
 

@@ -8,13 +8,11 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import orjson
 import pytest
 
 from fastdedup import ConfigError, UnavailableError
 from fastdedup import Dedup as AsyncDedup
-from fastdedup.integrations import asgi
 from fastdedup.integrations.http import background_claims
 from fastdedup.integrations.wsgi import IdempotencyMiddleware, Route, by_header, claim_of, everyone
 from fastdedup.keys import Fingerprint
@@ -24,6 +22,7 @@ from fastdedup.web.response import Response, ResponseCodec
 
 from ..fixtures import fixture_of
 from ..servers import RedisServer
+from .desk import behind
 from .shops import until
 from .wsgi_apps import KINDS, Call, Reply, Shop, bare, call
 
@@ -207,12 +206,9 @@ async def test_asgi_and_wsgi_serve_the_same_records(redis_url: str) -> None:
 
     with Dedup(redis_url, namespace="t") as dedup:
         first = Shop("bare", dedup).post(b"{}", path="/caf\xe9/1", query="a=1")
-    async with AsyncDedup(redis_url, namespace="t") as other:
-        app = asgi.IdempotencyMiddleware(no_app, other, principal=by_header("x-api-key"))
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            headers = {"idempotency-key": "k", "x-api-key": "ada", "content-type": "application/json"}
-            second = await client.post("/caf\xe9/1?a=1", content=b"{}", headers=headers)
+    headers = {"idempotency-key": "k", "x-api-key": "ada", "content-type": "application/json"}
+    async with behind(AsyncDedup(redis_url, namespace="t"), no_app, principal=by_header("x-api-key")) as http:
+        second = await http.post("http://127.0.0.1/caf\xe9/1?a=1", content=b"{}", headers=headers)
     assert (second.status_code, second.content) == (first.status, first.body)
     assert second.headers["idempotency-replayed"] == "true"
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import httpx
 import pytest
 import uvloop
 from starlette.applications import Starlette
@@ -24,6 +23,7 @@ from fastdedup.events import Event, Unreplayed
 from fastdedup.integrations import asgi
 from fastdedup.sync import Dedup as SyncDedup
 
+from ..integrations.desk import client
 from ..servers import RedisServer
 from ..stores import Backend
 from ..waiting import wait_until
@@ -301,14 +301,13 @@ async def test_a_request_that_the_servers_end_overtakes(redis_url: str, cancels:
     dedup = gate(redis_url)
     app = Starlette(routes=[Path("/orders", order, methods=["POST"])])
     guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
-    transport = httpx.ASGITransport(guarded)
     messages: asyncio.Queue[Any] = asyncio.Queue()
     answers: asyncio.Queue[Any] = asyncio.Queue()
     lifespan = asyncio.create_task(guarded({"type": "lifespan"}, messages.get, answers.put))
     await messages.put({"type": "lifespan.startup"})
     await answers.get()
-    async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as client:
-        asked = asyncio.create_task(client.post("/orders", headers={"idempotency-key": "k"}))
+    async with client(guarded, raises=True) as visitor:
+        asked = asyncio.create_task(visitor.post("/orders", headers={"idempotency-key": "k"}))
         await began.wait()
         await messages.put({"type": "lifespan.shutdown"})
         await lifespan
@@ -319,7 +318,7 @@ async def test_a_request_that_the_servers_end_overtakes(redis_url: str, cancels:
             assert (await asked).headers.get("idempotency-stored") is None
         async with dedup:
             with suppress(InProgressError):
-                again = await client.post("/orders", headers={"idempotency-key": "k"})
+                again = await visitor.post("/orders", headers={"idempotency-key": "k"})
     assert again.status_code == 200
     assert ("idempotency-replayed" in again.headers) is not cancels
 

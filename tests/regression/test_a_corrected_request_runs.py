@@ -4,7 +4,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import httpx
@@ -23,6 +23,8 @@ from fastdedup.integrations.asgi import IdempotencyMiddleware, everyone
 from fastdedup.integrations.fastapi import Claimed, Idempotency, OneTimeToken
 from fastdedup.integrations.fastapi import everyone as anybody
 from fastdedup.integrations.unreached import watch
+
+from ..integrations.desk import client
 
 # FastAPI's validation errors burned the key: the corrected request was refused 422, key-reused, for an
 # hour. The key is claimed before FastAPI has checked the request: under `Claimed` in the last of its
@@ -119,10 +121,9 @@ WAYS = [under_claimed, behind_http_middleware, inside, around, mounted]
 async def visiting(
     make: Shop, runs: list[Any], url: str, **settings: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    async with Dedup(url, namespace="t", timeout=5.0) as dedup:
-        transport = httpx.ASGITransport(make(dedup, runs, **settings))
-        async with httpx.AsyncClient(transport=transport, base_url="http://shop.test", headers=KEY) as client:
-            yield client
+    dedup = Dedup(url, namespace="t", timeout=5.0)
+    async with dedup, client(make(dedup, runs, **settings), raises=True, **KEY) as visitor:
+        yield visitor
 
 
 @pytest.mark.parametrize("make", WAYS)
@@ -192,12 +193,11 @@ async def test_a_form_with_errors_leaves_its_token_valid(redis_url: str) -> None
             return amount
 
         token = await dedup.tokens.issue()
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as client:
+        async with client(app, raises=True) as visitor:
             named = {"one_time_token": token}
-            assert (await client.post("/form", data={"amount": "many", **named})).status_code == 422
-            assert (await client.post("/form", data={"amount": "1", **named})).json() == 1
-            assert (await client.post("/form", data={"amount": "2", **named})).status_code != 200
+            assert (await visitor.post("/form", data={"amount": "many", **named})).status_code == 422
+            assert (await visitor.post("/form", data={"amount": "1", **named})).json() == 1
+            assert (await visitor.post("/form", data={"amount": "2", **named})).status_code != 200
 
 
 # A dependency with `yield` committed after the response: a 201 was replayed for a day, and nothing was
@@ -298,11 +298,8 @@ async def test_a_dependency_of_the_functions_scope_fails_the_request(
     app = shop(guard, dedup, Depends(session.begin, scope="function"))
     await start(app)
     assert not [record for record in caplog.records if record.name == "fastdedup.web"]
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(dedup)
-        client = await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://x"))
-        answers = [await client.post("/api/orders", headers=KEY) for _ in range(3)]
+    async with dedup, client(app) as visitor:
+        answers = [await visitor.post("/api/orders", headers=KEY) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [500, 201, 201]
     assert "idempotency-replayed" in answers[2].headers
     assert session.commits == ["order"]

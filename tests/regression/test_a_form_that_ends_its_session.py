@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import flask
-import httpx
 import pytest
 from django.conf import settings
 from django.contrib.sessions.backends.db import SessionStore
@@ -37,6 +36,7 @@ from fastdedup.sync import Dedup as SyncDedup
 
 from ..integrations import django_project as django_project  # sets Django up
 from ..integrations.browser import chromium
+from ..integrations.desk import client
 from ..integrations.django_shop import atomic_requests
 from ..integrations.test_wsgi_server import running, werkzeug_server
 
@@ -296,16 +296,15 @@ def door_of_fastapi(dedup: Dedup) -> FastAPI:
 @pytest.mark.parametrize("action", ["in", "out"])
 @pytest.mark.parametrize("cookie", ["old", "new"])
 async def test_fastapi_says_that_it_was_done(action: str, cookie: str) -> None:
-    async with Dedup("memory://", namespace="t") as dedup:
-        transport = httpx.ASGITransport(door_of_fastapi(dedup))
-        async with httpx.AsyncClient(transport=transport, base_url="http://shop.test", headers=HTML) as http:
-            data = {"one_time_token": token_in((await http.get("/door")).text), "do": action}
-            old = http.cookies["session"]
-            await http.post("/door", data=data)
-            if cookie == "old":
-                http.cookies.clear()
-                http.cookies.set("session", old)
-            second = await http.post("/door", data=data)
+    dedup = Dedup("memory://", namespace="t")
+    async with dedup, client(door_of_fastapi(dedup), raises=True, **HTML) as http:
+        data = {"one_time_token": token_in((await http.get("/door")).text), "do": action}
+        old = http.cookies["session"]
+        await http.post("/door", data=data)
+        if cookie == "old":
+            http.cookies.clear()
+            http.cookies.set("session", old)
+        second = await http.post("/door", data=data)
     assert (second.status_code, SECRET in second.text) == ((200, True) if cookie == "old" else (409, False))
     assert cookie == "old" or TOLD in second.text
     assert "set-cookie" not in second.headers

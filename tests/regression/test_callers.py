@@ -19,13 +19,15 @@ from starlette.routing import Route
 from fastdedup import Claim, Dedup
 from fastdedup.integrations import asgi, wsgi
 from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header
+from fastdedup.integrations.django import by_user
 from fastdedup.integrations.fastapi import Claimed, Idempotency, everyone
 from fastdedup.sync import Dedup as SyncDedup
 
 from ..fixtures import fixture_with
 from ..integrations import django_project as django_project  # sets Django up
+from ..integrations.desk import behind, client
 from ..integrations.django_inside import SETTINGS
-from ..integrations.django_shop import Desk, open_shop
+from ..integrations.django_shop import Desk, behind_middleware, open_shop
 from ..integrations.live import serving
 from ..killable import DEADLINE
 
@@ -71,11 +73,8 @@ async def test_asgi_refuses_a_caller_without_a_name(principal: Any, redis_url: s
         runs.append(request)
         return PlainTextResponse("done")
 
-    dedup = Dedup(redis_url, namespace="t")
-    app = asgi.IdempotencyMiddleware(
-        Starlette(routes=[Route("/", order, methods=["POST"])]), dedup, principal=principal
-    )
-    async with dedup, client(app) as visitor:
+    app = Starlette(routes=[Route("/", order, methods=["POST"])])
+    async with behind(Dedup(redis_url, namespace="t"), app, principal=principal) as visitor:
         await assert_named_callers_only(visitor, runs)
 
 
@@ -110,7 +109,7 @@ async def test_fastapi_refuses_a_caller_without_a_name(redis_url: str) -> None:
     @app.post("/shared")
     async def shared(claim: Annotated[Claim | None, Claimed(principal=everyone)]) -> None: ...
 
-    async with dedup, client(app) as visitor:
+    async with dedup, client(app, raises=True) as visitor:
         await assert_named_callers_only(visitor, runs)
         answers = [await visitor.post("/shared", headers=KEY) for _ in range(2)]
     assert "idempotency-replayed" in answers[1].headers
@@ -133,10 +132,6 @@ def test_django_refuses_a_caller_without_a_name(principal: Any, redis_url: str) 
         assert not desk.orders
         visitor.get("/in/ann")
         assert visitor.post("/sync/ok", headers={**KEY, "x-user": "ann"}).status_code == 201
-
-
-def client(app: Any) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop.test")
 
 
 # A framework that authenticates inside of the view never replays one caller's response to another. REST
@@ -184,11 +179,8 @@ def test_a_decorated_dispatch_of_rest_framework_refuses(desk: Desk) -> None:
 
 
 def test_the_middleware_in_front_of_rest_framework_refuses(redis_url: str) -> None:
-    with open_shop(
-        **{**SETTINGS, "MIDDLEWARE": ["fastdedup.integrations.django.IdempotencyMiddleware"]},
-        FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0},
-        FASTDEDUP_HTTP={"principal": "fastdedup.integrations.django.by_user"},
-    ) as desk:
+    settings = {name: value for name, value in SETTINGS.items() if name != "MIDDLEWARE"}
+    with behind_middleware(redis_url, {"principal": by_user}, **settings) as desk:
         for token in ("ann's", "bob's", None):
             assert_no_principal(post("/drf/view", token))
         assert not desk.orders
@@ -232,13 +224,11 @@ async def order(request: Request) -> PlainTextResponse:
 
 @pytest.mark.parametrize("names", [["bob", "ann"], ["ann", "bob"], ["ann", "ann"], ["ann", ""], ["", "ann"]])
 async def test_a_header_given_twice_names_nobody(names: list[str]) -> None:
-    async with Dedup("memory://") as dedup:
-        inner = Starlette(routes=[Route("/orders", order, methods=["POST"])])
-        app = IdempotencyMiddleware(inner, dedup, principal=by_header("X-Api-Key"))
-        async with client(app) as visitor:
-            key = ("Idempotency-Key", "k")
-            await visitor.post("/orders", headers=[key, ("X-Api-Key", "ann")])
-            refused = await visitor.post("/orders", headers=[key, *(("X-Api-Key", name) for name in names)])
+    app = Starlette(routes=[Route("/orders", order, methods=["POST"])])
+    async with behind(Dedup("memory://"), app, principal=by_header("X-Api-Key")) as visitor:
+        key = ("Idempotency-Key", "k")
+        await visitor.post("/orders", headers=[key, ("X-Api-Key", "ann")])
+        refused = await visitor.post("/orders", headers=[key, *(("X-Api-Key", name) for name in names)])
     assert refused.status_code == 400
     assert refused.json()["type"] == "urn:fastdedup:problem:principal-required"
 

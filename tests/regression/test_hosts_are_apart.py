@@ -39,6 +39,7 @@ from fastdedup.web.request import normal_host
 from fastdedup.web.rules import Rule
 
 from ..integrations import django_project as django_project  # sets Django up
+from ..integrations.desk import client
 from ..integrations.django_inside import APIView, NinjaAPI, drf, ninja
 from ..integrations.django_shop import open_shop
 
@@ -109,9 +110,8 @@ async def litestar_view(request: litestar.Request[Any, Any, Any]) -> str:
 
 @asynccontextmanager
 async def client_of(make: Make, dedup: Dedup, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(make(dedup, **settings))
-    async with dedup, httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-        yield client
+    async with dedup, client(make(dedup, **settings), raises=True) as visitor:
+        yield visitor
 
 
 @pytest.mark.parametrize("settings", CHOICES)

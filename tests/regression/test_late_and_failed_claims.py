@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -26,6 +25,7 @@ from fastdedup.ledger.operations import FOREVER_MS, FirstOp, LedgerTerms
 from fastdedup.ledger.orphan_ids import OrphanIds
 from fastdedup.stores.memory import MemoryStore
 
+from ..integrations.desk import client
 from ..servers import RedisServer
 from ..waiting import acquired, wait_until
 
@@ -222,9 +222,8 @@ async def by_middleware(dedup: Dedup, work: Freeze) -> None:
 
     app = Starlette(routes=[Path("/orders", order, methods=["POST"])])
     guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
-    transport = httpx.ASGITransport(guarded)
-    async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as client:
-        answer = await client.post("/orders", headers={"idempotency-key": "k"})
+    async with client(guarded, raises=True) as visitor:
+        answer = await visitor.post("/orders", headers={"idempotency-key": "k"})
     if answer.status_code == 409:
         raise InProgressError("in progress", retry_after=0.0)
     if answer.status_code == 503:

@@ -20,7 +20,7 @@ from starlette.routing import Route as Path
 
 from fastdedup import Claim, ClaimLostError, Dedup, Outcome, UnavailableError
 from fastdedup.events import Event, LeaseLost
-from fastdedup.integrations import asgi, wsgi
+from fastdedup.integrations import wsgi
 from fastdedup.integrations.fastapi import Claimed, Idempotency, everyone
 from fastdedup.integrations.prometheus import watch
 from fastdedup.model import BreakerState
@@ -28,6 +28,7 @@ from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.testing import FakeStore, fake_dedup
 
 from ..idle import IdleTime
+from ..integrations.desk import behind, client
 from ..programs import until
 from ..servers import RedisServer
 from ..waiting import wait_until
@@ -171,10 +172,9 @@ async def test_a_crowd_of_lost_responses_is_a_few_lines(caplog: pytest.LogCaptur
         await dedup.scoped("http").forget(claim.key)
         return 1
 
-    transport = httpx.ASGITransport(app)
-    async with dedup, httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+    async with dedup, client(app, raises=True) as visitor:
         for number in range(20):
-            answer = await client.post("/orders", headers={"Idempotency-Key": f"k-{number}"})
+            answer = await visitor.post("/orders", headers={"Idempotency-Key": f"k-{number}"})
             assert (answer.status_code, answer.json()["type"]) == (409, "urn:fastdedup:problem:claim-lost")
     told = [record.getMessage() for record in caplog.records if record.name.startswith("fastdedup")]
     assert [line.startswith("gate 'shop': the lease of 'POST /orders|") for line in told[:5]] == [True] * 5
@@ -205,15 +205,13 @@ async def test_a_request_cut_off_by_an_outage_is_503_and_runs_again(own_redis: R
             await asyncio.Event().wait()
         return PlainTextResponse("done")
 
-    async with Dedup(own_redis.url, timeout=0.3, lease=SHORT_LEASE) as dedup:
-        app = Starlette(routes=[Path("/orders", order, methods=["POST"])])
-        guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone, wait=5.0)
-        transport = httpx.ASGITransport(guarded)
-        async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as client:
-            cut_off = await client.post("/orders", headers=KEY)
-            own_redis.thaw()
-            await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="Redis is back")
-            again = await client.post("/orders", headers=KEY)
+    dedup = Dedup(own_redis.url, timeout=0.3, lease=SHORT_LEASE)
+    app = Starlette(routes=[Path("/orders", order, methods=["POST"])])
+    async with behind(dedup, app, wait=5.0) as visitor:
+        cut_off = await visitor.post("/orders", headers=KEY)
+        own_redis.thaw()
+        await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="Redis is back")
+        again = await visitor.post("/orders", headers=KEY)
     assert problem(cut_off) == (503, "lease-lost")
     assert cut_off.headers["retry-after"] == "1"
     assert (again.text, len(runs)) == ("done", 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 
 import flask
@@ -32,7 +32,8 @@ from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.web.inspection import get_request
 
 from ..integrations import django_project as django_project  # sets Django up
-from ..integrations.django_shop import open_shop
+from ..integrations.desk import behind, client
+from ..integrations.django_shop import behind_middleware, open_shop
 from ..integrations.wsgi_apps import call
 
 # Under the default routes `/plain` and `/plain/` had keys of their own: an application with both worked
@@ -60,13 +61,8 @@ def exactly(request: Any) -> Any:
 
 
 async def posted(app: Any, redis_url: str, paths: list[str], **settings: Any) -> list[httpx.Response]:
-    dedup = Dedup(redis_url, namespace="t")
-    transport = httpx.ASGITransport(
-        asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone, **settings)
-    )
-    client = httpx.AsyncClient(transport=transport, base_url="http://x", follow_redirects=True)
-    async with dedup, client:
-        return [await client.post(path, headers=KEY) for path in paths]
+    async with behind(Dedup(redis_url, namespace="t"), app, **settings) as client:
+        return [await client.post(path, headers=KEY, follow_redirects=True) for path in paths]
 
 
 @pytest.mark.parametrize(
@@ -91,9 +87,8 @@ async def test_two_declared_routes_are_told_apart(redis_url: str) -> None:
         routes = [
             Route(path, view, methods=["POST"]) for path, view in zip(PATHS, (one, other), strict=False)
         ]
-        transport = httpx.ASGITransport(Starlette(routes=routes))
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            answers = [await client.post(path, headers=KEY) for path in PATHS]
+        async with client(Starlette(routes=routes), raises=True) as visitor:
+            answers = [await visitor.post(path, headers=KEY) for path in PATHS]
         for path in PATHS:
             assert await get_request(dedup, "POST", path, key="k") is not None
     assert [answer.status_code for answer in answers] == [200, 422, 200]
@@ -117,12 +112,7 @@ SLASH_URLS = (re_path("^plain/?$", view),)
 
 
 def test_django_serves_both_paths_once(redis_url: str) -> None:
-    with open_shop(
-        ROOT_URLCONF=SLASH_URLS,
-        MIDDLEWARE=["fastdedup.integrations.django.IdempotencyMiddleware"],
-        FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0},
-        FASTDEDUP_HTTP={"principal": asgi.everyone},
-    ):
+    with behind_middleware(redis_url, ROOT_URLCONF=SLASH_URLS):
         answers = [Client(headers=KEY).post(path).content for path in PATHS]
     assert answers == [b"/plain"] * 3
 
@@ -157,7 +147,7 @@ def decorated(dedup: Dedup) -> Any:
     return Starlette(routes=[Path("/orders", endpoint, methods=["POST"])])
 
 
-def behind_middleware(dedup: Dedup) -> Any:
+def within_middleware(dedup: Dedup) -> Any:
     inner = Starlette(routes=[Path("/orders", answer, methods=["POST"])])
     routes = ["/orders"]
     return asgi.IdempotencyMiddleware(
@@ -165,14 +155,13 @@ def behind_middleware(dedup: Dedup) -> Any:
     )
 
 
-@pytest.mark.parametrize("make", [decorated, behind_middleware])
+@pytest.mark.parametrize("make", [decorated, within_middleware])
 async def test_mounts_never_replay_each_others_responses(make: Callable[[Dedup], Any]) -> None:
     async with Dedup("memory://") as dedup:
         app = Starlette(routes=[Mount("/shop/{name}", make(dedup))])
-        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop.test")
-        async with client:
+        async with client(app, raises=True) as visitor:
             places = ["/shop/a/orders", "/shop/b/orders", "/shop/a/orders"]
-            found = [await client.post(place, headers=KEY, content=b"tea") for place in places]
+            found = [await visitor.post(place, headers=KEY, content=b"tea") for place in places]
     assert [each.status_code for each in found] == [200, 200, 200]
     assert [each.text for each in found] == ["/shop/a/orders", "/shop/b/orders", "/shop/a/orders"]
     assert [each.headers.get("idempotency-replayed") for each in found] == [None, None, "true"]
@@ -228,10 +217,9 @@ async def test_a_request_is_the_same_with_the_root_path_and_without(
     async def order(id: str, request: FastRequest) -> str:
         return request.scope["path"]  # type: ignore[no-any-return]
 
-    transport = httpx.ASGITransport(app, root_path="/api")
-    async with dedup, httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-        first, again = [await client.post(path, headers=KEY) for path in paths]
-        other = await client.post("/apiary/orders/7", headers=KEY)
+    async with dedup, client(app, raises=True, root_path="/api") as visitor:
+        first, again = [await visitor.post(path, headers=KEY) for path in paths]
+        other = await visitor.post("/apiary/orders/7", headers=KEY)
     assert first.json() == again.json() == paths[0]
     assert again.headers["idempotency-replayed"] == "true"
     assert other.status_code == 404
@@ -245,8 +233,8 @@ async def test_mounts_stay_apart(redis_url: str) -> None:
         return request.scope["path"]  # type: ignore[no-any-return]
 
     app = FastAPI(routes=[Mount("/a", inner), Mount("/b", inner)])
-    async with dedup, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
-        answers = [await client.post(path, headers=KEY) for path in ("/a/orders/7", "/b/orders/7")]
+    async with dedup, client(app, raises=True) as visitor:
+        answers = [await visitor.post(path, headers=KEY) for path in ("/a/orders/7", "/b/orders/7")]
     assert [answer.json() for answer in answers] == ["/a/orders/7", "/b/orders/7"]
 
 
@@ -265,21 +253,11 @@ async def moved(request: Any) -> RedirectResponse:
 
 @asynccontextmanager
 async def visitor(redis_url: str, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    dedup = Dedup(redis_url, namespace="t")
     routes = [Route("/orders", order, methods=["POST"]), Route("/old", moved, methods=["POST"])]
-    inner = TrustedHostMiddleware(Starlette(routes=routes), ["www.shop.test"])
-    app = asgi.IdempotencyMiddleware(inner, dedup, principal=asgi.everyone, **settings)
-    transport = httpx.ASGITransport(app)
-    async with (
-        dedup,
-        httpx.AsyncClient(
-            transport=transport,
-            base_url="http://www.shop.test",
-            headers=KEY,
-            follow_redirects=True,
-            max_redirects=3,
-        ) as client,
-    ):
+    app = TrustedHostMiddleware(Starlette(routes=routes), ["www.shop.test"])
+    async with behind(Dedup(redis_url, namespace="t"), app, **settings) as client:
+        client.base_url, client.max_redirects = "http://www.shop.test", 3
+        client.headers, client.follow_redirects = KEY, True
         yield client
 
 
@@ -356,20 +334,9 @@ def test_django_keeps_no_redirect_to_the_same_path(browser: Client) -> None:
 MOUNT_URLS = (path("orders", lambda request: HttpResponse("ordered")),)
 
 
-@contextmanager
-def mounted(mount: str, redis_url: str) -> Iterator[None]:
-    with open_shop(
-        ROOT_URLCONF=MOUNT_URLS,
-        FORCE_SCRIPT_NAME=mount,
-        MIDDLEWARE=["fastdedup.integrations.django.IdempotencyMiddleware"],
-        FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0},
-        FASTDEDUP_HTTP={
-            "principal": "fastdedup.integrations.django.everyone",
-            "required": True,
-            "docs": "/rules",
-        },
-    ):
-        yield
+def mounted(mount: str, redis_url: str) -> AbstractContextManager[Any]:
+    rules = {"required": True, "docs": "/rules"}
+    return behind_middleware(redis_url, rules, ROOT_URLCONF=MOUNT_URLS, FORCE_SCRIPT_NAME=mount)
 
 
 def link_of(answer: Any) -> str:

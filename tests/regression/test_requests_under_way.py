@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Any
 
 import flask
-import httpx
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.files.uploadedfile import SimpleUploadedFile
@@ -36,8 +35,9 @@ from fastdedup.integrations.http.lifespan import Message, Receive, Scope, Send
 from fastdedup.sync import Dedup as SyncDedup
 
 from ..integrations import django_project as django_project  # sets Django up
+from ..integrations.desk import behind
 from ..integrations.django_inside import APIView, NinjaAPI, drf, ninja
-from ..integrations.django_shop import open_shop
+from ..integrations.django_shop import behind_middleware
 from ..servers import RedisServer
 
 # The renewal of a web request's claim holds the claim itself, so each end of a request must stop it.
@@ -171,12 +171,11 @@ def in_django(dedup: Dedup) -> Any:
 
 @pytest.mark.parametrize("inner", [in_asgi, in_starlette, in_django])
 async def test_of_two_asgi_guards_the_outer_one_claims(inner: Callable[..., Any], redis_url: str) -> None:
-    async with Dedup(redis_url, namespace="t") as dedup:
-        with a_django(redis_url):
-            app = asgi.IdempotencyMiddleware(inner(dedup), dedup, principal=asgi.everyone, routes=["/orders"])
-            transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
-                first, again = [await client.post("/orders", headers=KEY) for _ in range(2)]
+    dedup = Dedup(redis_url, namespace="t")
+    with a_django(redis_url):
+        async with behind(dedup, inner(dedup), routes=["/orders"]) as client:
+            client.base_url = "http://testserver"
+            first, again = [await client.post("/orders", headers=KEY) for _ in range(2)]
     assert (first.text, again.text) == ("made", "made")
     assert again.headers["idempotency-replayed"] == "true"
 
@@ -213,12 +212,7 @@ def test_of_two_wsgi_guards_the_outer_one_claims(inner: Callable[..., Any], redi
 
 def a_django(redis_url: str) -> Any:
     """Set Django up, with its middleware and the same records."""
-    return open_shop(
-        ROOT_URLCONF=GUARD_URLS,
-        MIDDLEWARE=["fastdedup.integrations.django.IdempotencyMiddleware"],
-        FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0},
-        FASTDEDUP_HTTP={"principal": asgi.everyone, "routes": ["/orders"]},
-    )
+    return behind_middleware(redis_url, {"routes": ["/orders"]}, ROOT_URLCONF=GUARD_URLS)
 
 
 # Django's DATA_UPLOAD_MAX_MEMORY_SIZE lowered `max_request` in silence, and a one-time form had no limit at

@@ -27,7 +27,8 @@ from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.web.response import HeaderFilter
 
 from ..integrations import django_project as django_project  # sets Django up
-from ..integrations.django_shop import open_shop
+from ..integrations.desk import behind
+from ..integrations.django_shop import behind_middleware, open_shop
 from ..integrations.live import serving
 from ..integrations.test_wsgi_server import running, wsgiref_server
 from ..integrations.wsgi_apps import call
@@ -81,13 +82,8 @@ async def test_what_wsgi_has_stored_asgi_replays_in_lower_case(redis_url: str) -
     with SyncDedup(redis_url, namespace="t") as dedup:
         shop = wsgi.IdempotencyMiddleware(app, dedup, principal=wsgi.everyone)
         call(shop, "/", b"", key="k")
-    gate = Dedup(redis_url, namespace="t")
-    replaying = asgi.IdempotencyMiddleware(Starlette(), gate, principal=asgi.everyone)
-    async with (
-        gate,
-        httpx.AsyncClient(transport=httpx.ASGITransport(replaying), base_url="http://127.0.0.1") as http,
-    ):
-        replay = await http.post("/", headers=KEY)
+    async with behind(Dedup(redis_url, namespace="t"), Starlette()) as http:
+        replay = await http.post("http://127.0.0.1/", headers=KEY)
     assert (b"x-orderid", b"7") in replay.headers.raw
 
 
@@ -95,15 +91,8 @@ async def test_an_asgi_replay_has_no_credentials(redis_url: str) -> None:
     async def order(request: Any) -> PlainTextResponse:
         return PlainTextResponse("made", headers={**SECRETS, "X-Order": "7"})
 
-    dedup = Dedup(redis_url, namespace="t")
-    inner = Starlette(routes=[Route("/", order, methods=["POST"])])
-    app = asgi.IdempotencyMiddleware(
-        inner, dedup, principal=asgi.everyone, keep_headers=["x-order", *SECRETS]
-    )
-    async with (
-        dedup,
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop.test") as http,
-    ):
+    app = Starlette(routes=[Route("/", order, methods=["POST"])])
+    async with behind(Dedup(redis_url, namespace="t"), app, keep_headers=["x-order", *SECRETS]) as http:
         first, again = [await http.post("/", headers=KEY) for _ in range(2)]
     assert {name.lower() for name in SECRETS} <= set(first.headers)
     assert set(again.headers) == {"x-order", "idempotency-replayed"}
@@ -136,12 +125,7 @@ REPLAYED_URLS = (
 
 @pytest.fixture
 def visitor(redis_url: str) -> Iterator[Client]:
-    with open_shop(
-        ROOT_URLCONF=REPLAYED_URLS,
-        MIDDLEWARE=["fastdedup.integrations.django.IdempotencyMiddleware"],
-        FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0},
-        FASTDEDUP_HTTP={"principal": "fastdedup.integrations.django.everyone"},
-    ):
+    with behind_middleware(redis_url, ROOT_URLCONF=REPLAYED_URLS):
         yield Client(headers=KEY)
 
 
@@ -188,10 +172,8 @@ async def test_a_header_that_connection_names_is_not_replayed(redis_url: str) ->
     async def order(request: Request) -> PlainTextResponse:
         return PlainTextResponse("made", headers={"Connection": "X-Hop", "X-Hop": "1", "X-End": "3"})
 
-    dedup = Dedup(redis_url, namespace="t")
     shop = Starlette(routes=[Route("/orders", order, methods=["POST"])])
-    transport = httpx.ASGITransport(asgi.IdempotencyMiddleware(shop, dedup, principal=asgi.everyone))
-    async with dedup, httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+    async with behind(Dedup(redis_url, namespace="t"), shop) as client:
         first, again = [await client.post("/orders", headers=KEY) for _ in range(2)]
     assert (first.headers["x-hop"], first.headers["x-end"]) == ("1", "3")
     assert "x-hop" not in again.headers
@@ -222,10 +204,8 @@ def behind_asgi(raw: redis.Redis, url: str, work: Work, times: int) -> list[Any]
         await send({"type": "http.response.body", "body": reply.body})
 
     async def ask() -> list[Any]:
-        async with Dedup(url, namespace="t") as dedup:
-            transport = httpx.ASGITransport(asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone))
-            async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as client:
-                return [await client.post("/orders", headers=KEY) for _ in range(times)]
+        async with behind(Dedup(url, namespace="t"), app) as client:
+            return [await client.post("/orders", headers=KEY) for _ in range(times)]
 
     return asyncio.run(ask())
 

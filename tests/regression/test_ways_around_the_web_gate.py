@@ -6,7 +6,6 @@ import re
 from typing import Annotated, Any
 
 import flask
-import httpx
 import pytest
 from fastapi import FastAPI, Header
 from flask.views import MethodView
@@ -22,9 +21,7 @@ from fastdedup.integrations.flask import idempotent as flask_guard
 from fastdedup.integrations.http.exchange import AsgiExchange
 from fastdedup.sync import Dedup as SyncDedup
 
-
-def client(app: Any) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop.test")
+from ..integrations.desk import behind, client
 
 
 async def answer(request: Any) -> PlainTextResponse:
@@ -33,14 +30,11 @@ async def answer(request: Any) -> PlainTextResponse:
 
 @pytest.mark.parametrize("path", ["/orders", "/orders%0a", "/orders/", "//orders"])
 async def test_no_spelling_of_a_path_slips_past_a_required_key(path: str) -> None:
-    async with Dedup("memory://") as dedup:
-        inner = Starlette(routes=[Path("/orders", answer, methods=["POST"])])
-        routes = [asgi.Route("/orders", required=True)]
-        app = asgi.IdempotencyMiddleware(inner, dedup, principal=asgi.everyone, routes=routes)
-        async with client(app) as visitor:
-            request = visitor.build_request("POST", "/orders")
-            request.url = request.url.copy_with(raw_path=path.encode())
-            assert (await visitor.send(request)).status_code == 400
+    app = Starlette(routes=[Path("/orders", answer, methods=["POST"])])
+    async with behind(Dedup("memory://"), app, routes=[asgi.Route("/orders", required=True)]) as visitor:
+        request = visitor.build_request("POST", "/orders")
+        request.url = request.url.copy_with(raw_path=path.encode())
+        assert (await visitor.send(request)).status_code == 400
 
 
 @pytest.mark.parametrize("method", ["POST", "post", "PoSt"])
@@ -120,7 +114,7 @@ async def test_nobody_redeems_nor_replays_somebodys_token() -> None:
     async def order(claim: Annotated[Claim, OneTimeToken(subject=somebody)]) -> str:
         return "her receipt"
 
-    async with dedup, client(app) as visitor:
+    async with dedup, client(app, raises=True) as visitor:
         used, fresh = [await dedup.tokens.issue(subject="ann") for _ in range(2)]
         open_to_all = await dedup.tokens.issue()
         assert (await visitor.post("/orders", headers={"x-user": "ann", "x-one-time-token": used})).is_success
@@ -135,21 +129,14 @@ async def test_nobody_redeems_nor_replays_somebodys_token() -> None:
 
 
 async def test_one_key_for_two_resources_is_not_replayed_whatever_the_fingerprint_looks_at() -> None:
-    async with Dedup("memory://") as dedup:
-        inner = Starlette(routes=[Path("/pay/{id}", answer, methods=["POST"])])
-        app = asgi.IdempotencyMiddleware(
-            inner,
-            dedup,
-            principal=asgi.everyone,
-            routes=["/pay/{id}"],
-            fingerprint=lambda request: fingerprint(request.body),
-        )
-        async with client(app) as visitor:
-            paid = [
-                await visitor.post(f"/pay/{number}", headers={"idempotency-key": "k"}) for number in (1, 2, 1)
-            ]
-        assert [(each.status_code, each.text) for each in (paid[0], paid[2])] == [(200, "/pay/1")] * 2
-        assert paid[1].status_code == 422
+    app = Starlette(routes=[Path("/pay/{id}", answer, methods=["POST"])])
+    rules = {"routes": ["/pay/{id}"], "fingerprint": lambda request: fingerprint(request.body)}
+    async with behind(Dedup("memory://"), app, **rules) as visitor:
+        paid = [
+            await visitor.post(f"/pay/{number}", headers={"idempotency-key": "k"}) for number in (1, 2, 1)
+        ]
+    assert [(each.status_code, each.text) for each in (paid[0], paid[2])] == [(200, "/pay/1")] * 2
+    assert paid[1].status_code == 422
 
 
 async def test_a_mounted_application_without_a_gate_of_its_own_is_a_mistake() -> None:
@@ -161,7 +148,7 @@ async def test_a_mounted_application_without_a_gate_of_its_own_is_a_mistake() ->
     @part.post("/orders", dependencies=[Claimed(principal=everyone)])
     async def order() -> None: ...
 
-    async with dedup, client(app) as visitor:
+    async with dedup, client(app, raises=True) as visitor:
         with pytest.raises(ConfigError, match=r"Idempotency\(\.\.\.\) of its own"):
             await visitor.post("/part/orders", headers={"idempotency-key": "k"})
 
@@ -218,8 +205,7 @@ async def test_the_link_to_the_docs_is_below_the_root_path() -> None:
     @app.post("/orders", dependencies=[Claimed(principal=everyone, required=True)])
     async def order() -> None: ...
 
-    transport = httpx.ASGITransport(app, root_path="/v1")
-    async with dedup, httpx.AsyncClient(transport=transport, base_url="http://shop.test") as visitor:
+    async with dedup, client(app, raises=True, root_path="/v1") as visitor:
         answered = await visitor.post("/v1/orders")
     assert answered.headers["link"] == '</v1/docs>; rel="describedby"'
 
@@ -228,8 +214,7 @@ async def test_an_outage_that_a_handler_without_a_key_meets_is_its_own() -> None
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise UnavailableError("the handler's own store")
 
-    dedup = Dedup("memory://")
-    async with dedup, client(asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)) as visitor:
+    async with behind(Dedup("memory://"), app) as visitor:
         with pytest.raises(UnavailableError, match="own store"):
             await visitor.post("/orders")
 
