@@ -45,7 +45,7 @@ from fastdedup.web.rules import Rule
 from .fixtures import async_fixture, fixture_of
 from .resp import resp_server
 from .servers import RedisServer
-from .stores import Backend, on_stores
+from .stores import STORES, Backend, on_stores
 from .unit.test_fallback import FlakyStore
 
 NO_TIMES = [
@@ -161,14 +161,10 @@ def test_what_is_no_policy_is_refused(policy: Any) -> None:
         Dedup("memory://", on_unavailable=policy)
 
 
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [("a b", "the name of a scope"), ("=", "the name of a scope"), ("x" * 60, "a namespace")],
-)
-def test_a_scope_needs_a_name_that_its_namespace_can_hold(name: str, what: str) -> None:
+def test_a_scope_needs_a_name_that_its_namespace_can_hold() -> None:
     """Parent and scope together keep the rule."""
-    with pytest.raises(ConfigError, match=f"{what} must"):
-        Dedup("memory://", namespace="shop").scoped(name)
+    with pytest.raises(ConfigError, match="a namespace must"):
+        Dedup("memory://", namespace="shop").scoped("x" * 60)
 
 
 # Options of a call
@@ -274,12 +270,6 @@ async def test_a_version_that_is_no_version_is_refused(dedup: Dedup, version: An
         await dedup.machine("order", **ORDERS).transition("7", to="paid", version=version)
 
 
-def test_a_state_that_no_store_can_hold_is_refused() -> None:
-    """When the machine is defined, not at the first transition."""
-    with pytest.raises(ConfigError, match="state"):
-        Dedup("memory://").machine("order", initial="\ud800", transitions={"\ud800": ()})
-
-
 # Keys, owners, tokens, fingerprints
 
 BAD_KEYS = ["", "k" * 1025, b"k", None, 7, "\ud800"]
@@ -362,12 +352,6 @@ async def test_a_store_that_has_part_of_an_ability_is_told_what_it_lacks() -> No
     async with Dedup(Paging()) as dedup:
         with pytest.raises(ConfigError, match=r"Paging needs page\(\) and eviction_policy\(\)"):
             await dedup.records()
-
-
-@pytest.mark.parametrize("initial", [[], None, 7])
-def test_an_initial_state_that_is_no_state_is_refused(initial: Any) -> None:
-    with pytest.raises(ConfigError, match="a state must be text"):
-        Dedup("memory://").machine("order", initial=initial, transitions={"new": ()})
 
 
 @pytest.mark.parametrize("kind", [Dedup, SyncDedup])
@@ -701,7 +685,8 @@ def redis_backend(running_store: Backend) -> Iterator[Backend]:
     running_store.clear()
 
 
-redis_stores = on_stores("fakeredis", "redis")
+redis_stores = on_stores(*[name for name in STORES if name not in {"memory", "local"}])
+"""Where another program may write, too."""
 
 
 FOREIGN: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -739,6 +724,8 @@ async def test_a_foreign_value_fails_its_own_key_and_stays_as_it_is(
         before = plant(redis_backend, kind, CLAIM_KEY)
         calls = [dedup.claim(key) for key in ("a", "foreign", "b")]
         first, error, last = await asyncio.gather(*calls, return_exceptions=True)
+        with pytest.raises(ForeignRecordError):
+            await dedup.claim_many(["b", "foreign"])
         assert redis_backend.raw is not None
         assert redis_backend.raw.dump(CLAIM_KEY) == before
         assert isinstance(error, ForeignRecordError)
@@ -818,18 +805,6 @@ async def test_a_gate_that_failed_to_open_is_not_open(locked_server: RedisServer
     await dedup.aclose()
 
 
-async def test_a_database_that_does_not_exist_is_a_mistake_that_opening_finds(
-    redis_server: RedisServer,
-) -> None:
-    """ConfigError that names the database number."""
-    dedup = Dedup(redis_server.url.replace("db=0", "db=99"), timeout=5.0)
-    try:
-        with pytest.raises(ConfigError, match="database number in the URL"):
-            await dedup.open()
-    finally:
-        await dedup.aclose()
-
-
 @pytest.mark.parametrize("version", ["5.0.14", "6.0.16", "2.8.24", "6.1.242"])
 async def test_a_redis_that_is_too_old_is_a_mistake_that_opening_finds(version: str, tmp_path: Path) -> None:
     """ConfigError that names both versions."""
@@ -845,23 +820,6 @@ async def test_a_redis_that_is_young_enough_opens(version: str, tmp_path: Path) 
     """Versions are numbers, not text: 10 is above 6."""
     async with resp_server(tmp_path, version=version) as url, Dedup(url, timeout=5.0) as dedup:
         assert "shop" in repr(dedup.scoped("shop"))
-
-
-@pytest.mark.parametrize(
-    ("transitions", "named"),
-    [
-        (None, "got None"),
-        ([("a", ())], "must map each state"),
-        ({"a": (1, "b"), "b": ()}, "got 1"),
-        ({"a": 7}, "must be a tuple of states, got 7"),
-        ({"a": None}, "must be a tuple of states"),
-        ({1: ()}, "got 1"),
-    ],
-)
-def test_a_definition_of_other_types_is_refused(transitions: Any, named: str) -> None:
-    """ConfigError, not what the checks themselves trip over."""
-    with pytest.raises(ConfigError, match=named):
-        Dedup("memory://").machine("order", initial="a", transitions=transitions)
 
 
 async def test_targets_may_be_any_iterable_and_are_read_once(dedup: Dedup) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fastdedup import Dedup, ForeignRecordError, Outcome, UsageError
+from fastdedup import Dedup, UsageError
 
 from ..servers import RedisServer
 from ..stores import Backend
@@ -26,32 +26,6 @@ async def test_concurrent_claims_get_their_own_answers(dedup: Dedup) -> None:
         assert again.result == {"n": n}
 
     await asyncio.gather(*(cycle(n) for n in range(300)))
-
-
-async def test_a_bad_key_fails_alone(backend: Backend) -> None:
-    if backend.raw is None:
-        return  # nobody else writes to a memory store
-    backend.raw.lpush("t:=forever-list", "x")
-    backend.raw.set("t:=forever-text", "somebody else's")
-    backend.raw.set("t:=forever-odd", b"\x01looks like ours but is not")
-    async with backend.make() as dedup:
-        keys = ["a", "forever-list", "b", "forever-text", "c"]
-        answers = await asyncio.gather(*(dedup.claim(key) for key in keys), return_exceptions=True)
-        assert [isinstance(answer, ForeignRecordError) for answer in answers] == [
-            False,
-            True,
-            False,
-            True,
-            False,
-        ]
-        with pytest.raises(ForeignRecordError, match="did not write"):
-            await dedup.get("forever-text")
-        with pytest.raises(ForeignRecordError):
-            await dedup.forget("forever-list")
-        with pytest.raises(ForeignRecordError):
-            await dedup.claim_many(keys)
-        assert (await dedup.claim("b")).outcome is Outcome.IN_PROGRESS
-    assert backend.raw.type("t:=forever-list") == b"list"
 
 
 async def test_scripts_flushed_under_load_lose_nothing(dedup: Dedup, backend: Backend) -> None:

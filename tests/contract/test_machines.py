@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fastdedup import ConfigError, Dedup, TransitionOutcome
@@ -69,13 +71,17 @@ async def test_machines_of_different_names_do_not_meet(dedup: Dedup) -> None:
         ("pending", {"pending": "paid", "paid": ()}, r"write \('paid',\)"),
         ("pending", {"pending": ("a\nb",), "a\nb": ()}, "line feeds"),
         ("", {"": ()}, "1 to 64 bytes"),
+        ("\ud800", {"\ud800": ()}, "state"),
+        *((initial, {"new": ()}, "a state must be text") for initial in ([], None, 7)),
+        ("a", None, "got None"),
+        ("a", [("a", ())], "must map each state"),
+        ("a", {"a": (1, "b"), "b": ()}, "got 1"),
+        ("a", {"a": 7}, "must be a tuple of states, got 7"),
+        ("a", {"a": None}, "must be a tuple of states"),
+        ("a", {1: ()}, "got 1"),
     ],
 )
-def test_a_definition_is_checked_when_made(
-    initial: str, transitions: dict[str, tuple[str]], named: str
-) -> None:
-    from fastdedup import Dedup
-
+def test_a_definition_is_checked_when_made(initial: Any, transitions: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         Dedup("memory://").machine("order", initial=initial, transitions=transitions)
 

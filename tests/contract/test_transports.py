@@ -26,10 +26,8 @@ class Secured:
         self.plain = f"redis://{login}127.0.0.1:{port}/0"
         self.tls = f"rediss://{login}localhost:{tls_port}/0?ssl_ca_certs={self.ca}"
         self.untrusted = f"rediss://{login}localhost:{tls_port}/0"
-        self.no_password = f"redis://127.0.0.1:{port}/0"
         self.tls_at_plain = f"rediss://{login}localhost:{port}/0?ssl_ca_certs={self.ca}"
         self.plain_at_tls = f"redis://{login}localhost:{tls_port}/0"
-        self.wrong_password = f"redis://:wrong@127.0.0.1:{port}/0"
 
 
 @pytest.fixture(scope="module")
@@ -75,16 +73,6 @@ async def test_waiting_works_over_tls(secured: Secured) -> None:
         await first.complete("told")
         claim = await waiter
         assert (claim.outcome, claim.result) == (Outcome.SUCCEEDED, "told")
-
-
-@pytest.mark.parametrize("url", ["no_password", "wrong_password"])
-async def test_a_wrong_password_is_an_error_at_opening(secured: Secured, url: str) -> None:
-    dedup = Dedup(getattr(secured, url), timeout=5)
-    with pytest.raises(ConfigError, match="password") as caught:
-        await dedup.open()
-    assert "URL" in str(caught.value)
-    assert "wrong@" not in str(caught.value)
-    await dedup.aclose()
 
 
 async def test_a_certificate_that_is_not_trusted_is_unavailable(secured: Secured) -> None:

@@ -34,7 +34,6 @@ from fastdedup.stores.redis.scripts import LoadedScript
 from fastdedup.stores.redis.verbs import FACES, load_scripts
 
 from ..fixtures import fixture_of
-from ..resp import resp_server
 from ..servers import RedisServer
 from ..waiting import wait_until
 from .faults import FAULTS, PASSWORD, Fault
@@ -268,15 +267,6 @@ async def test_a_certificate_file_that_does_not_exist_is_a_mistake(tmp_path: Pat
             f"rediss://localhost:1/0?ssl_ca_certs={tmp_path}/missing.pem", on_unavailable=policy()
         ):
             pass
-
-
-@each_policy
-async def test_a_server_that_is_too_old_is_an_error_at_opening(tmp_path: Path, policy: Policy) -> None:
-    async with resp_server(tmp_path, version="6.0.20") as url:
-        dedup = Dedup(url, timeout=3.0, on_unavailable=policy())
-        with pytest.raises(ConfigError, match=r"6\.0.*6\.2 or later"):
-            await dedup.open()
-        await dedup.aclose()
 
 
 @each_policy
