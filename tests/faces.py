@@ -114,6 +114,11 @@ def _call_now(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return awaited(function(*map(given, args), **options))
 
 
+def awaited_gate(face: str, *args: Any, **options: Any) -> Any:
+    """Return a gate of this face, not open yet, whose calls are awaited."""
+    return Dedup(*args, **options) if face == "asyncio" else Awaited(SyncDedup(*args, **options))
+
+
 def awaited(value: Any) -> Any:
     """Return what a test gets for a value of synchronous code."""
     if type(value).__module__.startswith("fastdedup.sync."):

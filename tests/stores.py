@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import fakeredis
@@ -18,9 +19,8 @@ from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.cluster.node import Node
 from fastdedup.stores.redis.cluster.store import ClusterStore
 from fastdedup.stores.redis.url import ServerURL
-from fastdedup.sync import Dedup as SyncDedup
 
-from .faces import Awaited
+from .faces import awaited_gate
 from .fakes import fake_store
 from .servers import RedisServer
 from .sidecars import Sidecar
@@ -164,9 +164,7 @@ STORES: dict[str, Callable[[], AbstractContextManager[Backend]]] = {
 def synchronous() -> Iterator[Backend]:
     """The gate of synchronous code over a server, for tests of what both gates promise."""
     with RedisServer() as server, server.client() as raw:
-        yield Backend(
-            "synchronous", lambda: server.url, raw, gate=lambda *args, **own: Awaited(SyncDedup(*args, **own))
-        )
+        yield Backend("synchronous", lambda: server.url, raw, gate=partial(awaited_gate, "synchronous"))
 
 
 ROWS = {**STORES, "synchronous": synchronous}

@@ -22,6 +22,7 @@ from fastdedup.codec import UNSTORABLE
 from fastdedup.results.values import same
 from fastdedup.sync import Dedup as SyncDedup
 
+from ..faces import each_face, gate_of, told
 from ..fixtures import async_fixture
 from ..kinds import IDS, KINDS, ORDER, Colour, Order, Page, Rushed, returning
 from ..stores import Backend
@@ -312,50 +313,37 @@ def recursive() -> list[Any]:
 @pytest.mark.parametrize(
     ("declared", "value", "why"), [*LOST[:-1], (Any, recursive(), "list")], ids=lambda each: str(each)[:40]
 )
-@pytest.mark.parametrize("is_async", [True, False])
+@each_face
 async def test_a_result_that_duplicates_cannot_get_is_told(
-    redis_url: str, is_async: bool, declared: Any, value: Any, why: str
+    redis_url: str, face: str, declared: Any, value: Any, why: str
 ) -> None:
     """The work is done, and is never done again; the first caller gets the result."""
     ran = []
 
-    def counted(function: Callable[..., Any]) -> Any:
-        if is_async:
+    def now(key: str) -> Any:
+        ran.append(key)
+        return value
 
-            @functools.wraps(function)
-            async def run(key: str) -> Any:
-                ran.append(key)
-                return await function(key)
+    async def later(key: str) -> Any:
+        return now(key)
 
-        else:
-
-            @functools.wraps(function)
-            def run(key: str) -> Any:
-                ran.append(key)
-                return function(key)
-
-        return run
-
-    async def call(work: Any) -> Any:
-        return await work("k") if is_async else work("k")
-
-    with SyncDedup(redis_url) as sync:
-        async with Dedup(redis_url) as dedup:
-            gate: Any = dedup if is_async else sync
-            work = gate.once(key=key_of)(counted(returning(declared, value, is_async=is_async)))
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                assert await call(work) is value
-            (warning,) = caught
-            assert warning.category is ResultWarning
-            assert why in str(warning.message)
-            assert warning.filename == __file__
-            for _ in range(2):
-                with pytest.raises(FailedError) as failed:
-                    await call(work)
-                assert failed.value.error["message"] == UNSTORABLE
-                assert why in failed.value.error["why"]
-            assert ran == ["k"]
+    function: Any = later if face == "asyncio" else now
+    function.__annotations__["return"] = declared
+    async with gate_of(face, redis_url) as dedup:
+        work = dedup.once(key=key_of)(function)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert await told(work("k")) is value
+        (warning,) = caught
+        assert warning.category is ResultWarning
+        assert why in str(warning.message)
+        assert warning.filename == __file__
+        for _ in range(2):
+            with pytest.raises(FailedError) as failed:
+                await told(work("k"))
+            assert failed.value.error["message"] == UNSTORABLE
+            assert why in failed.value.error["why"]
+    assert ran == ["k"]
 
 
 async def test_where_warnings_are_errors_the_error_has_the_result(dedup: Dedup) -> None:

@@ -21,7 +21,7 @@ import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from fastdedup import Dedup, UsageError, sync
+from fastdedup import Dedup, UsageError
 from fastdedup.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from fastdedup.messages import MessageRules
 from fastdedup.messages.decisions import Action, Decision
@@ -33,6 +33,7 @@ from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import inbox_database
 
+from ..faces import each_face, gate_of, told
 from ..kinds import Colour, Pair, Row
 from ..sql import conftest as sql
 from ..sql.ways import WAYS, WEEK, Party, SyncParty
@@ -207,13 +208,13 @@ class Bank:
         self.keys.append(request.headers["Idempotency-Key"])
         return httpx.Response(200)
 
-    async def pay(self) -> None:
+    async def pay(self, transaction: Any, order: str) -> None:
         """Send two requests to one address."""
         async with httpx.AsyncClient(transport=AsyncIdempotentTransport(self.transport)) as client:
             for _ in range(2):
                 await client.post("http://bank/charges")
 
-    def pay_now(self) -> None:
+    def pay_now(self, transaction: Any, order: str) -> None:
         """Do as `pay`."""
         with httpx.Client(transport=IdempotentTransport(self.transport)) as client:
             for _ in range(2):
@@ -271,30 +272,16 @@ def database(inbox: Any, folder: Path) -> Iterator[Database]:
             found.end_reading()
 
 
+@each_face
 @WITH_AND_WITHOUT_THE_GATE
-async def test_each_run_sends_the_same_keys(tmp_path: Path, url: str) -> None:
-    bank, inbox = Bank(), Inbox("billing", keep=KEEP)
+async def test_each_run_sends_the_same_keys(tmp_path: Path, url: str, face: str) -> None:
+    bank, is_async = Bank(), face == "asyncio"
+    inbox: Any = (Inbox if is_async else SyncInbox)("billing", keep=KEEP)
     with database(inbox, tmp_path) as place:
-        async with Dedup(url, namespace="s", timeout=0.25) as gate:
-
-            @inbox.once(key=lambda transaction, order: order, begin=place.begin, gate=gate)
-            async def pay(transaction: Any, order: str) -> None:
-                await bank.pay()
-
-            await pay("order-1")
-    bank.check()
-
-
-@WITH_AND_WITHOUT_THE_GATE
-def test_each_run_of_synchronous_code_sends_the_same_keys(tmp_path: Path, url: str) -> None:
-    bank, inbox = Bank(), SyncInbox("billing", keep=KEEP)
-    with database(inbox, tmp_path) as place, sync.Dedup(url, namespace="s", timeout=0.25) as gate:
-
-        @inbox.once(key=lambda transaction, order: order, begin=place.begin_now, gate=gate)
-        def pay(transaction: Any, order: str) -> None:
-            bank.pay_now()
-
-        pay("order-1")
+        async with gate_of(face, url, namespace="s", timeout=0.25) as gate:
+            begin = place.begin if is_async else place.begin_now
+            once = inbox.once(key=lambda transaction, order: order, begin=begin, gate=gate)
+            await told(once(bank.pay if is_async else bank.pay_now)("order-1"))
     bank.check()
 
 
@@ -302,16 +289,13 @@ def test_each_run_of_synchronous_code_sends_the_same_keys(tmp_path: Path, url: s
 async def test_each_run_of_a_consumer_sends_the_same_keys(tmp_path: Path, url: str) -> None:
     bank, inbox = Bank(), Inbox("billing", keep=KEEP)
 
-    async def work(transaction: Any, message: str) -> None:
-        await bank.pay()
-
     async def lay(decision: Decision) -> None:
         raise AssertionError(decision)
 
     with database(inbox, tmp_path) as place:
         async with Dedup(url, namespace="s", timeout=0.25) as gate:
             deliveries = Deliveries(MessageRules("orders", str), gate, inbox, place.begin)
-            assert (await deliveries.handle("m-1", work, lay)).action is Action.ACK
+            assert (await deliveries.handle("m-1", bank.pay, lay)).action is Action.ACK
     bank.check()
 
 
@@ -333,7 +317,7 @@ class Pickle:
     loads = staticmethod(loads)
 
 
-def told(decorate: Callable[[], object]) -> list[str]:
+def warnings_of(decorate: Callable[[], object]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         decorate()
@@ -365,12 +349,15 @@ FACES: list[Callable[[], tuple[Any, bool]]] = [
     ],
 )
 def test_a_type_that_comes_back_is_not_told(declared: Any) -> None:
-    assert told(lambda: Dedup("memory://").once(key=lambda order: f"o:{order}")(returning(declared))) == []
+    assert (
+        warnings_of(lambda: Dedup("memory://").once(key=lambda order: f"o:{order}")(returning(declared)))
+        == []
+    )
 
 
 def test_a_codec_of_ones_own_is_not_told_of() -> None:
     dedup = Dedup("memory://", codec=Pickle())
-    assert told(lambda: dedup.once(key=lambda order: f"o:{order}")(returning(Receipt))) == []
+    assert warnings_of(lambda: dedup.once(key=lambda order: f"o:{order}")(returning(Receipt))) == []
 
 
 @pytest.mark.parametrize("face", FACES, ids=["asyncio", "sync", "inbox", "sync inbox"])
@@ -384,7 +371,7 @@ def test_two_functions_with_equal_keys_are_told(face: Callable[[], tuple[Any, bo
 
         function: Any = later if is_async else now
         function.__qualname__ = name
-        return told(lambda: once(key=key)(function))
+        return warnings_of(lambda: once(key=key)(function))
 
     assert decorate("ship", lambda *order: order[-1]) == []
     (text,) = decorate("charge", lambda *id: id[-1])
@@ -398,7 +385,7 @@ def test_two_functions_with_equal_keys_are_told(face: Callable[[], tuple[Any, bo
 
 def test_another_namespace_has_keys_of_its_own() -> None:
     dedup = Dedup("memory://")
-    assert told(lambda: dedup.once(key=lambda order: order)(returning(int))) == []
+    assert warnings_of(lambda: dedup.once(key=lambda order: order)(returning(int))) == []
     other = returning(int)
     other.__qualname__ = "other"
-    assert told(lambda: dedup.scoped("sms").once(key=lambda order: order)(other)) == []
+    assert warnings_of(lambda: dedup.scoped("sms").once(key=lambda order: order)(other)) == []

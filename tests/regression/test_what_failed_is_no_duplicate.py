@@ -24,7 +24,7 @@ from fastdedup.core.orphans import MAX_ORPHANS
 from fastdedup.events import Event, UndoOverflow
 from fastdedup.kernel.granted import GRANTED
 
-from ..faces import each_face, gate_of, told
+from ..faces import awaited_gate, each_face, gate_of, told
 from ..idle import IdleTime
 from ..proxy import Proxy, proxied
 from ..servers import RedisServer
@@ -70,28 +70,19 @@ Use = Callable[[str, str], Awaitable[str]]
 
 
 @asynccontextmanager
-async def a_gate(url: str) -> AsyncIterator[Use]:
-    async with Dedup(url, namespace="t", timeout=LONGER) as dedup:
+async def a_gate(url: str, face: str = "asyncio") -> AsyncIterator[Use]:
+    async with awaited_gate(face, url, namespace="t", timeout=LONGER) as dedup:
 
         async def use(how: str, token: str) -> str:
             if how == "consume":
-                return await dedup.tokens.consume(token)
+                return str(await dedup.tokens.consume(token))
             wait = 5.0 if how == "redeem patiently" else 0.0
-            return (await dedup.tokens.redeem(token, wait=wait)).outcome
+            return str((await dedup.tokens.redeem(token, wait=wait)).outcome)
 
         yield use
 
 
-@asynccontextmanager
-async def synchronous_code(url: str) -> AsyncIterator[Use]:
-    with synchronous.Dedup(url, namespace="t", timeout=LONGER) as dedup:
-
-        def use(how: str, token: str) -> str:
-            if how == "consume":
-                return dedup.tokens.consume(token)
-            return dedup.tokens.redeem(token, wait=5.0 if how == "redeem patiently" else 0.0).outcome
-
-        yield functools.partial(asyncio.to_thread, use)
+synchronous_code = functools.partial(a_gate, face="synchronous")
 
 
 @asynccontextmanager
@@ -185,9 +176,12 @@ _fresh = itertools.count()
 
 
 @asynccontextmanager
-async def ledger_of_a_gate(url: str, dense: bool) -> AsyncIterator[Remember]:
-    async with Dedup(url, namespace="t", timeout=LONGER) as dedup:
+async def ledger_of_a_gate(url: str, dense: bool, face: str = "asyncio") -> AsyncIterator[Remember]:
+    async with awaited_gate(face, url, namespace="t", timeout=LONGER) as dedup:
         yield dedup.ledger("orders", **LEDGER, dense=dense).first
+
+
+ledger_of_synchronous_code = functools.partial(ledger_of_a_gate, face="synchronous")
 
 
 @asynccontextmanager
@@ -199,12 +193,6 @@ async def list_of_a_gate(url: str, dense: bool) -> AsyncIterator[Remember]:
             return (await ledger.first_many([id + 1_000_000, id]))[1]
 
         yield first
-
-
-@asynccontextmanager
-async def ledger_of_synchronous_code(url: str, dense: bool) -> AsyncIterator[Remember]:
-    with synchronous.Dedup(url, namespace="t", timeout=LONGER) as dedup:
-        yield functools.partial(asyncio.to_thread, dedup.ledger("orders", **LEDGER, dense=dense).first)
 
 
 @asynccontextmanager
