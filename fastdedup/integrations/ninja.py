@@ -19,6 +19,7 @@ from typing import Any, TypeVar, Unpack
 
 try:
     from ninja.decorators import decorate_view
+    from ninja.utils import contribute_operation_callback
 except ImportError as error:
     raise ImportError(
         "fastdedup.integrations.ninja needs Django Ninja: pip install 'fastdedup[django]' django-ninja"
@@ -38,6 +39,8 @@ from .django.views import check_settings
 __all__ = ["UUID", "by_auth", "by_header", "by_host", "by_user", "claim_of", "everyone", "idempotent"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+_PAGINATED = "_ninja_is_paginated"
+"""The attribute of a function that Ninja's pagination is around."""
 
 
 def by_auth(request: Request) -> Named:
@@ -77,8 +80,8 @@ def idempotent(
         settings: see `fastdedup.web.rules.Rule`. The settings of `FASTDEDUP_HTTP` for all routes apply here, too.
 
     Raises:
-        ConfigError: a setting cannot be used or is unknown, the decorator is above `@api.post(...)`, or the operation
-            is an asynchronous generator.
+        ConfigError: a setting cannot be used or is unknown, the decorator is above `@api.post(...)` or below
+            `@paginate`, or the operation is an asynchronous generator.
     """
     operation = Operation(principal, dict(settings))
 
@@ -99,6 +102,13 @@ def idempotent(
             claims.__signature__ = inspect.signature(function, eval_str=True)  # type: ignore[attr-defined]
         # Around Ninja's function that makes a response of a result.
         settles = decorate_view(lambda run: over_bridge(run, functools.partial(ended, operation)))
+        contribute_operation_callback(claims, functools.partial(_refuse_pagination, function))
         return settles(claims)  # type: ignore[return-value]
 
     return decorate
+
+
+def _refuse_pagination(function: Any, operation: Any) -> None:
+    """Refuse `@paginate` above `@idempotent` when Ninja registers the operation: it would cut a replayed response."""
+    if hasattr(operation.view_func, _PAGINATED) and not hasattr(function, _PAGINATED):
+        raise ConfigError(f"@paginate must be below @idempotent: {function.__name__}() has it above")

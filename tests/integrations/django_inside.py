@@ -15,6 +15,7 @@ from django.urls import include, path
 from django.utils.decorators import method_decorator
 from ninja import Form, NinjaAPI, Router, Schema
 from ninja.errors import HttpError
+from ninja.pagination import paginate as paginate
 from ninja.security import HttpBearer
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import action, api_view, authentication_classes

@@ -17,7 +17,7 @@ from fastdedup.integrations.django import idempotent
 
 from ..fixtures import fixture_of, fixture_with
 from . import django_project as django_project  # sets Django up
-from .django_inside import SETTINGS, Router, View, drf, made, ninja, order
+from .django_inside import SETTINGS, Made, NinjaAPI, Router, View, drf, made, ninja, order, paginate
 from .django_shop import DESK, Desk, atomic_requests, open_shop
 
 OUR_PAGES = f"{SETTINGS['ROOT_URLCONF']}.OurPages"
@@ -272,6 +272,18 @@ def test_rest_frameworks_handlers_are_plain_functions() -> None:
 
     with pytest.raises(ConfigError, match="plain function"):
         drf.idempotent(principal=drf.everyone)(handler)
+
+
+def test_pagination_is_below() -> None:
+    """Above, it took a replayed response for a list, and the retry got a 500."""
+    decorate, post = ninja.idempotent(principal=ninja.everyone), NinjaAPI(urls_namespace="pages").post
+
+    def orders(request: Any) -> Any:
+        return [{"order": 1}]
+
+    post("/below", response=list[Made])(decorate(paginate(orders)))
+    with pytest.raises(ConfigError, match=r"@paginate must be below @idempotent: orders\(\) has it above"):
+        post("/above", response=list[Made])(paginate(decorate(orders)))
 
 
 def test_an_operation_that_streams_is_refused() -> None:
