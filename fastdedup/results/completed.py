@@ -38,9 +38,8 @@ def completed_json(result: Any) -> bytes:
         pass
     payload = _json(result)
     if payload.endswith(WIDE):
-        _CHECK.decode(
-            payload.decode()
-        )  # also raises ValueError if Python's reader refuses so long an integer
+        # It also raises ValueError if Python's reader refuses so long an integer.
+        _CHECK.decode(payload.decode())
     return payload if _comes_back(result) else payload + ONE_WAY
 
 

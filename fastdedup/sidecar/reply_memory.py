@@ -111,9 +111,13 @@ class ReplyMemory:
         """True from the cut of a client until its bytes are given back: there is room in a moment."""
         return self._leaving > 0
 
-    def reserve(self, size: int) -> bool:
-        """Reserve bytes for a reply; return False if there is no room even after slow clients were cut."""
-        if not self.has_room(size):
+    def reserve(self, size: int, *, ahead: bool = False) -> bool:
+        """Reserve bytes for a reply; return False if there is no room even after slow clients were cut.
+
+        `ahead`: its turn has not come, so it needs no look at all clients: 300 clients made 300,000 such looks, and
+        another client's claim waited for 20 s.
+        """
+        if not (self.taken + size <= self._most if ahead else self.has_room(size)):
             return False
         self.reserved += size
         return True

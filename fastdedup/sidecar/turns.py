@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
+from time import monotonic
 from typing import Any, Final
 
 from .limits import LimitError, Limits
@@ -28,6 +29,8 @@ _PAUSE: Final = 0.001
 """Seconds until the queue is looked at again."""
 _LONGEST_PAUSE: Final = 0.01
 """Seconds after which the next pipeline goes on in any case: others may fill the queue all the time."""
+_LONGEST_TURN: Final = 0.002
+"""Seconds of one turn of the loop that pipelines take: uvloop accepts one client in a turn, and others wait."""
 _OPERATION: Final = 2560
 """The bytes, about, that an operation of a batch takes until the batch is answered."""
 _SMALL: Final = 32 * 1024
@@ -67,9 +70,11 @@ class Pipelines:
 
     def _run(self) -> None:
         loop, line = asyncio.get_running_loop(), self._line
-        crowded = False
+        crowded, ends = False, monotonic() + _LONGEST_TURN  # the loop's own time stands still in a turn
         try:
             for _ in range(len(line)):
+                if monotonic() >= ends:
+                    break
                 crowded = self.crowded()
                 if crowded and loop.time() - self._latest < _LONGEST_PAUSE:
                     break

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from fastdedup import Dedup, LocalLRU, Reject
+from fastdedup.sidecar import turns
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.reply_memory import LARGE, ReplyMemory
 from fastdedup.sidecar.request_memory import PLACE
 from fastdedup.sidecar.resp.commands import COMMANDS
 from fastdedup.sidecar.resp.connection import RespConnection
+from fastdedup.sidecar.resp.large import LargeReplies, LargeReply
 from fastdedup.sidecar.resp.options import kind_of
 from fastdedup.sidecar.turns import Pipelines
 from fastdedup.stores.memory import MemoryStore
@@ -159,6 +161,23 @@ async def test_a_pipeline_goes_on_though_others_fill_the_queue_and_one_raises_an
     await wait_until(lambda: len(went_on) == 3, description="each had its turn")
     assert went_on == [0, 1, 2]
     assert [type(error) for error in told] == [ZeroDivisionError]
+
+
+async def test_long_pipelines_leave_the_loop_to_new_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their commands ran in one turn of the loop: with 300 clients a new one was accepted after 19 s."""
+    clock, went_on = [0.0], []
+    monkeypatch.setattr(turns, "monotonic", lambda: clock[0])
+    pipelines = Pipelines(lambda: 0)
+
+    def go_on() -> None:
+        went_on.append(0)
+        clock[0] += 0.0015
+
+    for _ in range(4):
+        pipelines.add(go_on)
+    await asyncio.sleep(0)
+    assert len(went_on) == 2
+    await wait_until(lambda: len(went_on) == 4, description="each had its turn")
 
 
 async def test_a_claim_after_the_shutdown_began_is_refused() -> None:
@@ -305,6 +324,20 @@ async def test_bytes_of_a_cut_client_count_until_they_are_freed() -> None:
     assert not memory.reserve(30_000)
     await wait_until(lambda: not memory.is_clearing, description="the bytes are given back")
     assert memory.reserve(30_000)
+
+
+async def test_a_reply_ahead_of_its_turn_cuts_no_client() -> None:
+    """It looked at each client, though it can be let go: 300,000 looks kept another client's claim for 20 s."""
+    memory = ReplyMemory(100_000)
+    client = Client(80_000)
+    memory.connections = {client}
+    memory.grew(80_000)
+    replies = LargeReplies(memory, 100_000)
+    for first in (False, True):
+        reply = LargeReply(bytes, bytes(30_000), lambda: None)
+        assert replies.put(object(), reply, first=first)
+        assert reply.build is None
+        assert client.is_cut is first
 
 
 async def test_a_client_is_cut_once() -> None:

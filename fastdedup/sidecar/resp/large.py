@@ -102,9 +102,10 @@ class LargeReplies:
         number = id(payload)  # `reply` keeps it, so no other object gets this number meanwhile
         size = len(payload)
         if number not in self._sharers:
+            too_far = not first and self.held + size > min(_AHEAD, self._most)
             if reply.again is None:  # it cannot be had a second time
                 self._memory.take(size)
-            elif not ((first or self.held + size <= min(_AHEAD, self._most)) and self._memory.reserve(size)):
+            elif too_far or not self._memory.reserve(size, ahead=not first):
                 return False
             self.held += size
         self._sharers[number] = self._sharers.get(number, 0) + 1
