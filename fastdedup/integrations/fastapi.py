@@ -43,13 +43,13 @@ from .http.exchange import AsgiExchange, supported
 from .http.guarded import claim_of, key_fields, request_of
 from .http.late_exits import dependencies_of, warn_of_late_exits
 from .http.lifespan import ASGIApp, Lifespan, Receive, Scope, Send
-from .http.openapi import MARK, describe
+from .http.openapi import describe, header_of
 from .http.response_stage import ReplayStage, begin_committed
 from .http.threads import is_awaited
 from .unreached import watch_handlers
 
 try:
-    from fastapi import Depends, FastAPI, Header, Request
+    from fastapi import Depends, FastAPI, Request
     from fastapi import Response as FastAPIResponse
     from fastapi.requests import HTTPConnection
 except ImportError as error:
@@ -204,12 +204,12 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
         ConfigError: a setting cannot be used.
     """
     claims_at = _routes(dict(settings), "principal", principal, dedup, lambda claims, _: claims)
-    mark = {"header": NAME, "facts": _facts(principal, dedup, dict(settings))}
+    header = header_of(NAME, facts=_facts(principal, dedup, dict(settings)))
 
     async def claimed(
         connection: HTTPConnection,
         caller: Annotated[Any, Depends(principal)],
-        idempotency_key: Annotated[str | None, Header(alias=NAME, json_schema_extra={MARK: mark})] = None,
+        idempotency_key: str = header,
     ) -> Claim | None:
         if (request := unless_websocket(connection)) is None:
             return None
@@ -271,12 +271,12 @@ def Commits(  # noqa: N802
         return RouteCommits(claims, claims.dedup, inbox, begin)
 
     route_at = _routes(dict(settings), "principal", principal, dedup, with_inbox)
-    mark = {"header": NAME, "facts": _facts(principal, dedup, dict(settings))}
+    header = header_of(NAME, facts=_facts(principal, dedup, dict(settings)))
 
     async def commits(
         connection: HTTPConnection,
         caller: Annotated[Any, Depends(principal)],
-        idempotency_key: Annotated[str | None, Header(alias=NAME, json_schema_extra={MARK: mark})] = None,
+        idempotency_key: str = header,
     ) -> AsyncIterator[Committed[Any]]:
         request = http_request(connection, "Commits")
         idempotency, exchange = _free_slot(request)
@@ -331,12 +331,12 @@ def OneTimeToken(  # noqa: N802
     """
     settings_of_form = {**settings, "wait": forms.WAIT if wait is None else wait}
     claims_at = _routes(settings_of_form, "subject", subject, dedup, lambda claims, _: claims)
-    mark = {"header": HEADER, "field": field}
+    header = header_of(HEADER, field=field)
 
     async def redeemed(
         connection: HTTPConnection,
         who: Annotated[Any, Depends(subject)],
-        one_time_token: Annotated[str | None, Header(alias=HEADER, json_schema_extra={MARK: mark})] = None,
+        one_time_token: str = header,
     ) -> Claim:
         request = http_request(connection, "OneTimeToken")
         idempotency, exchange = _free_slot(request)
