@@ -12,8 +12,6 @@ import httpx
 import pytest
 
 from fastdedup import LocalLRU, fingerprint
-from fastdedup.kernel.operations import SettleOp
-from fastdedup.kernel.owners import owner_field
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.wire_verbs import VERBS, WireVerb
 
@@ -93,41 +91,6 @@ def test_another_fingerprint_is_a_mismatch(http: httpx.Client) -> None:
     assert post(http, "/v1/claims", {"key": "k", "fingerprint": digest}, 422)["outcome"] == "mismatch"
     facts = post(http, "/v1/claims", {"key": "k", "fingerprint": "else"}, 422)
     assert (facts["type"], facts["outcome"]) == ("urn:fastdedup:problem:key-reused", "mismatch")
-
-
-def test_the_same_owner_gets_its_own_claim_back(http: httpx.Client) -> None:
-    first = post(http, "/v1/claims", {"key": "k", "owner": "worker-1"}, 201)
-    again = post(http, "/v1/claims", {"key": "k", "owner": "worker-1"}, 201)
-    assert (again["fence"], again["attempt"], again["owner"]) == (first["fence"], 1, "worker-1")
-
-
-def test_a_waiting_claim_gets_the_result(http: httpx.Client, sidecar: Running) -> None:
-    mine = held(http)
-
-    async def settle_once_somebody_waits() -> None:
-        gate = sidecar.namespaces.root.gate
-        owner = owner_field(mine["owner"])
-        op = SettleOp(gate.claims.wire("k"), owner, 0, succeeded=True, keep_ms=60_000, payload=b"42")
-        await gate.change(op)
-
-    sidecar.loop.call_soon_threadsafe(
-        sidecar.loop.call_later, 0.05, lambda: sidecar.loop.create_task(settle_once_somebody_waits())
-    )
-    claim = post(http, "/v1/claims", {"key": "k", "wait": 10_000}, 200)
-    assert claim["result"] == 42
-
-
-def test_waiting_in_vain_is_in_progress(http: httpx.Client) -> None:
-    held(http)
-    assert post(http, "/v1/claims", {"key": "k", "wait": 20}, 409)["outcome"] == "in_progress"
-
-
-def test_a_released_key_is_free_with_a_higher_fence(http: httpx.Client) -> None:
-    mine = held(http)
-    assert post(http, "/v1/claims/release", mine, 200) == {}
-    claim = post(http, "/v1/claims", {"key": "k"}, 201)
-    assert claim["attempt"] == 2
-    assert claim["fence"] > mine["fence"]
 
 
 def test_a_renewed_lease_starts_anew(http: httpx.Client) -> None:

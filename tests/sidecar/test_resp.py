@@ -25,7 +25,6 @@ from fastdedup.sidecar.service.listener import bound
 from fastdedup.stores.redis.scripts import pack
 
 from ..fixtures import fixture_with
-from ..programs import started
 from ..sidecars import Sidecar
 from ..virtual import VirtualLoop, virtual
 from ..waiting import wait_until
@@ -108,23 +107,10 @@ def test_only_the_owner_settles(client: redis.Redis) -> None:
     assert client.execute_command("FD.CLAIM", "order:2")[0::5] == ["failed", '"sold out"']
 
 
-def test_a_fingerprint_tells_another_request_apart(client: redis.Redis) -> None:
-    assert client.execute_command("FD.CLAIM", "order:3", "FP", "ab" * 16)[0] == "acquired"
-    assert client.execute_command("FD.CLAIM", "order:3", "FP", "cd" * 16)[0] == "mismatch"
-
-
 def test_namespaces_are_apart(client: redis.Redis) -> None:
     assert client.execute_command("FD.CLAIM", "k", "NS", "sms")[0] == "acquired"
     assert client.execute_command("FD.CLAIM", "k", "NS", "mail")[0] == "acquired"
     assert client.execute_command("FD.CLAIM", "k", "NS", "sms")[0] == "in_progress"
-
-
-def test_waiting_for_the_first_result(sidecar: Sidecar, client: redis.Redis) -> None:
-    owner = client.execute_command("FD.CLAIM", "order:4")[1]
-    command = ["redis-cli", "-s", str(sidecar.socket), "FD.CLAIM", "order:4", "WAIT", "20000"]
-    with started(command) as waiting:
-        client.execute_command("FD.COMPLETE", "order:4", owner, "done")
-        assert waiting.communicate(timeout=20)[0].split()[0] == "succeeded"
 
 
 def test_tokens(client: redis.Redis) -> None:
