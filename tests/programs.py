@@ -60,6 +60,25 @@ def _forked(command: Sequence[str], environment: dict[str, str]) -> subprocess.C
         return subprocess.CompletedProcess(command, code, *told)
 
 
+def forked(work: Callable[[], object]) -> bytes:
+    """Do work in a fork, which must end well; return what it returned, if that is bytes."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            told = work()
+            os.write(send, told if isinstance(told, bytes) else b"")
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(send)
+    with os.fdopen(receive, "rb") as pipe:
+        said = pipe.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return said
+
+
 def until(
     predicate: Callable[[], Any], description: str, *, deadline: float = 30.0, every: float = 0.01
 ) -> Any:

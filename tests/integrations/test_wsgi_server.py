@@ -21,6 +21,7 @@ from fastdedup.integrations.wsgi import IdempotencyMiddleware, by_header
 from fastdedup.sync import Dedup
 
 from ..fixtures import fixture_with
+from ..programs import forked
 from ..stores import TIMEOUT
 from .wsgi_apps import DEADLINE, Answer, App, Environ, Reply, Shop, bare, call
 
@@ -165,14 +166,7 @@ def test_workers_that_are_forked_share_their_keys(dedup: Dedup) -> None:
     )
     before = call(app, key="before")
     assert before.body == b"%d" % os.getpid()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            assert call(app, key="before").body == before.body
-            assert call(app, key="after").body == b"%d" % os.getpid()
-            code = 7
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert call(app, key="after").body == b"%d" % child
+    assert forked(lambda: call(app, key="before").body) == before.body
+    child = forked(lambda: call(app, key="after").body)
+    assert child != before.body
+    assert call(app, key="after").body == child

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -18,6 +17,7 @@ from fastdedup.events import Event, UndoOverflow
 from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..fixtures import async_fixture
+from ..programs import forked
 from ..servers import RedisServer
 from ..sidecar.conftest import Serve, serve  # noqa: F401 -- a fixture
 from ..sidecars import Sidecar
@@ -157,11 +157,7 @@ async def test_a_forked_child_leaves_what_was_given_up_to_its_parent(redis_url: 
     """It cannot ask the store, and would try for ever in its copy of the loop."""
     await both.loses(by_claim, "k")
     assert len(both.orphans) == 1
-    child = os.fork()
-    if not child:
-        os._exit(len(both.orphans))
-    _, status = await asyncio.to_thread(os.waitpid, child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert forked(lambda: b"%d" % len(both.orphans)) == b"0"
     await both.taken("k")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import socket
 import sys
 import threading
@@ -22,7 +21,7 @@ from fastdedup.client.requests import IdempotentAdapter
 from fastdedup.downstream import ClaimedWork, downstream_key, enter, leave, present_work
 
 from ..fixtures import fixture_with
-from ..programs import ended
+from ..programs import ended, forked
 
 # The key of a request within claimed work is the same at every attempt, and another one for each address.
 # Where the work itself imported the client, the first one of a process got a random key, and the attempt
@@ -148,10 +147,7 @@ def test_threads_that_ask_at_once_have_keys_of_their_own() -> None:
 def test_a_forked_process_is_no_part_of_the_work() -> None:
     """Siblings counted alike: different requests of theirs had one key, and the second got the first one's answer."""
     work = enter(b"shop:=order:42")
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if present_work() is None else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert forked(lambda: repr(present_work()).encode()) == b"None"
     assert present_work() is work
     leave(work)
 

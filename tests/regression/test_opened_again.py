@@ -16,6 +16,7 @@ import uvloop
 from fastdedup import ConfigError, Dedup, LocalLRU, UsageError
 from fastdedup.events import Event, Replayed
 
+from ..programs import forked
 from ..servers import RedisServer
 from ..stores import TIMEOUT
 from ..unit.test_fallback import FlakyStore
@@ -237,26 +238,22 @@ def test_an_opening_that_fails_loses_nothing_of_the_loop_before() -> None:
 def test_a_forked_child_opens_its_own(redis_url: str) -> None:
     dedup = gate(redis_url)
 
-    async def main() -> tuple[int, str]:
+    async def main() -> list[str]:
         await dedup.open()
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                asyncio._set_running_loop(None)
-                code = 0 if asyncio.run(in_child()) == "acquired" else 2
-            finally:
-                os._exit(code)
-        status = await asyncio.to_thread(os.waitpid, child, 0)
-        told = await outcome(dedup, "child"), await outcome(dedup, "parent")
+        child = forked(in_child).decode()
+        told = [child, await outcome(dedup, "child"), await outcome(dedup, "parent")]
         await dedup.aclose()
-        return os.waitstatus_to_exitcode(status[1]), told
+        return told
 
-    async def in_child() -> str:
+    def in_child() -> bytes:
+        asyncio._set_running_loop(None)
+        return asyncio.run(opened_in_child()).encode()
+
+    async def opened_in_child() -> str:
         assert not dedup.is_open
         async with dedup:
             return await outcome(dedup, "child")
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork beside threads
-        assert run(main) == (0, ("succeeded", "acquired"))
+        assert run(main) == ["acquired", "succeeded", "acquired"]

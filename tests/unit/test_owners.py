@@ -21,6 +21,8 @@ from fastdedup.kernel.owners import (
     veiled,
 )
 
+from ..programs import forked
+
 
 def test_a_drawn_owner_is_ten_random_bytes() -> None:
     """Its length byte is 0, its text 20 hexadecimal digits."""
@@ -78,15 +80,7 @@ def test_an_unusable_owner_is_refused_with_the_rule(owner: str, rule: str) -> No
 def test_a_forked_child_draws_owners_of_its_own() -> None:
     """It inherits the pool; two processes with one owner would hold one key."""
     draw_owner()  # so that the pool is filled when it is inherited
-    receive, send = os.pipe()
-    child = os.fork()
-    if not child:
-        os.write(send, b"".join(draw_owner() for _ in range(300)))
-        os._exit(0)
-    os.close(send)
-    with os.fdopen(receive, "rb") as pipe:
-        drawn = pipe.read()
-    os.waitpid(child, 0)
+    drawn = forked(lambda: b"".join(draw_owner() for _ in range(300)))
     theirs = {drawn[at : at + 11] for at in range(0, len(drawn), 11)}
     assert len(theirs) == 300
     assert theirs.isdisjoint(draw_owner() for _ in range(1000))
@@ -131,15 +125,9 @@ def test_a_holders_name_fits_whatever_the_host_is_called() -> None:
 def test_a_forked_child_is_another_holder() -> None:
     name = HolderName("w")
     assert name()[0].endswith(f":{os.getpid()}")
-    receive, send = os.pipe()
-    child = os.fork()
-    if not child:
-        os.write(send, name()[0].encode())
-        os._exit(0)
-    os.close(send)
-    with os.fdopen(receive, "rb") as pipe:
-        assert pipe.read().endswith(f":{child}".encode())
-    os.waitpid(child, 0)
+    told, child = forked(lambda: f"{name()[0]} {os.getpid()}".encode()).decode().split()
+    assert told.endswith(f":{child}")
+    assert child != str(os.getpid())
 
 
 @pytest.mark.parametrize("holder", ["", "a b", "x" * 21, "a~b", 7, None])

@@ -30,7 +30,7 @@ from fastdedup.sync import loop as background
 from fastdedup.sync.tokens import Tokens
 
 from ..fixtures import fixture_of
-from ..programs import ended, until
+from ..programs import ended, forked, until
 from ..servers import RedisServer
 
 pytestmark = pytest.mark.filterwarnings(
@@ -39,19 +39,6 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 dedup = fixture_of(Dedup, "memory://", lease=60)
-
-
-def in_child(work: Any) -> None:
-    """Fork, run `work` in the child, and expect that it returns."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_it_opens_when_first_used() -> None:
@@ -178,7 +165,7 @@ def test_a_claim_may_be_settled_by_another_thread(dedup: Dedup) -> None:
 
 def test_a_child_forked_before_use_has_its_own() -> None:
     dedup = Dedup("memory://")
-    in_child(lambda: dedup.claim("key").complete("child"))
+    forked(lambda: dedup.claim("key").complete("child"))
     assert dedup.claim("key").acquired, "memory:// is each process's own"
     dedup.close()
 
@@ -197,21 +184,17 @@ def test_a_child_forked_after_use_has_its_own(dedup: Dedup) -> None:
         gc.collect()
         with pytest.raises(UsageError, match="another process"):
             held.complete()
-        in_child(lambda: dedup.claim("grandchild").complete())
+        forked(lambda: dedup.claim("grandchild").complete())
 
-    in_child(child)
+    forked(child)
     held.complete("parent's")
     assert dedup.claim("held").result == "parent's"
 
 
 def test_a_child_leaves_a_body_that_is_its_parents(dedup: Dedup) -> None:
     with dedup.claim("key") as claim:
-        pid = os.fork()
-        if pid == 0:
-            # Runs on to the end of the block in the child, too, as a fork in the middle of it would.
-            claim.__exit__(None, None, None)
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        # Runs on to the end of the block in the child, too, as a fork in the middle of it would.
+        forked(lambda: claim.__exit__(None, None, None))
         claim.complete("by the parent")
     assert dedup.claim("key").result == "by the parent"
 
@@ -228,7 +211,7 @@ def test_a_fork_while_other_threads_are_at_work_does_not_hang_the_child(dedup: D
     with ThreadPoolExecutor(4) as pool:
         working = [pool.submit(work, n) for n in range(4)]
         for _ in range(10):
-            in_child(lambda: dedup.claim("key").complete())
+            forked(lambda: dedup.claim("key").complete())
         stopping.set()
         for each in working:
             each.result()
@@ -242,7 +225,7 @@ def test_a_store_object_lives_in_one_process() -> None:
         with pytest.raises(UsageError, match="URL"):
             dedup.claim("key")
 
-    in_child(child)
+    forked(child)
     assert dedup.claim("key").outcome is Outcome.IN_PROGRESS
     dedup.close()
 
