@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -25,7 +24,7 @@ from fastdedup.sql import Inbox
 from fastdedup.web.inspection import forget_request, get_request
 
 from ..gated_inbox.times import WEEK
-from ..integrations.desk import enveloping, problem
+from ..integrations.desk import client, enveloping, problem
 from .bank import PAID, Bank, answer_errors, answering
 from .conftest import Open
 
@@ -61,9 +60,9 @@ async def test_the_response_is_sent_after_the_commit(bank: Bank) -> None:
 
         await bank.app(scope, receive, watched)
 
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client:
+    async with client(app, raises=True) as visitor:
         headers = {"x-account": "ann", "idempotency-key": "k"}
-        await client.post("/payments", json={"note": "n"}, headers=headers)
+        await visitor.post("/payments", json={"note": "n"}, headers=headers)
     assert seen == [("http.response.start", ["n"]), ("http.response.body", ["n"])]
 
 
@@ -263,11 +262,9 @@ async def test_a_client_that_leaves_commits_all_or_nothing(
             await bank.app(scope, leaving, send)
 
         bank.act = act
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://shop.test"
-        ) as client:
+        async with client(app, raises=True) as visitor:
             headers = {"x-account": "ann", "idempotency-key": "k"}
-            asked = client.post("/payments", json={"note": "n", "amount": 1}, headers=headers)
+            asked = visitor.post("/payments", json={"note": "n", "amount": 1}, headers=headers)
             task = asyncio.create_task(asked)
             if on_disconnect == "finish":
                 await is_there.wait()

@@ -22,6 +22,7 @@ from fastdedup.integrations import starlette as for_starlette
 from fastdedup.integrations.starlette import by_header, everyone
 
 from .conftest import MakeGate
+from .desk import client
 from .frameworks import LitestarRequest
 
 CALLER = by_header("x-api-key")
@@ -103,10 +104,8 @@ APPS: dict[str, Callable[[Dedup, Desk], Any]] = {"starlette": starlette, "litest
 @asynccontextmanager
 async def shop(kind: str, dedup: Dedup) -> AsyncIterator[tuple[Desk, httpx.AsyncClient]]:
     desk = Desk()
-    transport = httpx.ASGITransport(APPS[kind](dedup, desk), raise_app_exceptions=False)
-    client = httpx.AsyncClient(transport=transport, base_url="http://shop", headers={"x-api-key": "ann"})
-    async with dedup, client:
-        yield desk, client
+    async with dedup, client(APPS[kind](dedup, desk), x_api_key="ann") as visitor:
+        yield desk, visitor
 
 
 def keyed(key: str = "k", **headers: str) -> dict[str, str]:

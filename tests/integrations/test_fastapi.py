@@ -10,7 +10,6 @@ from functools import partial
 from typing import Annotated, Any
 from weakref import WeakSet
 
-import httpx
 import pytest
 from fastapi import (
     APIRouter,
@@ -161,11 +160,6 @@ def application(dedup: Dedup | None = None, **settings: Any) -> tuple[FastAPI, D
     app, gate = FastAPI(), dedup or Dedup("memory://")
     Idempotency(app, gate, **settings)
     return app, gate
-
-
-def raising(app: FastAPI) -> httpx.AsyncClient:
-    """A client that raises what the application raises."""
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop.test")
 
 
 # Claimed
@@ -349,7 +343,7 @@ async def test_two_claims_for_one_response_are_a_mistake(make_gate: MakeGate) ->
     @app.post("/a", dependencies=[Claimed(principal=account)])
     async def call(claim: Annotated[Claim, Claimed(principal=everyone)]) -> None: ...
 
-    async with dedup, raising(app) as ann:
+    async with dedup, client(app, raises=True) as ann:
         with pytest.raises(ConfigError, match="one Claimed"):
             await ann.post("/a", headers={**key("k"), "x-account": "ann"})
 
@@ -369,7 +363,7 @@ async def test_middleware_and_dependency_on_one_route_are_a_mistake(
     @app.post("/a", dependencies=[Claimed(principal=everyone)])
     async def call() -> None: ...
 
-    async with dedup, raising(app) as ann:
+    async with dedup, client(app, raises=True) as ann:
         with pytest.raises(ConfigError, match="use either the middleware or Claimed"):
             await ann.post("/a", headers=key("k"))
 
@@ -414,7 +408,7 @@ async def test_a_dependency_that_cannot_be_used_is_a_mistake_of_the_program(clai
     @app.post("/a")
     async def call(claim: Annotated[Claim, claimed]) -> None: ...
 
-    async with dedup, raising(app) as http:
+    async with dedup, client(app, raises=True) as http:
         with pytest.raises(ConfigError, match=told):
             await http.post("/a", headers=key("k"))
 
@@ -546,7 +540,7 @@ async def test_without_idempotency_on_the_application_the_error_says_what_to_add
     @app.post("/a")
     async def call(claim: Annotated[Claim, Claimed(principal=everyone)]) -> None: ...
 
-    async with raising(app) as http:
+    async with client(app, raises=True) as http:
         with pytest.raises(ConfigError, match=r"Idempotency\(app, dedup\)"):
             await http.post("/a", headers=key("k"))
 
@@ -606,7 +600,7 @@ async def test_cancelling_is_for_handlers_that_can_be_cancelled() -> None:
 
     app.post("/b")(Call())
 
-    async with dedup, raising(app) as http:
+    async with dedup, client(app, raises=True) as http:
         with pytest.raises(ConfigError, match=r"on_disconnect='cancel'.*call\(\)"):
             await http.post("/a", headers=key("k"))
         with pytest.raises(ConfigError, match=r"on_disconnect='cancel'.*Call\(\)"):

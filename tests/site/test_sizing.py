@@ -6,7 +6,6 @@ import contextlib
 import re
 import sys
 
-import httpx
 import pytest
 import redis
 from starlette.applications import Starlette
@@ -16,8 +15,8 @@ from starlette.routing import Route
 
 from examples import sizing
 from fastdedup import Dedup
-from fastdedup.integrations.asgi import IdempotencyMiddleware, everyone
 
+from ..integrations.desk import behind
 from ..servers import RedisServer
 from ..sql_pages.pages import Page
 
@@ -65,12 +64,10 @@ async def test_web_records_are_within_a_tenth_of_measured(redis_url: str, body: 
     async def answer(request: Request) -> Response:
         return Response(b"r" * body, media_type="application/json")
 
-    async with Dedup(redis_url, namespace="sizing") as dedup:
-        shop = Starlette(routes=[Route("/orders", answer, methods=["POST"])])
-        app = IdempotencyMiddleware(shop, dedup, principal=everyone, routes=["/orders"])
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
-            assert (await client.post("/orders", headers={"idempotency-key": "k" * 36})).is_success
+    shop = Starlette(routes=[Route("/orders", answer, methods=["POST"])])
+    dedup = Dedup(redis_url, namespace="sizing")
+    async with behind(dedup, shop, routes=["/orders"]) as client:
+        assert (await client.post("http://shop/orders", headers={"idempotency-key": "k" * 36})).is_success
         with contextlib.closing(redis.Redis.from_url(redis_url)) as raw:
             (first,) = raw.scan_iter("sizing:http:*")
             copies = first[:-8]

@@ -105,34 +105,27 @@ async def crossed(party: Party, key: str) -> Any:
 
 
 LOCKED = {"postgresql": "SET LOCAL lock_timeout = '1ms'", "mysql": "SET SESSION innodb_lock_wait_timeout = 0"}
-
-
-async def test_a_lock_not_given_in_time_asks_for_a_retry(server_way: Opener, key: str) -> None:
-    async with server_way() as ours, server_way() as other:
-        await ours.start()
-        await ours.receive(ours.inbox(), key)
-        await other.start()
-        await other.sql(LOCKED[other.place.kind])
-        with pytest.raises(RetryTransaction, match="a lock was not given in time"):
-            await other.receive(other.inbox(), key)
-        await other.rollback()
-        await ours.rollback()
-
-
 STATEMENT_TIME = {
     "postgresql": "SET LOCAL statement_timeout = '20ms'",
     "mysql": "SET SESSION max_statement_time = 0.02",
 }
 
 
-async def test_a_statement_that_takes_too_long_asks_for_a_retry(server_way: Opener, key: str) -> None:
-    """A limit of the database for each statement also ends the inbox's own, which waits for a twin in flight."""
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [(LOCKED, "a lock was not given in time"), (STATEMENT_TIME, None)],
+    ids=["a lock not given in time", "a statement that takes too long"],
+)
+async def test_the_databases_limit_asks_for_a_retry(
+    server_way: Opener, key: str, limit: dict[str, str], told: str | None
+) -> None:
+    """A limit for each statement also ends the inbox's own, which waits for a twin in flight."""
     async with server_way() as ours, server_way() as other:
         await ours.start()
         await ours.receive(ours.inbox(), key)
         await other.start()
-        await other.sql(STATEMENT_TIME[other.place.kind])
-        with pytest.raises(RetryTransaction):
+        await other.sql(limit[other.place.kind])
+        with pytest.raises(RetryTransaction, match=told):
             await other.receive(other.inbox(), key)
         await other.rollback()
         await ours.rollback()
