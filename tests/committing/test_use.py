@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import httpx
 import pytest
 from fastapi import Depends, FastAPI, HTTPException
+from fastapi.exceptions import DependencyScopeError
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
@@ -172,6 +173,16 @@ async def test_an_error_in_the_exit_of_another_dependency_rolls_back(bank: Bank)
     for key in ("k", None):
         assert (await send(bank.app, "/late", key)).status_code == 400
         assert (await bank.effects(), await bank.rows()) == ([], 0)
+
+
+async def test_a_dependency_that_ends_after_the_response_cannot_have_the_transaction(bank: Bank) -> None:
+    """Its exit would find a session whose transaction has ended."""
+
+    async def late(request: Annotated[Committed[Any], bank.depends]) -> AsyncIterator[None]:
+        yield
+
+    with pytest.raises(DependencyScopeError):
+        bank.app.post("/late", dependencies=[Depends(late)])(everyone)
 
 
 @pytest.mark.parametrize("key", ["k", None])
