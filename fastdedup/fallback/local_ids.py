@@ -73,7 +73,8 @@ class LocalIds:
             return self._ids.answer(op, now)
         if isinstance(op, ForgetIdOp) and op.takes_back:
             self.note_orphan(op.wire, op.entry)
-            raise error  # only for the store
+            self.took_back(op)
+            raise error  # the store may have it, too
         if not op.id:
             raise error  # made by another program
         if isinstance(op, SeenOp) and op.terms.from_ms:
@@ -252,7 +253,7 @@ class LocalIds:
                 self._know(op, b"", now, op.terms.window_ms // SLOTS)
             else:
                 self._used(op.place)
-        elif reply is Code.ABSENT or reply is Code.OK:
+        elif reply is Code.OK or (reply is Code.ABSENT and not _takes_back(op)):
             self._drop(op.place, op.wire, digest)
 
     def _know(self, op: IdOp, nonce: bytes, now: int, keep_ms: int) -> None:
@@ -304,9 +305,9 @@ class LocalIds:
     # Its form
 
     def _learn(self, wire: bytes, stored: StoredForm, ttl_ms: int) -> bool:
-        """Take the store's form; False if it cannot be read."""
-        form = LedgerForm.read(stored.text)
-        if form is None:
+        """Take the store's form; False if it cannot be read, or has no places for the ids that are known here."""
+        form, known = LedgerForm.read(stored.text), self.ledgers.get(wire)
+        if form is None or (form.dense and known is not None and not known.form.dense):
             return False
         until_ms = stored.now_ms + _RELY_MS
         if form.former is not None and stored.now_ms < form.switch_ms:
@@ -450,14 +451,19 @@ class LocalIds:
         return Unreplayed(names_of(line.ledger.wire)[0], line.key, "", why)
 
     def _lost_ledger(self, wire: bytes) -> Unreplayed:
-        """Drop all lines of a ledger whose form cannot be read, because nothing can be remembered there."""
+        """Drop all lines of a ledger whose form cannot be used, because nothing can be remembered there."""
         lines = [
             line for _, line in self._journal.all() if isinstance(line, IdLine) and line.ledger.wire == wire
         ]
         for line in lines:
             self._unreplayed(line, "")
         namespace, name = names_of(wire)
-        return Unreplayed(namespace, name, "", f"the ledger's form cannot be read: {len(lines)} ids are lost")
+        return Unreplayed(namespace, name, "", f"the ledger's form cannot be used: {len(lines)} ids are lost")
+
+
+def _takes_back(op: IdOp) -> bool:
+    """True if it removes one call's entry: if that is not there, the id may be another call's."""
+    return isinstance(op, ForgetIdOp) and op.takes_back
 
 
 def _is_known(op: IdOp, reply: Reply) -> bool:

@@ -7,14 +7,14 @@ import asyncio
 import pytest
 
 from fastdedup import LocalLRU, UnavailableError
-from fastdedup.events import Conflict
+from fastdedup.events import Conflict, Unreplayed
 from fastdedup.fallback.journal import NEW
 from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import AdoptOp, ClaimOp, Reply
 from fastdedup.kernel.owners import draw_owner
 from fastdedup.kernel.replies import StoredForm
 from fastdedup.kernel.terms import Mode, terms
-from fastdedup.ledger.forms import LedgerForm
+from fastdedup.ledger.forms import DENSE_WIDTH, LedgerForm
 from fastdedup.ledger.ids import ledger_wire
 from fastdedup.ledger.operations import FirstOp, ForgetIdOp, LedgerOp, LedgerPlace, SeenOp
 from fastdedup.model import Outcome
@@ -52,6 +52,41 @@ class Policy(LocalLRU):
 
     def sends(self, kind: type) -> list[FirstOp]:
         return [op for op in self.next_operations(100) if isinstance(op, kind)]
+
+
+async def test_what_another_call_could_not_take_back_stays_known() -> None:
+    """A sidecar's client takes back its id through it. The store has no entry of its call, but another call's."""
+    policy = Policy()
+    policy.told(b"id", Code.OK)
+    theirs = policy.first(b"id", THEIRS)
+    policy.saw(ForgetIdOp(theirs.wire, theirs.entry, theirs.terms, theirs.id), Code.ABSENT)
+    assert policy.seen(b"id") is Code.ALREADY
+    policy.saw(ForgetIdOp(theirs.wire, theirs.entry, theirs.terms, theirs.id), Code.OK)
+    assert policy.seen(b"id") is Code.ABSENT
+
+
+async def test_a_client_takes_back_through_its_sidecar_in_the_outage_too() -> None:
+    """Until the store was back, its id was a duplicate for all others, though nobody was told to be the first."""
+    policy = Policy()
+    given_up = policy.first(b"id", THEIRS)
+    assert policy.answer(given_up, DOWN) is Code.OK
+    for entry, known in ((policy.first(b"id", MINE).entry, Code.ALREADY), (given_up.entry, Code.ABSENT)):
+        with pytest.raises(UnavailableError):  # the store is asked, too
+            policy.answer(ForgetIdOp(given_up.wire, entry, given_up.terms, given_up.id), DOWN)
+        assert policy.seen(b"id") is known
+    assert policy.lines == 0
+
+
+async def test_text_cannot_go_into_a_dense_ledger_of_the_store() -> None:
+    """The process created the ledger itself in an outage. Each later call raised ValueError."""
+    policy = Policy()
+    assert policy.answer(policy.first(b"text"), DOWN) is Code.OK
+    dense = LedgerForm.drawn(capacity=100, width=DENSE_WIDTH, window_ms=100_000)
+    read, found = LedgerOp(WIRE, b"", 1000), StoredForm(dense.text(), 0)
+    policy.saw(read, found)
+    event = policy.adopted(read, found)
+    assert event == Unreplayed("shop", "orders", "", "the ledger's form cannot be used: 1 ids are lost")
+    assert not policy.lines
 
 
 @pytest.mark.parametrize(
@@ -182,7 +217,7 @@ async def test_what_changes_while_it_is_sent_is_sent_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "reason"), [(Code.FULL, "full"), (Code.FOREIGN, "did not write"), (None, "cannot be read")]
+    ("reply", "reason"), [(Code.FULL, "full"), (Code.FOREIGN, "did not write"), (None, "cannot be used")]
 )
 async def test_an_id_that_the_store_refuses_is_reported(reply: Code | None, reason: str) -> None:
     policy = Policy()
