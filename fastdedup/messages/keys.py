@@ -126,7 +126,7 @@ def gate_key(consumer: str, key: str) -> str:
     Another consumer of the same message does its own work, so the consumer's name is part of the key.
     """
     name = consumer.replace("\\", "\\\\").replace("|", "\\|")
-    whole = name + "|" + key
+    whole = f"{name}|{key}"
     if len(whole) * 4 <= MAX_KEY_BYTES or len(whole.encode(errors="replace")) <= MAX_KEY_BYTES:
         return whole
     if len(key.encode(errors="replace")) > MAX_KEY_BYTES:

@@ -17,7 +17,6 @@ import pytest
 from fastdedup import ConfigError, Dedup, InvalidKeyError, business_key, by
 from fastdedup import sync as synchronous
 from fastdedup.arguments import ArgumentsRule, CallRules
-from fastdedup.messages.keys import gate_key
 from fastdedup.sql import Inbox
 from fastdedup.sync.sql import Inbox as BlockingInbox
 
@@ -274,7 +273,6 @@ def test_a_key_of_an_enum_is_its_text() -> None:
     orders = dedup.machine("order", initial="new", transitions={"new": ()})
     ways: list[Callable[[str], Any]] = [
         lambda key: named((key,), {})[0],
-        lambda key: gate_key("mail", key),
         Inbox("mail", keep=60.0).gate_key,
         orders.store_key,
     ]
