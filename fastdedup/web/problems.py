@@ -90,8 +90,9 @@ NOT_STORED = ProblemType(
     "response-not-stored",
     409,
     "The response was not stored",
-    "The first request with this key was processed; its response, a stream or too large, was sent once and is "
-    "not kept. `original_status` and Location tell what became of it. Do not repeat it with another key.",
+    "The first request with this key was processed, and its response is not kept: it was a stream or too large, or a "
+    "person completed the record. `original_status` and Location, if there are any, tell what became of it. Do not "
+    "repeat it with another key.",
 )
 TOO_LARGE = ProblemType(
     "body-too-large",
