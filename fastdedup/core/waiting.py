@@ -94,22 +94,28 @@ async def _wait(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict) -> V
     known = call.terms
     patient = terms(known.mode, known.lease_ms, known.keep_ms, True, known.remembered)
     verdict = found
-    while True:
-        with connection.wakeups.watch(call.wire) as freed:
-            # Inside the watch: if the subscription is lost later, that wakes this waiter.
-            hears = not verdict.degraded and await connection.listens()
-            verdict = await look(gate, call, patient, gives_up, verdict)
-            left = gives_up - loop.time()
-            if verdict.outcome is not Outcome.IN_PROGRESS or left <= 0:
-                return verdict
-            if not verdict.fresh:
-                continue  # the engine answered: ask the store itself, so that it has this waiter on its list
-            alarm = min(left, verdict.left_ms / 1000 + 0.001)
-            # No other process, and no other gate of this one, sends messages about a fallback's records.
-            told = hears and not verdict.degraded
-            if not told and not verdict.degraded:
-                connection.wakeups.tell_deaf(_DEAF_PAUSE)
-            await asyncio.wait([freed], timeout=alarm if told else min(alarm, _DEAF_PAUSE))
+    is_lock = gate.locks.has(call.wire)
+    try:
+        while True:
+            with connection.wakeups.watch(call.wire, in_line=is_lock) as freed:
+                # Inside the watch: if the subscription is lost later, that wakes this waiter.
+                hears = not verdict.degraded and await connection.listens()
+                verdict = await look(gate, call, patient, gives_up, verdict)
+                left = gives_up - loop.time()
+                if verdict.outcome is not Outcome.IN_PROGRESS or left <= 0:
+                    return verdict
+                if not verdict.fresh:
+                    continue  # the engine answered: ask the store itself, so that it has this waiter on its list
+                alarm = min(left, verdict.left_ms / 1000 + 0.001)
+                # No other process, and no other gate of this one, sends messages about a fallback's records.
+                told = hears and not verdict.degraded
+                if not told and not verdict.degraded:
+                    connection.wakeups.tell_deaf(_DEAF_PAUSE)
+                await asyncio.wait([freed], timeout=alarm if told else min(alarm, _DEAF_PAUSE))
+    finally:
+        # With the lock or without, and also if it was woken and did not look: the next one must look now. The store
+        # sends a message about a new holder's lock only if a waiter has met this holder.
+        connection.wakeups.wake_next(call.wire)
 
 
 async def look(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 
 from ..errors import UnavailableError
 from ..stores.base import Store
@@ -17,7 +19,10 @@ SHORT = 2.0
 
 
 class Wakeups:
-    """One future for each key, shared by all its waiters in this process.
+    """One future for each key, shared by all its waiters in this process; for a lock one for each waiter.
+
+    All may need the result of a claim, but only one can get a lock: the first in line. If all were woken, 400 waiters
+    for one lock would look 80,000 times until the last one has it.
 
     Args:
         common: the gate's, for its log; None if nothing is logged.
@@ -26,6 +31,7 @@ class Wakeups:
     def __init__(self, common: Common | None = None) -> None:
         self._common = common
         self._freed: dict[bytes, asyncio.Future[None]] = {}
+        self._lines: dict[bytes, OrderedDict[asyncio.Future[None], None]] = {}
         self.waiting: dict[bytes, int] = {}
         """How many callers wait for each store key."""
         self.overheard_by: set[Callable[[bytes | None], None]] = set()
@@ -80,34 +86,65 @@ class Wakeups:
         return partial(self.overheard_by.discard, on_freed)
 
     @contextmanager
-    def watch(self, wire: bytes) -> Iterator[asyncio.Future[None]]:
-        """Yield a future that is done when the key is next freed. Enter this *before* a look at the key."""
-        future = self._freed.get(wire)
+    def watch(self, wire: bytes, *, in_line: bool = False) -> Iterator[asyncio.Future[None]]:
+        """Yield a future that is done when the key is next freed. Enter this *before* a look at the key.
+
+        `in_line`: only the first in line is woken. One that stops waiting must call `wake_next`.
+        """
+        future = None if in_line else self._freed.get(wire)
         if future is None or future.done():
-            future = self._freed[wire] = asyncio.get_running_loop().create_future()
+            future = asyncio.get_running_loop().create_future()
+            if in_line:
+                self._lines.setdefault(wire, OrderedDict())[future] = None
+            else:
+                self._freed[wire] = future
         self.waiting[wire] = self.waiting.get(wire, 0) + 1
         try:
             yield future
         finally:
             self.waiting[wire] -= 1
+            if in_line and (line := self._lines.get(wire)):
+                line.pop(future, None)
             if not self.waiting[wire]:
                 del self.waiting[wire]
                 self._freed.pop(wire, None)
+                self._lines.pop(wire, None)
+
+    def wake_next(self, wire: bytes) -> None:
+        """Wake the first in line for this key."""
+        line = self._lines.get(wire)
+        while line:
+            future, _ = line.popitem(last=False)
+            if _wake(future):
+                return
 
     def close(self) -> None:
         """Wake no more waiters, because their event loop is gone. They still leave `watch` one by one."""
         self._freed.clear()
+        self._lines.clear()
         self.overheard_by.clear()
         self._deaf, self._said = "", False
 
     def freed(self, wire: bytes | None) -> None:
         """Wake the waiters for this key; None: all waiters, because messages may have been lost."""
-        for future in list(self._freed.values()) if wire is None else (self._freed.get(wire),):
-            if future is not None and not future.done():
-                future.set_result(None)
+        if wire is None:
+            for future in (*self._freed.values(), *chain.from_iterable(self._lines.values())):
+                _wake(future)
+        else:
+            if wire in self._freed:
+                _wake(self._freed[wire])
+            self.wake_next(wire)
         for on_freed in tuple(self.overheard_by):
             try:
                 on_freed(wire)
             except Exception as fault:  # noqa: BLE001 -- the others must be called too
                 about = "fastdedup: a client's callback for a freed key has raised an error"
                 asyncio.get_running_loop().call_exception_handler({"message": about, "exception": fault})
+
+
+def _wake(future: asyncio.Future[None]) -> bool:
+    """Wake who waits for this future; False if that was done already."""
+    if future.done():
+        return False
+    future.set_result(None)
+    return True

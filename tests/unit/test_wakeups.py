@@ -73,6 +73,41 @@ async def test_the_last_to_leave_takes_the_entry_along() -> None:
     assert (waiters._freed, waiters.waiting) == ({}, {})
 
 
+async def test_a_freed_lock_wakes_the_first_in_line() -> None:
+    waiters = Wakeups()
+    with waiters.watch(b"a", in_line=True) as gone:
+        pass
+    with waiters.watch(b"a", in_line=True) as first, waiters.watch(b"a", in_line=True) as second:
+        waiters.freed(b"a")
+        assert (gone.done(), first.done(), second.done()) == (False, True, False)
+        waiters.wake_next(b"a")
+        assert second.done()
+    with waiters.watch(b"a", in_line=True) as first, waiters.watch(b"a", in_line=True) as second:
+        waiters.freed(None)
+        assert (first.done(), second.done()) == (True, True)
+        waiters.wake_next(b"a")
+    assert (waiters._lines, waiters.waiting) == ({}, {})
+
+
+@virtual
+async def test_a_waiter_that_is_cancelled_when_it_is_woken_leaves_the_lock_to_the_next() -> None:
+    """Without waiting for the end of the lease."""
+    async with Dedup("memory://") as dedup:
+        waiting = dedup.gate.connection.wakeups.waiting
+
+        async def take() -> float:
+            async with dedup.lock("k", wait=60.0):
+                return asyncio.get_running_loop().time()
+
+        async with dedup.lock("k"):
+            tasks = [asyncio.create_task(take()) for _ in range(4)]
+            await wait_until(lambda: sum(waiting.values()) == len(tasks), description="all of them wait")
+        freed = asyncio.get_running_loop().time()
+        await cancel(tasks[0])
+        assert [await each - freed < 1.0 for each in tasks[1:]] == [True] * 3
+        assert not waiting
+
+
 class DeafStore(MemoryStore):
     """Takes for ever to subscribe."""
 
