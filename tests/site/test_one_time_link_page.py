@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 
+from fastdedup.testing import swapped
+
 from ..sql_pages.pages import Page, names_of
 
 PAGE = Page("recipes/one-time-link.md")
@@ -48,6 +50,22 @@ async def test_who_clicks_again_may_get_the_first_answer(redis_url: str) -> None
         form = {"user": "ann", "password": "new"}
         answers = await asyncio.gather(*(client.post(link, data=form) for _ in range(2)))
     assert {str(each.json()) for each in answers} == {"{'password': 'set'}", "{'first': 'set'}"}
+
+
+async def test_a_link_whose_first_use_failed_works_for_an_hour_more() -> None:
+    done = "            passwords[user] = password\n"
+    assert done in LINK
+    names = names_of(LINK.replace(done, f"            fail()\n{done}"), "recipes/one-time-link.md")
+    names["fail"] = [].pop
+    transport = httpx.ASGITransport(names["app"], raise_app_exceptions=False)
+    client = httpx.AsyncClient(transport=transport, base_url="http://shop")
+    with swapped(names["dedup"]) as store:
+        async with names["dedup"], client:
+            link = await names["link_for"]("ann")
+            assert await click(client, link, "ann", "new") == 500
+            assert (await client.get(link)).status_code == 200
+            store.clock.advance(3_700.0)
+            assert await click(client, link, "ann", "late") == 404
 
 
 async def test_a_revoked_link_is_unknown(redis_url: str) -> None:
