@@ -1,5 +1,6 @@
 """The wheel, not the checkout: what users install works where no checkout is."""
 
+import ast
 import json
 import os
 import re
@@ -8,8 +9,11 @@ import sys
 import tomllib
 import venv
 import zipfile
+from collections.abc import Iterable
 from configparser import ConfigParser
 from email.parser import HeaderParser
+from importlib.metadata import packages_distributions
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -143,6 +147,45 @@ def test_the_lowest_versions_name_every_requirement_of_users() -> None:
     for line in constraints:
         name, _, version = line.partition("==")
         assert all(version in each.specifier for each in theirs if each.name == name), line
+
+
+def test_the_bench_extra_brings_what_the_bench_imports() -> None:
+    """In a fresh environment its committing endpoints did not start: nothing brought SQLAlchemy."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+
+    def names(requirements: Iterable[str]) -> set[str]:
+        found = set()
+        for each in map(Requirement, requirements):
+            if each.name == "fastdedup":
+                found |= names(name for extra in each.extras for name in extras[extra])
+            else:
+                found.add(each.name)
+        return found
+
+    trees = [
+        ast.parse(file.read_text(encoding="utf-8"))
+        for file in (ROOT / "bench").glob("*.py")
+        if not file.name.startswith("test_")
+        and file.name != "endpoint_kills.py"  # it runs with the tests' packages
+    ]
+    imported = {
+        name.partition(".")[0]
+        for node in chain.from_iterable(map(ast.walk, trees))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+        )
+    }
+    packages = packages_distributions()
+    needed = {package for name in imported for package in packages.get(name, ())}
+    offered = names(
+        chain.from_iterable(extras[name] for name in extras if name not in ("dev", "docs", "release"))
+    )
+    assert "SQLAlchemy" in needed
+    assert {each.lower() for each in needed} & {each.lower() for each in offered} <= names(
+        [*project["dependencies"], *extras["bench"]]
+    )
 
 
 def test_the_installed_command_runs_the_demo_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
