@@ -66,7 +66,7 @@ async def test_what_another_call_could_not_take_back_stays_known() -> None:
 
 
 async def test_a_client_takes_back_through_its_sidecar_in_the_outage_too() -> None:
-    """Until the store was back, its id was a duplicate for all others, though nobody was told to be the first."""
+    """Until the store was back, its id was a duplicate for all others. No call was told to be the first."""
     policy = Policy()
     given_up = policy.first(b"id", THEIRS)
     assert policy.answer(given_up, DOWN) is Code.OK
