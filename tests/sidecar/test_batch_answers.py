@@ -16,7 +16,7 @@ from fastdedup.kernel.operations import ClaimOp, Verdict
 from fastdedup.kernel.owners import draw_owner, owner_field, owner_text
 from fastdedup.model import Outcome
 from fastdedup.sidecar.http import models
-from fastdedup.sidecar.http.batch import BatchClaim, BatchRequest, batch, read
+from fastdedup.sidecar.http.batch import BatchClaim, BatchRequest, read
 from fastdedup.sidecar.http.request import HttpRequest
 from fastdedup.sidecar.http.verbs import Client, claimed
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
@@ -65,7 +65,7 @@ async def test_a_batch_leaves_nothing_to_the_garbage_collector() -> None:
         gc.collect()
         gc.disable()
         try:
-            answer = await batch(Namespaces(root), asks, Client(None, HttpRequest(), None))
+            answer = await BatchRequest(Namespaces(root), asks, Client(None, HttpRequest(), None)).run()
             assert not claims_alive()
         finally:
             gc.enable()

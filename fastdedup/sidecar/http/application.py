@@ -19,14 +19,13 @@ from ..reply_memory import LARGE
 from ..verbs import Asked, needs_a_task
 from . import problems
 from .gate import PATH
-from .ledgers import route_path
 from .models import QueryModel
 from .problems import RequestProblem, retry_after
 from .protocol import QUICK_PATH, HttpProtocol
-from .query import parse_query
 from .request import STATUS_LINE, Gone, HttpRequest
-from .route import HttpRoute
+from .route import HttpRoute, route_path
 from .routes import BELOW_GATE, ROUTES
+from .strict import parse_query
 from .verbs import AcquiredText, Client, HttpAnswer, RawAnswer, claim_op, problem, told
 
 Headers = list[tuple[bytes, bytes]]

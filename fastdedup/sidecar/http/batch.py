@@ -23,7 +23,7 @@ from ..releases import Holding, release_soon
 from ..reply_memory import LARGE
 from ..turns import TaskLine
 from ..verbs import Asked, needs_a_task
-from .names import are_unique, refuse_repeats
+from .strict import are_unique, refuse_repeats
 from .verbs import (
     HANDLERS,
     AcquiredText,
@@ -65,16 +65,12 @@ def read(check: Callable[[bytes], list[Any]], most: int, body: bytes) -> list[An
     return found
 
 
-async def batch(namespaces: Namespaces, asks: list[Any], client: Client) -> HttpAnswer:
-    """Answer a batch: its requests start together, so that they share the engine's batches.
-
-    Of those that need a task only a few start at once, and the others follow them.
-    """
-    return await BatchRequest(namespaces, asks, client).run()
-
-
 class BatchRequest:
-    """A batch under way. Claims that neither wait nor name their owner run without a task each."""
+    """A batch under way: its requests start together, so that they share the engine's batches.
+
+    Claims that neither wait nor name their owner run without a task each. Of those that need a task only a few start
+    at once, and the others follow them.
+    """
 
     def __init__(self, namespaces: Namespaces, asks: list[Any], client: Client) -> None:
         self._namespaces = namespaces

@@ -23,8 +23,8 @@ from ..fields import Milliseconds, Namespace, Wait
 from ..namespaces import Namespaces
 from . import models, problems
 from .problems import RequestProblem, problem_of
-from .query import parse_query
 from .request import HttpRequest
+from .strict import parse_query
 from .verbs import Client, HttpAnswer, claim, counted
 
 PATH = "/v1/gate"

@@ -1,25 +1,88 @@
-"""A kind of request: its address, its models, its handler, and its problems."""
+"""A kind of request: its address, its models, its handler, and its problems. Batches wait here for their turn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from types import SimpleNamespace
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field, TypeAdapter
 
 from ...web.problems import ProblemType
 from ..access import Access
 from ..namespaces import Namespaces
+from ..turns import weight_of
+from ..wire_verbs import VERBS
 from . import models
-from .batch import read
-from .batch_turn import UnreadBatch
-from .names import parse_once
+from .batch import BatchRequest, read
+from .request import Gone
+from .strict import parse_once
 from .verbs import Client, Handler, HttpAnswer
 
 EACH = "each"
 """The verb of a batch: each of its operations asks the rules for itself."""
+
+
+# The turn of a batch: its body is parsed when the batches of all clients leave memory for it
+
+
+class UnreadBatch:
+    """The body of a batch, which is parsed when its turn comes: parsed, it takes up to 50 times the memory.
+
+    Args:
+        read: parses and checks a body.
+        most: how many requests a batch may have.
+        body: the body.
+    """
+
+    def __init__(self, read: Callable[[bytes], list[Any]], most: int, body: bytes) -> None:
+        self.read = read
+        self.body = body
+        escaped = b"\\" in body  # a name that is written by escapes is not found
+        self.weight = weight_of(most if escaped else min(most, body.count(b'"op"')), len(body))
+        self.may_wait = escaped or b'"wait"' in body
+
+
+async def in_turn(namespaces: Namespaces, unread: UnreadBatch, client: Client) -> HttpAnswer:
+    """`POST /v1/batch`: wait for the batches of other clients if these take much memory."""
+    gate = namespaces.turns.batches(waiting=unread.may_wait)
+    await gate.enter(unread.weight, len(unread.body))
+    try:
+        if client.request.gone:
+            raise Gone
+        return await BatchRequest(namespaces, unread.read(unread.body), client).run()
+    finally:
+        gate.leave(unread.weight)
+
+
+# The requests about ledgers, whose names stand in the path
+
+PREFIX: Final = "/v1/ledgers/"
+_PATHS: Final = frozenset(verb.path for verb in VERBS if verb.of_ledger)
+
+
+def route_path(path: str) -> str:
+    """Return the path of the route that answers this path."""
+    if not path.startswith(PREFIX):
+        return path
+    name, slash, verb = path.removeprefix(PREFIX).partition("/")
+    route = f"{PREFIX}{{name}}{slash}{verb}"
+    return route if name and route in _PATHS else path
+
+
+def named(handler: Handler) -> Handler:
+    """Return a handler that adds the ledger's name to the request."""
+
+    async def handle(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
+        name = client.request.path.removeprefix(PREFIX).partition("/")[0]
+        return await handler(namespaces, SimpleNamespace(ledger=name, namespace=None, **dict(ask)), client)
+
+    return handle
+
+
+# The routes
 
 
 @dataclass(frozen=True, slots=True)

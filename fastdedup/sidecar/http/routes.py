@@ -18,10 +18,8 @@ from ..limits import Limits
 from ..namespaces import Namespaces
 from ..wire_verbs import VERBS, WireVerb
 from . import gate, models, openapi, problems
-from .batch_turn import in_turn
-from .ledgers import named
 from .problems import PAGES, RequestProblem
-from .route import EACH, HttpRoute
+from .route import EACH, HttpRoute, in_turn, named
 from .verbs import HANDLERS, Client, Handler, HttpAnswer, RawAnswer
 
 _PROBE_KEY = "fastdedup:ready"
