@@ -18,9 +18,8 @@ from fastdedup import Dedup
 from fastdedup.sidecar.client import UnixConnection, fetch
 from fastdedup.sidecar.limits import LimitError, Limits
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
-from fastdedup.sidecar.read_turns import ReadTurns
 from fastdedup.sidecar.service.config import load
-from fastdedup.sidecar.turns import Turns
+from fastdedup.sidecar.turns import ReadTurns, Turns
 from fastdedup.stores.redis.scripts import pack
 
 from ..fixtures import fixture_with
