@@ -100,7 +100,7 @@ def serve(config: Path | None, take_over: bool, **flags: Any) -> None:
     with extra():
         from ..sidecar.service.config import load
         from ..sidecar.service.run import run
-        from ..sidecar.service.summary import greeting
+        from ..sidecar.service.texts import greeting
 
     given = {name: value for name, value in flags.items() if value is not None}
     settings = _load(config, given)
@@ -123,8 +123,7 @@ def check_config(file: Path | None, example: bool) -> None:
     if example == (file is not None):
         raise click.UsageError("name the FILE to check, or say --example")
     with extra():
-        from ..sidecar.service.example import example_file
-        from ..sidecar.service.summary import summary
+        from ..sidecar.service.texts import example_file, summary
 
     if file is None:
         click.echo(example_file(), nl=False)

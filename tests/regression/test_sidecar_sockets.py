@@ -29,7 +29,7 @@ from fastdedup.sidecar.service.admission import Admission
 from fastdedup.sidecar.service.config import Config, load
 from fastdedup.sidecar.service.listener import Peer, is_locked, locked, peer_of
 from fastdedup.sidecar.service.mistakes import Mistakes
-from fastdedup.sidecar.service.open_files import RESERVE
+from fastdedup.sidecar.service.run import RESERVE
 from fastdedup.sidecar.service.server import SidecarServer
 from fastdedup.sidecar.service.sockets import allow_list
 

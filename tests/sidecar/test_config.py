@@ -18,10 +18,10 @@ import fastdedup.cli.main
 from fastdedup import LocalLRU, Reject
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.service.config import Config, load
-from fastdedup.sidecar.service.example import EXAMPLES, LEDGER, example_file
 from fastdedup.sidecar.service.mistakes import Mistakes, line_of
 from fastdedup.sidecar.service.reload import Merged
 from fastdedup.sidecar.service.tables import LedgerConfig, NamespaceConfig
+from fastdedup.sidecar.service.texts import EXAMPLES, LEDGER, example_file
 
 from ..programs import until
 from .running import Sidecar, client

@@ -29,7 +29,7 @@ from fastdedup.integrations.prometheus import watch
 from fastdedup.integrations.redis_streams import Consumer, entry_id
 from fastdedup.sidecar.counters import Counters
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
-from fastdedup.sidecar.service.addresses import split_address
+from fastdedup.sidecar.service.checked import split_address
 from fastdedup.sidecar.service.config import load
 from fastdedup.sidecar.service.deploy import FILES, printed
 from fastdedup.sidecar.service.metrics import Exposition

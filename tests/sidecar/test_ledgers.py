@@ -19,7 +19,7 @@ from fastdedup.kernel.operations import ForgetOp
 from fastdedup.sidecar.ledgers import MAX_IDS, Ledgers, UnknownLedgerError
 from fastdedup.sidecar.service.config import load
 from fastdedup.sidecar.service.mistakes import Mistakes
-from fastdedup.sidecar.service.summary import summary
+from fastdedup.sidecar.service.texts import summary
 from fastdedup.stores.redis.scripts import pack
 
 from ..fixtures import fixture_with

@@ -30,7 +30,7 @@ from fastdedup.model import Outcome
 from fastdedup.sidecar.counters import Counters, outcome_found
 from fastdedup.sidecar.http.routes import metrics
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
-from fastdedup.sidecar.service.addresses import split_address
+from fastdedup.sidecar.service.checked import split_address
 from fastdedup.sidecar.service.config import Config
 from fastdedup.sidecar.service.metrics import Exposition, wire_of
 from fastdedup.sidecar.service.metrics_port import _shown

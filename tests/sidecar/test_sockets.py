@@ -29,8 +29,8 @@ from fastdedup.sidecar.resp.store_commands import COMMANDS as OF_STORES
 from fastdedup.sidecar.resp.store_commands import Ear
 from fastdedup.sidecar.service.config import Config, load
 from fastdedup.sidecar.service.mistakes import Mistakes
-from fastdedup.sidecar.service.summary import summary
 from fastdedup.sidecar.service.tables import SocketConfig
+from fastdedup.sidecar.service.texts import summary
 
 from .running import DEADLINE, Sidecar, client, figure
 

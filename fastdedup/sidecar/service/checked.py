@@ -6,6 +6,7 @@ import grp
 import os
 import pwd
 import re
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,13 +17,34 @@ from ...errors import ConfigError
 from ...keys import check_namespace
 from ...stores import make_store
 from ..access import VERBS
-from .addresses import split_address
 
 _MOST_SOCKET_PATH = 107
 """Bytes of a Unix socket's path: Linux' sun_path has 108, with a zero at its end."""
 
 _MOST_ID = 2**32 - 2
 """The greatest number of a user or a group: the next one tells chown to change nothing."""
+
+# TCP addresses
+
+
+def split_address(value: str) -> tuple[str, int]:
+    """Return the host and the port of `127.0.0.1:9464` or `[::1]:9464`.
+
+    Raises:
+        ValueError: it is not an IP address and a port.
+    """
+    host, _, port = value.rpartition(":")
+    inner = host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host
+    try:
+        address = ip_address("127.0.0.1" if inner == "localhost" else inner)
+        number = int(port) if port.isascii() and port.isdigit() else -1
+        if not 0 <= number <= 65535 or (address.version == 6) != (inner != host):
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            'must be an IP address and a port, such as "127.0.0.1:9464" or "[::1]:9464"'
+        ) from None
+    return str(address), number
 
 
 def _no_flag(value: Any) -> Any:

@@ -19,7 +19,7 @@ from ..http.protocol import HttpProtocol
 from ..http.routes import OPERATORS_ROUTES
 from ..namespaces import Namespaces
 from ..reply_memory import ReplyMemory
-from .addresses import split_address
+from .checked import split_address
 from .logs import facts, log
 
 _MOST = 64

@@ -10,8 +10,11 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
+import select
 import signal
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import Any
 
@@ -21,18 +24,19 @@ from ...errors import ConfigError
 from ...events import Event
 from ...gateway import Dedup
 from ..counters import Counters
+from ..http.application import HttpApp
 from ..http.routes import store_answers
 from ..namespaces import Namespaces, RawCodec
 from ..urls import without_secrets
 from .config import Config
+from .listener import BoundSocket
 from .logs import EventLog, facts, log, set_up
 from .metrics import Exposition, journal_lines
 from .metrics_port import metrics_port
 from .mistakes import Mistakes
-from .open_files import make_room
 from .reload import Merged
-from .service_server import ServiceServer
-from .sockets import Listening, listening
+from .server import ServedSocket, SidecarServer
+from .sockets import Listening, allow_list, listening, others
 from .systemd import notify
 from .takeover import tell_to_stop
 
@@ -269,3 +273,150 @@ def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Even
     )
     namespaces.render_metrics = Exposition(namespaces).render
     return namespaces
+
+
+# How many connections the process may have open at once: the system limits its open files (RLIMIT_NOFILE).
+#
+# Without a free file the system refuses connections without a word, and the way to Redis cannot be opened again. So
+# the sidecar raises its limit as far as it may, refuses connections before it is reached, and says why.
+
+RESERVE = 320
+"""Files for all else: refused connections, places beyond the limit, metrics (128 + 64), the store, the log."""
+_FEWEST = 32
+"""Connections for which the files must do."""
+
+
+def make_room(connections: int) -> int:
+    """Raise the limit of open files to what so many connections need; return how many connections it allows.
+
+    Raises:
+        ConfigError: the limit allows next to no connection.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + RESERVE
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = _raised(needed if hard == resource.RLIM_INFINITY else min(needed, hard), soft, hard)
+    room = connections if soft == resource.RLIM_INFINITY else soft - RESERVE
+    if room < _FEWEST:
+        raise ConfigError(
+            f"the system lets this process open {soft} files (ulimit -n, systemd: LimitNOFILE=): "
+            f"raise that to {needed}, which {connections} connections need"
+        )
+    if room < connections:
+        log.warning(
+            "fewer connections than configured: raise the limit of open files (ulimit -n, systemd: LimitNOFILE=)",
+            extra=facts(open_files=soft, needed=needed, connections=room, configured=connections),
+        )
+    return min(room, connections)
+
+
+def _raised(wanted: int, soft: int, hard: int) -> int:
+    """Raise the soft limit, and return what it is then: some systems allow less than the hard limit says."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return soft
+
+
+_LAST_CALL = 0.02
+"""Seconds for clients that connected before the socket was removed: they are accepted, and their requests read."""
+_HAND_OVER = 1.0
+"""Seconds that a sidecar whose sockets were taken over serves on for the clients that it has."""
+
+
+class ServiceServer(SidecarServer):
+    """The server of `fastdedup serve`: it tells of its start, changes rules on SIGHUP, and hands its clients over.
+
+    It leaves signals to the sidecar, which tells it what they ask for.
+
+    Args:
+        config: its settings.
+        namespaces: the namespaces that these describe.
+        on_started: called when it accepts connections.
+        listeners: its sockets.
+        room: see `SidecarServer`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        namespaces: Namespaces,
+        on_started: Callable[[], None],
+        listeners: Sequence[BoundSocket],
+        room: int | None = None,
+    ) -> None:
+        super().__init__(
+            namespaces,
+            HttpApp(namespaces),
+            allowed=allow_list(config),
+            grace=config.grace,
+            stores=config.allow_stores,
+            others=others(config, namespaces, listeners),
+            room=room,
+        )
+        self._on_started = on_started
+        self._listeners = listeners
+        namespaces.counters.connections = lambda: self.connections
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        """Leave signals alone: uvicorn would raise them again before the `Dedup` closes."""
+        return contextlib.nullcontext()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections (uvicorn calls this)."""
+        await super().startup(sockets)
+        self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Remove the sockets, accept the clients that have connected, and go on as uvicorn does.
+
+        Clients that connect to systemd's socket meanwhile wait in it for the next sidecar.
+        """
+        taken_over = [each for each in self._listeners if each.leave()]
+        if any(each.own for each in self._listeners):
+            await asyncio.sleep(_LAST_CALL)
+        if taken_over:
+            await self._hand_over()
+        await super().shutdown(sockets)
+
+    def change_rules(self, news: Merged) -> None:
+        """Serve by other rules from now on. Clients of sockets whose rules changed, or who may not connect any more,
+        get the answers that they wait for, and must connect again.
+
+        Raises:
+            ConfigError: the rules cannot be followed; nothing is changed.
+        """
+        config = news.config
+        new = others(config, self.namespaces, self._listeners, only=news.sockets)
+        self.config.timeout_graceful_shutdown = round(config.grace)
+        if not {"allow_uids", "allow_gids", "allow_stores"}.isdisjoint(news.changed):
+            self.main = ServedSocket(
+                self.namespaces, self.main.app, allowed=allow_list(config), stores=config.allow_stores
+            )
+        self.others |= new
+        for each in [each for each in self.connections if not each.transport.is_closing()]:
+            served = self.socket_of(each.transport)
+            changed = served in new.values() or (served is self.main and "allow_stores" in news.changed)
+            if changed or self.refusal(each.peer, served):
+                each.shutdown()
+
+    async def _hand_over(self) -> None:
+        """Serve on for the clients that we have: most connect for one request. Those to come connect elsewhere."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HAND_OVER):
+                while self.connections or self._has_waiting():  # noqa: ASYNC110 -- uvicorn has no event for it
+                    await asyncio.sleep(_LAST_CALL)
+
+    def _has_waiting(self) -> bool:
+        """True if clients have connected that are not accepted yet."""
+        look = select.poll()
+        for each in self._listeners:
+            look.register(each.socket.fileno(), select.POLLIN)
+        return bool(look.poll(0))
+
+    def abandon(self) -> int:
+        """Abort the connections whose work has not ended in time; return their number."""
+        left = list(self.connections)
+        for connection in left:
+            connection.cut()
+        return len(left)
