@@ -18,8 +18,7 @@ from fastdedup.kernel.operations import Op, ReleaseOp, Reply
 from fastdedup.kernel.shards import MAX_HOPS
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.base import Store
-from fastdedup.stores.redis.cluster.calls import by_slot
-from fastdedup.stores.redis.cluster.node import Node
+from fastdedup.stores.redis.cluster.node import Node, by_slot
 from fastdedup.stores.redis.cluster.slot_table import SLOTS, slot_of
 from fastdedup.stores.redis.cluster.slots import Layout, Redirection, host_or, read_layout, read_redirection
 from fastdedup.stores.redis.cluster.store import ClusterStore

@@ -29,10 +29,9 @@ from ..errors import CLUSTER_IS_DOWN, LoginRefusedError
 from ..reconnect import OnPush, Reconnector, check_version, dial, server_time
 from ..scripts import CallHead
 from ..served import ServedStore
-from ..server import RedisServer, marked_short, refuses_keys, starts
+from ..server import Answer, RedisServer, ScriptCall, marked_short, refuses_keys, starts
 from ..url import ServerURL
 from ..verbs import load_scripts
-from .calls import PlacedCall, by_slot, whole
 from .single_claims import pack_singles, read_singles, single_claims
 from .slot_table import slot_of
 from .slots import Redirection, read_redirection
@@ -42,6 +41,41 @@ _ASK_AROUND = ("CLUSTERDOWN", "MASTERDOWN", "LOADING", "READONLY")
 """After these errors the topology asks the other nodes for the layout."""
 _ANY_KEY = b"fastdedup:~batching"
 """A key for the test of how a server takes batches. The node need not serve this key."""
+
+# The calls that a batch becomes: one for a whole node, or one for each slot
+
+
+class PlacedCall(ScriptCall):
+    """A part of a batch. `places`: the positions of its operations in the batch."""
+
+    __slots__ = ("places",)
+    ops: list[Op]
+
+    def __init__(
+        self, ops: list[Op], places: list[int], *, declared: bool = True, answer: Answer | None = None
+    ) -> None:
+        super().__init__(ops, declared=declared)
+        self.places = places
+        self.answer = answer
+
+
+def whole(ops: Sequence[Op]) -> PlacedCall:
+    """Return one call for all operations, of whatever slots."""
+    return PlacedCall(list(ops), list(range(len(ops))), declared=False)
+
+
+def by_slot(ops: Sequence[Op]) -> list[PlacedCall]:
+    """Sort operations into a call for each slot."""
+    calls: dict[int, PlacedCall] = {}
+    for place, op in enumerate(ops):
+        slot = slot_of(op.wire)
+        call = calls.get(slot)
+        if call is None:
+            calls[slot] = PlacedCall([op], [place])
+        else:
+            call.ops.append(op)
+            call.places.append(place)
+    return list(calls.values())
 
 
 class Node(ServedStore):
