@@ -14,8 +14,8 @@ except ImportError as error:
     ) from error
 
 from ...messages import DeadLetterError
-from .consumer import Consumer
-from .keys import body, header, message_id
+from ...messages.keys import body, header
+from .consumer import Consumer, message_id
 from .places import Places
 
 __all__ = ["Consumer", "DeadLetterError", "Places", "body", "header", "message_id"]

@@ -6,8 +6,7 @@ from typing import Any, Final
 
 from ....errors import ConfigError
 from .base import BrokerWay
-from .confluent import ConfluentWay
-from .kafka import KafkaWay
+from .kafka import ConfluentWay, KafkaWay
 from .nats import NatsWay
 from .rabbit import RabbitWay
 from .redis import RedisWay

@@ -1,4 +1,4 @@
-"""Kafka by aiokafka in FastStream. A message that was not done is held in place: its partition waits for it."""
+"""Kafka by aiokafka and confluent-kafka in FastStream. A message that was not done is held: its partition waits."""
 
 from __future__ import annotations
 
@@ -63,3 +63,22 @@ def _topics(subscriber: Any) -> list[str]:
     if pattern := getattr(subscriber, "_pattern", None):
         topics.append(f"{subscriber._outer_config.prefix}{pattern}")
     return sorted(set(topics))
+
+
+class ConfluentWay(KafkaWay):
+    """Kafka, by confluent-kafka: the same as with aiokafka, except for the reading of a record."""
+
+    def offset(self, raw: Any) -> str | None:
+        """Return topic, partition and offset, and the record's time."""
+        return place_in_log(raw.topic(), raw.partition(), raw.offset(), raw.timestamp()[1])
+
+    def is_too_large(self, error: Exception) -> bool:
+        """True if the record is larger than the producer, or the topic, takes."""
+        code = (
+            getattr(error.args[0], "code", None) if error.args else None
+        )  # a KafkaError, in a KafkaException
+        return code is not None and code() == TOO_LARGE
+
+    def record_key(self, raw: Any) -> Any:
+        """Return a record's own key."""
+        return raw.key()
