@@ -24,9 +24,8 @@ def main() -> None:
         )
         sys.exit(2)
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # a key may have characters that this terminal or pipe cannot show
+        # A key may have characters that this terminal or pipe cannot show.
+        sys.stdout.reconfigure(errors="backslashreplace")
     cli(prog_name="fastdedup")
 
 

@@ -115,9 +115,8 @@ def _check(url: URL) -> None:
         and not file.startswith((":memory:", "file:"))
         and not Path(file).exists()
     ):
-        raise ConfigError(
-            f"there is no file {file}: name the database of your service"
-        )  # SQLite would create the file
+        # SQLite would create the file.
+        raise ConfigError(f"there is no file {file}: name the database of your service")
 
 
 def _engine(url: URL) -> Engine:

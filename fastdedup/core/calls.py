@@ -152,10 +152,8 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         """Make the claim within its span, if it is traced, and call what comes after it."""
         then, self._then = self._then, None
         if then is not None:
-            renews, self.renews = (
-                self.renews,
-                True,
-            )  # while `then` runs; it ends that, unless the caller asked for it
+            # While `then` runs; it ends that, unless the caller asked for it.
+            renews, self.renews = self.renews, True
             claim = await self
             self.renews = renews
             return await then(claim)

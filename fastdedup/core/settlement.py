@@ -358,9 +358,8 @@ class Settlement(HeldClaim):
         except BaseException as error:
             if isinstance(error, UnavailableError):
                 self._note_unsure(how)
-            if isinstance(error, ResultTooLargeError) and isinstance(
-                op, SettleOp
-            ):  # a sidecar's limit is lower
+            # A sidecar's limit is lower.
+            if isinstance(error, ResultTooLargeError) and isinstance(op, SettleOp):
                 self._note_unstorable(error, op.keep_ms, succeeded=op.succeeded)
             if self.settled == how:
                 self.settled = None

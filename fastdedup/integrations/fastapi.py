@@ -297,9 +297,8 @@ def Commits(  # noqa: N802
             raise _Answered(answer) from error
 
     setattr(commits, _GUARDS, True)
-    return Depends(
-        commits, scope="function"
-    )  # it ends before the response is sent, so errors can be answered
+    # It ends before the response is sent, so errors can be answered.
+    return Depends(commits, scope="function")
 
 
 def OneTimeToken(  # noqa: N802

@@ -148,9 +148,8 @@ class Spans:
             if former := former_trace(claim.settlement.verdict):
                 met.setdefault(former, claim.outcome)
         if met:
-            met.pop(
-                ids_of(span.get_span_context()), None
-            )  # a claim that got its own key back, after a release
+            # A claim that got its own key back, after a release.
+            met.pop(ids_of(span.get_span_context()), None)
         for former, outcome in islice(met.items(), _MOST_LINKS):
             span.add_link(context_of(former), {"fastdedup.link": _RUNS[outcome]})
 

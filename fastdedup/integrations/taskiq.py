@@ -130,9 +130,10 @@ class DedupMiddleware(TaskiqMiddleware):
                 keep_result=keep_result,
                 results=results,
             )
+            # taskiq logs the errors of a task.
             deliveries = Deliveries(
                 rules, self._dedup, remember=self._remember, resolve=resolve, logs_attempts=False
-            )  # taskiq logs the errors of a task
+            )
 
             @functools.wraps(function)
             async def run(*args: P.args, **kwargs: P.kwargs) -> T:

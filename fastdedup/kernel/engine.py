@@ -421,9 +421,8 @@ class Engine:
     def _claim_done(self, op: ClaimOp, reply: Reply) -> None:
         """Deliver the reply of a claim with followers or a witness, without a verdict, or with a cancelled caller."""
         if not op.future.done():
-            reply = give(
-                self._loop, op, reply, None if op.followers is None else op.witness
-            )  # see `Op.witness`
+            # See `Op.witness`.
+            reply = give(self._loop, op, reply, None if op.followers is None else op.witness)
         elif self._free_orphan(op, reply):
             # The release overtakes the followers, so one of them may become the owner.
             self._promote(op)

@@ -135,9 +135,8 @@ class MemoryLedgers:
         self._ids += 1
         order = self._order.setdefault(keep_ms, deque())
         order.append((ends, wire, digest))
-        if (
-            len(order) > 2 * self._ids + _SLACK
-        ):  # of ids that were forgotten, some of them within one millisecond
+        # Of ids that were forgotten, some of them within one millisecond.
+        if len(order) > 2 * self._ids + _SLACK:
             self._order[keep_ms] = deque(dict.fromkeys(filter(self._is_held, order)))
 
     def drop(self, wire: bytes, digest: bytes) -> None:

@@ -154,10 +154,8 @@ class Attempt:
         if decision.action is not Action.DEAD_LETTER or error is None:
             self.free(after=self._rules.retry_delay)
             return decision
-        recorded, done = (
-            self._record(error),
-            may_be_done(error),
-        )  # as long as for a success if the work may be done
+        # As long as for a success if the work may be done.
+        recorded, done = self._record(error), may_be_done(error)
         with suppress(DedupError):
             self.claim.say(
                 lambda claim: claim.settlement.record(

@@ -111,9 +111,8 @@ class GatedWay:
                 else:
                     await claim.settlement.record(kept, instead=self._not_kept)
                 return done
-        if (
-            decision.action is Action.DEAD_LETTER
-        ):  # before its failure is recorded: else a crash here would lose it
+        # Before its failure is recorded: else a crash here would lose it.
+        if decision.action is Action.DEAD_LETTER:
             await delivery.bury(decision)
         await settle(claim.settlement, decision, rules.retry_delay)
         return decision

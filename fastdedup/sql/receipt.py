@@ -137,9 +137,8 @@ class AnyReceipt:
         work may have rolled back and begun a transaction of its own.
         """
         driver = self.driver
-        if (
-            not driver.is_open() and not driver.is_lost()
-        ):  # on a lost connection the statement says what is wrong
+        # On a lost connection the statement says what is wrong.
+        if not driver.is_open() and not driver.is_lost():
             raise ended()
         self._lost = result if isinstance(result, LostResult) else None
         try:

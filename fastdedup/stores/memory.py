@@ -297,9 +297,8 @@ class MemoryStore(BoundedRecords):
         if entry is not None and entry.owner == op.change:
             return TransitionReply(Code.OK, state, version)
         if op.resent and version > (op.version or 0) + 1:
-            return TransitionReply(
-                Code.UNSURE, state, version
-            )  # another change may hide this one: see `transition.lua`
+            # Another change may hide this one: see `transition.lua`.
+            return TransitionReply(Code.UNSURE, state, version)
         behind = 0 if op.version is None else version - op.version
         if state == op.to and behind in (0, 1):
             return TransitionReply(Code.ALREADY, state, version)

@@ -97,9 +97,8 @@ def one_time_form(
     Raises:
         ConfigError: a setting cannot be used.
     """
-    rule = Rule(
-        "/", everyone, wait=WAIT if wait is None else wait, **settings
-    )  # a form's key is its token alone
+    # A form's key is its token alone.
+    rule = Rule("/", everyone, wait=WAIT if wait is None else wait, **settings)
     form = _OneTime(rule, subject, field, refused)
 
     def decorate(view: Any) -> Any:
@@ -146,9 +145,8 @@ class _OneTime:
 
     async def _redeemed(self, bridge: Bridge, request: HttpRequest, form: Form) -> Hold | Response:
         """Return the claim for the first form, and the first response for a duplicate. Raises FormRefused."""
-        convert.check_length(
-            request, self._rule.max_request
-        )  # before a form is read, and its files are digested
+        # Before a form is read, and its files are digested.
+        convert.check_length(request, self._rule.max_request)
         form.token = token = sent_token(request.headers.get(HEADER) or request.POST.get(form.field))
         contents = self._mark(request, form.field)
         subject = await subject_of(bridge, request)
@@ -188,10 +186,8 @@ class _OneTime:
             if page.status_code != 405:
                 return _told(request, page, error)
         asked = convert.request_of(request, b"")
-        asked.headers = [
-            (b"host", request.get_host().encode()),
-            *asked.headers,
-        ]  # the host as the proxy reports it
+        # The host as the proxy reports it.
+        asked.headers = [(b"host", request.get_host().encode()), *asked.headers]
         return convert.reply(error.response(asked))
 
 

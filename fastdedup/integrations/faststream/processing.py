@@ -76,9 +76,8 @@ class Processing(BaseMiddleware):
             await self._give_back(self._retry_delay)
             raise
         except BaseException:
-            await self._give_back(
-                0.0
-            )  # also when cancelled: FastStream before 0.7.8 may reject the message then
+            # Also when cancelled: FastStream before 0.7.8 may reject the message then.
+            await self._give_back(0.0)
             raise
         return self._to_publish(guarded, self._decision)
 

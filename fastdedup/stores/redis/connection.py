@@ -177,9 +177,8 @@ class RedisConnection(asyncio.Protocol):
             transport.abort()
         with contextlib.suppress(RuntimeError, AttributeError):
             lowest._call_connection_lost(None)
-        if (
-            not transport.is_closing()
-        ):  # uvloop's never says that, and a StreamWriter then warns when it is collected
+        # uvloop's never says that, and a StreamWriter then warns when it is collected.
+        if not transport.is_closing():
             writer: Any = self._connection._writer
             writer._transport = SimpleNamespace(is_closing=lambda: True)
         self._forget_connection()

@@ -74,9 +74,8 @@ class ConfluentWay(KafkaWay):
 
     def is_too_large(self, error: Exception) -> bool:
         """True if the record is larger than the producer, or the topic, takes."""
-        code = (
-            getattr(error.args[0], "code", None) if error.args else None
-        )  # a KafkaError, in a KafkaException
+        # A KafkaError, in a KafkaException.
+        code = getattr(error.args[0], "code", None) if error.args else None
         return code is not None and code() == TOO_LARGE
 
     def record_key(self, raw: Any) -> Any:
