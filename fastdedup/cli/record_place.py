@@ -153,7 +153,7 @@ def place_of(
     at_gate = http[0].upper() == GATE  # a proxy's requests, whose records are in the namespace that it names
     if at_gate and tenant is not None:
         raise click.UsageError("--tenant is not for GATE: a proxy's gate knows no tenants")
-    if not at_gate and _is_default_of_sidecar():
+    if not at_gate and is_default("namespace") and not is_default("socket"):
         raise click.UsageError("--http with --socket takes --namespace: the one of the service's gate")
     hint = ""
     if not at_gate and "{" not in http[1]:
@@ -166,10 +166,6 @@ def place_of(
         hint += " If by_header(…) tells callers apart, give the header's value by --principal-header."
     request = place_of_request(*http, principal, web_key, tenant)
     return RecordPlace(request.key, "claim", False, None, request=request, hint=hint)
-
-
-def _is_default_of_sidecar() -> bool:
-    return not is_default("socket") and is_default("namespace")
 
 
 # At the store

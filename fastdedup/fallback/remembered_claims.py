@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from ..errors import UnavailableError
 from ..kernel.codes import Code
@@ -20,14 +20,10 @@ from .last_seen import is_of
 from .local_ids import LocalIds
 
 ClaimOrSettleOp = ClaimOp | SettleOp
+AnswerRecord = Callable[[Op, UnavailableError, Callable[[Any], Reply]], Reply]
+"""Answers from a key's record, which the last argument changes; notes the change in the journal.
 
-
-class AnswerRecord(Protocol):
-    """Answers from a key's record, which `apply` changes; notes the change in the journal."""
-
-    def __call__(self, op: Op, error: UnavailableError, apply: Callable[[Any], Reply]) -> Reply:
-        """Return the reply, or raise `error` if only the store can know it."""
-        ...
+Returns the reply, or raises the error if only the store can know it."""
 
 
 class RememberedClaims:

@@ -178,7 +178,9 @@ class DedupMiddleware(Middleware):
         signature = inspect.signature(actor.fn)
         return MessageRules(
             actor.actor_name,
-            _id_of_call if key is message_id else of_arguments(key, signature, "dedup_key"),
+            (lambda call: message_id(call[0]))
+            if key is message_id
+            else of_arguments(key, signature, "dedup_key"),
             wait=self._wait,
             attempts=actor.options.get("dedup_attempts", self._attempts),
             fingerprint=None if mark is None else of_arguments(mark, signature, "dedup_fingerprint"),
@@ -244,7 +246,3 @@ def _unpacked(kept: Any, encoder: Any) -> Any:
     if isinstance(kept, dict) and _PACKED in kept:
         return encoder.decode(base64.b64decode(kept[_PACKED]))[_PACKED]
     return kept
-
-
-def _id_of_call(call: tuple[Any, Any, Any]) -> str:
-    return message_id(call[0])

@@ -121,7 +121,7 @@ class DedupMiddleware(TaskiqMiddleware):
             results = Results(function, self._dedup.settings.codec)
             rules = MessageRules(
                 name,
-                _task_id if key is None else of_arguments(key, signature),
+                (lambda call: call[0].task_id) if key is None else of_arguments(key, signature),
                 wait=self._wait,
                 attempts=attempts,
                 fingerprint=None
@@ -198,10 +198,6 @@ class DedupMiddleware(TaskiqMiddleware):
             return None
         _current.set(None)  # a call of the task within its own body is a plain call
         return message
-
-
-def _task_id(call: tuple[TaskiqMessage, Any, Any]) -> str:
-    return call[0].task_id
 
 
 def _retries_of(message: TaskiqMessage) -> int:

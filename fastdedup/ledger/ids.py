@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 from math import ceil
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from uuid import UUID
 
 from ..checks import shown
@@ -29,27 +29,6 @@ _DIGITS: Final = [
     byte.encode() for byte in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 ]
 _PAIRS: Final = [high + low for high in _DIGITS for low in _DIGITS]
-
-
-class IdPlaces(Protocol):
-    """Finds the places of a ledger's ids."""
-
-    def find(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return the store key of an id's bucket, and the id's digest."""
-        ...
-
-    def entry(self, data: bytes, nonce: bytes) -> tuple[bytes, bytes]:
-        """Return the store key of an id's bucket, and the id's entry for a call of this nonce."""
-        ...
-
-    def bucket(self, number: int) -> bytes:
-        """Return the store key of a bucket."""
-        ...
-
-
-def places_of(stem: bytes, form: LedgerForm) -> IdPlaces:
-    """Return the object that finds the ids of a ledger. `stem`: the ledger's store key."""
-    return DenseAddresses(stem, form) if form.dense else Addresses(stem, form)
 
 
 class Addresses:
@@ -85,15 +64,13 @@ class Addresses:
         return wire, digest + nonce
 
 
-class DenseAddresses:
+class DenseAddresses(Addresses):
     """Finds the places of a dense ledger's ids: neighbours share a chunk, and buckets take the chunks in turn."""
 
-    __slots__ = ("_buckets", "_chunk", "_end", "_stem")
+    __slots__ = ("_chunk",)
 
     def __init__(self, stem: bytes, form: LedgerForm) -> None:
-        self._end = (_DIGITS[form.generation] if form.generation else b"") + b"}"
-        self._stem = stem + b"{"
-        self._buckets = form.buckets
+        super().__init__(stem, form)
         self._chunk = form.chunk
 
     def find(self, data: bytes) -> tuple[bytes, bytes]:
@@ -115,6 +92,11 @@ class DenseAddresses:
         """Return the store key of a bucket. The part in braces is shared with the nonces of its ids."""
         name = _PAIRS[number >> 12 & 4095] + _PAIRS[number & 4095]
         return self._stem + _DIGITS[number % IN_STEP] + self._end + name
+
+
+def places_of(stem: bytes, form: LedgerForm) -> Addresses:
+    """Return the object that finds the ids of a ledger. `stem`: the ledger's store key."""
+    return DenseAddresses(stem, form) if form.dense else Addresses(stem, form)
 
 
 def nonce_of(name: bytes, patience: int = 0) -> bytes:

@@ -94,7 +94,7 @@ class Namespaces:
         # Mutable: renders `GET /metrics`, or None; the service sets it, because Prometheus' format is its concern.
         self.render_metrics: Callable[[], bytes] | None = None
         # Mutable: hears of each key that a client forgets, and of each list; the service sets it.
-        self.audit: Audit = _unheard
+        self.audit: Audit = lambda *_, **__: None
         # Mutable: grows as clients name namespaces.
         self.known: dict[str | bytes, Dedup] = {}
         for name, changes in (settings or {}).items():
@@ -192,9 +192,3 @@ class Namespaces:
         dedup = self.root.with_settings(settings)
         self.known[name] = self.known[name.encode()] = dedup
         return dedup
-
-
-def _unheard(
-    namespace: str, key: str, result: str, peer: Any, *, kind: str = "claim", reason: str = ""
-) -> None:
-    pass

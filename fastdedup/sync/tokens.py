@@ -26,7 +26,7 @@ class Tokens:
     def _consume(self, token: str, subject: Any, *, owner: str | None) -> Outcome:
         background, tokens = self.bound.get()
         use = tokens.use(token, subject, owner)
-        return background.make(use, self.bound.per_process.seconds, _itself, _take_back).outcome
+        return background.make(use, self.bound.per_process.seconds, lambda claim: claim, _take_back).outcome
 
     def _redeem(self, token: str, subject: Any, *options: Any) -> Claim:
         return self.redeem_with(ClaimOptions(*options), token, subject)
@@ -94,10 +94,6 @@ class Tokens:
         Like `consume`, it waits while the token is used without a result and another process may still undo that use.
         """
         return self._redeem(token, subject, owner, lease, ttl, wait, renew)
-
-
-def _itself(claim: AsyncClaim) -> AsyncClaim:
-    return claim
 
 
 def _take_back(claim: AsyncClaim) -> None:

@@ -77,7 +77,8 @@ def session_subject(request: HttpRequest) -> str:
         raise ImproperlyConfigured(
             "one-time tokens need django.contrib.sessions' SessionMiddleware, or a subject= of your own"
         )
-    user = _user_of(request)  # first, because finding the user may end the session
+    # First, because finding the user may end the session.
+    user = getattr(getattr(request, "user", None), "pk", None)
     session = request.session
     name = session.get(_SESSION_ID)  # reads the session first: after that an expired session has no key
     if isinstance(session, signed_cookies.SessionStore):
@@ -196,7 +197,3 @@ async def _issue(bridge: Bridge, request: HttpRequest, ttl: float | None) -> str
     background, tokens = bound.get()
     seconds = bound.per_process.seconds
     return await run_in_background(background, lambda: tokens.issue(who, ttl), seconds, blocks=bridge.blocks)
-
-
-def _user_of(request: HttpRequest) -> Any:
-    return getattr(getattr(request, "user", None), "pk", None)

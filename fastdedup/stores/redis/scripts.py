@@ -316,8 +316,8 @@ def answer_of(op: Op, code: int) -> Reply:
     return too_large(key_of(op)) if code == _TOO_LARGE else Code(code)
 
 
-def codes(ops: Sequence[Op], reply: list[Any]) -> list[Reply]:
-    """Read a reply of the form {now, i, code, ...}."""
+def read_pairs(ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
+    """Read a reply of the form {now, i, code, ...}: OK for each operation that it does not name, else its code."""
     answers: list[Reply] = [Code.OK] * len(ops)
     for at in range(1, len(reply), 2):
         place = reply[at] - 1

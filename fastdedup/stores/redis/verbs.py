@@ -25,8 +25,8 @@ from .scripts import (
     answer_of,
     both_keys,
     ceil_ms,
-    codes,
     ops_of_keys,
+    read_pairs,
 )
 
 _FOREIGN, _TOO_LARGE = Code.FOREIGN.value, Code.TOO_LARGE.value
@@ -37,11 +37,6 @@ class Face(NamedTuple):
 
     call: Callable[[Sequence[Any]], Call]
     read: Callable[..., Sequence[Reply]]
-
-
-def read_pairs(ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
-    """Return OK for each operation that the reply does not name, else its code."""
-    return codes(ops, reply)
 
 
 def read_codes(ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
