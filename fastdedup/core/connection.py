@@ -34,12 +34,10 @@ from ..tasks import running_loop
 from .afterwards import Afterwards
 from .common import Common
 from .journals import Journals
-from .look_turns import LookTurns
 from .loop_end import LoopEnd, at_loop_end
 from .orphans import Orphans
-from .outage_waiters import OutageWaiters
 from .renewal import Renewals
-from .wakeups import Wakeups
+from .wakeups import LookTurns, OutageWaiters, Wakeups
 
 T = TypeVar("T")
 Sender = Engine | ShardedEngine | Afterwards

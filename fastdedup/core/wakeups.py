@@ -1,9 +1,9 @@
-"""Waiting for a key to be freed or settled: by messages, not by polling."""
+"""What waiting claims wait by: messages of freed keys, not polling; a part of the store that is back; turns."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +11,7 @@ from itertools import chain
 
 from ..errors import UnavailableError
 from ..stores.base import Store
+from ..tasks import Crowd
 from .common import Common
 from .incidents import log
 
@@ -148,3 +149,85 @@ def _wake(future: asyncio.Future[None]) -> bool:
         return False
     future.set_result(None)
     return True
+
+
+# Waiting until a part of the store answers again, or until a given time is over
+
+
+class OutageWaiters:
+    """The callers that a part of the store has refused, and that wait for its return."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[bytes, Crowd] = {}
+        """The callers that wait, by the name of the part of the store."""
+
+    def count(self, part: bytes) -> int:
+        """Return how many callers wait for this part."""
+        return len(self.waiting.get(part, ()))
+
+    async def wait(self, part: bytes, seconds: float) -> None:
+        """Wait until the part is back, for at most `seconds`."""
+        crowd = self.waiting.setdefault(part, Crowd())
+        try:
+            await crowd.wait(seconds)
+        finally:
+            if not crowd and self.waiting.get(part) is crowd:
+                del self.waiting[part]
+
+    def is_back(self, part: bytes) -> None:
+        """Wake all callers that wait for this part."""
+        crowd = self.waiting.pop(part, None)
+        if crowd is not None:
+            crowd.wake()
+
+    def are_back(self) -> None:
+        """Wake all callers, because the gate is closed."""
+        for part in list(self.waiting):
+            self.is_back(part)
+
+
+# Turns: some waiting claims look at a time, and the others queue. Each costs the same, however many queue
+
+
+class LookTurns:
+    """Turns for at most `most` claims at a time. Call `take`, or else await `queue`; then `give_back`.
+
+    No `asyncio.Semaphore`: each release of one passes all turns that are given and not yet taken, so that eight
+    thousand waiting claims spent seconds there.
+    """
+
+    def __init__(self, most: int) -> None:
+        # Mutable: how many may look now, and the queue of the others. A turn goes to the queue first.
+        self._free = most
+        self._queue: deque[asyncio.Future[None]] = deque()
+
+    def __len__(self) -> int:
+        """How many claims queue."""
+        return len(self._queue)
+
+    def take(self) -> bool:
+        """Take a turn; return False if none is free."""
+        if not self._free:
+            return False
+        self._free -= 1
+        return True
+
+    async def queue(self) -> None:
+        """Wait for a turn, and take it. A cancelled caller has none."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it was given the turn, and is cancelled before it takes it
+                self.give_back()
+            raise
+
+    def give_back(self) -> None:
+        """End a turn: the next in the queue gets it."""
+        while self._queue:
+            turn = self._queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fastdedup.core.look_turns import LookTurns
+from fastdedup.core.wakeups import LookTurns
 
 from ..waiting import cancel, wait_until
 

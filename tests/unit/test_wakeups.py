@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from fastdedup import Dedup, ShortfallError, UnavailableError
-from fastdedup.core.outage_waiters import OutageWaiters
-from fastdedup.core.wakeups import Wakeups
+from fastdedup.core.wakeups import OutageWaiters, Wakeups
 from fastdedup.events import BreakerClosed, Degraded, Event
 from fastdedup.kernel.operations import ClaimOp, Op, Reply, Verdict
 from fastdedup.stores.memory import MemoryStore
