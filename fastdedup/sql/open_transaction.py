@@ -120,7 +120,7 @@ class OpenTransaction:
             ResultError, ResultTooLargeError: the result cannot be stored, so nothing is committed.
             UsageError: the work has ended the transaction, went on after a failed statement, or has left a savepoint
                 open.
-            CommitUnknown: the COMMIT's reply was lost.
+            CommitUnknown: the COMMIT's reply was lost, or a hook of the application has failed, perhaps after it.
             ConfigError: `begin` does not commit; see `prove_commit`.
             any other error of the database: the transaction is rolled back.
         """
@@ -147,7 +147,7 @@ class OpenTransaction:
         try:
             await self._inbox.bridge.exit(block, None)
         except BaseException as error:
-            if is_committed_perhaps(error):
+            if driver.may_be_committed() or is_committed_perhaps(error):
                 raise CommitUnknown(error) from None
             raise
         if receipt is not None:

@@ -6,10 +6,14 @@ FastAPI and Starlette on PostgreSQL are in `test_failure_table.py` and `test_dri
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.orm import Session
 
 from fastdedup.events import Event, GateBypassed
 from fastdedup.model import State
@@ -172,6 +176,30 @@ def test_without_a_key_work_commits_before_the_response(face: Face) -> None:
     face.act = lambda: Reply(503)
     assert face.pay(None).status_code == 503
     assert face.effects() == ["n"]
+
+
+@pytest.mark.parametrize("face", ["flask"], indirect=True)
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_hook_that_fails_after_commit_does_not_say_undone(face: Face, key: str | None) -> None:
+    """It raises an error after which a transaction is repeated; a client without a key would do the work twice.
+
+    Django's hooks are in `test_django.py`. An async session would stay open after such a hook.
+    """
+
+    def fail(session: Session) -> None:
+        with closing(sqlite3.connect(face.database, timeout=0.0)) as one:
+            one.execute("BEGIN IMMEDIATE")
+            with closing(sqlite3.connect(face.database, timeout=0.0)) as other:
+                other.execute("DELETE FROM work")
+
+    event.listen(Session, "after_commit", fail)
+    try:
+        problem(face.pay(key), "commit-unknown", 503)
+    finally:
+        event.remove(Session, "after_commit", fail)
+    assert face.effects() == ["n"]
+    if key is not None:
+        assert (face.pay(key).status_code, face.runs) == (201, 1)
 
 
 @pytest.mark.parametrize("face", ["starlette", "flask", "django"], indirect=True)

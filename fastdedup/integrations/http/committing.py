@@ -5,7 +5,7 @@ Main path: `CommittedWork.begin` → the handler → `CommittedWork.end` → the
 What happens after a failure, by the part that failed:
 
     before COMMIT                the transaction is rolled back and the key is free: a retry is a first run
-    COMMIT's reply               it is unknown whether it took effect: 503, and a retry gets what the row says
+    COMMIT's reply, or a hook    it is unknown whether it took effect: 503, and a retry gets what the row says
     after COMMIT                 a retry gets the row's response, which mends the gate's record
     the gate                     the row decides alone (`GateBypassed`)
     the database                 503

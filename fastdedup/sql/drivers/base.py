@@ -47,6 +47,10 @@ class Driver(ABC):
         """True if the connection is known to be lost, and the transaction with it."""
         return False
 
+    def may_be_committed(self) -> bool:
+        """True if an error of the transaction's end may be an application's, of code that ran after the COMMIT."""
+        return False
+
     @abstractmethod
     def execute(self, statement: Statement) -> Any:
         """Run a statement; return its `Rows`, or an awaitable of them."""

@@ -74,6 +74,12 @@ class SyncDriver(Driver):
         """See `Driver`."""
         return self._connection is not None and self._connection.invalidated
 
+    def may_be_committed(self) -> bool:
+        """See `Driver`. A listener may be on the session, its class, or its `sessionmaker`."""
+        if not isinstance(self._inner, Session):
+            return False
+        return bool(self._inner.dispatch.after_commit or self._inner.dispatch.after_transaction_end)
+
     def flush(self) -> Any:
         """See `Driver`."""
         if self._has_unsent():
