@@ -29,12 +29,14 @@ from ..web.response import REPLAYED, Response
 from ..web.route_claims import RouteClaims
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
 from .http.callers import (
+    GUARDS,
     Chooser,
     by_dependency,
     check_caller,
     check_chooser,
     check_rule,
     chosen,
+    guarding,
     http_request,
     unless_websocket,
 )
@@ -70,8 +72,6 @@ __all__ = [
 ]
 
 _SLOT = "fastdedup.slot"
-_GUARDS: Final = "_fastdedup_guards"
-"""The attribute of a dependency that guards its operation."""
 MOST_ROUTES: Final = 1024
 """The routes, for each gate, whose rules a dependency keeps: a function given as `dedup=` may return new gates."""
 _IN_HANDLER: Final = (
@@ -156,7 +156,7 @@ class _Capture:
 
 
 def _has_claim(route: Any) -> bool:
-    return any(hasattr(one.call, _GUARDS) for one in dependencies_of(route.dependant))
+    return any(hasattr(one.call, GUARDS) for one in dependencies_of(route.dependant))
 
 
 class _Answered(Exception):
@@ -229,8 +229,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
             exchange.hold(request.scope, got, rule, docs)
         return got
 
-    setattr(claimed, _GUARDS, True)
-    return Depends(claimed)
+    return guarding(claimed)
 
 
 def Commits(  # noqa: N802
@@ -296,9 +295,8 @@ def Commits(  # noqa: N802
                 raise
             raise _Answered(answer) from error
 
-    setattr(commits, _GUARDS, True)
     # It ends before the response is sent, so errors can be answered.
-    return Depends(commits, scope="function")
+    return guarding(commits, scope="function")
 
 
 def OneTimeToken(  # noqa: N802
@@ -359,8 +357,7 @@ def OneTimeToken(  # noqa: N802
         exchange.hold(request.scope, got, claims.rule, docs, contents)
         return got
 
-    setattr(redeemed, _GUARDS, True)
-    return Depends(redeemed)
+    return guarding(redeemed)
 
 
 def _routes(

@@ -21,6 +21,7 @@ from fastapi import (
     Form,
     HTTPException,
     Request,
+    Security,
     UploadFile,
     WebSocket,
     WebSocketDisconnect,
@@ -335,6 +336,23 @@ def test_a_response_that_a_websocket_has_not_is_a_mistake(dependency: Any) -> No
         client.websocket_connect("/talk"),
     ):
         pass
+
+
+@pytest.mark.parametrize("around", [Depends, Security])
+@pytest.mark.parametrize(
+    "dependency", [Claimed(principal=everyone), OneTimeToken(subject=everyone)], ids=["claimed", "token"]
+)
+def test_a_dependency_within_another_says_what_to_write(around: Any, dependency: Any) -> None:
+    written = around(dependency)
+
+    def of_an_argument(claim: Annotated[Claim, written]) -> None: ...
+
+    for declare in (
+        lambda: FastAPI().post("/orders")(of_an_argument),
+        lambda: FastAPI().post("/orders", dependencies=[written])(lambda: None),
+    ):
+        with pytest.raises(ConfigError, match=r"write Annotated\[Claim, Claimed\(\.\.\.\)\]"):
+            declare()
 
 
 async def test_two_claims_for_one_response_are_a_mistake(make_gate: MakeGate) -> None:

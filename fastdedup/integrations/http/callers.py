@@ -1,11 +1,14 @@
-"""Checks what a dependency of FastAPI gets: a dependency that names the caller, a `Dedup`, a rule, and a request."""
+"""Checks what a dependency of FastAPI gets: a dependency that names the caller, a `Dedup`, a rule, a request.
+
+`guarding` makes the dependency itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, Final, NoReturn
 
 from ...checks import is_async, not_a_gate, takes
 from ...errors import ConfigError
@@ -17,7 +20,7 @@ from .threads import is_awaited
 
 try:
     from fastapi import Request as HttpRequest
-    from fastapi import WebSocketException
+    from fastapi import WebSocketException, params
     from fastapi.requests import HTTPConnection
 except ImportError as error:
     raise ImportError("fastdedup.integrations.fastapi needs FastAPI: pip install 'fastdedup[web]'") from error
@@ -26,6 +29,27 @@ Chooser = Callable[[HttpRequest], Dedup]
 """A function that chooses a `Dedup` for a request, for applications with several."""
 _POLICY_VIOLATION = 1008
 """The code that RFC 6455 has for a client that asks for what the server does not do."""
+GUARDS: Final = "_fastdedup_guards"
+"""The attribute of a dependency that guards its operation."""
+
+
+class _Guard(params.Depends):
+    """What `Claimed()` returns. If somebody writes `Depends(Claimed())`, FastAPI asks it for a signature."""
+
+    __call__: Any = None
+
+    @property
+    def __signature__(self) -> NoReturn:
+        raise ConfigError(
+            "Claimed(), Commits() and OneTimeToken() are dependencies already: write Annotated[Claim, Claimed(...)] "
+            "or dependencies=[Claimed(...)], without Depends(...) around it"
+        )
+
+
+def guarding(dependency: Any, **options: Any) -> Any:
+    """Return `Depends(dependency)`, for a dependency that guards its operation."""
+    setattr(dependency, GUARDS, True)
+    return _Guard(dependency, **options)
 
 
 def check_caller(what: str, dependency: Any) -> None:
