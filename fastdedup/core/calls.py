@@ -174,7 +174,11 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
 
     def used_before(self) -> UsageError:
         """Return the error for a second `await`."""
-        return UsageError(f"this claim of {self.op.key!r} was awaited before; call claim() for another one")
+        return UsageError(f"this {self._name} was awaited before; call {self._verb}() for another one")
+
+    @property
+    def _name(self) -> str:
+        return f"{'lock' if self._verb == 'lock' else 'claim of'} {self.op.key!r}"
 
     def _judged(self, answer: Any) -> Verdict:
         """Return the verdict on an answer that is not a verdict yet; count it."""
@@ -250,9 +254,9 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
 
     def __del__(self) -> None:
         if not self._used:
-            warnings.warn(
-                f"the claim of {self.op.key!r} was never awaited", RuntimeWarning, stacklevel=1, source=self
-            )
+            is_lock = self._verb == "lock"
+            missing = "entered: write `async with dedup.lock(key) as lock:`" if is_lock else "awaited"
+            warnings.warn(f"the {self._name} was never {missing}", RuntimeWarning, stacklevel=1, source=self)
 
     async def __aenter__(self) -> Claim:
         self._entered = claim = await self
@@ -311,7 +315,7 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
             self._task = task
         elif self._task is not task:
             raise RuntimeError(
-                f"this claim of {self.op.key!r} runs in a task already; call claim() for another one"
+                f"this {self._name} runs in a task already; call {self._verb}() for another one"
             )
         return self._generator
 

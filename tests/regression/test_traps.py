@@ -99,7 +99,15 @@ async def test_a_claim_never_awaited_warns(dedup: Dedup) -> None:
         dedup.lock("key")
 
     assert warned(claim) == ["the claim of 'key' was never awaited"]
-    assert warned(lock) == ["the claim of 'key' was never awaited"]
+    says = "the lock 'key' was never entered: write `async with dedup.lock(key) as lock:`"
+    assert warned(lock) == [says]
+    entered = dedup.lock("key")
+    async with entered:
+        pass
+    with pytest.raises(
+        UsageError, match=r"this lock 'key' was awaited before; call lock\(\) for another one"
+    ):
+        await entered.__aenter__()
     assert await dedup.get("key") is None
 
 
