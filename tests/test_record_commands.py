@@ -219,6 +219,19 @@ def test_a_response_without_a_body_has_parts_too(
     assert record[kept] == {"status": status, "headers": {}, "body": ""}
 
 
+def test_an_integer_over_64_bits_is_shown_whole(
+    run: Callable[..., Result], at_gate: Callable[..., None]
+) -> None:
+    large = {"cents": 10**30, "of": [-(2**63) - 1], "é": 2**64}
+
+    async def work(dedup: Dedup) -> None:
+        await (await dedup.claim("k")).complete(large)
+
+    at_gate(work)
+    assert json.loads(run("inspect", "k", "--json").stdout)["result"] == large
+    assert f'"cents":{10**30}' in run("inspect", "k").stdout
+
+
 def test_a_headers_value_beyond_ascii_is_what_a_server_sees() -> None:
     request: Any = SimpleNamespace(headers=[(b"x-user", "josé".encode())])
     assert by_header("x-user")(request) == principal_of_header("josé")

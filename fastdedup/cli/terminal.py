@@ -5,6 +5,7 @@ A key may hold characters that clear the screen or hide the rest of a line.
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +32,10 @@ def as_json(facts: Any) -> str:
 
     It uses repr for a result of another codec, which need not be JSON, because inspecting it must not fail.
     """
-    text = orjson.dumps(facts, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+    try:
+        text = orjson.dumps(facts, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:  # an integer over 64 bits
+        text = json.dumps(facts, default=repr, separators=(",", ":"))
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-import orjson
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -58,7 +58,7 @@ def get_record(
 ) -> Record | None:
     """Return the record of a key from the sidecar at `path`. Raises what `fetch` raises."""
     answer = _ask(path, "FD.GET", key, *_options(NS=namespace, KIND=kind), *_flag(digest))
-    return None if answer is None else record_of(orjson.loads(cast(bytes, answer)))
+    return None if answer is None else record_of(json.loads(cast(bytes, answer)))
 
 
 def forget_record(
@@ -95,7 +95,7 @@ def list_records(
     numbers = _options(
         OLDER=str(round(older * 1000)), LIMIT=str(limit), WITHIN=str(max(1, round(within * 1000)))
     )
-    found = orjson.loads(cast(bytes, _ask(path, "FD.LIST", *options, *numbers)))
+    found = json.loads(cast(bytes, _ask(path, "FD.LIST", *options, *numbers)))
     return Listing([record_of(facts) for facts in found["records"]], found["cursor"], found["looked_at"])
 
 

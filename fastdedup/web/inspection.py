@@ -155,8 +155,8 @@ class AnyCodec:
 
     def loads(self, data: bytes) -> Any:
         """Decode JSON and web responses, and show any other bytes as text; never fails."""
-        for decode in (_response_facts, orjson.loads):
-            with contextlib.suppress(ValueError, ForeignRecordError):
+        for decode in (_response_facts, _exact_json):
+            with contextlib.suppress(ValueError, ForeignRecordError, RecursionError):
                 return decode(data)
         return data.decode(errors="backslashreplace")
 
@@ -175,6 +175,12 @@ def _with_parts(given: Any) -> Any:
         with contextlib.suppress(ValueError, ForeignRecordError):
             return _response_facts(data.encode())
     return given
+
+
+def _exact_json(data: bytes) -> Any:
+    """Decode JSON; an integer over 64 bits stays one. orjson would make it a float; but it refuses NaN."""
+    orjson.loads(data)
+    return json.loads(data)
 
 
 def _response_facts(data: bytes) -> dict[str, Any]:

@@ -147,6 +147,14 @@ def test_the_command_line_refuses_bytes_that_are_no_text(sidecar: Sidecar, words
     assert isinstance(found.exception, SystemExit)
 
 
+async def test_the_command_line_shows_a_large_integer_whole(sidecar: Sidecar) -> None:
+    async with Dedup(f"sidecar://{sidecar.path}", namespace="shop", timeout=5.0) as dedup:
+        await (await dedup.claim("large")).complete([10**30])
+    asked = ["inspect", "large", "--socket", str(sidecar.path), "--namespace", "shop", "--json"]
+    found = await asyncio.to_thread(CliRunner().invoke, cli, asked)
+    assert json.loads(found.stdout)["result"] == [10**30]
+
+
 def test_the_command_line_tells_a_redis_from_a_sidecar(server: RedisServer) -> None:
     found = CliRunner().invoke(cli, ["inspect", "k", "--socket", str(server.socket)])
     assert found.exit_code == 1
