@@ -423,6 +423,41 @@ def test_an_error_is_one_line_on_stderr(run: Callable[..., Result], args: list[s
     assert result.stderr.count("\n") == 1
 
 
+HUGE = str(10**30)
+
+
+@pytest.mark.parametrize(
+    ("args", "wrong"),
+    [
+        (["demo", "--buyers", HUGE], "--buyers"),
+        (["demo", "--clicks", HUGE], "--clicks"),
+        (["demo", "--stock", HUGE], "--stock"),
+        (["bench", "--url", "redis://h", "--rounds", HUGE], "--rounds"),
+        (["ledger", "create", "a", "--window", "7d", "--url", "redis://h", "--capacity", HUGE], "--capacity"),
+        (["ledger", "resize", "a", "--url", "redis://h", "--capacity", HUGE], "--capacity"),
+        (["ledger", "create", "a", "--capacity", "9", "--url", "redis://h", "--window", "0s"], "--window"),
+        (["inbox", "purge", "--keep", "7d", "--url", "sqlite:///x.db", "--batch", HUGE], "--batch"),
+        (["inbox", "purge", "--url", "sqlite:///x.db", "--keep", "0s"], "--keep"),
+        (["inbox", "stats", "--url", "sqlite:///x.db", "--stretch", "0s"], "--stretch"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_by_its_option(
+    run: Callable[..., Result], args: list[str], wrong: str
+) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert f"Error: Invalid value for '{wrong}': " in result.stderr
+    assert "is not in the range" in result.stderr or "'0s' is too short: a time has at least" in result.stderr
+
+
+def test_a_width_for_bits_is_refused(run: Callable[..., Result]) -> None:
+    wanted = ["--window", "7d", "--capacity", "9", "--dense", "--width", "16", "--url", "redis://h"]
+    assert (
+        "--dense keeps a bit for each id, so it goes without --width"
+        in run("ledger", "create", "a", *wanted).stderr
+    )
+
+
 @pytest.mark.parametrize("given", ["nan", "inf", "-1"])
 @pytest.mark.parametrize("command", [["bench", "--url", "redis://h", "--seconds"], ["top", "--every"]])
 def test_a_length_of_time_is_a_finite_number(

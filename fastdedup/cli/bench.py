@@ -300,7 +300,7 @@ def reason(error: BaseException) -> str:
 @click.command()
 @click.option(
     "--rounds",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 1_000),
     default=3,
     show_default=True,
     help="How many rounds; more rounds give steadier medians.",

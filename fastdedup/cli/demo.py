@@ -139,15 +139,17 @@ def violations(sale: Sale, due: int) -> Iterator[str]:
 
 
 @click.command(short_help="Hold a flash sale without the gate, then with it.")
-@click.option("--buyers", type=click.IntRange(min=1), default=10_000, show_default=True)
+@click.option("--buyers", type=click.IntRange(1, 1_000_000), default=10_000, show_default=True)
 @click.option(
     "--clicks",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 100),
     default=3,
     show_default=True,
     help="How often each buyer sends the order.",
 )
-@click.option("--stock", type=click.IntRange(min=0), default=100, show_default=True, help="Units for sale.")
+@click.option(
+    "--stock", type=click.IntRange(0, 1_000_000), default=100, show_default=True, help="Units for sale."
+)
 @gate_options(namespace="demo", url="memory://")
 def demo(buyers: int, clicks: int, stock: int, url: str, namespace: str, as_json: bool) -> None:
     """Hold a flash sale without the gate, then with it, and check that each promise was kept.

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..checks import MAX_SECONDS, check_seconds
+from ..checks import MAX_SECONDS
 from ..errors import ConfigError, DedupError
 from ..flows import drive
 from ..sql.any_inbox import DAY
@@ -29,7 +29,7 @@ from ..sql.bridge import SyncBegin as Begin
 from ..sql.dialects import DIALECTS, TableName, dialect_of
 from ..sql.dialects.base import Figures
 from ..sql.faults import words_of
-from ..sql.purge import Ticker, figures_of, purge_table
+from ..sql.purge import MOST_ROWS, Ticker, figures_of, purge_table
 from ..sql.rules import TABLE, TableRules
 from .terminal import bar_console, json_option, print_json
 
@@ -163,9 +163,15 @@ _WIDTH = 40
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4, not before
-    """A length of time, such as 7d: the unit is required, because rows that are purged too early do not come back."""
+    """A length of time, such as 7d: the unit is required, because rows that are purged too early do not come back.
+
+    `least`: the shortest one, in seconds.
+    """
 
     name = "time"
+
+    def __init__(self, least: float = 0.001) -> None:
+        self._least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
         """Return the time; a mistake ends the command."""
@@ -178,6 +184,8 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         seconds = float(number) * _UNITS[unit]
         if seconds > MAX_SECONDS:
             self.fail(f"{value!r} is too long: a time has at most ten years", param, ctx)
+        if seconds < self._least:
+            self.fail(f"{value!r} is too short: a time has at least {self._least:g}s here", param, ctx)
         return timedelta(seconds=seconds)
 
 
@@ -224,7 +232,7 @@ def ddl(dialect: str, table: str, schema: str | None) -> None:
 )
 @click.option(
     "--batch",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MOST_ROWS),
     help="Rows of one transaction; by default what the database deletes in about ten milliseconds.",
 )
 @database_options
@@ -236,7 +244,7 @@ def purge(
     Each batch is a transaction of its own: stop the command at any time, the next run goes on. One process at a time
     purges a table; another one ends at once, with 0 rows.
     """
-    rules = TableRules(TableName(table, schema), check_seconds(keep, "--keep"))
+    rules = TableRules(TableName(table, schema), keep.total_seconds())
     console = bar_console()
     quiet = as_json or not console.is_terminal
     deleted = at_database(url, lambda begin: purged(rules, begin, batch, None if quiet else console))

@@ -16,6 +16,7 @@ from ..gateway import Dedup
 from ..ledger.client import Ledger
 from ..ledger.current_form import read_form
 from ..ledger.forms import LedgerForm
+from ..ledger.settings import LEAST_WINDOW, MOST_CAPACITY
 from ..model import LedgerResize, LedgerStats
 from .gate import ask, gate_options
 from .inbox import Duration, shown
@@ -36,11 +37,14 @@ def ledger() -> None:
 @ledger.command()
 @click.argument("name")
 @click.option(
-    "--window", type=Duration(), required=True, help="How long an id is remembered: 7d, 12h, 30m or 90s."
+    "--window",
+    type=Duration(LEAST_WINDOW),
+    required=True,
+    help="How long an id is remembered: 7d, 12h, 30m or 90s.",
 )
 @click.option(
     "--capacity",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MOST_CAPACITY),
     required=True,
     help="Ids in one window, best 4/3 of those that you expect. Plan for growth; `resize` changes it.",
 )
@@ -76,6 +80,8 @@ def create(
     settings: dict[str, Any] = {"window": window, "capacity": capacity, "allow_eviction": allow_eviction}
     settings |= {"dense": dense}
     if width is not None:
+        if dense:
+            raise click.UsageError("--dense keeps a bit for each id, so it goes without --width")
         settings |= {"width": int(width), "exact": int(width) > _NARROW}
     created = ask(_created(Dedup(url, namespace=namespace), name, settings))
     if as_json:
@@ -104,7 +110,9 @@ def stats(name: str, url: str, namespace: str, as_json: bool) -> None:
 
 @ledger.command()
 @click.argument("name")
-@click.option("--capacity", type=click.IntRange(min=1), required=True, help="Ids in one window from now on.")
+@click.option(
+    "--capacity", type=click.IntRange(1, MOST_CAPACITY), required=True, help="Ids in one window from now on."
+)
 @click.option(
     "--until",
     type=click.Choice(["announced", "switched", "over"]),

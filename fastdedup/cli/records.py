@@ -110,7 +110,7 @@ def forget(
 )
 @click.option(
     "--older",
-    type=Duration(),
+    type=Duration(0.0),
     default=timedelta(0),
     help="The least time since the acquisition, such as 60s.",
 )
@@ -134,7 +134,7 @@ def forget(
 )
 @click.option(
     "--within",
-    type=Duration(),
+    type=Duration(0.0),
     default=timedelta(seconds=5),
     show_default="5s",
     help="Stop after this time.",

@@ -14,7 +14,7 @@ from .drivers.base import is_retryable, run
 from .once import ATTEMPTS, pause_after
 from .rules import TableRules
 
-_MOST_ROWS = (1 << 63) - 1
+MOST_ROWS = (1 << 63) - 1
 """The greatest integer of SQLite and PostgreSQL."""
 
 
@@ -23,7 +23,7 @@ class Ticker:
 
     def __init__(self, rules: TableRules, batch: int | None, on_batch: Callable[[int], None] | None) -> None:
         self._rules = rules
-        self._batch = None if batch is None else check_count(batch, "batch", most=_MOST_ROWS)
+        self._batch = None if batch is None else check_count(batch, "batch", most=MOST_ROWS)
         self._on_batch = on_batch
         # Mutable: the most rows of this batch; the rows deleted; whether there is more to do; how many batches, one
         # after another, the database has ended.
