@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Unpack
 
-from ..checks import Seconds, check_count
+from ..checks import Seconds, check_count, check_flag, is_async
 from ..errors import ConfigError, UsageError
 from ..gateway import Dedup
 from ..sync.gateway import Dedup as SyncDedup
@@ -22,7 +22,7 @@ from ..sync.resolving import SyncCheck
 from .blocking import WAIT, Attempt, BlockingWay, check_gate
 from .decisions import Action, Counts, Decision, Reason
 from .delivery import Handler, check_handler, lay_nothing
-from .keys import KeyRule, check_rule
+from .keys import KeyRule
 from .rules import ATTEMPTS, MessageRules
 from .settings import RETRY_DELAY, MessageSettings, deliveries_of
 
@@ -112,6 +112,7 @@ class Dispatcher:
         """
         check_handler(handler)
         check_count(failed, "failed", least=0)
+        check_flag(again, "again")
         decision = await self._deliveries.handle(message, handler, lay_nothing, failed=failed, again=again)
         return _disposition(decision, self._deliveries.rules)
 
@@ -186,8 +187,10 @@ class SyncDispatcher:
             ConfigError: the gate is set up wrongly; the handler is async; `failed` is no count.
             UsageError: the gate is not open; the handler returned a coroutine, so its work is not done.
         """
-        check_rule(handler, "handler")
+        if not callable(handler) or is_async(handler):
+            raise ConfigError(f"the handler must be a plain function, not async, got {handler!r}")
         check_count(failed, "failed", least=0)  # after the claim, an error would leave it held and renewed
+        check_flag(again, "again")
         self.counts.delivered += 1
         found = self._way.begin(message, failed=failed, again=again)
         decision = found if isinstance(found, Decision) else self._work(found, message, handler)

@@ -154,6 +154,10 @@ class InboxWay:
                         return self._rules.of_mismatch(delivery.key, attempt)
                     if transactions.has_begun and is_failure(fault):
                         self._failed_attempts.tell(delivery.key, attempt, fault)
+                        if (
+                            claim is not None and claim.lost
+                        ):  # another consumer waits for this row, or is at work
+                            return self._rules.of_lost_lease(delivery.key, attempt)
                         return self._rules.of_error(delivery.key, attempt, fault)
                     if not isinstance(fault, Exception):
                         raise

@@ -17,6 +17,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from fastdedup import ConfigError, Dedup, UsageError
+from fastdedup.events import LeaseLost
 from fastdedup.messages import Action, DeadLetterError, Reason
 from fastdedup.messages.dispatch import Dispatcher, Disposition, SyncDispatcher
 from fastdedup.messages.failed_attempts import AT_ONCE
@@ -208,11 +209,25 @@ async def test_a_handler_that_is_not_async_is_refused_before_it_works(dedup: Ded
     assert (done, seen(await orders.dispatch("a", ends))) == ([], ACKED)
 
 
+async def test_again_is_no_text_that_counts_as_true(dedup: Dedup) -> None:
+    """A header's "false" would let work that failed for good run again."""
+    header: Any = "false"
+    with pytest.raises(ConfigError, match="again must be True or False, got str"):
+        await Dispatcher("orders", dedup, key=key).dispatch("a", ends, again=header)
+    with (
+        SyncDedup("memory://", namespace="m") as blocking,
+        pytest.raises(ConfigError, match="again must be True or False, got str"),
+    ):
+        SyncDispatcher("orders", blocking, key=key).dispatch("a", str, again=header)
+
+
 def test_a_handler_that_returns_a_coroutine_has_done_nothing() -> None:
     with SyncDedup("memory://", namespace="m") as dedup:
         orders = SyncDispatcher("orders", dedup, key=key)
-        with pytest.raises(ConfigError, match="not async"):
-            orders.dispatch("a", ends)
+        wrong: Any = None
+        for handler in (ends, wrong):
+            with pytest.raises(ConfigError, match="the handler must be a plain function, not async, got "):
+                orders.dispatch("a", handler)
         with pytest.raises(UsageError, match="returned a coroutine, which was never run"):
             orders.dispatch("a", lambda message: ends(message))
         assert told(orders, lambda message: None) == ACKED
@@ -288,14 +303,45 @@ async def test_the_page_of_any_queue_runs() -> None:
         assert names["consumer_of"](blocking).dispatch(message, lambda message: None).action is Action.ACK
 
 
-@pytest.mark.parametrize("is_gated", [True, False])
-async def test_a_cancellation_at_the_commit_ends_the_call(tmp_path: Path, is_gated: bool) -> None:
-    """A poller that is cancelled then would go on for ever, if the call returned what the row says."""
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'inbox.db'}")
+@asynccontextmanager
+async def sessions_in(folder: Path) -> AsyncIterator[Any]:
+    """Open sessions of a database with an inbox's table."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{folder / 'inbox.db'}")
     async with engine.begin() as connection:
         for statement in tables("sqlite"):
             await connection.execute(text(statement))
-    sessions = async_sessionmaker(engine)
+    try:
+        yield async_sessionmaker(engine)
+    finally:
+        await engine.dispose()
+
+
+async def test_an_inboxs_attempt_that_lost_its_lease_is_no_dead_letter(tmp_path: Path) -> None:
+    """The gate has forgotten it: another delivery waits for its row, and does the work once it is rolled back."""
+    lost = asyncio.Event()
+
+    def heard(event: object) -> None:
+        if isinstance(event, LeaseLost):
+            lost.set()
+
+    async with (
+        sessions_in(tmp_path) as sessions,
+        Dedup("memory://", namespace="m", lease=0.3, on_event=heard) as dedup,
+    ):
+        inbox = Inbox("orders", keep=timedelta(days=7))
+
+        async def loses(session: AsyncSession, message: Any) -> None:
+            await dedup.forget(inbox.rules.gate_key(message))
+            await lost.wait()
+            raise ValueError("no such customer")
+
+        orders = Dispatcher("orders", dedup, key=key, inbox=inbox, begin=sessions.begin, attempts=1)
+        assert seen(await orders.dispatch("a", loses)) == (Action.RETRY, Reason.LOST, 1.0)
+
+
+@pytest.mark.parametrize("is_gated", [True, False])
+async def test_a_cancellation_at_the_commit_ends_the_call(tmp_path: Path, is_gated: bool) -> None:
+    """A poller that is cancelled then would go on for ever, if the call returned what the row says."""
     at_commit = asyncio.Event()
 
     @asynccontextmanager
@@ -309,7 +355,7 @@ async def test_a_cancellation_at_the_commit_ends_the_call(tmp_path: Path, is_gat
     async def pays(session: AsyncSession, message: Any) -> None:
         await session.execute(text("INSERT INTO work VALUES ('n')"))
 
-    async with Dedup("memory://", namespace="m") as dedup:
+    async with sessions_in(tmp_path) as sessions, Dedup("memory://", namespace="m") as dedup:
         gate, inbox = dedup if is_gated else None, Inbox("orders", keep=timedelta(days=7))
         orders = Dispatcher("orders", gate, key=key, inbox=inbox, begin=begin)
         task = asyncio.create_task(orders.dispatch("a", pays))
@@ -318,4 +364,3 @@ async def test_a_cancellation_at_the_commit_ends_the_call(tmp_path: Path, is_gat
         assert task.cancelled()
         again = Dispatcher("orders", gate, key=key, inbox=inbox, begin=sessions.begin)
         assert seen(await again.dispatch("a", pays)) == DUPLICATE
-    await engine.dispose()
