@@ -106,7 +106,7 @@ def _utf8(text: str) -> bytes:
     except UnicodeEncodeError as error:
         reason = error.reason
     # Outside of the except clause, because Python's error holds the text itself.
-    raise ConfigError(f"fingerprint() needs text that UTF-8 can encode: {reason}")
+    raise ConfigError(f"a fingerprint or a subject must be text that UTF-8 can encode: {reason}")
 
 
 def _dumps(value: Any) -> bytes:
@@ -136,7 +136,7 @@ def _canonical(value: Any) -> bytes:
         encoded = _dumps(value)
     except TypeError as error:
         raise ConfigError(
-            f"fingerprint() needs bytes, text or a value that JSON can hold: {error}; "
+            f"a fingerprint or a subject must be bytes, text or a value that JSON can hold: {error}; "
             "pass the raw body or convert it"
         ) from None
     if b"null" in encoded and has_nan(value):

@@ -190,8 +190,10 @@ def listed_bytes(ids: Iterable[Any], *, dense: bool = False) -> list[bytes]:
     """Return the bytes of a list's ids: from `id_bytes` for each, or `number_bytes` for a dense ledger.
 
     Raises:
-        InvalidKeyError: an id cannot be used, or the list is one text.
+        InvalidKeyError: an id cannot be used; `ids` is one text, or no list.
     """
     if isinstance(ids, str | bytes | bytearray | memoryview):
         raise InvalidKeyError("give a list of ids, not one text: its characters would be the ids")
+    if not isinstance(ids, Iterable):
+        raise InvalidKeyError(f"give a list of ids, got {shown(ids)}")
     return list(map(number_bytes if dense else id_bytes, ids))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncContextDecorator, ContextDecorator
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
-from ..checks import Seconds, call_text, takes, with_article
+from ..checks import Seconds, call_text, shown, takes, with_article
 from ..codec import Codec
 from ..errors import ConfigError, UsageError
 from ..keys import Fingerprint
@@ -164,8 +164,8 @@ class AnyInbox(Generic[B]):
     async def _receive_many(
         self, transaction: Any, keys: Sequence[str], fingerprints: Sequence[Any] | None, busy: Busy
     ) -> list[Any]:
-        if isinstance(keys, str | bytes):
-            raise UsageError("receive_many() takes a list of keys, not one text")
+        if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+            raise UsageError(f"receive_many() takes a list of keys, got {shown(keys)}")
         rules, driver, keys = self._rules, driver_over(self.bridge, transaction), list(keys)
         ids = [rules.id_of(key) for key in keys]
         marks = marks_of(fingerprints, keys)

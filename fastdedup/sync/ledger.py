@@ -39,7 +39,8 @@ class Ledger:
         return background.run(lambda: ledger.first(id, owner=owner), self.bound.per_process.seconds)
 
     def _first_many(self, ids: Iterable[Any], *, owner: str | None) -> list[bool]:
-        listed = ids if isinstance(ids, str | bytes | bytearray | memoryview) else list(ids)
+        is_wrong = isinstance(ids, str | bytes | bytearray | memoryview) or not isinstance(ids, Iterable)
+        listed = ids if is_wrong else list(ids)  # in this thread; `listed_bytes` names what is wrong
         if owner is None:
             return self._first_undoable(listed_bytes(listed, dense=self.bound.latest.dense))
         background, ledger = self.bound.get()

@@ -262,7 +262,7 @@ async def test_text_and_bytes_of_other_classes_are_that_text(dedup: Dedup) -> No
 
 
 @on_both_faces
-@pytest.mark.parametrize("text", ["id", b"id", bytearray(b"id"), memoryview(b"id")])
+@pytest.mark.parametrize("text", ["id", b"id", bytearray(b"id"), memoryview(b"id"), None])
 async def test_one_text_is_no_list(dedup: Dedup, text: Any) -> None:
     """Its characters would be remembered."""
     ledger = ledger_of(dedup)

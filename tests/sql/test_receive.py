@@ -123,6 +123,9 @@ async def test_many_keys_are_received_in_their_order(party: Party, key: str) -> 
         found = await party.call(inbox.receive_many, party.raw, keys)
         assert [each.key for each in found] == keys
         assert [each.first for each in found] == [True, False, True, False]
+        for no_list in (keys[0], None):
+            with pytest.raises(UsageError, match="takes a list of keys, got "):
+                await party.call(inbox.receive_many, party.raw, no_list)
         assert found[1].result == "kept"
         await party.call(found[0].complete, "new")
     async with party.transaction():

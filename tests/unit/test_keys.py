@@ -279,6 +279,13 @@ def test_a_fingerprint_does_not_depend_on_key_order(body: dict[str, Any]) -> Non
     assert fingerprint(dict(reversed(body.items()))) == fingerprint(body)
 
 
+def test_what_is_no_subject_is_named_so() -> None:
+    """A token's subject is a fingerprint, too, and its caller has not called fingerprint()."""
+    for wrong in ({1}, "\ud800"):
+        with pytest.raises(ConfigError, match="a fingerprint or a subject must be "):
+            fingerprint(wrong)
+
+
 def test_a_fingerprint_is_the_same_in_every_process() -> None:
     """Two workers, whatever their hash seed, agree about a request."""
     program = "import json, sys, fastdedup; print(fastdedup.fingerprint(json.loads(sys.argv[1])).hex())"
