@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, Final, Protocol, runtime_checkable
@@ -249,10 +250,8 @@ def decode_error(codec: Codec, payload: bytes, key: str) -> Any:
     Version 0.1.0 stored errors with the codec of the results. A payload that is not JSON is such an error.
     """
     if payload and not stores_errors(codec):
-        try:
-            return orjson.loads(payload)
-        except orjson.JSONDecodeError:
-            pass
+        with suppress(ValueError, RecursionError):
+            return json.loads(payload) if payload[-1] == _END_OF_WIDE else orjson.loads(payload)
     return decode(codec, payload, key)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pydantic_core
 
-from ..codec import check_size, has_nan
+from ..codec import WIDE_PLAIN, check_size, has_nan
 from ..core.gate import Gate
 from ..errors import ResultError
 from ..kernel.id_place import IdPlace
@@ -153,6 +153,9 @@ _CLAIMED: Final[dict[str, Any]] = {"statuses": (201, 200), "shaped": "ClaimProbl
 
 # What an owner does to its claim
 
+_WIDE_NUMBER: Final = re.compile(rb"[0-9]{19}")
+"""Digits of an integer over 64 bits, or of one that is nearly as long."""
+
 
 def _complete(gate: Gate, ask: Any) -> Make:
     payload, ttl = _payload(gate, ask.result), ask.ttl
@@ -186,7 +189,8 @@ def _touch(gate: Gate, ask: Any) -> Make:
 def _payload(gate: Gate, value: Any) -> bytes:
     """Return a result as the bytes that are stored: bytes unchanged, and anything else as JSON.
 
-    orjson would not do for that: it has no numbers above 64 bits.
+    orjson would not do for that: it has no numbers above 64 bits, and its reader would give such a number to Python
+    as a float. So JSON that may have one is marked for Python's own reader.
     """
     if value is None or isinstance(value, bytes):
         payload = value or b""
@@ -194,6 +198,8 @@ def _payload(gate: Gate, value: Any) -> bytes:
         payload = pydantic_core.to_json(value)
         if (b"NaN" in payload or b"Infinity" in payload) and has_nan(value):
             raise ResultError("a result must be JSON, which has no NaN and no infinity")
+        if _WIDE_NUMBER.search(payload):
+            payload += WIDE_PLAIN
     check_size(payload, gate.settings.max_result)
     return payload
 

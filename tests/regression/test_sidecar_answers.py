@@ -364,3 +364,26 @@ def test_keys_at_the_limits_are_taken(trusting: redis.Redis) -> None:
     readable = Keyspace("t", Kind.CLAIM, readable=1024)
     for wire in (readable.wire("x" * 1024), KEYS.wire("x" * 1024), KEYS.wire("\u20ac")):
         assert run(trusting, claim_of(wire, TEN_YEARS, 2 * TEN_YEARS)).outcome == "acquired"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("number", [2**64, 10**30, -(2**63) - 1])
+@pytest.mark.parametrize("batch", [False, True])
+async def test_a_large_integer_reaches_python_as_one(
+    http: httpx.Client, server: RedisServer, number: int, batch: bool
+) -> None:
+    """Of a result or an error that a program in another language has stored over HTTP. It became a float."""
+
+    def send(verb: str, **fields: object) -> None:
+        at, body = f"/v1/claims/{verb}".removesuffix("/claim"), {**fields, "namespace": "large"}
+        sent = http.post("/v1/batch", json=[{"op": verb, **body}]) if batch else http.post(at, json=body)
+        assert sent.is_success, sent.text
+
+    key = f"{number}-{batch}"
+    for end in ({"result": {"cents": number}}, {"error": [number]}):
+        verb = "complete" if "result" in end else "fail"
+        send("claim", key=key + verb, owner="o")
+        send(verb, key=key + verb, owner="o", **end)
+    async with Dedup(server.url, namespace="large", timeout=5.0) as dedup:
+        done, failed = [await dedup.claim(key + verb) for verb in ("complete", "fail")]
+        assert (done.result, failed.error) == ({"cents": number}, [number])
+        assert type(done.result["cents"]) is int
