@@ -381,7 +381,7 @@ class Transactions:
                 even if the gate was not reached; None without a gate.
 
         Raises:
-            CommitUnknown: the COMMIT's reply was lost.
+            CommitUnknown: the COMMIT's reply was lost, or a hook of the application has failed, perhaps after it.
             MismatchError: the key has another fingerprint in its row.
             RetryTransaction: the database has ended every transaction that one call may begin.
             InProgressError: `busy="skip"` met a twin.
@@ -404,15 +404,16 @@ class Transactions:
         """Run one transaction."""
         rules = self._rules
         receipt: Any = None
-        commits = False
+        commits = is_known = False
         self.has_begun = False
 
         async def receive_and_work(transaction: Any) -> None:
-            nonlocal receipt, commits
+            nonlocal receipt, commits, is_known
             receipt = await self._receive(transaction, key, fingerprint=self._mark, busy=rules.busy)
             rules.check_outermost(receipt.driver)
             if not receipt.first:
                 receipt.replay(self._typed)  # may raise
+                is_known = True
                 return
             await receipt.begin_work()
             self.has_begun = True
@@ -425,9 +426,13 @@ class Transactions:
         try:
             await in_transaction(self._bridge, self._begin, receive_and_work)
         except BaseException as error:
-            if commits and is_committed_perhaps(error):
+            # Of a hook of the application, perhaps: run again, a transaction finds the row, or does the work.
+            hooked = commits and receipt.driver.may_be_committed() and not is_retryable(error)
+            if commits and (hooked or is_committed_perhaps(error)):
                 raise CommitUnknown(error) from None
-            raise
+            # The row that a duplicate has read is another transaction's, and stands however this one ends.
+            if not (is_known and isinstance(error, Exception)):
+                raise
         if receipt.first:
             await prove_commit(self._bridge, self._begin, self._receive, rules, key)
         answer: RowAnswer = receipt.answer(self._typed)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import marshal
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.event import listens_for
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session
 
 from fastdedup import ConfigError, Dedup, UsageError
 from fastdedup.events import LeaseLost
@@ -337,6 +340,36 @@ async def test_an_inboxs_attempt_that_lost_its_lease_is_no_dead_letter(tmp_path:
 
         orders = Dispatcher("orders", dedup, key=key, inbox=inbox, begin=sessions.begin, attempts=1)
         assert seen(await orders.dispatch("a", loses)) == (Action.RETRY, Reason.LOST, 1.0)
+
+
+@pytest.mark.parametrize("is_gated", [True, False])
+async def test_work_whose_hook_fails_after_the_commit_is_no_dead_letter(
+    tmp_path: Path, is_gated: bool
+) -> None:
+    class Hooked(Session):
+        """Breaks a constraint after each COMMIT, in a transaction of its own."""
+
+    @listens_for(Hooked, "after_commit")
+    def fail(session: Session) -> None:
+        with closing(sqlite3.connect(tmp_path / "inbox.db")) as other:
+            other.execute("INSERT INTO fastdedup_inbox SELECT * FROM fastdedup_inbox")
+
+    async with sessions_in(tmp_path) as sessions, Dedup("memory://", namespace="m") as dedup:
+
+        @asynccontextmanager
+        async def begin() -> AsyncIterator[AsyncSession]:
+            async with sessions(sync_session_class=Hooked) as session, session.begin():
+                yield session
+
+        done: list[Any] = []
+
+        async def pays(session: AsyncSession, message: Any) -> None:
+            done.append(message)
+
+        gate, inbox = dedup if is_gated else None, Inbox("orders", keep=timedelta(days=7))
+        orders = Dispatcher("orders", gate, key=key, inbox=inbox, begin=begin, attempts=1)
+        assert [seen(await orders.dispatch("a", pays)) for _ in range(2)] == [DUPLICATE] * 2
+        assert done == ["a"]
 
 
 @pytest.mark.parametrize("is_gated", [True, False])
