@@ -1,9 +1,8 @@
 """The side-by-side benchmark: what it plays, checks and reports. No test looks at a time."""
 
-import asyncio
 import gc
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import isnan
@@ -18,7 +17,6 @@ from bench.contest import (
     GC_THRESHOLDS,
     HOT,
     OURS,
-    SCENARIOS,
     Contestant,
     Ops,
     Plan,
@@ -29,11 +27,6 @@ from bench.contest import (
     cells,
     collector,
     contest,
-    fresh_keys,
-    ours,
-    reason,
-    redis_client,
-    result_of,
     turns,
 )
 from bench.ledger import CALCULATED, PLANNED, calculated
@@ -111,24 +104,6 @@ async def test_a_replay_that_was_never_settled_voids_the_row(redis_url: str) -> 
     assert all(row.note.startswith("n/a: WrongReplayError") for row in table.rows)
 
 
-async def test_ours_takes_the_options_of_a_gate(redis_url: str) -> None:
-    async with ours(Setting(redis_url, "t", 1), known_duplicates=0.0) as ops:
-        assert ops.cycle
-        assert ops.replay
-        assert await ops.cycle("a" + HOT)
-        assert ops.right("a" + HOT, await ops.replay("a" + HOT))
-
-
-@pytest.mark.parametrize(("width", "connections"), [(0, 7), (3, 3)])
-async def test_a_pool_is_as_wide_as_asked(redis_url: str, width: int, connections: int) -> None:
-    async with redis_client(Setting(redis_url, "t", callers=7, width=width)) as client:
-        assert client.connection_pool.max_connections == connections
-
-
-def test_a_stored_result_depends_on_its_key() -> None:
-    assert result_of("a") != result_of("b")
-
-
 # A contest
 
 
@@ -165,16 +140,6 @@ async def test_one_caller_alone_is_timed_in_every_turn() -> None:
     assert table.row("second").ratios.keys() == {"first", "first, p99"}
 
 
-async def test_a_private_server_is_emptied_before_each_turn() -> None:
-    cleaned: list[None] = []
-
-    async def clean() -> None:
-        cleaned.append(None)
-
-    await played(CLAIM, FIRST, clean=clean)
-    assert len(cleaned) == 2 + 2  # the warm-up's turns, and the rounds
-
-
 async def test_the_width_that_plays_was_tried_and_works() -> None:
     tried: list[int] = []
 
@@ -188,22 +153,6 @@ async def test_the_width_that_plays_was_tried_and_works() -> None:
     table = await played(CLAIM, Contestant("first", connect, widths=(0, 3, 64), unit="threads"))
     assert tried == [0, 3, 0]  # 64 is more than there are callers; 0 means one each
     assert table.row("first").note == "threads: 4"
-
-
-async def test_a_program_tells_its_own_time() -> None:
-    async def drive(verb: str, keys: Sequence[str], spent: object) -> float:
-        return len(keys) / 1000
-
-    table = await played(CLAIM, FIRST, player("program", Ops(drive=drive)))
-    assert table.row("program").figures == {"rate": pytest.approx(1000.0)}  # whose CPU is not ours
-
-
-async def test_one_that_brings_its_own_callers_may_leave_the_clock_to_us() -> None:
-    async def drive(verb: str, keys: Sequence[str], spent: object) -> None:
-        return None
-
-    table = await played(CLAIM, FIRST, player("driver", Ops(drive=drive)))
-    assert table.row("driver").figures.keys() == {"rate", "cpu_us"}
 
 
 # Who fails
@@ -258,40 +207,7 @@ async def test_one_that_fails_in_a_later_round_is_out(scenario: Scenario) -> Non
     assert not table.row("tiring").figures
 
 
-@pytest.mark.parametrize("said", ["Cancelled via cancel scope 7f", "by a signal"])
-async def test_one_that_cancels_its_caller_at_its_end_keeps_its_row(said: str) -> None:
-    """As coredis does, whose connections are tasks of anyio. A signal still ends the run."""
-
-    @asynccontextmanager
-    async def connect(setting: Setting) -> AsyncIterator[Ops]:
-        yield Ops(claim=won)
-        task = asyncio.current_task()
-        assert task
-        task.cancel(said)
-        await asyncio.Event().wait()
-
-    play = played(CLAIM, FIRST, Contestant("cancels", connect))
-    if said == "by a signal":
-        with pytest.raises(asyncio.CancelledError):
-            await play
-    else:
-        assert {row.contestant for row in (await play).rows if row.figures} == {"first", "cancels"}
-
-
-def test_a_reason_is_one_line_and_a_group_s_first() -> None:
-    nested = ExceptionGroup("a", [ExceptionGroup("b", [ValueError("one\ntwo")]), KeyError("c")])
-    assert reason(nested) == "ValueError: one two"
-    assert reason(ValueError()) == "ValueError"
-    assert len(reason(ValueError("long " * 99))) < 120
-
-
 # The rest
-
-
-def test_fresh_keys_are_fresh_and_have_no_colon() -> None:
-    keys = fresh_keys("t", 3) + fresh_keys("t", 3)
-    assert len(set(keys)) == 6
-    assert not any(":" in key or key.endswith(HOT) for key in keys)
 
 
 @pytest.fixture
@@ -334,10 +250,6 @@ def test_a_table_as_text_leaves_gaps_where_there_is_no_figure() -> None:
         ["", "per second", "odd name", "to a", "note"],
         [["a", "12,346", "2", "1.00", "n"], ["b", "", "", "", "n/a: why"]],
     )
-
-
-def test_scenarios_have_names_of_their_own() -> None:
-    assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)
 
 
 # The row of event loops in the benchmark. No test looks at a time.

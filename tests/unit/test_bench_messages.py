@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -15,11 +14,8 @@ import pytest
 
 from bench import messages, messages_waits
 from bench.contest import ClaimedTwiceError, Plan, Row, Table
-from bench.forked import Forked
 from bench.messages import (
-    BARE,
     CONTESTANTS,
-    GATE,
     NOT_PLAYED,
     Consume,
     Contestant,
@@ -30,7 +26,7 @@ from bench.messages import (
 from bench.messages_inbox import NAMES, messages_inbox
 from bench.messages_waits import ROWS, Watched
 from bench.pairs import ABOVE
-from bench.queues import Broker, Filled, ready
+from bench.queues import Broker, Filled
 from bench.report import Report
 from bench.run import Run
 from bench.targets import verdicts
@@ -81,21 +77,7 @@ async def test_a_way_that_leaves_messages_unhandled_is_a_fault(
     assert "ClaimedTwiceError" in faults["lazy"]
 
 
-async def test_a_queue_is_gone_after_its_turn(rabbitmq: RabbitServer) -> None:
-    async with await aio_pika.connect(rabbitmq.url) as connection:
-        broker = Broker(rabbitmq, connection)
-        async with broker.queue() as queue:
-            assert await ready(queue) == 0
-        async with connection.channel() as channel:
-            with pytest.raises(aio_pika.exceptions.ChannelNotFoundEntity):
-                await channel.declare_queue(queue.name, passive=True)
-
-
 # What is made of it
-
-
-def test_each_item_handled_once_is_no_fault() -> None:
-    check(filled("a", "b", count=2))
 
 
 @pytest.mark.parametrize("handled", [("a",), ("a", "a"), ("a", "b", "b")])
@@ -120,20 +102,6 @@ def test_a_baseline_that_failed_gives_no_ratio() -> None:
     assert row_of(Contestant("base", nothing), found, faults).note == "n/a: why"
 
 
-@pytest.mark.parametrize("module", [messages, messages_waits])
-async def test_without_rabbitmq_every_row_says_why(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    @asynccontextmanager
-    async def missing() -> AsyncIterator[Broker]:
-        raise FileNotFoundError("no rabbitmq-server here")
-        yield
-
-    monkeypatch.setattr(module, "broker", missing)
-    play = getattr(module, module.__name__.removeprefix("bench."))
-    table = await play(run())
-    assert table.rows
-    assert all(row.note.startswith("n/a: ") for row in table.rows)
-
-
 def test_every_message_target_has_its_row() -> None:
     rows = [Row(each.name, {"rate": 9.0}, dict.fromkeys(each.bases, 9.0)) for each in CONTESTANTS]
     waits = [Row(name, {"deliveries": 1.0, "redelivered": 0.0, "resumed_ms": 9.0}) for name in ROWS]
@@ -147,12 +115,6 @@ def test_every_message_target_has_its_row() -> None:
     assert found.count("pass") == 9
 
 
-def test_the_gate_is_compared_with_bare_callbacks() -> None:
-    [gate] = [each for each in CONTESTANTS if each.name == GATE]
-    assert BARE in gate.bases
-    assert not NOT_PLAYED.keys() & {each.name for each in CONTESTANTS}
-
-
 async def test_a_second_copy_is_counted_once_for_each_delivery() -> None:
     watched = Watched(0.0)
     message: Any = aio_pika.Message(b"", message_id="one")
@@ -163,29 +125,6 @@ async def test_a_second_copy_is_counted_once_for_each_delivery() -> None:
 
 
 # Processes to be killed
-
-
-def test_a_forked_process_is_heard_and_killed() -> None:
-    async def echo(wire: socket.socket) -> None:
-        wire.send(wire.recv(10))
-        wire.recv(10)
-
-    process = Forked(echo)
-    process.wire.send(b"one")
-    assert process.wire.recv(10) == b"one"
-    process.kill()
-    with pytest.raises(ProcessLookupError):
-        process.kill()
-
-
-def test_a_forked_process_shows_its_error(capfd: pytest.CaptureFixture[str]) -> None:
-    async def fail(wire: socket.socket) -> None:
-        raise ValueError("no such customer")
-
-    process = Forked(fail)
-    assert process.wire.recv(10) == b""
-    process.close()
-    assert "no such customer" in capfd.readouterr().err
 
 
 # Without a package

@@ -6,15 +6,14 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import ClassVar, cast
 
 import pytest
 
 from bench.contest import ClaimedTwiceError
 from bench.held import PING, PONG, hold
-from bench.load import Load, http, paced, won_in
+from bench.load import Load, paced, won_in
 from bench.pairs import ABOVE, Pair, held_against
-from bench.sidecar import HOP, RESP, redis_benchmark_rate
+from bench.sidecar import HOP, redis_benchmark_rate
 
 CSV = """"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms"
 "FD.CLAIM key:__rand_int__","16708.44","2.774","0.296","2.199"
@@ -49,53 +48,11 @@ def test_claims_won_are_counted_in_whole_answers(answer: bytes, won: int | None)
     assert won_in(answer) == won
 
 
-def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
-    pair = Pair(RESP, (never, never), "n")
-    first, second = held_against(
-        pair, [{"rate": 10}, {"rate": 100}, {"rate": 20}], [{"rate": 5}, {"rate": 10}, {"rate": 12}]
-    )
-    assert (first.figures, first.ratios) == ({"rate": 20}, {})
-    assert (second.figures, second.ratios) == ({"rate": 10}, {ABOVE: 0.5})
-
-
 def test_the_p99_that_the_hop_adds_is_stated() -> None:
     pair = Pair(HOP, (never, never), "n", "p99_ms")
     _, second = held_against(pair, [{"rate": 9, "p99_ms": 1.0}], [{"rate": 9, "p99_ms": 1.5}])
     assert second.figures == {"rate": 9, "p99_ms": 1.5, "p99_added_us": 500}
     assert second.ratios == {ABOVE: 1.5}
-
-
-class Slow(asyncio.Protocol):
-    """A server's connection; the requests of several connections are answered one after the other."""
-
-    connections: ClassVar[list[asyncio.Transport]] = []
-    asked = answered = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-        self.connections.append(self.transport)
-
-    def data_received(self, data: bytes) -> None:
-        Slow.asked += 1
-        asyncio.get_running_loop().call_later(0.01 * (Slow.asked % 4), self.answer)
-
-    def answer(self) -> None:
-        Slow.answered += 1
-        self.transport.write(b'HTTP/1.1 201 Created\r\ncontent-length: 22\r\n\r\n"outcome":"acquired",0')
-
-
-async def test_a_turn_ends_with_no_request_under_way(tmp_path: Path) -> None:
-    """The next turn empties Redis: a request that still ran then found its claim gone, and filled the log."""
-    where = str(tmp_path / "server.sock")
-    server = await asyncio.get_running_loop().create_unix_server(Slow, where)
-    try:
-        found = await http(Load("http", where, seconds=0.1, callers=8))
-        assert Slow.asked == Slow.answered > 8
-        assert 0 < found["claims"] < Slow.answered
-    finally:
-        server.close()
-        for connection in Slow.connections:
-            connection.abort()
 
 
 async def test_a_steady_rate_asks_for_each_key_once() -> None:
