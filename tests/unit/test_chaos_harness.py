@@ -1,4 +1,4 @@
-"""The chaos harness itself: the plan, the histories, the gates, the table, and what it leaves behind."""
+"""The chaos harness itself: its plan, histories and gates, its table, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -10,26 +10,21 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.board import GOOD_LOCAL, SKEW, Board
-from tests.chaos.clock import Clock
 from tests.chaos.crew import ROOT
 from tests.chaos.faults import FAULTS
 from tests.chaos.guard import started
-from tests.chaos.history import MS, SECOND, Event, Recorder, load
+from tests.chaos.history import MS, Event, Recorder, load
 from tests.chaos.plan import plan
 from tests.chaos.proxy import Gate, Mode
-from tests.chaos.pulse import SLOW, Pulse
 from tests.chaos.run import Result, times
 from tests.chaos.steps import draw_step
 from tests.chaos.table import table, totals
-from tests.servers import RedisServer
 
 from ..fixtures import async_fixture
 from ..waiting import wait_until
@@ -46,14 +41,6 @@ def test_a_seed_replays_the_plan_and_the_steps() -> None:
     assert steps == same
 
 
-def test_every_round_of_the_plan_has_every_fault_once() -> None:
-    names = list(FAULTS)
-    rounds = [*itertools.islice(plan(3, names, 2), 2 * len(names))]
-    for some in (rounds[: len(names)], rounds[len(names) :]):
-        assert {run.fault for run in some} == set(names)
-    assert [run.number for run in rounds] == list(range(1, len(rounds) + 1))
-
-
 def test_a_history_survives_its_worker(tmp_path: Path) -> None:
     path = tmp_path / "w0.jsonl"
     recorder = Recorder("w0", path)
@@ -67,16 +54,6 @@ def test_a_history_survives_its_worker(tmp_path: Path) -> None:
     claim, complete = load([path])
     assert claim == asked
     assert (complete.end, complete.outcome) == (None, None)
-
-
-def test_the_board_is_shared(tmp_path: Path) -> None:
-    board = Board(tmp_path / "board", create=True)
-    other = Board(tmp_path / "board")
-    board[2, SKEW] = -30 * SECOND
-    other[0, GOOD_LOCAL] = 5
-    assert (other[2, SKEW], board[0, GOOD_LOCAL], board[1, SKEW]) == (-30 * SECOND, 5, 0)
-    board.close()
-    other.close()
 
 
 def test_times_count_from_the_fault_and_from_its_end() -> None:
@@ -126,14 +103,6 @@ async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, second
             return b""
 
 
-async def test_a_gate_lets_everything_pass_and_can_be_cut(gate: Gate, tmp_path: Path) -> None:
-    line = await asyncio.open_unix_connection(str(tmp_path / "gate.sock"))
-    assert await say(*line) == b"hello\n"
-    gate.cut()
-    assert await say(*line) == b""
-    line[1].close()
-
-
 @pytest.mark.parametrize(("mode", "heard"), [(Mode.REFUSED, b""), (Mode.TORN, b"hel")])
 async def test_a_gate_that_breaks_connections(gate: Gate, tmp_path: Path, mode: Mode, heard: bytes) -> None:
     gate.set(mode)
@@ -156,54 +125,6 @@ async def test_a_gate_that_says_nothing(gate: Gate, tmp_path: Path, mode: Mode) 
         with pytest.raises(TimeoutError):
             await say(*line, seconds=0.05)
     line[1].close()
-
-
-@pytest.mark.parametrize(("passes", "heard"), [(True, b"hello\n"), (False, b"")])
-async def test_a_gate_that_holds_a_reply_back(gate: Gate, tmp_path: Path, passes: bool, heard: bytes) -> None:
-    line = await asyncio.open_unix_connection(str(tmp_path / "gate.sock"))
-    gate.late = lambda: (0.1, passes)
-    gate.set(Mode.LATE)
-    with pytest.raises(TimeoutError):
-        await say(*line, seconds=0.02)
-    assert await line[0].readline() == heard
-    line[1].close()
-
-
-async def test_a_connection_whose_reply_was_lost_stays_deaf(gate: Gate, tmp_path: Path) -> None:
-    line = await asyncio.open_unix_connection(str(tmp_path / "gate.sock"))
-    gate.set(Mode.MUTE)
-    with pytest.raises(TimeoutError):
-        await say(*line, seconds=0.05)
-    gate.reset()
-    with pytest.raises(TimeoutError):
-        await say(*line, seconds=0.05)
-    line[1].close()
-
-
-async def test_a_pulse_tells_when_the_server_stood_still(own_redis: RedisServer) -> None:
-    pulse = Pulse(own_redis.socket)
-    try:
-        frozen = time.monotonic_ns()
-        with own_redis.frozen():
-            await asyncio.sleep(2 * SLOW / SECOND)
-        thawed = time.monotonic_ns()
-        description = "the pulse has seen it"
-        await wait_until(
-            lambda: any(start < thawed and end > frozen for start, end in pulse.slow),
-            description=description,
-        )
-    finally:
-        pulse.stop()
-
-
-def test_a_clock_that_is_set_back_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LIBFAKETIME", str(tmp_path / "libfaketime.so.1"))
-    clock = Clock(tmp_path / "clock")
-    clock.back(0.5)
-    clock.back(1.0)
-    assert (tmp_path / "clock").read_text() == "-1.500\n"
-    clock.reset()
-    assert (tmp_path / "clock").read_text() == "-0.000\n"
 
 
 async def test_a_driver_that_is_killed_leaves_nothing_behind() -> None:

@@ -13,7 +13,6 @@ import pytest
 from fastdedup import Dedup, LocalLRU, Reject, UnavailableError
 from fastdedup.kernel.operations import Op, Reply
 from fastdedup.kernel.verbs import Verb
-from fastdedup.stores import make_store
 from fastdedup.stores.base import Store
 from fastdedup.stores.memory import MemoryStore
 from tests.chaos import planted
@@ -199,10 +198,3 @@ async def test_its_unbroken_twin_passes(bug: str) -> None:
     _, whole, _ = SCENES[bug]
     findings = await whole().run_until(lambda found, size: bool(found.violations) or size >= FAIR)
     assert not findings.violations, "\n".join(conflict.text() for conflict in findings.violations)
-
-
-async def test_planted_bugs_are_caught_on_a_real_server(redis_url: str) -> None:
-    stores = [planted.UnownedRelease(make_store(redis_url, 1.0)) for _ in range(2)]
-    scene = Scene(stores, [Reject(), Reject()], "reject")
-    findings = await scene.run_until(lambda found, _: bool(found.violations))
-    assert kinds_of(findings) & {TWO_OWNERS, STALE}
