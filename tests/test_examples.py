@@ -1,6 +1,5 @@
 """The programs of examples/: each runs, keeps its promises on every store, and names a planted bug by its checks."""
 
-import asyncio
 import os
 import re
 from collections import Counter
@@ -14,8 +13,8 @@ from click.testing import CliRunner
 from examples import sidecar as sidecar_demo
 from examples.payments import INBOX_TABLE, KILLS, Broker, _report, run_payments
 from examples.program import finish
-from examples.sale import Reply, Report, Shop, make_report, run_sale, sale_dedup
-from examples.sidecar_clients import HttpWire, RespWire, Wire, WireAnswer
+from examples.sale import Report, make_report, run_sale, sale_dedup
+from examples.sidecar_clients import HttpWire, RespWire, Wire
 from fastdedup import Dedup, DedupError, Outcome, UnavailableError
 from fastdedup.cli.main import cli
 
@@ -50,33 +49,6 @@ async def test_a_sale_keeps_every_promise(url: str) -> None:
     assert report.claims == 4 * BUYERS + THEFTS + FORGERIES + report.in_progress
     assert 0 < report.p50_ms <= report.p99_ms
     assert report.operations > report.claims
-
-
-async def test_everybody_is_served_when_there_is_more_stock_than_buyers() -> None:
-    async with sale_dedup("memory://") as dedup:
-        report = await sale(dedup, stock=BUYERS + 1)
-    assert (report.sold, report.violations) == (BUYERS, ())
-
-
-async def test_with_one_click_nothing_is_replayed() -> None:
-    async with sale_dedup("memory://") as dedup:
-        report = await sale(dedup, clicks=1, stock=0)
-    assert (report.sold, report.duplicates_replayed, report.violations) == (0, 0, ())
-
-
-async def test_a_refusal_is_replayed_like_any_other_answer(url: str) -> None:
-    async with sale_dedup(url) as dedup:
-        shop = Shop(dedup, stock=1)
-        token = await shop.form("owner")
-        replies = [await shop.buy("thief", token, "key") for _ in range(2)]
-    assert replies == [Reply(403, "form refused: mismatch")] * 2
-    assert shop.refused == {Outcome.MISMATCH: 1}  # the second click did not get as far as the token
-
-
-async def test_two_runs_do_not_meet_in_one_redis(redis_url: str) -> None:
-    for _ in range(2):
-        async with sale_dedup(redis_url) as dedup:
-            assert (await sale(dedup)).violations == ()
 
 
 # The gates below are each broken in one way. Whatever they do not define is the real gate's.
@@ -185,19 +157,6 @@ async def test_a_planted_bug_is_named(broken: type[BrokenGate], named: list[str]
         assert any(promise in violation for violation in report.violations), report.violations
 
 
-async def test_a_client_told_for_ever_to_come_back_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stuck(BrokenGate):
-        @asynccontextmanager
-        async def claim(self, key: str, **options: Any) -> Iterator[Any]:
-            yield BrokenClaim(None, acquired=False, outcome=Outcome.IN_PROGRESS, retry_after=0.001)
-
-    monkeypatch.setattr("examples.sale.TRIES", 3)
-    async with sale_dedup("memory://") as dedup:
-        report = await asyncio.wait_for(run_sale(Stuck(dedup), buyers=2, stock=1), timeout=30)  # type: ignore[arg-type]
-    assert report.in_progress == 2 * (3 * 3 + 1) + 2  # three tries a click; each misused form is sent once
-    assert any("every click" in violation for violation in report.violations)
-
-
 async def test_an_unavailable_store_ends_the_sale_with_the_error_itself() -> None:
     async with sale_dedup("unix:///nonexistent/redis.sock") as dedup:
         with pytest.raises(UnavailableError) as caught:
@@ -238,23 +197,6 @@ def test_what_the_processes_saw_is_checked_as_one_shops_books() -> None:
         assert any(promise in violation for violation in report.violations), report.violations
 
 
-def test_a_sidecar_that_does_not_start_is_an_error() -> None:
-    with pytest.raises(UnavailableError, match="the sidecar does not answer"):
-        sidecar_demo.sell("gopher://nowhere", buyers=1)
-
-
-def test_a_click_told_for_ever_to_come_back_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stuck:
-        def claim(self, key: str, mark: str, wait: float) -> WireAnswer:
-            return WireAnswer(Outcome.IN_PROGRESS, "", None)
-
-    monkeypatch.setattr(sidecar_demo, "_TRIES", 3)
-    till = sidecar_demo.Till(sidecar_demo.Job("", 0, 1, 1, ["token"]), Stuck(), None)  # type: ignore[arg-type]
-    books = till.sell()
-    assert books.clicks == [("order:buyer:0", (409, None))]
-    assert books.answers[Outcome.IN_PROGRESS] == 3 + 3  # and each misused form once
-
-
 def test_what_one_wire_wrote_the_other_reads() -> None:
     with Sidecar() as sidecar, HttpWire(sidecar.path) as http, RespWire(sidecar.path) as resp:
         pairs: list[tuple[Wire, Wire]] = [(http, resp), (resp, http)]
@@ -292,11 +234,6 @@ def test_a_lost_and_a_doubled_payment_are_named() -> None:
     report = _report(Broker(["a", "b", "c"]), Counter({"a": 1, "b": 2}), 1.0)
     assert len(report.violations) == 2
     assert report.payments == 3
-
-
-def test_a_consumer_that_cannot_start_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="ended with 1"):
-        run_payments("gopher://nowhere", messages=1)
 
 
 # As programs

@@ -1,4 +1,4 @@
-"""The chaos harness catches clients that are broken on purpose, and lets their unbroken twins pass."""
+"""The chaos harness catches clients that are broken on purpose."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ from tests.chaos.workload import Client
 
 ENOUGH = 40.0
 """Seconds after which a bug that still does not show is a bug that is not found."""
-FAIR = 400
-"""Operations that an unbroken twin has to pass."""
 
 
 class Down(planted.Wrapped):
@@ -139,47 +137,15 @@ def in_outage(policy: Callable[[], Any]) -> Scene:
     return Scene([Down(MemoryStore()), Down(MemoryStore())], [policy(), policy()], "local")
 
 
-SCENES: dict[str, tuple[Callable[[], Scene], Callable[[], Scene], set[str]]] = {
-    "unowned-release": (
-        lambda: over_memory(planted.UnownedRelease),
-        lambda: over_memory(planted.Wrapped),
-        {TWO_OWNERS, STALE},
-    ),
-    "new-owner-retry": (
-        lambda: over_memory(planted.NewOwnerRetry),
-        lambda: over_memory(planted.Wrapped),
-        {PHANTOM},
-    ),
-    "presumed-winner": (
-        lambda: over_memory(planted.PresumedWinner),
-        lambda: over_memory(planted.Wrapped),
-        {TWO_OWNERS, STALE},
-    ),
-    "lost-claim": (
-        lambda: over_memory(planted.LostClaim, {"giveup": 1, "burn": 1}),
-        lambda: over_memory(planted.Wrapped, {"giveup": 1, "burn": 1}),
-        {HELD, BURNT},
-    ),
-    "moved-again": (
-        lambda: over_memory(planted.MovedAgain, {"machine": 1}),
-        lambda: over_memory(planted.Wrapped, {"machine": 1}),
-        {MOVED_TWICE, VERSION_TWICE},
-    ),
-    "swallowed-conflict": (
-        lambda: in_and_out(planted.SwallowedConflict),
-        lambda: in_and_out(planted.Wrapped),
-        {SWALLOWED},
-    ),
-    "renamed-ids": (
-        lambda: over_memory(planted.RenamedIds, {"ledger": 1}),
-        lambda: over_memory(planted.Wrapped, {"ledger": 1}),
-        {WRONGLY_KNOWN},
-    ),
-    "evicting-lru": (
-        lambda: in_outage(planted.EvictingLRU),
-        lambda: in_outage(LocalLRU),
-        {TWO_OWNERS, TOKEN_TWICE, FORGOTTEN},
-    ),
+SCENES: dict[str, tuple[Callable[[], Scene], set[str]]] = {
+    "unowned-release": (lambda: over_memory(planted.UnownedRelease), {TWO_OWNERS, STALE}),
+    "new-owner-retry": (lambda: over_memory(planted.NewOwnerRetry), {PHANTOM}),
+    "presumed-winner": (lambda: over_memory(planted.PresumedWinner), {TWO_OWNERS, STALE}),
+    "lost-claim": (lambda: over_memory(planted.LostClaim, {"giveup": 1, "burn": 1}), {HELD, BURNT}),
+    "moved-again": (lambda: over_memory(planted.MovedAgain, {"machine": 1}), {MOVED_TWICE, VERSION_TWICE}),
+    "swallowed-conflict": (lambda: in_and_out(planted.SwallowedConflict), {SWALLOWED}),
+    "renamed-ids": (lambda: over_memory(planted.RenamedIds, {"ledger": 1}), {WRONGLY_KNOWN}),
+    "evicting-lru": (lambda: in_outage(planted.EvictingLRU), {TWO_OWNERS, TOKEN_TWICE, FORGOTTEN}),
 }
 
 
@@ -189,12 +155,5 @@ def kinds_of(findings: Findings) -> set[str]:
 
 @pytest.mark.parametrize("bug", planted.BUGS)
 async def test_a_planted_bug_is_caught(bug: str) -> None:
-    broken, _, kinds = SCENES[bug]
+    broken, kinds = SCENES[bug]
     await broken().run_until(lambda found, _: bool(kinds_of(found) & kinds))  # or it takes too long
-
-
-@pytest.mark.parametrize("bug", planted.BUGS)
-async def test_its_unbroken_twin_passes(bug: str) -> None:
-    _, whole, _ = SCENES[bug]
-    findings = await whole().run_until(lambda found, size: bool(found.violations) or size >= FAIR)
-    assert not findings.violations, "\n".join(conflict.text() for conflict in findings.violations)
