@@ -3,8 +3,7 @@
 import asyncio
 import math
 import sys
-import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -488,50 +487,6 @@ async def test_a_closed_gate_says_to_open_it_again(ask: str) -> None:
     assert store.reached == []
 
 
-@pytest.mark.parametrize("ask", ASK)
-async def test_a_gate_belongs_to_the_loop_that_opened_it(ask: str) -> None:
-    """Used from another thread's loop it says so, touches no store there, and goes on serving its own."""
-    store = Recorder()
-    async with Dedup(store) as dedup:
-        error = await in_another_loop(lambda: ASK[ask](dedup))
-        assert isinstance(error, UsageError)
-        assert "another event loop; open one Dedup in each loop" in str(error)
-        assert store.reached == []
-        assert (await dedup.claim("mine")).acquired
-
-
-async def in_another_loop(work: Callable[[], Awaitable[Any]]) -> BaseException | None:
-    """Run work in a new loop in a new thread; return what it raised."""
-    loop = asyncio.get_running_loop()
-    raised: asyncio.Future[BaseException | None] = loop.create_future()
-
-    async def run() -> None:
-        (outcome,) = await asyncio.gather(asyncio.wait_for(_awaited(work), 10), return_exceptions=True)
-        error = outcome if isinstance(outcome, BaseException) else None
-        loop.call_soon_threadsafe(raised.set_result, error)
-
-    threading.Thread(target=lambda: asyncio.run(run()), daemon=True).start()
-    return await raised
-
-
-async def _awaited(work: Callable[[], Awaitable[Any]]) -> Any:
-    return await work()
-
-
-async def test_a_gate_is_opened_once(dedup: Dedup) -> None:
-    """The second time says what to do instead; the gate stays open."""
-    with pytest.raises(UsageError, match="is open already; open it once"):
-        await dedup.open()
-    assert (await dedup.claim("k")).acquired
-
-
-async def test_a_closed_gate_opens_again_and_begins_empty() -> None:
-    async with Dedup("memory://") as dedup:
-        await (await dedup.claim("k")).complete()
-    async with dedup:
-        assert (await dedup.claim("k")).acquired
-
-
 async def test_closing_twice_or_unopened_is_fine(backend: Backend) -> None:
     """Cleaning up needs no bookkeeping, on any store."""
     dedup = backend.make()
@@ -592,18 +547,6 @@ async def claim_with(outcome: str, dedup: Dedup) -> Claim:
     if outcome == "failed":
         await first.fail()
     return await dedup.claim("k", fingerprint="other" if outcome == "mismatch" else "one")
-
-
-@pytest.mark.parametrize("settle", ["complete", "fail", "release", "renew", "touch"])
-async def test_a_claim_is_settled_in_its_own_loop(settle: str, redis_url: str) -> None:
-    """From another one it is refused, and can still be settled here."""
-    async with Dedup(redis_url, timeout=5.0) as dedup:
-        claim = await dedup.claim("k")
-        error = await in_another_loop(lambda: getattr(claim, settle)())
-        assert isinstance(error, UsageError)
-        assert "settle a claim in the loop that made it" in str(error)
-        await claim.complete("here")
-        assert (await dedup.claim("k")).result == "here"
 
 
 async def test_a_claim_outlives_no_closed_gate() -> None:

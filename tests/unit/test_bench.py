@@ -24,7 +24,6 @@ from bench.contest import (
     Scenario,
     Setting,
     Table,
-    cells,
     collector,
     contest,
     turns,
@@ -237,19 +236,6 @@ def test_what_the_process_froze_stays_frozen(tuned: bool) -> None:
     with collector(tuned=tuned):
         pass
     assert not any(each is frozen for each in gc.get_objects())  # which leaves out what is frozen
-
-
-def test_a_table_as_text_leaves_gaps_where_there_is_no_figure() -> None:
-    table = Table(
-        "t",
-        "T",
-        "rate",
-        (Row("a", {"rate": 12345.6, "odd_name": 2.0}, {"a": 1.0}, "n"), Row("b", note="n/a: why")),
-    )
-    assert cells(table) == (
-        ["", "per second", "odd name", "to a", "note"],
-        [["a", "12,346", "2", "1.00", "n"], ["b", "", "", "", "n/a: why"]],
-    )
 
 
 # The row of event loops in the benchmark. No test looks at a time.

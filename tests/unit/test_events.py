@@ -13,11 +13,6 @@ from fastdedup.stores.memory import MemoryStore
 DEGRADED = Degraded("shop", "claim", answered=False, reason="refused")
 
 
-def test_without_a_callback_nothing_happens() -> None:
-    """Events are optional."""
-    emit(None, DEGRADED)
-
-
 def test_a_callback_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Its author can find out where, and nobody else notices."""
 

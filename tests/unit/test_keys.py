@@ -17,7 +17,6 @@ from fastdedup.kernel.keyspace import MAX_KEY_BYTES, READABLE_BYTES, Keyspace, K
 from fastdedup.keys import check_namespace
 
 from ..programs import ended
-from ..servers import RedisServer
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
 NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
@@ -56,15 +55,6 @@ def test_readable_keys_sets_the_size(readable: int, mark: bytes) -> None:
     assert Keyspace("shop", Kind.CLAIM, readable=readable).wire("order:7")[5:6] == mark
 
 
-async def test_readable_keys_is_a_setting_of_the_gate(redis_url: str, redis_server: RedisServer) -> None:
-    """Dedup("memory://", readable_keys=…) reaches the store."""
-    key = "k" * 200
-    async with Dedup(redis_url, namespace="shop", readable_keys=MAX_KEY_BYTES) as dedup:
-        await dedup.claim(key)
-    with redis_server.client() as raw:
-        assert raw.keys() == [b"shop:=" + key.encode()]
-
-
 def test_a_secret_is_always_digested() -> None:
     """The store never sees a token, however short."""
     wire = Keyspace("shop", Kind.TOKEN).wire_digest(b"secret")
@@ -95,12 +85,6 @@ def test_a_digest_never_meets_a_readable_key() -> None:
     for mark in marks:
         with pytest.raises(ConfigError):
             check_namespace(mark.decode())
-
-
-@given(key=TEXT)
-def test_any_text_is_a_key(key: str) -> None:
-    """Control characters, quotes, emoji, line feeds: whatever UTF-8 can hold, up to 1024 bytes."""
-    assert CLAIMS.wire(key) == CLAIMS.wire(key)
 
 
 @given(key=st.text(st.characters(categories=["Cs"]), min_size=1, max_size=20))

@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
@@ -15,10 +14,8 @@ from typing import Any
 import pytest
 
 from fastdedup import (
-    ClaimLostError,
     ConfigError,
     InvalidKeyError,
-    LocalLRU,
     Outcome,
     UnavailableError,
     UsageError,
@@ -39,12 +36,6 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 dedup = fixture_of(Dedup, "memory://", lease=60)
-
-
-def test_it_opens_when_first_used() -> None:
-    dedup = Dedup("memory://")
-    assert dedup.claim("key").acquired
-    dedup.close()
 
 
 def test_mistakes_are_told_where_they_are_made() -> None:
@@ -154,13 +145,6 @@ def test_many_threads_may_be_the_first_to_use_it() -> None:
     with ThreadPoolExecutor(16) as pool:
         assert sum(pool.map(click, range(16))) == 1
     dedup.close()
-
-
-def test_a_claim_may_be_settled_by_another_thread(dedup: Dedup) -> None:
-    claim = dedup.claim("key")
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(claim.complete, 7).result()
-    assert dedup.claim("key").result == 7
 
 
 def test_a_child_forked_before_use_has_its_own() -> None:
@@ -307,32 +291,6 @@ def test_an_interrupted_claim_is_taken_back(dedup: Dedup, interrupts: None) -> N
         dedup.claim("key", wait=60)
     holder.release()
     assert dedup.claim("key", wait=5).acquired, "nobody waits for it in the background"
-
-
-@pytest.mark.parametrize("completes", [True, False])
-def test_a_lost_lease_shows_and_settling_says_so(dedup: Dedup, completes: bool) -> None:
-    def work() -> None:
-        with dedup.claim("key", lease=0.06, renew=True) as claim:
-            dedup.forget("key")
-            ends = time.monotonic() + 10
-            while not claim.lost:
-                assert time.monotonic() < ends
-                os.sched_yield()
-            if completes:
-                claim.complete("too late")
-
-    with pytest.raises(ClaimLostError):
-        work()
-
-
-def test_an_answer_by_the_policy(tmp_path: Any) -> None:
-    events: list[Any] = []
-    url = f"unix://{tmp_path}/none.sock"
-    with Dedup(url, timeout=0.5) as strict, pytest.raises(UnavailableError):
-        strict.claim("key")
-    with Dedup(url, on_unavailable=LocalLRU(), on_event=events.append) as local, local.claim("key") as claim:
-        assert claim.degraded
-    assert events
 
 
 EXITS = """

@@ -15,29 +15,12 @@ from ..virtual import EPOCH, Link, virtual
 from ..waiting import cancel, wait_until
 
 
-async def test_a_waiter_is_woken_by_news_of_its_key() -> None:
-    """And by no other's."""
-    waiters = Wakeups()
-    with waiters.watch(b"a") as a, waiters.watch(b"b") as b:
-        waiters.freed(b"a")
-        assert (a.done(), b.done()) == (True, False)
-
-
 async def test_all_who_wait_for_a_key_are_woken_at_once() -> None:
     """They share one future."""
     waiters = Wakeups()
     with waiters.watch(b"a") as first, waiters.watch(b"a") as second:
         waiters.freed(b"a")
         await asyncio.gather(first, second)
-
-
-async def test_when_news_may_have_been_missed_everybody_looks_again() -> None:
-    """None stands for every key."""
-    waiters = Wakeups()
-    with waiters.watch(b"a") as a, waiters.watch(b"b") as b:
-        waiters.freed(None)
-        assert a.done()
-        assert b.done()
 
 
 async def test_news_is_heard_once() -> None:
@@ -50,16 +33,6 @@ async def test_news_is_heard_once() -> None:
             assert not later.done()
             waiters.freed(b"a")
             assert later.done()
-
-
-async def test_news_twice_or_of_an_unwatched_key_is_fine() -> None:
-    """Pub/sub tells every process about every key."""
-    waiters = Wakeups()
-    waiters.freed(b"nobody")
-    with waiters.watch(b"a") as a:
-        waiters.freed(b"a")
-        waiters.freed(b"a")
-        assert a.done()
 
 
 async def test_the_last_to_leave_takes_the_entry_along() -> None:
