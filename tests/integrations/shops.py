@@ -1,4 +1,4 @@
-"""`python -m examples.shop` as users start it, in a process of its own, for tests and the crowd."""
+"""`python -m examples.shop` as users start it, in a process of its own, for tests."""
 
 from __future__ import annotations
 
