@@ -1,14 +1,21 @@
-"""One LocalLRU in gates of two event loops: each loop changes it, and a key could be acquired twice."""
+"""Gates that share a policy: in two event loops, in a forked child, and where one of them closes in an outage."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 
 import pytest
 
-from fastdedup import Dedup, LocalLRU, Reject, UsageError
+from fastdedup import Dedup, LocalLRU, Outcome, Reject, UsageError
 from fastdedup import sync as synchronous
+from fastdedup.events import Unreplayed
+
+from ..heard import HeardGate
+from ..programs import until
+from ..servers import RedisServer
+from ..waiting import wait_until
 
 
 async def first(policy: LocalLRU | Reject) -> bool:
@@ -98,3 +105,67 @@ async def test_a_policy_of_a_scope_only_is_refused_in_a_second_loop(
         await other(policy)  # in this loop it may be shared
         assert (await scope.claim("k")).acquired
     await asyncio.to_thread(asyncio.run, other(policy))
+
+
+# A child that was forked in an outage wrote its parent's records into the store, after the parent had done that.
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12+
+def test_a_child_leaves_the_records_of_an_outage_to_its_parent(own_redis: RedisServer) -> None:
+    """It held a key again that its parent had released, and an id was first twice."""
+    policy = LocalLRU()
+    goes_on, lets_go_on = os.pipe()
+    with (
+        synchronous.Dedup(own_redis.url, namespace="shop", on_unavailable=policy) as dedup,
+        synchronous.Dedup(own_redis.url, namespace="shop") as other,
+    ):
+        ids, theirs = (gate.ledger("ids", window=60.0, capacity=100) for gate in (dedup, other))
+        own_redis.kill()
+        claim, _ = dedup.claim("k"), ids.forget("id")
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                os.read(goes_on, 1)
+                code = 0 if ids.seen("id") and dedup.claim("k").acquired else 2
+            finally:
+                os._exit(code)
+        try:
+            own_redis.start()
+            until(lambda: not policy.lines, description="the parent's records are in the store")
+            claim.release()
+            assert theirs.first("id")
+        finally:
+            os.write(lets_go_on, b".")
+            _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+
+
+# Gates that share a `LocalLRU`: one that closed in an outage reported records as forgotten that were not.
+
+
+async def test_a_gate_that_closes_leaves_its_records_to_another_one(own_redis: RedisServer) -> None:
+    """The gate that stays open never answered by its policy, so before it left the records in the journal."""
+    policy = LocalLRU()
+    own_redis.kill()
+    async with HeardGate(own_redis.url, namespace="shop", on_unavailable=policy) as open_gate:
+        async with HeardGate(own_redis.url, namespace="shop", on_unavailable=policy) as closing:
+            claim = await closing.dedup.claim("k")
+            await claim.complete("done")
+            assert await closing.dedup.ledger("ids", window=60.0, capacity=100).first("id")
+        assert policy.lines == 2
+        own_redis.start()
+        await wait_until(lambda: not policy.lines, description="the records are in the store")
+        assert closing.of(Unreplayed) == open_gate.of(Unreplayed) == []
+    async with HeardGate(own_redis.url, namespace="shop") as later:
+        again = await later.dedup.claim("k")
+        assert (again.outcome, again.result) == (Outcome.SUCCEEDED, "done")
+
+
+async def test_the_last_gate_reports_what_the_store_never_got(own_redis: RedisServer) -> None:
+    policy = LocalLRU()
+    own_redis.kill()
+    last, first = (HeardGate(own_redis.url, namespace="shop", on_unavailable=policy) for _ in range(2))
+    async with last, first:
+        await (await first.dedup.claim("k")).complete("done")
+    assert (len(first.of(Unreplayed)), len(last.of(Unreplayed))) == (0, 1)
