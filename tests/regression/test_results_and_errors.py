@@ -282,12 +282,6 @@ async def test_unknown_is_kept_as_long_as_a_success(dedup: Dedup) -> None:
     assert TTL - 30 < await seconds_kept(dedup, claim) <= TTL
 
 
-async def test_a_failure_is_still_kept_for_failure_ttl(dedup: Dedup) -> None:
-    claim = await dedup.claim("order:42")
-    await claim.fail("declined")
-    assert await seconds_kept(dedup, claim) <= 30.0
-
-
 async def test_a_swallowed_error_records_no_other_result(dedup: Dedup) -> None:
     """`complete(None)` on leaving told duplicates None, which no call has returned."""
     async with dedup.claim("order:42") as claim:

@@ -221,18 +221,6 @@ async def test_whatever_a_codec_raises_is_a_recorded_failure(url: str) -> None:
             (await dedup.claim("key")).replay()
 
 
-@pytest.mark.parametrize(("result", "error"), [(object(), ResultError), ("x" * SMALL, ResultTooLargeError)])
-def test_the_sync_gate_records_what_cannot_be_stored(
-    url: str, result: object, error: type[Exception]
-) -> None:
-    with sync_gate(url) as dedup:
-        with pytest.raises(error), dedup.claim("key") as claim:
-            claim.complete(result)
-        with pytest.raises(FailedError) as failed:
-            dedup.claim("key").replay()
-        assert failed.value.error["type"] == error.__name__
-
-
 async def test_the_failure_is_recorded_where_even_its_text_is_too_large(url: str) -> None:
     async with gate(url, max_result=8) as dedup:
         with pytest.raises(ResultTooLargeError):
