@@ -130,30 +130,6 @@ async def test_latency_is_recorded_in_turns_of_its_own() -> None:
     assert list(times) == sorted(times)
 
 
-async def test_one_caller_alone_is_timed_in_every_turn() -> None:
-    alone = replace(CLAIM, callers=1, latency=True, main="p50_ms", slices=3)
-    labels: list[str] = []
-    table = await played(alone, FIRST, SECOND, on_turn=labels.append)
-    assert alone.modes == (True,)
-    assert len(labels) == turns(alone, [FIRST, SECOND], 2) == 2 * (1 + 2 * 3)
-    assert table.row("second").ratios.keys() == {"first", "first, p99"}
-
-
-async def test_the_width_that_plays_was_tried_and_works() -> None:
-    tried: list[int] = []
-
-    @asynccontextmanager
-    async def connect(setting: Setting) -> AsyncIterator[Ops]:
-        tried.append(setting.width)
-        if setting.width == 3:
-            raise OSError("too many open files")
-        yield Ops(claim=won)
-
-    table = await played(CLAIM, Contestant("first", connect, widths=(0, 3, 64), unit="threads"))
-    assert tried == [0, 3, 0]  # 64 is more than there are callers; 0 means one each
-    assert table.row("first").note == "threads: 4"
-
-
 # Who fails
 
 

@@ -1,16 +1,10 @@
 """The sidecar's rows of the benchmark: what is read from other programs, and what is made of it."""
 
 import asyncio
-import io
-import socket
-import sys
-import threading
-from pathlib import Path
 
 import pytest
 
 from bench.contest import ClaimedTwiceError
-from bench.held import PING, PONG, hold
 from bench.load import Load, paced, won_in
 from bench.pairs import ABOVE, Pair, held_against
 from bench.sidecar import HOP, redis_benchmark_rate
@@ -75,39 +69,6 @@ async def test_a_key_that_is_refused_at_a_steady_rate_voids_the_turn() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         await paced(Load("resp", "", seconds=0.05, callers=1, rate=1000), [refused])
     assert caught.group_contains(ClaimedTwiceError)
-
-
-def test_connections_are_held_until_the_input_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    where = str(tmp_path / "server.sock")
-    ends: list[bytes] = []
-
-    def serve() -> None:
-        connections = []
-        for _ in range(3):
-            connections.append(server.accept()[0])
-            assert connections[-1].recv(100) == PING
-            connections[-1].sendall(PONG)
-        for connection in connections:
-            with connection:
-                ends.append(connection.recv(100))
-
-    class Input(io.StringIO):
-        def read(self, size: int | None = -1) -> str:
-            assert capsys.readouterr().out == "ready\n"
-            assert not ends
-            return ""
-
-    monkeypatch.setattr(sys, "stdin", Input())
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(where)
-        server.listen()
-        thread = threading.Thread(target=serve)
-        thread.start()
-        hold(where, 3)
-        thread.join(10.0)
-    assert ends == [b""] * 3
 
 
 def test_the_held_connections_have_their_target() -> None:
