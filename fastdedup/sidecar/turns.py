@@ -31,6 +31,8 @@ _LONGEST_PAUSE: Final = 0.01
 """Seconds after which the next pipeline goes on in any case: others may fill the queue all the time."""
 _LONGEST_TURN: Final = 0.002
 """Seconds of one turn of the loop that pipelines take: uvloop accepts one client in a turn, and others wait."""
+_IN_ONE_TURN: Final = 32
+"""The clients that go on in one turn of the loop: a request's task runs behind these seconds."""
 _OPERATION: Final = 2560
 """The bytes, about, that an operation of a batch takes until the batch is answered."""
 _SMALL: Final = 32 * 1024
@@ -52,30 +54,43 @@ class Pipelines:
 
     def __init__(self, pending: Callable[[], int]) -> None:
         self._pending = pending
-        # Mutable: what lets each waiting client go on; is the next look due; when the latest one went on.
+        # Mutable: what lets each waiting client go on; is the next look due; when the latest one went on; when the
+        # time for pipelines in this turn of the loop ends, if it has begun.
         self._line: deque[Callable[[], None]] = deque()
         self._due = False
         self._latest = 0.0
+        self._ends = 0.0
 
-    def crowded(self) -> bool:
-        """True if a client's many commands must wait at first."""
-        return self._pending() >= _CROWDED
+    def may_go_on(self) -> bool:
+        """True if a client's many commands need not wait at first."""
+        return self._pending() < _CROWDED and self.has_time()
+
+    def has_time(self) -> bool:
+        """True while pipelines may take more of this turn of the loop."""
+        now = monotonic()  # the loop's own time stands still in a turn
+        if not self._ends:
+            self._ends = now + _LONGEST_TURN
+            self._look_soon()
+        return now < self._ends
 
     def add(self, go_on: Callable[[], None]) -> None:
         """Call `go_on` in a later turn of the loop, behind the clients that wait already."""
         self._line.append(go_on)
+        self._look_soon()
+
+    def _look_soon(self) -> None:
         if not self._due:
             self._due = True
             asyncio.get_running_loop().call_soon(self._run)
 
     def _run(self) -> None:
         loop, line = asyncio.get_running_loop(), self._line
-        crowded, ends = False, monotonic() + _LONGEST_TURN  # the loop's own time stands still in a turn
+        crowded, self._ends = False, monotonic() + _LONGEST_TURN
         try:
-            for _ in range(len(line)):
-                if monotonic() >= ends:
+            for _ in range(min(len(line), _IN_ONE_TURN)):
+                if monotonic() >= self._ends:
                     break
-                crowded = self.crowded()
+                crowded = self._pending() >= _CROWDED
                 if crowded and loop.time() - self._latest < _LONGEST_PAUSE:
                     break
                 self._latest = loop.time()
@@ -84,6 +99,8 @@ class Pipelines:
             self._due = bool(line)
             if self._due:
                 loop.call_later(_PAUSE, self._run) if crowded else loop.call_soon(self._run)
+            else:
+                self._ends = 0.0
 
 
 class TaskPlaces:
@@ -371,6 +388,7 @@ class Turns:
 
     def __init__(self, limits: Limits, pending: Callable[[], int]) -> None:
         self.pipelines = Pipelines(pending)
+        self.requests = Pipelines(lambda: 0)  # one at a time of each HTTP client: they do not fill that queue
         self.waiting = TaskPlaces(_TASKS, _WAITING_OF_ONE)
         self.brief = TaskPlaces(_TASKS, _BRIEF_OF_ONE)
         self.reading = TaskPlaces(_TASKS, 1)

@@ -346,7 +346,8 @@ class Fuzz:
 
     async def _ask(self, data: Sequence[bytes], slowly: bool, waits: bool) -> tuple[list[int], int, int]:
         self._forget()
-        connection = Counting(LIMITS, self.namespaces.memory, self.app, self._state)
+        names = self.namespaces
+        connection = Counting(LIMITS, names.memory, names.turns, self.app, self._state)
         transport = Transport(connection)
         for piece in data:
             if transport.closing:
@@ -354,11 +355,17 @@ class Fuzz:
             connection.data_received(piece)
             if slowly:
                 await asyncio.sleep(0)
+                for _ in range(TURNS):
+                    if not transport.paused or transport.closing:
+                        break
+                    await asyncio.sleep(0)
 
         def idle() -> bool:
             running = connection._running
             return transport.closing or (
-                not connection.pipeline and (running is None or running.answered or not running.whole)
+                not connection.pipeline
+                and not connection.full
+                and (running is None or running.answered or not running.whole)
             )
 
         await self._settle(idle, waits, "HTTP")

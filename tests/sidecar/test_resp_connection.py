@@ -126,8 +126,11 @@ async def test_a_claim_whose_client_has_gone_is_released() -> None:
 
 
 @pytest.mark.parametrize("end", [b"", b"garbage\r\n"], ids=["whole", "with an error"])
-async def test_long_pipelines_of_many_clients_wait_outside_of_the_stores_queue(end: bytes) -> None:
+async def test_long_pipelines_of_many_clients_wait_outside_of_the_stores_queue(
+    end: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """64 clients with 1,000 claims each were 64,000 operations there: 58 % missed the deadline, UNAVAILABLE."""
+    monkeypatch.setattr(turns, "monotonic", lambda: 0.0)  # no turn of the loop is too long
     async with connected(Limits()) as (first, transport):
         others = [RespConnection(first.namespaces, set(), COMMANDS) for _ in range(63)]
         clients = [(first, transport), *((each, Transport(each)) for each in others)]
@@ -178,6 +181,37 @@ async def test_long_pipelines_leave_the_loop_to_new_clients(monkeypatch: pytest.
     await asyncio.sleep(0)
     assert len(went_on) == 2
     await wait_until(lambda: len(went_on) == 4, description="each had its turn")
+
+
+async def test_what_many_clients_send_at_once_is_cut_and_run_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of it was cut in one turn of the loop: with 300 clients a new one was answered after 8 s."""
+    clock = [0.0]
+    monkeypatch.setattr(turns, "monotonic", lambda: clock[0])
+
+    def ping(_: RespConnection, command: list[bytes]) -> bytes:
+        clock[0] += 0.0001
+        return b"%b\r\n" % command[1]
+
+    async with Dedup("memory://", codec=RawCodec()) as root:
+        namespaces = Namespaces(root, limits=Limits())
+        connections = [RespConnection(namespaces, set(), {b"PING": ping}) for _ in range(20)]
+        clients = [(each, Transport(each)) for each in connections]
+        data = b"".join(pack(b"PING", b"%d" % number) for number in range(8000))
+        for connection, transport in clients:
+            connection.data_received(data)
+            assert transport.paused
+        assert clock[0] < 0.006  # the first client's 32 commands
+        while any(transport.written.count(b"\n") < 8000 for _, transport in clients):
+            before = clock[0]
+            await asyncio.sleep(0)
+            assert clock[0] - before < 0.006
+            assert namespaces.memory.requests.taken < 20 * (len(data) + 200_000)  # 80 MB if all of it is cut
+        for _, transport in clients:
+            assert transport.written == b"".join(b"%d\r\n" % number for number in range(8000))
+            assert not transport.paused
+            transport.lose()
 
 
 async def test_a_claim_after_the_shutdown_began_is_refused() -> None:

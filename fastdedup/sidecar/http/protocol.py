@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import httptools
 
@@ -24,7 +24,9 @@ from ..limits import Limits
 from ..releases import Holding, release_soon
 from ..reply_memory import ReplyMemory, UnreadReplies
 from ..request_memory import PLACE, RequestShare
+from ..turns import Turns
 from . import problems
+from .interfaces import Application, ServerState
 from .request import HIGH_WATER, Flow, Gone, HttpRequest, expects_leave, is_chunked, last_answer
 
 QUICK_PATH = "/v1/claims"
@@ -33,8 +35,8 @@ HEAD_BYTES = 32 * 1024
 """The bytes that a request's line and headers may take, and a chunked body's framing."""
 
 _QUICK_URL = QUICK_PATH.encode()
-_PIECE = 16 * 1024
-"""Bytes that are parsed at once: 256 KiB of the shortest requests would take 40 MB."""
+_PIECE = 2 * 1024
+"""Bytes that are parsed at once: 256 KiB of short requests would take 80 ms, and 40 MB."""
 _END = b"\r\n"
 _CLOSE = b"connection: close\r\n\r\n"
 
@@ -43,34 +45,16 @@ class _Refused(Exception):
     """A request is refused by its first lines. Raised in a parser's callback, it comes out as the parser's error."""
 
 
-class ServerState(Protocol):
-    """The state that the connections of a server share (uvicorn's `Server.server_state`)."""
-
-    connections: set[Any]
-    tasks: set[asyncio.Task[None]]
-    default_headers: list[tuple[bytes, bytes]]
-
-
-class Application(Protocol):
-    """The application that answers requests; each answer goes to `HttpProtocol.respond`."""
-
-    def quick(self, connection: HttpProtocol, request: HttpRequest) -> bool:
-        """Answer a request without a task; return False if it needs one."""
-
-    def turned_down(self, problem: ProblemType) -> None:
-        """Hear that a connection ends with a problem, which no request of it has had."""
-
-    def __call__(self, connection: HttpProtocol, request: HttpRequest) -> Coroutine[Any, Any, None]:
-        """Answer a request."""
-
-
 class HttpProtocol(asyncio.Protocol):
     """An HTTP connection. Main path: `data_received` → the parser's calls → `_begin`."""
 
-    def __init__(self, limits: Limits, memory: ReplyMemory, app: Application, state: ServerState) -> None:
+    def __init__(
+        self, limits: Limits, memory: ReplyMemory, turns: Turns, app: Application, state: ServerState
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self._limits = limits
         self._memory = memory
+        self._pipelines = turns.requests
         self._app = app
         self._state = state
         self.parser: Any = httptools.HttpRequestParser(self)
@@ -97,6 +81,10 @@ class HttpProtocol(asyncio.Protocol):
         self._kept = 0
         self._too_large = False
         self._feeding = self._starting = False
+        # Mutable: data that later turns of the loop parse; is one due; the latest request that waited for news.
+        self._rest = b""
+        self._due = False
+        self._waiting: HttpRequest | None = None
         # Mutable: the latest request whose headers have come; the request being answered, and those behind it.
         self._latest: HttpRequest | None = None
         self._running: HttpRequest | None = None
@@ -127,7 +115,6 @@ class HttpProtocol(asyncio.Protocol):
         """Parse within the bounds (asyncio calls this)."""
         if self._farewell is not None:
             return
-        self._kept += len(data)
         self._feeding = True
         try:
             self._parse(data)
@@ -140,19 +127,26 @@ class HttpProtocol(asyncio.Protocol):
             self._starting = False
             self._begin(cast(HttpRequest, self._running))
         self._bound_the_rest()
-        if self._kept or self.pipeline or self.body_taken or self._share.size:
+        if self._kept or self._rest or self.pipeline or self.body_taken or self._share.size:
             self._weigh()
 
     def _parse(self, data: bytes) -> None:
+        """Parse short data at once. Of long data, keep what is pipelined, or what this turn has no time for."""
         if len(data) <= _PIECE:
+            self._rest = b""
             self._parse_piece(data)
             return
-        view = memoryview(data)
-        for start in range(0, len(data), _PIECE):
-            self._parse_piece(view[start : start + _PIECE])
-            self._weigh()
+        at, view = 0, memoryview(data)
+        while at < len(data) and not (at and self.pipeline) and self._pipelines.has_time():
+            self._parse_piece(view[at : at + _PIECE])
+            at += _PIECE
+        self._rest = data[at:]
+        if self._rest:
+            self.flow.read_while(False)
+            self._parse_soon()
 
     def _parse_piece(self, rest: Any) -> None:
+        self._kept += len(rest)
         while rest and self._farewell is None:
             try:
                 self.parser.feed_data(rest)
@@ -160,11 +154,25 @@ class HttpProtocol(asyncio.Protocol):
             except httptools.HttpParserUpgrade as upgrade:  # refused: what follows is HTTP as before
                 rest = memoryview(rest)[upgrade.args[0] :]
 
+    def _parse_soon(self) -> None:
+        """Parse the rest when no request waits before it, or when one waits for news: the end is seen behind it."""
+        most = self._limits.in_flight if self._waiting is self._running else 1
+        if self._rest and not self._due and len(self.pipeline) < most:
+            self._due = True
+            self._pipelines.add(self._parse_rest)
+
+    def _parse_rest(self) -> None:
+        self._due = False
+        if not self.transport.is_closing():
+            self.data_received(self._rest)
+            self.flow.read_while(not self.full)
+
     def _weigh(self) -> None:
         """Count what this client's requests take."""
         requests = {self._running, self._latest, *self.pipeline}
         bodies = sum([len(each.body) for each in requests if each is not None and not each.answered])
-        self._share.weigh(self._kept + self.body_taken + bodies + 4 * PLACE * len(self.pipeline))
+        kept = self._kept + len(self._rest) + self.body_taken
+        self._share.weigh(kept + bodies + 4 * PLACE * len(self.pipeline))
 
     def _shed(self) -> None:
         """Let go of the requests, and close; without an answer if the running one keeps its body, maybe for long."""
@@ -180,7 +188,7 @@ class HttpProtocol(asyncio.Protocol):
             return
         if self._kept > HEAD_BYTES and not self._whole:
             self._end(problems.HEADERS)
-        elif self._whole:
+        elif self._whole or self._rest:
             self._relax()
         elif self._timer is None:
             self._timer = self.loop.call_later(self._limits.request_timeout, self._overdue)
@@ -277,7 +285,10 @@ class HttpProtocol(asyncio.Protocol):
         if request.url == _QUICK_URL:  # not parsing this URL saves 8 % of a claim's instructions
             request.path = QUICK_PATH
         else:
-            _parse_url(request)
+            try:
+                request.parse_url()
+            except ValueError:
+                raise _Refused from None
         request.method = method.decode()
         request.keep_alive = parser.get_http_version() != "1.0" and parser.should_keep_alive()
         self._queue(request)
@@ -318,7 +329,11 @@ class HttpProtocol(asyncio.Protocol):
         if not request.whole and self._feeding:
             self._starting = True  # the body may be in the same data: it is parsed first
         else:
-            self.loop.call_soon(self._begin, request)  # from the pipeline: its body has come
+            self._pipelines.add(self._begin_next)
+
+    def _begin_next(self) -> None:
+        if not self.transport.is_closing():
+            self._begin(cast(HttpRequest, self._running))
 
     def _begin(self, request: HttpRequest) -> None:
         quick = request.whole and not self.flow.write_paused and not request.expects_continue
@@ -351,6 +366,8 @@ class HttpProtocol(asyncio.Protocol):
             self.used_at = self.loop.time()
             if self._share.size:
                 self._weigh()
+        if self._rest and not self.pipeline:
+            self._parse_soon()
 
     # The server's call
 
@@ -373,6 +390,8 @@ class HttpProtocol(asyncio.Protocol):
         if not self.transport.is_closing():
             if leave:
                 self._send(leave)
+            self._waiting = request
+            self._parse_soon()
             self.flow.read_while(not self.full)
         await request.wait()
 
@@ -421,8 +440,8 @@ class HttpProtocol(asyncio.Protocol):
 
     @property
     def full(self) -> bool:
-        """True if enough waits: requests for their turn, or a body for the application."""
-        if len(self.pipeline) >= self._limits.in_flight:
+        """True if enough waits: data for its turn, requests for theirs, or a body for the application."""
+        if self._rest or len(self.pipeline) >= self._limits.in_flight:
             return True
         latest = self._latest
         return latest is not None and len(latest.body) > HIGH_WATER and not latest.answered
@@ -430,7 +449,7 @@ class HttpProtocol(asyncio.Protocol):
     def _look(self) -> None:
         """Close a connection without requests. One timer serves all, instead of one for each request."""
         running = self._running
-        if not self._whole or (running is not None and not running.answered):
+        if not self._whole or self._rest or (running is not None and not running.answered):
             left = self._limits.idle_timeout
         else:
             left = self.used_at + self._limits.idle_timeout - self.loop.time()
@@ -455,7 +474,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def _end(self, farewell: ProblemType) -> None:
         """Answer the whole requests, then with this problem, and close. A request in part is dropped."""
-        self._farewell = farewell
+        self._farewell, self._rest = farewell, b""
         self._relax()
         latest, running = self._latest, self._running
         partial = not self._whole and latest is not None and not latest.whole
@@ -477,10 +496,3 @@ class HttpProtocol(asyncio.Protocol):
         """Abort after some seconds: closing waits until the client has read the rest."""
         self._relax()
         self._timer = self.loop.call_later(self._limits.request_timeout, self.cut)
-
-
-def _parse_url(request: HttpRequest) -> None:
-    try:
-        request.parse_url()
-    except ValueError:
-        raise _Refused from None

@@ -21,6 +21,7 @@ from ..namespaces import Namespaces
 from ..releases import Holding
 from ..reply_memory import LARGE, UnreadReplies
 from ..request_memory import PLACE, RequestShare
+from .backlog import PIECE, Backlog
 from .errors import error_reply, unknown_command
 from .frames import FrameError, Frames, error
 from .large import LargeReplies, LargeReply
@@ -62,9 +63,9 @@ class RespConnection(asyncio.Protocol):
         self._frames = Frames(max_bytes=limits.frame, max_arguments=limits.arguments)
         # Mutable: the commands that are answered now: all, or, inside a MULTI, those that end it.
         self._commands = commands
-        # Mutable: the commands that run in a later turn of the loop; the tasks of reads; the claims to release when
-        # the client goes; the bytes of commands since all were answered.
-        self._backlog: deque[list[bytes]] = deque()
+        # Mutable: what runs in a later turn of the loop; the tasks of reads; the claims to release when the client
+        # goes; the bytes of commands since all were answered.
+        self._backlog = Backlog(self._cut)
         self.places: deque[ReplyPlace] = deque()
         """The commands that are not answered to the client yet, in their order."""
         self._pipelines = namespaces.turns.pipelines
@@ -119,14 +120,11 @@ class RespConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Run the commands that have arrived whole (asyncio calls this)."""
         self.at = perf_counter()
-        try:
-            commands = self._frames.feed(data)
-        except FrameError as fault:
-            self.counters.bad_requests += 1
-            commands, self._farewell = fault.before, error("ERR", f"Protocol error: {fault}")
-        if len(commands) > _IN_ONE_TURN or self._backlog:
-            self._backlog.extend(commands)
-            commands = self._next_commands(0 if self._pipelines.crowded() else _IN_ONE_TURN)
+        small = len(data) <= PIECE and not self._backlog
+        commands = self._cut(data) if small else []
+        if not small or len(commands) > _IN_ONE_TURN:
+            self._backlog.extend(commands if small else [memoryview(data)])
+            commands = self._next_commands(_IN_ONE_TURN if self._pipelines.may_go_on() else 0)
         for command in commands:
             self._run(command)
         if self._farewell and not self._backlog:
@@ -297,12 +295,20 @@ class RespConnection(asyncio.Protocol):
 
     def _next_commands(self, most: int) -> list[list[bytes]]:
         """Take the commands that run in this turn of the loop; the rest runs in later ones, and others' between."""
-        backlog = self._backlog
-        commands = [backlog.popleft() for _ in range(min(most, len(backlog)))]
-        if backlog:
+        commands = self._backlog.take(most)
+        if self._backlog:
             self._pause()
             self._pipelines.add(self._go_on)
         return commands
+
+    def _cut(self, data: bytes) -> list[list[bytes]]:
+        """Cut data into commands; the farewell follows those before a fault."""
+        try:
+            return self._frames.feed(data)
+        except FrameError as fault:
+            self.counters.bad_requests += 1
+            self._farewell = error("ERR", f"Protocol error: {fault}")
+            return fault.before
 
     def _go_on(self) -> None:
         if not self._backlog:
@@ -409,8 +415,7 @@ class RespConnection(asyncio.Protocol):
     def _weigh(self) -> None:
         """Count what this client's commands take."""
         kept = sum([place.size if place.reply is None else len(place.reply) for place in self.places])
-        places = len(self.places) + len(self._backlog)
-        self._share.weigh(self._frames.size + places * PLACE + kept)
+        self._share.weigh(self._frames.size + len(self.places) * PLACE + self._backlog.size + kept)
 
     def _shed(self) -> None:
         """Hang up. If replies are due, do so without an error: the client would take it for one of these replies."""

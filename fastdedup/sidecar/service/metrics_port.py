@@ -68,7 +68,7 @@ async def metrics_port(namespaces: Namespaces, address: str | None) -> AsyncIter
     host, number = split_address(address)
     try:
         server = await asyncio.get_running_loop().create_server(
-            lambda: _Visit(limits, memory, app, state), host, number
+            lambda: _Visit(limits, memory, namespaces.turns, app, state), host, number
         )
     except OSError as error:
         raise ConfigError(f"metrics_address: cannot listen at {address}: {error.strerror}") from None

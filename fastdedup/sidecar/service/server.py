@@ -108,7 +108,8 @@ class Sniffer(asyncio.Protocol):
             protocol = RespConnection(served.namespaces, server.connections, served.commands)
         else:
             limits, memory = served.namespaces.limits, served.namespaces.memory
-            protocol = HttpProtocol(limits, memory, served.app, server.server_state)
+            turns = served.namespaces.turns
+            protocol = HttpProtocol(limits, memory, turns, served.app, server.server_state)
         if end is not None:
             protocol.on_gone.append(end)
         protocol.peer = self.peer
