@@ -1,8 +1,8 @@
 -- Found a ledger, or read what it was founded with; a founded ledger is changed only by who names its present form.
--- Without a form to store it is only read: a form has a secret, which whoever watches the server's commands must not see.
+-- Without a form to store it is only read: a form has a secret, which a client that watches the server's commands must not see.
 --
 -- KEYS[i]  a ledger's key
--- ARGV     after floor_us and limit, four per key: ttl_ms, for how long it lives at least if nobody asks again, 0 to leave
+-- ARGV     after floor_us and limit, four per key: ttl_ms, for how long it lives at least after this call, 0 to leave
 --          that; the form that is replaced, empty to replace none; the form to store, empty to store none; until_ms, the
 --          server's time after which no form is stored
 -- returns  {now_us, code, form, ...}: a pair for each key: OK and the form that the ledger has now, or ABSENT, STALE

@@ -410,9 +410,9 @@ class Connection:
 
     def _leave_journals(self) -> None:
         """Leave the records that the store never got to another open gate with the same policy, or report them."""
+        here = running_loop()
         for policy, namespace in self.journals.policies():
             gates: Iterable[Connection] = policy.connections if isinstance(policy, OneLoopPolicy) else ()
-            here = running_loop()
             heirs = (each for each in gates if each.is_open and not each.is_closing and each.loop is here)
             if (heir := next(heirs, None)) is not None:
                 heir.reconcile(policy, namespace)

@@ -48,7 +48,7 @@ def fetch(path: Path, address: str) -> tuple[int, bytes]:
         answer = connection.getresponse()
         return answer.status, answer.read()
     except (OSError, http.client.HTTPException) as error:
-        raise _nobody(path, error) from None
+        raise _no_sidecar_error(path, error) from None
     finally:
         connection.close()
 
@@ -155,10 +155,10 @@ def _client(path: Path) -> Iterator[redis.Redis]:
             ) from None
         raise ConfigError(text) from None
     except redis.RedisError as error:
-        raise _nobody(path, error) from None
+        raise _no_sidecar_error(path, error) from None
 
 
-def _nobody(path: Path, error: Exception) -> UnavailableError:
+def _no_sidecar_error(path: Path, error: Exception) -> UnavailableError:
     return UnavailableError(
         f"no sidecar answers at {path} ({error}): start one with `fastdedup serve`, or give the path of its socket"
     )
