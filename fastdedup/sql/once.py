@@ -319,7 +319,8 @@ class Once:
             if claim is not None:
                 await self._tell(claim, lambda held: answer.mirror(held, MENDING))
             return answer
-        await self._tell(claim, _abandon)  # the claim's lease ends, and the next delivery asks the inbox
+        # Either way the next delivery asks the inbox: at once, unless this COMMIT may still come.
+        await self._tell(claim, _abandon if is_committed_perhaps(error) else Settlement.free)
         try:
             raise error
         finally:

@@ -20,6 +20,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
+from sqlalchemy import create_engine, text
+from sqlalchemy.event import listens_for
+from sqlalchemy.orm import Session, sessionmaker
 
 from fastdedup import Dedup, UsageError
 from fastdedup.client.httpx import AsyncIdempotentTransport, IdempotentTransport
@@ -34,6 +37,7 @@ from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import inbox_database
 
 from ..faces import each_face, gate_of, told
+from ..inbox_file import make_tables, work_in
 from ..kinds import Colour, Pair, Row
 from ..sql import conftest as sql
 from ..sql.ways import WAYS, WEEK, Party, SyncParty
@@ -389,3 +393,31 @@ def test_another_namespace_has_keys_of_its_own() -> None:
     other = returning(int)
     other.__qualname__ = "other"
     assert warnings_of(lambda: dedup.scoped("sms").once(key=lambda order: order)(other)) == []
+
+
+def test_a_hook_that_fails_after_the_commit_leaves_the_key_free(tmp_path: Path) -> None:
+    """The row answers the next call at once, and not when the first one's lease ends at the gate."""
+    path = tmp_path / "inbox.db"
+    make_tables(path)
+
+    class Hooked(Session):
+        """Breaks a constraint after each COMMIT, in a transaction of its own."""
+
+    @listens_for(Hooked, "after_commit")
+    def fail(session: Session) -> None:
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("INSERT INTO fastdedup_inbox SELECT * FROM fastdedup_inbox")
+
+    engine = create_engine(f"sqlite:///{path}", connect_args={"isolation_level": "IMMEDIATE"})
+    with SyncDedup("memory://", namespace="hooked") as gate:
+        inbox = SyncInbox("hooked", keep=WEEK, begin=sessionmaker(engine, class_=Hooked).begin)
+
+        @inbox.once(key=lambda order: order, gate=gate)
+        def pay(session: Session, order: str) -> str:
+            session.execute(text("INSERT INTO work VALUES (:id)"), {"id": order})
+            return f"paid {order}"
+
+        with pytest.raises(sqlite3.IntegrityError):
+            pay("a")
+        assert (pay("a"), pay("a"), work_in(path)) == ("paid a", "paid a", ["a"])
+    engine.dispose()

@@ -49,10 +49,6 @@ class DjangoDriver(Driver):
             bool(getattr(inner, "closed", False)) or not getattr(inner, "open", True)
         )
 
-    def may_be_committed(self) -> bool:
-        """See `Driver`. Django sets this after a COMMIT, and resets it once the functions of `on_commit` have run."""
-        return bool(getattr(self._connection, "run_commit_hooks_on_set_autocommit_on", True))
-
     def execute(self, statement: Statement) -> Rows:
         """See `Driver`."""
         with self._connection.cursor() as cursor:
