@@ -168,15 +168,6 @@ def test_a_record_whose_time_grows_on_the_way_goes_again(how: str, home: Home) -
     assert entry.expires - round(home.now * 1000) > 9 * TTL
 
 
-def test_to_be_adopted_twice_is_no_conflict(home: Home) -> None:
-    home.ask(home.claim("k", "ann"))
-    home.ask(settle("k", "ann"))
-    for _ in range(3):
-        assert home.lost(home.sent()) == []
-    assert home.comes_home() == []
-    assert home.stands("k") == ("S", "ann", b'"done"')
-
-
 @pytest.mark.parametrize("succeeds", [False, True])
 def test_an_owner_whose_claim_reply_was_lost_and_who_gave_way_here_is_no_rival(succeeds: bool) -> None:
     """The store has a claim that nobody here knows it has, of an owner who is done."""
@@ -246,14 +237,6 @@ def test_a_result_of_another_process_under_a_name_that_gave_way_here_is_a_confli
     assert home.comes_home() == [conflict("bob", "ann", "theirs" if success else "ours")]
 
 
-def test_a_claim_loses_to_the_one_that_the_store_has_and_is_forgotten_here(home: Home) -> None:
-    home.ask(home.claim("k", "ann"))
-    home.in_store(home.claim("k", "eve"))
-    assert home.comes_home() == [conflict("ann", "eve", "theirs")]
-    assert home.stands("k")[:2] == ("P", "eve")  # type: ignore[index]
-    assert not home.policy.holds(WIRE("k"))
-
-
 def test_a_success_that_comes_while_its_claim_is_losing_outranks_the_winner(home: Home) -> None:
     """Both are told, in order: what stands in the end is what the last event says."""
     home.ask(home.claim("k", "ann"))
@@ -263,15 +246,6 @@ def test_a_success_that_comes_while_its_claim_is_losing_outranks_the_winner(home
     assert home.judged(lines) == [conflict("ann", "eve", "theirs")]
     assert home.comes_home() == [conflict("ann", "eve", "ours")]
     assert home.stands("k") == ("S", "ann", b'"done"')
-
-
-def test_of_two_successes_the_one_in_the_store_stands(home: Home) -> None:
-    home.ask(home.claim("k", "ann"))
-    home.ask(settle("k", "ann"))
-    home.in_store(home.claim("k", "eve"))
-    home.in_store(settle("k", "eve", b'"hers"'))
-    assert home.comes_home() == [conflict("ann", "eve", "theirs")]
-    assert home.stands("k") == ("S", "eve", b'"hers"')
 
 
 def test_what_somebody_else_wrote_is_left_alone_and_said(home: Home) -> None:

@@ -14,7 +14,6 @@ from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import ClaimOp, Op, ReadOp, TransitionOp
 from fastdedup.kernel.owners import owner_field
 from fastdedup.kernel.records import Stored
-from fastdedup.kernel.replies import TransitionReply
 from fastdedup.kernel.terms import Mode, terms
 
 from .lab import LEASE, TTL, WIRE, Home, Lab, forget, issue, release, renew, settle, touch
@@ -44,14 +43,6 @@ def test_its_owner_gets_it_back_and_no_longer_lease_than_the_store_gave(lab: Lab
     assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.ACQUIRED
 
 
-def test_who_takes_it_over_after_its_lease_has_a_later_attempt_and_a_higher_fence(lab: Lab) -> None:
-    fence = lab.acquires("k", "ann")
-    lab.now += 31
-    taken = lab.ask(lab.claim("k", "bob"))
-    assert (taken.outcome, taken.attempt) == (Outcome.ACQUIRED, 4)
-    assert taken.fence > fence
-
-
 @pytest.mark.parametrize("op", [settle("k", "ann"), release("k", "ann")], ids=["settle", "release"])
 def test_its_owner_settles_it_here_while_its_lease_lasts_and_not_after(op: Op, lab: Lab) -> None:
     lab.acquires("k", "ann")
@@ -66,15 +57,6 @@ def test_its_owner_settles_it_here_while_its_lease_lasts_and_not_after(op: Op, l
 def test_it_is_not_renewed_here(lab: Lab) -> None:
     lab.acquires("k", "ann")
     lab.refuses(renew("k", "ann"))
-
-
-def test_a_renewal_that_the_store_took_is_known(lab: Lab) -> None:
-    lab.acquires("k", "ann")
-    lab.now += 20
-    lab.says(renew("k", "ann"))
-    lab.now += 20
-    assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.IN_PROGRESS
-    assert lab.ask(settle("k", "ann")) is Code.OK
 
 
 def test_a_renewal_that_is_heard_of_late_does_not_shorten_a_result(lab: Lab) -> None:
@@ -279,12 +261,6 @@ def test_a_used_token_is_known_as_used_for_as_long_as_the_store_may_think_it_fre
     assert lab.ask(lab.claim("t", "bob", mode=mode)).outcome is Outcome.SUCCEEDED
 
 
-def test_a_machine_goes_on_from_where_it_was_last_seen(lab: Lab) -> None:
-    lab.says(moves(b"paid", "paid", "new"), TransitionReply(Code.OK, "paid", 1))
-    moved = lab.ask(moves(b"sent", "sent", "paid"))
-    assert (moved.code, moved.state, moved.version, moved.degraded) == (Code.OK, "sent", 2, True)
-
-
 def moves(change: bytes, to: str = "paid", *sources: str) -> TransitionOp:
     return TransitionOp(
         WIRE("m"),
@@ -305,12 +281,6 @@ def test_a_change_that_was_under_way_gives_way_to_the_change_made_here(home: Hom
     assert home.ask(under_way).code is Code.ALREADY
     assert home.comes_home() == []
     assert home.store.entry(WIRE("m")).owner == b"two".ljust(10)  # type: ignore[union-attr]
-
-
-def test_a_change_of_another_process_does_not_give_way(home: Home) -> None:
-    home.in_store(moves(b"one"))
-    assert home.ask(moves(b"two")).code is Code.OK
-    assert len(home.comes_home()) == 1
 
 
 def test_a_change_under_way_of_a_machine_that_expired_here_is_the_stores(home: Home) -> None:
