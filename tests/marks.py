@@ -70,8 +70,9 @@ def marks_of(item: pytest.Item) -> Iterator[str]:
     row = getattr(item, "callspec", None)
     params = row.params if row is not None else {}
     # The model runs on memory and on a server beside these two. The far end is the spec itself.
-    is_slow = params.get("side") in ("fakeredis", "far end")
-    is_another = params.get("side") == "valkey"
+    side = str(params.get("side", params.get("sides")))
+    is_slow = side.endswith(("fakeredis", "far end"))
+    is_another = side.startswith("valkey")
     by_row = {"servers": params.get("running_store") in STORES or is_another, "slow": is_slow}
     for mark in MARKS:
         if place.startswith(PLACES[mark]) or fixtures & FIXTURES.get(mark, set()) or by_row.get(mark):

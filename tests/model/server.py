@@ -27,8 +27,12 @@ class Connection:
         self._reader = hiredis.Reader()
 
     def ask(self, packed: bytes) -> Any:
+        (reply,) = self.ask_all(packed, 1)
+        return reply
+
+    def ask_all(self, packed: bytes, count: int) -> list[Any]:
         self._socket.sendall(packed)
-        return self.next()
+        return [self.next() for _ in range(count)]
 
     def next(self) -> Any:
         while (reply := self._reader.gets()) is False:
@@ -53,7 +57,7 @@ class Server:
         self._server.start()
         self.set_to = self._server.set_to
         self._calls, self._channel = (Connection(str(self._server.socket)) for _ in range(2))
-        self.ask = self._calls.ask
+        self.ask, self.ask_all = self._calls.ask, self._calls.ask_all
         # Since Redis 8 the server removes keys by itself 1 ms before a command would.
         self.ask(pack("DEBUG", "SET-ACTIVE-EXPIRE", "0"))
         self._channel.ask(pack("SUBSCRIBE", "fastdedup:settled"))

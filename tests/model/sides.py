@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import fakeredis
@@ -77,6 +77,8 @@ def record_image(record: Record | None) -> RecordImage:
 def by_spec(case: Case) -> tuple[Place, Reply, Place, Reply]:
     now_us = NOW_US + case.wait * 1000
     first, reply = windows.step(case.place, case.operation, now_us)
+    if first == case.place:  # then the second step is the first one: it has the same arguments
+        return first, reply, first, reply
     return first, reply, *windows.step(first, case.operation, now_us)
 
 
@@ -179,19 +181,17 @@ def record_in(found: memory.Entry) -> Record:
     )
 
 
-_PLACE = """
-for i, key in ipairs(KEYS) do
-  if ARGV[2 * i - 1] == '' then redis.call('DEL', key)
-  else redis.call('SET', key, ARGV[2 * i - 1], 'PX', ARGV[2 * i]) end
-end
-"""
-_SHOW = """
-local shown = {}
-for i, key in ipairs(KEYS) do
-  shown[2 * i - 1], shown[2 * i] = redis.call('GET', key), redis.call('PTTL', key)
-end
-return shown
-"""
+def wires_of(count: int) -> list[bytes]:
+    """Return the keys of so many cases."""
+    return [b"k%d" % at for at in range(count)]
+
+
+@cache
+def look(count: int) -> bytes:
+    """Return the packed commands that show what so many keys hold: their values, then the time of each."""
+    wires = wires_of(count)
+    commands = [("MGET", *wires), *(("PTTL", wire) for wire in wires)]
+    return b"".join(map(hiredis.pack_command, commands))
 
 
 class ScriptSide:
@@ -204,19 +204,23 @@ class ScriptSide:
 
     def __init__(
         self,
-        ask: Callable[[bytes], Any],
+        ask_all: Callable[[bytes, int], list[Any]],
         set_to: Callable[[int], None],
         woken: Callable[[], set[bytes]],
     ) -> None:
-        self._ask = ask
+        self._ask_all = ask_all
         self._set_to = set_to
         self._woken = woken
         self._scripts = load_scripts()
         for script in all_scripts():
-            ask(pack("SCRIPT", "LOAD", script.text))
+            self._ask(pack("SCRIPT", "LOAD", script.text))
+
+    def _ask(self, packed: bytes) -> Any:
+        (reply,) = self._ask_all(packed, 1)
+        return reply
 
     def run(self, cases: Sequence[Case], width: int) -> Iterable[Outcome]:
-        wires = [b"k%d" % at for at in range(len(cases))]
+        wires = wires_of(len(cases))
         self._put_records(cases, wires)
         if width:
             self._put_entries(cases, wires, width)
@@ -228,10 +232,13 @@ class ScriptSide:
         return zip(shown, first, then, again, strict=True)
 
     def _put_records(self, cases: Sequence[Case], wires: Sequence[bytes]) -> None:
-        images = [record_image(case.place.record) or (b"", 0) for case in cases]
+        commands: list[tuple[Any, ...]] = [("DEL", *wires)]
+        for case, wire in zip(cases, wires, strict=True):
+            if stands := record_image(case.place.record):
+                value, expires = stands
+                commands.append(("SET", wire, value, "PX", expires - 1 - NOW_MS + 1000))
         self._set_to(NOW_US - 1_000_000)
-        placed = [part for value, expires in images for part in (value, expires - 1 - NOW_MS + 1000)]
-        self._ask(pack("EVAL", _PLACE, len(wires), *wires, *placed))
+        self._ask_all(b"".join(map(hiredis.pack_command, commands)), len(commands))
 
     def _put_entries(self, cases: Sequence[Case], wires: Sequence[bytes], width: int) -> None:
         # A dense ledger keeps nonces beside its bucket, under the same key without the last four bytes.
@@ -256,10 +263,10 @@ class ScriptSide:
         return [reply_of(answers[op], now_us, op.wire in woken) for op in ops]
 
     def _images(self, wires: Sequence[bytes], now_us: int, width: int) -> list[Image]:
-        shown = self._ask(pack("EVAL", _SHOW, len(wires), *wires))
-        pairs = zip(shown[::2], shown[1::2], strict=True)
+        values, *times = self._ask_all(look(len(wires)), 1 + len(wires))
         now_ms = now_us // 1000
         # PTTL counts down to the millisecond after which Redis removes the key.
+        pairs = zip(values, times, strict=True)
         records = [None if value is None else (value, now_ms + left + 1) for value, left in pairs]
         return list(zip(records, self._names(wires, now_us, width), strict=True))
 
@@ -282,7 +289,7 @@ class ServerSide(ScriptSide):
     def __init__(self, name: str = "redis", binary: str | None = None) -> None:
         self.name = name
         self._server = Server(binary)
-        super().__init__(self._server.ask, self._server.set_to, self._server.told)
+        super().__init__(self._server.ask_all, self._server.set_to, self._server.told)
 
     def close(self) -> None:
         self._server.close()
@@ -302,10 +309,10 @@ class FakeSide(ScriptSide):
         channel.subscribe("fastdedup:settled")
         channel.get_message()  # the confirmation
 
-        def ask(packed: bytes) -> Any:
+        def ask_all(packed: bytes, count: int) -> list[Any]:
             reader = hiredis.Reader()
             reader.feed(packed)
-            return client.execute_command(*reader.gets())
+            return [client.execute_command(*reader.gets()) for _ in range(count)]
 
         def told() -> set[bytes]:
             return {message["data"] for message in iter(channel.get_message, None)}
@@ -313,4 +320,4 @@ class FakeSide(ScriptSide):
         def set_to(now_us: int) -> None:
             self._now_us = now_us
 
-        super().__init__(ask, set_to, told)
+        super().__init__(ask_all, set_to, told)

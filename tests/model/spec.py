@@ -23,6 +23,7 @@ its full length.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from .words import (
@@ -65,6 +66,7 @@ def step(record: Record | None, operation: Any, now_us: int) -> Next:
     return RULE_OF[type(operation)](present(record, now_us), operation, clock(now_us))
 
 
+@lru_cache(1000)
 def clock(now_us: int) -> Clock:
     return Clock(now_us, now_us // 1000, -(-now_us // 1000))
 

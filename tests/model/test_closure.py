@@ -73,23 +73,33 @@ def valkey() -> Iterator[ServerSide]:
         yield side
 
 
-@pytest.fixture(params=["memory", "redis", "valkey", "fakeredis", "far end"])
-def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Side:
-    made: dict[str, Callable[[], Side]] = {
+@pytest.fixture
+def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], Side]]:
+    return {
         "memory": MemorySide,
         "redis": lambda: request.getfixturevalue("server"),
         "valkey": lambda: request.getfixturevalue("valkey"),
         "fakeredis": lambda: FakeSide(monkeypatch),
         "far end": FarEndSide,
     }
+
+
+@pytest.fixture(params=["memory", "redis", "valkey", "fakeredis", "far end"])
+def side(request: pytest.FixtureRequest, made: dict[str, Callable[[], Side]]) -> Side:
     return made[request.param]()
+
+
+@pytest.fixture(params=["memory and redis", "valkey and fakeredis and far end"])
+def sides(request: pytest.FixtureRequest, made: dict[str, Callable[[], Side]]) -> list[Side]:
+    """Sides that are held against the spec together: it is asked once for all of them."""
+    return [made[name]() for name in request.param.split(" and ")]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SCENES)
-def test_each_store_does_what_the_spec_does(name: str, side: Side) -> None:
+def test_each_store_does_what_the_spec_does(name: str, sides: list[Side]) -> None:
     scene = SCENES[name]
-    closure = Closure(scene.alphabet, width=scene.width, every=SAMPLED.get(side.name, 1)).explore(side)
+    closure = Closure(scene.alphabet, width=scene.width, every=SAMPLED).explore(*sides)
     assert (len(closure.ways), closure.transitions) == (scene.places, scene.transitions)
 
 
