@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from .killable import DEADLINE, Guarded
+from .killable import DEADLINE, Guarded, hold_still
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "build" / "databases"
@@ -79,10 +79,7 @@ class DatabaseServer(Guarded, ABC):
 
     def freeze(self) -> None:
         """Stop every process of the server in its tracks; its connections stay open."""
-        first = psutil.Process(self.pid)
-        first.suspend()
-        while first.status() != psutil.STATUS_STOPPED:  # before, it may still start another process
-            time.sleep(0.001)
+        hold_still(self.pid)  # before, it may still start another process
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:

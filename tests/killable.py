@@ -13,7 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 DEADLINE = 20.0
+
+
+def hold_still(pid: int) -> None:
+    """Stop a process in its tracks, and return once it stands: until then it may run on, on another core."""
+    process = psutil.Process(pid)
+    process.suspend()
+    while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+        time.sleep(0.001)
 
 
 class Started:
@@ -70,7 +80,7 @@ class Killable(Started):
 
     def freeze(self) -> None:
         """Stop it in its tracks; its connections stay open."""
-        os.kill(self.pid, signal.SIGSTOP)
+        hold_still(self.pid)
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

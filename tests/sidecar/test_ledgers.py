@@ -23,6 +23,7 @@ from fastdedup.sidecar.service.texts import summary
 from fastdedup.stores.redis.scripts import pack
 
 from ..fixtures import fixture_with
+from ..killable import hold_still
 from ..servers import RedisServer
 from ..waiting import wait_until
 from .running import Sidecar, client, figure
@@ -324,7 +325,7 @@ def test_a_client_that_goes_leaves_nothing_remembered(
         assert clients() == 2
         server.freeze()  # it must not answer before the sidecar has read the client's end
         try:
-            served.process.send_signal(signal.SIGSTOP)
+            hold_still(served.process.pid)
             try:
                 wire.sendall(pack("FD.FIRST", "orders", *ids))
                 wire.close()
