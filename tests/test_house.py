@@ -217,6 +217,12 @@ def sources() -> dict[str, ast.Module]:
     return {name_of(path.relative_to(package)): ast.parse(path.read_text()) for path in package.rglob("*.py")}
 
 
+@cache
+def trees_of_tests() -> dict[Path, ast.Module]:
+    """Every file below this folder."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(HERE.rglob("*.py"))}
+
+
 def name_of(path: Path) -> str:
     return ".".join(path.with_suffix("").parts).removesuffix("__init__").removesuffix(".")
 
@@ -390,8 +396,8 @@ def test_the_tests_use_few_private_names() -> None:
     """A test that reads what is private stands in the way of changes; `fastdedup.testing.probe` shows most of it."""
     found = [
         f"{path.relative_to(HERE)}: {name}"
-        for path in sorted(HERE.rglob("*.py"))
-        for name in private_doors(ast.parse(path.read_text(encoding="utf-8")))
+        for path, tree in trees_of_tests().items()
+        for name in private_doors(tree)
     ]
     assert len(found) <= MOST_IN_TESTS, "\n".join(found)
 
@@ -478,8 +484,7 @@ def sleeps(tree: ast.AST) -> Iterator[int]:
 def test_the_tests_sleep_no_more_than_they_did() -> None:
     """A test waits for a condition: `wait_until`. A fixed time is too short on a busy machine."""
     found = {
-        path.relative_to(HERE).as_posix(): sum(1 for _ in sleeps(ast.parse(path.read_text(encoding="utf-8"))))
-        for path in HERE.rglob("*.py")
+        path.relative_to(HERE).as_posix(): sum(1 for _ in sleeps(tree)) for path, tree in trees_of_tests().items()
     }
     in_tests = sum(count for path, count in found.items() if Path(path).name.startswith("test_"))
     assert (in_tests, sum(found.values()) - in_tests) == SLEEPS, (
