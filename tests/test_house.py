@@ -484,7 +484,8 @@ def sleeps(tree: ast.AST) -> Iterator[int]:
 def test_the_tests_sleep_no_more_than_they_did() -> None:
     """A test waits for a condition: `wait_until`. A fixed time is too short on a busy machine."""
     found = {
-        path.relative_to(HERE).as_posix(): sum(1 for _ in sleeps(tree)) for path, tree in trees_of_tests().items()
+        path.relative_to(HERE).as_posix(): sum(1 for _ in sleeps(tree))
+        for path, tree in trees_of_tests().items()
     }
     in_tests = sum(count for path, count in found.items() if Path(path).name.startswith("test_"))
     assert (in_tests, sum(found.values()) - in_tests) == SLEEPS, (
