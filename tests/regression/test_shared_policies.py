@@ -1,4 +1,4 @@
-"""Gates that share a policy: in two event loops, in a forked child, and where one of them closes in an outage."""
+"""Gates that share a policy: in two event loops, in a forked child, and if one of them closes in an outage."""
 
 from __future__ import annotations
 
