@@ -6,6 +6,7 @@ A key may hold characters that clear the screen or hide the rest of a line.
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import click
 import orjson
 from rich.console import Console
+from rich.control import Control
 
 Command = Callable[..., Any]
 
@@ -54,13 +56,17 @@ class BarConsole(Console):
 
     def show_cursor(self, show: bool = True) -> bool:
         """See `Console`: rich calls it at the start and at the end of a bar."""
-        if self.is_terminal:
+        if self.is_terminal and not self.is_dumb_terminal:
             signal.signal(signal.SIGTERM, signal.SIG_DFL if show else self._end)
         return super().show_cursor(show)
 
     def _end(self, number: int, frame: object) -> None:
-        self.show_cursor()
-        signal.raise_signal(number)
+        signal.signal(number, signal.SIG_DFL)
+        try:
+            # Not by `show_cursor`: if the signal comes while the bar is drawn, that only fills rich's buffer.
+            os.write(self.file.fileno(), str(Control.show_cursor(True)).encode())
+        finally:
+            signal.raise_signal(number)
 
 
 def bar_console(*, quiet: bool = False) -> Console:

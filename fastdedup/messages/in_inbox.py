@@ -154,9 +154,8 @@ class InboxWay:
                         return self._rules.of_mismatch(delivery.key, attempt)
                     if transactions.has_begun and is_failure(fault):
                         self._failed_attempts.tell(delivery.key, attempt, fault)
-                        if (
-                            claim is not None and claim.lost
-                        ):  # another consumer waits for this row, or is at work
+                        # If the lease is lost, another consumer waits for this row, or is at work.
+                        if claim is not None and claim.lost:
                             return self._rules.of_lost_lease(delivery.key, attempt)
                         return self._rules.of_error(delivery.key, attempt, fault)
                     if not isinstance(fault, Exception):
