@@ -95,7 +95,7 @@ class UnknownTransitionError(UnavailableError):
 
 
 class LedgerFullError(UnavailableError):
-    """A bucket of the ledger has no room: it holds 18 times as many ids as planned. Nothing was remembered.
+    """A bucket of the ledger has no room: it holds 12 to 18 times as many ids as planned. Nothing was remembered.
 
     Create the ledger with a larger capacity, or with a shorter window.
     """

@@ -116,7 +116,7 @@ class Ledger:
         Raises:
             UnavailableError: neither the store nor the policy answered. Call again, with
                 `owner=error.owner` or without.
-            LedgerFullError: the ledger holds some 18 times its capacity.
+            LedgerFullError: the ledger holds 12 to 18 times its capacity.
             ConfigError: the ledger was created with other settings, or the store evicts keys.
             InvalidKeyError: the id or the owner cannot be used.
             ForeignRecordError: its bucket holds a value that fastdedup did not write.

@@ -19,7 +19,7 @@ _NAMED_IN_ALL: Final = 100_000
 _FREE_PLACES: Final = {"set": 12, "append": 40}
 """Inserts that fill a free place of a bucket, before it is written anew."""
 _MOST: Final = 2000
-"""The most entries in a bucket: 18 times as many as planned. A bucket of 2,000 wide ones has 34 kB."""
+"""The most entries in a bucket: 18 times as many as planned, or 12 of wide ones. 2,000 wide ones have 34 kB."""
 _CELL: Final = 64
 """Ids of a cell, in a dense ledger."""
 FOREVER_MS: Final = 1 << 52

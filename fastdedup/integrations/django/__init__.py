@@ -1,4 +1,4 @@
-"""Django 4.2 and later: a middleware, view decorators, template tags and a form mixin; sync and async views.
+"""Django 5.2.8 and later: a middleware, view decorators, template tags and a form mixin; sync and async views.
 
     INSTALLED_APPS += ["fastdedup.integrations.django"]          # the template tags; checks the settings at start-up
     FASTDEDUP = {"url": "redis://localhost:6379/0", "namespace": "shop", "token_ttl": 3600.0}

@@ -21,7 +21,7 @@ class DedupMiddleware:
     """Lets each subscriber's handler do its work once for each message, for any number of deliveries.
 
     Give it to a broker or a router: `RabbitBroker(middlewares=[DedupMiddleware(…)])`. It takes the acknowledgement
-    over: with any `ack_policy` of the subscriber, a message is acknowledged once it is done, tried again after
+    over: with any `ack_policy` but ACK_FIRST, a message is acknowledged once it is done, tried again after
     `retry_delay` seconds if it was not, and becomes a dead letter after `attempts`. Give `lifespan(broker)` to the
     application, so that a wrong setup is found before the first message.
 

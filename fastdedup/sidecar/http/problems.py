@@ -145,7 +145,7 @@ LEDGER_FULL = ProblemType(
     "ledger-full",
     503,
     "The ledger is full",
-    "It holds 18 times as many ids as planned, and remembered none of these. Resize it to a larger capacity.",
+    "It holds 12 to 18 times as many ids as planned, and remembered none of these. Resize it to a larger capacity.",
 )
 BUSY = ProblemType(
     "too-many-connections",
