@@ -9,6 +9,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Final, Unpack
 
 from ..claim import Claim
@@ -34,10 +35,11 @@ __all__ = ["UUID", "Route", "by_header", "by_host", "claim_of", "everyone", "jso
 
 CLAIM: Final = web.RequestKey("fastdedup.claim", Claim)
 _BEGIN: Final[web.RequestKey[Any]] = web.RequestKey("fastdedup.begin", object)
-"""The key of a request under which a guarded handler has what takes the head of its response."""
+"""The key of a request under which is what takes the head of a response that a guarded handler sends part by part."""
 _REQUEST: Final = "fastdedup.request"
 _OWN: Final = "fastdedup.own"
-"""Marks the start of the handler's own response: any other one stands in its place."""
+"""The key of a response's start under which is how many headers the handler has given it; a response without this
+key stands in the place of the handler's own."""
 _END: Final[Message] = {"type": "http.response.body", "body": b""}
 _ENCODED_SLASH: Final = re.compile("%(?:25)*2F")
 """A slash within a segment, in a path whose slashes and percent signs are still encoded; and a text like that."""
@@ -83,8 +85,9 @@ def setup(
         return adapted.response
 
     async def prepared(request: web.Request, response: web.StreamResponse) -> None:
-        if _BEGIN in request:
-            await request[_BEGIN](response)
+        begin = request.pop(_BEGIN, None)
+        if begin is not None:
+            await begin(response)
 
     async def opened(_: web.Application) -> AsyncIterator[None]:
         async with nullcontext() if dedup.is_open else dedup:
@@ -113,12 +116,9 @@ class AiohttpRequest:
     def __init__(self, request: web.Request, handler: Any) -> None:
         self._request = request
         self._handler = handler
-        # Mutable: bytes of the body so far; how many headers the handler's own response has.
-        self._size = 0
-        self._own_headers = 0
-        # Mutable: is the handler sending its response itself, part by part; and, until it begins, who takes its head.
+        # Mutable: the body so far; is the handler sending its response itself, part by part.
+        self._pieces: list[bytes] = []
         self.sending = False
-        self._on_begin: Send | None = None
         self.scope: Scope = {
             "type": "http",
             "method": request.method,
@@ -140,9 +140,10 @@ class AiohttpRequest:
         """
         payload = self._request._payload  # `content` would keep this one, also once it is replaced
         piece = await payload.readany()
-        self._size += len(piece)
-        if payload.at_eof() and self._size < payload.total_bytes:
+        self._pieces.append(piece)
+        if payload.at_eof() and sum(map(len, self._pieces)) < payload.total_bytes:
             piece = await self._request.read()  # what it has returned before, it returns again
+            self._pieces = [piece]
             if len(piece) < payload.total_bytes:
                 raise ConfigError(
                     "a middleware outside of fastdedup's has taken the request's body, so it cannot be compared: let "
@@ -156,14 +157,9 @@ class AiohttpRequest:
         recorder: Any = scope.get(RECORDER)
         if recorder is not None:
             request[CLAIM] = scope[SCOPE_CLAIM]
-            parts, more = list[bytes](), True
-            while more:
-                message = await receive()
-                parts.append(message["body"])
-                more = message["more_body"]
             if request.body_exists:
-                request._payload = refilled(request, b"".join(parts))
-            self._on_begin, request[_BEGIN] = send, self.begin
+                request._payload = refilled(request, b"".join(self._pieces))
+            request[_BEGIN] = partial(self._start, send, whole=False)
         try:
             response: web.StreamResponse = await self._handler(request)
         except web.HTTPException as raised:  # in aiohttp these are responses
@@ -176,31 +172,24 @@ class AiohttpRequest:
                 await send(_END)
             raise
         finally:
-            self._on_begin = None  # any other head is that of the server's own answer
+            request.pop(_BEGIN, None)  # any other head is that of the server's own answer
         if not isinstance(response, web.StreamResponse):
             raise TypeError(f"{self._handler!r} must return a response, got {type(response).__name__}")
         content = response.body if isinstance(response, web.Response) else response
         whole = not response.prepared and (content is None or isinstance(content, bytes | bytearray))
         if not self.sending:
-            await self._start(response, send, stream=None if whole else True)  # else the server reads a file
+            await self._start(send, response, whole=whole)  # if it is not whole, the server reads a file
         self.response, self.sending = response, False
         await send({**_END, "body": bytes(content or b"")} if whole else _END)  # type: ignore[arg-type]
 
-    async def begin(self, response: web.StreamResponse) -> None:
-        """Take the head of a response that the handler sends part by part, before it is on its way."""
-        if self._on_begin is not None:
-            send, self._on_begin, self.sending = self._on_begin, None, True
-            await self._start(response, send, stream=True)
-
-    async def _start(self, response: web.StreamResponse, send: Send, *, stream: bool | None) -> None:
-        self.response = response
+    async def _start(self, send: Send, response: web.StreamResponse, *, whole: bool) -> None:
+        self.response, self.sending = response, not whole
         pairs = [*response.headers.items()]
         pairs += [("Set-Cookie", cookie.OutputString()) for cookie in response.cookies.values()]
         headers = [(name.lower().encode(), value.encode("utf-8", "surrogateescape")) for name, value in pairs]
-        self._own_headers = len(headers)
-        start = {"type": "http.response.start", "status": response.status, "headers": headers, _OWN: True}
+        start = {"type": "http.response.start", "status": response.status, "headers": headers}
         reason = own_reason(response.status, response.reason)
-        await send({**start, REASON: reason, STREAM: stream})
+        await send({**start, _OWN: len(headers), REASON: reason, STREAM: None if whole else True})
 
     async def send(self, message: Message) -> None:
         """Take the response: the handler's own with the middleware's marks, or the one in its place."""
@@ -208,7 +197,7 @@ class AiohttpRequest:
             if message["body"] and isinstance(self.response, web.Response):
                 self.response.body = message["body"]
         elif _OWN in message:
-            for name, value in message["headers"][self._own_headers :]:
+            for name, value in message["headers"][message[_OWN] :]:
                 self.response.headers.add(name.decode(), value.decode())
         else:
             self.response = web.Response(status=message["status"], reason=message.get(REASON))
