@@ -353,9 +353,9 @@ class AsgiExchange:
 
     # The response
 
-    async def send(self, message: Message) -> None:
-        """Take a message from the application."""
-        if self.stage is not None:
+    async def send(self, message: Message, from_stage: bool = False) -> None:
+        """Take a message from the application, or from the stage that it has passed."""
+        if self.stage is not None and not from_stage:
             await self.stage.send(message)
             return
         recorder = self.recorder
@@ -374,9 +374,7 @@ class AsgiExchange:
                 await self._send_piece(recorder, message)
             elif recorder.body(message.get("body", b"")):
                 await self._pass_on(recorder)
-                more = message.get("more_body", False)
-                piece = {"type": "http.response.body", "body": recorder.taken(), "more_body": more}
-                await self._send_piece(recorder, piece)
+                await self._send_piece(recorder, {**message, "body": recorder.taken()})
             elif not message.get("more_body", False):
                 marks = await self._settle(recorder)
                 self._end()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -77,6 +78,7 @@ class ResponseStage:
     def __init__(self, exchange: AsgiExchange, work: CommittedWork) -> None:
         self.work = work
         self._exchange = exchange
+        self._send_on = partial(exchange.send, from_stage=True)
         # Mutable: the response's start, its body so far, and its size; is another one sent in its place.
         self._start: Message | None = None
         self._chunks: list[bytes] = []
@@ -103,7 +105,7 @@ class ResponseStage:
         elif kind == "http.response.body" and self._start is not None:
             await self._take(self._start, message)
         else:
-            await self._pass_on(message)
+            await self._send_on(message)  # no part of the response, such as an early hint
 
     async def _take(self, start: Message, message: Message) -> None:
         chunk = message.get("body", b"")
@@ -119,10 +121,8 @@ class ResponseStage:
         sent = await self.work.end(response)
         if sent is response:
             return await self._leave(start, more_body=False)
-        self._exchange.stage = None
-        await send_response(self._exchange.send, sent)
+        await send_response(self._send_on, sent)
         self._replaced = True
-        self._exchange.stage = self
         raise NotSent
 
     async def _leave(self, start: Message, more_body: bool) -> None:
@@ -132,14 +132,6 @@ class ResponseStage:
         await self._exchange.send(start)
         await self._exchange.send({"type": "http.response.body", "body": body, "more_body": more_body})
         self._exchange.committed()
-
-    async def _pass_on(self, message: Message) -> None:
-        """Pass a message on that is not a part of the response, such as an early hint."""
-        self._exchange.stage = None
-        try:
-            await self._exchange.send(message)
-        finally:
-            self._exchange.stage = self
 
     async def close(self) -> None:
         """Roll back what has not ended, because the application has: without a response, or by an error."""
@@ -156,6 +148,7 @@ class ReplayStage:
 
     def __init__(self, exchange: AsgiExchange, stored: Response) -> None:
         self._exchange = exchange
+        self._send_on = partial(exchange.send, from_stage=True)
         self._stored = stored
         # Mutable: was it sent.
         self._sent = False
@@ -165,16 +158,13 @@ class ReplayStage:
         kind = message["type"]
         if kind == "http.response.body" and self._sent:
             return
-        self._exchange.stage = None
-        if kind != "http.response.start":
-            await self._exchange.send(message)
-        elif message["status"] != self._stored.status:
-            await self._exchange.send(message)
-            return  # middleware answers in its place
-        else:
+        if kind == "http.response.start" and message["status"] == self._stored.status:
             self._sent = True
-            await send_response(self._exchange.send, self._stored.for_request(message.get("headers", ())))
-        self._exchange.stage = self
+            await send_response(self._send_on, self._stored.for_request(message.get("headers", ())))
+            return
+        if kind == "http.response.start":
+            self._exchange.stage = None  # middleware answers in its place
+        await self._send_on(message)
 
     async def close(self) -> None:
         """Let the exchange's own messages through."""
