@@ -42,6 +42,8 @@ __all__ = [
 
 Endpoint = Callable[..., Any]
 DecoratedFunctions = Callable[..., Coroutine[Any, Any, Any]]
+Method = functools.partial[Any]
+"""An endpoint that takes its request: a function, or a method of an HTTPEndpoint, which is made for each request."""
 
 
 def idempotent(
@@ -73,19 +75,12 @@ def idempotent(
         _check_endpoint(endpoint, "idempotent")
         app = request_response(endpoint)
 
-        @functools.wraps(endpoint)
-        async def guarded(*args: Any, **unknown: Any) -> ASGIApp:
-            _check_call(endpoint, args, unknown, "Claimed")
-            method = args[:-1]  # an HTTPEndpoint is made anew for each request
-            own = request_response(functools.partial(endpoint, *method)) if method else app
+        async def answer(method: Method, scope: Scope, receive: Receive, send: Send) -> None:
+            own = request_response(method) if method.args else app
+            # The endpoint may run in a thread; the decorator's own function does not.
+            await gate.serve(own, _route(scope), {**scope, "endpoint": endpoint}, receive, send)
 
-            async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-                # The endpoint may run in a thread; the decorator's own function does not.
-                await gate.serve(own, _route(scope), {**scope, "endpoint": endpoint}, receive, send)
-
-            return answer  # Starlette calls it: for Starlette a response is an application
-
-        return guarded
+        return _decorated(endpoint, answer, "Claimed")
 
     return decorate
 
@@ -133,27 +128,17 @@ def commits(
         _check_endpoint(endpoint, "commits")
         check_kinds(inbox, endpoint, awaited=is_async(endpoint))
 
-        @functools.wraps(endpoint)
-        async def committing(*args: Any, **unknown: Any) -> ASGIApp:
-            _check_call(endpoint, args, unknown, "Commits")
-
-            async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-                if claim_of(scope) is not None:
-                    raise ConfigError(
-                        "IdempotencyMiddleware has claimed this request already: leave its route to commits()"
-                    )
-                route = routes[_route(scope)]
-                exchange = AsgiExchange(receive, send, route.claims.rule.max_request)
-                # The endpoint may run in a thread; the decorator's own function does not.
-                scope = {**supported(scope), "endpoint": endpoint}
-                work = functools.partial(
-                    _work, gate, route, exchange, functools.partial(endpoint, *args[:-1])
+        async def answer(method: Method, scope: Scope, receive: Receive, send: Send) -> None:
+            if claim_of(scope) is not None:
+                raise ConfigError(
+                    "IdempotencyMiddleware has claimed this request already: leave its route to commits()"
                 )
-                await exchange.run(work, scope)
+            route = routes[_route(scope)]
+            exchange = AsgiExchange(receive, send, route.claims.rule.max_request)
+            scope = {**supported(scope), "endpoint": endpoint}  # which may run in a thread, like above
+            await exchange.run(functools.partial(_work, gate, route, exchange, method), scope)
 
-            return answer
-
-        return committing
+        return _decorated(endpoint, answer, "Commits")
 
     return decorate
 
@@ -166,13 +151,25 @@ def _check_endpoint(endpoint: Any, decorator: str) -> None:
         )
 
 
-def _check_call(endpoint: Endpoint, args: Any, unknown: Any, otherwise: str) -> None:
-    """Raise ConfigError unless an endpoint is called as Starlette does; `otherwise`: FastAPI's dependency."""
-    if unknown or not args or not isinstance(args[-1], Request):
-        raise ConfigError(
-            f"{endpoint.__name__}() was not called with a Starlette request alone: in FastAPI use "
-            f"fastdedup.integrations.fastapi.{otherwise}"
-        )
+def _decorated(
+    endpoint: Endpoint, answer: Callable[..., Coroutine[Any, Any, None]], otherwise: str
+) -> DecoratedFunctions:
+    """Return an endpoint whose response is `answer`, which is called with a `Method` and as an ASGI application.
+
+    Unless Starlette calls the endpoint, it raises ConfigError, which names FastAPI's dependency, `otherwise`.
+    """
+
+    @functools.wraps(endpoint)
+    async def decorated(*args: Any, **unknown: Any) -> ASGIApp:
+        if unknown or not args or not isinstance(args[-1], Request):
+            raise ConfigError(
+                f"{endpoint.__name__}() was not called with a Starlette request alone: in FastAPI use "
+                f"fastdedup.integrations.fastapi.{otherwise}"
+            )
+        # Starlette calls it: for Starlette a response is an application.
+        return functools.partial(answer, functools.partial(endpoint, *args[:-1]))
+
+    return decorated
 
 
 def _route(scope: Scope) -> str | None:
@@ -184,7 +181,7 @@ async def _work(
     gate: EndpointGate,
     route: RouteCommits,
     exchange: AsgiExchange,
-    endpoint: functools.partial[Any],
+    endpoint: Method,
     scope: Scope,
     receive: Receive,
     send: Send,
