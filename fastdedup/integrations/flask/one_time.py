@@ -32,7 +32,7 @@ from ..wsgi import WsgiClaims
 from .exchange import FlaskExchange, exchange, reply
 from .keys import decorated
 from .names import Subject
-from .state import AppState, current
+from .state import AppState, Decorated, current
 from .tokens import FlaskForm, open_form, subject_of
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -91,7 +91,7 @@ def one_time_form(
     return decorate if view is None else decorate(view)
 
 
-class OneTimeView:
+class OneTimeView(Decorated):
     """The rules of a view with a one-time form, whose key is its token alone."""
 
     def __init__(self, rule: Rule, subject: Subject | None, field: str | None) -> None:
@@ -102,10 +102,6 @@ class OneTimeView:
     def limit(self, state: AppState) -> int | None:
         """Return how many bytes of the current request's body are read; None if it sends no form."""
         return None if flask.request.method in SAFE_METHODS else self._rule.max_request
-
-    def rule(self, state: AppState, route: str) -> Rule | None:
-        """Return None: a form has no key."""
-        return None
 
     def claims_at(self, state: AppState, route: str) -> WsgiClaims:
         """Return the claims of a form's tokens."""

@@ -32,7 +32,8 @@ class Decorated(Protocol):
         """Return how many bytes of the current request's body are read, or None if it is not read."""
 
     def rule(self, state: AppState, route: str) -> Rule | None:
-        """Return the published rule of a route, or None if its requests have no key."""
+        """Return the published rule of a route, or None if its requests have no key, such as those of a form."""
+        return None
 
     def claims_at(self, state: AppState, route: str) -> WsgiClaims:
         """Return the claims of a route."""
