@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-try:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-except ImportError as error:
-    raise ImportError("metrics need prometheus_client: pip install 'fastdedup[prometheus]'") from error
-
 from .declarations import Figure, Labels
+from .extras import needs
+
+with needs(__name__, "prometheus_client", "'fastdedup[prometheus]'"):
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 _KINDS: Final[dict[str, Any]] = {
     "counter": CounterMetricFamily,

@@ -73,7 +73,7 @@ FLOORS = (
     ("results",),
     ("checks", "codec"),
     ("model", "events", "forking", "tasks"),
-    ("errors", "declarations", "failures", "backoff", "log_throttle", "flows"),
+    ("errors", "declarations", "failures", "backoff", "log_throttle", "flows", "extras"),
 )
 
 # What the core still has to give up. These lists only shrink.

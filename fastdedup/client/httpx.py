@@ -14,14 +14,13 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-try:
-    import anyio
-    import httpx
-except ImportError as error:
-    raise ImportError("fastdedup.client.httpx needs httpx: pip install 'fastdedup[httpx]'") from error
-
+from ..extras import needs
 from ..flows import drive, step
 from .rules import RetryRules
+
+with needs(__name__, "httpx", "'fastdedup[httpx]'"):
+    import anyio
+    import httpx
 
 __all__ = ["AsyncIdempotentTransport", "IdempotentTransport", "RetryRules"]
 

@@ -10,24 +10,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
+from http.client import HTTPResponse, RemoteDisconnected
+from io import BufferedReader
 from typing import Any, cast
 
-try:
+from ..extras import needs
+from ..flows import drive, step
+from .rules import RetryRules
+
+with needs(__name__, "requests", "'fastdedup[requests]'"):
     import requests
     from requests import exceptions
     from requests.adapters import HTTPAdapter
     from requests.utils import rewind_body
-except ImportError as error:
-    raise ImportError(
-        "fastdedup.client.requests needs requests: pip install 'fastdedup[requests]'"
-    ) from error
-
-from functools import cache
-from http.client import HTTPResponse, RemoteDisconnected
-from io import BufferedReader
-
-from ..flows import drive, step
-from .rules import RetryRules
 
 __all__ = ["IdempotentAdapter", "RetryRules"]
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Unpack
 
 from ..claim import Claim
 from ..errors import ConfigError
+from ..extras import needs
 from ..gateway import Dedup
 from ..web.fingerprints import json_fingerprint
 from ..web.request import by_header, by_host, everyone
@@ -24,12 +25,8 @@ from .http.exchange import CLAIM as SCOPE_CLAIM
 from .http.exchange import REASON, RECORDER, STREAM
 from .http.lifespan import Message, Receive, Scope, Send
 
-try:
+with needs(__name__, "aiohttp", "'fastdedup[aiohttp]'"):
     from aiohttp import StreamReader, web
-except ImportError as error:
-    raise ImportError(
-        "fastdedup.integrations.aiohttp needs aiohttp: pip install 'fastdedup[aiohttp]'"
-    ) from error
 
 __all__ = ["UUID", "Route", "by_header", "by_host", "claim_of", "everyone", "json_fingerprint", "setup"]
 

@@ -11,17 +11,12 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-try:
-    from celery import Task
-    from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
-except ImportError as error:
-    raise ImportError("Celery is missing: pip install 'fastdedup[celery]'") from error
-
 from ..admin.takeover import Resolution, Takeover
 from ..checks import Seconds
 from ..codec import UNSTORABLE
 from ..downstream import claimed_work
 from ..errors import ConfigError, FailedError, InProgressError, ResultError, error_text
+from ..extras import needs
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
 from ..messages.decisions import Action, Decision
 from ..messages.headers import CONSUMER, KEY
@@ -31,6 +26,10 @@ from ..messages.rules import ATTEMPTS, MessageRules
 from ..sync.claim import Claim
 from ..sync.gateway import Dedup
 from ..sync.ledger import Ledger
+
+with needs(__name__, "Celery", "'fastdedup[celery]'"):
+    from celery import Task
+    from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
 
 HELD: Final = "x-fastdedup-held"
 """How often a message was delayed by a twin at work or by an outage: such a delay spends no attempt."""

@@ -14,17 +14,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-try:
-    from dramatiq import JSONEncoder, Middleware, get_encoder
-    from dramatiq.middleware import MiddlewareError, SkipMessage
-    from dramatiq.results import Results
-except ImportError as error:
-    raise ImportError("Dramatiq is missing: pip install 'fastdedup[dramatiq]'") from error
-
 from ..checks import Seconds
 from ..codec import UNSTORABLE
 from ..downstream import enter, leave
 from ..errors import ConfigError, ResultError, error_text
+from ..extras import needs
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
 from ..messages.decisions import Action, Decision
 from ..messages.keys import of_arguments
@@ -32,6 +26,11 @@ from ..messages.memory import check_broker, check_ledger, seconds_known
 from ..messages.rules import MessageRules
 from ..sync.gateway import Dedup
 from ..sync.ledger import Ledger
+
+with needs(__name__, "Dramatiq", "'fastdedup[dramatiq]'"):
+    from dramatiq import JSONEncoder, Middleware, get_encoder
+    from dramatiq.middleware import MiddlewareError, SkipMessage
+    from dramatiq.results import Results
 
 ATTEMPTS: Final = 25
 """How often an actor is begun for a key, by default: more than Dramatiq's own 20 retries, which come first."""

@@ -18,13 +18,11 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar, Unpack
 
-try:
+from ..extras import needs
+
+with needs(__name__, "Django REST Framework", "'fastdedup[django]' djangorestframework"):
     from rest_framework.request import Request
     from rest_framework.utils.encoders import JSONEncoder
-except ImportError as error:
-    raise ImportError(
-        "fastdedup.integrations.drf needs Django REST Framework: pip install 'fastdedup[django]' djangorestframework"
-    ) from error
 
 from asgiref.sync import iscoroutinefunction
 from django.core.files.uploadedfile import UploadedFile

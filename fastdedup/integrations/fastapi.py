@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, Unpack
 from ..checks import not_a_gate
 from ..claim import Claim
 from ..errors import ConfigError, UnavailableError
+from ..extras import needs
 from ..gateway import Dedup
 from ..sql.any_inbox import AnyInbox
 from ..web import forms
@@ -50,12 +51,10 @@ from .http.response_stage import ReplayStage, begin_committed
 from .http.threads import is_awaited
 from .unreached import watch_handlers
 
-try:
+with needs(__name__, "FastAPI", "'fastdedup[web]'"):
     from fastapi import Depends, FastAPI, Request
     from fastapi import Response as FastAPIResponse
     from fastapi.requests import HTTPConnection
-except ImportError as error:
-    raise ImportError("fastdedup.integrations.fastapi needs FastAPI: pip install 'fastdedup[web]'") from error
 
 __all__ = [
     "UUID",

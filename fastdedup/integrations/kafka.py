@@ -18,7 +18,18 @@ from typing import Any, Final, Unpack
 import anyio
 from anyio.lowlevel import checkpoint
 
-try:
+from ..checks import check_count
+from ..errors import ConfigError
+from ..extras import needs
+from ..gateway import Dedup
+from ..messages.consumer import BrokerConsumer
+from ..messages.keys import KeyRule, body_digest, place_in_log, text_of
+from ..messages.partitions import Partition, PartitionJob
+from ..messages.room import Headers, Letter
+from ..messages.rules import DeadLetterError
+from ..messages.settings import ConsumerSettings
+
+with needs(__name__, "aiokafka", "'fastdedup[kafka]'"):
     from aiokafka import (
         AIOKafkaConsumer,
         AIOKafkaProducer,
@@ -27,20 +38,6 @@ try:
         TopicPartition,
     )
     from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, MessageSizeTooLargeError
-except ImportError as error:
-    raise ImportError(
-        "fastdedup.integrations.kafka needs aiokafka: pip install 'fastdedup[kafka]'"
-    ) from error
-
-from ..checks import check_count
-from ..errors import ConfigError
-from ..gateway import Dedup
-from ..messages.consumer import BrokerConsumer
-from ..messages.keys import KeyRule, body_digest, place_in_log, text_of
-from ..messages.partitions import Partition, PartitionJob
-from ..messages.room import Headers, Letter
-from ..messages.rules import DeadLetterError
-from ..messages.settings import ConsumerSettings
 
 LIMIT: Final = 64
 """Messages of one partition in hand at once, by default."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, Unpack
 
 from ..errors import ConfigError
+from ..extras import needs
 from ..gateway import Dedup
 from ..web.fingerprints import json_fingerprint
 from ..web.request import Principal, by_header, by_host, everyone
@@ -14,10 +15,8 @@ from .http.endpoint import EndpointGate
 from .http.guarded import claim_of
 from .http.lifespan import ASGIApp, Receive, Scope, Send
 
-try:
+with needs(__name__, "Litestar", "litestar"):
     from litestar.handlers import HTTPRouteHandler
-except ImportError as error:
-    raise ImportError("fastdedup.integrations.litestar needs Litestar: pip install litestar") from error
 
 __all__ = ["UUID", "by_header", "by_host", "claim_of", "everyone", "idempotent", "json_fingerprint"]
 

@@ -16,15 +16,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Unpack
 
-try:
+from ..extras import needs
+
+with needs(__name__, "nats-py", "'fastdedup[nats]'"):
     import anyio
     from nats.aio.msg import Msg
     from nats.errors import ConnectionClosedError, Error, MaxPayloadError, NoRespondersError
     from nats.js import JetStreamContext
     from nats.js.api import AckPolicy, ConsumerConfig, Header, RetentionPolicy
     from nats.js.errors import NotFoundError, ServiceUnavailableError
-except ImportError as error:
-    raise ImportError("fastdedup.integrations.nats needs nats-py: pip install 'fastdedup[nats]'") from error
 
 from ..errors import ConfigError
 from ..gateway import Dedup

@@ -17,13 +17,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar, Unpack
 
-try:
+from ..extras import needs
+
+with needs(__name__, "Django Ninja", "'fastdedup[django]' django-ninja"):
     from ninja.decorators import decorate_view
     from ninja.utils import contribute_operation_callback
-except ImportError as error:
-    raise ImportError(
-        "fastdedup.integrations.ninja needs Django Ninja: pip install 'fastdedup[django]' django-ninja"
-    ) from error
 
 from ..errors import ConfigError
 from ..web.request import Named, Principal, Request, by_header, by_host, everyone, name_of_caller

@@ -15,7 +15,9 @@ from contextvars import ContextVar
 from itertools import islice
 from typing import Any, NamedTuple
 
-try:
+from ..extras import needs
+
+with needs(__name__, "its API", "'fastdedup[opentelemetry]'"):
     from opentelemetry import context as contexts
     from opentelemetry import trace
     from opentelemetry.context import Context
@@ -30,10 +32,6 @@ try:
         TraceFlags,
         TracerProvider,
     )
-except ImportError as error:
-    raise ImportError(
-        "fastdedup.integrations.opentelemetry needs its API: pip install 'fastdedup[opentelemetry]'"
-    ) from error
 
 from ..checks import check_flag, named
 from ..claim import Claim

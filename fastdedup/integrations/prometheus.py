@@ -14,14 +14,12 @@ from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
-try:
+from ..extras import needs
+
+with needs(__name__, "prometheus_client", "'fastdedup[prometheus]'"):
     from prometheus_client.core import Metric
     from prometheus_client.registry import REGISTRY, CollectorRegistry
     from prometheus_client.registry import Collector as BaseCollector
-except ImportError as error:
-    raise ImportError(
-        "fastdedup.integrations.prometheus needs prometheus_client: pip install 'fastdedup[prometheus]'"
-    ) from error
 
 from ..checks import named
 from ..core.figures import FIGURES

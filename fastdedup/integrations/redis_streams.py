@@ -22,12 +22,10 @@ from redis.client import NEVER_DECODE
 from redis.commands.core import StreamCommands
 from redis.exceptions import RedisClusterException
 
-try:
+from ..extras import needs
+
+with needs(__name__, "anyio", "'fastdedup[redis-streams]'"):
     import anyio
-except ImportError as error:
-    raise ImportError(
-        "fastdedup.integrations.redis_streams needs anyio: pip install 'fastdedup[redis-streams]'"
-    ) from error
 
 from ..checks import Seconds, milliseconds
 from ..errors import ConfigError

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Unpack
 
-try:
+from ..extras import needs
+
+with needs(__name__, "boto3 or aiobotocore", "'fastdedup[sqs]'"):
     import anyio
     from anyio.to_thread import run_sync
     from botocore.exceptions import (
@@ -30,10 +32,6 @@ try:
         MetadataRetrievalError,
     )
     from botocore.exceptions import ConnectionError as UnreachedError
-except ImportError as error:
-    raise ImportError(
-        "fastdedup.integrations.sqs needs boto3 or aiobotocore: pip install 'fastdedup[sqs]'"
-    ) from error
 
 from ..errors import ConfigError
 from ..gateway import Dedup

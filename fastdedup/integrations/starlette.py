@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Unpack
 
 from ..errors import ConfigError
+from ..extras import needs
 from ..gateway import Dedup
 from ..sql.any_inbox import AnyInbox
 from ..web.fingerprints import json_fingerprint
@@ -21,12 +22,10 @@ from .http.lifespan import ASGIApp, Receive, Scope, Send
 from .http.response_stage import begin_committed
 from .http.threads import is_async
 
-try:
+with needs(__name__, "Starlette", "starlette"):
     from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request
     from starlette.routing import request_response
-except ImportError as error:
-    raise ImportError("fastdedup.integrations.starlette needs Starlette: pip install starlette") from error
 
 __all__ = [
     "UUID",

@@ -14,15 +14,10 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final, ParamSpec, TypeVar
 
-try:
-    from taskiq import AsyncBroker, InMemoryBroker, TaskiqMessage, TaskiqMiddleware
-    from taskiq.exceptions import NoResultError
-except ImportError as error:
-    raise ImportError("taskiq is missing: pip install 'fastdedup[taskiq]'") from error
-
 from ..admin.resolving import Check
 from ..checks import Seconds, check_decorated, check_wait, not_a_gate
 from ..errors import ConfigError
+from ..extras import needs
 from ..gateway import Dedup
 from ..ledger.client import Ledger
 from ..log_throttle import LogThrottle
@@ -33,6 +28,10 @@ from ..messages.keys import of_arguments
 from ..messages.memory import check_broker, check_ledger, seconds_known
 from ..messages.rules import ATTEMPTS, REFUSED_PAUSE, WAIT, MessageRules
 from ..results.declared import Results
+
+with needs(__name__, "taskiq", "'fastdedup[taskiq]'"):
+    from taskiq import AsyncBroker, InMemoryBroker, TaskiqMessage, TaskiqMiddleware
+    from taskiq.exceptions import NoResultError
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -6,6 +6,7 @@ import uuid
 from typing import Any
 
 from ..errors import ConfigError
+from ..extras import needs
 from ..keys import business_key
 
 
@@ -42,10 +43,6 @@ def new_id() -> str:
 def _uuid7() -> Any:
     if hasattr(uuid, "uuid7"):
         return uuid.uuid7()
-    try:
+    with needs("new_id()", "Python 3.14, or uuid-utils", "'fastdedup[ids]'"):
         from uuid_utils import uuid7
-    except ImportError as error:
-        raise ImportError(
-            "new_id() needs Python 3.14, or uuid-utils: pip install 'fastdedup[ids]'"
-        ) from error
     return uuid7()

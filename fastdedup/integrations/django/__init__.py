@@ -13,12 +13,10 @@ of its own; awaiting it blocks no loop.
 `subject` and `field`.
 """
 
-try:
+from ...extras import needs
+
+with needs(__name__, "Django", "'fastdedup[django]'"):
     import django as _django  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        "fastdedup.integrations.django needs Django: pip install 'fastdedup[django]'"
-    ) from error
 
 from ...web.fingerprints import json_fingerprint
 from ...web.forms import FormRefused, Refusal

@@ -10,12 +10,10 @@ Main path: `Processing.consume_scope` → `Guarded.handle` → `Deliveries.handl
 from typing import Annotated as _Annotated
 from typing import Any as _Any
 
-try:
+from ...extras import needs
+
+with needs(__name__, "FastStream", "'fastdedup[faststream]'"):
     from faststream import Context as _Context
-except ImportError as error:
-    raise ImportError(
-        "fastdedup.integrations.faststream needs FastStream: pip install 'fastdedup[faststream]'"
-    ) from error
 
 from ...messages import DeadLetterError
 from .keys import body, header, message_id, offset

@@ -10,10 +10,10 @@ The claim is made in the view's place, after all `before_request` functions, so 
 The response settles it as the client gets it: after error handlers and `after_request` functions.
 """
 
-try:
+from ...extras import needs
+
+with needs(__name__, "Flask", "'fastdedup[flask]'"):
     import flask as _flask  # noqa: F401
-except ImportError as error:
-    raise ImportError("fastdedup.integrations.flask needs Flask: pip install 'fastdedup[flask]'") from error
 
 from ...web.fingerprints import json_fingerprint
 from ...web.forms import FormRefused, Refusal

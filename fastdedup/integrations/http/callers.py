@@ -12,18 +12,17 @@ from typing import Any, Final, NoReturn
 
 from ...checks import is_async, not_a_gate, takes
 from ...errors import ConfigError
+from ...extras import needs
 from ...gateway import Dedup
 from ...web.request import Request
 from ...web.rules import Rule
 from .guarded import key_fields
 from .threads import is_awaited
 
-try:
+with needs("fastdedup.integrations.fastapi", "FastAPI", "'fastdedup[web]'"):
     from fastapi import Request as HttpRequest
     from fastapi import WebSocketException, params
     from fastapi.requests import HTTPConnection
-except ImportError as error:
-    raise ImportError("fastdedup.integrations.fastapi needs FastAPI: pip install 'fastdedup[web]'") from error
 
 Chooser = Callable[[HttpRequest], Dedup]
 """A function that chooses a `Dedup` for a request, for applications with several."""

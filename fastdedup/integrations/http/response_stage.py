@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from ...claim import Claim
+from ...extras import needs
 from ...flows import drive
 from ...tasks import until_done
 from ...web.admit import admit
@@ -22,10 +23,8 @@ from .exchange import WORK, AsgiExchange, NotSent, send_response
 from .guarded import key_fields
 from .lifespan import Message, Scope
 
-try:
+with needs("fastdedup.integrations.starlette", "Starlette", "'fastdedup[web]'"):
     from anyio import CapacityLimiter, to_thread
-except ImportError as error:
-    raise ImportError("fastdedup commits with Starlette's responses: pip install 'fastdedup[web]'") from error
 
 T = TypeVar("T")
 

@@ -6,12 +6,10 @@
 Main path: `Consumer.run` → `Deliveries.handle` → an ack, a delayed retry or a dead letter.
 """
 
-try:
+from ...extras import needs
+
+with needs(__name__, "aio-pika", "'fastdedup[rabbitmq]'"):
     import aio_pika as _aio_pika  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        "fastdedup.integrations.rabbitmq needs aio-pika: pip install 'fastdedup[rabbitmq]'"
-    ) from error
 
 from ...messages import DeadLetterError
 from ...messages.keys import body, header
