@@ -339,7 +339,7 @@ def OneTimeToken(  # noqa: N802
         docs = idempotency.docs_at(request)
         claims = claims_at(request)
         try:
-            body = await _body(request, exchange, claims.rule.max_request)
+            body = await exchange.body(claims.rule.max_request)
         except RequestTooLarge as error:
             raise _Answered(refusal(error, claims.rule, docs)) from None
         token = one_time_token or (await request.form()).get(field)
@@ -436,17 +436,10 @@ def _free_slot(request: Request) -> tuple[Idempotency, AsgiExchange]:
     return idempotency, exchange
 
 
-async def _body(request: Request, exchange: AsgiExchange, limit: int) -> bytes:
-    body = await exchange.body()
-    if len(body) > limit:
-        raise RequestTooLarge
-    return body
-
-
 async def _identified(rule: Rule, request: Request, caller: Any, key: str) -> Named:
     """Read a request and open the `Dedup`; return the key of its record, and its fingerprint."""
     idempotency, exchange = _slot(request)
-    body = await _body(request, exchange, rule.max_request)
+    body = await exchange.body(rule.max_request)
     await idempotency.lifespan.ready()
     return rule.identify(request_of(request.scope, body), name_of_caller(caller, "principal"), key)
 

@@ -102,8 +102,8 @@ class AsgiExchange:
 
     # The request
 
-    async def body(self) -> bytes:
-        """Return the whole body.
+    async def body(self, limit: int | None = None) -> bytes:
+        """Return the whole body. `limit`: how many bytes it may have, if they are fewer than the exchange keeps.
 
         Raises:
             ClientLeft: the client left before it came.
@@ -111,7 +111,7 @@ class AsgiExchange:
         """
         while not (self._ended or self._gone) and self._size <= self._limit:
             self._take(await self._receive())
-        if self._size > self._limit:
+        if self._size > (self._limit if limit is None else limit):
             raise RequestTooLarge
         if not self._ended:
             raise ClientLeft
