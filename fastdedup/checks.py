@@ -123,8 +123,11 @@ def check_takes_one(function: Any, name: str, given: str, *, may_await: bool = F
         may_await: may it be async. The result of a call that is not awaited is true, whatever the function returns.
 
     Raises:
-        ConfigError: it takes no argument, needs more than one, or is async.
+        ConfigError: it is no function, takes no argument, needs more than one, or is async.
     """
+    if not callable(function):
+        kind = "function" if may_await else "plain function"
+        raise ConfigError(f"{name} must be a {kind} that takes {given}, got {shown(function)}")
     if not takes(function, 1):
         raise ConfigError(f"{name} must be a function that takes {given} alone, got {call_text(function)}")
     if not may_await and is_async(function):

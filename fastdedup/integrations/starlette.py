@@ -118,7 +118,7 @@ def commits(
     inbox.beginning(begin)
 
     def made(path: str | None) -> RouteCommits:
-        claims = gate.claims_at(path)
+        claims = gate.claims[path]
         return RouteCommits(claims, claims.dedup, inbox, begin)
 
     routes = MadeByRoute(made)

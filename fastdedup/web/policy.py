@@ -57,15 +57,7 @@ class PublishedPolicy:
                 for rule in rules
             ],
             "headers_not_replayed": sorted(name.decode() for name in NEVER),
-            "errors": [
-                {
-                    "type": problem.type,
-                    "status": problem.status,
-                    "title": problem.title,
-                    "about": problem.about,
-                }
-                for problem in PROBLEMS
-            ],
+            "errors": [problem.facts(about=problem.about) for problem in PROBLEMS],
         }
 
     def page(self, accept: str | None) -> Response:

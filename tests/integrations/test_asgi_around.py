@@ -396,6 +396,8 @@ async def test_for_an_application_without_lifespan_the_middleware_has_one(usable
     [
         ({}, "principal"),
         ({"principal": "ann"}, "principal"),
+        ({"principal": None}, "principal must be a function"),
+        ({"principal": everyone, "fingerprint": "body"}, "fingerprint must be a plain function"),
         ({"principal": everyone, "routes": "/orders"}, "routes"),
         ({"principal": everyone, "routes": []}, "routes"),
         ({"principal": everyone, "docs": "idempotency"}, "docs"),

@@ -52,20 +52,17 @@ class EndpointGate(AsgiGate):
         self._settings = settings
         self._web_keys = dedup.scoped(SCOPE)  # kept: its figures then stand at 0 before the first request
         self._docs = PublishedPolicy(rules, dedup.settings, docs).docs
-        self._claims = MadeByRoute(self._made)
+        self.claims = MadeByRoute(self._made)
+        """The claims of each route, for requests of any method."""
 
     async def serve(
         self, app: ASGIApp, route: str | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Serve a request of an endpoint; `route` is the endpoint's declared path."""
-        claims = self.claims_at(route)
+        claims = self.claims[route]
         if scope["type"] != "http" or scope["method"].upper() not in claims.rule.methods:
             return await app(scope, receive, send)
         return await self.guarded(app, claims, self.docs_at(scope), scope, receive, send)
-
-    def claims_at(self, route: str | None) -> RouteClaims:
-        """Return the claims of a route, for requests of any method."""
-        return self._claims[route]
 
     def _made(self, route: str | None) -> RouteClaims:
         rule = make_rules([_ANY if route is None else declared(route)], self._settings)[0]
