@@ -187,14 +187,12 @@ async def _work(
 ) -> None:
     """Run an endpoint in its transaction: the application within the exchange."""
     named = functools.partial(identify, route.claims.rule, gate.lifespan, scope, exchange)
-    got = await begin_committed(route, scope, exchange, gate.docs_at(scope), named)
-    if isinstance(got, WebResponse):
-        await send_response(send, got)
-        return
-    work: CommittedWork = exchange.stage.work
-    run = endpoint if is_async(endpoint.func) else functools.partial(run_in_threadpool, endpoint)
-    response = await work.run(functools.partial(run, Request(scope, receive, send), got))
+    response: Any = await begin_committed(route, scope, exchange, gate.docs_at(scope), named)
+    if isinstance(response, Committed):
+        work: CommittedWork = exchange.stage.work
+        run = endpoint if is_async(endpoint.func) else functools.partial(run_in_threadpool, endpoint)
+        response = await work.run(functools.partial(run, Request(scope, receive, send), response))
     if isinstance(response, WebResponse):
         await send_response(send, response)
-        return
-    await response(scope, receive, send)
+    else:
+        await response(scope, receive, send)

@@ -62,8 +62,6 @@ class BackgroundClaims:
             return Claim(background, await ask(claims))
 
         seconds = self.seconds + self.rule.wait
-        return await run_in_background(background, made, seconds, _take_back, blocks=blocks)
-
-
-def _take_back(claim: Claim) -> None:
-    take_back(claim.asynchronous)
+        return await run_in_background(
+            background, made, seconds, lambda claim: take_back(claim.asynchronous), blocks=blocks
+        )
