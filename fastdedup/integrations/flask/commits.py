@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 import flask
 
@@ -22,10 +22,9 @@ from ..http.committing import Committed, CommittedWork, DirectSteps, RouteCommit
 from ..http.wsgi_request import whole_path
 from ..wsgi import WsgiClaims
 from .exchange import FlaskExchange, claim_of, exchange, reply
-from .keys import FlaskOperation, decorated
-from .state import AppState, current
+from .keys import FlaskOperation
+from .state import AppState, View, current
 
-View = TypeVar("View", bound=Callable[..., Any])
 _STEPS = DirectSteps()
 
 
@@ -58,12 +57,7 @@ def commits(
         ConfigError: a setting cannot be used, or there is no `begin`.
     """
     named = {} if principal is None else {"principal": principal}
-    operation = FlaskCommits(inbox, begin, {**settings, **named})
-
-    def decorate(view: View) -> View:
-        return decorated(view, operation, operation.handle)
-
-    return decorate
+    return FlaskCommits(inbox, begin, {**settings, **named}).decorate
 
 
 class FlaskCommits(FlaskOperation):

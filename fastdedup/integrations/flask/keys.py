@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from inspect import isawaitable
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 import flask
 
-from ...errors import ConfigError
 from ...web.request import Principal, Request, everyone, name_of_caller
 from ...web.response import Response
 from ...web.rules import KeySettings, Rule, declared, make_rules
 from ..wsgi import WsgiClaims
 from .exchange import claim_of, exchange
-from .state import BELOW, MARK, AppState, current, route_of
-
-View = TypeVar("View", bound=Callable[..., Any])
+from .state import AppState, Decorated, View, current, route_of
 
 
 def idempotent(
@@ -44,15 +39,10 @@ def idempotent(
         ConfigError: a setting cannot be used or is unknown.
     """
     named = {} if principal is None else {"principal": principal}
-    operation = FlaskOperation({**settings, **named})
-
-    def decorate(view: View) -> View:
-        return decorated(view, operation, operation.handle)
-
-    return decorate
+    return FlaskOperation({**settings, **named}).decorate
 
 
-class FlaskOperation:
+class FlaskOperation(Decorated):
     """The rules of a decorated view: a rule for each route that leads to it.
 
     Raises:
@@ -109,25 +99,3 @@ def _named_by(principal: Principal) -> Principal:
         return found if isawaitable(found) else name_of_caller(found, "principal")
 
     return named
-
-
-def decorated(view: View, rules: Any, handle: Callable[[Callable[..., Any]], Any]) -> View:
-    """Return a view that calls `handle` with the view, which takes further arguments by their names.
-
-    Raises:
-        ConfigError: the object is not a view.
-    """
-    if not callable(view) or isinstance(view, type):
-        raise ConfigError(
-            f"a view function must be decorated, got {view!r}: in a MethodView decorate a method, or list the "
-            "decorator in its `decorators`"
-        )
-
-    @functools.wraps(view)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        return handle(lambda **more: flask.current_app.ensure_sync(view)(*args, **kwargs, **more))
-
-    setattr(guarded, MARK, rules)
-    with suppress(AttributeError):  # not on a bound method
-        setattr(view, BELOW, rules)
-    return guarded  # type: ignore[return-value] # it is called as the view is

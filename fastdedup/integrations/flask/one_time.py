@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Unpack, overload
 from urllib.parse import urlencode
 from wsgiref.types import WSGIEnvironment
 
@@ -30,12 +30,10 @@ from ...web.rules import ClaimSettings, Rule
 from ..http.wsgi_request import request_of
 from ..wsgi import WsgiClaims
 from .exchange import FlaskExchange, exchange, reply
-from .keys import decorated
 from .names import Subject
-from .state import AppState, Decorated, current
+from .state import AppState, Decorated, View, current
 from .tokens import FlaskForm, open_form, subject_of
 
-View = TypeVar("View", bound=Callable[..., Any])
 _CSRF = "csrf_token"
 """The field of Flask-WTF, which differs in each page."""
 
@@ -84,11 +82,7 @@ def one_time_form(
         ConfigError: a setting cannot be used.
     """
     form = OneTimeView(Rule("/", everyone, wait=WAIT if wait is None else wait, **settings), subject, field)
-
-    def decorate(view: Any) -> Any:
-        return decorated(view, form, form.handle)
-
-    return decorate if view is None else decorate(view)
+    return form.decorate if view is None else form.decorate(view)
 
 
 class OneTimeView(Decorated):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+import functools
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
 from wsgiref.types import WSGIEnvironment
 
 import flask
@@ -17,6 +20,7 @@ from ..http.wsgi_request import mount_of
 from ..wsgi import WsgiClaims
 from .names import Subject
 
+View = TypeVar("View", bound=Callable[..., Any])
 NAME = "fastdedup"
 """The name of the extension in `app.extensions`."""
 MARK = "_fastdedup"
@@ -37,6 +41,30 @@ class Decorated(Protocol):
 
     def claims_at(self, state: AppState, route: str) -> WsgiClaims:
         """Return the claims of a route."""
+
+    def handle(self, view: Callable[..., Any]) -> Any:
+        """Answer a request by a view, which takes further arguments by their names."""
+
+    def decorate(self, view: View) -> View:
+        """Return a view whose requests `handle` answers.
+
+        Raises:
+            ConfigError: the object is not a view.
+        """
+        if not callable(view) or isinstance(view, type):
+            raise ConfigError(
+                f"a view function must be decorated, got {view!r}: in a MethodView decorate a method, or list the "
+                "decorator in its `decorators`"
+            )
+
+        @functools.wraps(view)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            return self.handle(lambda **more: flask.current_app.ensure_sync(view)(*args, **kwargs, **more))
+
+        setattr(guarded, MARK, self)
+        with suppress(AttributeError):  # not on a bound method
+            setattr(view, BELOW, self)
+        return guarded  # type: ignore[return-value] # it is called as the view is
 
 
 @dataclasses.dataclass(eq=False, slots=True)
