@@ -13,7 +13,7 @@ from ..sql.any_inbox import AnyInbox
 from ..web.fingerprints import json_fingerprint
 from ..web.request import Principal, by_header, by_host, everyone
 from ..web.response import Response as WebResponse
-from ..web.rules import UUID, KeySettings, MadeByRoute
+from ..web.rules import UUID, KeySettings
 from .http.committing import Committed, CommittedWork, RouteCommits, check_kinds
 from .http.endpoint import EndpointGate
 from .http.exchange import AsgiExchange, send_response, supported
@@ -117,11 +117,10 @@ def commits(
     gate = EndpointGate(dedup, docs, {"principal": principal, **settings})
     inbox.beginning(begin)
 
-    def made(path: str | None) -> RouteCommits:
-        claims = gate.claims[path]
+    @functools.cache  # an application has a fixed number of routes
+    def route_at(path: str | None) -> RouteCommits:
+        claims = gate.claims_at(path)
         return RouteCommits(claims, claims.dedup, inbox, begin)
-
-    routes = MadeByRoute(made)
 
     def decorate(endpoint: Endpoint) -> DecoratedFunctions:
         _check_endpoint(endpoint, "commits")
@@ -132,7 +131,7 @@ def commits(
                 raise ConfigError(
                     "IdempotencyMiddleware has claimed this request already: leave its route to commits()"
                 )
-            route = routes[_route(scope)]
+            route = route_at(_route(scope))
             exchange = AsgiExchange(receive, send, route.claims.rule.max_request)
             scope = {**supported(scope), "endpoint": endpoint}  # which may run in a thread, like above
             await exchange.run(functools.partial(_work, gate, route, exchange, method), scope)

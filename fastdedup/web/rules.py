@@ -18,7 +18,6 @@ from .record_keys import scope_key, shortened
 from .request import FingerprintOf, Named, Principal, PrincipalMissing, Request, Tenant, name_of_caller
 from .response import HeaderFilter
 
-K = TypeVar("K")
 T = TypeVar("T")
 
 METHODS = ("POST", "PATCH")
@@ -367,18 +366,6 @@ class RouteTable(Generic[T]):
         bare = bare_path(path)
         entry = finder(bare)
         return finder(path) if entry is None and bare is not path else entry
-
-
-class MadeByRoute(dict[K, T]):
-    """What is made for each route at its first request and kept: an application has a fixed number of routes."""
-
-    def __init__(self, make: Callable[[K], T]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, place: K) -> T:
-        made = self[place] = self._make(place)
-        return made
 
 
 def _pattern(path: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar, Unpack
 
 from django.db import connections, transaction
@@ -24,7 +24,7 @@ from ...web.policy import docs_at
 from ...web.record_keys import SCOPE
 from ...web.request import Principal
 from ...web.response import Response
-from ...web.rules import KeySettings, MadeByRoute
+from ...web.rules import KeySettings
 from ..http.committing import CommittedWork, DirectSteps, RouteCommits
 from .bridge import Bridge, is_async
 from .capture import mark_held, settle_by
@@ -89,15 +89,16 @@ class DjangoCommits(Operation):
         super().__init__(principal, settings)
         self._using = using
 
-        def made(place: tuple[DjangoClaims, Dedup]) -> RouteCommits:
-            return RouteCommits(place[0], place[1].scoped(SCOPE), inbox, partial(begin, using), BlockedGate)
+        @cache  # an application has a fixed number of routes
+        def route_of(claims: DjangoClaims, dedup: Dedup) -> RouteCommits:
+            return RouteCommits(claims, dedup.scoped(SCOPE), inbox, partial(begin, using), BlockedGate)
 
-        self._routes = MadeByRoute(made)
+        self._route_of = route_of
 
     async def handle(self, bridge: Bridge, request: HttpRequest, view: Callable[[], Any]) -> HttpResponse:
         """Answer a request."""
         claims = self.claims_at(request)
-        route = self._routes[claims, gate()]  # of the process's `Dedup`: tests have several
+        route = self._route_of(claims, gate())  # of the process's `Dedup`: tests have several
         docs = docs_at(claims.docs, request.META.get("SCRIPT_NAME", ""))
         work = CommittedWork(route, docs, request.path, request.method, _STEPS)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar, Unpack
 
 from django.http import HttpRequest, HttpResponse
 
 from ...errors import ConfigError
 from ...web.request import Principal, everyone
-from ...web.rules import KeySettings, MadeByRoute, Rule, declared, make_rules
+from ...web.rules import KeySettings, Rule, declared, make_rules
 from .bridge import Bridge
 from .config import function, http
 from .middleware import keyed
@@ -79,7 +80,7 @@ class Operation:
         self.check: Rule = make_rules(["/"], {"principal": everyone, **settings})[0]
         self._principal = principal
         self._settings = settings
-        self._claims = MadeByRoute(self._made)
+        self._route_claims = cache(self._made)  # an application has a fixed number of routes
         # Mutable: the settings that they were made of, which tests override.
         self._shared: dict[str, Any] = {}
 
@@ -99,8 +100,8 @@ class Operation:
         """Return the claims of a request's route, whatever its method."""
         shared = http().shared
         if shared != self._shared:
-            self._claims, self._shared = MadeByRoute(self._made), shared
-        return self._claims[_route(request)]
+            self._route_claims, self._shared = cache(self._made), shared
+        return self._route_claims(_route(request))
 
     def _made(self, route: str) -> DjangoClaims:
         given = http()

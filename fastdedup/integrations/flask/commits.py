@@ -6,7 +6,7 @@ Main path: `FlaskCommits.handle` → the view → `FlaskExchange`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Unpack
 
 import flask
@@ -17,7 +17,7 @@ from ...sync import Claim
 from ...sync.sql import BlockedGate, Inbox
 from ...web.request import Principal
 from ...web.response import Response
-from ...web.rules import KeySettings, MadeByRoute
+from ...web.rules import KeySettings
 from ..http.committing import Committed, CommittedWork, DirectSteps, RouteCommits
 from ..http.wsgi_request import whole_path
 from ..wsgi import WsgiClaims
@@ -71,15 +71,16 @@ class FlaskCommits(FlaskOperation):
         super().__init__(settings)
         inbox.beginning(begin)
 
-        def made(place: tuple[WsgiClaims, AppState]) -> RouteCommits:
-            return RouteCommits(place[0], place[1].web_keys, inbox, begin, BlockedGate)
+        @cache  # an application has a fixed number of routes
+        def route_of(claims: WsgiClaims, state: AppState) -> RouteCommits:
+            return RouteCommits(claims, state.web_keys, inbox, begin, BlockedGate)
 
-        self._routes = MadeByRoute(made)
+        self._route_of = route_of
 
     def handle(self, view: Callable[..., Any]) -> Any:
         """Answer a request."""
         state, held = current(), exchange()
-        route = self._routes[self.claims_of(state), state]
+        route = self._route_of(self.claims_of(state), state)
         docs = state.docs_at(flask.request.environ)
         got = _begin(route, held, docs)
         if isinstance(got, Response):

@@ -68,7 +68,7 @@ class FlaskOperation(Decorated):
 
     def claims_of(self, state: AppState) -> WsgiClaims:
         """Return the claims of the current request's route."""
-        return state.claims[self, route_of(flask.request.url_rule)]
+        return state.claims(self, route_of(flask.request.url_rule))
 
     def claims_at(self, state: AppState, route: str) -> WsgiClaims:
         """Return the claims of a route."""

@@ -125,7 +125,7 @@ class OneTimeView(Decorated):
     def _answered(
         self, state: AppState, held: FlaskExchange, form: FlaskForm, view: Callable[[], Any], docs: str | None
     ) -> Any:
-        request, claims = flask.request, state.claims[self, ""]
+        request, claims = flask.request, state.claims(self, "")
         body = held.body_of(request.environ, self._rule.max_request)
         form.token = sent_token(request.headers.get(HEADER) or request.form.get(form.field))
         mark = self._mark(request.environ, form.field, body)

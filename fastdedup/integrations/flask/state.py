@@ -15,7 +15,7 @@ from ...errors import ConfigError
 from ...sync import Dedup
 from ...web.policy import PublishedPolicy, docs_at
 from ...web.record_keys import SCOPE
-from ...web.rules import MadeByRoute, Rule
+from ...web.rules import Rule
 from ..http.wsgi_request import mount_of
 from ..wsgi import WsgiClaims
 from .names import Subject
@@ -76,8 +76,8 @@ class AppState:
     subject: Subject
     field: str
     settings: dict[str, Any]
-    claims: MadeByRoute[tuple[Decorated, str], WsgiClaims] = dataclasses.field(init=False)
-    """The claims by view and route."""
+    claims: Callable[..., WsgiClaims] = dataclasses.field(init=False)
+    """Returns the claims of a view and a route, which are made once: an application has a fixed number of both."""
     policy: PublishedPolicy | None = None
     """Mutable: the policy of all views, made when it is first asked for."""
     web_keys: Dedup = dataclasses.field(init=False)
@@ -85,7 +85,7 @@ class AppState:
 
     def __post_init__(self) -> None:
         self.web_keys = self.dedup.scoped(SCOPE)
-        self.claims = MadeByRoute(lambda place: place[0].claims_at(self, place[1]))
+        self.claims = functools.cache(lambda rules, route: rules.claims_at(self, route))
 
     def docs_at(self, environ: WSGIEnvironment) -> str | None:
         """Return the policy's address: a path of this application's is below its mount."""

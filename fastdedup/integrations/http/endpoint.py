@@ -6,6 +6,7 @@ Main path: `EndpointGate.serve` → `AsgiGate.guarded`, the same as the middlewa
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from ...gateway import Dedup
@@ -14,7 +15,7 @@ from ...web.policy import PublishedPolicy, docs_at
 from ...web.record_keys import SCOPE
 from ...web.request import Request
 from ...web.route_claims import RouteClaims
-from ...web.rules import MadeByRoute, Rule, declared, make_rules
+from ...web.rules import Rule, declared, make_rules
 from .guarded import AsgiGate
 from .lifespan import ASGIApp, Receive, Scope, Send
 
@@ -52,14 +53,14 @@ class EndpointGate(AsgiGate):
         self._settings = settings
         self._web_keys = dedup.scoped(SCOPE)  # kept: its figures then stand at 0 before the first request
         self._docs = PublishedPolicy(rules, dedup.settings, docs).docs
-        self.claims = MadeByRoute(self._made)
-        """The claims of each route, for requests of any method."""
+        self.claims_at = cache(self._made)
+        """Returns the claims of a route, for requests of any method. An application has a fixed number of routes."""
 
     async def serve(
         self, app: ASGIApp, route: str | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Serve a request of an endpoint; `route` is the endpoint's declared path."""
-        claims = self.claims[route]
+        claims = self.claims_at(route)
         if scope["type"] != "http" or scope["method"].upper() not in claims.rule.methods:
             return await app(scope, receive, send)
         return await self.guarded(app, claims, self.docs_at(scope), scope, receive, send)
