@@ -25,7 +25,7 @@ from ...web.record_keys import SCOPE
 from ...web.request import Principal
 from ...web.response import Response
 from ...web.rules import KeySettings
-from ..http.committing import CommittedWork, DirectSteps, RouteCommits
+from ..http.committing import CommittedWork, RouteCommits, Steps
 from .bridge import Bridge, is_async
 from .capture import mark_held, settle_by
 from .config import gate
@@ -36,7 +36,7 @@ from .settling import DjangoClaims, Hold, give_back
 from .views import check_settings, committing, wrap
 
 View = TypeVar("View", bound=Callable[..., Any])
-_STEPS = DirectSteps()
+_STEPS = Steps()
 
 
 def commits(

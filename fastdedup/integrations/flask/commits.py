@@ -18,14 +18,14 @@ from ...sync.sql import BlockedGate, Inbox
 from ...web.request import Principal
 from ...web.response import Response
 from ...web.rules import KeySettings
-from ..http.committing import Committed, CommittedWork, DirectSteps, RouteCommits
+from ..http.committing import Committed, CommittedWork, RouteCommits, Steps
 from ..http.wsgi_request import whole_path
 from ..wsgi import WsgiClaims
 from .exchange import FlaskExchange, claim_of, exchange, reply
 from .keys import FlaskOperation
 from .state import AppState, View, current
 
-_STEPS = DirectSteps()
+_STEPS = Steps()
 
 
 def commits(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from ...arguments import CallRules
 from ...claim import Claim
@@ -72,30 +72,23 @@ class Committed(Generic[S]):
     answer. The handler cannot complete or fail it: the transaction decides."""
 
 
-class Steps(Protocol):
-    """How one kind of code runs a flow: see `fastdedup.flows`."""
+class Steps:
+    """How one kind of code runs a flow, see `fastdedup.flows`: here synchronous code, in the caller's thread.
+
+    There is no other request in this thread, and no cancellation.
+    """
 
     async def begin(self, flow: Coroutine[Any, Any, T]) -> T:
         """Run a flow that may wait for another request's transaction."""
-        ...
+        return await flow
 
     async def go_on(self, flow: Coroutine[Any, Any, T]) -> T:
         """Run a flow of a transaction that others may wait for."""
-        ...
+        return await flow
 
     async def finish(self, flow: Coroutine[Any, Any, T]) -> T:
         """Run a flow to its end, even if the caller is cancelled."""
-        ...
-
-
-class DirectSteps:
-    """Runs the flows of synchronous code in the caller's thread; see `drive`."""
-
-    async def begin(self, flow: Coroutine[Any, Any, T]) -> T:
-        """See `Steps`: there is no other request in this thread, and no cancellation."""
         return await flow
-
-    go_on = finish = begin
 
 
 class RouteCommits:

@@ -18,7 +18,7 @@ from ...tasks import until_done
 from ...web.admit import admit
 from ...web.answers import streams
 from ...web.response import Response
-from .committing import Committed, CommittedWork, DirectSteps, Named, RouteCommits
+from .committing import Committed, CommittedWork, Named, RouteCommits, Steps
 from .exchange import WORK, AsgiExchange, NotSent, send_response
 from .guarded import key_fields
 from .lifespan import Message, Scope
@@ -170,7 +170,7 @@ class ReplayStage:
         self._exchange.stage = None
 
 
-class AwaitedSteps(DirectSteps):
+class AwaitedSteps(Steps):
     """Runs the flows of async code in the event loop."""
 
     async def finish(self, flow: Coroutine[Any, Any, T]) -> T:
@@ -188,7 +188,7 @@ def _ended(task: asyncio.Future[Any]) -> None:
         task.exception()  # else asyncio would log it as never retrieved
 
 
-class ThreadSteps:
+class ThreadSteps(Steps):
     """Runs the flows of synchronous code in threads.
 
     Transactions begin in threads of their own. If all of those wait for one request's row, that request still has
