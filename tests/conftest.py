@@ -7,6 +7,8 @@ import gc
 import inspect
 import logging
 import os
+import sys
+import typing
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, nullcontext
@@ -53,6 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
     be_patient()
     # redis-py reads its own version from the disk for each client: 2 ms, for tens of thousands of clients.
     redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
+    # Python 3.11 collects a protocol's names anew in each isinstance(); a gate asks for a dozen protocols.
+    if sys.version_info < (3, 12):
+        vars(typing)["_get_protocol_attrs"] = cache(vars(typing)["_get_protocol_attrs"])
 
 
 def be_patient() -> None:
