@@ -23,7 +23,6 @@ PLACES = {
         "regression/test_a_forbidden_key_is_refused_alone.py",
         "regression/test_connections.py::test_the_breaker_stays_open_until_the_rights_are_back",
         "regression/test_failovers.py",
-        "regression/test_given_up_claims.py::test_a_claim_on_a_cluster_is_undone",
         "regression/test_local_answers.py::test_a_returning_node_gets_its_keys_while_another_is_down",
         "regression/test_password_is_rotated.py",
         "regression/test_replicas.py",

@@ -68,14 +68,6 @@ def test_a_duplicate_of_synchronous_code_gets_them(redis_url: str) -> None:
             assert not payload or orjson.loads(payload) is not ...
 
 
-@OF_A_KIND
-async def test_a_claim_takes_it_and_gives_it_back(dedup: Dedup, declared: Any, value: Any) -> None:
-    await (await dedup.claim("k")).complete(value)
-    again = await dedup.claim("k")
-    if declared is not None:
-        assert same(again.replay(declared), value)
-
-
 def test_values_are_the_same_only_with_their_types() -> None:
     for index, (_, value) in enumerate(KINDS):
         assert same(value, value)
@@ -136,17 +128,6 @@ async def test_a_method_and_a_partial_have_types() -> None:
         await twice(Shop().ours, "1"),
     ):
         assert same(*results)
-
-
-async def test_a_type_that_is_defined_in_a_function_is_found() -> None:
-    @dataclass
-    class Local:
-        number: int
-
-    async def work(key: str) -> list[Local]:
-        return [Local(7)]
-
-    assert same(*await twice(work, "1"))
 
 
 async def test_a_type_that_is_defined_further_down_is_found_at_the_first_call(dedup: Dedup) -> None:

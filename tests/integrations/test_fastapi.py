@@ -219,17 +219,6 @@ async def test_who_is_not_known_is_told_that_first(make_gate: MakeGate) -> None:
     assert shop.runs == 1
 
 
-async def test_a_request_that_is_not_valid_is_refused_anew(make_gate: MakeGate) -> None:
-    """422 is not kept, as the handler has not run."""
-    async with open_shop(make_gate()) as shop:
-        first = await shop.ann.post("/orders", json={"quantity": "x"}, headers=key("k"))
-        again = await shop.ann.post("/orders", json={"quantity": "x"}, headers=key("k"))
-    assert first.status_code == again.status_code == 422
-    assert again.content == first.content
-    assert "idempotency-replayed" not in again.headers
-    assert shop.runs == 0
-
-
 async def test_without_redis_it_is_503_and_nothing_runs(own_redis: RedisServer) -> None:
     async with open_shop(Dedup(own_redis.url, timeout=0.25)) as shop:
         own_redis.kill()

@@ -1,4 +1,4 @@
-"""A claim without a reply or a caller leaves its key free soon: directly, behind a sidecar, on a Cluster."""
+"""A claim without a reply or a caller leaves its key free soon: directly and behind a sidecar."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ import redis
 from fastdedup import Claim, Dedup, UnavailableError
 from fastdedup import sync as synchronous
 from fastdedup.events import Event, UndoOverflow
-from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..fixtures import async_fixture
 from ..programs import forked
 from ..servers import RedisServer
 from ..sidecar.conftest import Serve, serve  # noqa: F401 -- a fixture
 from ..sidecars import Sidecar
-from ..topologies import ClusterGroup
 from ..waiting import acquired, wait_until
 
 # A claim that was given up after it was sent held its key for the whole lease, and nobody was told of it.
@@ -97,23 +95,6 @@ WAYS: list[Ask] = [by_claim, by_waiting, by_list, by_context, by_lock]
 
 
 both = async_fixture(lambda redis_server: two(redis_server))
-
-
-async def test_what_its_owner_asked_for_again_is_not_undone(redis_url: str, both: Two) -> None:
-    """At every moment between the first answer of Redis and the undoing."""
-    for number in range(10):
-        key = f"k{number}"
-        error = await both.loses(by_claim, key)
-        assert error.owner is not None
-        for _ in range(number):
-            await asyncio.sleep(0)
-        claim = await both.dedup.claim(key, owner=error.owner)
-        assert claim.acquired
-        await both.settled_down()
-        assert await both.is_held(key)
-        again = await both.dedup.claim(key, owner=error.owner)
-        assert (again.fence, again.attempt) == (claim.fence, claim.attempt)
-        await claim.complete("done")
 
 
 async def test_the_error_of_a_claim_names_its_owner(
@@ -230,7 +211,7 @@ async def test_the_oldest_is_dropped_with_an_event(own_redis: RedisServer) -> No
         assert await undone(own_redis, dedup) == {"a": "P", "b": "R", "c": "R"}
 
 
-# As `test_given_up_claims.py`, of claims that go through a sidecar or to a Cluster.
+# The same of claims that go through a sidecar.
 
 
 SHORT, LONG = 0.15, 5.0
@@ -346,24 +327,3 @@ def test_a_client_that_names_its_owner_keeps_the_key(
         assert not frees(redis_server, "k", within=A_WHILE)
         # A busy machine may need more than SHORT for an answer: the claim is sent again, like by a client.
         asyncio.run(wait_until(lambda: says_it_again() == 201, description="its owner has the key"))
-
-
-async def test_a_claim_on_a_cluster_is_undone() -> None:
-    """One node hangs, shorter than its replica waits before it takes over."""
-    with ClusterGroup() as group:
-        async with (
-            Dedup(group.url, namespace="t", timeout=SHORT) as dedup,
-            Dedup(group.url, namespace="t", timeout=LONG) as other,
-        ):
-            await asyncio.gather(dedup.get("k"), other.get("k"))
-            node = group.owner(slot_of(b"t:=k"))
-            node.freeze()
-            try:
-                for ask in (dedup.claim("k"), dedup.claim_many(["k", "b"], wait=0.0)):
-                    with pytest.raises(UnavailableError) as info:
-                        await ask
-                    assert info.value.owner
-            finally:
-                node.thaw()
-            for key in ("k", "b"):
-                await acquired(other, key, deadline=SOON)

@@ -188,18 +188,6 @@ async def test_what_a_failed_batch_had_written_is_undone(
         assert await attempts(other, keys) == [2] * len(keys)
 
 
-async def test_a_list_in_a_failed_batch_is_undone(redis_url: str, forbidding: Callable[[], None]) -> None:
-    async with (
-        Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
-        Dedup(redis_url, namespace="t") as other,
-    ):
-        await dedup.claim("held", owner="w1", lease=1)
-        forbidding()
-        with pytest.raises(UnavailableError):
-            await asyncio.gather(dedup.claim_many(["a", "b"]), dedup.claim("held", owner="w1", lease=60))
-        assert await attempts(other, ["a", "b"]) == [2, 2]
-
-
 # A claim that was lost in an outage, and whose body was stopped, is freed once the store answers. Its
 # renewals lay in the socket of a frozen Redis, and held the key for one lease more when that went on.
 

@@ -16,13 +16,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from fastdedup import ClaimLostError, ConfigError, Dedup, UnavailableError, UsageError
 from fastdedup.events import Event, LeaseLost
 from fastdedup.integrations.prometheus import watch
-from fastdedup.kernel.codes import Code
-from fastdedup.kernel.operations import Op, Reply, SettleOp
-from fastdedup.kernel.owners import owner_field
+from fastdedup.kernel.operations import Op, Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
-from fastdedup.stores.redis import RedisStore
-from fastdedup.stores.sidecar import SidecarStore
 from fastdedup.testing import FakeStore, fake_sync_dedup
 
 from ..faces import each_face, gate_of, told
@@ -32,34 +28,7 @@ from ..sidecar.running import figure
 from ..sidecars import Sidecar
 from ..waiting import wait_until
 
-# A settling whose reply was lost says so: its record may have been made, and have expired since.
-
-
-async def settled_twice(
-    proxy: Any, store: RedisStore | SidecarStore, dedup: Dedup
-) -> tuple[object, SettleOp]:
-    """Settle a key for 1 ms; the first reply is lost, and the record gone before the second is made."""
-    claim = await dedup.claim("k", lease=60)
-    op = SettleOp(b"t:=k", owner_field(claim.owner), claim.fence, succeeded=True, keep_ms=1, payload=b"1")
-    proxy.lose("settle")
-    [code] = await store.execute(Verb.SETTLE, [op])
-    return code, op
-
-
-async def test_a_sidecar_passes_on_that_it_is_unsure(redis_server: RedisServer) -> None:
-    """The sidecar sends it twice; its client hears LOST, and that the first may have been recorded."""
-    async with proxied(redis_server) as proxy, Dedup(redis_server.url, namespace="t") as dedup:
-        gate = Sidecar(proxy.url, timeout=5.0)
-        await asyncio.to_thread(gate.start)
-        store = SidecarStore(gate.url, timeout=5.0)
-        try:
-            await store.open()
-            code, op = await settled_twice(proxy, store, dedup)
-        finally:
-            await store.aclose()
-            await asyncio.to_thread(gate.stop)
-        assert op.resent is (code is Code.LOST)
-        assert proxy.lost["settle"] == 1
+# A settling that was sent again, to a store that has lost the record.
 
 
 @pytest.mark.parametrize("how", ["complete", "fail"])

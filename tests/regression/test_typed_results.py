@@ -128,21 +128,6 @@ def test_work_is_done_once_if_its_result_raises_an_error(
 connection = fixture_with(lambda: inbox_database(Inbox("billing", keep=60.0)))
 
 
-def test_so_it_is_in_an_inbox(connection: sqlite3.Connection) -> None:
-    @contextmanager
-    def begin() -> Iterator[sqlite3.Connection]:
-        with connection:
-            yield connection
-
-    work = Inbox("billing", keep=60.0).once(lambda transaction, key: key, begin=begin)(
-        returning(Uncomparable, Uncomparable(1), is_async=False, before=True)
-    )
-    with pytest.raises(ResultWarning):
-        work("k")
-    with pytest.raises(FailedError, match="ambiguous"):
-        work("k")
-
-
 # Where the declared type is looked for
 
 
@@ -585,15 +570,6 @@ def test_replay_never_gives_a_default_for_what_is_not_stored(
         dedup.once(key=key_of)(returning(declared, value, is_async=False))("k")
     assert claim.replay() == claim.replay(Any) == claim.result
     assert type(claim.result) in (dict, list, str)
-
-
-@one_way
-def test_no_more_does_a_receipt(connection: sqlite3.Connection, declared: Any, value: Any) -> None:
-    inbox = Inbox("billing", keep=60.0)
-    with connection:
-        inbox.receive(connection, "k").complete(value)
-    with connection, pytest.raises(ResultError, match="'k' cannot come back as"):
-        inbox.receive(connection, "k").replay(declared)
 
 
 EQUAL: list[tuple[Any, Any]] = [

@@ -19,7 +19,6 @@ import httpx
 import pytest
 
 from fastdedup import Dedup, Outcome, UnavailableError
-from fastdedup import sync as synchronous
 from fastdedup.core.orphans import MAX_ORPHANS
 from fastdedup.events import Event, UndoOverflow
 from fastdedup.kernel.granted import GRANTED
@@ -305,23 +304,6 @@ async def test_refused_ids_do_not_drive_out_those_that_were_sent(
 def records(server: RedisServer) -> dict[bytes, bytes]:
     with server.client() as raw:
         return {wire: raw.get(wire) for wire in raw.scan_iter("t:*")}
-
-
-async def test_a_synchronous_call_that_failed_leaves_its_id_new(
-    redis_url: str, redis_server: RedisServer
-) -> None:
-    async with proxied(redis_server) as proxy, Dedup(redis_url, namespace="t", timeout=5.0) as other:
-
-        def ask(ledger: synchronous.Ledger) -> bool:
-            return ledger.first("order-1")
-
-        with synchronous.Dedup(proxy.url, namespace="t", timeout=TIMEOUT) as dedup:
-            ledger = dedup.ledger("orders", window=60, capacity=1_000)
-            await asyncio.to_thread(ledger.first, "warm")
-            hold_for(proxy, TIMEOUT * 1.3)
-            with pytest.raises(UnavailableError):
-                await asyncio.to_thread(ask, ledger)
-            assert await first(Asking(other), "order-1")
 
 
 @pytest.mark.parametrize("call", [first, consume])
