@@ -290,15 +290,6 @@ def test_it_says_that_it_lives_and_is_ready(http: httpx.Client) -> None:
     assert figures.headers["content-type"].startswith("text/plain")
 
 
-def test_metrics_count_what_http_answers(http: httpx.Client) -> None:
-    post(http, "/v1/claims/complete", held(http), 200)
-    http.post("/v1/batch", json=[{"op": "claim", "key": "x"}])
-    lines = http.get("/metrics").text.splitlines()
-    claims = 'fastdedup_operations_total{namespace="fastdedup",outcome="acquired",verb="claim"} 2.0'
-    assert claims in lines
-    assert 'fastdedup_operations_total{namespace="fastdedup",outcome="ok",verb="complete"} 1.0' in lines
-
-
 def test_every_problem_has_a_page(http: httpx.Client) -> None:
     from fastdedup.sidecar.http.problems import PROBLEMS
 

@@ -15,6 +15,7 @@ import redis
 from fastdedup import LocalLRU, Record
 from fastdedup.sidecar.http.protocol import HEAD_BYTES
 from fastdedup.sidecar.limits import Limits
+from fastdedup.stores.redis.scripts import pack
 
 from ..fixtures import fixture_with
 from ..programs import until
@@ -73,6 +74,7 @@ def gate_request(query: str = "") -> bytes:
 
 
 GATE_KEY = "GATE *|-|k"
+RESP_CLAIM = pack("FD.CLAIM", "k")
 
 
 def record(sidecar: Running, key: str) -> Record | None:
@@ -417,8 +419,9 @@ def waiting(sidecar: Running) -> int:
         (request({"key": "k", "owner": "mine"}), "processing"),
         (request([{"op": "claim", "key": "k"}, {"op": "claim", "key": "l"}], "/v1/batch"), "released"),
         (gate_request(), "released"),
+        (RESP_CLAIM, "released"),
     ],
-    ids=["drawn owner", "own owner", "batch", "gate"],
+    ids=["drawn owner", "own owner", "batch", "gate", "RESP"],
 )
 def test_a_claim_that_nobody_gets_is_released(frozen: Any, ask: bytes, state: str) -> None:
     sidecar, server = frozen
@@ -492,9 +495,7 @@ def test_a_claim_that_is_won_as_its_connection_closes_is_released(
     until_it_is("released", sidecar, GATE_KEY if ask is GATED else "k")
 
 
-@pytest.mark.parametrize(
-    "ask", [request({"key": "k"}), b"*2\r\n$8\r\nFD.CLAIM\r\n$1\r\nk\r\n"], ids=["HTTP", "RESP"]
-)
+@pytest.mark.parametrize("ask", [request({"key": "k"}), RESP_CLAIM], ids=["HTTP", "RESP"])
 def test_a_claim_that_is_won_after_its_client_was_cut_is_released(frozen: Any, ask: bytes) -> None:
     sidecar, server = frozen
     server.freeze()

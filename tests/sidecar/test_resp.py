@@ -275,28 +275,6 @@ async def test_an_ephemeral_claim_that_was_settled_stays(sidecar: Sidecar, clien
     assert client.execute_command("FD.CLAIM", "settled")[0] == "succeeded"
 
 
-async def test_a_client_that_goes_before_its_answer_leaves_no_orphan(
-    sidecar: Sidecar, client: redis.Redis
-) -> None:
-    """With an owner that nobody was told, a claim would be held by nobody for its whole lease."""
-    for number in range(50):
-        with socket.socket(socket.AF_UNIX) as raw:
-            raw.connect(str(sidecar.socket))
-            raw.sendall(pack("FD.CLAIM", f"gone:{number}", "LEASE", "600000"))
-
-    def free() -> bool:
-        outcomes = [client.execute_command("FD.CLAIM", f"gone:{n}", "OWNER", "me")[0] for n in range(50)]
-        return outcomes == ["acquired"] * 50
-
-    # A reply that had been written when the client went counts as told: those few run out.
-    def known() -> int:
-        return sum(
-            client.execute_command("FD.CLAIM", f"gone:{n}", "OWNER", "me")[0] == "acquired" for n in range(50)
-        )
-
-    await wait_until(lambda: known() > 0, description="orphans are freed")
-
-
 # Limits
 
 
@@ -381,23 +359,6 @@ async def test_each_large_reply_has_a_deadline_of_its_own(place: Path) -> None:
                 await reader.readuntil(b"succeeded")
                 await reader.readexactly(250_000)
                 cast(VirtualLoop, asyncio.get_running_loop()).block(0.06)  # less than a reply's time
-
-
-async def test_one_connection_too_many_is_refused(place: Path) -> None:
-    """We are the operator as well, who has 8 more connections."""
-    async with served(place, Limits(connections=2)):
-        lines = [await asyncio.open_unix_connection(str(place)) for _ in range(2 + 8)]
-        for reader, writer in lines:
-            writer.write(pack("PING"))
-            await reader.readuntil(b"+PONG\r\n")
-        reader, writer = await asyncio.open_unix_connection(str(place))
-        writer.write(pack("PING"))
-        told = (
-            b"-ERR max number of clients reached: 10 connections are open, the limit (limits.connections)\r\n"
-        )
-        assert await reader.read() == told
-        for _, each in [*lines, (reader, writer)]:
-            each.close()
 
 
 async def test_a_flood_does_not_starve_another_client(place: Path) -> None:
