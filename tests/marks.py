@@ -27,7 +27,6 @@ PLACES = {
         "regression/test_password_is_rotated.py",
         "regression/test_replicas.py",
         "regression/test_subscriptions.py",
-        "regression/test_waiting.py::test_a_wait_outlasts_a_failover_of_its_node",
         "sidecar/test_gate_nginx.py",
         "sql/",
         "sql_pages/",

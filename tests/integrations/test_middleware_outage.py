@@ -292,19 +292,6 @@ async def test_a_background_task_is_not_stopped_by_a_lease_that_ends_after_the_r
 # A lost lease
 
 
-async def test_a_handler_is_cancelled_when_its_lease_cannot_be_renewed(
-    app: ASGIApp, own_redis: RedisServer, desk: Desk
-) -> None:
-    async with Dedup(own_redis.url, timeout=1.0, lease=2.0) as dedup:
-        http = client(guarded(app, dedup, desk))
-        desk.hold()
-        first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
-        await desk.started.wait()
-        own_redis.kill()
-        problem(await first, "lease-lost", 503)
-    assert (desk.cancelled["orders"], desk.ended["orders"]) == (1, 0)
-
-
 async def test_a_handler_that_swallows_its_cancellation_and_answers_nothing_is_answered_for(
     own_redis: RedisServer,
 ) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 from typing import Annotated, Any
 
-import flask
 import httpx
 import pytest
 from django.test import AsyncClient, Client
@@ -17,11 +16,10 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from fastdedup import Claim, Dedup
-from fastdedup.integrations import asgi, wsgi
+from fastdedup.integrations import asgi
 from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header
 from fastdedup.integrations.django import by_user
 from fastdedup.integrations.fastapi import Claimed, Idempotency, everyone
-from fastdedup.sync import Dedup as SyncDedup
 
 from ..fixtures import fixture_with
 from ..integrations import django_project as django_project  # sets Django up
@@ -76,24 +74,6 @@ async def test_asgi_refuses_a_caller_without_a_name(principal: Any, redis_url: s
     app = Starlette(routes=[Route("/", order, methods=["POST"])])
     async with behind(Dedup(redis_url, namespace="t"), app, principal=principal) as visitor:
         await assert_named_callers_only(visitor, runs)
-
-
-@pytest.mark.parametrize("principal", PRINCIPALS)
-def test_wsgi_refuses_a_caller_without_a_name(principal: Any, redis_url: str) -> None:
-    runs = []
-    shop = flask.Flask("shop")
-    shop.post("/")(lambda: runs.append(1) or "done")  # type: ignore[func-returns-value]
-    with SyncDedup(redis_url, namespace="t") as dedup:
-        shop.wsgi_app = wsgi.IdempotencyMiddleware(  # type: ignore[method-assign]
-            shop.wsgi_app, dedup, principal=principal
-        )
-        visitor = shop.test_client()
-        for headers in UNKNOWN:
-            answer = visitor.post("/", headers={**KEY, **headers})
-            assert_refused(answer.status_code, answer.data)
-        assert not runs
-        assert visitor.post("/").status_code == 200
-        assert visitor.post("/", headers={**KEY, "x-user": "ann"}).status_code == 200
 
 
 async def test_fastapi_refuses_a_caller_without_a_name(redis_url: str) -> None:

@@ -34,7 +34,6 @@ from fastdedup.web.inspection import get_request
 from ..integrations import django_project as django_project  # sets Django up
 from ..integrations.desk import behind, client
 from ..integrations.django_shop import behind_middleware, open_shop
-from ..integrations.wsgi_apps import call
 
 # Under the default routes `/plain` and `/plain/` had keys of their own: an application with both worked
 # twice.
@@ -165,18 +164,6 @@ async def test_mounts_never_replay_each_others_responses(make: Callable[[Dedup],
     assert [each.status_code for each in found] == [200, 200, 200]
     assert [each.text for each in found] == ["/shop/a/orders", "/shop/b/orders", "/shop/a/orders"]
     assert [each.headers.get("idempotency-replayed") for each in found] == [None, None, "true"]
-
-
-def test_mounts_of_a_wsgi_application_have_keys_of_their_own() -> None:
-    def inner(environ: Any, start_response: Any) -> list[bytes]:
-        start_response("200 OK", [("Content-Type", "text/plain")])
-        return [environ["SCRIPT_NAME"].encode()]
-
-    with SyncDedup("memory://") as dedup:
-        app = wsgi.IdempotencyMiddleware(inner, dedup, principal=asgi.everyone, routes=["/orders"])
-        environs = [{"SCRIPT_NAME": mount, "PATH_INFO": "/orders"} for mount in ("/v1", "/v2", "/v1")]
-        found = [call(app, HTTP_IDEMPOTENCY_KEY="k", **environ) for environ in environs]
-    assert [each.body for each in found] == [b"/v1", b"/v2", b"/v1"]
 
 
 @pytest.mark.parametrize("places", [["/c/1/pay", "/c/2/pay"], ["/r/1/pay", "/r/2/pay"]])

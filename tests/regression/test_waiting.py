@@ -24,7 +24,6 @@ from fastdedup.integrations.prometheus import watch
 from fastdedup.sql import Inbox, once
 from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sql.rules import TABLE
-from fastdedup.stores.redis.cluster.slot_table import slot_of
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import FakeStore, fake_dedup
@@ -35,7 +34,7 @@ from ..servers import RedisServer
 from ..sidecar.conftest import Serve, serve  # noqa: F401 -- a fixture
 from ..sidecar.running import Sidecar, figure
 from ..stores import STORES, Backend, on_stores
-from ..topologies import ClusterGroup, until
+from ..topologies import until
 from ..waiting import wait_until
 
 # A claim with `wait=5` got UnavailableError at once when one of its looks fell into a failover of half a
@@ -105,18 +104,6 @@ async def test_closing_the_gate_ends_the_wait(server: RedisServer) -> None:
     with pytest.raises(Exception, match="closed"):
         await waiting
     assert time.monotonic() - closing < LONG / 2
-
-
-async def test_a_wait_outlasts_a_failover_of_its_node() -> None:
-    with ClusterGroup() as cluster:
-        victim = cluster.owner(slot_of(b"t:=k"))
-        await asyncio.to_thread(until, lambda: cluster.in_step(victim, 1), "the replica is in step")
-        async with Dedup(cluster.url, namespace="t", timeout=TIMEOUT) as dedup:
-            await dedup.get("k")
-            victim.kill()
-            held = await dedup.claim("k", wait=LONG)
-            assert held.acquired
-            await held.complete("done")
 
 
 @pytest.mark.parametrize("wire", ["http", "resp"])
@@ -271,20 +258,6 @@ async def test_a_wait_of_several_looks_is_counted_once() -> None:
         with pytest.raises(InProgressError):
             await work("k")
     assert counted(counters) == 1
-
-
-def test_a_wait_of_synchronous_code_is_counted_once() -> None:
-    inbox = SyncInbox("shop", keep=WEEK)
-    gate = SyncDedup("memory://", namespace="t")
-    registry = CollectorRegistry()
-    watch(gate, registry=registry)
-
-    @inbox.once(key=lambda session, key: key, begin=begin, gate=gate, wait=0.5)
-    def work(session: Any, key: str) -> None: ...
-
-    with gate, gate.claim(inbox.rules.gate_key("k")), pytest.raises(InProgressError):
-        work("k")
-    assert registry.get_sample_value("fastdedup_wait_seconds_count", {"namespace": "t"}) == 1
 
 
 def test_a_sidecar_counts_the_waits_of_its_clients() -> None:

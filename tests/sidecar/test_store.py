@@ -184,24 +184,6 @@ async def test_namespaces_degrade_each_by_its_own_policy(outage: tuple[RedisServ
         assert not [event for event in events if isinstance(event, Degraded)]
 
 
-async def test_what_the_sidecar_answered_in_an_outage_gets_into_the_store(
-    outage: tuple[RedisServer, Sidecar],
-) -> None:
-    server, sidecar = outage
-    async with Dedup(sidecar.url, namespace="local", timeout=5) as dedup:
-        server.kill()
-        claim = await dedup.claim("key")
-        await claim.complete("done")
-        server.start()
-        async with Dedup(server.url, namespace="local", timeout=5) as direct:
-
-            async def adopted() -> bool:
-                record = await direct.get("key")
-                return record is not None and record.result == "done"
-
-            await wait_until(adopted, description="the sidecar has put it there")
-
-
 async def test_ids_that_the_sidecar_remembered_in_an_outage_get_into_the_store(
     outage: tuple[RedisServer, Sidecar],
 ) -> None:

@@ -15,23 +15,20 @@ import pytest
 
 from fastdedup import (
     ConfigError,
-    FailedError,
     InProgressError,
     InvalidKeyError,
     ResultTooLargeError,
-    ResultWarning,
     UsageError,
     by,
 )
 from fastdedup.arguments import CallRules
-from fastdedup.results.values import same
 from fastdedup.sql import Inbox, RetryTransaction
 from fastdedup.sql import once as once_module
 from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import inbox_database
 
 from ..faces import each_face, gate_of, once_of
-from ..kinds import ORDER, Order, returning
+from ..kinds import returning
 from ..waiting import cancel
 from .conftest import Opener
 from .ways import WEEK, Party, SyncParty
@@ -90,22 +87,6 @@ async def test_the_work_is_done_once_and_its_result_replayed(party: Party, key: 
     handler = Handler(party, then=lambda run: {"run": run})
     assert [await handler(key), await handler(key)] == [{"run": 1}] * 2
     assert (handler.runs, done(party, key)) == (1, 1)
-
-
-@pytest.mark.parametrize("name", BOTH)
-async def test_a_duplicate_gets_the_declared_type(party: Party, key: str) -> None:
-    begin = party.beginning
-    work = returning(Order, ORDER, is_async=not isinstance(party, SyncParty), before=True)
-    once = party.inbox(begin=begin).once(lambda transaction, key: key)(work)
-    for _ in range(2):
-        assert same(await party.call(once, key), ORDER)
-    late = returning(Any, (1, 2), is_async=not isinstance(party, SyncParty), before=True)
-    once = party.inbox(begin=begin).once(lambda transaction, key: f"lost:{key}")(late)
-    with pytest.raises(ResultWarning):
-        await party.call(once, key)
-    for _ in range(2):
-        with pytest.raises(FailedError, match="returned a tuple"):
-            await party.call(once, key)
 
 
 @pytest.mark.parametrize("name", BOTH)
