@@ -14,6 +14,7 @@ import pytest
 from fastdedup import Dedup
 from fastdedup.sidecar import client as asking
 from fastdedup.stores.redis.connection import RedisConnection
+from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.web.response import Response, ResponseCodec
 
 from ..servers import RedisServer
@@ -176,10 +177,10 @@ def printed(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, env=ascii_only)
 
 
-def test_a_key_that_is_not_ascii_is_escaped(server: RedisServer) -> None:
-    with Sidecar("--url", server.url) as sidecar, sidecar.client() as ask:
-        ask.execute_command("FD.CLAIM", "commande-\N{LATIN SMALL LETTER E WITH ACUTE}")
-        shown = printed("list", "--socket", str(sidecar.path), "--prefix", "commande")
+def test_a_key_that_is_not_ascii_is_escaped(redis_url: str) -> None:
+    with SyncDedup(redis_url) as dedup:
+        dedup.claim("commande-\N{LATIN SMALL LETTER E WITH ACUTE}")
+    shown = printed("list", "--url", redis_url, "--prefix", "commande")
     assert shown.returncode == 0, shown.stderr
     assert "commande-\\xe9" in shown.stdout
 

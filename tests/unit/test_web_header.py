@@ -138,8 +138,8 @@ def test_whatever_is_sent_is_a_key_or_refused(field: bytes) -> None:
 )
 def test_no_header_takes_long_to_read(field: bytes) -> None:
     """Doubling the input at most about doubles the time: no backtracking. A hundred in half a second."""
-    begun = time.perf_counter()
+    begun = time.thread_time()
     for _ in range(100):
         with contextlib.suppress(BadKey):
             parse([field])
-    assert time.perf_counter() - begun < 0.5
+    assert time.thread_time() - begun < 0.5
