@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import httpx
 import pytest
 import redis
@@ -21,7 +19,6 @@ from fastdedup.sidecar.service.config import load
 from fastdedup.sidecar.service.mistakes import Mistakes
 from fastdedup.stores.redis.verbs import FACES
 from fastdedup.stores.sidecar.answers import read
-from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.web import problems as webs
 
 from ..fixtures import fixture_with
@@ -56,28 +53,6 @@ def test_a_type_has_one_status_in_web_and_sidecar() -> None:
     }
     assert all(web[name] == sidecar[name] for name in shared)
     assert all(name.startswith(URN) for name in web.keys() | sidecar.keys())
-
-
-def test_the_wire_counts_seconds_as_python_and_the_header_do(http: httpx.Client, server: RedisServer) -> None:
-    http.post("/v1/claims", json={"key": "k", "lease": 90_000})
-    answer = http.post("/v1/claims", json={"key": "k"})
-    facts = answer.json()
-    assert 60 < facts["retry_after"] <= 90
-    assert int(answer.headers["retry-after"]) == math.ceil(facts["retry_after"])
-    with SyncDedup(server.url) as dedup:
-        claim = dedup.claim("k")
-        assert claim.retry_after is not None
-        assert 60 < claim.retry_after <= 90
-
-
-def test_another_fingerprint_is_a_reused_key(http: httpx.Client) -> None:
-    http.post("/v1/claims", json={"key": "m", "fingerprint": 1})
-    facts = http.post("/v1/claims", json={"key": "m", "fingerprint": 2}).json()
-    assert (facts["type"], facts["outcome"], facts["retry_after"]) == (
-        webs.MISMATCH.type,
-        "mismatch",
-        None,
-    )
 
 
 def test_the_document_names_the_unit(http: httpx.Client) -> None:
@@ -327,11 +302,6 @@ async def test_a_socket_serves_no_stores_unless_it_says_so(server: RedisServer) 
         with pytest.raises(ConfigError, match="set allow_stores = true"):
             await Dedup(f"sidecar://{limited_sidecar.path}", on_unavailable=LocalLRU()).open()
         assert client.execute_command("FD.CLAIM", "plain")[0] == b"acquired"
-
-
-async def test_the_flag_serves_stores(limited_sidecar: Sidecar) -> None:
-    async with Dedup(f"sidecar://{limited_sidecar.path}", namespace="flag", timeout=5) as dedup:
-        assert (await dedup.claim("k")).acquired
 
 
 @pytest.mark.parametrize(
