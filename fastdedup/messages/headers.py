@@ -80,7 +80,9 @@ def again_headers(headers: Mapping[Any, Any]) -> dict[Any, Any]:
     """
     ours = {ATTEMPTS, REASON, ERROR, CONSUMER, QUEUE, AT, KEY, ORIGIN}
     known = ours | {name.encode() for name in ours}
-    return {**{name: value for name, value in headers.items() if name not in known}, AGAIN: 1}
+    # Of the type of the broker's own headers: Kafka takes bytes alone, and NATS text alone.
+    again = next((one for one in (b"1", "1") if isinstance(headers.get(ATTEMPTS), type(one))), 1)
+    return {**{name: value for name, value in headers.items() if name not in known}, AGAIN: again}
 
 
 def _encodable(text: str) -> str:

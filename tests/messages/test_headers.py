@@ -89,6 +89,12 @@ def test_a_dead_letter_taken_again_begins_anew() -> None:
     assert attempts_of(headers, "orders") == 0
 
 
+@pytest.mark.parametrize(("attempts", "again"), [(5, 1), ("5", "1"), (b"5", b"1")])
+def test_the_header_of_a_letter_taken_again_has_its_brokers_type(attempts: Any, again: Any) -> None:
+    """NATS takes text alone, and Kafka bytes alone: aiokafka raises for a number."""
+    assert again_headers({ATTEMPTS: attempts}) == {AGAIN: again}
+
+
 # What is left out where the broker has no room, and in which order
 
 
