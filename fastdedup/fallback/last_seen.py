@@ -13,6 +13,7 @@ from typing import Any, Final, assert_never, cast
 
 from ..errors import UnavailableError
 from ..kernel.codes import Code
+from ..kernel.granted import GRANTED
 from ..kernel.operations import ClaimOp, ForgetOp, Op, OwnerOp, ReadOp, Reply, SettleOp, TransitionOp, Verdict
 from ..kernel.records import Stored
 from ..kernel.replies import TransitionReply
@@ -163,6 +164,9 @@ class LastSeen:
             if known is not None and known.fence == verdict.fence and same(known.state, state):
                 self.used(wire)  # the known record says more: its owner, and its fingerprint
                 return
+            if token and may_be_undone(wire, state, verdict.payload):
+                self.drop(wire)
+                return
         kind = SeenEntry if terms.remembered else Entry
         entry = kind(state, owner, verdict.fence, verdict.attempt, until, 0)
         if terms.remembered:
@@ -189,6 +193,8 @@ class LastSeen:
         now, known = self._store.now(), self._store.entry(wire)
         if known is not None and not is_news(record, known, now):
             self.used(wire)
+        elif record.token and may_be_undone(wire, record.state, record.payload):
+            self.drop(wire)
         elif record.state in "PWSFM":
             self._put(wire, *read_entry(record, known, now), known)
 
@@ -271,6 +277,14 @@ class LastSeen:
 
 
 _CHANGES: Final = {verb: LastSeen.change_of(verb) for verb in Verb}
+
+
+def may_be_undone(wire: bytes, state: str, payload: bytes) -> bool:
+    """True for the use of a token that the store has not confirmed to this process, in a record of that state.
+
+    A use whose caller got no reply is undone. So only the store can say that the token is used.
+    """
+    return state == "S" and not payload and wire not in GRANTED
 
 
 def same(known: str, told: str) -> bool:

@@ -249,6 +249,18 @@ def test_a_token_of_the_stores_is_judged_only_while_it_is_known_to_be_held_or_us
 
 
 @pytest.mark.parametrize("mode", [Mode.CONSUME, Mode.REDEEM])
+def test_a_use_that_may_still_be_undone_is_not_known_here(mode: Mode, lab: Lab) -> None:
+    """Its caller may have got no reply: then the token would be used up, and nobody would have been told of it."""
+    lab.verdict(lab.claim("t", "bob", mode=mode), Outcome.SUCCEEDED)
+    reads(lab, "u", "S", token=True)
+    for key in "tu":
+        for owner in ("ann", "bob"):
+            lab.refuses(lab.claim(key, owner, mode=mode))
+    lab.verdict(lab.claim("t", "bob", mode=mode), Outcome.SUCCEEDED, payload=b"1")
+    assert lab.ask(lab.claim("t", "ann", mode=mode)).outcome is Outcome.SUCCEEDED
+
+
+@pytest.mark.parametrize("mode", [Mode.CONSUME, Mode.REDEEM])
 def test_a_used_token_is_known_as_used_for_as_long_as_the_store_may_think_it_fresh(mode: Mode) -> None:
     """It may have been issued there too, with the reply lost; a short ttl of the result must not revive it."""
     lab = Lab()
