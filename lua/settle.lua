@@ -1,4 +1,5 @@
--- Complete or fail each key, for its present owner only. A repeated settling gets the answer of the first.
+-- Complete or fail each key, for its present owner only. A repeated settling gets the answer of the first; but
+-- one with a payload gets LOST where the record has none.
 --
 -- KEYS[i]  a record's key; in a run whose state is also, behind it the key of the bucket that its id belongs to: both are in
 --          one slot
@@ -15,13 +16,13 @@ local function settle(key, state, deadline, keep, proof, payload, note, bucket, 
   local record, fault = owned(key, proof)
   if not record then return fault end
   local present = sub(record, 2, 2)
-  if present == state then -- the reply to the first try was lost
+  local _, head = shape(record)
+  if present == state and (payload == '' or #record > head) then -- the reply to the first try was lost
     return write_again(key) or OK
   end
   if present ~= 'P' and present ~= 'W' then return LOST end
   fault = note and note(bucket, entry)
   if fault then return fault end
-  local _, head = shape(record)
   local settled = sub(record, 16, head) .. payload
   local refusal = put('SET', key, VERSION .. state .. sub(record, 3, 9) .. deadline .. settled, 'PX', keep)
   if refusal then return refusal end

@@ -34,7 +34,8 @@ class Store(BatchStore, Protocol):
     4.  When the lease has ended the next claimant acquires the key: attempt + 1, a higher fence.
     5.  Only the present owner can settle, release, renew and touch; a stale owner changes nothing. A record lives for
         at least as long as a touch says, unless it is settled or taken over: a renewal does not shorten that.
-    6.  Settling, releasing and issuing again, after a lost reply, get the same answer as the first time.
+    6.  Settling, releasing and issuing again, after a lost reply, get the same answer as the first time. Settling
+        again with a result gets LOST if the record has none: no duplicate would get that result.
     7.  A settled record answers every claimant with the first payload until it expires.
     8.  A released key is free: attempt + 1, a higher fence, any fingerprint.
     9.  Two different fingerprints on one key are a MISMATCH in every state.

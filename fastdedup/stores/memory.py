@@ -202,7 +202,7 @@ class MemoryStore(BoundedRecords):
         state = "S" if op.succeeded else "F"
         if entry is None:
             return Code.LOST
-        if entry.state == state:
+        if entry.state == state and (entry.payload or not op.payload):
             return Code.OK
         if entry.state not in LIVE:
             return Code.LOST

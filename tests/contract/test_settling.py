@@ -125,3 +125,22 @@ async def test_the_body_of_async_with_settles(dedup: Dedup) -> None:
 async def test_a_cancelled_body_frees_the_key(dedup: Dedup) -> None:
     await cancel(await in_its_body(dedup, "key"))
     await acquired(dedup, "key")
+
+
+async def test_a_result_for_a_record_that_has_none_is_refused(dedup: Dedup) -> None:
+    """Guarantee 6: a result that no duplicate would get is never called recorded."""
+    first, again = [await dedup.claim("key", owner="me") for _ in range(2)]
+    await first.complete()
+    with pytest.raises(ClaimLostError):
+        await again.complete("result")
+    assert (await dedup.claim("key")).result is None
+
+
+async def test_a_result_for_a_token_that_its_owner_has_consumed_is_refused(dedup: Dedup) -> None:
+    token = await dedup.tokens.issue()
+    with_result, without = [await dedup.tokens.redeem(token, owner="me") for _ in range(2)]
+    assert await dedup.tokens.consume(token, owner="me") is Outcome.ACQUIRED
+    with pytest.raises(ClaimLostError):
+        await with_result.complete("result")
+    await without.complete()
+    assert (await dedup.tokens.redeem(token)).result is None

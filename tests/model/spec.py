@@ -166,7 +166,7 @@ def is_owner(record: Record | None, ask: Settle | Release | Renew | Touch) -> bo
 def settle(record: Record | None, ask: Settle, now: Clock) -> Next:
     if not is_owner(record, ask):
         return record, LOST  # [5]
-    if record.state == ask.state:
+    if record.state == ask.state and (record.result or not ask.result):
         return record, OK  # [6] the first result stays [7]
     if record.state not in HELD:
         return record, LOST  # [7] settled stays settled

@@ -123,8 +123,8 @@ CLAIMS = {
     "lua/settle.lua": [
         Mutant(
             "A success that is repeated replaces the first result.",
-            "if present == state then",
-            "if present == state and state == 'F' then",
+            "if present == state and (payload == '' or #record > head) then",
+            "if present == state and state == 'F' and (payload == '' or #record > head) then",
         ),
         Mutant(
             "A failure replaces a success.",
