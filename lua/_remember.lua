@@ -1,32 +1,30 @@
 -- How a ledger remembers an id: stores/redis/scripts.py puts this text into first.lua and settle.lua.
 
+local rep, gsub = string.rep, string.gsub
 local entries = 0 -- how many entries the buckets of this call have
 
--- Writes the bucket anew, with a further entry.
-local function rewrite(key, bucket, tags, old, entry, ledger)
-  local width, slot, step = ledger.width, ledger.slot, ledger.step
-  local entries_from, size, cut, kept = tags + TAG * old, width + 1 - TAG, 0, {}
-  while cut < old and not lives(byte(bucket, entries_from + cut * size), slot) do cut = cut + 1 end
-  for at = HEAD + 1, tags - 1, step do
-    local then_slot = byte(bucket, at)
-    if then_slot ~= 0 and lives(then_slot, slot) then kept[#kept + 1] = sub(bucket, at, at + step - 1) end
+-- Writes the bucket anew, with a further entry. `part`: the bucket up to its old entries, which are in `others`. What ages is
+-- cut by whole columns and not one entry after the other, at a quarter of the instructions.
+local function rewrite(key, part, tags, old, others, entry, ledger)
+  local slot, step, size = ledger.slot, ledger.step, ledger.width + 1 - TAG
+  local cut = 0
+  while cut < old and not lives(byte(others, cut * size + 1), slot) do cut = cut + 1 end
+  for at = tags - step, HEAD + 1, -step do
+    local then_slot = byte(part, at)
+    if then_slot == 0 or not lives(then_slot, slot) then
+      part, tags = sub(part, 1, at - 1) .. sub(part, at + step), tags - step
+    end
   end
-  kept[#kept + 1] = ledger.stamp .. entry
-  local ageing = math.max(#kept - ledger.named, 0)
-  local left = old - cut + ageing
+  local kept = (tags - HEAD - 1) / step
+  local ageing = kept < ledger.named and 0 or kept + 1 - ledger.named -- the new entry never ages: `named` is 1 at least
+  local left, young_from = old - cut + ageing, HEAD + 1 + ageing * step
   if left > ledger.most then return FULL end
-  local aged_tags, aged = {}, {}
-  for i = 1, ageing do
-    local item = kept[i]
-    aged_tags[i] = sub(item, 2, 1 + TAG)
-    aged[i] = sub(item, 1, 1) .. sub(item, 2 + TAG, width + 1)
-  end
-  return put('SET', key, table.concat({
-    ledger.head, char(floor(left / 256), left % 256),
-    table.concat(kept, '', ageing + 1), string.rep(ledger.zeros, ledger.young - #kept + ageing),
-    sub(bucket, tags + TAG * cut, entries_from - 1), table.concat(aged_tags),
-    sub(bucket, entries_from + cut * size), table.concat(aged),
-  }), 'PX', ledger.keep)
+  local aged = sub(part, HEAD + 1, young_from - 1)
+  local value = ledger.head .. char(floor(left / 256), left % 256) .. sub(part, young_from, tags - 1) .. ledger.stamp
+    .. entry .. rep(ledger.zeros, ledger.young - 1 - kept + ageing)
+    .. sub(part, tags + TAG * cut, tags + TAG * old - 1) .. gsub(aged, '.(..)' .. rep('.', step - 1 - TAG), '%1')
+    .. sub(others, cut * size + 1) .. gsub(aged, '(.)..(' .. rep('.', size - 1) .. ')' .. rep('.', NONCE), '%1%2')
+  return put('SET', key, value, 'PX', ledger.keep)
 end
 
 -- Returns nil if the id is remembered for this call, else a code. The last byte of `entry` is the call's patience, see
@@ -51,7 +49,8 @@ local function remember(key, entry, ledger)
   free = free and HEAD + 1 + math.ceil((free - HEAD - 1) / step) * step
   entries = entries + old + (math.min(free or tags, tags) - HEAD - 1) / step
   if not free or free >= tags or (slot - since) % 255 > EXPIRY_SERVES then
-    return rewrite(key, bucket, tags, old, sub(entry, 1, -2) .. ledger.ticked, ledger)
+    local others = sub(bucket, tags + TAG * old)
+    return rewrite(key, bucket, tags, old, others, sub(entry, 1, -2) .. ledger.ticked, ledger)
   end
   return put('SETRANGE', key, free - 1, ledger.stamp .. sub(entry, 1, -2) .. ledger.ticked)
 end

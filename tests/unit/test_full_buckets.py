@@ -1,4 +1,4 @@
-"""A full bucket of a ledger is written anew by columns: `turn_over` in `lua/first.lua`, beside `rewrite`."""
+"""A full bucket of a ledger is written anew by `fill` in `lua/first.lua` as by `remember`, which reads all of it."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from fastdedup.stores.redis.verbs import load_scripts
 
 SLOT_S = 3600
 START_S = 1_700_000_000
-CALL = "return turn_over(key, part, low, sub(entry, 1, -2) .. ledger.ticked, ledger)"
-DONE = "  entries = entries + old + ledger.young\n"
+CALL = "local code = fill("
+TURNED = "  entries = entries + low + ledger.young\n"
 
 
 class Bucket:
     """One bucket, filled by one way of the script at times that the test chooses."""
 
-    def __init__(self, raw: redis.Redis, key: bytes, terms: LedgerTerms, *, by_columns: bool) -> None:
+    def __init__(self, raw: redis.Redis, key: bytes, terms: LedgerTerms, *, by_fill: bool) -> None:
         self._raw, self._key, self._terms = raw, key, terms
         script = load_scripts()[Verb.FIRST]
         self._call = script.call
         # The time stands behind the other arguments, so that the server keeps one script.
         text = script.text.replace("redis.call('TIME')", "{ tostring(fixed), '0' }")
         text = "local fixed = tonumber(ARGV[#ARGV])\n" + text
-        assert text.count(CALL) == 2
-        assert text.count(DONE) == 1
-        if by_columns:
-            text = text.replace(DONE, DONE + "redis.call('INCR', 'turned over')\n")
+        assert text.count(CALL) == text.count(TURNED) == 1
+        if by_fill:
+            text = text.replace(TURNED, TURNED + "redis.call('INCR', 'turned over')\n")
         else:
-            text = text.replace(CALL, "return false")
+            text = text.replace(CALL, "local code = remember(")
         self._first = raw.register_script(text)
 
     def first(self, entry: bytes, now_s: int) -> list[int]:
@@ -58,8 +57,8 @@ def test_both_ways_write_the_same_bucket(redis_url: str, width: int) -> None:
     form = LedgerForm.drawn(capacity=10_000_000, width=width, window_ms=100 * SLOT_S * 1000)
     terms = LedgerTerms(form, "set", FOREVER_MS)
     with redis.Redis.from_url(redis_url) as raw:
-        columns, rows = (
-            Bucket(raw, key, terms, by_columns=key == b"columns") for key in (b"columns", b"rows")
+        filled, remembered = (
+            Bucket(raw, key, terms, by_fill=key == b"filled") for key in (b"filled", b"remembered")
         )
         now_s = START_S
         for number in range(400):
@@ -69,11 +68,11 @@ def test_both_ways_write_the_same_bucket(redis_url: str, width: int) -> None:
             now_s += pause * SLOT_S
             if number % 37 == 5:
                 place = drawn.randrange(terms.young)
-                columns.free(place)
-                rows.free(place)
+                filled.free(place)
+                remembered.free(place)
             entry = drawn.randbytes(width + NONCE_BYTES)
-            assert columns.first(entry, now_s) == rows.first(entry, now_s)
-            assert columns.bytes == rows.bytes
+            assert filled.first(entry, now_s) == remembered.first(entry, now_s)
+            assert filled.bytes == remembered.bytes
         turned = int(raw.get("turned over"))
         raw.flushdb()
     assert turned > 15
