@@ -111,8 +111,8 @@ local function conflicts()
       answer(i, fault, '')
     elseif terms.mode == 'claim' and not terms.known then
       local set = redis.pcall('SET', key, terms.head .. tail, 'PX', terms.keep)
-      if set.err then set = set_refused(key, terms.head .. tail, terms.keep) end
-      if type(set) == 'number' then answer(i, set, '') end
+      local code = set.err and set_refused(key, terms.head .. tail, terms.keep)
+      if code then answer(i, code, '') end
     else
       answer(i, UNKNOWN, '')
     end
@@ -122,12 +122,10 @@ local function conflicts()
   -- Answers for a key that the caller's own SET has not set. `set`: the refusal of that SET; false where the key holds a
   -- value, or was not tried. Returns as `contend`.
   local function meet(i, key, tail, terms, set)
-    if set then
-      set = set_refused(key, terms.head .. tail, terms.keep)
-      if type(set) == 'number' then answer(i, set, '') end
-      if set then return false end
-    end
-    return contend(i, key, tail, terms)
+    local code = set and set_refused(key, terms.head .. tail, terms.keep)
+    if not code then return contend(i, key, tail, terms) end
+    answer(i, code, '')
+    return false
   end
 
   local claim_unless

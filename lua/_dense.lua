@@ -93,9 +93,7 @@ local function dense(slot)
     local head = redis.pcall('GETRANGE', beside, '0', '2')
     if head == '' then return beside, true end
     if head == VERSION .. 'Y' .. char(size) then return beside, false end
-    local code = refused(head) and refused_alone(head)
-    if refused(head) and not code then redis.call('GETRANGE', beside, '0', '2') end -- raises the refusal
-    return nil, code or FOREIGN
+    return nil, type(head) == 'table' and fault_of(beside, head) or FOREIGN
   end
 
   -- Returns the nonce of the call that has remembered the id, which lies at `at`; nil and a code. In a cell it may be that of

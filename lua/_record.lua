@@ -39,19 +39,6 @@ local function shape(record)
   return last, bits >= 128 and last + 16 or last, bits % 128 >= 64, code
 end
 
--- True where the server refused the command (an ACL, no memory, a stale replica): the value is then not known.
--- False for WRONGTYPE: the value is a list or a hash, so it is foreign.
-local function refused(answer)
-  return type(answer) == 'table' and not find(tostring(answer.err), 'WRONGTYPE', 1, true)
-end
-
--- True where this node of a Cluster does not serve the key, or, since Redis 8 and Valkey 8 in other words, no node does.
--- The words around these differ between the versions.
-local function elsewhere(refusal)
-  local text = tostring(refusal.err)
-  return find(text, 'non local key', 1, true) or find(text, 'slot not served', 1, true)
-end
-
 -- True where the ACL keeps just this key from the login. Redis up to 7.0 says the first, later servers say the second.
 -- Where the ACL forbids the command, that concerns every key.
 local function forbidden(refusal)
@@ -59,9 +46,15 @@ local function forbidden(refusal)
   return find(text, 'access at least one of the keys', 1, true) or find(text, 'permissions to access a key', 1, true)
 end
 
--- Returns ELSEWHERE or REFUSED where the refusal concerns this key alone, else nil.
-local function refused_alone(refusal)
-  return elsewhere(refusal) and ELSEWHERE or forbidden(refusal) and REFUSED or nil
+-- Returns the code for a key that could not be read: FOREIGN for a list or a hash, ELSEWHERE where this node of a Cluster
+-- does not serve the key, or, since Redis 8 and Valkey 8 in other words, no node does, REFUSED as `forbidden`. A refusal that
+-- concerns more than the key (an ACL, no memory, a stale replica) is raised.
+local function fault_of(key, refusal)
+  local text = tostring(refusal.err) -- the words around these differ between the versions
+  if find(text, 'WRONGTYPE', 1, true) then return FOREIGN end
+  if find(text, 'non local key', 1, true) or find(text, 'slot not served', 1, true) then return ELSEWHERE end
+  if forbidden(refusal) then return REFUSED end
+  redis.call('GETRANGE', key, '0', '0') -- raises the refusal
 end
 
 -- Runs a write of one key. Returns REFUSED where the ACL keeps just this key from the login, which may be allowed to
@@ -73,17 +66,11 @@ local function put(...)
   redis.call(...) -- raises the refusal
 end
 
--- Sets a fresh record, for a caller whose own attempt to do so was refused. Returns ELSEWHERE, REFUSED, or what a further
--- attempt returns; a refusal that concerns more than the key is raised. The key is read first, because a replica refuses
--- any write before it looks at the slot.
+-- Returns the code for a key whose fresh record was refused; a refusal that concerns more than the key is raised. The key is
+-- read first, because a replica refuses any write before it looks at the slot.
 local function set_refused(key, record, keep)
-  local answer = redis.pcall('GETRANGE', key, '0', '0')
-  local code = refused(answer) and refused_alone(answer)
-  if code then return code end
-  answer = redis.pcall('SET', key, record, 'NX', 'PX', keep)
-  if not (answer and answer.err) then return answer end
-  if forbidden(answer) then return REFUSED end -- the login may read the key and may not write it
-  return redis.call('SET', key, record, 'NX', 'PX', keep)
+  local value = redis.pcall('GETRANGE', key, '0', '0')
+  return type(value) == 'table' and fault_of(key, value) or put('SET', key, record, 'NX', 'PX', keep)
 end
 
 -- True for UTF-8. Each whole character is replaced by '.', not removed: the bytes around it must not join into
@@ -131,12 +118,7 @@ local function fetch(key)
     if #value > tonumber(ARGV[2]) then return nil, TOO_LARGE end
     return value
   end
-  if refused(value) then
-    local code = refused_alone(value)
-    if code then return nil, code end
-    redis.call('GETRANGE', key, '0', '0') -- raises the refusal
-  end
-  return nil, FOREIGN
+  return nil, fault_of(key, value)
 end
 
 -- Returns the record; false where the key is absent; nil and FOREIGN as `checked`; nil and a code as `fetch`.

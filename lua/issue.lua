@@ -13,12 +13,10 @@ while i <= count do
   local head = VERSION .. 'I' .. fence .. pack(from_ms + tonumber(ttl), 6) .. attempt
   a = a + 2
   for k = i, last do
-    local key, code = keys[before + k], nil
+    local key = keys[before + k]
     local set = redis.pcall('SET', key, head .. ARGV[a], 'NX', 'PX', ttl)
-    if set and set.err then set = set_refused(key, head .. ARGV[a], ttl) end
-    if type(set) == 'number' then
-      code = set
-    elseif not set then
+    local code = set and set.err and set_refused(key, head .. ARGV[a], ttl)
+    if not set then
       local record, fault = read(key, CLAIMS)
       -- The same issuer issues again because its reply was lost. Any other value under 128 random bits is foreign.
       if not record or sub(record, 18) ~= ARGV[a] then
