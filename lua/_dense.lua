@@ -42,17 +42,18 @@ local function dense(slot)
     return sub(digest, 1, 7), high * 256 + low
   end
 
-  -- Returns a bucket; false where it is absent; nil and a code.
-  local function fetch_cells(key)
-    local text, fault = fetch(key)
-    if not text then return text, fault end
+  -- Returns a bucket; nil and a code. `fresh`: the text of a bucket that is absent; without it such a bucket is ABSENT.
+  local function fetch_cells(key, fresh)
+    local stored, fault = fetch(key)
+    local text = stored or stored == false and fresh
+    if not text then return nil, fault or ABSENT end
     local version, kind, since, cells = byte(text, 1, 4)
     local strays_from = D_HEAD + (cells or 0) * CELL + 1
     if version ~= 1 or kind ~= 68 or not cells or #text < strays_from - 1
       or (#text - strays_from + 1) % STRAY ~= 0 then return nil, FOREIGN end
     return {
       key = key, text = text, since = since, size = cells, chunk = sub(text, 5, D_HEAD), strays_from = strays_from,
-      strays = (#text - strays_from + 1) / STRAY,
+      strays = (#text - strays_from + 1) / STRAY, whole = not stored,
       cells = {}, changes = {}, added = {}, fresh = {}, taken = {}, nonces = {},
     }
   end
@@ -105,13 +106,6 @@ local function dense(slot)
     local _, place = split(digest)
     local from = Y_HEAD + place * NONCE
     return redis.call('GETRANGE', beside, from, from + NONCE - 1)
-  end
-
-  -- Returns whether the call of this nonce has remembered the id, which lies at `at`; nil and a code.
-  local function is_of(bucket, at, digest, nonce)
-    local stored, fault = nonce_at(bucket, at, digest)
-    if not stored then return nil, fault end
-    return same_call(stored, nonce)
   end
 
   -- Returns the answer to a call for an id that lies at `at`: nil if the call itself has remembered it.
@@ -291,15 +285,12 @@ local function dense(slot)
     local chunk, place = split(digest)
     if not present or present.key ~= key then
       write(ledger, answer)
-      local bucket, fault = fetch_cells(key)
-      if bucket == nil or bucket and bucket.size > 0 and bucket.size ~= ledger.young or place >= ledger.young * 64 then
+      local bucket, fault = fetch_cells(key, VERSION .. 'D' .. char(slot, 0) .. chunk)
+      if not bucket or bucket.size > 0 and bucket.size ~= ledger.young or place >= ledger.young * 64 then
         answer(i, fault or FOREIGN)
         return 0
       end
-      present = bucket or {
-        key = key, text = '', since = slot, size = 0, chunk = chunk, strays_from = 1, strays = 0, whole = true,
-        cells = {}, changes = {}, added = {}, fresh = {}, taken = {}, nonces = {},
-      }
+      present = bucket
     end
     local bucket, code = present, nil
     local patience, fresh = byte(entry, -1), bucket.fresh[digest]
@@ -319,28 +310,23 @@ local function dense(slot)
     return bucket.strays
   end
 
-  -- Returns ALREADY or ABSENT; with a nonce OK where that call has remembered the id; else a code.
+  -- Returns OK where the call of this nonce has remembered the id, ALREADY where another call has; else a code. For an id
+  -- that is remembered also its bucket, and where it lies.
   local function look(key, digest, nonce)
     local bucket, fault = fetch_cells(key)
-    if bucket == nil then return fault end
-    local at = bucket and whereabouts(bucket, digest)
+    if not bucket then return fault end
+    local at = whereabouts(bucket, digest)
     if not at then return ABSENT end
-    if nonce == '' then return ALREADY end
-    local same
-    same, fault = is_of(bucket, at, digest, nonce)
-    return fault or same and OK or ALREADY
+    if nonce == '' then return ALREADY, bucket, at end
+    local stored
+    stored, fault = nonce_at(bucket, at, digest)
+    return fault or same_call(stored, nonce) and OK or ALREADY, bucket, at
   end
 
   local function remove(key, digest, nonce)
-    local bucket, fault = fetch_cells(key)
-    if bucket == nil then return fault end
-    local at = bucket and whereabouts(bucket, digest)
-    if not at then return ABSENT end
-    if nonce ~= '' then
-      local same
-      same, fault = is_of(bucket, at, digest, nonce)
-      if not same then return fault or ABSENT end
-    end
+    local code, bucket, at = look(key, digest, nonce)
+    if code == ALREADY and nonce ~= '' then return ABSENT end
+    if code ~= OK and code ~= ALREADY then return code end
     if at > 0 then
       return put('SET', key, sub(bucket.text, 1, at - 1) .. sub(bucket.text, at + STRAY), 'KEEPTTL') or OK
     end
@@ -351,7 +337,7 @@ local function dense(slot)
 
   local function weigh(key)
     local bucket, fault = fetch_cells(key)
-    if not bucket then return bucket == false and ABSENT or fault, 0, 0, 0 end
+    if not bucket then return fault, 0, 0, 0 end
     local ids, alive = 0, 0
     for number = 0, bucket.size - 1 do
       local inside = 0
@@ -363,8 +349,7 @@ local function dense(slot)
       ids = ids + 1
       if lives(byte(stray, DENSE_WIDTH + 1), slot) then alive = alive + 1 end
     end)
-    local usage = redis.pcall('MEMORY', 'USAGE', key)
-    return OK, ids, alive, type(usage) == 'number' and usage or #bucket.text
+    return OK, ids, alive, #bucket.text
   end
 
   return { first = first, write = write, look = look, remove = remove, weigh = weigh }

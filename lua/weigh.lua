@@ -23,15 +23,15 @@ local function weigh(key, slot, width)
   end
   add(HEAD + 1, tags - 1, width + 1 + NONCE)
   add(tags + TAG * old, #bucket, width + 1 - TAG)
-  local usage = redis.pcall('MEMORY', 'USAGE', key)
-  return OK, entries, living, type(usage) == 'number' and usage or #bucket
+  return OK, entries, living, #bucket
 end
 
 local a = 3
 for i = 1, count do
   local key = keys[before + i]
-  local n = #reply
-  reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = weigh(key, slot_of(tonumber(ARGV[a])), tonumber(ARGV[a + 1]))
+  local code, entries, living, size = weigh(key, slot_of(tonumber(ARGV[a])), tonumber(ARGV[a + 1]))
+  local usage, n = code == OK and redis.pcall('MEMORY', 'USAGE', key), #reply
+  reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = code, entries, living, type(usage) == 'number' and usage or size
   a = a + 2
 end
 return reply

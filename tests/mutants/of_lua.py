@@ -296,7 +296,7 @@ LEDGERS = {
         ),
         Mutant(
             "In a dense ledger what one call has remembered is removed for another call.",
-            "if not same then return fault or ABSENT end",
+            "if code == ALREADY and nonce ~= '' then return ABSENT end",
             "",
         ),
     ],
