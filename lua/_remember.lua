@@ -9,10 +9,13 @@ local function rewrite(key, part, tags, old, others, entry, ledger)
   local slot, step, size = ledger.slot, ledger.step, ledger.width + 1 - TAG
   local cut = 0
   while cut < old and not lives(byte(others, cut * size + 1), slot) do cut = cut + 1 end
-  for at = tags - step, HEAD + 1, -step do
-    local then_slot = byte(part, at)
-    if then_slot == 0 or not lives(then_slot, slot) then
-      part, tags = sub(part, 1, at - 1) .. sub(part, at + step), tags - step
+  local upto = tags -- what is free or over is cut out in runs of places, mostly one of each
+  for at = tags - step, HEAD + 1 - step, -step do
+    local then_slot = at > HEAD and byte(part, at)
+    if not then_slot or then_slot ~= 0 and lives(then_slot, slot) then
+      local from = at + step
+      if from < upto then part, tags = sub(part, 1, from - 1) .. sub(part, upto), tags - upto + from end
+      upto = at
     end
   end
   local kept = (tags - HEAD - 1) / step

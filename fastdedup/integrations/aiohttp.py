@@ -169,7 +169,8 @@ class AiohttpRequest:
                 await send(_END)
             raise
         finally:
-            request.pop(_BEGIN, None)  # any other head is that of the server's own answer
+            if recorder is not None:
+                request.pop(_BEGIN, None)  # any other head is that of the server's own answer
         if not isinstance(response, web.StreamResponse):
             raise TypeError(f"{self._handler!r} must return a response, got {type(response).__name__}")
         content = response.body if isinstance(response, web.Response) else response
