@@ -198,7 +198,8 @@ async def keep_renewed(
 
     An error that is not fastdedup's comes from the user's policy in an outage: it is not an answer either. If nothing
     was sent before the lease passed, this process stood still, and that is not an outage: another owner may have the
-    key. A lease that the caller has renewed for longer is left alone until it has only a renewal's time left.
+    key. A lease that the caller has renewed for longer is left alone until it has only a renewal's time left; at each
+    third it is looked at, because the caller may have renewed it for less again.
     """
     pause, unanswered = began + lease / 3 - loop.time(), False
     ends = began + lease
@@ -208,9 +209,10 @@ async def keep_renewed(
         life = held()
         if life is None:
             return None
-        ends = max(ends, life.renewed_until)
+        known = life.renewed_until
+        ends = known if max(known, ends) - started > lease else max(known, ends)
         if ends - started > lease:
-            pause = ends - started - lease / 3 * 2
+            pause = min(ends - started - lease / 3 * 2, lease / 3)
             del life
             continue
         if started >= ends:  # a renewal that is sent now would hold a key that no caller uses

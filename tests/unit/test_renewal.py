@@ -12,6 +12,7 @@ from fastdedup import ClaimLostError, Dedup, UnavailableError, UsageError
 from fastdedup.core.renewal import RenewalQueue, keep_renewed
 
 from ..fixtures import async_fixture
+from ..virtual import virtual
 from ..waiting import wait_until
 
 
@@ -226,6 +227,20 @@ async def test_a_lease_that_was_renewed_for_longer_by_hand_is_not_made_shorter()
     assert not claim.lost.is_set()
     assert not work.done()
     work.cancel()
+
+
+@virtual
+async def test_a_lease_that_was_renewed_for_longer_and_then_for_less_is_kept() -> None:
+    """The renewal slept until the end of the longer lease, while another owner had the key."""
+    loop, claim = asyncio.get_running_loop(), HeldClaim()
+    claim.renewed_until = 600.0
+    loop.call_at(25.0, setattr, claim, "renewed_until", 55.0)
+    work = loop.create_task(keep_renewed(lambda: claim, loop, 0.0, 30.0))
+    await claim.renewed.wait()
+    assert 25.0 < loop.time() < 55.0
+    assert not claim.lost.is_set()
+    work.cancel()
+    await asyncio.wait([work])
 
 
 # A named owner's claim that another call of that owner has settled
