@@ -88,7 +88,10 @@ class ArgumentsRule:
         bound.apply_defaults()
         # The arguments last, because a keyword may have the name of a positional-only argument.
         given = {**bound.kwargs, **bound.arguments}
-        first = [given[each.name] for each in wanted if each.kind is Parameter.POSITIONAL_ONLY]
+        by_place = [each for each in wanted if each.kind is Parameter.POSITIONAL_ONLY]
+        first = [
+            given[each.name] for each in by_place if each.name in given or each.default is Parameter.empty
+        ]
         rest = {
             each.name: given[each.name]
             for each in wanted

@@ -196,3 +196,17 @@ def milliseconds(value: Any, name: str) -> int:
     Raises the ConfigError of `check_seconds`.
     """
     return max(1, math.ceil(check_seconds(value, name) * 1000 - _NOISE))
+
+
+def check_fail_on(given: Any) -> None:
+    """Check the types of exceptions that `once` records: else the first exception would end in a TypeError.
+
+    Raises:
+        ConfigError: it is no exception class, and no tuple of them.
+    """
+    each_one = given if isinstance(given, tuple) else (given,)
+    for each in each_one:
+        if not (isinstance(each, type) and issubclass(each, BaseException)):
+            raise ConfigError(
+                f"fail_on must be a tuple of exception classes, such as (Declined,), got {shown(each)}"
+            )

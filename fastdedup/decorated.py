@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from .arguments import By, CallRules
 from .results.declared import name_of, warn_at
+
+_MOST: Final = 10_000
+"""The number of functions that are compared."""
 
 
 class DecoratedFunctions:
     """The functions that one gate or inbox has decorated."""
 
     def __init__(self) -> None:
-        # Mutable: the name of the function that was decorated first, by its scope and the code of its key.
+        # Mutable: the name of the function that was decorated first, by its scope and the code of its key; at most
+        # _MOST, because a program may decorate for each of its tenants.
         self._names: dict[tuple[Any, ...], str] = {}
 
     def tell(self, function: Callable[..., Any], rules: CallRules, scope: str) -> None:
@@ -28,7 +32,10 @@ class DecoratedFunctions:
         made_of = _made_of(rules.key)
         if made_of is None:
             return
-        first = self._names.setdefault((scope, rules.scope, made_of), name_of(function))
+        place = (scope, rules.scope, made_of)
+        if len(self._names) >= _MOST and place not in self._names:
+            return
+        first = self._names.setdefault(place, name_of(function))
         if first != name_of(function):
             text = (
                 f"{first}() and {name_of(function)}() have equal keys in {scope!r}, so one gets the results of the "

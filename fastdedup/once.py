@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 from .arguments import CallRules
-from .checks import check_decorated
+from .checks import check_decorated, check_fail_on
 from .claiming import claim_call
 from .core.gate import Gate
 from .core.options import ClaimOptions
@@ -39,9 +39,11 @@ def once(
     result with a warning, or the error of a codec of his own, or ResultTooLargeError.
 
     Raises:
-        ConfigError: the function is not async; its declared type cannot come back; or the function of the key or the
-            fingerprint is not a function, is async, or cannot take the arguments of the decorated function.
+        ConfigError: `fail_on` is no tuple of exception classes; the function is not async; its declared type cannot
+            come back; or the function of the key or the fingerprint is not a function, is async, or cannot take the
+            arguments of the decorated function.
     """
+    check_fail_on(fail_on)
     settings = gate.settings
 
     def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:

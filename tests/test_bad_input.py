@@ -262,6 +262,23 @@ async def test_a_claim_is_not_settled_for_a_time_that_is_none(dedup: Dedup, valu
     await claim.complete(1)
 
 
+@pytest.mark.parametrize("times", [{"ttl": 0}, {"within": -1}], ids=["ttl", "within"])
+@pytest.mark.parametrize("how", ["complete", "fail"])
+async def test_a_block_that_settles_for_a_time_that_is_none_frees_nothing(
+    dedup: Dedup, how: str, times: Any
+) -> None:
+    """Its work is done. A bad `ttl` ended in an AttributeError, a bad `within` freed the key."""
+    (name,) = times
+    with pytest.raises(ConfigError, match=name):
+        async with dedup.claim("k") as claim:
+            await getattr(claim, how)("done", **times)
+    assert (await dedup.claim("k")).outcome is Outcome.IN_PROGRESS
+    async with dedup.claim("caught") as claim:
+        with pytest.raises(ConfigError, match=name):
+            await getattr(claim, how)("done", **times)
+    assert (await dedup.claim("caught")).outcome is Outcome.SUCCEEDED
+
+
 @pytest.mark.parametrize("version", [-1, 1.0, True, "1", math.nan])
 async def test_a_version_that_is_no_version_is_refused(dedup: Dedup, version: Any) -> None:
     """Versions count changes from 0."""
@@ -411,6 +428,14 @@ def test_once_takes_a_sync_key_function(key: Any) -> None:
     """Not the key itself, nor a coroutine that would never be awaited."""
     with pytest.raises(ConfigError, match=r"^key= must be a function of the call's arguments, not async"):
         Dedup("memory://").once(key)
+
+
+@pytest.mark.parametrize("kind", [Dedup, SyncDedup])
+@pytest.mark.parametrize("fail_on", [None, [ValueError], "ValueError", ValueError(), (ValueError, "no")])
+def test_once_takes_classes_of_exceptions_in_fail_on(kind: Any, fail_on: Any) -> None:
+    """The first exception of the function became a TypeError, and its key was freed."""
+    with pytest.raises(ConfigError, match="fail_on must be a tuple of exception classes"):
+        kind("memory://").once(key=lambda: "k", fail_on=fail_on)
 
 
 def test_once_without_parentheses_says_so_at_the_first_call() -> None:

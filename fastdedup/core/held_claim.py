@@ -311,7 +311,7 @@ class HeldClaim:
             json_of: see `codec.encode`.
         """
         self._check_live(how)
-        self.settling = True
+        self.settling, self._unstorable = True, ""
         succeeded = how == "completed"
         settings = self.gate.settings
         if ttl is not None:
@@ -322,7 +322,6 @@ class HeldClaim:
             keep_ms = round(settings.failure_ttl * 1000)
         else:
             keep_ms = self.op.record_ms
-        self._unstorable = ""
         try:
             if succeeded:
                 payload = codec.encode(settings.codec, value, settings.max_result, json_of)
@@ -378,7 +377,10 @@ class HeldClaim:
         if shared and await self._recorded() == "completed":
             self._done_elsewhere = True
             raise UsageError("this claim was completed already, by another call of the same owner")
-        if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.resent:
+        unclear = code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.resent
+        if unclear and isinstance(op, SettleOp) and self.op.named:
+            unclear = not await self._recorded()  # else another call of this owner has settled it
+        if unclear:
             if self.lease_left > 0:
                 # Within its lease no other owner takes a key that was not freed: the first sending did it. A settled
                 # record has expired since, or the store has lost it.

@@ -113,17 +113,16 @@ class Settlement(HeldClaim):
     ) -> None:
         """Record success; a duplicate names the type of the result to `Claim.replay`."""
         self._check_by_hand()
-        until = settle_until(within)
         op = self._outcome_op("completed", result, ttl, json_of=completed_json)
-        await self._finish("completed", op, until)
+        await self._finish("completed", op, settle_until(within))
 
     async def fail(
         self, error: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None
     ) -> None:
         """Record a failure for good."""
         self._check_by_hand()
-        until = settle_until(within)
-        await self._finish("failed", self._outcome_op("failed", error, ttl), until)
+        op = self._outcome_op("failed", error, ttl)
+        await self._finish("failed", op, settle_until(within))
 
     async def release(self) -> None:
         """Free the key: nothing happened, the next claimant may try."""

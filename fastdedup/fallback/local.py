@@ -40,9 +40,10 @@ class LocalLRU(OneLoopPolicy):
     A key is unique within this process only: two processes that lose the store at once may both acquire it.
     The policy uses the store's records that this process has seen. A claim that this process
     holds in the store is still held, and can be completed, failed and released. A success that the store reported is
-    repeated. When the store is back, it gets the records that were made or changed meanwhile, with the same
-    owners and fences; until then new claims of those keys are answered from here. If the store has another
-    acquisition's record by then, a `Conflict` event names both owners, and says which record remains.
+    repeated; not a token's use without a result, which may still be undone. When the store is back, it gets the
+    records that were made or changed meanwhile, with the same owners and fences; until then new claims of those keys
+    are answered from here. If the store has another acquisition's record by then, a `Conflict` event names both
+    owners, and says which record remains.
 
     The policy refuses (UnavailableError) operations that need the store's knowledge: renewing a claim made there,
     tokens issued there, `get` and `forget` of its records. A key that is forgotten here is removed from the store

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from ..arguments import CallRules
-from ..checks import check_decorated, shown, with_article
+from ..checks import check_decorated, check_fail_on, shown, with_article
 from ..claim import Claim
 from ..core.options import ClaimOptions
 from ..errors import ConfigError, UsageError
@@ -58,9 +58,11 @@ def once(
     """Return a decorator for functions that works like `fastdedup.Dedup.once` for async functions.
 
     Raises:
-        ConfigError: the function is async; its declared type cannot come back; or the function of the key or the
-            fingerprint is not a function, is async, or cannot take the arguments of the decorated function.
+        ConfigError: `fail_on` is no tuple of exception classes; the function is async; its declared type cannot
+            come back; or the function of the key or the fingerprint is not a function, is async, or cannot take the
+            arguments of the decorated function.
     """
+    check_fail_on(fail_on)
     settings = bound.latest.settings
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:

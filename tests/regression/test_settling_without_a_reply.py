@@ -109,6 +109,21 @@ async def test_a_settling_that_was_recorded_is_not_lost(
         assert not claim.lost
 
 
+async def test_a_result_that_comes_too_late_for_another_call_of_the_owner_is_no_lost_data(
+    redis_server: RedisServer,
+) -> None:
+    """Its reply was lost as well: the second sending was told that the store has lost its data."""
+    async with proxied(redis_server) as proxy, Dedup(proxy.url, namespace="t", lease=60.0) as dedup:
+        first, twin = [await dedup.claim("twins", owner="me") for _ in range(2)]
+        await first.complete()
+        fates = [Fate.LOSE]
+        proxy.follow(lambda name: fates.pop() if fates and name == "settle" else Fate.PASS)
+        with pytest.raises(ClaimLostError) as caught:
+            await twin.complete("result")
+        assert not fates
+        assert not caught.value.outage
+
+
 # What took effect without a reply is this owner's own: saying it otherwise afterwards is no lost lease.
 # `fail()` raised ClaimLostError, with a LeaseLost event, where the record that it met was its own owner's
 # success.
