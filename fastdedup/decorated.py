@@ -14,12 +14,15 @@ _MOST: Final = 10_000
 
 
 class DecoratedFunctions:
-    """The functions that one gate or inbox has decorated."""
+    """The functions that one gate or inbox has decorated. `len`: how many are remembered."""
 
     def __init__(self) -> None:
         # Mutable: the name of the function that was decorated first, by its scope and the code of its key; at most
         # _MOST, because a program may decorate for each of its tenants.
         self._names: dict[tuple[Any, ...], str] = {}
+
+    def __len__(self) -> int:
+        return len(self._names)
 
     def tell(self, function: Callable[..., Any], rules: CallRules, scope: str) -> None:
         """Warn if duplicates get another function's results.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import ConfigError, Dedup, InvalidKeyError, business_key, by
+from fastdedup import ConfigError, Dedup, InvalidKeyError, business_key, by, decorated
 from fastdedup import sync as synchronous
 from fastdedup.arguments import ArgumentsRule, CallRules
 from fastdedup.sql import Inbox
@@ -226,6 +226,16 @@ def test_equal_keys_of_two_functions_are_warned_of_until_one_has_a_name() -> Non
     with pytest.warns(UserWarning, match="name="):
         dedup.once(by("order.id"))(lambda order: None)
     dedup.once(by("order.id"), name="other")(lambda order: None)
+
+
+def test_functions_that_are_decorated_for_each_tenant_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decorated, "_MOST", 5)
+    functions, rules = decorated.DecoratedFunctions(), CallRules(by("order.id"))
+    for tenant in range(20):
+        functions.tell(place, rules, f"tenant-{tenant}")
+    with pytest.warns(UserWarning, match="name="):
+        functions.tell(lambda order: None, rules, "tenant-0")
+    assert len(functions) == 5
 
 
 @pytest.mark.parametrize(
