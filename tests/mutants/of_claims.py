@@ -8,8 +8,8 @@ CLAIMS = {
     "fastdedup/core/held_claim.py": [
         Mutant(
             "A settling whose first reply was lost is told as a lost claim.",
-            "if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.resent:",
-            "if False:",
+            "unclear = code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.resent",
+            "unclear = False",
             "released_and_taken",
         ),
         Mutant(
