@@ -148,9 +148,13 @@ class ConsumerLife(ABC):
 
         Raises:
             ConfigError: the handler is not async.
-            UsageError: the consumer or its gate is not open.
+            UsageError: the consumer or its gate is not open, or `run` is at work already.
         """
         checked = check_handler(handler)
+        if self._is_running:
+            raise UsageError(
+                f"the consumer {self.name!r} runs already: give each handler a consumer of its own"
+            )
         if not self._is_open:
             raise UsageError("the consumer is not open: write `async with Consumer(…) as consumer:`")
         self._deliveries.check_open()

@@ -74,8 +74,8 @@ class GatedWay:
                         held.count()
                         options = self._options
                     elif claim.outcome is Outcome.FAILED and delivery.again:
-                        delivery.again = False
                         await reopen(self._dedup, key, claim)
+                        delivery.again = False  # not before: if the store does not answer, it is opened again
                     else:
                         return self._rules.of_duplicate(delivery.key, claim)
                     continue
@@ -168,8 +168,12 @@ async def reopen(dedup: Dedup, key: str, failed: Claim) -> None:
 
     This needs a lock, because the operator may have taken another copy of the message too: one copy must not forget
     the key that the other has claimed.
+
+    Raises:
+        ClaimLostError: the lock was lost: perhaps nothing was forgotten.
+        UnavailableError: the store did not answer.
     """
-    with suppress(InProgressError, ClaimLostError):
+    with suppress(InProgressError):
         async with dedup.lock(key, renew=True):
             gate, wire = dedup.gate, failed.settlement.held_key[0]
             record = await gate.run(ReadOp(wire))

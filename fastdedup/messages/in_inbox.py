@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from time import monotonic, perf_counter
 from typing import Any, Final
 
@@ -9,7 +10,15 @@ from ..arguments import CallRules
 from ..claim import Claim
 from ..claiming import claim_call
 from ..core.calls import ClaimCall
-from ..errors import ConfigError, InvalidKeyError, MismatchError, UsageError
+from ..errors import (
+    ClaimLostError,
+    ConfigError,
+    FailedError,
+    InvalidKeyError,
+    MismatchError,
+    ResultError,
+    UsageError,
+)
 from ..gateway import Dedup
 from ..model import Outcome
 from ..sql.bridge import AWAITING, Begin
@@ -89,7 +98,9 @@ class InboxWay:
             if claim is not None:
                 await claim.settlement.free()
             raise
-        if claim is not None and decision.action is Action.ACK:
+        if claim is not None and decision.action is Action.ACK and decision.error is not None:
+            await claim.settlement.free()  # the row goes on answering
+        elif claim is not None and decision.action is Action.ACK:
             await claim.settlement.mirror(decision.result, within=MENDING)
         elif claim is not None:
             await settle(claim.settlement, decision, self._rules.retry_delay)
@@ -112,7 +123,8 @@ class InboxWay:
         since, call = perf_counter(), ask()
         claim: Claim = await call
         if claim.outcome is Outcome.FAILED and delivery.again:
-            await reopen(dedup, key, claim)
+            with suppress(ClaimLostError):
+                await reopen(dedup, key, claim)
             since, call = perf_counter(), ask()
             claim = await call
         if claim.outcome is Outcome.IN_PROGRESS:
@@ -152,6 +164,12 @@ class InboxWay:
                 except BaseException as fault:
                     if not transactions.has_begun and isinstance(fault, MismatchError):
                         return self._rules.of_mismatch(delivery.key, attempt)
+                    if not transactions.has_begun and isinstance(fault, (FailedError, ResultError)):
+                        # The row says that the work is done; its result cannot be told.
+                        why = fault if self._rules.keep_result else None
+                        return Decision(Action.ACK, Reason.DUPLICATE, delivery.key, attempt, error=why)
+                    if self._once.refuted:
+                        raise
                     if transactions.has_begun and is_failure(fault):
                         self._failed_attempts.tell(delivery.key, attempt, fault)
                         # If the lease is lost, another consumer waits for this row, or is at work.

@@ -91,7 +91,7 @@ class OnceRules:
         self.busy = busy
         self.attempts = check_count(attempts, "attempts")
         # Mutable: whether `begin` was seen to commit.
-        self.proven = False
+        self.proven = self.refuted = False
 
     def results_of(self, function: Callable[..., Any]) -> Results:
         """Return how the results of a function that is about to be decorated are kept. See `DecoratedFunctions` too.
@@ -127,6 +127,7 @@ class OnceRules:
             ConfigError: the key's row is missing. It existed before the COMMIT: `InboxRules.finish` has looked.
         """
         if outcome is Outcome.ACQUIRED:
+            self.refuted = True
             raise ConfigError(
                 "begin= does not commit, so the work was rolled back: give it what commits as its block ends, such "
                 "as Session.begin, not Session; engine.begin, not engine.connect"

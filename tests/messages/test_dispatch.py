@@ -19,9 +19,9 @@ from sqlalchemy.event import listens_for
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
-from fastdedup import ConfigError, Dedup, UsageError
+from fastdedup import ClaimLostError, ConfigError, Dedup, UnavailableError, UsageError
 from fastdedup.events import LeaseLost
-from fastdedup.messages import Action, DeadLetterError, Reason
+from fastdedup.messages import Action, DeadLetterError, Reason, gated
 from fastdedup.messages.dispatch import Dispatcher, Disposition, SyncDispatcher
 from fastdedup.messages.failed_attempts import AT_ONCE
 from fastdedup.messages.keys import gate_key
@@ -41,6 +41,10 @@ def key(message: Any) -> Any:
 
 async def ends(message: Any) -> None:
     return None
+
+
+async def never(session: AsyncSession, message: Any) -> None:
+    raise AssertionError("it was done before")
 
 
 async def fails(message: Any) -> None:
@@ -397,3 +401,57 @@ async def test_a_cancellation_at_the_commit_ends_the_call(tmp_path: Path, is_gat
         assert task.cancelled()
         again = Dispatcher("orders", gate, key=key, inbox=inbox, begin=sessions.begin)
         assert seen(await again.dispatch("a", pays)) == DUPLICATE
+
+
+async def test_a_letter_that_is_taken_again_as_the_store_dies_is_still_worked_on(
+    dedup: Dedup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store did not answer as the failure was to be forgotten: the message was acknowledged without its work."""
+    orders = Dispatcher("orders", dedup, key=key, attempts=1)
+    assert (await orders.dispatch("a", fails)).action is Action.DEAD_LETTER
+    reopen, errors = gated.reopen, [UnavailableError("away"), ClaimLostError("its lock")]
+
+    async def dies_first(*args: Any) -> None:
+        if errors:
+            raise errors.pop()
+        await reopen(*args)
+
+    monkeypatch.setattr(gated, "reopen", dies_first)
+    assert seen(await orders.dispatch("a", ends, again=True)) == ACKED
+
+
+@pytest.mark.parametrize("is_gated", [True, False])
+@pytest.mark.parametrize(("codec", "result"), [(Marshalled(), {"paid": 7}), (None, object())])
+@pytest.mark.filterwarnings("ignore::fastdedup.ResultWarning")
+async def test_a_row_whose_result_cannot_be_told_is_done(
+    tmp_path: Path, is_gated: bool, codec: Any, result: Any
+) -> None:
+    """If it cannot be read, it ended the consumer, at each start again; if it was not kept, the message was held."""
+    async with sessions_in(tmp_path) as sessions, Dedup("memory://", namespace="m") as dedup:
+        inboxes = [Inbox("orders", keep=timedelta(days=7), codec=each) for each in (codec, None)]
+
+        @inboxes[0].once(key=lambda session, message: message, begin=sessions.begin)
+        async def pays(session: AsyncSession, message: Any) -> Any:
+            return result
+
+        await pays("a")
+        gate = dedup if is_gated else None
+        orders = Dispatcher("orders", gate, key=key, inbox=inboxes[1], begin=sessions.begin)
+        assert [seen(await orders.dispatch("a", never)) for _ in range(2)] == [DUPLICATE] * 2
+
+
+async def test_a_begin_that_does_not_commit_makes_no_dead_letters(tmp_path: Path) -> None:
+    async def pays(session: AsyncSession, message: Any) -> None: ...
+
+    async with sessions_in(tmp_path) as sessions:
+        inbox = Inbox("orders", keep=timedelta(days=7))
+        orders = Dispatcher("orders", None, key=key, inbox=inbox, begin=sessions, attempts=1)
+        with pytest.raises(ConfigError, match="begin= does not commit"):
+            await orders.dispatch("a", pays)
+
+
+def test_a_key_function_takes_the_message_alone() -> None:
+    """One that takes a session as well, as an inbox's does, made each message a dead letter."""
+    for kind, gate in ((Dispatcher, Dedup("memory://")), (SyncDispatcher, SyncDedup("memory://"))):
+        with pytest.raises(ConfigError, match=r"key= must be a function that takes the message alone"):
+            kind("orders", gate, key=lambda session, message: message)  # type: ignore[operator]

@@ -95,6 +95,17 @@ async def test_no_more_entries_are_taken_than_the_limit(open_shop: Open) -> None
             await wait_until(lambda: consumer.counts.first == 3, description="all are done")
 
 
+async def test_a_consumer_has_one_handler_at_a_time(open_shop: Open) -> None:
+    """Both runs gave their messages to the second handler, and the first run did not end."""
+    async with open_shop() as (shop, dedup):
+        work = Work()
+        shop.add("a")
+        async with shop.consumer(dedup, work) as consumer:
+            await wait_until(lambda: consumer.counts.first == 1, description="it runs")
+            with pytest.raises(UsageError, match="runs already"):
+                await consumer.run(Work())
+
+
 async def test_entries_of_a_dead_member_are_taken_over(open_shop: Open) -> None:
     async with open_shop() as (shop, dedup):
         shop.add("a", "b")
