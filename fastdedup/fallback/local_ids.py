@@ -289,7 +289,7 @@ class LocalIds:
         """Forget the id of a call that ends in an error."""
         digest = op.place[len(op.wire) :]
         held = self._ids.held(op.wire, digest)
-        if held is None or held[1] != op.entry[len(digest) :]:
+        if held is None or not same_call(held[1], op.entry[len(digest) :]):
             return
         self._drop(op.place, op.wire, digest)
         line = self._journal.lines.get(op.place)

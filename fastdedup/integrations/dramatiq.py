@@ -92,7 +92,7 @@ class DedupMiddleware(Middleware):
         remember: Ledger | None = None,
     ) -> None:
         self._dedup = check_gate(dedup)
-        check_ledger(remember, Ledger, self._dedup.per_process)
+        check_ledger(remember, Ledger, self._dedup.per_process, self._dedup.settings.namespace)
         self._remember = remember
         self._wait = WAIT if wait is None else wait
         self._attempts = attempts

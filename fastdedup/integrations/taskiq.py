@@ -66,7 +66,7 @@ class DedupMiddleware(TaskiqMiddleware):
         if not isinstance(dedup, Dedup):
             raise not_a_gate(dedup, "taskiq is asynchronous: dedup", "fastdedup.Dedup")
         self._dedup = dedup
-        check_ledger(remember, Ledger, dedup.gate.connection)
+        check_ledger(remember, Ledger, dedup.gate.connection, dedup.settings.namespace)
         self._remember = remember
         self._wait = check_wait(wait, WAIT, least=_LEAST_WAIT)
         self._refusals, self._faults = LogThrottle(), LogThrottle()

@@ -56,6 +56,7 @@ class Ledger:
     def __init__(self, gate: Gate, settings: LedgerSettings) -> None:
         gate.connections.common.expect(gate.settings.namespace, "first")
         self.name = settings.name
+        self.namespace = gate.settings.namespace
         self.settings = settings
         """The caller's settings, checked."""
         self.form = CurrentForm(gate, settings)
@@ -306,9 +307,9 @@ class Ledger:
         """Return an id in the form of the operations. Raises InvalidKeyError if the ledger cannot keep such an id."""
         return self._bytes_of(id)
 
-    def is_of(self, connection: Connection) -> bool:
-        """True if its ids are in the store of this connection."""
-        return self._gate.connection is connection
+    def is_of(self, connection: Connection, namespace: str) -> bool:
+        """True if its ids are in the store of this connection, and are those of this namespace."""
+        return self._gate.connection is connection and self.namespace == namespace
 
     async def place_of(self, id: Any, found: Code | None = None) -> LedgerPlace:
         """Return the place of an id's entry.

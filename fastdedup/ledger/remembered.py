@@ -122,7 +122,7 @@ async def find_place(gate: Gate, op: ClaimOp, ledger: FindsIds) -> None:
 def ledger_for(gate: Gate, options: ClaimOptions) -> Ledger:
     """Return the ledger of the options. Raises ConfigError: it is none, or another gate's, or takes no text."""
     ledger = options.remember
-    if not isinstance(ledger, Ledger) or not ledger.is_of(gate.connection):
+    if not isinstance(ledger, Ledger) or not ledger.is_of(gate.connection, gate.settings.namespace):
         raise ConfigError(f"remember must be a ledger of this gate, made by its ledger(), got {ledger!r}")
     if ledger.dense:
         raise ConfigError(

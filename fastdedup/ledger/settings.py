@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 from ..checks import Seconds, check_count, check_flag, check_seconds, milliseconds, shown
 from ..errors import ConfigError
@@ -119,7 +119,7 @@ def check_width(exact: Any, width: Any, dense: Any = False, write: Any = "set") 
         return DENSE_WIDTH
     if width is None:
         return _EXACT if exact else _NARROW
-    if isinstance(width, bool) or width not in _WIDTHS:
+    if type(width) is not int or width not in _WIDTHS:
         raise ConfigError(
             f"width must be 16 (as a UUID), 7 (the default), 4 or 3 (narrow), got {shown(width)}"
         )
@@ -127,4 +127,4 @@ def check_width(exact: Any, width: Any, dense: Any = False, write: Any = "set") 
         raise ConfigError(
             f"width={width} takes some new ids for duplicates: pass exact=False to say that this is fine, or width=7"
         )
-    return cast(int, width)
+    return width

@@ -193,7 +193,7 @@ class BlockingWay:
         self._dedup = dedup
         self._kind = kind
         self._record = record
-        check_ledger(remember, Ledger, dedup.per_process)
+        check_ledger(remember, Ledger, dedup.per_process, dedup.settings.namespace)
         self._options = ClaimOptions(lease=rules.lease, wait=rules.wait, renew=True, remember=remember)
         self._resolve = None if resolve is None else check_resolve(resolve, asynchronous=False)
         self._refusals, self._faults = LogThrottle(), LogThrottle()

@@ -73,7 +73,7 @@ class Deliveries:
         if remember is not None and inbox is not None:
             raise ConfigError("with an inbox, its table remembers the messages: leave remember= out")
         if dedup is not None:
-            check_ledger(remember, Ledger, dedup.gate.connection)
+            check_ledger(remember, Ledger, dedup.gate.connection, dedup.settings.namespace)
         if resolve is not None:
             check_resolve(resolve)
             if inbox is not None or dedup is None:

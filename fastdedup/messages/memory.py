@@ -7,18 +7,19 @@ from typing import Any
 from ..errors import ConfigError
 
 
-def check_ledger(remember: Any, kind: type[Any], home: Any) -> None:
+def check_ledger(remember: Any, kind: type[Any], home: Any, namespace: str) -> None:
     """Check that a gate can remember its messages in this ledger.
 
     Args:
         remember: the value of the setting; None for no ledger.
         kind: the ledgers of the gate's kind, of asyncio or of synchronous code.
         home: what all ledgers of the gate share.
+        namespace: the gate's.
 
     Raises:
         ConfigError: it is not a ledger of this gate.
     """
-    if remember is not None and (not isinstance(remember, kind) or not remember.is_of(home)):
+    if remember is not None and (not isinstance(remember, kind) or not remember.is_of(home, namespace)):
         raise ConfigError(f"remember must be a ledger of the gate's, made by its ledger(), got {remember!r}")
 
 

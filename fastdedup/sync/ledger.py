@@ -24,9 +24,10 @@ class Ledger:
     def __repr__(self) -> str:
         return f"<sync.{repr(self.bound.latest)[1:]}"
 
-    def is_of(self, per_process: PerProcess) -> bool:
-        """True if its ids are in the store of the gate that has this."""
-        return self.bound.per_process is per_process
+    def is_of(self, per_process: PerProcess, namespace: str) -> bool:
+        """True if its ids are in the store of the gate that has this, and are those of this namespace."""
+        ours = self.bound.per_process is per_process
+        return ours and self.bound.latest.namespace == namespace
 
     def _open(self) -> Self:
         self.bound.run(AsyncLedger.open)

@@ -192,7 +192,7 @@ async def test_the_record_shows_the_users_key(dedup: Dedup) -> None:
 @on_both_faces
 async def test_a_ledger_of_another_gate_is_an_error(backend: Backend) -> None:
     async with backend.make() as dedup, backend.make() as other:
-        for wrong in (ledger_of(other), "orders"):
+        for wrong in (ledger_of(other), ledger_of(dedup.scoped("another-tenant")), "orders"):
             with pytest.raises(ConfigError, match="remember must be a ledger of this gate"):
                 await dedup.claim("k", remember=wrong)  # type: ignore[arg-type]
 

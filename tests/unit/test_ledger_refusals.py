@@ -242,3 +242,10 @@ async def test_a_store_that_looks_at_ledgers_is_asked_without_a_trace() -> None:
     async with gate_on(store) as dedup:
         assert (await dedup.claim("k", remember=ledger_of(dedup))).acquired
         assert "records=1" in repr(store)
+
+
+@pytest.mark.parametrize("width", [7.0, True, "7", 5])
+def test_a_width_is_a_whole_number(width: Any) -> None:
+    """7.0 made a ledger that no client could read, nor create anew until its form was over."""
+    with pytest.raises(ConfigError, match="width must be 16"):
+        ledger_of(Dedup("memory://"), width=width)

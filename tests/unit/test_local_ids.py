@@ -240,3 +240,13 @@ async def test_an_id_that_is_over_is_not_sent() -> None:
     assert not policy.holds_id(op)
     assert policy.next_operations(100) == []
     assert policy.lines == policy.records.reserved == 0
+
+
+async def test_an_id_is_taken_back_by_its_call_whatever_time_that_waits_for_others() -> None:
+    """What is interrupted in synchronous code takes its id back by a nonce without patience: it stayed remembered."""
+    policy = Policy()
+    assert policy.answer(policy.first(b"id", b"mine\x05"), DOWN) is Code.OK
+    policy.took_back(policy.first(b"id", THEIRS))
+    assert policy.answer(policy.first(b"id", THEIRS), DOWN) is Code.ALREADY
+    policy.took_back(policy.first(b"id", MINE))
+    assert policy.answer(policy.first(b"id", THEIRS), DOWN) is Code.OK
