@@ -34,7 +34,7 @@ class Letter(NamedTuple):
 
 
 class OnKafka:
-    no_key = of_kafka.header("no-such")
+    no_key = staticmethod(of_kafka.header("no-such"))
     kept = b"customer"
 
     def __init__(self, shop: test_kafka.Shop) -> None:
@@ -60,7 +60,7 @@ class OnKafka:
 
 
 class OnNats:
-    no_key = of_nats.message_id
+    no_key = staticmethod(of_nats.message_id)
     kept = None
 
     def __init__(self, shop: test_nats.Shop) -> None:
@@ -78,7 +78,7 @@ class OnNats:
 
 
 class OnStreams:
-    no_key = of_streams.field("no-such")
+    no_key = staticmethod(of_streams.field("no-such"))
     kept: Any = b"no text"
     binary: dict[Any, Any] = {b"\xff": "no text"}  # noqa: RUF012
 
@@ -114,7 +114,7 @@ class OnDecodedStreams(OnStreams):
 
 
 class OnRabbit:
-    no_key = of_rabbitmq.header("no-such")
+    no_key = staticmethod(of_rabbitmq.header("no-such"))
     kept = ("order", "c")
     origin = ""
 
@@ -142,7 +142,7 @@ class OnRabbit:
 
 
 class OnSqs:
-    no_key = of_sqs.attribute("no-such")
+    no_key = staticmethod(of_sqs.attribute("no-such"))
     kept = b"\xff"
     origin = ""
     """A dead letter is never laid nowhere: SQS deletes what is settled."""
