@@ -350,6 +350,15 @@ class TestAClientThatLeaves:
             assert again.content == b"order 1"
             assert "idempotency-replayed" not in again.headers
 
+    async def test_does_not_end_a_view_in_a_thread(self, open_api: Open) -> None:
+        """The thread goes on, so a retry would run a second time beside it."""
+        with open_api(on_disconnect="cancel") as desk:
+            await leave("/sync/tea", desk)
+
+            again = await AsyncClient().post("/sync/tea", **EMPTY)
+            assert (again.content, again["idempotency-replayed"]) == (b"order 1", "true")
+            assert len(desk.orders) == 1
+
 
 async def test_a_request_that_is_cancelled_while_it_waits_holds_nothing(open_api: Open) -> None:
     with open_api(wait=30.0):

@@ -38,7 +38,12 @@ class Blocking:
         """Run a view, or another function that returns a response, here."""
         return view()
 
-    async def finish(self, work: Coroutine[Any, Any, T], unsent: Callable[[T], Awaitable[None]]) -> T:
+    async def finish(
+        self,
+        work: Coroutine[Any, Any, T],
+        unsent: Callable[[T], Awaitable[None]],
+        cancels: Callable[[], bool] = bool,
+    ) -> T:
         """Do the work here: a client that leaves does not interrupt a thread."""
         return await work
 
@@ -59,15 +64,22 @@ class Awaiting:
         """Await the view."""
         return await view()
 
-    async def finish(self, work: Coroutine[Any, Any, T], unsent: Callable[[T], Awaitable[None]]) -> T:
+    async def finish(
+        self,
+        work: Coroutine[Any, Any, T],
+        unsent: Callable[[T], Awaitable[None]],
+        cancels: Callable[[], bool] = bool,
+    ) -> T:
         """Do the work, and delay the cancellation by which Django ends a request whose client has left.
 
-        The result then goes to `unsent`.
+        The result then goes to `unsent`. If `cancels()` is true by then, the work is cancelled, too.
         """
         task = asyncio.ensure_future(work)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            if cancels():
+                task.cancel()
             await _done(task)
             if not task.cancelled():
                 await _done(asyncio.ensure_future(_to_its_end(task, unsent)))

@@ -22,7 +22,7 @@ from ...errors import DedupError
 from ...flows import drive
 from ...sql.drivers.django import are_of_a_test
 from ...sync import Claim
-from .bridge import AWAITING, BLOCKING, Bridge
+from .bridge import AWAITING, BLOCKING, Bridge, is_async
 from .convert import mark, reply, take, tell_language
 from .settling import Hold, give_back, settle, settle_later
 
@@ -57,8 +57,12 @@ async def run(bridge: Bridge, hold: Hold, request: HttpRequest, view: Callable[[
         BaseException: any exception of the view; then its claim is released.
     """
     mark_held(request, hold)
-    work = _run(bridge, hold, request, view)
-    return await (work if hold.recorder.rule.on_disconnect == "cancel" else bridge.finish(work, unsent))
+
+    def cancels() -> bool:  # a view in a thread would go on beside the retry
+        match = request.resolver_match
+        return hold.recorder.rule.on_disconnect == "cancel" and match is not None and is_async(match.func)
+
+    return await bridge.finish(_run(bridge, hold, request, view), unsent, cancels)
 
 
 async def unsent(response: Any) -> None:
