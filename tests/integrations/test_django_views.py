@@ -339,6 +339,11 @@ EVERYONE = "fastdedup.web.request.everyone"
         (MEMORY, {"principal": "no.such.function"}, "principal cannot be imported"),
         (MEMORY, {"principal": EVERYONE, "wiat": 1.0}, "unknown setting 'wiat'"),
         (MEMORY, {"principal": EVERYONE, "docs": "here"}, "docs must be a path"),
+        (MEMORY, {"docs": "here"}, "docs must be a path"),
+        (MEMORY, {"docs": "/a\r\n"}, "docs must fit"),
+        (MEMORY, {"wiat": 1.0}, "unknown setting 'wiat'"),
+        (MEMORY, {"routes": "/orders"}, "routes must be a list"),
+        (MEMORY, {"subject": 7}, "subject"),
         (MEMORY, {"field": ""}, "field"),
     ],
 )

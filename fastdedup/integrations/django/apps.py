@@ -7,6 +7,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ...errors import ConfigError
 from ...web.policy import PublishedPolicy
+from ...web.request import everyone
+from ...web.rules import make_rules
 from .config import gate, http
 
 
@@ -21,12 +23,12 @@ class FastdedupConfig(AppConfig):
         """Check the settings.
 
         Raises:
-            ImproperlyConfigured: one is missing or cannot be used.
+            ImproperlyConfigured: one cannot be used, or FASTDEDUP is missing.
         """
-        dedup, rules = gate(), http()
-        if "principal" not in rules.shared:
-            return  # there is no middleware, or it will say so
+        dedup, given = gate(), http()
         try:
-            PublishedPolicy(rules.rules(), dedup.settings, rules.docs)
+            # Without a principal there is no middleware, or it will say so.
+            rules = make_rules(given.routes, {"principal": everyone, **given.shared})
+            PublishedPolicy(rules, dedup.settings, given.docs)
         except (ConfigError, TypeError) as error:
             raise ImproperlyConfigured(f"settings.FASTDEDUP_HTTP cannot be used: {error}") from error

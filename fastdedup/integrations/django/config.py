@@ -69,7 +69,8 @@ def http() -> Http:
     """Return the contents of `settings.FASTDEDUP_HTTP`, empty if it is missing.
 
     Raises:
-        ImproperlyConfigured: it is not a dictionary, or names a function that cannot be imported.
+        ImproperlyConfigured: it is not a dictionary, names a function that cannot be imported, or has a `field` or
+            `subject` that cannot be used.
     """
     given = getattr(settings, "FASTDEDUP_HTTP", {})
     if not isinstance(given, dict):
@@ -78,8 +79,11 @@ def http() -> Http:
     field = shared.pop("field", FIELD)
     if not isinstance(field, str) or not field:
         raise ImproperlyConfigured(f'FASTDEDUP_HTTP["field"] is the name of a form\'s field, not {field!r}')
+    subject = shared.pop("subject", None)
+    if subject is not None and not callable(subject):
+        raise ImproperlyConfigured(f'FASTDEDUP_HTTP["subject"] is a function, not {subject!r}')
     routes, docs = shared.pop("routes", ("/*",)), shared.pop("docs", None)
-    return Http(routes, docs, shared.pop("subject", None), field, shared)
+    return Http(routes, docs, subject, field, shared)
 
 
 def function(named: Any, what: str) -> Any:
