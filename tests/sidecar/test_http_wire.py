@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from fastdedup import LocalLRU, Record
+from fastdedup import LocalLRU, Outcome, Record
 from fastdedup.sidecar.http.protocol import HEAD_BYTES
 from fastdedup.sidecar.limits import Limits
 from fastdedup.stores.redis.scripts import pack
@@ -433,6 +433,20 @@ def test_a_claim_that_nobody_gets_is_released(frozen: Any, ask: bytes, state: st
     server.thaw()
     until_it_is(state, sidecar, GATE_KEY if ask == gate_request() else "k")
     assert not waiting(sidecar)
+
+
+def test_a_token_whose_use_nobody_is_told_of_can_be_used(frozen: Any) -> None:
+    """The use took effect though its client had gone: the token was lost for good."""
+    sidecar, server = frozen
+    tokens = sidecar.namespaces.root.tokens
+    token = sidecar.call(tokens.issue())
+    server.freeze()
+    with sidecar.raw() as raw:
+        raw.sendall(request({"token": token}, "/v1/tokens/consume"))
+        until(lambda: waiting(sidecar), "the use is on its way")
+    until(lambda: not sidecar.server.connections, "the client is gone")
+    server.thaw()
+    until(lambda: sidecar.call(tokens.consume(token)) is Outcome.ACQUIRED, "the use is taken back")
 
 
 @contextmanager

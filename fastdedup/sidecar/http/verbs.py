@@ -285,10 +285,10 @@ async def _count(
 def _handler(verb: WireVerb) -> Handler:
     """Return the handler of a verb that both wires begin in the same way; it counts its answers.
 
-    If the client hangs up, the work of some verbs is cancelled. Then nothing stays remembered, and a read gives its
-    turn to the next one.
+    If the client hangs up, the work of some verbs is cancelled. Then no id stays remembered, no token stays used, and
+    a read gives its turn to the next one.
     """
-    begin, cancels = BEGIN[verb.name], verb.turns or verb.name == "first"
+    begin, cancels = BEGIN[verb.name], verb.turns or verb.name in ("first", "consume")
     answer = _settled if verb.of_owner else _ANSWERS[verb.name]
 
     async def handle(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
