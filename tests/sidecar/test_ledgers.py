@@ -295,6 +295,18 @@ def test_each_id_counts_towards_the_quota(served: Sidecar) -> None:
             ask(slow, "FD.FIRST", "orders", "quota50")
 
 
+def test_ids_that_were_changed_are_told_though_replies_have_no_room(server: RedisServer) -> None:
+    """The ids were remembered, and the answer was 503; what only looks is still refused."""
+    config = f'url = "{server.url}"\n[limits]\nreplies_in_all = 4096\n[ledgers.long]\nwindow = 60\ncapacity = 1000\n'
+    ids = {"ids": [str(n) for n in range(MAX_IDS)]}
+    with Sidecar(config=config) as narrow, narrow.http() as http:
+        verbs = ("first", "seen", "forget")
+        answers = {verb: http.post(f"/v1/ledgers/long/{verb}", json=ids) for verb in verbs}
+    assert answers["first"].json() == {"first": [True] * MAX_IDS}
+    assert answers["seen"].status_code == 503
+    assert answers["forget"].json() == {"forgotten": [True] * MAX_IDS}
+
+
 def test_a_client_that_goes_leaves_nothing_remembered(
     served: Sidecar, server: RedisServer, resp: redis.Redis
 ) -> None:

@@ -307,6 +307,11 @@ def facts_of(name: str | None = None, *, status: int = 200) -> Callable[[Any], H
     return lambda found: HttpAnswer(status, found if name is None else {name: found})
 
 
+def _changed(name: str) -> Callable[[Any], HttpAnswer]:
+    """Return what `facts_of` returns, for a change of many ids: its answer is ready bytes, so it is never refused."""
+    return lambda found: HttpAnswer(200, orjson.dumps({name: found}))
+
+
 def _settled(op: OwnerOp) -> HttpAnswer:
     return HttpAnswer(200, {"lease": op.lease_ms} if isinstance(op, RenewOp) else {})
 
@@ -334,9 +339,9 @@ _ANSWERS: dict[str, Callable[[Any], HttpAnswer]] = {
     "get": _shown,
     "list": facts_of(),
     "forget": facts_of("forgotten"),
-    "first": facts_of("first"),
+    "first": _changed("first"),
     "seen": facts_of("seen"),
-    "forget_id": facts_of("forgotten"),
+    "forget_id": _changed("forgotten"),
     "ledger": facts_of(),
 }
 """What answers the verbs that are not an owner's."""
