@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import lru_cache, partial
 from typing import Annotated, Any, Final, Literal, TypeVar, Unpack
 
-from ..checks import not_a_gate
+from ..checks import check_count, not_a_gate
 from ..claim import Claim
 from ..errors import ConfigError, UnavailableError
 from ..extras import needs
@@ -22,7 +22,7 @@ from ..web.answers import refusal, unavailable
 from ..web.fingerprints import json_fingerprint
 from ..web.forms import FIELD, HEADER, FormRefused, Refusal
 from ..web.header import NAME
-from ..web.policy import docs_at, rule_facts
+from ..web.policy import PublishedPolicy, docs_at, rule_facts
 from ..web.record_keys import SCOPE
 from ..web.request import EVERYONE, RequestTooLarge, Shared, by_host, name_of_caller
 from ..web.request import everyone as everybody
@@ -102,7 +102,7 @@ class Idempotency:
             lower limit.
 
     Raises:
-        ConfigError: `dedup` is not a `Dedup`, or the application has an `Idempotency` already.
+        ConfigError: an argument is of another kind, or the application has an `Idempotency` already.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class Idempotency:
         self.dedup = dedup
         self.web_keys = dedup.scoped(SCOPE)
         """Made at once, and kept: its figures then stand at 0 before the first request."""
-        self.docs = docs or app.docs_url
-        self.max_request = max_request
+        self.docs = PublishedPolicy([], dedup.settings, docs or None).docs or app.docs_url
+        self.max_request = check_count(max_request, "max_request")
         self.lifespan = Lifespan(dedup)
         app.add_middleware(_Capture, idempotency=self)
         app.add_exception_handler(_Answered, _answered)

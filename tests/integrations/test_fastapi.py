@@ -559,6 +559,16 @@ def test_an_application_has_one_idempotency() -> None:
         Idempotency(app, Dedup("memory://"))
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("max_request", "1 MB"), ("max_request", 0), ("docs", "help"), ("docs", "/help\r\nx-run: 1")],
+)
+def test_an_argument_that_cannot_be_used_is_told_at_once(setting: str, value: Any) -> None:
+    """Each request was answered 500, or each error with a broken Link header."""
+    with pytest.raises(ConfigError, match=setting):
+        application(**{setting: value})
+
+
 @pytest.mark.parametrize("make", [Claimed, OneTimeToken])
 @pytest.mark.parametrize(
     ("setting", "value"), [("lease", 0), ("keep", 5), ("max_request", 0), ("on_disconnect", "x")]
