@@ -195,10 +195,12 @@ class Rule:
             check_takes_one(self.keep, "keep", "a status")
         else:
             self._set("keep", _statuses(self.keep))
+        if not isinstance(self.key_format, str | None):
+            raise ConfigError(f"key_format must be a regular expression (str), got {shown(self.key_format)}")
         if self.key_format is not None:
             try:
                 re.compile(self.key_format)
-            except (re.error, TypeError) as error:
+            except re.error as error:
                 raise ConfigError(f"key_format must be a regular expression: {error}") from None
 
     def keeps(self, status: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -63,6 +64,8 @@ async def later(given: Any) -> bool:
         ("drop_headers", "set-cookie"),
         ("key_format", "("),
         ("key_format", 5),
+        ("key_format", b"[a-z]+"),  # each request with a key was answered 500
+        ("key_format", re.compile("[a-z]+")),  # it stood as "re.compile(...)" in the error that clients get
         ("key_scope", "url"),
         ("fingerprint", None),
         ("fingerprint", b"x" * 16),
