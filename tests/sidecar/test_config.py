@@ -15,11 +15,13 @@ import redis
 from click.testing import CliRunner, Result
 
 import fastdedup.cli.main
-from fastdedup import LocalLRU, Reject
+from fastdedup import Dedup, LocalLRU, Reject
 from fastdedup.sidecar.limits import Limits
+from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.config import Config, load
 from fastdedup.sidecar.service.mistakes import Mistakes, line_of
 from fastdedup.sidecar.service.reload import Merged
+from fastdedup.sidecar.service.run import ServiceServer
 from fastdedup.sidecar.service.tables import LedgerConfig, NamespaceConfig
 from fastdedup.sidecar.service.texts import EXAMPLES, LEDGER, example_file
 
@@ -391,6 +393,17 @@ def test_sighup_changes_rules_and_names_what_needs_a_restart() -> None:
         with client(tenant) as new, pytest.raises(redis.exceptions.NoPermissionError):
             new.execute_command("FD.CLAIM", "two")
         assert sidecar.end() == 0
+
+
+def test_half_a_second_of_grace_is_some_grace() -> None:
+    """It was rounded to 0 whole seconds, which uvicorn takes, also after a reload."""
+    short = Config(grace=0.5)
+    namespaces = Namespaces(Dedup("memory://", codec=RawCodec()))
+    server = ServiceServer(short, namespaces, lambda: None, [])
+    assert server.config.timeout_graceful_shutdown == 1
+    server.config.timeout_graceful_shutdown = None
+    server.change_rules(Merged(Config(), short))
+    assert server.config.timeout_graceful_shutdown == 1
 
 
 def test_settings_in_tables_are_named_one_by_one(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from math import ceil
 from time import monotonic_ns
 from typing import Any
 
@@ -388,7 +389,7 @@ class ServiceServer(SidecarServer):
         """
         config = news.config
         new = others(config, self.namespaces, self._listeners, only=news.sockets)
-        self.config.timeout_graceful_shutdown = round(config.grace)
+        self.config.timeout_graceful_shutdown = ceil(config.grace)
         if not {"allow_uids", "allow_gids", "allow_stores"}.isdisjoint(news.changed):
             self.main = ServedSocket(
                 self.namespaces, self.main.app, allowed=allow_list(config), stores=config.allow_stores

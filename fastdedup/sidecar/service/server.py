@@ -14,6 +14,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Mapping
+from math import ceil
 from typing import Any, cast
 
 import uvicorn
@@ -180,8 +181,7 @@ class SidecarServer(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=round(grace),
-            timeout_keep_alive=round(namespaces.limits.idle_timeout),
+            timeout_graceful_shutdown=ceil(grace),
         )
         super().__init__(config)
         self.namespaces = namespaces
