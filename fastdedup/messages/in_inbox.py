@@ -165,7 +165,7 @@ class InboxWay:
                     if not transactions.has_begun and isinstance(fault, MismatchError):
                         return self._rules.of_mismatch(delivery.key, attempt)
                     if not transactions.has_begun and isinstance(fault, (FailedError, ResultError)):
-                        # The row says that the work is done; its result cannot be told.
+                        # The row says that the work is done; its result cannot be read, or was not kept.
                         why = fault if self._rules.keep_result else None
                         return Decision(Action.ACK, Reason.DUPLICATE, delivery.key, attempt, error=why)
                     if self._once.refuted:
