@@ -20,7 +20,7 @@ assert pytestmark
 server = fixture_with(lambda: closing(Server()), scope="module")
 
 
-@pytest.mark.timeout(3600 if NIGHTLY else 60)
+@pytest.mark.timeout(3600 if NIGHTLY else 300)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_real_server_may_be_the_far_end(
     scenario: str, server: Server, monkeypatch: pytest.MonkeyPatch

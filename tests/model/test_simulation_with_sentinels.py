@@ -26,7 +26,7 @@ EVERY = 1 if NIGHTLY else 60
 """The steps at which a client whose packets meet a fate is cancelled."""
 
 
-@pytest.mark.timeout(8 * 3600 if NIGHTLY else 60)
+@pytest.mark.timeout(8 * 3600 if NIGHTLY else 300)
 @pytest.mark.parametrize("scenario", FEWEST)
 def test_the_promises_are_kept_in_a_failover(scenario: str) -> None:
     outcomes = with_sentinels(scenario, EVERY, thorough=NIGHTLY)

@@ -129,7 +129,8 @@ async def test_what_the_ledger_knows_by_then_is_not_done_again(site: Site, state
     await here.open()
     if given == "here":
         site.strike()
-    claim = await ours.dedup.claim("k", remember=here, lease=0.5)
+    lease = 0.5 if given == "by Redis" else 60.0  # in Redis it has to end before another process has the key
+    claim = await ours.dedup.claim("k", remember=here, lease=lease)
     site.strike()
     if given == "by Redis":
         await ours.noticed()

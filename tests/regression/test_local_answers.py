@@ -283,9 +283,19 @@ async def test_local_fences_follow_the_stores_clock(site: Site, ahead: float, ha
         assert (lock.degraded, lock.fence > fences[2]) == (False, True)
 
 
+async def store_is_heard(dedup: Dedup) -> None:
+    """Wait until a gate knows its store's clock. One that the store did not answer in time goes by its own."""
+
+    async def answers() -> bool:
+        return not (await dedup.claim("first", lease=60)).degraded
+
+    await wait_until(answers, description="the store answers")
+
+
 async def test_a_fence_rises_after_adoption_and_expiry(site: Site) -> None:
     """Another process, which has not seen the local fence, asks after the record has expired."""
     gate, other = await site.gate(clock=lambda: time.time() + 30.0), await site.gate()
+    await store_is_heard(gate.dedup)
     site.strike()
     claim = await gate.dedup.claim("k", lease=60)
     assert claim.degraded
@@ -298,7 +308,7 @@ async def test_a_fence_rises_after_adoption_and_expiry(site: Site) -> None:
 async def test_the_time_since_the_store_was_heard_counts(site: Site) -> None:
     """Else another process's claim, made since, would have the higher fence."""
     ours, theirs = await site.gate(clock=lambda: time.time() + 30.0), await site.gate()
-    await ours.dedup.claim("first", lease=60)
+    await store_is_heard(ours.dedup)
     async with theirs.dedup.lock("k", lease=60) as lock:
         fence = lock.fence
     site.strike()
