@@ -39,13 +39,6 @@ def test_the_middleware_leaves_its_route_alone_or_is_an_error(face: Face) -> Non
     assert face.effects() == []
 
 
-def test_a_view_in_a_thread_cannot_be_cancelled(face: Face, caplog: pytest.LogCaptureFixture) -> None:
-    with override_settings(FASTDEDUP_HTTP={"on_disconnect": "cancel"}):
-        assert face.pay("k").status_code == 500
-    assert "needs an async view" in caplog.text
-    assert face.effects() == []
-
-
 def test_a_transaction_around_the_view_is_an_error(face: Face, caplog: pytest.LogCaptureFixture) -> None:
     """Its rollback would undo the work after the response was stored."""
     with override_settings(MIDDLEWARE=[f"{URLS}.within_a_transaction"]):

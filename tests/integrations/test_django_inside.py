@@ -299,13 +299,3 @@ def test_a_setting_that_cannot_be_used_is_told_at_once(settings: Any) -> None:
     for decorator in (drf.idempotent, ninja.idempotent):
         with pytest.raises(ConfigError, match=next(iter(settings))):
             decorator(**settings)(made)
-
-
-@pytest.mark.parametrize("url", ["/drf/view", "/ninja/orders"])
-def test_a_shared_setting_is_checked_with_the_operation(
-    url: str, desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
-    with override_settings(FASTDEDUP_HTTP={"on_disconnect": "cancel"}):
-        assert post(url, item="tea").status_code == 500
-    assert "needs an async view" in caplog.text
-    assert desk.orders == []

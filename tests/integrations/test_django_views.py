@@ -145,15 +145,6 @@ class TestIdempotent:
         with pytest.raises(ConfigError, match="a view must be decorated"):
             one_time_form("subject")  # type: ignore[type-var]
 
-    def test_shared_settings_are_checked_with_the_view(self, desk: Desk) -> None:
-        shared = {"principal": everyone, "on_disconnect": "cancel"}
-        view = idempotent()(lambda request: HttpResponse())
-        with (
-            override_settings(FASTDEDUP_HTTP=shared),
-            pytest.raises(ConfigError, match="needs an async view"),
-        ):
-            view(a_request(a="1"))
-
     def test_a_method_that_is_decorated_as_a_function_is_told(self, desk: Desk) -> None:
         from .django_api import Undecorated
 

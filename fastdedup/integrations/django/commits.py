@@ -97,7 +97,7 @@ class DjangoCommits(Operation):
 
     async def handle(self, bridge: Bridge, request: HttpRequest, view: Callable[[], Any]) -> HttpResponse:
         """Answer a request."""
-        claims = self.claims_at(bridge, request)
+        claims = self.claims_at(request)
         route = self._route_of(claims, gate())  # of the process's `Dedup`: tests have several
         docs = docs_at(claims.docs, request.META.get("SCRIPT_NAME", ""))
         work = CommittedWork(route, docs, request.path, request.method, _STEPS)

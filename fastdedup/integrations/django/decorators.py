@@ -16,7 +16,7 @@ from .config import function, http
 from .middleware import keyed
 from .one_time import one_time_form
 from .settling import DjangoClaims
-from .views import check_cancel, check_settings, wrap
+from .views import check_settings, wrap
 
 __all__ = ["Operation", "idempotent", "one_time_form"]
 
@@ -86,28 +86,22 @@ class Operation:
 
     async def handle(self, bridge: Bridge, request: HttpRequest, view: Callable[[], Any]) -> HttpResponse:
         """Answer a request."""
-        claims = self.claims_of(bridge, request)
+        claims = self.claims_of(request)
         if claims is None:
             return await bridge.view(view)
         return await keyed(bridge, claims, request, view)
 
-    def claims_of(self, bridge: Bridge, request: HttpRequest) -> DjangoClaims | None:
+    def claims_of(self, request: HttpRequest) -> DjangoClaims | None:
         """Return the claims of a request's route, or None if its method takes no key."""
-        claims = self.claims_at(bridge, request)
+        claims = self.claims_at(request)
         return claims if request.method in claims.rule.methods else None
 
-    def claims_at(self, bridge: Bridge, request: HttpRequest) -> DjangoClaims:
-        """Return the claims of a request's route, whatever its method.
-
-        Raises:
-            ConfigError: a shared setting cannot be used, or does not fit the view.
-        """
+    def claims_at(self, request: HttpRequest) -> DjangoClaims:
+        """Return the claims of a request's route, whatever its method."""
         shared = http().shared
         if shared != self._shared:
             self._route_claims, self._shared = cache(self._made), shared
-        claims = self._route_claims(_route(request))
-        check_cancel(claims.rule, claims.rule.path, blocks=bridge.blocks)
-        return claims
+        return self._route_claims(_route(request))
 
     def _made(self, route: str) -> DjangoClaims:
         given = http()

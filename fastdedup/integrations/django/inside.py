@@ -53,7 +53,7 @@ async def ended(operation: Operation, bridge: Bridge, request: HttpRequest, view
     Raises:
         BaseException: any exception of the framework; then the claim is released.
     """
-    claims = operation.claims_of(bridge, request) if "HTTP_IDEMPOTENCY_KEY" in request.META else None
+    claims = operation.claims_of(request) if "HTTP_IDEMPOTENCY_KEY" in request.META else None
     work = _ended(bridge, request, view)
     if claims is None or claims.rule.on_disconnect == "cancel":
         return await work
@@ -63,7 +63,7 @@ async def ended(operation: Operation, bridge: Bridge, request: HttpRequest, view
 async def _claimed(
     bridge: Bridge, operation: Operation, request: HttpRequest, read: ReadBody
 ) -> Hold | HttpResponse | None:
-    claims = operation.claims_of(bridge, request)
+    claims = operation.claims_of(request)
     if claims is None:
         return None
     got = await claimed(bridge, claims, request, read)

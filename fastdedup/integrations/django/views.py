@@ -50,14 +50,9 @@ def check_settings(rule: Rule, view: Callable[..., Any]) -> None:
         raise ConfigError(
             f"a view must be decorated, got {view!r}: call the decorator's arguments by their names"
         )
-    check_cancel(rule, view, blocks=not is_async(view))
-
-
-def check_cancel(rule: Rule, view: object, *, blocks: bool) -> None:
-    """Raise ConfigError if a view runs in a thread, but `on_disconnect` wants to cancel it."""
-    if blocks and rule.on_disconnect == "cancel":
+    if rule.on_disconnect == "cancel" and not is_async(view):
         raise ConfigError(
-            f"on_disconnect='cancel' needs an async view, but {view!r} runs in a thread, which cannot be "
+            f"on_disconnect='cancel' needs an async view, got {view!r}: it runs in a thread, which cannot be "
             "cancelled and would go on beside the retry; use on_disconnect='finish'"
         )
 
