@@ -90,7 +90,8 @@ class ArgumentsRule:
         given = {**bound.kwargs, **bound.arguments}
         by_place = [each for each in wanted if each.kind is Parameter.POSITIONAL_ONLY]
         first = [
-            given[each.name] for each in by_place if each.name in given or each.default is Parameter.empty
+            given[each.name] if each.name in given or each.default is Parameter.empty else each.default
+            for each in by_place
         ]
         rest = {
             each.name: given[each.name]

@@ -19,9 +19,11 @@ from ..checks import named
 from ..claim import Claim as AsyncClaim
 from ..core.options import ClaimOptions
 from ..errors import (
+    ClaimLostError,
     ConfigError,
     DedupError,
     ForeignRecordError,
+    InProgressError,
     InvalidKeyError,
     ResultError,
     UnavailableError,
@@ -269,7 +271,7 @@ class BlockingWay:
         """Forget a failure that was recorded, and claim again."""
         try:
             self._dedup.bound.run(lambda dedup: reopen(dedup, self.rules.gate_key(key), failed))
-        except UnavailableError as error:
+        except (ClaimLostError, InProgressError, UnavailableError) as error:  # it may not be forgotten yet
             return Decision(Action.RETRY, Reason.UNAVAILABLE, key, error=error)
         return self._claim(key, mark)
 

@@ -248,7 +248,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
 
         Raises:
             ConfigError: the handler is not async; the gate or the inbox is set up wrongly.
-            UsageError: the consumer or its gate is not open.
+            UsageError: the consumer or its gate is not open, or `run` is at work already.
             RuntimeError: one of its own tasks was cancelled, and not `run`.
             an error of the broker's client that a retry cannot fix.
         """

@@ -75,11 +75,11 @@ class GatedWay:
                         options = self._options
                     elif claim.outcome is Outcome.FAILED and delivery.again:
                         await reopen(self._dedup, key, claim)
-                        delivery.again = False  # not before: if the store does not answer, it is opened again
+                        delivery.again = False  # not before: a try that failed is repeated
                     else:
                         return self._rules.of_duplicate(delivery.key, claim)
                     continue
-                except (ClaimLostError, UnavailableError) as error:
+                except (ClaimLostError, InProgressError, UnavailableError) as error:
                     if delivery.attempt:
                         return delivery.done or self._rules.of_lost_lease(delivery.key, delivery.attempt)
                     fault = error
@@ -170,12 +170,12 @@ async def reopen(dedup: Dedup, key: str, failed: Claim) -> None:
     the key that the other has claimed.
 
     Raises:
+        InProgressError: another copy has the lock, or the lock of a try that failed is not free yet.
         ClaimLostError: the lock was lost: perhaps nothing was forgotten.
         UnavailableError: the store did not answer.
     """
-    with suppress(InProgressError):
-        async with dedup.lock(key, renew=True):
-            gate, wire = dedup.gate, failed.settlement.held_key[0]
-            record = await gate.run(ReadOp(wire))
-            if isinstance(record, Stored) and record.state == "F" and not _is_done(failed):
-                await gate.run(ForgetOp(wire))
+    async with dedup.lock(key, renew=True):
+        gate, wire = dedup.gate, failed.settlement.held_key[0]
+        record = await gate.run(ReadOp(wire))
+        if isinstance(record, Stored) and record.state == "F" and not _is_done(failed):
+            await gate.run(ForgetOp(wire))

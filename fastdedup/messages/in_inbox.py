@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from time import monotonic, perf_counter
 from typing import Any, Final
 
@@ -14,9 +13,11 @@ from ..errors import (
     ClaimLostError,
     ConfigError,
     FailedError,
+    InProgressError,
     InvalidKeyError,
     MismatchError,
     ResultError,
+    UnavailableError,
     UsageError,
 )
 from ..gateway import Dedup
@@ -123,8 +124,13 @@ class InboxWay:
         since, call = perf_counter(), ask()
         claim: Claim = await call
         if claim.outcome is Outcome.FAILED and delivery.again:
-            with suppress(ClaimLostError):
+            try:
                 await reopen(dedup, key, claim)
+            except (
+                ClaimLostError,
+                InProgressError,
+            ) as error:  # it may not be forgotten yet: the inbox decides alone
+                raise UnavailableError(str(error)) from error
             since, call = perf_counter(), ask()
             claim = await call
         if claim.outcome is Outcome.IN_PROGRESS:

@@ -132,7 +132,7 @@ class OnceRules:
                 "begin= does not commit, so the work was rolled back: give it what commits as its block ends, such "
                 "as Session.begin, not Session; engine.begin, not engine.connect"
             )
-        self.proven = outcome is Outcome.SUCCEEDED
+        self.proven, self.refuted = outcome is Outcome.SUCCEEDED, False
 
     def pause(self, attempt: int, error: Exception) -> float:
         """Return the seconds until the transaction is run again.

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import orjson
 
+from ..checks import shown
 from ..core.settings import Settings
 from ..errors import ConfigError
 from .header import DRAFT, MAX_KEY, NAME
@@ -39,6 +40,8 @@ class PublishedPolicy:
     """
 
     def __init__(self, rules: Sequence[Rule], settings: Settings, docs: str | None) -> None:
+        if docs is not None and not isinstance(docs, str):
+            raise ConfigError(f"docs must be text, got {shown(docs)}")
         if docs is not None and not (docs.startswith(("/", "https://", "http://")) and docs.isascii()):
             raise ConfigError(f"docs must be a path such as /idempotency, or a URL, got {docs!r}")
         if docs is not None and any(char in docs for char in '<>" \r\n'):

@@ -19,7 +19,7 @@ from sqlalchemy.event import listens_for
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
-from fastdedup import ClaimLostError, ConfigError, Dedup, UnavailableError, UsageError
+from fastdedup import ClaimLostError, ConfigError, Dedup, InProgressError, UnavailableError, UsageError
 from fastdedup.events import LeaseLost
 from fastdedup.messages import Action, DeadLetterError, Reason, gated
 from fastdedup.messages.dispatch import Dispatcher, Disposition, SyncDispatcher
@@ -409,7 +409,8 @@ async def test_a_letter_that_is_taken_again_as_the_store_dies_is_still_worked_on
     """The store did not answer as the failure was to be forgotten: the message was acknowledged without its work."""
     orders = Dispatcher("orders", dedup, key=key, attempts=1)
     assert (await orders.dispatch("a", fails)).action is Action.DEAD_LETTER
-    reopen, errors = gated.reopen, [UnavailableError("away"), ClaimLostError("its lock")]
+    reopen = gated.reopen
+    errors = [UnavailableError("away"), ClaimLostError("its lock"), InProgressError("the lock of that try")]
 
     async def dies_first(*args: Any) -> None:
         if errors:

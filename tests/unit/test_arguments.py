@@ -57,7 +57,7 @@ def key_of(rule: Any, *args: Any, function: Callable[..., Any] = place, **kwargs
         (lambda times, user: f"{user} {times}", "u 1"),  # with the function's default
         (lambda note, user: user + note, "u"),
         (lambda user, other="x": user + other, "ux"),
-        (lambda user, other="x", /: user + other, "ux"),
+        (lambda user, other="x", times=2, /: f"{user}{other}{times}", "ux1"),
         (lambda u, o, t=1, *, note="": f"{u}{o.id}{t}", "u71"),  # by place: it has other names
         (by("order.id", "user"), "7|u"),
         (by("order.buyer.name"), "a\\|b"),

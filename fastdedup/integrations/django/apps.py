@@ -27,8 +27,9 @@ class FastdedupConfig(AppConfig):
         """
         dedup, given = gate(), http()
         try:
-            # Without a principal there is no middleware, or it will say so.
-            rules = make_rules(given.routes, {"principal": everyone, **given.shared})
+            # Without a principal there is no middleware, or it will say so; then there need be no routes, either.
+            routes = given.routes if "principal" in given.shared else given.routes or ["/*"]
+            rules = make_rules(routes, {"principal": everyone, **given.shared})
             PublishedPolicy(rules, dedup.settings, given.docs)
         except (ConfigError, TypeError) as error:
             raise ImproperlyConfigured(f"settings.FASTDEDUP_HTTP cannot be used: {error}") from error
