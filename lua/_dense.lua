@@ -310,8 +310,8 @@ local function dense(slot)
     return bucket.strays
   end
 
-  -- Returns OK where the call of this nonce has remembered the id, ALREADY where another call has; else a code. For an id
-  -- that is remembered also its bucket, and where it lies.
+  -- Returns OK if the call of this nonce has remembered the id, ALREADY if another call has; else a code. For an id that
+  -- is remembered also its bucket, and its place as `whereabouts`.
   local function look(key, digest, nonce)
     local bucket, fault = fetch_cells(key)
     if not bucket then return fault end

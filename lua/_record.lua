@@ -46,7 +46,7 @@ local function forbidden(refusal)
   return find(text, 'access at least one of the keys', 1, true) or find(text, 'permissions to access a key', 1, true)
 end
 
--- Returns the code for a key that could not be read: FOREIGN for a list or a hash, ELSEWHERE where this node of a Cluster
+-- Returns the code for a key that could not be read: FOREIGN for a list or a hash, ELSEWHERE if this node of a Cluster
 -- does not serve the key, or, since Redis 8 and Valkey 8 in other words, no node does, REFUSED as `forbidden`. A refusal that
 -- concerns more than the key (an ACL, no memory, a stale replica) is raised.
 local function fault_of(key, refusal)

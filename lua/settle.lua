@@ -1,5 +1,5 @@
 -- Complete or fail each key, for its present owner only. A repeated settling gets the answer of the first; but
--- one with a payload gets LOST where the record has none.
+-- one with a payload gets LOST if the record has none.
 --
 -- KEYS[i]  a record's key; in a run whose state is also, behind it the key of the bucket that its id belongs to: both are in
 --          one slot

@@ -126,10 +126,8 @@ class InboxWay:
         if claim.outcome is Outcome.FAILED and delivery.again:
             try:
                 await reopen(dedup, key, claim)
-            except (
-                ClaimLostError,
-                InProgressError,
-            ) as error:  # it may not be forgotten yet: the inbox decides alone
+            except (ClaimLostError, InProgressError) as error:
+                # The failure may not be forgotten yet, so the inbox decides alone.
                 raise UnavailableError(str(error)) from error
             since, call = perf_counter(), ask()
             claim = await call

@@ -435,7 +435,7 @@ def test_a_claim_that_nobody_gets_is_released(frozen: Any, ask: bytes, state: st
     assert not waiting(sidecar)
 
 
-def test_a_token_whose_use_nobody_is_told_of_can_be_used(frozen: Any) -> None:
+def test_a_token_whose_use_no_caller_is_told_of_can_be_used(frozen: Any) -> None:
     """The use took effect though its client had gone: the token was lost for good."""
     sidecar, server = frozen
     tokens = sidecar.namespaces.root.tokens

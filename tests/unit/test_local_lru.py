@@ -250,7 +250,7 @@ def test_a_token_of_the_stores_is_judged_only_while_it_is_known_to_be_held_or_us
 
 @pytest.mark.parametrize("mode", [Mode.CONSUME, Mode.REDEEM])
 def test_a_use_that_may_still_be_undone_is_not_known_here(mode: Mode, lab: Lab) -> None:
-    """Its caller may have got no reply: then the token would be used up, and nobody would have been told of it."""
+    """Its caller may have got no reply: then the token would be used up, and no caller would have been told of it."""
     lab.verdict(lab.claim("t", "bob", mode=mode), Outcome.SUCCEEDED)
     reads(lab, "u", "S", token=True)
     for key in "tu":
