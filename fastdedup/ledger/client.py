@@ -393,6 +393,7 @@ class Ledger:
             return []
         ops = [FirstOp(*view.addresses.entry(each, nonce), view.terms, each) for each in ids]
         for op in ops:
+            GRANTED.discard(op.place)
             OrphanIds(self._gate.connection.orphans).add(op)
             self._gate.took_back(op)
         return ops

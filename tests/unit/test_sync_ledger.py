@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from fastdedup import ConfigError, UnavailableError
+from fastdedup import Dedup as AsyncDedup
+from fastdedup.kernel.granted import GRANTED
+from fastdedup.kernel.owners import draw_owner, owner_text
 from fastdedup.sync import Dedup, Ledger
 from fastdedup.sync import loop as background
 
@@ -76,6 +79,16 @@ async def test_an_answer_too_late_for_its_caller_is_taken_back(
         with pytest.raises(KeyboardInterrupt):
             answered(dedup, ledger)
     await wait_until(lambda: is_undone(dedup, ledger), description="it is taken back")
+
+
+async def test_an_id_that_is_taken_back_is_no_longer_this_processes_own() -> None:
+    """Another process may have it next, and lose its reply: till then the id is not told as remembered."""
+    async with AsyncDedup("memory://") as gate:
+        ledger = await gate.ledger("late", window=60.0, capacity=1000).open()
+        data, call = [ledger.bytes_of("id")], owner_text(draw_owner())
+        assert await ledger.first_undoable(data, call) == [True]
+        (undone,) = ledger.take_back_call(data, call)
+        assert undone.place not in GRANTED
 
 
 async def test_an_unanswered_call_is_taken_back(server: RedisServer) -> None:
