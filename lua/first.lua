@@ -1,6 +1,6 @@
 -- Remember ids in ledgers: the first call that names an id within the window is told OK, every other call ALREADY.
 --
--- KEYS[i]  the key of the bucket that an id belongs to
+-- KEYS[i]  the key of the bucket that an id belongs to; behind these those of the nonces of dense ledgers, see _dense.lua
 -- ARGV     after floor_us and limit, runs, each for a stretch of ids of one ledger: count, slot_us, keep_ms, width, young,
 --          named, most, until_ms; then an entry per key: the digest, and the nonce of this call.
 --          width: 9 for a dense ledger; then young is how many cells a bucket has, and most how many strays it may have
@@ -59,7 +59,7 @@ local function fill(key, entry, ledger)
 end
 
 local a, i = 3, 1
-while i <= count do
+while i <= count and ARGV[a] do
   local last = i + tonumber(ARGV[a]) - 1
   local ledger, stale = ledger_of(a + 1), now_ms > tonumber(ARGV[a + 7])
   a = a + 8

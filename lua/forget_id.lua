@@ -1,6 +1,6 @@
 -- Remove ids from ledgers: for good, or only what one call has remembered.
 --
--- KEYS[i]  the key of the bucket that an id belongs to
+-- KEYS[i]  the key of the bucket that an id belongs to; behind these those of the nonces of dense ledgers, see _dense.lua
 -- ARGV     after floor_us and limit, runs, each for a stretch of ids of one ledger: count, slot_us, width, until_ms; then an
 --          entry per key: the digest, and the nonce of the call whose entry is to go, or nothing for any entry.
 -- returns  {now_us, code, ...}: a code for each key: OK, ABSENT, STALE, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
@@ -33,7 +33,7 @@ local function remove(key, entry, slot, width)
 end
 
 local a, i = 3, 1
-while i <= count do
+while i <= count and ARGV[a] do
   local last = i + tonumber(ARGV[a]) - 1
   local slot, width = slot_of(tonumber(ARGV[a + 1])), tonumber(ARGV[a + 2])
   local stale = now_ms > tonumber(ARGV[a + 3])

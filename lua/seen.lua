@@ -1,6 +1,6 @@
 -- Look whether ledgers remember ids. Nothing is changed.
 --
--- KEYS[i]  the key of the bucket that an id belongs to
+-- KEYS[i]  the key of the bucket that an id belongs to; behind these those of the nonces of dense ledgers, see _dense.lua
 -- ARGV     after floor_us and limit, runs, each for a stretch of ids of one ledger: count, slot_us, width, until_ms,
 --          from_ms; then an entry per key: the digest, and the nonce of a call, or nothing.
 --          from_ms: the server's time from which nobody remembers ids there any more, as another form took its place
@@ -22,7 +22,7 @@ local function look(key, entry, slot, width)
 end
 
 local a, i = 3, 1
-while i <= count do
+while i <= count and ARGV[a] do
   local last = i + tonumber(ARGV[a]) - 1
   local slot, width = slot_of(tonumber(ARGV[a + 1])), tonumber(ARGV[a + 2])
   local stale = now_ms > tonumber(ARGV[a + 3]) or now_ms < tonumber(ARGV[a + 4])

@@ -28,6 +28,8 @@ MAX_ID: Final = 64 * 1024
 _DIGITS: Final = [
     byte.encode() for byte in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 ]
+_NAME: Final = 4
+"""Bytes of a dense ledger's bucket's key behind the part that buckets share with their nonces."""
 _PAIRS: Final = [high + low for high in _DIGITS for low in _DIGITS]
 
 
@@ -92,6 +94,11 @@ class DenseAddresses(Addresses):
         """Return the store key of a bucket. The part in braces is shared with the nonces of its ids."""
         name = _PAIRS[number >> 12 & 4095] + _PAIRS[number & 4095]
         return self._stem + _DIGITS[number % IN_STEP] + self._end + name
+
+
+def nonces_beside(bucket: bytes) -> bytes:
+    """Return the store key of the nonces of a dense ledger's bucket; see `DenseAddresses.bucket`."""
+    return bucket[:-_NAME]
 
 
 def places_of(stem: bytes, form: LedgerForm) -> Addresses:

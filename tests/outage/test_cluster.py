@@ -15,7 +15,7 @@ from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..fixtures import fixture_of
 from ..servers import RedisServer
-from ..topologies import ClusterGroup, Member, refuse_undeclared_keys, until
+from ..topologies import HOST, ClusterGroup, Member, refuse_undeclared_keys, until
 from ..waiting import wait_until
 from .load import TIMEOUT, Load, gates
 
@@ -107,6 +107,39 @@ async def test_a_slot_moves_under_load_and_nobody_notices(cluster: ClusterGroup,
     seen = [cluster.errors(member) for member in (source, target)]
     assert seen[0]["ASK"] > before[0]["ASK"]
     assert seen[0]["MOVED"] > before[0]["MOVED"]
+
+
+async def test_the_nonces_of_a_dense_ledger_move_with_its_ids(cluster: ClusterGroup, way: str) -> None:
+    """While they are half here and half there, the call that has remembered the ids may fail, but gets no False."""
+    async with gates(cluster.url, 1, timeout=5.0) as (gate,):
+        ledger = gate.ledger("offsets", window=3600.0, capacity=10_000, dense=True)
+        mine = [*range(200)]
+        assert all(await ledger.first_many(mine, owner="me"))
+        assert ledger.view is not None
+        bucket = ledger.view.addresses.find(b"0")[0]
+        slot, loop = slot_of(bucket), asyncio.get_running_loop()
+        source = cluster.owner(slot)
+        target = next(member for member in cluster.primaries() if member is not source)
+        parts = iter([bucket.decode()])
+        answers: list[Any] = []
+
+        async def ask() -> None:
+            for some in (mine[:2], [1000 + len(answers)]):
+                try:
+                    answers.append(await ledger.first_many(some, owner="me"))
+                except UnavailableError:
+                    answers.append(None)
+
+        def moved() -> None:
+            asyncio.run_coroutine_threadsafe(ask(), loop).result(30)
+            for part in parts:
+                source.ask("MIGRATE", HOST, target.port, "", 0, 5000, "KEYS", part)
+                asyncio.run_coroutine_threadsafe(ask(), loop).result(30)
+
+        await asyncio.to_thread(cluster.migrate_slot, slot, target, meanwhile=moved)
+        assert None in answers
+        assert {found for answer in answers if answer for found in answer} == {True}
+        assert all(await ledger.first_many(mine, owner="me"))
 
 
 async def test_a_frozen_target_of_a_moving_slot_does_not_delay_the_source(cluster: ClusterGroup) -> None:

@@ -28,7 +28,10 @@ from ...kernel.operations import ClaimOp, Op, Reply, Verdict
 from ...kernel.records import MAX_FENCE, RECORD_HEAD, fence_bytes
 from ...kernel.replies import RefusedAlone
 from ...kernel.terms import Terms
-from ...kernel.verbs import Keys, Verb
+from ...kernel.verbs import IdUse, Keys, Verb
+from ...ledger.forms import DENSE_WIDTH
+from ...ledger.ids import nonces_beside
+from ...ledger.operations import IdOp
 from ...model import Outcome
 from .errors import FORBIDDEN
 
@@ -191,7 +194,7 @@ _TAKING_LEDGERS: Final = (Verb.CLAIM, Verb.SETTLE)
 class LoadedScript:
     """A script with its text and SHA. `with_ledger`: the same script for calls in which a ledger takes part."""
 
-    __slots__ = ("call", "head", "read", "sha", "text", "with_ledger")
+    __slots__ = ("_names_calls", "call", "head", "read", "sha", "text", "with_ledger")
 
     def __init__(self, verb: Verb, face: Script, *, with_ledger: bool = False) -> None:
         ledger = lua_source("_ledger") if verb.row.keys is Keys.BUCKET else ""
@@ -200,6 +203,7 @@ class LoadedScript:
         self.head = pack_parts(["EVALSHA", self.sha])[2:-2]
         self.call = face.call
         self.read = face.read
+        self._names_calls = verb.row.ids is not IdUse.NONE
         takes_one = verb in _TAKING_LEDGERS and not with_ledger
         self.with_ledger = LoadedScript(verb, face, with_ledger=True) if takes_one else self
 
@@ -222,6 +226,8 @@ class LoadedScript:
             with_text: for a server that has lost the script.
         """
         keys, args = self.call(ops)
+        if declared and self._names_calls:
+            keys += nonces_of(cast(Sequence[IdOp], ops))
         floor = fence_bytes(floor_us)
         own: Args = [floor, limit, *args]
         parts: Args = [len(keys), *keys, *own] if declared else [0, *own, *keys, len(keys)]
@@ -234,6 +240,11 @@ class LoadedScript:
 def both_keys(ops: Sequence[Op]) -> list[bytes]:
     """Return the keys of operations with a ledger: of each its record's and its bucket's."""
     return [key for op in ops for key in (op.wire, cast(IdPlace, op.remembering).bucket)]
+
+
+def nonces_of(ops: Sequence[IdOp]) -> set[bytes]:
+    """Return the keys of the nonces of dense ledgers that operations with a nonce touch, beside their own."""
+    return {nonces_beside(op.wire) for op in ops if op.terms.width == DENSE_WIDTH < len(op.entry)}
 
 
 def ops_of_keys(ops: Sequence[Op]) -> list[int]:
