@@ -66,8 +66,7 @@ MIRRORS = (
         "ledger.py",
         "Ledger",
         "ledger/client.py",
-        "bytes_of dense distrust forget_bytes forget_record place_of record_of store_key take_back_call "
-        "first_undoable view",
+        "bytes_of dense distrust forget_bytes forget_record first_undoable place_of record_of store_key view",
     ),
     Mirror("lock.py", "Lock", "lock.py", behind="self._claim"),
     Mirror("machine.py", "StateMachine", "machine.py", "store_key"),

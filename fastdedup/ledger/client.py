@@ -26,7 +26,6 @@ from .filling import Filling
 from .first_call import FirstCall
 from .ids import id_bytes, listed_bytes, nonce_of, number_bytes, patience_of, record_wire
 from .operations import FirstOp, ForgetIdOp, LedgerPlace, LedgerTerms, SeenOp
-from .orphan_ids import OrphanIds
 from .settings import LedgerSettings, check_capacity
 from .views import FormerView, LedgerView
 
@@ -155,7 +154,7 @@ class Ledger:
             if op.answer is _ALREADY and not gate.connection.orphans:
                 self._count([False], since)
                 return False
-        call = FirstCall(gate, self.form, name, nonce, named=named, keeps=named)
+        call = FirstCall(gate, self.form, name, nonce, named=named)
         answers = await self._answers(call, [data], since, op)
         self._count([answers[data]], since)
         return answers[data]
@@ -168,24 +167,35 @@ class Ledger:
 
         A list has at most 10,000 ids; a longer one raises UsageError.
         """
-        data = listed_bytes(ids, dense=self.dense)
-        name = draw_owner() if owner is None else owner_field(owner)
-        return await self._first_of(data, name, named=owner is not None, keeps=owner is not None)
+        answers, _ = await self.first_undoable(listed_bytes(ids, dense=self.dense), owner)
+        return answers
 
-    async def _first_of(self, data: list[bytes], name: bytes, *, named: bool, keeps: bool) -> list[bool]:
+    async def first_undoable(
+        self, data: Sequence[bytes], owner: str | None = None
+    ) -> tuple[list[bool], Callable[[], None]]:
+        """Work like `first_many`, for synchronous code: its caller may stop waiting before it gets the answers.
+
+        Args:
+            data: the ids, from `bytes_of`.
+            owner: the call's.
+
+        Returns:
+            the answers, and what forgets the ids again if no caller gets these.
+        """
+        name = draw_owner() if owner is None else owner_field(owner)
         if len(data) > MAX_ORPHANS:
             raise UsageError(
                 f"first_many takes at most {MAX_ORPHANS} ids, got {len(data)}: more cannot be taken back together "
                 "after an error; pass them in several lists"
             )
         nonce = nonce_of(name, self._patience)
-        call = FirstCall(self._gate, self.form, name, nonce, named=named, keeps=keeps)
+        call = FirstCall(self._gate, self.form, name, nonce, named=owner is not None)
         since = self._gate.now
         answers = await self._answers(call, list(dict.fromkeys(data)), since)
         # The first of equal ids takes the answer away, so the others are duplicates.
         answered = [answers.pop(each, False) for each in data]
         self._count(answered, since)
-        return answered
+        return answered, call.take_back
 
     async def _answers(
         self, call: FirstCall, ids: Sequence[bytes], since: float, begun: FirstOp | None = None
@@ -366,37 +376,6 @@ class Ledger:
     def distrust(self) -> None:
         """Read the form again before the next call: the store may have come back without its data."""
         self.form.distrust()
-
-    # For synchronous code, whose caller may stop waiting while the call is under way
-
-    async def first_undoable(self, ids: Sequence[bytes], owner: str) -> list[bool]:
-        """Work like `first_many` without `owner=`, under a name by which `take_back_call` may undo the call, too.
-
-        Args:
-            ids: from `bytes_of`.
-            owner: the name, which no other call has.
-        """
-        return await self._first_of(list(ids), owner_field(owner), named=True, keeps=False)
-
-    def take_back_call(self, ids: Sequence[bytes], owner: str) -> list[FirstOp]:
-        """Forget the ids that a call of `first` or `first_many` has remembered, because its caller got no answer.
-
-        Args:
-            ids: the call's ids, from `bytes_of`.
-            owner: the call's `owner=`.
-
-        Returns:
-            the operations that are undone, one for each id.
-        """
-        view, nonce = self.form.view, nonce_of(owner_field(owner))
-        if view is None:
-            return []
-        ops = [FirstOp(*view.addresses.entry(each, nonce), view.terms, each) for each in ids]
-        for op in ops:
-            GRANTED.discard(op.place)
-            OrphanIds(self._gate.connection.orphans).add(op)
-            self._gate.took_back(op)
-        return ops
 
 
 def _forgetting(reason: str, wire: bytes, digest: bytes, terms: LedgerTerms, id: bytes) -> ForgetIdOp:

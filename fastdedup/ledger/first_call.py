@@ -57,20 +57,16 @@ class FirstCall:
         form: the ledger's form.
         name: the call's owner field.
         nonce: the name in the form of its entries.
-        named: the caller chose the name.
-        keeps: the ids of the call are kept if it ends in an error.
+        named: the caller chose the name: the ids of the call are kept if it ends in an error.
     """
 
-    def __init__(
-        self, gate: Gate, form: CurrentForm, name: bytes, nonce: bytes, *, named: bool, keeps: bool
-    ) -> None:
+    def __init__(self, gate: Gate, form: CurrentForm, name: bytes, nonce: bytes, *, named: bool) -> None:
         self._gate = gate
         self._orphans = OrphanIds(gate.connection.orphans)
         self._form = form
         self._name = name
         self._nonce = nonce
         self._named = named
-        self._keeps = keeps
         # Mutable: all operations that were sent; those that took a given-up call's place; whether each id is new; how
         # often ids were sent, and how often they were sent again because another call might give them back.
         self._sent: list[FirstOp] = []
@@ -97,8 +93,8 @@ class FirstCall:
         except BaseException as error:
             if isinstance(error, UnavailableError):
                 error.owner = owner_text(self._name)
-            if not self._keeps:
-                self._take_back()
+            if not self._named:
+                self.take_back()
             if not isinstance(error, DedupError):
                 raise
             fault = error
@@ -208,13 +204,15 @@ class FirstCall:
                 await self._orphans.free_now(op)
         return again
 
-    def _take_back(self) -> None:
-        """Let the store forget this call's ids as soon as it answers, because the call ends in an error.
+    def take_back(self) -> None:
+        """Let the store forget this call's ids as soon as it answers, because no caller gets the call's answers.
 
-        An id that was refused, and never sent, left nothing there. In an outage such ids would drive out the others.
+        Each is removed from the place that it was sent to, even if the ledger has another form by now. An id that was
+        refused, and never sent, left nothing there. In an outage such ids would drive out the others.
         """
         for op in self._sent:
             if op.answer not in _NOTHING_LEFT:
+                GRANTED.discard(op.place)
                 if was_accepted(op) or op in self._in_its_place:
                     self._orphans.add(op)
                 self._gate.took_back(op)

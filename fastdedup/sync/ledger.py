@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Self, TypeVar
 
-from ..kernel.owners import draw_owner, owner_text
 from ..ledger.client import Ledger as AsyncLedger
 from ..ledger.ids import listed_bytes
 from ..model import LedgerResize, LedgerStats
@@ -48,16 +47,10 @@ class Ledger:
         return background.run(lambda: ledger.first_many(listed, owner=owner), self.bound.per_process.seconds)
 
     def _first_undoable(self, data: list[bytes]) -> list[bool]:
-        """Return the answers. If no caller gets them, the call is undone by its name."""
+        """Return the answers. If no caller gets them, the call is undone."""
         background, ledger = self.bound.get()
-        name = owner_text(draw_owner())
-
-        def take_back(_: object = None) -> None:
-            ledger.take_back_call(data, name)
-
-        return background.run(
-            lambda: ledger.first_undoable(data, name), self.bound.per_process.seconds, take_back
-        )
+        seconds = self.bound.per_process.seconds
+        return background.run(lambda: ledger.first_undoable(data), seconds, lambda found: found[1]())[0]
 
     # The rest of the class is written by scripts/write_sync.py, which `make format` runs.
 

@@ -176,20 +176,20 @@ LEDGERS = {
     "fastdedup/ledger/first_call.py": [
         Mutant(
             "An id is not taken back if its call is cancelled.",
-            "            if not self._keeps:\n                self._take_back()",
-            "            if not self._named and isinstance(error, DedupError):\n                self._take_back()",
+            "            if not self._named:\n                self.take_back()",
+            "            if not self._named and isinstance(error, DedupError):\n                self.take_back()",
             "first",
         ),
         Mutant(
             "The ids of a list are not taken back if its call is cancelled.",
-            "            if not self._keeps:\n                self._take_back()",
-            "            if not self._keeps and len(self._sent) < 2:\n                self._take_back()",
+            "            if not self._named:\n                self.take_back()",
+            "            if not self._named and len(self._sent) < 2:\n                self.take_back()",
             "first_many",
         ),
         Mutant(
             "An id is not taken back if its call fails.",
-            "            if not self._keeps:\n                self._take_back()",
-            "            if not (self._keeps or isinstance(error, DedupError)):\n                self._take_back()",
+            "            if not self._named:\n                self.take_back()",
+            "            if not (self._named or isinstance(error, DedupError)):\n                self.take_back()",
             "first",
         ),
         Mutant(

@@ -11,8 +11,9 @@ import pytest
 
 from fastdedup import ConfigError, UnavailableError
 from fastdedup import Dedup as AsyncDedup
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.granted import GRANTED
-from fastdedup.kernel.owners import draw_owner, owner_text
+from fastdedup.ledger.views import PACE
 from fastdedup.sync import Dedup, Ledger
 from fastdedup.sync import loop as background
 
@@ -81,14 +82,47 @@ async def test_an_answer_too_late_for_its_caller_is_taken_back(
     await wait_until(lambda: is_undone(dedup, ledger), description="it is taken back")
 
 
+def is_stale(ledger: Ledger) -> None:
+    """Let another call learn that the known form is too old."""
+    ledger.bound.latest.form.judge(Code.STALE)
+
+
+def is_resized(ledger: Ledger) -> None:
+    assert ledger.resize(capacity=5000).switch_in == 0
+
+
+@pytest.mark.parametrize("changes", [is_stale, is_resized])
+async def test_a_call_is_taken_back_by_the_form_that_it_was_sent_by(
+    dedup: Dedup, changes: Callable[[Ledger], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = made(dedup, changes.__name__)
+    ledger.seen("ledger is founded")
+    monkeypatch.setattr(PACE, "announce_ms", 0)
+
+    def interrupted(thread: background.LoopThread, work: Any, seconds: float) -> None:
+        assert work.wait(5)
+        patched.undo()
+        changes(ledger)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(background.LoopThread, "_wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ledger.first_many(["one", "two"])
+    await wait_until(lambda: not (ledger.seen("one") or ledger.seen("two")), description="it is taken back")
+
+
 async def test_an_id_that_is_taken_back_is_no_longer_this_processes_own() -> None:
     """Another process may have it next, and lose its reply: till then the id is not told as remembered."""
     async with AsyncDedup("memory://") as gate:
         ledger = await gate.ledger("late", window=60.0, capacity=1000).open()
-        data, call = [ledger.bytes_of("id")], owner_text(draw_owner())
-        assert await ledger.first_undoable(data, call) == [True]
-        (undone,) = ledger.take_back_call(data, call)
-        assert undone.place not in GRANTED
+        assert ledger.view is not None
+        place = b"".join(ledger.view.addresses.find(b"id"))
+        answers, take_back = await ledger.first_undoable([b"id"])
+        assert answers == [True]
+        assert place in GRANTED
+        take_back()
+        assert place not in GRANTED
 
 
 async def test_an_unanswered_call_is_taken_back(server: RedisServer) -> None:
