@@ -1,8 +1,7 @@
 """Uses of tokens, and ids of ledgers, that the store has lately confirmed as this process's own.
 
 A use, or a first call for an id, that was sent and not answered is undone. So a process that finds a token used, or
-an
-id remembered, cannot know for two timeouts whether that stays: see `Gate.use`. It does know that of its own ones.
+an id remembered, cannot know for two timeouts whether that stays: see `Gate.use`. It does know that of its own ones.
 """
 
 from __future__ import annotations
