@@ -17,12 +17,13 @@ from ..errors import ConfigError, ShortfallError, UnavailableError, foreign
 from ..events import KEPT_LOCALLY, Degraded, Shortfall, Unreplayed
 from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPolicy
 from ..fallback.reject import Reject
+from ..kernel.answers import copy_of
 from ..kernel.codes import Code
 from ..kernel.granted import GRANTED, LOOKS
 from ..kernel.keyspace import names_of
 from ..kernel.operations import ClaimOp, Op, ReleaseOp, Reply, SettleOp, Verdict, was_accepted
 from ..kernel.owners import owner_text
-from ..kernel.replies import TransitionReply
+from ..kernel.replies import RefusedAlone, TransitionReply
 from ..kernel.verbs import Effect, Verb
 from ..ledger.operations import IdOp
 from ..tasks import running_loop
@@ -375,6 +376,8 @@ class Executor:
         if self._timed is not None and (time_us := connection.store_time_us):
             self._timed.hear_time(time_us)
         try:
+            if isinstance(error, RefusedAlone):
+                raise copy_of(error)  # the store answers, and may know the key
             if op.verb in _OF_OWNERS and connection.engine is None and not self._holds(op):
                 raise error  # a closed gate writes no answer of the policy into the store
             reply = self._policy.answer(op, error)

@@ -12,7 +12,8 @@ from .codes import Code
 class RefusedAlone(UnavailableError):
     """The store answers, but refuses this key: nothing was done, and the other keys are not affected.
 
-    This is a reply, which a store never raises: so it does not count for the breaker, and no claim is given up.
+    This is a reply, which a store never raises: so it does not count for the breaker, no claim is given up, and no
+    policy is asked.
     """
 
 

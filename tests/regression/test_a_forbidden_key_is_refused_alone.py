@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from fastdedup import BreakerState, Claim, Dedup, UnavailableError
+from fastdedup import BreakerState, Claim, Dedup, LocalLRU, UnavailableError
 from fastdedup.kernel.operations import ClaimOp, IssueOp
 from fastdedup.kernel.replies import RefusedAlone
 from fastdedup.kernel.terms import Mode, terms
@@ -103,6 +103,14 @@ async def test_forbidden_keys_do_not_open_the_breaker(url: str) -> None:
             assert dedup.breaker is BreakerState.CLOSED
         assert len(dedup.gate.connection.orphans) == 0
         assert (await dedup.claim("ok")).acquired
+
+
+async def test_no_policy_grants_a_forbidden_key(url: str) -> None:
+    """Redis answers, and another login may have used the key."""
+    async with Dedup(as_app(url), namespace="t", timeout=5.0, on_unavailable=LocalLRU()) as dedup:
+        with pytest.raises(UnavailableError, match="the Redis user may not do this") as refused:
+            await dedup.claim("bad")
+        assert refused.value.owner
 
 
 @pytest.mark.parametrize("name", MAKE)

@@ -105,7 +105,8 @@ class Run(Slot):
         if not self._left:
             self._count()
             fills = [Fill(at, terms.seen_fill) for terms, at in self._fills.items() if terms.seen_fill]
-            extras: list[Reply | Fill | Present] = [*fills, *self._present]
+            present = [each for each in self._present if type(self._answers[each.place]) is Verdict]
+            extras: list[Reply | Fill | Present] = [*fills, *present]
             self._end(encode([*self._answers, *extras] if extras else self._answers))
 
     def tell_fills(self, ops: Sequence[Op]) -> None:
@@ -118,12 +119,15 @@ class Run(Slot):
             self._present.append(Present(place, trace))
 
     def _with_room(self, answer: Reply, size: int) -> Reply:
-        """Return an answer with a large result, or an error if there is no room for it."""
+        """Return an answer with a large result; if there is no room, let a claim be sent again, or refuse it."""
         large = self._connection.large
         if self._ended or large.reserve(size):
             self._reserved += 0 if self._ended else size
             return answer
-        return LimitError(
+        is_claim = type(answer) is Verdict
+        if is_claim and large.held:
+            return Code.AGAIN  # the client has read the other results by then
+        return (RefusedAlone if is_claim else LimitError)(
             f"the results of this batch have more than {self._connection.namespaces.limits.replies} bytes "
             "(limits.replies), or all clients have too many: ask for fewer at once"
         )
