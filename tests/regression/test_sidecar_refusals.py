@@ -1,4 +1,4 @@
-"""A sidecar that refused for a limit was taken for one that is down: policies granted its keys."""
+"""A sidecar that refused for a limit or a rule was taken for one that is down: policies granted its keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdedup import Dedup, LocalLRU, Outcome, UnavailableError
+from fastdedup import Claim, ConfigError, Dedup, LocalLRU, Outcome, UnavailableError
 
 from ..otel import Otel
 from ..servers import RedisServer
@@ -18,14 +18,21 @@ from ..sidecar.running import Sidecar
 CONFIG = """
 allow_stores = true
 
+[namespaces.mail]
+
 [limits]
 replies = 65536
+
+[[sockets]]
+path = "{run}/mail.sock"
+namespaces = ["mail"]
+allow_stores = true
 """
 
 
 @pytest.fixture(scope="module")
 def sidecar(redis_server: RedisServer) -> Iterator[Sidecar]:
-    """A sidecar with little room for replies."""
+    """A sidecar with little room for replies, and a socket that serves one namespace."""
     with Sidecar("--url", redis_server.url, "--timeout", "5", "--grace", "0.1", config=CONFIG) as sidecar:
         yield sidecar
     with redis_server.client() as raw:
@@ -63,3 +70,20 @@ async def test_a_result_that_never_has_room_is_refused(sidecar: Sidecar) -> None
         await (await first.claim("larger")).complete("x" * 70_000)
         with pytest.raises(UnavailableError, match=r"limits\.replies"):
             await other.claim("larger")
+
+
+async def test_a_refused_namespace_is_refused_alone(sidecar: Sidecar) -> None:
+    """It failed all operations of its batch."""
+    path = sidecar.path.parent / "mail.sock"
+    async with Dedup(url_of(path), timeout=5, namespace="mail", on_unavailable=LocalLRU()) as mail:
+        payments = mail.scoped("payments")
+        one, refused, two = await asyncio.gather(
+            mail.claim("one"), payments.claim("key"), mail.claim("two"), return_exceptions=True
+        )
+        assert isinstance(refused, ConfigError)
+        assert "serves mail only" in str(refused)
+        assert isinstance(one, Claim)
+        assert isinstance(two, Claim)
+        assert one.acquired
+        assert two.acquired
+        assert not one.degraded

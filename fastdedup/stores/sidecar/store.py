@@ -87,7 +87,8 @@ class SidecarStore:
         """Send the batch, and send it once more if the connection breaks.
 
         An operation names its owner, so a repeated operation gets the same answer as the first time. Those of
-        `UNREPEATED` name no owner and are not repeated.
+        `UNREPEATED` name no owner and are not repeated. If the sidecar refuses the batch, because of the namespace of
+        one operation, each goes in a command of its own.
         """
         try:
             try:
@@ -96,6 +97,10 @@ class SidecarStore:
                 if verb in UNREPEATED:
                     raise
                 return await self._exchange(verb, ops)
+            except hiredis.ReplyError:
+                if verb in UNREPEATED or len(ops) == 1:
+                    raise
+                return await self._one_by_one(verb, ops)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
 
@@ -186,6 +191,20 @@ class SidecarStore:
         if any(is_leaving(reply) for reply in replies):
             connection.abort("the sidecar is shutting down")
         return self._answers(calls, replies)
+
+    async def _one_by_one(self, verb: Verb, ops: Sequence[Op]) -> list[Reply]:
+        """Send a command for each operation: only those that the sidecar may not execute are refused."""
+        replies: list[Reply] = []
+        for answer in await asyncio.gather(
+            *[self._exchange(verb, [op]) for op in ops], return_exceptions=True
+        ):
+            if isinstance(answer, hiredis.ReplyError):
+                replies.append(cast(Reply, self._fault(answer)))
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                replies += answer
+        return replies
 
     def _cut(self, verb: Verb, ops: Sequence[Op]) -> list[RunCall]:
         """Return the commands for a batch: nearly always one, more if it would be too large or has several runs."""
