@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ..model import Outcome
 from .named import NamedClaims
 from .operations import ClaimOp, ReleaseOp, Reply, Verdict
+from .replies import RefusedAlone
 
 Send = Callable[[ReleaseOp], "asyncio.Future[Any]"]
 
@@ -60,9 +61,13 @@ def becomes_orphan(op: ClaimOp, reply: Reply, named: NamedClaims) -> bool:
 
 
 def resent(ops: Sequence[ClaimOp], replies: Sequence[Reply]) -> list[ClaimOp]:
-    """Return the claims of a batch that were sent again, and whose key another owner has."""
+    """Return the claims of a batch that were sent again, and then refused, or whose key another owner has."""
     return [
         op
         for op, reply in zip(ops, replies, strict=False)
-        if hasattr(op, "resent") and isinstance(reply, Verdict) and reply.outcome is not Outcome.ACQUIRED
+        if hasattr(op, "resent")
+        and (
+            isinstance(reply, RefusedAlone)
+            or (isinstance(reply, Verdict) and reply.outcome is not Outcome.ACQUIRED)
+        )
     ]

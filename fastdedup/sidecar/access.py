@@ -122,21 +122,23 @@ class Access:
                 f"the table [[sockets]] with the path {self.path}"
             )
 
-    def admit_some(self, verb: str, count: int) -> int:
-        """Return how many of `count` operations clients may do now; `over_pending` is the answer to the others.
+    def admit_some(self, verb: str, count: int) -> tuple[int, QuotaError | None]:
+        """Return how many of `count` operations clients may do now, and the answer to the others.
 
-        If clients may do no operation, raise what `admit` raises.
+        Raises:
+            ForbiddenError: they may not do this at all.
         """
         some = count if self._most is None else min(count, max(1, self._most - self.pending))
-        self.admit(verb, some)
-        return some
-
-    def over_pending(self) -> QuotaError:
-        """Return the error for an operation beyond those that may be under way, and count it."""
-        return self._over(
-            f"{self.pending} operations are under way on this socket, and {self._most} may be (pending)",
-            _SOON_MS,
-        )
+        over = None
+        try:
+            self.admit(verb, some)
+        except QuotaError as fault:
+            some, over = 0, fault
+        if over is None and some < count:
+            over = self._over_pending()
+        if over is not None:
+            self.refused += count - some - 1  # each of the others counts; the error has counted one
+        return some, over
 
     def admit(self, verb: str, count: int = 1) -> None:
         """Check that clients may do this now, and count it towards the quota.
@@ -147,7 +149,7 @@ class Access:
         """
         self.check(verb)
         if self._most is not None and self.pending >= self._most:
-            raise self.over_pending()
+            raise self._over_pending()
         if self._bucket is not None and verb in _COUNTED:
             wait = self._bucket.take(count)
             if wait:
@@ -160,6 +162,12 @@ class Access:
         """Count what an admitted operation does beyond its first claim or id."""
         if self._bucket is not None and verb in _COUNTED:
             self._bucket.owe(count)
+
+    def _over_pending(self) -> QuotaError:
+        return self._over(
+            f"{self.pending} operations are under way on this socket, and {self._most} may be (pending)",
+            _SOON_MS,
+        )
 
     def _over(self, why: str, ms: int) -> QuotaError:
         self.refused += 1

@@ -8,11 +8,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import hiredis
 import httpx
 import pytest
 
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.service.admission import Admission
+from fastdedup.stores.sidecar.answers import read
 from fastdedup.testing import Clock
 
 from ..fixtures import fixture_with
@@ -199,19 +201,23 @@ def test_a_batch_has_no_more_operations_under_way_than_allowed(narrow: httpx.Cli
 
 def test_a_batch_of_a_store_has_no_more_operations_under_way_than_allowed(path: Path) -> None:
     """Nor has one that is sent beside others: what is beyond the quota is refused, each operation for itself."""
-    run = pack(b"FD.RUN", b"read", b"5", *[b"pending:=k%d" % number for number in range(5)])
+    wires = [b"pending:=k%d" % number for number in range(5)]
+    reader = hiredis.Reader()
     with client(path) as asks:
         for _ in range(2):
-            answers = asks.execute_command(
-                "FD.RUN", "read", 5, *[f"pending:=k{number}" for number in range(5)]
-            )
-            assert sum(b"pending" in str(answer).encode() for answer in answers) == 3, answers
+            assert refused(asks.execute_command("FD.RUN", "read", 5, *wires)) == [False] * 2 + [True] * 3
     with connect(path) as raw:
-        raw.sendall(run * 2)
-        data = b""
-        while b"-UNAVAILABLE" not in data:
-            data += raw.recv(1 << 16)
-    assert data.count(b"may be (pending)") == 4  # three of the first, and the second as a whole
+        raw.sendall(pack(b"FD.RUN", b"read", b"5", *wires) * 2)
+        replies: list[Any] = []
+        while len(replies) < 2:
+            reader.feed(raw.recv(1 << 16))
+            replies += iter(reader.gets, False)
+    assert [refused(reply) for reply in replies] == [[False] * 2 + [True] * 3, [True] * 5]
+
+
+def refused(reply: list[Any]) -> list[bool]:
+    """Return for each operation of an FD.RUN whether the quota refuses it."""
+    return ["may be (pending)" in str(answer) for answer in read(reply, 5)]
 
 
 def test_connections_share_the_quota(path: Path) -> None:

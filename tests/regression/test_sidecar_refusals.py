@@ -1,19 +1,24 @@
-"""A sidecar that refused for a limit or a rule was taken for one that is down: policies granted its keys."""
+"""A sidecar that refused for a limit, a quota or a rule was taken for one that is down: policies granted its keys."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from fastdedup import Claim, ConfigError, Dedup, LocalLRU, Outcome, UnavailableError
+from fastdedup import BreakerState, Claim, ConfigError, Dedup, LocalLRU, Outcome, UnavailableError
+from fastdedup.kernel.operations import Op, Reply, mark_resent
+from fastdedup.kernel.replies import RefusedAlone
+from fastdedup.kernel.verbs import Verb
+from fastdedup.testing import FakeStore
 
 from ..otel import Otel
 from ..servers import RedisServer
 from ..sidecar.running import Sidecar
+from ..waiting import acquired
 
 CONFIG = """
 allow_stores = true
@@ -24,6 +29,16 @@ allow_stores = true
 replies = 65536
 
 [[sockets]]
+path = "{run}/slow.sock"
+claims_per_second = 0.01
+allow_stores = true
+
+[[sockets]]
+path = "{run}/full.sock"
+pending = 1
+allow_stores = true
+
+[[sockets]]
 path = "{run}/mail.sock"
 namespaces = ["mail"]
 allow_stores = true
@@ -32,7 +47,7 @@ allow_stores = true
 
 @pytest.fixture(scope="module")
 def sidecar(redis_server: RedisServer) -> Iterator[Sidecar]:
-    """A sidecar with little room for replies, and a socket that serves one namespace."""
+    """A sidecar with little room for replies, sockets with quotas, and one that serves a single namespace."""
     with Sidecar("--url", redis_server.url, "--timeout", "5", "--grace", "0.1", config=CONFIG) as sidecar:
         yield sidecar
     with redis_server.client() as raw:
@@ -87,3 +102,52 @@ async def test_a_refused_namespace_is_refused_alone(sidecar: Sidecar) -> None:
         assert one.acquired
         assert two.acquired
         assert not one.degraded
+
+
+async def test_clients_over_their_rate_are_told_when_to_ask_again(sidecar: Sidecar) -> None:
+    """They took it for a sidecar that leaves: the breaker opened, and LocalLRU granted."""
+    url = url_of(sidecar.path.parent / "slow.sock")
+    async with Dedup(url, timeout=5, on_unavailable=LocalLRU()) as dedup:
+        assert (await dedup.claim("key")).acquired
+        for number in range(5):
+            with pytest.raises(UnavailableError, match="claims_per_second") as refused:
+                await dedup.claim(f"over-{number}")
+            assert refused.value.retry_after > 10
+        assert dedup.breaker is BreakerState.CLOSED
+        assert await dedup.get("key") is not None
+        assert len(dedup.gate.connection.orphans) == 0
+
+
+async def test_operations_over_the_quota_are_refused_and_no_policy_decides(sidecar: Sidecar) -> None:
+    """LocalLRU granted a key that another process holds."""
+    url = url_of(sidecar.path.parent / "full.sock")
+    async with (
+        Dedup(url_of(sidecar.path), timeout=5) as holder,
+        Dedup(url, timeout=5, on_unavailable=LocalLRU()) as dedup,
+    ):
+        await holder.claim("held")
+        one, held = await asyncio.gather(dedup.claim("one"), dedup.claim("held"), return_exceptions=True)
+        assert isinstance(one, Claim)
+        assert isinstance(held, UnavailableError)
+        assert "may be (pending)" in str(held)
+        assert held.retry_after == 0.1
+
+
+async def test_a_claim_that_was_sent_twice_and_then_refused_is_released() -> None:
+    """The first sending may have taken effect, although the second one did nothing."""
+
+    class LostReply(FakeStore):
+        refuses = True
+
+        async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+            replies = await super().execute(verb, ops)
+            if not self.refuses:
+                return replies
+            self.refuses = False
+            mark_resent(ops)
+            return [RefusedAlone("over the quota") for _ in ops]
+
+    async with Dedup(LostReply()) as dedup:
+        with pytest.raises(UnavailableError, match="over the quota"):
+            await dedup.claim("key", lease=60)
+        await acquired(dedup, "key", lease=60)

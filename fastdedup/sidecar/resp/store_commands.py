@@ -237,17 +237,20 @@ def run(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     connection.count_pending()
     access = connection.namespaces.access
     verb = kind.verb
-    some = access.admit_some(verb.value, count)
+    some, over = access.admit_some(verb.value, count)
     ops = unpack(kind, command[3 : 3 + count], command[3 + count :])
     dedups = dedups_of(connection.namespaces, ops, kind)
     batch = Run(connection, verb, dedups, some)
     if kind.ids is IdUse.REMEMBERS:
         batch.tell_fills(ops)
     has_result = verb.row.result
-    for place, (op, dedup) in enumerate(zip(ops, dedups, strict=True)):
-        if place >= some:
-            batch.put(place, access.over_pending())
-            continue
+    if over is not None:
+        # No policy of the client may decide. Other verbs also undo claims, and are tried until they are answered.
+        refused = RefusedAlone if verb.row.creates or has_result else UnavailableError
+        answer = refused(str(over), retry_after=over.retry_after)
+        for place in range(some, count):
+            batch.put(place, answer)
+    for place, (op, dedup) in enumerate(zip(ops[:some], dedups, strict=False)):
         taker = Place(batch, place, dedup, op)
         try:
             if has_result:
