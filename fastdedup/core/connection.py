@@ -429,6 +429,10 @@ class Connection:
         """Note that a claim's caller is gone; return True if its key must be freed. See `kernel/orphans.py`."""
         return self._last_engine is not None and becomes_orphan(op, answer, self._last_engine.named)
 
+    def is_asked_for(self, wire: bytes, owner: bytes) -> bool:
+        """True while a claim is under way for a key and an owner that the caller chose."""
+        return self._last_engine is not None and (wire, owner) in self._last_engine.named.open
+
     def free_soon(self, op: ClaimOp, fence: int, *, asked: bool = False) -> None:
         """Free a key as soon as the store answers; after closing, try it once. See `Orphans.add`."""
         if not self.orphans.is_closed:

@@ -255,8 +255,16 @@ class Executor:
             self.free_if_held(wire, owner)
 
     def free_if_held(self, wire: bytes, owner: bytes) -> None:
-        """Free a key as soon as the store answers, if this owner holds it: its claim may take effect late."""
-        self.connection.orphans.put((wire, owner), Orphan())
+        """Free a key as soon as the store answers, if this owner holds it: its claim may take effect late.
+
+        If another claim of this owner is under way, the key is left to that claim.
+        """
+        if not self.connection.is_asked_for(wire, owner):
+            self.connection.orphans.put((wire, owner), Orphan())
+
+    def leave_to_owner(self, wire: bytes, owner: bytes) -> None:
+        """Free a key no more: its owner asks for it again, or has it again."""
+        self.connection.orphans.pop((wire, owner))
 
     def took_back(self, op: IdOp) -> None:
         """Let the policy forget an id that is an orphan now: the call that has remembered it ends in an error."""

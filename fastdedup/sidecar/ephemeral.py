@@ -68,12 +68,14 @@ class EphemeralClaims:
             self._ends = min((client.ends for client in self.clients), default=inf)
 
     def claimed_again(self, holding: Holding) -> None:
-        """Leave alone a claim whose client had gone: its owner asks for it again."""
+        """Leave alone a claim whose client has gone: its owner asks for it again, or has won it."""
+        dedup, wire, owner = holding
         self.releases.keep(holding)
+        dedup.gate.leave_to_owner(wire, owner)
 
     def won_again(self, holding: Holding, client: Holdings | None) -> None:
         """Leave alone a claim that its owner has won again without EPHEMERAL, by another connection than `client`."""
-        self.releases.keep(holding)
+        self.claimed_again(holding)
         former = self.holders.get(holding)
         if former is not None and former is not client:
             former.remove(holding)
@@ -157,6 +159,7 @@ class Holdings:
         """Take a claim that the client has won."""
         self._doubts.discard(holding)
         if holding[2][0]:  # a chosen owner: a drawn one's length byte is 0
+            self._all.claimed_again(holding)
             former = self._all.holders.get(holding)
             if former is not None and former is not self:
                 former.remove(holding)

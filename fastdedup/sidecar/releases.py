@@ -90,10 +90,11 @@ class ReleaseQueue:
         """Try the claims that wait longest; return False if the store did not answer for each of them."""
         sent: list[tuple[Holding, ReleaseOp]] = []
         for holding in list(islice(self._due, _BATCH)):
-            if self._due[holding] > now:
-                sent.append((holding, ReleaseOp(holding[1], holding[2], 0)))
+            dedup, wire, owner = holding
+            if self._due[holding] > now and not dedup.gate.connection.is_asked_for(wire, owner):
+                sent.append((holding, ReleaseOp(wire, owner, 0)))
             else:
-                del self._due[holding]  # its lease has ended: it is free
+                del self._due[holding]  # its lease has ended, so it is free; or its owner asks for it again
         # All are sent before anything else runs: an owner that comes back claims its key behind its release.
         futures = [_begun(dedup, op) for (dedup, _, _), op in sent]
         all_answered = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -102,3 +104,52 @@ async def test_claims_in_doubt_leave_room_for_others() -> None:
         assert everybody.count == 0
         held = [wire for wire, _ in dedup.gate.connection.orphans.held_keys()]
         assert sorted(held) == [b"1", b"2", b"late"]
+
+
+@pytest.mark.parametrize("told", ["nothing", "UNAVAILABLE", "acquired"])
+@pytest.mark.parametrize("wire", ["resp, ephemeral", "resp", "http", "http, waiting"])
+async def test_a_claim_under_way_elsewhere_outlives_the_first_connection(
+    serve: Serve, redis_url: str, redis_server: Any, told: str, wire: str
+) -> None:
+    """The end of the first one, which was told this, released what the second was told that it has."""
+    sidecar = serve(redis_url, timeout=1.0 if told == "UNAVAILABLE" else 2.0)
+    connection, releases = sidecar.namespaces.root.gate.connection, sidecar.namespaces.ephemeral.releases
+
+    async def sent() -> int:
+        return connection.running_engine().in_flight
+
+    async def ends() -> tuple[int, int]:
+        return len(sidecar.server.connections), connection.orphans.kept + len(releases)
+
+    with ThreadPoolExecutor(1) as threads, connect(sidecar) as probe:
+        with ExitStack() as frozen:
+            with sidecar.raw() as first:
+                if told == "acquired":
+                    first.sendall(pack(*CLAIM))
+                    assert told.encode() in first.recv(100)
+                frozen.enter_context(redis_server.frozen())
+                if told != "acquired":
+                    first.sendall(pack(*CLAIM))
+                    await wait_until(lambda: sidecar.call(sent()) == 1, description="the first one is sent")
+                if told == "UNAVAILABLE":
+                    assert told.encode() in first.recv(100)
+                before = sidecar.call(sent())
+                second = threads.submit(claim_again, sidecar, wire)
+                await wait_until(lambda: sidecar.call(sent()) > before, description="so is the second one")
+            await wait_until(lambda: sidecar.call(ends())[0] == 1, description="the first one is closed")
+        client, outcome = second.result(20)
+        assert outcome == "acquired"
+        await wait_until(lambda: not sidecar.call(ends())[1], description="nothing is left to be freed")
+        assert '"state":"processing"' in probe.execute_command("FD.GET", "k")
+        client.close()
+
+
+def claim_again(sidecar: Running, wire: str) -> tuple[redis.Redis, str]:
+    """Claim for the same owner over another connection; return that, if it stays open, and the outcome."""
+    client = connect(sidecar)
+    if "http" in wire:
+        asked = {"key": "k", "owner": "worker-7", "wait": 1000 * ("waiting" in wire)}
+        with sidecar.http() as http:
+            return client, http.post("/v1/claims", json=asked).json()["outcome"]
+    command = CLAIM if "ephemeral" in wire else [part for part in CLAIM if part != "EPHEMERAL"]
+    return client, client.execute_command(*command)[0]
