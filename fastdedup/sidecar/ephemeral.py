@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from math import inf
 from time import monotonic
+from typing import Final
 
 from ..errors import ConfigError
+from ..gateway import Dedup
+from ..kernel.operations import OwnerOp, RenewOp
+from ..kernel.verbs import Effect, Verb
 from .limits import LimitError, Limits
 from .releases import Holding, ReleaseQueue
+
+_ENDING: Final = tuple(verb for verb in Verb if verb.row.effect is Effect.FREES)
+"""Verbs after which a client holds the key no more."""
 
 
 class EphemeralClaims:
@@ -30,8 +37,8 @@ class EphemeralClaims:
         self.limits = limits
         self.beside = beside
         self.releases: ReleaseQueue = ReleaseQueue() if beside is None else beside.releases
-        # Mutable: how many claims clients hold or ask for; for each claim of a chosen owner, the client that holds it
-        # (such an owner may come back over another connection).
+        # Mutable: how many claims clients hold or ask for; for each claim, the client that holds it. Its owner may
+        # come back over another connection.
         # For all sockets together: the clients that hold claims, and when the first of these claims may have ended.
         self.count = 0
         self.holders: dict[Holding, Holdings] = {} if beside is None else beside.holders
@@ -74,11 +81,22 @@ class EphemeralClaims:
         dedup.gate.leave_to_owner(wire, owner)
 
     def won_again(self, holding: Holding, client: Holdings | None) -> None:
-        """Leave alone a claim that its owner has won again without EPHEMERAL, by another connection than `client`."""
+        """Leave alone a claim that its owner has won: it ends with no connection but `client`."""
         self.claimed_again(holding)
         former = self.holders.get(holding)
         if former is not None and former is not client:
             former.remove(holding)
+
+    def changed(self, dedup: Dedup, op: OwnerOp) -> None:
+        """Note what an owner has done to its claim, over any connection: the claim may be EPHEMERAL."""
+        holding = (dedup, op.wire, op.owner)
+        holder = self.holders.get(holding)
+        if holder is None:
+            return
+        if isinstance(op, RenewOp):
+            holder.hold(holding, op.lease_ms)
+        elif op.verb in _ENDING:
+            holder.remove(holding)
 
 
 class Holdings:
@@ -158,23 +176,15 @@ class Holdings:
     def add(self, holding: Holding, left_ms: int) -> None:
         """Take a claim that the client has won."""
         self._doubts.discard(holding)
-        if holding[2][0]:  # a chosen owner: a drawn one's length byte is 0
-            self._all.claimed_again(holding)
-            former = self._all.holders.get(holding)
-            if former is not None and former is not self:
-                former.remove(holding)
-            self._all.holders[holding] = self
+        self._all.won_again(holding, self)
+        self._all.holders[holding] = self
         if holding not in self.claims:
             self._all.grow(1)
             self._all.clients.add(self)
-        self._hold(holding, left_ms)
+        self.hold(holding, left_ms)
 
-    def renew(self, holding: Holding, lease_ms: int) -> None:
-        """Take note of a lease that starts anew."""
-        if holding in self.claims:
-            self._hold(holding, lease_ms)
-
-    def _hold(self, holding: Holding, left_ms: int) -> None:
+    def hold(self, holding: Holding, left_ms: int) -> None:
+        """Take note of when a claim's lease ends."""
         ends = self.claims[holding] = monotonic() + left_ms / 1000
         self.ends = min(self.ends, ends)
         self._all.ends_at(ends)

@@ -1,4 +1,4 @@
-"""EPHEMERAL claims of a chosen owner whose reply never came: the store finds them when their client has gone."""
+"""EPHEMERAL claims whose reply never came, or whose owner comes over another connection."""
 
 from __future__ import annotations
 
@@ -142,6 +142,49 @@ async def test_a_claim_under_way_elsewhere_outlives_the_first_connection(
         await wait_until(lambda: not sidecar.call(ends())[1], description="nothing is left to be freed")
         assert '"state":"processing"' in probe.execute_command("FD.GET", "k")
         client.close()
+
+
+@pytest.mark.parametrize("wire", ["resp, ephemeral", "resp", "resp, waiting", "http"])
+async def test_a_drawn_owner_keeps_its_claim_over_another_connection(sidecar: Running, wire: str) -> None:
+    """It ended with the first connection: only the claims of chosen owners were known by their owners."""
+    with connect(sidecar) as again, connect(sidecar) as probe:
+        with connect(sidecar) as first:
+            _, owner, fence, *_ = first.execute_command("FD.CLAIM", "k", "EPHEMERAL")
+            first.execute_command("FD.CLAIM", "other", "EPHEMERAL")
+            if wire == "http":
+                with sidecar.http() as http:
+                    told = http.post("/v1/claims", json={"key": "k", "owner": owner}).json()
+                assert (told["outcome"], told["fence"]) == ("acquired", fence)
+            else:
+                more = {"resp, ephemeral": ["EPHEMERAL"], "resp, waiting": ["WAIT", "1000"]}.get(wire, [])
+                told = again.execute_command("FD.CLAIM", "k", "OWNER", owner, *more)
+                assert told[:3] == ["acquired", owner, fence]
+        await until_released(probe, "other")
+        assert '"state":"processing"' in probe.execute_command("FD.GET", "k")
+
+
+@pytest.mark.parametrize("wire", ["resp", "http"])
+async def test_a_renewal_over_another_connection_counts(sidecar: Running, wire: str) -> None:
+    """The claim was forgotten at its first lease's end, and then did not end with its client."""
+    with connect(sidecar) as other:
+        with connect(sidecar) as holder:
+            _, owner, *_ = holder.execute_command("FD.CLAIM", "k", "EPHEMERAL", "LEASE", "1000")
+            if wire == "http":
+                with sidecar.http() as http:
+                    renewed = {"key": "k", "owner": owner, "lease": 600_000}
+                    assert http.post("/v1/claims/renew", json=renewed).status_code == 200
+            else:
+                assert other.execute_command("FD.RENEW", "k", owner, "600000")
+            # Until its first lease has ended, for its client too.
+            assert holder.execute_command("FD.CLAIM", "k", "WAIT", "1200")[0] == "in_progress"
+        await until_released(other, "k")
+
+
+async def until_released(client: redis.Redis, key: str) -> None:
+    await wait_until(
+        lambda: '"state":"released"' in (client.execute_command("FD.GET", key) or ""),
+        description=f"{key} is released",
+    )
 
 
 def claim_again(sidecar: Running, wire: str) -> tuple[redis.Redis, str]:

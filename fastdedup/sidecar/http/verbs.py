@@ -294,7 +294,10 @@ def _handler(verb: WireVerb) -> Handler:
     async def handle(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
         home, begun = begin(namespaces, ask, client.peer)
         work = client.unless_gone(begun()) if cancels else begun()
-        return answer(await _count(namespaces, dedup_of(home), verb.name, work, outcome_found))
+        found = await _count(namespaces, dedup_of(home), verb.name, work, outcome_found)
+        if verb.of_owner:
+            namespaces.ephemeral.changed(dedup_of(home), found)
+        return answer(found)
 
     return handle
 

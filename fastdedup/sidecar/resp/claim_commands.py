@@ -132,7 +132,7 @@ class SlowClaim:
             if answer.acquired:
                 holding = (dedup, *answer.settlement.held_key)
                 connection.namespaces.ephemeral.won_again(holding, connection.holdings)
-                if not holding[2][0] and connection.has_gone():  # a drawn owner's length byte is 0
+                if named is None and connection.has_gone():  # no client knows the owner
                     connection.hold(holding, answer.settlement.verdict.left_ms)
             return answer
         connection.holdings.ask()

@@ -13,8 +13,6 @@ from typing import Any, Final
 import orjson
 
 from ...gateway import Dedup
-from ...kernel.operations import OwnerOp, RenewOp
-from ...kernel.verbs import Effect, Verb
 from ..counters import outcome_found
 from ..verbs import BEGIN, dedup_of
 from ..wire_verbs import VERBS, Usage, WireVerb
@@ -23,9 +21,6 @@ from .connection import Command, RespConnection
 from .frames import OK, encode
 from .options import Answerer, CommandOptions, check_count, read_command, read_options
 from .reply_places import ReplyPlace
-
-_ENDING: Final = tuple(verb for verb in Verb if verb.row.effect is Effect.FREES)
-"""Verbs after which the connection holds the key no more."""
 
 
 def answer(
@@ -77,16 +72,8 @@ class VerbWork:
         found = await self._begun()
         if self._value_of is not None:
             return encode(self._value_of(found), self._resp3), outcome_found(found)
-        self._note(found)
+        self._connection.namespaces.ephemeral.changed(self._dedup, found)
         return OK, "ok"
-
-    def _note(self, op: OwnerOp) -> None:
-        """Note what an owner has done to its claim, which may be EPHEMERAL."""
-        holding = (self._dedup, op.wire, op.owner)
-        if isinstance(op, RenewOp):
-            self._connection.holdings.renew(holding, op.lease_ms)
-        elif op.verb in _ENDING:
-            self._connection.holdings.remove(holding)
 
 
 def redeem(connection: RespConnection, options: CommandOptions) -> ReplyPlace:
