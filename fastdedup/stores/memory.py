@@ -8,7 +8,7 @@ from typing import Any, Final, assert_never, cast
 
 from ..errors import ConfigError, UnavailableError
 from ..kernel.codes import Code
-from ..kernel.keyspace import found_in
+from ..kernel.keyspace import Kind, found_in
 from ..kernel.operations import (
     AdoptOp,
     ClaimOp,
@@ -126,9 +126,11 @@ class MemoryStore(BoundedRecords):
             after = bytes.fromhex(cursor)
         except ValueError:
             raise ConfigError("the cursor is not one of memory://: begin without one") from None
+        # The cursor must not be a key of another namespace. `found_in` for each key would take twice the time.
+        own = tuple(query.namespace.encode() + b":" + mark for kind in Kind for mark in kind.value)
         # A page has to look at all keys to find its place, so it takes at least a tenth of them.
         count = max(count, len(self._entries) // 10)
-        wires = nsmallest(count, (wire for wire in self._entries if wire > after))
+        wires = nsmallest(count, (wire for wire in self._entries if wire > after and wire.startswith(own)))
         found = [
             (wire, without_result(stored(self._entries[wire], now)))
             for wire in wires
