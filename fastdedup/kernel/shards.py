@@ -103,9 +103,11 @@ class ShardedEngine:
         self._closed = True
         if self._look is not None:
             self._look.cancel()
-        await asyncio.gather(*[engine.drain() for engine in self.engines.values()], *self._leaving)
-        while self.pending:  # one part has sent operations on to another, which was drained already
-            await asyncio.gather(*[engine.drain() for engine in self.engines.values()])
+        drained = -1
+        # A part may send operations on to another, whose engine was drained already, or is made only then.
+        while self.pending or drained < len(self.engines):
+            drained = len(self.engines)
+            await asyncio.gather(*[engine.drain() for engine in self.engines.values()], *self._leaving)
 
     def _engine(self, wire: bytes) -> Engine:
         shard = self._part_of(wire)
@@ -119,11 +121,12 @@ class ShardedEngine:
     def _begin(self, shard: BatchStore) -> Engine:
         if asyncio.get_running_loop() is not self._loop:
             raise wrong_loop()  # an engine belongs to the loop that makes it
-        self._let_go()
+        if not self._closed:  # else `drain` drains them all, and each only once at a time
+            self._let_go()
+            if self._look is None:
+                self._look = self._loop.call_later(_LOOK_EVERY, self._look_around)
         engine = self.engines[shard] = self._make_engine(shard)
         engine.hand_over, engine.named = self._hand_over, self.named
-        if self._look is None and not self._closed:
-            self._look = self._loop.call_later(_LOOK_EVERY, self._look_around)
         return engine
 
     def _hand_over(self, former: Engine, op: Op, part: BatchStore) -> None:

@@ -28,12 +28,15 @@ class Part(MemoryStore):
         self.name = name
         self.sends_on: dict[bytes, Store] = {}
         self.held: asyncio.Future[None] | None = None
+        self.down = False
         self.asked: list[list[bytes]] = []
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         self.asked.append([op.wire for op in ops])
         if self.held is not None:
             await self.held
+        if self.down:
+            raise UnavailableError(f"{self.name} is down")
         mine = [op for op in ops if op.wire not in self.sends_on]
         replies = iter(await super().execute(verb, mine))
         return [Redirect(self.sends_on[op.wire]) if op.wire in self.sends_on else next(replies) for op in ops]
@@ -45,6 +48,7 @@ class Moving(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.here, self.there = Part("here"), Part("there")
+        self.here_is_gone = False
 
     def send_on(self, *keys: str) -> None:
         self.here.sends_on = {f"t:={key}".encode(): self.there for key in keys}
@@ -55,7 +59,7 @@ class Moving(MemoryStore):
     batching = Batching.WHOLE
 
     def shards(self) -> Sequence[Store]:
-        return [self.here]
+        return [] if self.here_is_gone else [self.here]
 
 
 @pytest.fixture
@@ -173,3 +177,52 @@ async def test_what_is_sent_to_and_fro_ends_in_an_error(store: Moving) -> None:
             await dedup.get("lost")
         assert len(store.here.asked) + len(store.there.asked) <= 2 * (MAX_HOPS + 1)
         nothing_left(dedup)
+
+
+@virtual
+async def test_closing_ends_if_a_part_that_has_gone_sends_on_its_last_keys(store: Moving) -> None:
+    """The engine of the part that was gone was drained a second time, and the first draining waited for ever."""
+    store.send_on("gone")
+    dedup = await gate(store).open()
+    held = store.here.held = asyncio.get_running_loop().create_future()
+    slow = asyncio.create_task(dedup.get("stays"))
+    await wait_until(lambda: store.here.asked, description="the first batch is under way")
+    store.here.held = asyncio.get_running_loop().create_future()
+    quick = asyncio.create_task(dedup.claim("gone"))
+    await wait_until(lambda: len(store.here.asked) == 2, description="the second batch is under way")
+    closing = asyncio.create_task(dedup.aclose())
+    await wait_until(lambda: dedup.gate.connection.engine is None, description="it is being drained")
+    store.here_is_gone = True
+    store.here.held.set_result(None)
+    assert (await quick).acquired
+    held.set_result(None)
+    assert await slow is None
+    async with asyncio.timeout(10):
+        await closing
+
+
+@virtual
+async def test_closing_leaves_no_probe_behind_at_a_part_that_got_the_last_keys(store: Moving) -> None:
+    """Its engine was made while the others were drained, and was not closed if it had no operation by then."""
+    store.send_on("claimed", "read", "forgotten")
+    dedup = await gate(store).open()
+    slowly = store.here.held = asyncio.get_running_loop().create_future()
+    slow = asyncio.create_task(dedup.get("stays"))
+    await wait_until(lambda: store.here.asked, description="the first batch is under way")
+    held = store.here.held = asyncio.get_running_loop().create_future()
+    calls = (dedup.claim("claimed"), dedup.get("read"), dedup.forget("forgotten"))
+    sent_on = [asyncio.ensure_future(call) for call in calls]
+    await wait_until(lambda: len(store.here.asked) == 2, description="the second batch is under way")
+    store.there.down = True
+    closing = asyncio.create_task(dedup.aclose())
+    await wait_until(lambda: dedup.gate.connection.engine is None, description="it is being drained")
+    held.set_result(None)
+    for call in sent_on:
+        with pytest.raises(UnavailableError, match="there is down"):
+            await call
+    slowly.set_result(None)
+    await slow
+    await closing
+    store.there.asked.clear()
+    with pytest.raises(AssertionError, match="in vain: a probe"):
+        await wait_until(lambda: store.there.asked, description="a probe")
