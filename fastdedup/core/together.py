@@ -13,6 +13,11 @@ AT_ONCE: Final = 2000
 T = TypeVar("T")
 
 
+def count_parts(operations: int) -> int:
+    """Return the number of parts in which a list of so many operations is sent."""
+    return -(-operations // AT_ONCE)
+
+
 def parts_of(operations: Sequence[T]) -> Iterator[Sequence[T]]:
     """Yield the parts of a list that are sent together."""
     for start in range(0, len(operations), AT_ONCE):

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from ..claim import Claim
 from ..core.calls import ClaimCall
+from ..core.together import count_parts
 from ..decorated import DecoratedFunctions
 from ..errors import UsageError
 from ..forking import leave_behind
@@ -149,6 +150,10 @@ class PerProcess:
         # Mutable: the one of this process, or of the process that forked it; whether it was closed.
         self._background: BackgroundDedup | None = None
         self._closed = False
+
+    def seconds_of(self, operations: int) -> float:
+        """Return the longest that a list of so many operations takes: its parts are sent one after another."""
+        return self.seconds * max(count_parts(operations), 1)
 
     def background(self) -> BackgroundDedup:
         """Return the one of this process.

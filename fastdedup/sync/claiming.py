@@ -40,7 +40,8 @@ def claim_list_now(
         for claim in claims:
             take_back(claim.asynchronous)
 
-    return background.run(made, bound.per_process.seconds + options.seconds_to_wait, discard)
+    count = len(keys) if hasattr(keys, "__len__") else 0  # `claim_list` refuses what has no length
+    return background.run(made, bound.per_process.seconds_of(count) + options.seconds_to_wait, discard)
 
 
 def _in_background(options: ClaimOptions) -> ClaimOptions:

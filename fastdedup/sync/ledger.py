@@ -44,12 +44,13 @@ class Ledger:
         if owner is None:
             return self._first_undoable(listed_bytes(listed, dense=self.bound.latest.dense))
         background, ledger = self.bound.get()
-        return background.run(lambda: ledger.first_many(listed, owner=owner), self.bound.per_process.seconds)
+        seconds = self.bound.per_process.seconds_of(len(listed) if isinstance(listed, list) else 0)
+        return background.run(lambda: ledger.first_many(listed, owner=owner), seconds)
 
     def _first_undoable(self, data: list[bytes]) -> list[bool]:
         """Return the answers. If no caller gets them, the call is undone."""
         background, ledger = self.bound.get()
-        seconds = self.bound.per_process.seconds
+        seconds = self.bound.per_process.seconds_of(len(data))
         return background.run(lambda: ledger.first_undoable(data), seconds, lambda found: found[1]())[0]
 
     # The rest of the class is written by scripts/write_sync.py, which `make format` runs.

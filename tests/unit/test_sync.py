@@ -21,6 +21,7 @@ from fastdedup import (
     UsageError,
 )
 from fastdedup.core.options import ClaimOptions
+from fastdedup.core.together import AT_ONCE
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup
 from fastdedup.sync import loop as background
@@ -253,6 +254,28 @@ def test_a_stuck_thread_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UnavailableError, match="is something blocking it"):
             claim.complete("x")
         free.set()
+
+
+@pytest.mark.parametrize("owner", [None, "me"])
+def test_a_long_list_has_the_time_of_all_its_parts(
+    owner: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """500,000 keys ended after 7 s, as if the thread were stuck, although each part was answered in time."""
+    longest: list[float] = []
+    run = background.LoopThread.run
+
+    def noted(thread: background.LoopThread, make: Any, seconds: float, *rest: Any, **options: Any) -> Any:
+        longest.append(seconds)
+        return run(thread, make, seconds, *rest, **options)
+
+    with Dedup("memory://", timeout=5.0) as dedup:
+        ledger = dedup.ledger("seen", capacity=10_000, window=60.0).open()
+        monkeypatch.setattr(background.LoopThread, "run", noted)
+        for count in (0, AT_ONCE, AT_ONCE + 1):
+            keys = [f"{count}-{number}" for number in range(count)]
+            assert len(dedup.claim_many(keys, owner=owner)) == count
+            assert ledger.first_many(keys, owner=owner) == [True] * count
+    assert longest[:6] == [40.0, 40.0, 40.0, 40.0, 80.0, 80.0]
 
 
 def test_calling_it_from_its_own_callbacks_is_an_error_not_a_deadlock() -> None:
