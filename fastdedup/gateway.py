@@ -67,7 +67,7 @@ class Dedup(Inspected):
         on_shortfall: if fewer replicas confirm, "report" answers with `confirmed=False` and a `Shortfall` event,
             "raise" raises ShortfallError.
         codec: turns results into bytes; JSON by default.
-        max_result: the most bytes of an encoded result.
+        max_result: the most bytes of an encoded result, 255 MiB at most.
         max_pending: the most operations waiting or under way; one more raises UnavailableError.
         readable_keys: bytes of UTF-8 up to which a key is stored unchanged; a longer one becomes a 16-byte
             digest. 0 digests all, 1024 none.

@@ -113,12 +113,12 @@ def test_a_count_setting_that_is_no_count_is_refused(name: str, value: Any) -> N
         Dedup("memory://", **{name: value})
 
 
-@pytest.mark.parametrize("limit", [512 * 1024 * 1024 + 1, sys.maxsize])
-def test_a_results_limit_beyond_redis_largest_value_is_refused(limit: int) -> None:
-    """Near 2**63 it would overflow in Redis: the records of the gate and of all its scopes would be foreign."""
-    with pytest.raises(ConfigError, match="max_result must be at most 536870912, got"):
+@pytest.mark.parametrize("limit", [255 * 1024 * 1024 + 1, sys.maxsize])
+def test_a_results_limit_beyond_the_longest_reply_is_refused(limit: int) -> None:
+    """Above 256 MiB a result was stored, and no duplicate could read it. Near 2**63 the limit overflows in Redis."""
+    with pytest.raises(ConfigError, match="max_result must be at most 267386880, got"):
         Dedup("memory://", max_result=limit)
-    with pytest.raises(ConfigError, match="max_result must be at most 536870912, got"):
+    with pytest.raises(ConfigError, match="max_result must be at most 267386880, got"):
         Dedup("memory://").scoped("sms", max_result=limit)
 
 

@@ -10,10 +10,8 @@ from ..codec import Codec
 from ..errors import ConfigError
 from ..fallback.base import FallbackPolicy
 from ..kernel.keyspace import MAX_KEY_BYTES
+from ..kernel.records import MOST_RESULT
 from ..keys import check_namespace
-
-_MOST_RESULT = 512 * 1024 * 1024
-"""The bytes of Redis's largest value. A limit near 2**63 would overflow there, and every record would be foreign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class Settings:
             raise ConfigError(f"codec must be an object with dumps() and loads(), got {named(self.codec)}")
         for name in ("lease", "ttl", "failure_ttl", "token_ttl"):
             object.__setattr__(self, name, check_seconds(getattr(self, name), name))
-        check_count(self.max_result, "max_result", most=_MOST_RESULT)
+        check_count(self.max_result, "max_result", most=MOST_RESULT)
         check_count(self.readable_keys, "readable_keys", least=0, most=MAX_KEY_BYTES)
 
     def within(self, name: str | None, **changes: Any) -> Settings:

@@ -17,6 +17,9 @@ from .owners import MAX_OWNER_BYTES, RANDOM_BYTES
 
 RECORD_HEAD: Final = 128
 """The bytes that a limit of a record leaves for its head."""
+MOST_RESULT: Final = 255 * 1024 * 1024
+"""The most bytes of a result that a gate may allow: a connection reads no reply that is much longer. Near 2**63 the
+limit would overflow in Redis, and every record would be foreign."""
 FENCE_BYTES: Final = 7
 FINGERPRINT_BYTES: Final = 16
 _PRINTED, _TOKEN, _LENGTH = 128, 64, 63

@@ -16,10 +16,7 @@ from ..model import Outcome
 from .forms import redeemed_subject, refusal_of_another
 from .record_keys import SCOPE
 from .response import ResponseCodec
-from .rules import Rule
-
-HEAD_ROOM = 64 * 1024
-"""The bytes that a stored response's status and headers may have beside its body."""
+from .rules import HEAD_ROOM, Rule
 
 
 class RouteClaims:

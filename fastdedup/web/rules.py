@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from ..checks import check_count, check_flag, check_seconds, check_takes_one, check_wait, shown
 from ..errors import ConfigError
+from ..kernel.records import MOST_RESULT
 from ..keys import Fingerprint, fingerprint
 from .fingerprints import bare_path, fingerprint_at, request_fingerprint
 from .header import BadKey, KeyMissing
@@ -20,6 +21,8 @@ from .response import HeaderFilter
 
 T = TypeVar("T")
 
+HEAD_ROOM = 64 * 1024
+"""The bytes that a stored response's status and headers may have beside its body."""
 METHODS = ("POST", "PATCH")
 NOT_KEPT = frozenset((401, 403, 407, 408, 409, 412, 415, 421, 423, 424, 425, 426, 428, 429, 499))
 """The 4xx statuses that a retry may overcome: with other credentials, later, or after the state has changed.
@@ -170,8 +173,8 @@ class Rule:
         for name in ("lease", "ttl", "failure_ttl"):
             if getattr(self, name) is not None:
                 self._set(name, check_seconds(getattr(self, name), name))
-        for name in ("max_request", "max_response"):
-            check_count(getattr(self, name), name)
+        check_count(self.max_request, "max_request")
+        check_count(self.max_response, "max_response", most=MOST_RESULT - HEAD_ROOM)
         if self.unstored not in ("refuse", "release"):
             raise ConfigError(f"unstored must be 'refuse' or 'release', got {self.unstored!r}")
         if self.on_disconnect not in ("finish", "cancel"):

@@ -27,12 +27,13 @@ from fastdedup.kernel.operations import (
     Verdict,
 )
 from fastdedup.kernel.owners import draw_owner
-from fastdedup.kernel.records import Stored, decode, encode, is_record, read_record
+from fastdedup.kernel.records import MOST_RESULT, Stored, decode, encode, is_record, read_record
 from fastdedup.kernel.replies import Adopted, TransitionReply
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.sidecar.namespaces import RawCodec
 from fastdedup.stores.memory import MemoryStore
+from fastdedup.stores.redis import connection
 from fastdedup.stores.redis.scripts import MAX_RECORD, script_text
 from fastdedup.stores.redis.verbs import load_scripts
 
@@ -383,6 +384,18 @@ async def test_a_gate_that_stores_larger_results_reads_them(dedup: Dedup, redis_
     async with large.claim("k") as claim:
         await claim.complete("x" * 900_000)
     assert len((await large.claim("k")).result) == 900_000
+
+
+async def test_the_longest_reply_has_space_for_the_largest_result(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for 255 MiB, with 4 MiB. Each try to read a larger one ended the connection, and the store seemed away."""
+    size = 4 * 1024 * 1024
+    monkeypatch.setattr(connection, "MAX_REPLY_BYTES", connection.MAX_REPLY_BYTES - MOST_RESULT + size)
+    async with Dedup(redis_url, codec=RawCodec(), max_result=size, timeout=10.0) as dedup:
+        async with dedup.claim(HUGE, owner="o" * 63, fingerprint="form") as claim:
+            await claim.complete(b"x" * size)
+        assert len((await dedup.claim(HUGE)).result) == size
 
 
 # A batch of 256 claims brought 67 MB of results in one reply: the store seemed silent, and the breaker

@@ -56,6 +56,7 @@ async def later(given: Any) -> bool:
         ("max_request", 1.5),
         ("max_response", -1),
         ("max_response", True),
+        ("max_response", 255 * 1024 * 1024),
         ("unstored", "keep"),
         ("on_disconnect", "stop"),
         ("keep_headers", "x-run"),

@@ -31,7 +31,7 @@ from ...web.answers import Settling, is_cut_short, replay, settling_of, storable
 from ...web.problems import MISMATCH, ProblemType, respond
 from ...web.recorder import Recorder
 from ...web.response import Response, ResponseCodec
-from ...web.route_claims import HEAD_ROOM
+from ...web.rules import HEAD_ROOM
 
 log = logging.getLogger("fastdedup.web")
 T = TypeVar("T")

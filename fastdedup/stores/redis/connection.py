@@ -22,13 +22,15 @@ import hiredis
 from redis.asyncio.connection import AbstractConnection
 
 from ...forking import InChild
+from ...kernel.records import MOST_RESULT
 
 OnReply = Callable[[Any], None]
 _GOODBYE = 0.5
 """Seconds that the server gets to close the connection properly."""
 _AT_ONCE = struct.pack("ii", 1, 0)
 """SO_LINGER: on, with a time of zero."""
-MAX_REPLY_BYTES = 256 * 1024 * 1024
+MAX_REPLY_BYTES = MOST_RESULT + 1024 * 1024
+"""The bytes of a reply that may wait for its end: a record with the largest result has space in it."""
 
 
 class RedisConnection(asyncio.Protocol):
