@@ -172,6 +172,8 @@ class Connection:
             store.max_clock_skew = self._common.lease / _LEASE_TO_SKEW
         try:
             unreached = await store.open()
+            if former is not None:
+                await former.leave()
             if self._closed:  # meanwhile
                 raise self.not_open()
             if self._ends_with_loop:
@@ -188,7 +190,6 @@ class Connection:
             self.orphans.take_over(former.orphans)
             for policy, namespace in former.journals.policies():
                 self.reconcile(policy, namespace)
-            await former.leave()
 
     def _use(self, engine: Engine | ShardedEngine | None) -> None:
         self.engine = engine

@@ -15,12 +15,13 @@ import uvloop
 
 from fastdedup import ConfigError, Dedup, LocalLRU, UsageError
 from fastdedup.events import Event, Replayed
+from fastdedup.stores.base import Store
 
 from ..programs import forked
 from ..servers import RedisServer
 from ..stores import TIMEOUT
 from ..unit.test_fallback import FlakyStore
-from ..waiting import wait_until
+from ..waiting import cancel, wait_until
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
@@ -94,6 +95,32 @@ def test_a_loop_that_is_only_closed_does_not_keep_it(redis_url: str, loop: Any) 
     assert outcomes == ["acquired", "succeeded", "succeeded"]
     run(dedup.aclose)
     gc.collect()
+
+
+def test_an_opening_that_is_cancelled_leaves_it_closed(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled while it closed what the loop before had left open, it stayed open, and no caller closed it."""
+    dedup = gate(redis_url)
+    run(dedup.open)
+
+    async def reopen() -> None:
+        closes = asyncio.Event()
+
+        async def hang(store: Store) -> None:
+            closes.set()
+            await asyncio.Event().wait()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(dedup.gate.connection.store), "aclose", hang)
+            opening = asyncio.ensure_future(dedup.open())
+            await closes.wait()
+        await cancel(opening)
+        assert not dedup.is_open
+        async with dedup:
+            assert await outcome(dedup) == "acquired"
+
+    run(reopen)
 
 
 async def test_it_is_not_opened_while_it_is_open(redis_url: str) -> None:
