@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from .. import codec
 from ..checks import Seconds, milliseconds
@@ -52,6 +52,16 @@ class Life(StrEnum):
     """It was left to its lease, and will not be settled."""
 
 
+class LeaseRenewal(Protocol):
+    """The part of a renewal that a claim uses."""
+
+    def stop(self) -> None:
+        """Renew no more."""
+
+    def begin_anew(self, began: float) -> None:
+        """Count the lease from `began`, in the loop's time."""
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HeldClaim:
     """A claim in its owner's view.
@@ -66,6 +76,7 @@ class HeldClaim:
             "abandoned"; None before.
         settling: whether an outcome was given: the effect has happened, so the end of the block never frees the key.
         lost: whether the lease is known to be lost.
+        renewal: the object that keeps the lease alive.
         under_way: whether a request to settle it is under way.
     """
 
@@ -81,6 +92,7 @@ class HeldClaim:
         "lost",
         "op",
         "recording",
+        "renewal",
         "settled",
         "settling",
         "under_way",
@@ -111,6 +123,7 @@ class HeldClaim:
         self.verdict = verdict
         self.settled: str | None = None
         self.lost = False
+        self.renewal: LeaseRenewal | None = None
         self.settling = False
         self.under_way = False
 
@@ -203,6 +216,10 @@ class HeldClaim:
         ends = asyncio.get_running_loop().time() + lease_ms / 1000
         await self.extend(RenewOp(self.op.wire, self.op.owner, self.fence, lease_ms, keep_ms))
         self._ends = ends
+        if lease is not None and self.renewal is not None:
+            # Its next look may come too late for a shorter lease.
+            now = asyncio.get_running_loop().time()
+            self.renewal.begin_anew(self.lease_began(now, terms.lease_ms / 1000))
 
     async def extend(self, op: OwnerOp) -> None:
         """Send an operation after which the claim is still held; errors are those of `Claim.renew`."""

@@ -79,6 +79,14 @@ class Renewal:
         if self.task is not None:
             self.task.cancel()
 
+    def begin_anew(self, began: float) -> None:
+        """Count the lease from `began`, because its owner has renewed it by hand for another time."""
+        self._queue.remove(self)
+        if self.task is not None:
+            self.task.cancel()
+        self.began = began
+        self._queue.add(self)
+
     def held(self) -> Renewable | None:
         """Return the claim's life, or None if it must not be renewed any more."""
         if self._holder is None:

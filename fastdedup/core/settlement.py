@@ -54,13 +54,6 @@ class Body(Protocol):
         """Undo that; return how many other cancellations are left."""
 
 
-class Stoppable(Protocol):
-    """The part of a renewal that a claim uses."""
-
-    def stop(self) -> None:
-        """Renew no more."""
-
-
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Settlement(HeldClaim):
     """The life of one claim, which integrations steer: `claim.settlement`.
@@ -84,7 +77,6 @@ class Settlement(HeldClaim):
 
     Attributes:
         fault: an error that the work has raised and its caller has caught, for the span.
-        renewal: the object that keeps the lease alive.
         stopped_body: whether the guarded work was stopped because the lease was lost.
     """
 
@@ -92,7 +84,6 @@ class Settlement(HeldClaim):
         "_body",
         "_by_row",
         "fault",
-        "renewal",
         "stopped_body",
         "trace",
     )
@@ -103,7 +94,6 @@ class Settlement(HeldClaim):
 
     def __init__(self, gate: Gate, op: ClaimOp, verdict: Verdict) -> None:
         super().__init__(gate, op, verdict)
-        self.renewal: Stoppable | None = None
         self.fault: BaseException | None = None
 
     # The ends of a claim. For their descriptions and errors see the methods of `Claim`

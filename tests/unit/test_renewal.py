@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from fastdedup import ClaimLostError, Dedup, UnavailableError, UsageError
+from fastdedup import ClaimLostError, Dedup, Outcome, UnavailableError, UsageError
 from fastdedup.core.renewal import RenewalQueue, keep_renewed
+from fastdedup.stores.memory import MemoryStore
 
 from ..fixtures import async_fixture
-from ..virtual import virtual
+from ..virtual import Link, virtual
 from ..waiting import wait_until
 
 
@@ -241,6 +242,44 @@ async def test_a_lease_that_was_renewed_for_longer_and_then_for_less_is_kept() -
     assert not claim.lost.is_set()
     work.cancel()
     await asyncio.wait([work])
+
+
+@virtual
+@pytest.mark.parametrize("has_looked", [False, True], ids=["in the first third", "after its first look"])
+@pytest.mark.parametrize("first", [None, 600.0])
+async def test_a_lease_that_was_renewed_for_less_than_a_third_is_kept(
+    has_looked: bool, first: float | None
+) -> None:
+    """It ended before the renewal looked at it again, and another owner acquired the key."""
+    loop = asyncio.get_running_loop()
+    async with Dedup(MemoryStore(clock=loop.time), lease=30.0) as dedup, dedup.claim("key") as claim:
+        if has_looked:
+            await wait_until(lambda: claim.settlement.renewed_until, description="it was renewed")
+        if first is not None:
+            await claim.renew(first)
+        await claim.renew(8.0)
+        other = await dedup.claim("key", wait=60.0)
+        assert other.outcome is Outcome.IN_PROGRESS
+        assert not claim.lost
+
+
+@virtual
+async def test_a_claim_is_lost_when_the_shorter_lease_ends_in_an_outage() -> None:
+    """The renewal counted on the longer lease before it, and the work went on while another owner had the key."""
+    loop = asyncio.get_running_loop()
+    link = Link(MemoryStore(clock=loop.time))
+
+    async def work() -> None:
+        async with dedup.claim("key") as claim:
+            await wait_until(lambda: claim.settlement.renewed_until, description="it was renewed, after 10 s")
+            await claim.renew(12.0)
+            link.down = True
+            await asyncio.Event().wait()
+
+    async with Dedup(link, lease=30.0) as dedup:
+        with pytest.raises(ClaimLostError):
+            await work()
+        assert 22.0 < loop.time() < 22.1
 
 
 # A named owner's claim that another call of that owner has settled
