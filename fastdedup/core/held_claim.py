@@ -203,7 +203,7 @@ class HeldClaim:
         return began if began + lease > now else now - lease / 3 * 2
 
     def warn(self, kind: str, text: str, *args: object) -> None:
-        """Log a line about this claim; its key is the first argument. See `Connection.tell`."""
+        """Log a line about this claim; its key is the first argument. See `Common.tell`."""
         self.gate.connections.common.tell(kind, text, self.key, *args)
 
     # The lease
@@ -336,7 +336,7 @@ class HeldClaim:
         elif done_ms is not None:
             keep_ms = done_ms
         elif not succeeded:
-            keep_ms = round(settings.failure_ttl * 1000)
+            keep_ms = self.gate.keep_ms(succeeded=False)
         else:
             keep_ms = self.op.record_ms
         try:

@@ -11,6 +11,8 @@ import pytest
 
 from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, DedupError, UnavailableError
 from fastdedup.core.held_claim import Life
+from fastdedup.kernel.operations import Op, Reply, SettleOp
+from fastdedup.stores.memory import MemoryStore
 from fastdedup.testing import FakeStore, fake_dedup
 
 from ..waiting import acquired, cancel, wait_until
@@ -19,6 +21,29 @@ from ..waiting import acquired, cancel, wait_until
 @pytest.fixture
 def dedup(store: FakeStore) -> Dedup:
     return fake_dedup(store)
+
+
+class Noting(MemoryStore):
+    """Notes for how many milliseconds it remembers each outcome."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept_ms: list[int] = []
+
+    def apply(self, op: Op) -> Reply:
+        if isinstance(op, SettleOp):
+            self.kept_ms.append(op.keep_ms)
+        return super().apply(op)
+
+
+async def test_no_outcome_is_remembered_for_less_than_its_time() -> None:
+    """`failure_ttl` was rounded to the nearest millisecond, all other times up."""
+    store = Noting()
+    async with Dedup(store, ttl=1.0001, failure_ttl=1.0001) as dedup:
+        await (await dedup.claim("success")).complete()
+        await (await dedup.claim("failure")).fail()
+        await (await dedup.claim("own time")).fail(ttl=1.0001)
+    assert store.kept_ms == [1001] * 3
 
 
 @pytest.mark.parametrize("how", ["complete", "fail", "release"])
