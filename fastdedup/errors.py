@@ -71,9 +71,9 @@ class UnavailableError(DedupError):
 class ShortfallError(UnavailableError):
     """The operation was done, and too few replicas confirmed it in time (`replicas=`, `on_shortfall="raise"`).
 
-    A claim is released again. A token's use and an id of a ledger are undone, unless the caller named the owner. Any
-    other operation has taken effect on the primary, and repeating it asks the replicas again. The fallback policy
-    is not asked, because the store answers.
+    A claim is released again, unless another call of its `owner` has it too. A token's use and an id of a ledger are
+    undone, unless the caller named the owner. Any other operation has taken effect on the primary, and repeating it
+    asks the replicas again. The fallback policy is not asked, because the store answers.
     """
 
 

@@ -308,14 +308,8 @@ class Executor:
         try:
             return self._witnessed(op, reply)
         except Exception as fault:  # noqa: BLE001 -- its caller gets it; the engine has other answers to deliver
-            if (
-                isinstance(op, ClaimOp)
-                and type(reply) is Verdict
-                and reply.outcome == "acquired"
-                and not op.named
-            ):
-                release = ReleaseOp(op.wire, op.owner, reply.fence, consumed=op.terms.consumes)
-                self.connection.keep(self.run(release))
+            if isinstance(op, ClaimOp):
+                self._give_back(op, reply)
             return cast(Reply, fault)
 
     def _witnessed(self, op: Op, reply: Reply) -> Reply:
@@ -419,15 +413,21 @@ class Executor:
         self.connection.report(Shortfall(self._name, verb_of(op), key, wanted))
         if not self.connections.common.raises_shortfall:
             return
-        if acquired is not None and acquired.fresh and isinstance(op, ClaimOp):
+        if acquired is not None and isinstance(op, ClaimOp):
             if op.terms.consumes:
                 # Not if the caller named the owner, because that owner can ask again.
                 self.connection.orphans.add(op, acquired.fence)
             else:
-                self.release_later(op.wire, op.owner)
+                self._give_back(op, acquired)
         raise ShortfallError(
             f"{verb_of(op)} of {key!r} was done, but fewer than {wanted} replicas confirmed it in time"
         )
+
+    def _give_back(self, op: ClaimOp, reply: Reply) -> None:
+        """Free a key that was acquired, because the caller gets an error, unless another call knows of it."""
+        if self.connection.becomes_orphan(op, reply):
+            fence = cast(Verdict, reply).fence
+            self.connection.orphans.free(op, fence, lambda release: self.connection.keep(self.run(release)))
 
     def _key_of(self, op: Op) -> str:
         return cast(str, getattr(op, "key", "")) or names_of(op.wire)[1]

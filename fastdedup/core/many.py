@@ -135,10 +135,10 @@ class ClaimList(Together):
         answer = claim.answer
         if type(answer) is Verdict and not answer.underreplicated:
             return
-        claim.answer = None  # without a verdict there is nothing to free
         try:
             claim.answer = self.gate.claim_verdict(claim, answer)
         except UnavailableError as refusal:
+            claim.answer = None  # if it fell short, the gate has freed it
             if type(refusal) is not StaleLedger and (not self._wait or isinstance(refusal, ShortfallError)):
                 raise
             claim.answer = refusal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,12 +24,20 @@ class LoneStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.unconfirmed = set(Verb)
+        self.resends = False
+        """Execute each claim twice, as if the first reply was lost."""
+        self.confirms_repeats = False
+        """Say that the replicas confirmed the claims of an owner that held the key before."""
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         replies = await super().execute(verb, ops)
+        if self.resends and verb is Verb.CLAIM:
+            replies = await super().execute(verb, ops)
         return [self._marked(reply) for reply in replies] if verb in self.unconfirmed else replies
 
     def _marked(self, reply: Reply) -> Reply:
+        if isinstance(reply, Verdict) and self.confirms_repeats and not reply.fresh:
+            return reply
         if isinstance(reply, Verdict | TransitionReply):
             reply.underreplicated = isinstance(reply, TransitionReply) or reply.outcome is Outcome.ACQUIRED
         return Code.UNCONFIRMED if reply is Code.OK else reply
@@ -76,6 +85,57 @@ async def test_a_claim_that_raises_is_freed(options: Any) -> None:
     async with gate("raise") as (dedup, store, _):
         with pytest.raises(ShortfallError, match="fewer than 2 replicas"):
             await dedup.claim("k", **options)
+        store.unconfirmed.clear()
+        claim = await dedup.claim("k")
+        assert (claim.acquired, claim.attempt) == (True, 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"wait": 1.0}, {"renew": True}])
+async def test_a_resent_claim_that_raises_is_freed(options: Any) -> None:
+    """The store reports the claim as its owner's own, but its caller was never told."""
+    async with gate("raise") as (dedup, store, _):
+        store.resends = True
+        with pytest.raises(ShortfallError):
+            await dedup.claim("k", **options)
+        with pytest.raises(ShortfallError):
+            await dedup.claim_many(["k", "l"])
+        store.unconfirmed.clear()
+        claims = await dedup.claim_many(["k", "l"])
+        assert [(claim.acquired, claim.attempt) for claim in claims] == [(True, 3), (True, 2)]
+
+
+async def test_a_resent_use_that_raises_is_undone() -> None:
+    async with gate("raise") as (dedup, store, _):
+        store.unconfirmed, store.resends = {Verb.CLAIM}, True
+        token = await dedup.tokens.issue()
+        with pytest.raises(ShortfallError):
+            await dedup.tokens.consume(token)
+        store.unconfirmed.clear()
+        assert await dedup.tokens.consume(token) is Outcome.ACQUIRED
+
+
+@pytest.mark.parametrize("listed", [False, True])
+async def test_a_call_that_shares_the_owner_keeps_the_key(listed: bool) -> None:
+    """Two calls of one name have the acquisition: the replicas confirmed only the later one's."""
+    async with gate("raise") as (dedup, store, _):
+        store.confirms_repeats = True
+        first: Any = dedup.claim_many(["k"], owner="me") if listed else dedup.claim("k", owner="me")
+        answers = await asyncio.gather(first, dedup.claim("k", owner="me"), return_exceptions=True)
+        shortfall, claim = answers
+        assert isinstance(shortfall, ShortfallError)
+        assert not isinstance(claim, BaseException)
+        assert claim.acquired
+        store.unconfirmed.clear()
+        assert (await dedup.claim("k")).outcome is Outcome.IN_PROGRESS
+        await claim.complete("done")
+
+
+@pytest.mark.parametrize("listed", [False, True])
+async def test_the_last_call_that_shares_the_owner_frees_the_key(listed: bool) -> None:
+    async with gate("raise") as (dedup, store, _):
+        first: Any = dedup.claim_many(["k"], owner="me") if listed else dedup.claim("k", owner="me")
+        answers = await asyncio.gather(first, dedup.claim("k", owner="me"), return_exceptions=True)
+        assert [type(answer) for answer in answers] == [ShortfallError, ShortfallError]
         store.unconfirmed.clear()
         claim = await dedup.claim("k")
         assert (claim.acquired, claim.attempt) == (True, 2)
