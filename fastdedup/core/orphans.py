@@ -204,11 +204,6 @@ class Orphans:
         return bool(self._orphans)
 
     @property
-    def kept(self) -> int:
-        """How many are kept, with those that are only watched."""
-        return len(self._orphans)
-
-    @property
     def is_closed(self) -> bool:
         """True once `finish` was called: then nothing more is remembered."""
         return self._closed

@@ -73,7 +73,7 @@ class Keyspace:
         if size > self._readable:
             if size > MAX_KEY_BYTES:
                 raise InvalidKeyError(f"a key must have at most {MAX_KEY_BYTES} bytes of UTF-8, got {size}")
-            return self._digested + blake2b(data, digest_size=16).digest()
+            return self.wire_digest(data)
         if not size:
             raise InvalidKeyError("the key is empty: it would make every request a duplicate of the first")
         return self._plain + data
@@ -97,7 +97,7 @@ class Keyspace:
 
     def wire_digest(self, data: bytes) -> bytes:
         """Return the store key of a secret: always a digest, so that the store never holds the secret."""
-        return self._digested + blake2b(data, digest_size=16).digest()
+        return self._digested + blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
 def check_wire(wire: bytes, start: int) -> None:

@@ -121,7 +121,7 @@ class ClaimOp(Op):
     def draw_again(self, owner: bytes) -> None:
         """Change the owner to another one that the library generated; only before the claim is sent."""
         self.owner = owner
-        self.tail = owner if self.fingerprint is None else tail_of(owner, self.fingerprint)
+        self.tail = tail_of(owner, self.fingerprint)
 
     def copy(self, terms: Terms | None = None) -> ClaimOp:
         """Return a claim of the same key for the same owner, with the same terms by default."""

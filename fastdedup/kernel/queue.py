@@ -67,20 +67,12 @@ class OperationQueue:
     def put_large(self, op: ClaimOp) -> None:
         """Put a claim again that was sent but not executed, because its batch had enough large results."""
         self.others += 1
-        if self._large and self._large[0].at > op.at:
-            self._large.appendleft(op)
-        else:
-            self._large.append(op)
+        insert_by_age(self._large, op)
 
     def put_by_age(self, op: Op) -> None:
-        """Put an operation that was accepted elsewhere: before all others, if it is the oldest."""
-        queue = self._queues[op.verb]
-        if op.verb is not _CLAIM:
-            self.others += 1
-        if queue and queue[0].at <= op.at:
-            queue.append(op)
-        else:
-            queue.appendleft(op)
+        """Put an operation that was accepted elsewhere."""
+        self.others += op.verb is not _CLAIM
+        insert_by_age(self._queues[op.verb], op)
 
     def next_batch(self, free: int) -> list[Op]:
         """Take the next batch; empty if no operation waits. `free`: the number of batches that may start now."""
@@ -192,6 +184,14 @@ class OperationQueue:
                 if not batch and queue:
                     continue
             return batch
+
+
+def insert_by_age(queue: deque[Op], op: Op) -> None:
+    """Put an operation that was accepted earlier into a queue: before all others if it is the oldest, else last."""
+    if queue and queue[0].at <= op.at:
+        queue.append(op)
+    else:
+        queue.appendleft(op)
 
 
 Ended = Sequence[Reply] | BaseException

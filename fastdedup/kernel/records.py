@@ -83,7 +83,7 @@ fence_bytes: Final[Callable[[int], bytes]] = partial(int.to_bytes, length=FENCE_
 
 def holding_bytes(owner: bytes, fence: int) -> bytes:
     """Return a holding: with it an owner proves that a record is its own. Fence 0 stands for any fence."""
-    return fence.to_bytes(FENCE_BYTES, "big") + owner
+    return fence_bytes(fence) + owner
 
 
 def read_holding(data: bytes) -> Holding:

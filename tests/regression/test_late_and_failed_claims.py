@@ -98,7 +98,7 @@ async def test_a_copy_that_comes_after_the_taking_back_is_taken_back_as_well() -
         assert is_held(store, op)
         await wait_until(lambda: not is_held(store, op), description=f"copy {copy} is taken back")
         assert not len(orphans)
-    await wait_until(lambda: not orphans.kept, description="no key is watched any more", deadline=60.0)
+    await wait_until(lambda: not orphans, description="no key is watched any more", deadline=60.0)
     assert loop.time() < 60
 
 
