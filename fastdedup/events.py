@@ -189,7 +189,8 @@ class Conflict:
     ours: str = field(repr=False)
     """The owner that the fallback policy let through; for an id, the nonce of its call in hexadecimal."""
     theirs: str = field(repr=False)
-    """The owner that the store knows; empty for an id, because the store knows no owner of it."""
+    """The owner that the store knows; empty for an id, because the store knows no owner of it. It is `ours` if one
+    claim was ended in two ways."""
     kept: str
     """The record that remains, "ours" or "theirs": ours if only ours is a success, else theirs."""
 

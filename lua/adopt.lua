@@ -57,6 +57,13 @@ local function is_same(ours, base, former)
   return base ~= holding(ours)
 end
 
+-- True where a settled record has our outcome, and a result if ours has one.
+local function says(former, ours)
+  local _, head = shape(former)
+  local _, our_head = shape(ours)
+  return sub(former, 2, 2) == sub(ours, 2, 2) and (#former > head or #ours == our_head)
+end
+
 -- Returns the code, and whether to write.
 local function judge(ours, ends, base, former)
   if sub(former, 2, 2) == 'M' or sub(ours, 2, 2) == 'M' then
@@ -66,7 +73,8 @@ local function judge(ours, ends, base, former)
   end
   local success, same = sub(ours, 2, 2) == 'S', is_same(ours, base, former)
   if is_settled(former) then
-    if same then return OK, false end -- the store was told of the settling as well, and its reply was lost
+    -- The store was told of the settling as well, and its reply was lost.
+    if same and (not is_settled(ours) or says(former, ours)) then return OK, false end
     if success and sub(former, 2, 2) == 'F' then return OURS_STANDS, true end
     return THEIRS_STANDS, false
   end

@@ -7,11 +7,11 @@ the store last had, as far as this process knows. `lua/adopt.lua` and the memory
     the record in the store                             our record
     --------------------------------------------------  -----------------------------------------------
     nothing                                             OK, written
-    a result: same owner, same fence                    OK, not written: the reply to our settling, or to
-                                                        our adoption, was lost
+    an outcome: same owner, same fence, and it is       OK, not written: the reply to our settling, or to
+      ours, with a result if ours has one               our adoption, was lost
     a token's use: same drawn owner, another fence      OK, not written: the reply was lost
-    any other result, the same name with another        a success over a failure: OURS_STANDS, written
-      fence included                                    else THEIRS_STANDS
+    any other outcome, of the same name included        a success over a failure: OURS_STANDS, written
+                                                        else THEIRS_STANDS
     at work or idle: same owner, same fence             OK, written: acquired there, settled here
     at work or idle: same owner, another fence,         OK, written: the reply to our claim was lost, and
       and the base is not our holding                   the claim was given here

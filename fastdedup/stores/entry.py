@@ -40,6 +40,11 @@ def differs(entry: Entry, fingerprint: bytes | None) -> bool:
     return bool(fingerprint and entry.fingerprint and fingerprint != entry.fingerprint)
 
 
+def says(entry: Entry, state: str, payload: bytes) -> bool:
+    """True if a settled entry has this outcome, and a result if one is given; the first result stays."""
+    return entry.state == state and bool(entry.payload or not payload)
+
+
 def is_free(entry: Entry | None, fingerprint: bytes | None, now: int) -> bool:
     """True if a claim with this fingerprint acquires the key anew, unless a ledger knows that the key is done.
 
@@ -89,7 +94,7 @@ def judge(ours: Stored, live: bool, base: Holding | None, former: Entry, now: in
     success, settled = ours.state == "S", ours.state in SETTLED
     same = _is_same(ours, base, former)
     if former.state in SETTLED:
-        if same:
+        if same and (not settled or says(former, ours.state, ours.payload)):
             return Code.OK, False
         return (Code.OURS_STANDS, True) if success and former.state == "F" else (Code.THEIRS_STANDS, False)
     if same or base == (former.owner, former.fence):

@@ -33,7 +33,7 @@ from ..ledger.operations import FirstOp, ForgetIdOp, LedgerPlace
 from ..model import Outcome
 from .base import Page, Query, without_result
 from .bounded import FAR_US, BoundedRecords
-from .entry import LIVE, SETTLED, Entry, differs, is_free, is_held, judge, stored, verdict_on
+from .entry import LIVE, SETTLED, Entry, differs, is_free, is_held, judge, says, stored, verdict_on
 
 _STATES = ("I", "P", "W", "S", "F", "R", "M")
 _MAX_ATTEMPT = 65_535
@@ -204,7 +204,7 @@ class MemoryStore(BoundedRecords):
         state = "S" if op.succeeded else "F"
         if entry is None:
             return Code.LOST
-        if entry.state == state and (entry.payload or not op.payload):
+        if says(entry, state, op.payload):
             return Code.OK
         if entry.state not in LIVE:
             return Code.LOST

@@ -166,7 +166,7 @@ def is_owner(record: Record | None, ask: Settle | Release | Renew | Touch) -> bo
 def settle(record: Record | None, ask: Settle, now: Clock) -> Next:
     if not is_owner(record, ask):
         return record, LOST  # [5]
-    if record.state == ask.state and (record.result or not ask.result):
+    if says(record, ask):
         return record, OK  # [6] the first result stays [7]
     if record.state not in HELD:
         return record, LOST  # [7] settled stays settled
@@ -174,6 +174,11 @@ def settle(record: Record | None, ask: Settle, now: Clock) -> Next:
     ends = now.end + ask.keep
     settled = record._replace(state=ask.state, until=ends, expires=ends, result=ask.result)
     return settled, OK._replace(wakes=wakes(record))
+
+
+def says(record: Record, ours: Settle | Record) -> bool:
+    """True if a settled record has this outcome, and a result if this outcome has one."""
+    return record.state == ours.state and bool(record.result or not ours.result)
 
 
 def release(record: Record | None, ask: Release, now: Clock) -> Next:
@@ -278,8 +283,8 @@ def rank(ours: Record, base: tuple[bytes, int] | None, former: Record, now: Cloc
         return ("OK", True) if known else ("THEIRS_STANDS", False)
     same, success = is_same(ours, base, former), ours.state == SUCCEEDED
     if former.state in SETTLED:
-        if same:
-            return "OK", False
+        if same and (ours.state not in SETTLED or says(former, ours)):
+            return "OK", False  # [6]
         return ("OURS_STANDS", True) if success and former.state == FAILED else ("THEIRS_STANDS", False)
     if same or base == (former.owner, former.fence):
         return "OK", True

@@ -234,6 +234,11 @@ ADOPTIONS = {
             "if sub(former, 2, 2) == 'F' then",
         ),
         Mutant(
+            "A result of an outage counts as recorded if its claim was completed without a result.",
+            "if same and (not is_settled(ours) or says(former, ours)) then",
+            "if same then",
+        ),
+        Mutant(
             "The fence of a free key falls after an outage.",
             "if former and free and fence_of(former) > fence_of(ours) then",
             "if false then",

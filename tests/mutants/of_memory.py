@@ -70,8 +70,8 @@ MEMORY = {
         ),
         Mutant(
             "The repetition of a settling is told that the claim is lost.",
-            "if entry.state == state and (entry.payload or not op.payload):\n            return Code.OK",
-            "if entry.state == state and (entry.payload or not op.payload):\n            return Code.LOST",
+            "if says(entry, state, op.payload):\n            return Code.OK",
+            "if says(entry, state, op.payload):\n            return Code.LOST",
         ),
         Mutant(
             "The repetition of a release is told that the claim is lost.",

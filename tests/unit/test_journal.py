@@ -237,6 +237,31 @@ def test_a_result_of_another_process_under_a_name_that_gave_way_here_is_a_confli
     assert home.comes_home() == [conflict("bob", "ann", "theirs" if success else "ours")]
 
 
+@pytest.mark.parametrize(
+    ("stored", "ours", "is_kept", "is_told"),
+    [
+        (("S", b""), ("S", b'"done"'), False, True),
+        (("F", b""), ("F", b'"why"'), False, True),
+        (("S", b'"done"'), ("F", b'"why"'), False, True),
+        (("F", b'"why"'), ("S", b'"done"'), True, False),
+        (("S", b'"done"'), ("S", b""), False, False),
+        (("S", b'"done"'), ("S", b'"else"'), False, False),
+    ],
+)
+def test_an_end_that_another_end_hides_in_the_store_is_told(
+    stored: tuple[str, bytes], ours: tuple[str, bytes], is_kept: bool, is_told: bool, home: Home
+) -> None:
+    """The store has recorded one end of the claim, and its reply was lost; then another was recorded here."""
+    home.both(home.claim("k", "ann"))
+    for settles, (state, payload) in ((home.in_store, stored), (home.ask, ours)):
+        op = settle("k", "ann", payload)
+        op.succeeded = state == "S"
+        assert settles(op) is Code.OK
+    assert home.comes_home() == [conflict("ann", "ann", "theirs")] * is_told
+    state, payload = ours if is_kept else stored
+    assert home.stands("k") == (state, "ann", payload)
+
+
 def test_a_success_that_comes_while_its_claim_is_losing_outranks_the_winner(home: Home) -> None:
     """Both are told, in order: what stands in the end is what the last event says."""
     home.ask(home.claim("k", "ann"))
