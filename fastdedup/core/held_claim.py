@@ -84,6 +84,7 @@ class HeldClaim:
         "_done_elsewhere",
         "_ends",
         "_outage",
+        "_outcome_at",
         "_told_lost",
         "_unstorable",
         "_unstorable_ms",
@@ -106,6 +107,8 @@ class HeldClaim:
     """The end of the lease, in the loop's time; set when it is first read, or when the lease is renewed."""
     _outage: bool
     """Set if the lease is lost: True if the store did not report that, but did not answer until the lease ended."""
+    _outcome_at: float
+    """When the last outcome was given, before its first sending, in the loop's time; set once one was given."""
     recording: asyncio.Task[None] | None
     """The task that records an outcome after its caller was cancelled; set once a caller was."""
     _told_lost: bool
@@ -329,6 +332,7 @@ class HeldClaim:
         """
         self._check_live(how)
         self.settling, self._unstorable = True, ""
+        self._outcome_at = asyncio.get_running_loop().time()
         succeeded = how == "completed"
         settings = self.gate.settings
         if ttl is not None:
@@ -401,7 +405,8 @@ class HeldClaim:
             if self.lease_left > 0:
                 # Within its lease no other owner takes a key that was not freed: the first sending did it. A settled
                 # record has expired since, or the store has lost it.
-                if isinstance(op, SettleOp) and op.keep_ms >= self.op.terms.lease_ms:
+                now = asyncio.get_running_loop().time()
+                if isinstance(op, SettleOp) and now < self._outcome_at + op.keep_ms / 1000:
                     raise self._unrecorded()
                 return
             self.lost = self._outage = True

@@ -31,9 +31,15 @@ from ..waiting import wait_until
 # A settling that was sent again, to a store that has lost the record.
 
 
+@pytest.mark.parametrize("ttl", [None, 30])
 @pytest.mark.parametrize("how", ["complete", "fail"])
-async def test_an_outcome_that_the_store_has_lost_is_not_recorded(own_redis: RedisServer, how: str) -> None:
-    """It returned as if it were: a Redis that came back empty answers the second try, and nobody else has the key."""
+async def test_an_outcome_that_the_store_has_lost_is_not_recorded(
+    own_redis: RedisServer, how: str, ttl: float | None
+) -> None:
+    """It returned as if it were: a Redis that came back empty answers the second try, and nobody else has the key.
+
+    Its record would have outlived the second try, even if that is for less time than the lease.
+    """
     told: list[Event] = []
     async with Dedup(own_redis.url, namespace="t", timeout=5.0, on_event=told.append) as dedup:
         claim = await dedup.claim("k", lease=60)
@@ -41,7 +47,7 @@ async def test_an_outcome_that_the_store_has_lost_is_not_recorded(own_redis: Red
         own_redis.kill()
         own_redis.start()
         with pytest.raises(UnavailableError, match="the store answers again without the record") as caught:
-            await getattr(claim, how)("done")
+            await getattr(claim, how)("done", ttl=ttl)
         assert caught.value.unrecorded
         assert [event.key for event in told if isinstance(event, LeaseLost)] == ["k"]
         with pytest.raises(ClaimLostError):
