@@ -143,9 +143,11 @@ def encode(codec: Codec, value: Any, limit: int, json_of: Callable[[Any], bytes]
     except DedupError:
         raise
     except Exception as error:  # any error of a codec becomes one error for callers
+        what, way = "a result", "return JSON-able data, or give Dedup a codec= that knows the type"
+        if codec is _ERRORS:
+            what, way = "an error", "give fail() an exception or JSON values: errors do not use codec="
         raise ResultError(
-            f"cannot store a result of type {type(value).__name__}: {error_text(error)}; "
-            "return JSON-able data, or give Dedup a codec= that knows the type"
+            f"cannot store {what} of type {type(value).__name__}: {error_text(error)}; {way}"
         ) from error
     if not isinstance(payload, bytes):
         raise ResultError(f"the codec's dumps() must return bytes, it returned {type(payload).__name__}")
