@@ -41,8 +41,9 @@ class Recorder:
         self._docs = docs
         self._path = path
         self._mark = mark
-        # Mutable, of the handler: has it said that nothing was done; had its form errors, so that nothing was done
-        # unless it redirects.
+        # Mutable, of the handler: may a client that leaves end it, unlike one in a thread; has it said that nothing
+        # was done; had its form errors, so that nothing was done unless it redirects.
+        self.cancels = rule.on_disconnect == "cancel"
         self.undone = False
         self.invalid = False
         # Mutable, of a transaction that commits with its response: has it committed, so that the response is sent in
@@ -149,10 +150,10 @@ class Recorder:
         """True if a client that leaves now still settles the claim: the part that was sent counts as the response.
 
         A response that is too large to be kept counts, and so does a file that a framework passes on: the work is
-        done. A stream does not count: it may be endless. Its key is freed, like every key with
-        `on_disconnect="cancel"`.
+        done. A stream does not count: it may be endless. Its key is freed, like every key whose handler
+        `on_disconnect="cancel"` may end.
         """
-        return self.passing and not (self._streams or self.settled or self.rule.on_disconnect == "cancel")
+        return self.passing and not (self._streams or self.settled or self.cancels)
 
     # What the client gets
 

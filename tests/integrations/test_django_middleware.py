@@ -194,6 +194,14 @@ class TestAStream:
 
             assert _asend_and_read("/async/stream")[1] == b"order 1"
 
+    @pytest.mark.parametrize("view", ["/sync/", "/decorated/", "/class/"])
+    def test_of_a_view_in_a_thread_counts_all_the_same(self, open_api: Open, kind: str, view: str) -> None:
+        """It cannot be cancelled: when the client leaves, the work is done."""
+        with open_api(on_disconnect="cancel"):
+            _leave(view + "stream", kind)
+
+            assert facts(Browser(kind).post(view + "stream", **KEY)) == (409, "response-not-stored")
+
 
 def _leave(url: str, kind: str) -> None:
     """Hang up before the stream has begun."""

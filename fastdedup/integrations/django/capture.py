@@ -57,12 +57,16 @@ async def run(bridge: Bridge, hold: Hold, request: HttpRequest, view: Callable[[
         BaseException: any exception of the view; then its claim is released.
     """
     mark_held(request, hold)
+    return await bridge.finish(
+        _run(bridge, hold, request, view), unsent, partial(_cancels, bridge, hold, request)
+    )
 
-    def cancels() -> bool:  # a view in a thread would go on beside the retry
-        match = request.resolver_match
-        return hold.recorder.rule.on_disconnect == "cancel" and match is not None and is_async(match.func)
 
-    return await bridge.finish(_run(bridge, hold, request, view), unsent, cancels)
+def _cancels(bridge: Bridge, hold: Hold, request: HttpRequest) -> bool:
+    """Return whether a client that leaves ends the view: one in a thread would go on beside the retry."""
+    match = request.resolver_match
+    awaited = not bridge.blocks and match is not None and is_async(match.func)
+    return awaited and hold.recorder.cancels
 
 
 async def unsent(response: Any) -> None:
@@ -94,6 +98,7 @@ async def finish(bridge: Bridge, hold: Hold, request: HttpRequest, response: Htt
     if hold.within:
         note_rollback(hold, response)
     if response.streaming:
+        hold.recorder.cancels = _cancels(bridge, hold, request)
         _watch(hold, response)
         return response
     if callable(getattr(response, "render", None)) and not response.is_rendered:
