@@ -105,6 +105,13 @@ def takes(function: Any, count: int) -> bool:
     return True
 
 
+def check_takes(function: Any, name: str, *given: str) -> None:
+    """Raise ConfigError unless a function can be called with these arguments; `name` is the setting's."""
+    if not takes(function, len(given)):
+        wanted = " and ".join(given)
+        raise ConfigError(f"{name} must be a function that takes {wanted} alone, got {call_text(function)}")
+
+
 def is_async(function: Any) -> bool:
     """Return whether a call gives a coroutine: of an async function, or of an object with an async `__call__`."""
     try:
@@ -128,8 +135,7 @@ def check_takes_one(function: Any, name: str, given: str, *, may_await: bool = F
     if not callable(function):
         kind = "function" if may_await else "plain function"
         raise ConfigError(f"{name} must be a {kind} that takes {given}, got {shown(function)}")
-    if not takes(function, 1):
-        raise ConfigError(f"{name} must be a function that takes {given} alone, got {call_text(function)}")
+    check_takes(function, name, given)
     if not may_await and is_async(function):
         raise ConfigError(f"{name} must be a plain function, got the async function {call_text(function)}")
 

@@ -24,7 +24,7 @@ from ..checks import check_seconds
 from ..errors import UsageError
 from ..gateway import Dedup
 from .decisions import Action, Counts, Decision
-from .delivery import Handler, check_handler, is_failure
+from .delivery import Handler, is_failure
 from .headers import AGAIN, ORIGIN, attempts_of, dead_letter_headers, is_again
 from .keys import KeyRule, text_of
 from .room import Headers, Letter, lay_down
@@ -147,10 +147,10 @@ class ConsumerLife(ABC):
         """Return the handler, if `run` may begin.
 
         Raises:
-            ConfigError: the handler is not async.
+            ConfigError: the handler is not async, or takes other arguments.
             UsageError: the consumer or its gate is not open, or `run` is at work already.
         """
-        checked = check_handler(handler)
+        checked = self._deliveries.check_handler(handler)
         if self._is_running:
             raise UsageError(
                 f"the consumer {self.name!r} runs already: give each handler a consumer of its own"

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..admin.resolving import Check, check_resolve
+from ..checks import check_takes, is_async
 from ..errors import ConfigError, ForeignRecordError, InvalidKeyError, describe_error
 from ..events import ConsumerEnded, emit
 from ..gateway import Dedup
@@ -89,6 +90,8 @@ class Deliveries:
         self._unlaid = LogThrottle()
         # Mutable: whether the consumer is paused because of its broker.
         self._broker_away = False
+        # Mutable: the handler that was checked last.
+        self._handler: Handler | None = None
         self._way: GatedWay | InboxWay
         if inbox is not None:
             self._way = InboxWay(
@@ -98,6 +101,21 @@ class Deliveries:
             self._way = GatedWay(rules, dedup, self._pauses, self._failed_attempts, remember, resolve)
         else:
             raise ConfigError("a consumer needs a gate, an inbox, or both: dedup= and inbox= are None")
+
+    def check_handler(self, handler: Any) -> Handler:
+        """Return a handler, if it is async and takes what it is called with.
+
+        Raises:
+            ConfigError: it is not async, or does not take the message alone, or with an inbox the transaction and
+                the message.
+        """
+        if not is_async(handler):
+            raise ConfigError(f"the handler must be async def, got {handler!r}")
+        if handler != self._handler:  # a poller gives it with each message, and to read a signature is slow
+            transaction = () if self._inbox is None else ("the transaction",)
+            check_takes(handler, "the handler", *transaction, "the message")
+            self._handler = handler
+        return handler  # type: ignore[no-any-return]
 
     def check_memory(self, seconds: float, setting: str) -> None:
         """Check that a finished message stays known for as long as the broker may take to deliver it again.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ..claim import Claim
-from ..errors import ConfigError
 from ..events import DeadLettered, OnEvent, emit
 from .decisions import Decision
 
@@ -55,18 +53,6 @@ def take_back_cancels(task: asyncio.Task[Any], *, but: int = 0) -> None:
     """Undo all but `but` cancellations of a task: timeouts and task groups would count them as their own."""
     while task.cancelling() > but:
         task.uncancel()
-
-
-def check_handler(handler: Any) -> Handler:
-    """Return the handler, if it is async.
-
-    Raises:
-        ConfigError: it is not async.
-    """
-    call = getattr(handler, "__call__", None)  # noqa: B004 -- an object whose call is async
-    if not inspect.iscoroutinefunction(handler) and not inspect.iscoroutinefunction(call):
-        raise ConfigError(f"the handler must be async def, got {handler!r}")
-    return handler  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Unpack
 
-from ..checks import Seconds, check_count, check_flag, is_async
+from ..checks import Seconds, check_count, check_flag, check_takes, is_async
 from ..errors import ConfigError, UsageError
 from ..gateway import Dedup
 from ..sync.gateway import Dedup as SyncDedup
@@ -21,7 +21,7 @@ from ..sync.once import check_done
 from ..sync.resolving import SyncCheck
 from .blocking import WAIT, Attempt, BlockingWay, check_gate
 from .decisions import Action, Counts, Decision, Reason
-from .delivery import Handler, check_handler, lay_nothing
+from .delivery import Handler, lay_nothing
 from .keys import KeyRule
 from .rules import ATTEMPTS, MessageRules
 from .settings import RETRY_DELAY, MessageSettings, deliveries_of
@@ -107,10 +107,11 @@ class Dispatcher:
             again: an operator has taken it from the dead letters: work on it though it has failed for good.
 
         Raises:
-            ConfigError: the gate or the inbox is set up wrongly; the handler is not async; `failed` is no count.
+            ConfigError: the gate or the inbox is set up wrongly; the handler is not async, or takes other arguments;
+                `failed` is no count.
             UsageError: the gate or the inbox is not open.
         """
-        check_handler(handler)
+        self._deliveries.check_handler(handler)
         check_count(failed, "failed", least=0)
         check_flag(again, "again")
         decision = await self._deliveries.handle(message, handler, lay_nothing, failed=failed, again=again)
@@ -184,11 +185,13 @@ class SyncDispatcher:
             again: an operator has taken it from the dead letters: work on it though it has failed for good.
 
         Raises:
-            ConfigError: the gate is set up wrongly; the handler is async; `failed` is no count.
+            ConfigError: the gate is set up wrongly; the handler is async, or takes other arguments; `failed` is no
+                count.
             UsageError: the gate is not open; the handler returned a coroutine, so its work is not done.
         """
         if not callable(handler) or is_async(handler):
             raise ConfigError(f"the handler must be a plain function, not async, got {handler!r}")
+        check_takes(handler, "the handler", "the message")
         check_count(failed, "failed", least=0)  # after the claim, an error would leave it held and renewed
         check_flag(again, "again")
         self.counts.delivered += 1

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ..arguments import ArgumentsRule
-from ..checks import call_text, takes
+from ..checks import check_takes
 from ..errors import ConfigError, InvalidKeyError, describe_error
 from ..kernel.keyspace import MAX_KEY_BYTES
 
@@ -34,8 +34,7 @@ def check_rule(rule: Any, what: str = "key") -> KeyRule:
             f"{what}= must be a function of the message, not async: for example {what}=message_id, "
             f"or {what}=lambda message: message.headers['order']"
         )
-    if not takes(rule, 1):
-        raise ConfigError(f"{what}= must be a function that takes the message alone, got {call_text(rule)}")
+    check_takes(rule, f"{what}=", "the message")
     return rule  # type: ignore[no-any-return]
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -214,6 +215,47 @@ async def test_a_handler_that_is_not_async_is_refused_before_it_works(dedup: Ded
     with pytest.raises(ConfigError, match="the handler must be async def"):
         await orders.dispatch("a", blocking)
     assert (done, seen(await orders.dispatch("a", ends))) == ([], ACKED)
+
+
+async def test_a_handler_of_other_arguments_is_refused_at_once(dedup: Dedup) -> None:
+    """It would raise for each message, and so make a dead letter of each."""
+    inbox = Inbox("orders", keep=timedelta(days=7))
+
+    async def charge(message: Any, amount: int, *, currency: str = "EUR") -> None:
+        await ends(message)
+
+    with pytest.raises(
+        ConfigError, match=r"takes the message alone, got charge\(message, amount, currency\)"
+    ):
+        await Dispatcher("orders", dedup, key=key).dispatch("a", charge)  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigError, match=r"takes the transaction and the message alone, got ends\(message\)"
+    ):
+        await Dispatcher("orders", dedup, key=key, inbox=inbox, begin=dict).dispatch("a", ends)
+    with SyncDedup("memory://", namespace="m") as blocking:
+        wrong: Any = lambda: None  # noqa: E731 -- a function that takes nothing
+        with pytest.raises(ConfigError, match="the handler must be a function that takes the message alone"):
+            SyncDispatcher("orders", blocking, key=key).dispatch("a", wrong)
+
+
+class Desk:
+    async def __call__(self, message: Any) -> None:
+        await ends(message)
+
+    async def charge(self, message: Any, amount: int = 1) -> None:
+        await ends(message)
+
+    async def any(self, *given: Any, **more: Any) -> None:
+        await ends(given)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [Desk(), Desk().charge, Desk().any, partial(Desk.charge, Desk()), partial(Desk().charge, amount=2)],
+)
+async def test_a_handler_may_be_anything_that_takes_the_message(dedup: Dedup, handler: Any) -> None:
+    orders = Dispatcher("orders", dedup, key=key)
+    assert [seen(await orders.dispatch(message, handler)) for message in "ab"] == [ACKED, ACKED]
 
 
 async def test_again_is_no_text_that_counts_as_true(dedup: Dedup) -> None:
