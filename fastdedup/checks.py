@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import ConfigError, InvalidKeyError
 
+T = TypeVar("T")
 Seconds = float | timedelta
 """A length of time: a number of seconds, or a timedelta."""
 MAX_SECONDS = 10 * 365 * 86_400.0
@@ -138,6 +139,17 @@ def check_takes_one(function: Any, name: str, given: str, *, may_await: bool = F
     check_takes(function, name, given)
     if not may_await and is_async(function):
         raise ConfigError(f"{name} must be a plain function, got the async function {call_text(function)}")
+
+
+def check_dedup(given: Any, kind: type[T], name: str) -> T:
+    """Return a gate, if it is a `Dedup` of this kind; see `not_a_gate`.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(given, kind):
+        raise not_a_gate(given, name, f"{kind.__module__.removesuffix('.gateway')}.{kind.__name__}")
+    return given
 
 
 def not_a_gate(given: object, name: str, wanted: str) -> ConfigError:

@@ -14,6 +14,17 @@ from ..kernel.records import MOST_RESULT
 from ..keys import check_namespace
 
 
+def check_codec(given: Any) -> Codec:
+    """Return a codec, if it is an object with `dumps` and `loads`, and no class of such objects.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if isinstance(given, type) or not isinstance(given, Codec):
+        raise ConfigError(f"codec must be an object with dumps() and loads(), got {named(given)}")
+    return given
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Times in seconds, sizes in bytes. See `Dedup` for their meaning."""
@@ -32,8 +43,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "namespace", check_namespace(self.namespace))
-        if isinstance(self.codec, type) or not isinstance(self.codec, Codec):
-            raise ConfigError(f"codec must be an object with dumps() and loads(), got {named(self.codec)}")
+        check_codec(self.codec)
         for name in ("lease", "ttl", "failure_ttl", "token_ttl"):
             object.__setattr__(self, name, check_seconds(getattr(self, name), name))
         check_count(self.max_result, "max_result", most=MOST_RESULT)

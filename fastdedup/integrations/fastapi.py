@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import lru_cache, partial
 from typing import Annotated, Any, Final, Literal, TypeVar, Unpack
 
-from ..checks import check_count, not_a_gate
+from ..checks import check_count, check_dedup
 from ..claim import Claim
 from ..errors import ConfigError, UnavailableError
 from ..extras import needs
@@ -108,8 +108,7 @@ class Idempotency:
     def __init__(
         self, app: FastAPI, dedup: Dedup, *, docs: str | None = None, max_request: int = 1024 * 1024
     ) -> None:
-        if not isinstance(dedup, Dedup):
-            raise not_a_gate(dedup, "dedup in Idempotency(app, dedup)", "fastdedup.Dedup")
+        check_dedup(dedup, Dedup, "dedup in Idempotency(app, dedup)")
         if any(
             getattr(middleware.cls, "__name__", "") == _Capture.__name__ for middleware in app.user_middleware
         ):

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import Any, Final, ParamSpec, TypeVar
 
 from ..admin.resolving import Check
-from ..checks import Seconds, check_decorated, check_wait, not_a_gate
+from ..checks import Seconds, check_decorated, check_dedup, check_wait
 from ..errors import ConfigError
 from ..extras import needs
 from ..gateway import Dedup
@@ -63,9 +63,7 @@ class DedupMiddleware(TaskiqMiddleware):
 
     def __init__(self, dedup: Dedup, *, wait: Seconds | None = WAIT, remember: Ledger | None = None) -> None:
         super().__init__()
-        if not isinstance(dedup, Dedup):
-            raise not_a_gate(dedup, "taskiq is asynchronous: dedup", "fastdedup.Dedup")
-        self._dedup = dedup
+        self._dedup = check_dedup(dedup, Dedup, "taskiq is asynchronous: dedup")
         check_ledger(remember, Ledger, dedup.gate.connection, dedup.settings.namespace)
         self._remember = remember
         self._wait = check_wait(wait, WAIT, least=_LEAST_WAIT)

@@ -7,7 +7,7 @@ from inspect import isawaitable, iscoroutine
 from typing import Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from ..checks import not_a_gate
+from ..checks import check_dedup
 from ..errors import ConfigError
 from ..flows import drive
 from ..keys import Fingerprint
@@ -132,8 +132,7 @@ class IdempotencyMiddleware:
         docs: str | None = None,
         **settings: Unpack[RouteSettings],
     ) -> None:
-        if not isinstance(dedup, Dedup):
-            raise not_a_gate(dedup, "dedup in IdempotencyMiddleware(app, dedup)", "fastdedup.sync.Dedup")
+        check_dedup(dedup, Dedup, "dedup in IdempotencyMiddleware(app, dedup)")
         self.app = app
         rules = make_rules(routes, dict(settings))
         self._table = RouteTable(rules, lambda rule: WsgiClaims(dedup, rule))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..arguments import CallRules
-from ..checks import Seconds
+from ..checks import Seconds, check_dedup
 from ..gateway import Dedup
 from .any_inbox import DAY, AnyInbox
 from .bridge import AWAITING, Begin
@@ -39,7 +39,7 @@ class Inbox(AnyInbox[Begin]):
 
     Raises:
         ConfigError: a name is too long, or has other characters than letters, digits and underscores; `keep` is not a
-            time; or another inbox of this name or this table keeps its rows for another time.
+            time, or `codec` no codec; or another inbox of this name or this table keeps its rows for another time.
     """
 
     bridge = AWAITING
@@ -156,9 +156,12 @@ class Inbox(AnyInbox[Begin]):
             on_batch: called with the number of rows that each batch deleted.
 
         Raises:
+            ConfigError: an argument cannot be used.
             RetryTransaction: the database has ended several batches, one after another. Rows that were deleted before
                 stay deleted.
         """
+        if leader is not None:
+            check_dedup(leader, Dedup, "purge(leader=…)")
         ticker = Ticker(self._rules, batch, on_batch)
         return await purge(ticker, self.bridge, self.beginning(begin), leader)
 

@@ -19,7 +19,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from ..arguments import CallRules
 from ..backoff import Backoff
-from ..checks import Seconds, check_count, check_decorated, check_wait, not_a_gate
+from ..checks import Seconds, check_count, check_decorated, check_dedup, check_wait
 from ..claim import Claim
 from ..claiming import claim_call
 from ..core.calls import ClaimCall, claim_of, count_claim
@@ -181,8 +181,8 @@ def once(
     [Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]], OnceFunction[P, Coroutine[Any, Any, T]]
 ]:
     """Return the decorator; see `Inbox.once`."""
-    if rules.gate is not None and not isinstance(rules.gate, Dedup):
-        raise not_a_gate(rules.gate, "once(gate=…)", "fastdedup.Dedup")
+    if rules.gate is not None:
+        check_dedup(rules.gate, Dedup, "once(gate=…)")
 
     def decorate(
         function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],

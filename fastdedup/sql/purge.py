@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ..checks import Seconds, check_count, check_seconds
+from ..checks import Seconds, check_count, check_seconds, check_takes_one
 from ..errors import InProgressError
 from .bridge import InboxBridge, driver_over, in_transaction, within
 from .dialects.base import Database, Figures, Flow, TableName
@@ -24,6 +24,8 @@ class Ticker:
     def __init__(self, rules: TableRules, batch: int | None, on_batch: Callable[[int], None] | None) -> None:
         self._rules = rules
         self._batch = None if batch is None else check_count(batch, "batch", most=MOST_ROWS)
+        if on_batch is not None:
+            check_takes_one(on_batch, "on_batch", "the number of rows")
         self._on_batch = on_batch
         # Mutable: the most rows of this batch; the rows deleted; whether there is more to do; how many batches, one
         # after another, the database has ended.

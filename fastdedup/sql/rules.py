@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 from ..checks import Seconds, check_count, check_seconds
 from ..codec import Codec, JSONCodec, decode, encode
+from ..core.settings import check_codec
 from ..decorated import DecoratedFunctions
 from ..errors import ConfigError, UsageError
 from ..kernel.keyspace import MAX_KEY_BYTES, Keyspace, Kind
@@ -147,7 +148,7 @@ class InboxRules(TableRules):
     ) -> None:
         self.name = check_namespace(name, "an inbox's name")
         super().__init__(TableName(table, schema), check_seconds(keep, "keep"))
-        self.codec: Codec = JSONCodec() if codec is None else codec
+        self.codec = check_codec(JSONCodec() if codec is None else codec)
         self.max_result = check_count(max_result, "max_result")
         self.decorated = DecoratedFunctions()
         self._keys = Keyspace(name, Kind.CLAIM, readable=MAX_KEY_BYTES)

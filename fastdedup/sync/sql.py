@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..arguments import CallRules
-from ..checks import Seconds, not_a_gate
+from ..checks import Seconds, check_dedup
 from ..errors import DedupError, UsageError
 from ..flows import drive
 from ..keys import Fingerprint
@@ -84,8 +84,8 @@ class Inbox(AnyInbox[Begin]):
     ) -> Callable[[Callable[Concatenate[Any, P], T]], OnceFunction[P, T]]:
         """Decorate `def work(transaction, …)` to be done once for each key; see `fastdedup.sql.Inbox.once`."""
         beginning = self.beginning(begin)
-        if gate is not None and not isinstance(gate, Dedup):
-            raise not_a_gate(gate, "once(gate=…)", "fastdedup.sync.Dedup")
+        if gate is not None:
+            check_dedup(gate, Dedup, "once(gate=…)")
         rules = OnceRules(self._rules, CallRules(key, fingerprint, name), gate, wait, busy, attempts)
 
         def decorate(function: Callable[Concatenate[Any, P], T]) -> OnceFunction[P, T]:
@@ -124,6 +124,8 @@ class Inbox(AnyInbox[Begin]):
         on_batch: Callable[[int], None] | None = None,
     ) -> int:
         """Delete the rows that are older than `keep`, in batches; see `fastdedup.sql.Inbox.purge`."""
+        if leader is not None:
+            check_dedup(leader, Dedup, "purge(leader=…)")
         ticker = Ticker(self._rules, batch, on_batch)
         return drive(purge(ticker, BLOCKING, self.beginning(begin), leader))
 

@@ -132,11 +132,34 @@ async def test_a_receipt_of_a_savepoint_rolled_back_is_not_completed(database: O
         ({"schema": "`a`"}, "schema= must be a name"),
         ({"max_result": 0}, "max_result must be"),
         ({"name": ""}, "an inbox.s name must"),
+        (
+            {"codec": RawCodec},
+            r"codec must be an object with dumps\(\) and loads\(\), got the class RawCodec",
+        ),
+        ({"codec": "json"}, "codec must be an object .*, got str"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(kind: Any, settings: dict[str, Any], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         kind(**{"name": "tests", "keep": WEEK, **settings})
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"leader": "redis://h"}, r"purge\(leader=…\) must be a fastdedup\.{}Dedup, got builtins\.str"),
+        ({"on_batch": 10}, "on_batch must be a plain function that takes the number of rows, got 10"),
+        ({"on_batch": lambda: None}, r"takes the number of rows alone, got <lambda>\(\)"),
+    ],
+)
+async def test_what_a_purge_cannot_use_is_refused_before_it_begins(given: dict[str, Any], what: str) -> None:
+    def begin() -> Any:
+        raise AssertionError("it has begun")
+
+    with pytest.raises(ConfigError, match=what.format("")):
+        await Inbox("tests", keep=WEEK, begin=begin).purge(**given)
+    with pytest.raises(ConfigError, match=what.format(r"sync\.")):
+        SyncInbox("tests", keep=WEEK, begin=begin).purge(**given)
 
 
 @pytest.mark.parametrize("shared", [{"name": "same"}, {"table": "same"}])

@@ -10,7 +10,7 @@ from contextlib import suppress
 from inspect import Parameter, signature
 from typing import Any, Final, NoReturn
 
-from ...checks import is_async, not_a_gate, takes
+from ...checks import check_dedup, is_async, not_a_gate, takes
 from ...errors import ConfigError
 from ...extras import needs
 from ...gateway import Dedup
@@ -125,10 +125,7 @@ def chosen(dedup: Dedup | Chooser | None, request: HttpRequest) -> Dedup | None:
     """
     if dedup is None or isinstance(dedup, Dedup):
         return dedup
-    found: Any = dedup(request)
-    if not isinstance(found, Dedup):
-        raise not_a_gate(found, "what the function given as dedup= returns", "fastdedup.Dedup")
-    return found
+    return check_dedup(dedup(request), Dedup, "what the function given as dedup= returns")
 
 
 def _parameters_of(dependency: Any) -> list[Parameter]:

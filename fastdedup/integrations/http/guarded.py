@@ -6,7 +6,7 @@ from functools import partial
 from inspect import isawaitable
 from typing import Any, cast
 
-from ...checks import not_a_gate
+from ...checks import check_dedup
 from ...claim import Claim
 from ...compiled import mypyc_attr
 from ...gateway import Dedup
@@ -30,9 +30,7 @@ class AsgiGate:
     """
 
     def __init__(self, dedup: Any) -> None:
-        if not isinstance(dedup, Dedup):
-            call = "IdempotencyMiddleware(app, dedup) or idempotent(dedup)"
-            raise not_a_gate(dedup, f"dedup in {call}", "fastdedup.Dedup")
+        check_dedup(dedup, Dedup, "dedup in IdempotencyMiddleware(app, dedup) or idempotent(dedup)")
         self.lifespan = Lifespan(dedup)
         # Mutable: was the first application searched for FastAPI, whose errors are watched.
         self._watched = False
