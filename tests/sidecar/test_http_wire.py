@@ -314,6 +314,15 @@ def test_what_is_no_http_is_turned_down(raw: socket.socket, garbage: bytes) -> N
     assert closed(raw)
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/v1/gate?principal=everyone"])
+def test_a_request_with_two_hosts_is_turned_down(raw: socket.socket, path: str) -> None:
+    """A proxy may have looked at the other one: RFC 9112, section 3.2."""
+    raw.sendall(f"GET {path} HTTP/1.1\r\nhost: a\r\nidempotency-key: k\r\nHost: b\r\n\r\n".encode())
+    ((status, headers, facts),) = read(raw)
+    assert (status, facts["type"]) == (400, "urn:fastdedup:problem:bad-request")
+    assert (headers["connection"], closed(raw)) == ("close", True)
+
+
 def test_garbage_waits_for_the_answers_before_it(raw: socket.socket) -> None:
     raw.sendall(request({"key": "a"}) + request({"key": "b", "wait": 5}) + b"\x00garbage\r\n\r\n")
     assert [status for status, *_ in read(raw, 3)] == [201, 201, 400]

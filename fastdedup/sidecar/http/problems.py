@@ -45,7 +45,7 @@ BAD_REQUEST = ProblemType(
     "bad-request",
     400,
     "The request is not HTTP",
-    "Send HTTP/1.1, without an upgrade, with no transfer coding but chunked, and with no `connection` in a trailer.",
+    "Send HTTP/1.1, with one `host`, no upgrade, no transfer coding but chunked, and no `connection` in a trailer.",
 )
 MALFORMED = ProblemType("malformed-json", 400, "The body is not JSON", "Send one JSON value, in UTF-8.")
 FORBIDDEN = ProblemType(

@@ -270,6 +270,8 @@ class HttpProtocol(asyncio.Protocol):
             self._arriving.expects_continue |= expects_leave(value, self.parser.get_http_version())
         elif name == b"transfer-encoding" and not is_chunked(value, self.parser.get_http_version()):
             raise _Refused
+        elif name == b"host" and any(each == name for each, _ in self._arriving.headers):
+            raise _Refused  # a proxy may have gone by the other one: RFC 9112, section 3.2
         self._arriving.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
