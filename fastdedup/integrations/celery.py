@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from ..admin.takeover import Resolution, Takeover
 from ..checks import Seconds
-from ..codec import UNSTORABLE
 from ..downstream import claimed_work
-from ..errors import ConfigError, FailedError, InProgressError, ResultError, error_text
+from ..errors import ConfigError, FailedError, InProgressError, error_text
 from ..extras import needs
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
 from ..messages.decisions import Action, Decision
@@ -236,7 +235,7 @@ def _work(task: DedupTask, attempt: Attempt, args: Any, kwargs: Any) -> Any:
         raise
     try:
         packed = _packed(task, result)
-    except ResultError as error:
+    except Exception as error:  # noqa: BLE001 -- the serializer may be the user's own
         attempt.succeed_without_result(error)
     else:
         attempt.succeed(packed)
@@ -267,15 +266,11 @@ def _packed(task: DedupTask, result: Any) -> Any:
     """Return a result in the form that its backend keeps, so that a duplicate's caller gets the same types.
 
     Raises:
-        ResultError: the backend cannot keep it.
+        any error of the backend, which cannot keep it.
     """
     if result is None:
         return None
-    try:
-        text = task.backend.encode(result)
-    except Exception as error:
-        log.warning("task %r: a result is not kept: %s", task.name, error_text(error, repr))
-        raise ResultError(UNSTORABLE) from error
+    text = task.backend.encode(result)
     return {"base64": base64.b64encode(text).decode()} if isinstance(text, bytes) else text
 
 

@@ -15,9 +15,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..checks import Seconds
-from ..codec import UNSTORABLE
 from ..downstream import enter, leave
-from ..errors import ConfigError, ResultError, error_text
+from ..errors import ConfigError
 from ..extras import needs
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
 from ..messages.decisions import Action, Decision
@@ -235,8 +234,7 @@ def _succeed(attempt: Attempt, result: Any, encoder: Any) -> None:
     try:
         packed = base64.b64encode(encoder.encode({_PACKED: result})).decode()
     except Exception as error:  # noqa: BLE001 -- the encoder is the user's own
-        log.warning("a result is not kept: %s", error_text(error, repr))
-        attempt.succeed_without_result(ResultError(UNSTORABLE))
+        attempt.succeed_without_result(error)
     else:
         attempt.succeed({_PACKED: packed})
 

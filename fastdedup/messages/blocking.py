@@ -17,6 +17,7 @@ from ..admin.takeover import Resolved
 from ..backoff import Backoff
 from ..checks import named
 from ..claim import Claim as AsyncClaim
+from ..codec import UNSTORABLE
 from ..core.options import ClaimOptions
 from ..errors import (
     ClaimLostError,
@@ -102,13 +103,15 @@ class Attempt:
             self.claim.say(lambda claim: claim.settlement.record(kept, instead=self._not_kept))
         return decision
 
-    def succeed_without_result(self, error: ResultError) -> None:
-        """Record that the work is done, and that duplicates get this error in place of its result."""
+    def succeed_without_result(self, error: Exception) -> None:
+        """Record that the work is done, and that its result cannot be kept: duplicates get an error in its place."""
+        self._not_kept(_repr_of(error))
+        unstorable = ResultError(UNSTORABLE)
         with suppress(DedupError):
-            self.claim.say(lambda claim: claim.settlement.record(error, succeeded=False))
+            self.claim.say(lambda claim: claim.settlement.record(unstorable, succeeded=False))
 
-    def _not_kept(self, error: DedupError) -> None:
-        log.warning("task %r: a result is not kept: %s", self._rules.consumer, error)
+    def _not_kept(self, why: object) -> None:
+        log.warning("task %r: a result is not kept: %s", self._rules.consumer, why)
 
     def fail(self, error: BaseException) -> Decision:
         """Free the key for the next attempt; after the last one record the failure, for duplicates."""
