@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
@@ -14,7 +15,8 @@ _QUIET: Final = 3
 
 
 class Handout(Generic[T]):
-    """Messages for the next free task, in order. Not bounded itself: the broker sends no more than its prefetch.
+    """Messages for the next free task, in order. Not bounded itself: the broker sends no more than its prefetch
+    on a connection, and `drop` forgets those of a lost one.
 
     A client reads a few messages in each turn of the event loop. If they were handed out in each turn, their claims
     would go to the store in twos and threes. Messages in quick succession are handed out together, and share a batch.
@@ -49,6 +51,13 @@ class Handout(Generic[T]):
             if task.done() and not task.cancelled():  # cancelled right after it got a message
                 self._hand(task.result())
             raise
+
+    def drop(self, is_lost: Callable[[T], bool]) -> list[T]:
+        """Forget the messages that wait for a task and that are lost; return them."""
+        waiting, self._messages, lost = self._messages, deque(), list[T]()
+        for message in waiting:
+            (lost if is_lost(message) else self._messages).append(message)
+        return lost
 
     def _turn(self) -> None:
         """Wait for another turn while messages come; else hand them out."""

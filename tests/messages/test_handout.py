@@ -52,3 +52,12 @@ async def test_a_task_that_is_cancelled_as_it_gets_a_message_hands_it_on() -> No
     gone.cancel()
     assert await other == 1
     assert sorted([await handout.take() for _ in range(BURST - 1)]) == [0, *range(2, BURST)]
+
+
+async def test_lost_messages_that_wait_for_a_task_are_forgotten() -> None:
+    handout = Handout[int]()
+    for number in range(BURST):
+        handout.give(number)
+    first = await handout.take()
+    assert (first, handout.drop(lambda number: number % 2 == 0)) == (0, [*range(2, BURST, 2)])
+    assert [await handout.take() for _ in range(BURST // 2)] == [*range(1, BURST, 2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -16,11 +17,13 @@ from typing import Any
 import aio_pika
 import aiosqlite
 import pytest
+from aio_pika import IncomingMessage
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
-from aio_pika.exceptions import MessageProcessError
+from aio_pika.exceptions import ChannelInvalidStateError, MessageProcessError
 
 from fastdedup import ConfigError, Dedup, UsageError
 from fastdedup.integrations.rabbitmq import Consumer, body, message_id
+from fastdedup.integrations.rabbitmq.dead_letters import replay
 from fastdedup.integrations.rabbitmq.places import UnroutableError
 from fastdedup.sql import Inbox
 
@@ -149,6 +152,23 @@ async def test_a_retried_message_keeps_its_exchange_and_routing_key(
     assert orders.runs["7"] == 3
 
 
+async def test_copies_go_to_no_other_queue_of_their_message(rabbitmq: RabbitServer, orders: Orders) -> None:
+    """RabbitMQ publishes a message to each queue that its header CC names."""
+    audit = await orders.channel.declare_queue(rabbitmq.name("audit"))
+    orders.then = fault
+    await orders.publish("7", headers={"CC": [audit.name]})
+    async with orders.consuming(attempts=2) as consumer:
+        await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
+    await replay(orders.channel, f"{orders.queue.name}.dead")
+    assert (
+        await orders.channel.declare_queue(audit.name, passive=True)
+    ).declaration_result.message_count == 1
+    orders.then = lambda message: None
+    async with orders.consuming() as consumer:
+        await wait_until(lambda: consumer.counts.first, description="it is done")
+    assert [each.headers["CC"] for each in orders.seen] == [[audit.name]] * 3
+
+
 async def test_equal_bodies_are_one_message_by_choice(orders: Orders) -> None:
     await orders.publish("1", "2")
     async with orders.consuming(key=body) as consumer:
@@ -275,6 +295,35 @@ async def test_a_lost_connection_lets_work_end_and_skips_its_ack(redis_url: str)
             broker.start()
             await wait_until(lambda: consumer.counts.duplicate, description="it comes again", deadline=40.0)
             assert orders.runs["7"] == 1
+
+
+async def test_deliveries_of_lost_channels_are_forgotten(open_orders: Open) -> None:
+    """The only task is at work as the channel is lost three times."""
+    end = asyncio.Event()
+
+    def is_open(message: IncomingMessage) -> bool:
+        try:
+            return not message.channel.is_closed
+        except ChannelInvalidStateError:
+            return False
+
+    def copies(*, on_open_channels: bool) -> int:
+        found = [each for each in gc.get_objects() if isinstance(each, IncomingMessage)]
+        return sum(is_open(each) or not on_open_channels for each in found if each.message_id == "once more")
+
+    async with open_orders(robust=True) as orders, orders.consuming(prefetch=1) as consumer:
+        orders.then = lambda message: end.wait()
+        await orders.publish("once more")
+        await wait_until(lambda: orders.runs["once more"], description="it is worked on")
+        for _ in range(3):
+            underlay = await orders.channel.get_underlay_channel()
+            await underlay.connection.close(ConnectionError("the network flaps"))
+            await wait_until(lambda: copies(on_open_channels=True) == 1, description="it has come again")
+        gc.collect()
+        assert copies(on_open_channels=False) == 2
+        end.set()
+        await wait_until(lambda: consumer.counts.duplicate, description="the last copy is acknowledged")
+        assert (orders.runs["once more"], consumer.counts.delivered) == (1, 2)
 
 
 @pytest.mark.parametrize("begun", [True, False], ids=["at work", "before it begins"])

@@ -232,6 +232,8 @@ class Consumer(ConsumerLife):
             accept(IncomingMessage(delivered))
 
         async def take(message: AbstractIncomingMessage) -> None:
+            for lost in handout.drop(_is_lost):  # the broker delivers these again, on the new channel
+                self._let_go(lost)
             with suppress(*LOST):
                 # From a channel's second message on, this avoids aio-pika's own task for each message.
                 consumers = getattr(message.channel, "consumers", {})
@@ -292,11 +294,18 @@ class Consumer(ConsumerLife):
                 raise
             self._give_up(error)
         finally:
-            del self._in_hand[id(message)]
-            if not self._in_hand and self._stop.is_set():
-                self._idle.set()
+            self._let_go(message)
+
+    def _let_go(self, message: AbstractIncomingMessage) -> None:
+        del self._in_hand[id(message)]
+        if not self._in_hand and self._stop.is_set():
+            self._idle.set()
 
     async def _decide(self, message: AbstractIncomingMessage, handler: Handler) -> None:
+        _ = (
+            message.channel
+        )  # raises if it is lost: then no ack can be sent, and the broker delivers the message again
+
         async def lay(decision: Decision) -> None:
             await self._places.bury(message, decision, self.name)
 
@@ -315,7 +324,7 @@ class Consumer(ConsumerLife):
             if self._stop.is_set():
                 self._late.append(message)
                 return
-            _ = message.channel  # raises if the broker delivers the message again
+            _ = message.channel  # raises as above
         if not message.processed:
             self._acks.add(cast(IncomingMessage, message))
 
@@ -331,3 +340,11 @@ class Consumer(ConsumerLife):
             self._give_up(
                 ConnectionError(f"the broker delivers no more of {self._queue.name!r}: it was deleted")
             )
+
+
+def _is_lost(message: AbstractIncomingMessage) -> bool:
+    """True if the channel that a message came by is closed."""
+    try:
+        return message.channel.is_closed
+    except LOST:
+        return True

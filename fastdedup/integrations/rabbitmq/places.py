@@ -28,6 +28,8 @@ _ROUTING_KEY: Final = "x-fastdedup-routing-key"
 """The first place that a message was published to: a retried one comes back through the default exchange."""
 _NO_ID: Final = "x-fastdedup-no-message-id"
 """The message was published without an id. aiormq invents one for each copy, and that must never become a key."""
+_CC: Final = "x-fastdedup-cc"
+"""The header CC of a message. RabbitMQ would publish each copy that has it to the queues named there, too."""
 _TYPE: Final = "x-queue-type"
 _LIMIT: Final = "x-delivery-limit"
 _TIMEOUT: Final = "x-consumer-timeout"
@@ -229,6 +231,8 @@ class Places:
 def restore_origin(message: AbstractIncomingMessage) -> None:
     """Give a message that comes back its published values: its exchange, its routing key, an id or none."""
     headers, incoming = message.headers, cast(IncomingMessage, message)
+    if _CC in headers:
+        headers["CC"] = headers.pop(_CC)
     if _NO_ID in headers:
         incoming.message_id = None
     if _EXCHANGE in headers and _ROUTING_KEY in headers:
@@ -365,6 +369,8 @@ def _properties(
 ) -> spec.Basic.Properties:
     if not message.message_id:
         headers = headers | {_NO_ID: 1}
+    if "CC" in headers:
+        headers = {_CC if name == "CC" else name: value for name, value in headers.items()}
     return spec.Basic.Properties(
         content_type=message.content_type,
         content_encoding=message.content_encoding,
