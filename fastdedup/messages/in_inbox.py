@@ -174,7 +174,7 @@ class InboxWay:
                         return Decision(Action.ACK, Reason.DUPLICATE, delivery.key, attempt, error=why)
                     if self._once.refuted:
                         raise
-                    if transactions.has_begun and is_failure(fault):
+                    if transactions.has_begun and is_failure(fault) and not transactions.is_lost:
                         self._failed_attempts.tell(delivery.key, attempt, fault)
                         # If the lease is lost, another consumer waits for this row, or is at work.
                         if claim is not None and claim.lost:
@@ -182,7 +182,7 @@ class InboxWay:
                         return self._rules.of_error(delivery.key, attempt, fault)
                     if not isinstance(fault, Exception):
                         raise
-                    is_mistake = isinstance(fault, (*_MISTAKES, InvalidKeyError))
+                    is_mistake = isinstance(fault, (*_MISTAKES, InvalidKeyError)) and not transactions.is_lost
                     if is_mistake and not isinstance(fault, ClosedConnectionError):
                         raise
                     error = fault

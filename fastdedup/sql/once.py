@@ -369,6 +369,8 @@ class Transactions:
         # Mutable.
         self.has_begun = False
         """True if the latest transaction has begun the work."""
+        self.is_lost = False
+        """True if the latest transaction has ended in an error of the work because its connection was lost."""
 
     async def run(self, key: str, wire: bytes | None) -> Any:
         """Return the result of the work, or of the work that was first. Arguments and errors: see `answer`."""
@@ -407,7 +409,7 @@ class Transactions:
         rules = self._rules
         receipt: Any = None
         commits = is_known = False
-        self.has_begun = False
+        self.has_begun = self.is_lost = False
 
         async def receive_and_work(transaction: Any) -> None:
             nonlocal receipt, commits, is_known
@@ -420,9 +422,13 @@ class Transactions:
             await receipt.begin_work()
             self.has_begun = True
             # The work may have ended the transaction, or caught an error that ended it: its COMMIT would do nothing.
-            result = await self._work(transaction)
-            await flush(receipt.driver)
-            await receipt.finish(result, look=not rules.proven)
+            try:
+                result = await self._work(transaction)
+                await flush(receipt.driver)
+                await receipt.finish(result, look=not rules.proven)
+            except Exception:
+                self.is_lost = receipt.driver.is_lost()  # asked here, because the block's end may close it
+                raise
             commits = True
 
         try:

@@ -14,18 +14,22 @@ import asyncpg
 import psycopg
 import pymysql
 import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from fastdedup import LocalLRU
 from fastdedup.events import GateBypassed, LeaseLost, Replayed
+from fastdedup.messages import Action, Reason
+from fastdedup.messages.dispatch import Dispatcher
 from fastdedup.model import State
-from fastdedup.sql import once
+from fastdedup.sql import Inbox, once
 from fastdedup.sync import sql as sync_sql
 
 from ..servers import RedisServer
 from ..waiting import wait_until
 from .shop import WAYS, Place, Shop, answer, at_work, broken, flush, is_unsettled, open_shop, redelivered
 from .sync_shop import SYNC_WAYS, open_either, open_sync_shop
-from .times import LEASE
+from .times import LEASE, WEEK
 
 LOST = (
     *(asyncpg.PostgresError, asyncpg.InterfaceError, OSError),
@@ -322,3 +326,34 @@ REFUSE_COMMITS = (
     FOR EACH ROW EXECUTE FUNCTION refuse()""",
 )
 """Have PostgreSQL end each transaction with work by 40001 at its COMMIT."""
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_a_database_that_is_lost_under_a_handler_spends_no_attempt(
+    driver: str, mortal_postgres: Place, key: str
+) -> None:
+    """Otherwise a restart of the database makes a dead letter of each message at its last attempt."""
+    runs = 0
+    engine = create_async_engine(mortal_postgres.database.urls[driver])
+
+    async def pays(session: AsyncSession, message: str) -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            mortal_postgres.sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'idle in transaction'"
+            )
+        await session.execute(text(f"INSERT INTO work VALUES ('{message}')"))
+
+    orders = Dispatcher(
+        "orders",
+        None,
+        key=str,
+        inbox=Inbox("orders", keep=WEEK),
+        begin=async_sessionmaker(engine).begin,
+        attempts=1,
+    )
+    found = await orders.dispatch(key, pays)
+    await engine.dispose()
+    assert (found.action, found.reason, runs) == (Action.ACK, Reason.FIRST, 2)
+    assert mortal_postgres.effects(key) == 1
