@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from ..admin.takeover import Resolution, Takeover
 from ..checks import Seconds
-from ..downstream import claimed_work
 from ..errors import ConfigError, FailedError, InProgressError, error_text
 from ..extras import needs
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
@@ -222,8 +221,7 @@ class TaskGate:
 def _work(task: DedupTask, attempt: Attempt, args: Any, kwargs: Any) -> Any:
     """Run the body under its claim, and settle."""
     try:
-        with claimed_work(attempt.claim.asynchronous.settlement.store_key, attempt.claim):
-            result = task.run(*args, **kwargs) if attempt.done is None else attempt.done[0]
+        result = attempt.result_of(lambda: task.run(*args, **kwargs))
     except (Retry, Ignore, Reject):
         attempt.free()
         raise

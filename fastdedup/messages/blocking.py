@@ -19,6 +19,7 @@ from ..checks import named
 from ..claim import Claim as AsyncClaim
 from ..codec import UNSTORABLE
 from ..core.options import ClaimOptions
+from ..downstream import claimed_work
 from ..errors import (
     ClaimLostError,
     ConfigError,
@@ -94,6 +95,14 @@ class Attempt:
     def is_last(self) -> bool:
         """True if this is the last attempt."""
         return self.number >= self._rules.attempts
+
+    def result_of(self, work: Callable[[], Any]) -> Any:
+        """Return what the work returns, or the result of an earlier attempt that had done it."""
+        if self.done is not None:
+            return self.done[0]
+        # Its requests have the same keys at each attempt.
+        with claimed_work(self.claim.asynchronous.settlement.store_key, self.claim):
+            return work()
 
     def succeed(self, result: Any = None) -> Decision:
         """Record success. The work is done, so this does not raise if the record cannot be written."""

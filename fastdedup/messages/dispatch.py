@@ -202,7 +202,7 @@ class SyncDispatcher:
 
     def _work(self, attempt: Attempt, message: Any, handler: Callable[[Any], Any]) -> Decision:
         try:
-            result = handler(message) if attempt.done is None else attempt.done[0]
+            result = attempt.result_of(lambda: handler(message))
         except Exception as error:  # noqa: BLE001 -- an attempt that failed, whatever it is
             self._way.failed_attempts.tell(attempt.key, attempt.number, error)
             if attempt.claim.lost:  # another poller may be at work by now, so this is no dead letter yet

@@ -27,6 +27,7 @@ from fastdedup.integrations import faststream as faststream_gate
 from fastdedup.integrations import taskiq as taskiq_gate
 from fastdedup.integrations.celery import DedupTask
 from fastdedup.integrations.flask import FastDedup, idempotent
+from fastdedup.messages.dispatch import Dispatcher, SyncDispatcher
 from fastdedup.sql import Inbox
 from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import inbox_database
@@ -180,6 +181,24 @@ async def test_subscribers_of_faststream(work: Work, database: Path, in_an_inbox
         async with TestRabbitBroker(broker):
             for _ in range(2):
                 await broker.publish(7, "orders", message_id="order-7")
+    assert work.is_right()
+
+
+async def test_messages_of_dispatchers(work: Work) -> None:
+    async def handler(message: str) -> str:
+        return work()
+
+    async with Dedup("memory://") as dedup:
+        orders = Dispatcher("orders", dedup, key=str, retry_delay=0.01)
+        for _ in range(2):
+            await orders.dispatch("7", handler)
+    assert work.is_right()
+
+
+def test_messages_of_blocking_dispatchers(work: Work, dedup: sync.Dedup) -> None:
+    orders = SyncDispatcher("orders", dedup, key=str, retry_delay=0.01)
+    for _ in range(2):
+        orders.dispatch("7", lambda message: work())
     assert work.is_right()
 
 
