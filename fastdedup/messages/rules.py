@@ -159,7 +159,11 @@ class MessageRules:
                     return Decision(Action.ACK, Reason.DUPLICATE, key, claim.attempt, error=why)
                 return Decision(Action.ACK, Reason.DUPLICATE, key, claim.attempt, result)
             case Outcome.FAILED:
-                failed = first_run_failed(key, claim.error)
+                try:
+                    why = claim.error
+                except ResultError as error:  # another codec, or a client of the sidecar, has stored it
+                    why = error
+                failed = first_run_failed(key, why)
                 return Decision(Action.ACK, Reason.DUPLICATE, key, claim.attempt, error=failed)
             case Outcome.IN_PROGRESS:
                 return Decision(Action.RETRY, Reason.IN_PROGRESS, key)  # no attempt is spent

@@ -20,7 +20,16 @@ from sqlalchemy.event import listens_for
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
-from fastdedup import ClaimLostError, ConfigError, Dedup, InProgressError, UnavailableError, UsageError
+from fastdedup import (
+    ClaimLostError,
+    ConfigError,
+    Dedup,
+    FailedError,
+    InProgressError,
+    UnavailableError,
+    UsageError,
+)
+from fastdedup.codec import Encoded
 from fastdedup.events import LeaseLost
 from fastdedup.messages import Action, DeadLetterError, Reason, gated
 from fastdedup.messages.dispatch import Dispatcher, Disposition, SyncDispatcher
@@ -103,6 +112,19 @@ async def test_what_is_done_stays_done_if_its_result_cannot_be_read(redis_url: s
         assert seen(await Dispatcher("orders", dedup, key=key).dispatch("a", ends)) == DUPLICATE
     with SyncDedup(redis_url, namespace="m") as blocking:
         assert seen(SyncDispatcher("orders", blocking, key=key).dispatch("a", str)) == DUPLICATE
+
+
+async def test_a_failure_that_cannot_be_read_stays_a_failure(redis_url: str) -> None:
+    """Clients of the sidecar record bytes of any kind."""
+    async with Dedup(redis_url, namespace="m") as dedup:
+        claim = await dedup.claim(gate_key("orders", "a"))
+        await claim.settlement.record(Encoded((b"refused",)), succeeded=False)
+        found = await Dispatcher("orders", dedup, key=key).dispatch("a", ends)
+    with SyncDedup(redis_url, namespace="m") as blocking:
+        same = SyncDispatcher("orders", blocking, key=key).dispatch("a", str)
+    for each in (found, same):
+        assert seen(each) == (Action.DEAD_LETTER, Reason.DUPLICATE, 0.0)
+        assert isinstance(each.error, FailedError)
 
 
 @pytest.mark.parametrize("failed", ["1", None, 1.5, True, -1])
