@@ -106,10 +106,10 @@ class GatedWay:
                 delivery.done = done = rules.of_success(key, attempt, result)
                 kept = rules.kept(result)
                 if isinstance(kept, LostResult):
-                    self._not_kept(kept.why)
+                    not_kept(rules, kept.why)
                     await kept.record(claim.settlement)
                 else:
-                    await claim.settlement.record(kept, instead=self._not_kept)
+                    await claim.settlement.record(kept, instead=lambda error: not_kept(rules, error))
                 return done
         # Before its failure is recorded: else a crash here would lose it.
         if decision.action is Action.DEAD_LETTER:
@@ -136,8 +136,10 @@ class GatedWay:
                 raise abandoned(answer)
         return await delivery.work()
 
-    def _not_kept(self, error: DedupError | str) -> None:
-        log.warning("consumer %r: a result is not kept: %s", self._rules.consumer, error)
+
+def not_kept(rules: MessageRules, error: DedupError | str) -> None:
+    """Log that the work is done, and its result cannot be kept."""
+    log.warning("consumer %r: a result is not kept: %s", rules.consumer, error)
 
 
 async def settle(settlement: Settlement, decision: Decision, delay: float) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from ..arguments import CallRules
 from ..claim import Claim
 from ..claiming import claim_call
+from ..codec import Encoded, encode
 from ..core.calls import ClaimCall
 from ..errors import (
     ClaimLostError,
@@ -17,6 +18,7 @@ from ..errors import (
     InvalidKeyError,
     MismatchError,
     ResultError,
+    ResultTooLargeError,
     UnavailableError,
     UsageError,
 )
@@ -39,7 +41,7 @@ from ..sql.once import (
 from .decisions import Action, Decision, Reason
 from .delivery import Delivery, is_failure
 from .failed_attempts import FailedAttempts
-from .gated import reopen, settle
+from .gated import not_kept, reopen, settle
 from .holding import HeldMessage, Pauses
 from .rules import MessageRules
 
@@ -146,8 +148,12 @@ class InboxWay:
                 raise refused  # there is no row, so the last COMMIT has done nothing: the attempt has failed
             if exhausted is not None:
                 raise _Exhausted
-            result = await delivery.work(transaction)
-            return result if self._rules.keep_result else None
+            kept, inbox = self._rules.kept(await delivery.work(transaction)), self._inbox.rules
+            try:
+                return Encoded((encode(inbox.codec, kept, inbox.max_result),))
+            except (ResultError, ResultTooLargeError) as error:
+                not_kept(self._rules, error)
+                return None
 
         transactions = Transactions(
             AWAITING, self._inbox.receive, self._once, self._begin, work, delivery.mark

@@ -291,6 +291,18 @@ async def test_a_result_that_cannot_be_kept_is_no_failure(redis_url: str) -> Non
         assert (shop.replies, len(shop.runs), shop.dead) == (["7.50"], 1, [])
 
 
+@pytest.mark.parametrize("inboxed", [False, True], ids=["gate", "inbox"])
+async def test_a_result_too_large_to_keep_is_no_failure(
+    redis_url: str, database: Path, inboxed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    large, inbox = "x" * 300_000, inbox_of(database) if inboxed else None
+    async with at_work(redis_url, keep_result=True, publish=True, inbox=inbox, then=lambda: large) as shop:
+        await shop.publish()
+        await shop.publish()
+        assert (shop.replies, len(shop.runs), shop.dead) == ([large], 1, [])
+    assert [line for line in caplog.messages if "a result is not kept" in line]
+
+
 async def test_a_failed_message_publishes_nothing(redis_url: str) -> None:
     async with at_work(redis_url, attempts=1, keep_result=True, publish=True, then=fault) as shop:
         await shop.publish()
