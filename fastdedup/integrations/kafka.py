@@ -260,6 +260,8 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
 
     async def _commit(self) -> None:
         """Commit the finished messages of the partitions that this consumer still has."""
+        for place in self._partitions.keys() - self._kafka.assignment():
+            del self._partitions[place]  # the client would refuse the offsets of all
         untold = {place: partition.untold() for place, partition in self._partitions.items()}
         offsets = {place: done_to for place, done_to in untold.items() if done_to is not None}
         if not offsets:
@@ -284,13 +286,15 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         jobs = {job for partition in leaving for job in partition.jobs}
         for job in jobs:
             job.give_up()
-        with anyio.move_on_after(self._patience * _WORK_SHARE):
-            await self._until_ended(jobs)
-        self._committing.cancel()
-        with anyio.move_on_after(self._patience * _COMMIT_SHARE):
-            await self._commit()
-        for place in places:
-            self._partitions.pop(place, None)
+        try:
+            with anyio.move_on_after(self._patience * _WORK_SHARE):
+                await self._until_ended(jobs)
+            self._committing.cancel()
+            with anyio.move_on_after(self._patience * _COMMIT_SHARE):
+                await self._commit()
+        finally:
+            for place in places:
+                self._partitions.pop(place, None)
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no types

@@ -288,17 +288,39 @@ async def test_work_that_ends_in_time_is_committed_before_a_rebalance(open_shop:
             assert await shop.committed() == 1
 
 
-async def test_a_partition_that_was_lost_is_not_committed(open_shop: Open) -> None:
+@pytest.mark.parametrize("cancelled", [False, True], ids=["", "the rebalance is cancelled"])
+async def test_a_partition_that_was_lost_is_not_committed(open_shop: Open, cancelled: bool) -> None:
     async with open_shop() as (shop, dedup):
         end, work = asyncio.Event(), Work(lambda order: end.wait())
         await shop.publish("a")
         async with shop.consumer(dedup, work) as consumer:
             await wait_until(lambda: work.begun == ["a"], description="it is begun")
-            consumer._patience = 0.01
-            await consumer._leave([TopicPartition(shop.topic, 0)])
+            if not cancelled:
+                consumer._patience = 0.01
+            leaving = asyncio.create_task(consumer._leave([TopicPartition(shop.topic, 0)]))
+            await asyncio.sleep(0)
+            if cancelled:
+                leaving.cancel()
+            await asyncio.wait([leaving])
             end.set()
             await wait_until(lambda: consumer.counts.first == 1, description="it is done")
         assert await shop.committed() is None
+
+
+async def test_a_partition_that_is_no_longer_assigned_holds_up_no_commit(open_shop: Open) -> None:
+    async with open_shop(partitions=2) as (shop, dedup):
+        end, kafka = asyncio.Event(), shop.kafka()
+        work = Work(lambda order: end.wait() if order == "a" else None)
+        kafka.assign([TopicPartition(shop.topic, number) for number in (0, 1)])
+        await shop.publish("a", partition=1)
+        async with shop.consumer(dedup, work, kafka) as consumer:
+            await wait_until(lambda: work.begun == ["a"], description="it is begun")
+            kafka.assign([TopicPartition(shop.topic, 0)])
+            end.set()
+            await wait_until(lambda: consumer.counts.first == 1, description="it is done")
+            await shop.publish("b")
+            await wait_until(lambda: is_committed(shop, 1), description="the other partition is committed")
+        assert await shop.committed(1) is None
 
 
 async def test_one_error_of_the_client_is_survived(open_shop: Open, monkeypatch: pytest.MonkeyPatch) -> None:
