@@ -10,6 +10,8 @@ from typing import Any
 import nats as nats_py
 import pytest
 from faststream.nats import JStream, NatsBroker, PullSub
+from nats.aio.msg import Msg
+from nats.errors import OutboundBufferLimitError
 from nats.js.api import ConsumerConfig
 
 from fastdedup.integrations.faststream import message_id, offset
@@ -122,6 +124,24 @@ async def test_work_longer_than_the_ack_wait_is_not_delivered_again(
             await lab.order(7)
             await wait_until(lambda: lab.counts.first, description="it is done")
         assert (lab.runs, lab.counts.delivered) == ([7], 1)
+
+
+async def test_signs_of_life_go_on_after_an_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    signs: list[str] = []
+    in_progress = Msg.in_progress
+
+    async def fails_first(message: Msg) -> None:
+        signs.append(message.subject)
+        if len(signs) == 1:
+            raise OutboundBufferLimitError
+        await in_progress(message)
+
+    monkeypatch.setattr(Msg, "in_progress", fails_first)
+    async with make() as lab:
+        lab.then = lambda: wait_until(lambda: len(signs) > 1, description="another sign of life")
+        async with lab.open(config=ConsumerConfig(ack_wait=1.0)):
+            await lab.order(7)
+            await wait_until(lambda: lab.counts.first == 1, description="it is done")
 
 
 async def test_a_dead_letter_without_a_place_is_terminated(make: Make) -> None:

@@ -130,9 +130,9 @@ class NatsWay(BrokerWay):
 
 
 async def _signs_of_life(message: Any, pause: float) -> None:
-    with suppress(Exception):  # a lost connection: the message is delivered again
-        while True:
-            await asyncio.sleep(pause)
+    while True:
+        await asyncio.sleep(pause)
+        with suppress(Exception):  # the connection may come back in time
             await message.in_progress()
 
 
