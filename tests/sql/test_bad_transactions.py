@@ -343,6 +343,32 @@ def test_a_transaction_ended_within_its_block_is_told(sqlite_place: Place, key: 
             inbox.receive(session, key)
 
 
+async def test_a_receipt_that_was_rolled_back_completes_no_later_one(database: Opener, key: str) -> None:
+    async with database() as party, party.transaction():
+        await party.sql("SAVEPOINT here")
+        former = await party.receive(party.inbox(), key)
+        await party.sql("ROLLBACK TO SAVEPOINT here")
+        latter = await party.receive(party.inbox(), key)
+        await party.call(latter.complete, "paid 7")
+        with pytest.raises(UsageError, match="has ended"):
+            await party.call(former.complete, "paid 9")
+
+
+@pytest.mark.parametrize("name", ["psycopg", "pymysql"])
+async def test_a_receipt_that_was_rolled_back_completes_no_twin(of: Of, name: str, key: str) -> None:
+    async with of(name)() as party, of(name)() as twin:
+        async with party.transaction():
+            await party.sql("SAVEPOINT here")
+            receipt = await party.receive(party.inbox(), key)
+            await party.sql("ROLLBACK TO SAVEPOINT here")
+            async with twin.transaction():
+                await twin.call((await twin.receive(twin.inbox(), key)).complete, "paid 7")
+            with pytest.raises(UsageError, match="has ended"):
+                await party.call(receipt.complete, "paid 9")
+        async with twin.transaction():
+            assert (await twin.receive(twin.inbox(), key)).result == "paid 7"
+
+
 def test_a_session_of_several_engines_is_told(sqlite_place: Place, key: str) -> None:
     engine = engine_of(sqlite_place.database.urls["pysqlite"])
     inbox = SyncInbox("tests", keep=WEEK)

@@ -201,7 +201,7 @@ class Dialect(ABC):
         """
 
     def complete(self, row_id: bytes, payload: bytes) -> Statement:
-        """Return the statement that keeps a result. It changes one row if the row exists, otherwise no row."""
+        """Return the statement that keeps a result. It changes one row if the row exists and has no result yet."""
         return Statement(self._complete, (payload, self._value(row_id)))
 
     def anchor(self, name: str) -> Flow[None]:

@@ -72,7 +72,7 @@ class MySQL(Dialect):
         insert = f"INSERT IGNORE INTO {self.table} (id, at"
         self._insert_one = f"{insert}) VALUES (UNHEX(?), UTC_TIMESTAMP(3))"
         self._insert_marked = f"{insert}, fingerprint) VALUES (UNHEX(?), UTC_TIMESTAMP(3), UNHEX(?))"
-        self._complete = f"UPDATE {self.table} SET result = UNHEX(?) WHERE id = UNHEX(?)"
+        self._complete = f"UPDATE {self.table} SET result = UNHEX(?) WHERE id = UNHEX(?) AND result IS NULL"
 
     def ddl(self, *, marked: bool = True) -> str:
         """See `Dialect`."""

@@ -73,7 +73,7 @@ class PostgreSQL(Dialect):
         self._insert_many_marked = (
             insert.format(f", fingerprint) SELECT id, {_SECOND}, mark FROM {pairs}") + " RETURNING id"
         )
-        self._complete = f"UPDATE {self.table} SET result = ? WHERE id = ? AND {_OWN}"
+        self._complete = f"UPDATE {self.table} SET result = ? WHERE id = ? AND result IS NULL AND {_OWN}"
         self._is_own = f"SELECT 1 FROM {self.table} WHERE id = ? AND {_OWN}"
 
     def ddl(self, *, marked: bool = True) -> str:

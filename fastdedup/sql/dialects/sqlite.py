@@ -49,7 +49,7 @@ class SQLite(Dialect):
         # Without RETURNING, which would make a temporary table of its rows: that costs as much as the insert.
         self._insert_one = f"INSERT INTO {self.table} (id, at) VALUES (?, {_NOW}) ON CONFLICT (id) DO NOTHING"
         self._insert_marked = self._insert_one.replace("at)", "at, fingerprint)").replace(_NOW, f"{_NOW}, ?")
-        self._complete = f"UPDATE {self.table} SET result = ? WHERE id = ?"
+        self._complete = f"UPDATE {self.table} SET result = ? WHERE id = ? AND result IS NULL"
 
     def ddl(self, *, marked: bool = True) -> str:
         """See `Dialect`. An index of an attached database is named with it, and its table is not."""
