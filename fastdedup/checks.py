@@ -170,6 +170,13 @@ def check_flag(value: Any, name: str) -> bool:
     return value
 
 
+def check_place(value: Any, name: str, what: str = "a name") -> str:
+    """Return the name of a place at a broker, or raise ConfigError naming the argument: "" means another place."""
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name} must be {what}, got {value!r}")
+    return value
+
+
 def check_count(value: Any, name: str, *, least: int = 1, most: int | None = None) -> int:
     """Return a whole number of at least `least` and at most `most`, or raise ConfigError naming it."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

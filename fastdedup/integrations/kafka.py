@@ -18,7 +18,7 @@ from typing import Any, Final, Unpack
 import anyio
 from anyio.lowlevel import checkpoint
 
-from ..checks import check_count
+from ..checks import check_count, check_place
 from ..errors import ConfigError
 from ..extras import needs
 from ..gateway import Dedup
@@ -351,5 +351,6 @@ def _check_dead_letter(dead_letter: Any, producer: Any) -> None:
             "dead_letter= is a topic and producer= the AIOKafkaProducer that publishes to it: give both, got "
             f"{type(dead_letter).__name__} and {type(producer).__name__}"
         )
+    check_place(dead_letter, "dead_letter", "a topic")
     if producer._key_serializer is not None or producer._value_serializer is not None:
         raise ConfigError("producer must have no serializers: a dead letter is published unchanged, in bytes")

@@ -26,6 +26,7 @@ with needs(__name__, "nats-py", "'fastdedup[nats]'"):
     from nats.js.api import AckPolicy, ConsumerConfig, Header, RetentionPolicy
     from nats.js.errors import NotFoundError, ServiceUnavailableError
 
+from ..checks import check_place
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..messages.consumer import MessageJob
@@ -120,7 +121,9 @@ class Consumer(PullingConsumer[Msg]):
                 f"subscription must be of js.pull_subscribe(…), got {type(subscription).__name__}"
             )
         super().__init__(subscription._consumer, dedup, key, settings, limit=limit)
-        self._dead_letter = dead_letter
+        self._dead_letter = (
+            None if dead_letter is None else check_place(dead_letter, "dead_letter", "a subject")
+        )
         self._is_named = settings.get("name") is not None
         self._subscription = subscription
         self._jetstream = subscription._js

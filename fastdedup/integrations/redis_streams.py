@@ -27,7 +27,7 @@ from ..extras import needs
 with needs(__name__, "anyio", "'fastdedup[redis-streams]'"):
     import anyio
 
-from ..checks import Seconds, milliseconds
+from ..checks import Seconds, check_place, milliseconds
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..messages.consumer import MessageJob
@@ -123,10 +123,9 @@ class Consumer(PullingConsumer[StreamEntry]):
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         _check_client(redis)
-        for each, value in (("stream", stream), ("group", group)):
-            if not isinstance(value, str) or not value:
-                raise ConfigError(f"{each} must be a name, got {value!r}")
-        if dead_letter == stream:
+        check_place(stream, "stream")
+        check_place(group, "group")
+        if dead_letter is not None and check_place(dead_letter, "dead_letter") == stream:
             raise ConfigError(f"dead_letter must be another stream, got {dead_letter!r}")
         super().__init__(group, dedup, key, settings, limit=limit)
         self._dead_letter = dead_letter

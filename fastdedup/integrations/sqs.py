@@ -33,6 +33,7 @@ with needs(__name__, "boto3 or aiobotocore", "'fastdedup[sqs]'"):
     )
     from botocore.exceptions import ConnectionError as UnreachedError
 
+from ..checks import check_place
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..keys import business_key
@@ -182,11 +183,11 @@ class Consumer(PullingConsumer[SqsMessage]):
     ) -> None:
         self._client = client
         self._is_async = _is_async(client)
-        if not isinstance(queue_url, str) or not queue_url:
-            raise ConfigError(f"queue_url must be the URL of a queue, got {queue_url!r}")
+        check_place(queue_url, "queue_url", "the URL of a queue")
         self._is_fifo = queue_url.endswith(_FIFO)
         if dead_letter is not None and (
-            dead_letter == queue_url or dead_letter.endswith(_FIFO) != self._is_fifo
+            check_place(dead_letter, "dead_letter", "the URL of a queue") == queue_url
+            or dead_letter.endswith(_FIFO) != self._is_fifo
         ):
             raise ConfigError(f"dead_letter must be another queue of the same kind, got {dead_letter!r}")
         super().__init__(queue_url.rsplit("/", 1)[-1], dedup, key, settings, limit=limit)

@@ -50,7 +50,7 @@ from .drivers.base import flush, is_retryable
 from .faults import DatabaseFault
 from .local_calls import Answer, LocalCalls, Name, TaskEnd, count_wait
 from .receipt import AnyReceipt, RowAnswer
-from .rules import Busy, InboxRules
+from .rules import Busy, InboxRules, check_busy
 from .signatures import OnceFunction, arguments_before, hide_transaction
 
 P = ParamSpec("P")
@@ -88,7 +88,7 @@ class OnceRules:
         self.calls = calls
         self.gate = gate
         self.wait = check_wait(wait)
-        self.busy = busy
+        self.busy = check_busy(busy)
         self.attempts = check_count(attempts, "attempts")
         # Mutable: whether `begin` was seen to commit.
         self.proven = self.refuted = False

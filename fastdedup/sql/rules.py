@@ -49,6 +49,13 @@ _MOST_DATABASES: Final = 1_000
 """The most databases whose tables a process remembers as checked."""
 
 
+def check_busy(busy: Busy) -> Busy:
+    """Return the value of `busy=`, or raise ConfigError if there is no such value."""
+    if busy not in ("wait", "skip"):
+        raise ConfigError(f'busy= must be "wait" or "skip", got {busy!r}')
+    return busy
+
+
 def _remember(looked_at: dict[Database, Dialect], database: Database, sql: Dialect) -> None:
     if len(looked_at) >= _MOST_DATABASES:
         looked_at.clear()  # each is checked again
@@ -205,8 +212,7 @@ class InboxRules(TableRules):
         self, database: Database, ids: Sequence[bytes], busy: Busy, fingerprints: Sequence[bytes | None]
     ) -> Flow[list[Found]]:
         """Remember keys; return each one's state before. The second of two equal keys is a duplicate of the first."""
-        if busy not in ("wait", "skip"):
-            raise ConfigError(f'busy= must be "wait" or "skip", got {busy!r}')
+        check_busy(busy)
         if not ids:
             return []
         # The first of two equal keys is inserted, with its own fingerprint.

@@ -584,7 +584,7 @@ def test_an_inbox_serves_one_subscriber(redis_url: str) -> None:
         ({"attempts": 0}, "attempts must be"),
         ({"lease": 0}, "lease must be"),
         ({"retry_delay": -1}, "retry_delay must be"),
-        ({"dead_letter": ""}, "dead_letter= must be the name"),
+        ({"dead_letter": ""}, "dead_letter must be the name"),
         ({"dedup": None}, "a gate, an inbox, or both"),
         ({"dedup": "redis://"}, "dedup must be a fastdedup.Dedup"),
     ],

@@ -413,6 +413,7 @@ async def test_a_wrong_setting_is_named(open_shop: Open) -> None:
             ),
             (shop.kafka(shop.topic), {"producer": None}, "give both, got str and NoneType"),
             (shop.kafka(shop.topic), {"dead_letter": None}, "give both, got NoneType and"),
+            (shop.kafka(shop.topic), {"dead_letter": ""}, "dead_letter must be a topic, got ''"),
             (shop.kafka(shop.topic), {"limit": 0}, "limit must be a whole number"),
             (shop.kafka(shop.topic), {"dead_letter": shop.topic}, "dead_letter must be a topic that is not"),
             (shop.kafka(), {}, "subscribed to no topic"),

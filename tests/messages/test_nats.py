@@ -362,6 +362,12 @@ async def test_a_wrong_place_for_dead_letters_is_named(open_shop: Open) -> None:
                 await consumer.__aenter__()
 
 
+async def test_a_place_for_dead_letters_without_a_name_is_refused(open_shop: Open) -> None:
+    async with open_shop() as (shop, dedup):
+        with pytest.raises(ConfigError, match="dead_letter must be a subject, got ''"):
+            Consumer(await shop.subscription(), dedup, key=sequence, dead_letter="")
+
+
 async def test_a_push_subscription_is_refused(open_shop: Open) -> None:
     async with open_shop() as (shop, dedup):
         subscription = await shop.js.subscribe(shop.subject)

@@ -326,6 +326,7 @@ def inbox() -> Inbox:
     [
         ({"stream": ""}, "stream must be a name"),
         ({"group": None}, "group must be a name"),
+        ({"dead_letter": ""}, "dead_letter must be a name, got ''"),
         ({"dead_letter": "orders"}, "dead_letter must be another stream"),
         ({"limit": 0}, "limit must be a whole number"),
         ({"idle": 0}, "idle must be"),

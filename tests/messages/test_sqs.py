@@ -235,6 +235,10 @@ async def test_a_queue_without_a_place_for_dead_letters_is_refused(sqs: SqsServe
     for url in (shop.url, f"{shop.dead}.fifo"):
         with pytest.raises(ConfigError, match="dead_letter must be another queue of the same kind"):
             Consumer(shop.client, dedup, queue_url=shop.url, dead_letter=url)
+    wrong: list[Any] = [7, ""]
+    for url in wrong:
+        with pytest.raises(ConfigError, match="dead_letter must be the URL of a queue, got"):
+            Consumer(shop.client, dedup, queue_url=shop.url, dead_letter=url)
     with pytest.raises(ConfigError, match="client must be an SQS client"):
         Consumer(object(), dedup, queue_url=shop.url)
 

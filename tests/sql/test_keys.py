@@ -68,8 +68,11 @@ async def test_no_keys_have_no_receipts(database: Opener) -> None:
 
 async def test_an_unknown_way_to_be_busy_is_refused(of: Any, key: str) -> None:
     async with of("aiosqlite")() as party, party.transaction():
+        inbox = party.inbox()
         with pytest.raises(ConfigError, match='"wait" or "skip"'):
-            await party.receive(party.inbox(), key, busy="wiat")
+            await party.receive(inbox, key, busy="wiat")
+        with pytest.raises(ConfigError, match='"wait" or "skip"'):
+            inbox.once(lambda order: order, begin=party.beginning, busy="skipp")
 
 
 async def test_a_result_that_cannot_be_kept_leaves_the_transaction_usable(way: Opener, key: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ...errors import ConfigError
+from ...checks import check_place
 from ...gateway import Dedup
 from ...messages.deliveries import Deliveries
 from ...messages.keys import KeyRule
@@ -38,9 +38,8 @@ class GuardSettings:
     """The checked settings, but for the consumer's name."""
 
     def __post_init__(self) -> None:
-        place = self.dead_letter
-        if place is not None and (not isinstance(place, str) or not place):
-            raise ConfigError(f"dead_letter= must be the name of a place to publish to, got {place!r}")
+        if self.dead_letter is not None:
+            check_place(self.dead_letter, "dead_letter", "the name of a place to publish to")
         object.__setattr__(self, "rules", self.deliveries("any").rules)
 
     @property

@@ -15,7 +15,7 @@ from aiormq import spec
 from aiormq.abc import AbstractChannel
 from aiormq.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed, DeliveryError, PublishError
 
-from ...checks import Seconds, check_count, check_flag, milliseconds
+from ...checks import Seconds, check_count, check_flag, check_place, milliseconds
 from ...errors import ConfigError, DedupError
 from ...log_throttle import LogThrottle
 from ...messages.decisions import Decision
@@ -93,11 +93,11 @@ class Places:
         declare: bool,
         attempts: int,
     ) -> None:
-        if dead_letter is not None and (not isinstance(dead_letter, str) or not dead_letter):
-            raise ConfigError(  # the default exchange, "", would give a dead letter back to its own queue
-                f"dead_letter= must be the name of an exchange, got {dead_letter!r}; without it dead letters go "
-                f"to the queue {queue.name}.dead"
-            )
+        if (
+            dead_letter is not None
+        ):  # the default exchange, "", would give a dead letter back to its own queue
+            what = f"the name of an exchange (without it dead letters go to the queue {queue.name}.dead)"
+            check_place(dead_letter, "dead_letter", what)
         self._arguments: Mapping[str, Any] = queue.arguments or {}
         check_queue(queue.name, self._arguments, check_count(attempts, "attempts"))
         self.queue = queue.name
