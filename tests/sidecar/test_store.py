@@ -230,6 +230,26 @@ async def test_ids_that_the_sidecar_remembered_in_an_outage_get_into_the_store(
             assert await there.first_many([*ids, claim.key]) == [False] * 3
 
 
+async def test_records_without_a_deadline_get_into_the_store_after_an_outage(
+    server: RedisServer, sidecar: Sidecar
+) -> None:
+    """A released key and a machine have no deadline, and what is left of it was refused, with the whole batch."""
+    policy = LocalLRU()
+    direct = Dedup(server.url, namespace="t", timeout=5)
+    async with direct, Dedup(sidecar.url, namespace="t", timeout=5, on_unavailable=policy) as behind:
+        orders = behind.machine("order", initial="new", transitions={"new": ("paid",), "paid": ()})
+        sidecar.terminate()
+        await (await behind.claim("completed")).complete("done")
+        await (await behind.claim("released")).release()
+        await behind.claim("idle", lease=0.001)
+        assert (await orders.transition("42", to="paid")).degraded
+        sidecar.start()
+        await wait_until(lambda: policy.lines == 0, description="the store has every record")
+        assert (await direct.claim("completed")).result == "done"
+        assert [(await direct.claim(key)).attempt for key in ("released", "idle")] == [2, 2]
+        assert await orders.get("42") == ("paid", 1)
+
+
 async def test_a_waiter_of_a_degraded_claim_is_answered(outage: tuple[RedisServer, Sidecar]) -> None:
     server, sidecar = outage
     async with Dedup(sidecar.url, namespace="local", timeout=5) as dedup:

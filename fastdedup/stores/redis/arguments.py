@@ -193,7 +193,8 @@ ARGUMENTS: Final = LEDGER_ARGUMENTS | {
     Verb.ADOPT: Arguments(
         _adoption,
         Argument(lambda op: max(op.record.ttl_ms, 1), both_millis),
-        plain("record.left_ms", between(-MAX_MS, MAX_MS)),
+        # The deadline of a released key or a machine is 0, so its distance from now is out of bounds.
+        Argument(lambda op: max(op.record.left_ms, -MAX_MS), between(-MAX_MS, MAX_MS)),
         Argument(lambda op: b"" if op.base is None else holding_bytes(op.base.owner, op.base.fence), bytes),
         Argument(lambda op: encode(op.record), _record),
     ),
