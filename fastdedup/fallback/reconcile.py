@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from ..backoff import UNANSWERED
-from ..errors import DedupError, ForeignRecordError
+from ..errors import DedupError, ForeignRecordError, UnavailableError
 from ..events import Conflict, Event, Replayed, Unreplayed
 from ..failures import log
 from ..kernel.codes import Code
@@ -66,8 +66,10 @@ class Reconciler:
         self._report = report
         self._done = done
         self._orphans = orphans
-        # Mutable: the tasks of the lanes that have lines; the counts since the last `Replayed` event.
+        # Mutable: the tasks of the lanes that have lines; how many more operations of a lane to send one by one; the
+        # counts since the last `Replayed` event.
         self._running: dict[bytes, LaneTask] = {}
+        self._alone: dict[bytes, int] = {}
         self._adopted = 0
         self._conflicts = 0
         self._is_puzzled = False
@@ -133,8 +135,11 @@ class Reconciler:
         """Send the oldest operations of a lane; False if the lane must pause.
 
         A refused line goes to the end, so the lines behind a full batch need no pause, unless all of it was refused.
+        If the store says that a batch is a mistake, its operations are sent one by one: one may spoil all others.
         """
-        ops = self.policy.next_operations(_BATCH, lane)
+        alone = self._alone.pop(lane, 0)
+        ops = self.policy.next_operations(1 if alone else _BATCH, lane)
+        mistaken = False
         answered: set[Op] = set()
         asked = self._send(ops)
         try:
@@ -151,11 +156,15 @@ class Reconciler:
                         self._puzzled(error)
                     else:
                         answered.add(op)
-                elif not isinstance(reply, DedupError):
+                elif not isinstance(reply, UnavailableError):
                     self._puzzled(reply)
+                    mistaken = True
         finally:
             self._put_back([op for op in ops if op not in answered], asked)
-        return bool(answered) and len(ops) in (len(answered), _BATCH)
+        alone = alone or (len(ops) if mistaken else 0)
+        if alone > 1:
+            self._alone[lane] = alone - 1
+        return (mistaken and alone > 1) or (bool(answered) and len(ops) in (len(answered), _BATCH))
 
     def _send(self, ops: Sequence[JournalOp]) -> dict[JournalOp, asyncio.Future[Reply]]:
         """Pass the engine each operation that it takes; it refuses those of a part that does not answer."""

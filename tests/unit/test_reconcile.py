@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import LocalLRU, Outcome, UnavailableError
+from fastdedup import ConfigError, LocalLRU, Outcome, UnavailableError
 from fastdedup.events import Event, Replayed, Unreplayed
 from fastdedup.kernel.operations import Op, Reply
 from fastdedup.kernel.verbs import Verb
@@ -33,12 +33,13 @@ class Way(Link):
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         self.batches.append((verb, len(ops)))
         if verb is Verb.ADOPT and self.poison is not None:
-            if not self.poisoned:
+            if isinstance(self.poison, UnavailableError):
+                return [self._one(op) for op in ops]
+            if not self.poisoned or any(op.wire == self.poisoned for op in ops):
                 raise self.poison
-            return [await self._one(op) for op in ops]
         return await super().execute(verb, ops)
 
-    async def _one(self, op: Op) -> Reply:
+    def _one(self, op: Op) -> Reply:
         if op.wire == self.poisoned:
             assert isinstance(self.poison, UnavailableError)
             return self.poison
@@ -164,6 +165,23 @@ async def test_a_store_that_cannot_adopt_is_said_once_and_nothing_is_given_up(
         assert (await gate.dedup.claim("fresh")).degraded is False
     assert [record.exc_info is not None for record in caplog.records if "adopt" in record.message] == [True]
     assert len(gate.of(Unreplayed)) == 3
+
+
+@virtual
+async def test_a_record_that_spoils_its_batch_is_said_and_keeps_none_of_the_others_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A sidecar refuses a whole batch for one number that is out of bounds."""
+    async with Gate() as gate:
+        await gate.outage(600)
+        gate.way.poison, gate.way.poisoned = ConfigError("a number is out of bounds"), b"t:=k7"
+        gate.way.down = False
+        await asyncio.sleep(5.0)
+        assert gate.policy.lines == 1
+        assert len(gate.way.adoptions()) < 600
+        assert (await gate.dedup.claim("k599")).degraded is False
+        assert (await gate.dedup.claim("k7")).result == 7
+    assert ["out of bounds" in record.message for record in caplog.records if record.exc_info] == [True]
 
 
 @virtual
