@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from ..checks import Seconds
-from ..errors import InProgressError
+from ..errors import InProgressError, UsageError
 from ..lock import not_entered
 from .claim import Claim
 
@@ -61,7 +61,7 @@ class LockCall:
     __slots__ = ("_ask", "_held")
 
     def __init__(self, ask: Callable[[], Claim]) -> None:
-        self._ask = ask
+        self._ask: Callable[[], Claim] | None = ask
         self._held: Claim | None = None
 
     if not TYPE_CHECKING:  # a checker must report the attribute too
@@ -71,8 +71,11 @@ class LockCall:
             raise not_entered(name, "with")
 
     def __enter__(self) -> Lock:
+        ask, self._ask = self._ask, None
+        if ask is None:
+            raise UsageError("this lock was entered before; call lock() for another one")
         try:
-            claim = self._held = self._ask()
+            claim = self._held = ask()
             if not claim.acquired:
                 self._held = None  # nothing to leave
                 raise InProgressError(

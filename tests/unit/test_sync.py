@@ -15,6 +15,7 @@ import pytest
 
 from fastdedup import (
     ConfigError,
+    InProgressError,
     InvalidKeyError,
     Outcome,
     UnavailableError,
@@ -182,6 +183,18 @@ def test_a_child_leaves_a_body_that_is_its_parents(dedup: Dedup) -> None:
         forked(lambda: claim.__exit__(None, None, None))
         claim.complete("by the parent")
     assert dedup.claim("key").result == "by the parent"
+
+
+def test_a_lock_entered_twice_is_an_error_and_stays_held(dedup: Dedup) -> None:
+    """The second `with` forgot the held lock, and the next caller's body ran at the same time as the first one."""
+    lock = dedup.lock("key")
+    with lock:
+        with pytest.raises(UsageError, match=r"entered before; call lock\(\) for another one"):
+            lock.__enter__()
+        with pytest.raises(InProgressError):
+            dedup.lock("key").__enter__()
+    with dedup.lock("key"), pytest.raises(UsageError):
+        lock.__enter__()
 
 
 def test_a_fork_while_other_threads_are_at_work_does_not_hang_the_child(dedup: Dedup) -> None:
