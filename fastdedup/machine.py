@@ -12,7 +12,7 @@ from .kernel.codes import Code
 from .kernel.keyspace import Kind
 from .kernel.operations import ForgetOp, ReadOp, TransitionOp
 from .kernel.owners import draw_owner
-from .kernel.records import Stored
+from .kernel.records import MAX_FENCE, Stored
 from .kernel.replies import TransitionReply
 from .model import Transition, TransitionOutcome
 
@@ -78,7 +78,7 @@ class StateMachine:
             present state. STALE: the instance moved on from `version`.
 
         Raises:
-            ConfigError: the machine has no such state, or the version is not a whole number.
+            ConfigError: the machine has no such state, or the version is not a whole number or too large.
             UnavailableError: neither the store nor the policy answered.
             UnknownTransitionError: the reply was lost, and other calls moved the machine since, so it is
                 unknown whether this call moved it too.
@@ -86,7 +86,7 @@ class StateMachine:
         if not isinstance(to, str) or to not in self._sources:
             raise ConfigError(f"{self.name!r} has no state {to!r}; it has {_listed(self.states)}")
         if version is not None:
-            check_count(version, "version", least=0)
+            check_count(version, "version", least=0, most=MAX_FENCE)
         op = TransitionOp(
             self.store_key(id),
             to=to,

@@ -50,7 +50,7 @@ class StateMachine:
             present state. STALE: the instance moved on from `version`.
 
         Raises:
-            ConfigError: the machine has no such state, or the version is not a whole number.
+            ConfigError: the machine has no such state, or the version is not a whole number or too large.
             UnavailableError: neither the store nor the policy answered.
             UnknownTransitionError: the reply was lost, and other calls moved the machine since, so it is
                 unknown whether this call moved it too.

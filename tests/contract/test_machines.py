@@ -93,3 +93,6 @@ async def test_an_unknown_target_is_a_mistake(dedup: Dedup) -> None:
         await orders.transition("42", to="payed")
     with pytest.raises(ConfigError, match="version"):
         await orders.transition("42", to="paid", version=-1)
+    # A sidecar refuses a whole batch for it.
+    with pytest.raises(ConfigError, match="version must be at most"):
+        await orders.transition("42", to="paid", version=2**63)
