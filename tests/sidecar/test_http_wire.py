@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -444,16 +445,25 @@ def test_a_claim_that_nobody_gets_is_released(frozen: Any, ask: bytes, state: st
     assert not waiting(sidecar)
 
 
-def test_a_token_whose_use_no_caller_is_told_of_can_be_used(frozen: Any) -> None:
+async def working() -> list[Any]:
+    """Return the tasks of requests in the event loop."""
+    names = ("fastdedup-request", "fastdedup-batch")
+    return [task for task in asyncio.all_tasks() if task.get_name() in names]
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_token_whose_use_no_caller_is_told_of_can_be_used(frozen: Any, is_batch: bool) -> None:
     """The use took effect though its client had gone: the token was lost for good."""
     sidecar, server = frozen
     tokens = sidecar.namespaces.root.tokens
     token = sidecar.call(tokens.issue())
     server.freeze()
     with sidecar.raw() as raw:
-        raw.sendall(request({"token": token}, "/v1/tokens/consume"))
+        batch = request([{"op": "consume", "token": token}, {"op": "issue"}], "/v1/batch")
+        raw.sendall(batch if is_batch else request({"token": token}, "/v1/tokens/consume"))
         until(lambda: waiting(sidecar), "the use is on its way")
-    until(lambda: not sidecar.server.connections, "the client is gone")
+    # Before the store's timeout, which also takes a use back.
+    until(lambda: not sidecar.call(working()), "its client is gone, so it is cancelled", deadline=10.0)
     server.thaw()
     until(lambda: sidecar.call(tokens.consume(token)) is Outcome.ACQUIRED, "the use is taken back")
 

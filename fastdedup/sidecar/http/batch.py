@@ -78,11 +78,12 @@ class BatchRequest:
         self._client = client
         self._one_client = Client(client.peer, client.request, None)
         # Mutable: a place for each answer, in order; the tasks of requests that need one, apart those that wait for a
-        # key, and whether there are such; the claims that were won; the text of those that the latest verdict grants.
+        # key; does a request end if the client hangs up; the claims that were won; the text of those that the latest
+        # verdict grants.
         self._places: list[BatchClaim | Told] = []
         self._brief = TaskLine(namespaces.turns.brief, "fastdedup-batch")
         self._patient = TaskLine(namespaces.turns.waiting, "fastdedup-batch")
-        self._waits = False
+        self._watches = False
         self.held: list[Holding] = []
         self.acquired = AcquiredText(b'{"status":201,"body":', b"}")
         # Mutable: how many answers are missing; the bytes that large ones have reserved; the future that the last one
@@ -104,7 +105,7 @@ class BatchRequest:
         """Return the answers, in the order of the requests."""
         try:
             self._places = [self._begin(ask) for ask in self._asks]
-            if self._waits:
+            if self._watches:
                 await self._client.unless_gone(self._until_answered())
                 if self._claims_again():
                     await self._client.unless_gone(self._until_answered())
@@ -199,7 +200,7 @@ class BatchRequest:
     def _later(self, ask: Any) -> Told:
         place = Told()
         waits = ask.op in _WAITING and ask.wait > 0
-        self._waits = self._waits or waits
+        self._watches = self._watches or waits or ask.op == "consume"
         line = self._patient if waits else self._brief
         line.add(partial(self._one, ask, place))
         return place
