@@ -151,3 +151,11 @@ async def test_a_claim_that_was_sent_twice_and_then_refused_is_released() -> Non
         with pytest.raises(UnavailableError, match="over the quota"):
             await dedup.claim("key", lease=60)
         await acquired(dedup, "key", lease=60)
+
+
+async def test_no_policy_grants_a_key_that_the_frame_has_no_room_for(redis_server: RedisServer) -> None:
+    options = ("--url", redis_server.url, "--timeout", "5", "--grace", "0.1")
+    with Sidecar(*options, config="allow_stores = true\n[limits]\nframe = 100\n") as narrow:
+        async with Dedup(url_of(narrow.path), timeout=5, on_unavailable=LocalLRU()) as dedup:
+            with pytest.raises(UnavailableError, match="more than the 100 bytes"):
+                await dedup.claim("key")

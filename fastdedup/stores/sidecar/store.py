@@ -16,6 +16,7 @@ import hiredis
 from ...errors import ConfigError, DedupError, ResultTooLargeError, UnavailableError
 from ...kernel.codes import Code
 from ...kernel.operations import Op, ReleaseOp, Reply, SettleOp, Verdict, mark_resent
+from ...kernel.replies import RefusedAlone
 from ...kernel.verbs import UNREPEATED, Verb
 from ...tasks import patience
 from ..base import Done, Page, Query
@@ -238,7 +239,7 @@ class SidecarStore:
 
     def _too_large(self, op: Op) -> Reply:
         text = f"the operation takes more than the {self._frame} bytes that {self.name} accepts"
-        return ResultTooLargeError(text) if isinstance(op, SettleOp) else UnavailableError(text)
+        return ResultTooLargeError(text) if isinstance(op, SettleOp) else RefusedAlone(text)
 
     # The connection
 
