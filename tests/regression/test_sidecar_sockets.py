@@ -59,18 +59,29 @@ def test_a_path_has_at_most_107_bytes(tmp_path: Path, table: str) -> None:
             load(file, {}, environment=False)
 
 
-@pytest.mark.parametrize("descriptor", ["closed", "a file"])
-def test_a_descriptor_that_is_no_socket_is_a_sentence(descriptor: str) -> None:
-    opened = "os.close(3)" if descriptor == "closed" else "None"
+DESCRIPTORS = {
+    "closed": ("os.close(3)", "descriptor 3 is not one"),
+    "a file": ("None", "descriptor 3 is not one"),
+    "TCP": ("s = socket.create_server(('127.0.0.1', 0)); os.dup2(s.fileno(), 3, True)", "is not a path"),
+    "abstract": (
+        "s = socket.socket(socket.AF_UNIX); s.bind(chr(0) + str(os.getpid())); os.dup2(s.fileno(), 3, True)",
+        "is not a path",
+    ),
+}
+
+
+@pytest.mark.parametrize("descriptor", DESCRIPTORS)
+def test_a_descriptor_that_cannot_be_served_is_a_sentence(descriptor: str) -> None:
+    opened, said = DESCRIPTORS[descriptor]
     code = (
-        "import os, sys; null = os.open(os.devnull, os.O_RDONLY); os.dup2(null, 3); "
+        "import os, socket, sys; null = os.open(os.devnull, os.O_RDONLY); os.dup2(null, 3); "
         f"{opened}; os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1'); "
         "os.execv(sys.executable, [sys.executable, '-m', 'fastdedup', 'serve'])"
     )
     code = code.replace("os.dup2(null, 3);", "os.dup2(null, 3, True);")
     done = ended("-c", code, environment=dict(os.environ))
     assert done.returncode == 1
-    assert "descriptor 3 is not one" in done.stderr
+    assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -16,7 +16,7 @@ def inherited() -> socket.socket | None:
     """Return the socket that systemd listens on for us (sd_listen_fds(3)), or None.
 
     Raises:
-        ConfigError: it passed more than one socket, or one that is not a stream socket.
+        ConfigError: it passed more than one socket, or one that is not a stream socket at a path.
     """
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return None
@@ -32,6 +32,11 @@ def inherited() -> socket.socket | None:
     if listener.type != socket.SOCK_STREAM:
         raise ConfigError(
             "systemd passed a socket that is not a stream socket: use ListenStream= in the socket unit"
+        )
+    if listener.family != socket.AF_UNIX or not isinstance(listener.getsockname(), str):
+        raise ConfigError(
+            f"systemd passed a socket at {listener.getsockname()!r}, which is not a path: use ListenStream=/run/… in "
+            "the socket unit"
         )
     for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
         os.environ.pop(name, None)
