@@ -139,6 +139,8 @@ def place_of(
             raise click.UsageError("the key is missing: give KEY, or --http METHOD PATH --key …")
         is_listed = key.startswith("#") and ledger is None and not digest
         hint = " A key that `list` shows as # and digits is a digest: add --digest." if is_listed else ""
+        if ledger is not None and not is_default("socket"):
+            hint = " The record of a claim with remember= is looked at by --url only, not by --socket."
         return RecordPlace(key, kind, digest, ledger, hint=hint)
     if web_key is None:
         raise click.UsageError("--http needs --key, the request's Idempotency-Key")

@@ -147,6 +147,20 @@ def test_the_command_line_refuses_bytes_that_are_no_text(sidecar: Sidecar, words
     assert isinstance(found.exception, SystemExit)
 
 
+@pytest.mark.parametrize("command", ["inspect", "forget"])
+def test_the_command_line_says_that_it_looks_at_a_ledgers_ids_only(sidecar: Sidecar, command: str) -> None:
+    """Nothing was recorded, it said, though the claim was held."""
+    with sidecar.client() as ask:
+        assert ask.execute_command("FD.CLAIM", "stuck", "REMEMBER", "orders")[0] in (
+            b"acquired",
+            b"in_progress",
+        )
+    asked = [command, "--ledger", "orders", "stuck", "--socket", str(sidecar.path)]
+    found = CliRunner().invoke(cli, asked)
+    assert found.exit_code == 1
+    assert "Nothing is recorded for 'stuck' in the ledger 'orders'. The record of a claim" in found.stderr
+
+
 async def test_the_command_line_shows_a_large_integer_whole(sidecar: Sidecar) -> None:
     async with Dedup(f"sidecar://{sidecar.path}", namespace="shop", timeout=5.0) as dedup:
         await (await dedup.claim("large")).complete([10**30])
