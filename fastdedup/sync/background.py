@@ -249,13 +249,13 @@ class Bound(Generic[T]):
             made = self._made = (background.dedup, self.make(background.dedup))
         return background, made[1]
 
-    def run(self, call: Callable[[T], Awaitable[R]], *, wait: float = 0.0) -> R:
+    def run(self, call: Callable[[T], Awaitable[R]], *, wait: float = 0.0, operations: int = 1) -> R:
         """Return the result of `call` for this process's object, awaited in the background thread.
 
-        `wait`: seconds that it may take on top of an operation's.
+        `wait`: seconds that it may take on top of those of its `operations`.
         """
         background, made = self.get()
-        return background.run(lambda: call(made), self.per_process.seconds + wait)
+        return background.run(lambda: call(made), self.per_process.seconds_of(operations) + wait)
 
     @property
     def latest(self) -> T:

@@ -35,17 +35,15 @@ class Ledger:
     def _first(self, id: Any, *, owner: str | None) -> bool:
         if owner is None:
             return self._first_undoable([self.bound.latest.bytes_of(id)])[0]
-        background, ledger = self.bound.get()
-        return background.run(lambda: ledger.first(id, owner=owner), self.bound.per_process.seconds)
+        return self.bound.run(lambda it: it.first(id, owner=owner))
 
     def _first_many(self, ids: Iterable[Any], *, owner: str | None) -> list[bool]:
         is_wrong = isinstance(ids, str | bytes | bytearray | memoryview) or not isinstance(ids, Iterable)
         listed = ids if is_wrong else list(ids)  # in this thread; `listed_bytes` names what is wrong
         if owner is None:
             return self._first_undoable(listed_bytes(listed, dense=self.bound.latest.dense))
-        background, ledger = self.bound.get()
-        seconds = self.bound.per_process.seconds_of(len(listed) if isinstance(listed, list) else 0)
-        return background.run(lambda: ledger.first_many(listed, owner=owner), seconds)
+        count = len(listed) if isinstance(listed, list) else 0
+        return self.bound.run(lambda it: it.first_many(listed, owner=owner), operations=count)
 
     def _first_undoable(self, data: list[bytes]) -> list[bool]:
         """Return the answers. If no caller gets them, the call is undone."""
