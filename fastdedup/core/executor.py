@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import Any, Final, cast
 
 from ..checks import named
-from ..errors import ConfigError, ShortfallError, UnavailableError, foreign
+from ..errors import ConfigError, DedupError, ShortfallError, UnavailableError, foreign
 from ..events import KEPT_LOCALLY, Degraded, Shortfall, Unreplayed
 from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPolicy
 from ..fallback.reject import Reject
@@ -132,11 +133,16 @@ class Executor:
             raise HeldLocally
         return sender.submit(op, taker)
 
-    async def run(self, op: Op, *, degraded: bool = False) -> Reply:
-        """Execute one operation that is not a claim: `begin`, then `verdict`, with the errors of both."""
+    async def run(
+        self, op: Op, *, degraded: bool = False, begun: asyncio.Future[Reply] | None = None
+    ) -> Reply:
+        """Execute one operation that is not a claim: `begin`, then `verdict`, with the errors of both.
+
+        `begun`: what `begin` has returned, if it was called already.
+        """
         since = self.now
         try:
-            answer = await self.begin(op, degraded=degraded)
+            answer = await (self.begin(op, degraded=degraded) if begun is None else begun)
         except UnavailableError as error:
             return self.counted(op, error, since)
         return self.counted(op, answer, since)
@@ -426,8 +432,14 @@ class Executor:
     def _give_back(self, op: ClaimOp, reply: Reply) -> None:
         """Free a key that was acquired, because the caller gets an error, unless another call knows of it."""
         if self.connection.becomes_orphan(op, reply):
-            fence = cast(Verdict, reply).fence
-            self.connection.orphans.free(op, fence, lambda release: self.connection.keep(self.run(release)))
+            self.connection.orphans.free(op, cast(Verdict, reply).fence, self._run_at_once)
+
+    def _run_at_once(self, release: ReleaseOp) -> asyncio.Future[Reply]:
+        """Send it before anything else runs: the next claim of the same owner must not get back what it frees."""
+        begun: asyncio.Future[Reply] | None = None
+        with suppress(DedupError):  # `run` begins it again, and gets the same error
+            begun = self.begin(release)
+        return self.connection.keep(self.run(release, begun=begun))
 
     def _key_of(self, op: Op) -> str:
         return cast(str, getattr(op, "key", "")) or names_of(op.wire)[1]

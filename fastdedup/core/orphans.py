@@ -26,7 +26,7 @@ from itertools import islice
 from typing import Any
 
 from ..backoff import UNANSWERED, Backoff
-from ..errors import DedupError, UnavailableError
+from ..errors import DedupError, ShortfallError, UnavailableError
 from ..events import Event, UndoOverflow
 from ..forking import InChild
 from ..kernel.codes import Code
@@ -254,7 +254,9 @@ class Orphans:
         send(release).add_done_callback(partial(self._note_released, op))
 
     def _note_released(self, op: ClaimOp, future: asyncio.Future[Reply]) -> None:
-        if future.cancelled() or isinstance(future.exception(), UnavailableError) or hasattr(op, "resent"):
+        fault = None if future.cancelled() else future.exception()
+        is_unanswered = isinstance(fault, UnavailableError) and not isinstance(fault, ShortfallError)
+        if future.cancelled() or is_unanswered or hasattr(op, "resent"):
             self.add(op)
 
     def put(self, held_key: HeldKey, orphan: Orphan) -> None:

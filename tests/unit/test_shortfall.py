@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from fastdedup import Dedup, LocalLRU, Outcome, ShortfallError
+from fastdedup import Claim, Dedup, LocalLRU, Outcome, ShortfallError
 from fastdedup.events import BreakerOpened, Event, Shortfall
 from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import Op, Reply, Verdict
 from fastdedup.kernel.replies import TransitionReply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
+
+from ..waiting import wait_until
 
 
 class LoneStore(MemoryStore):
@@ -139,6 +141,36 @@ async def test_the_last_call_that_shares_the_owner_frees_the_key(listed: bool) -
         store.unconfirmed.clear()
         claim = await dedup.claim("k")
         assert (claim.acquired, claim.attempt) == (True, 2)
+
+
+async def test_a_retry_with_the_same_owner_keeps_its_claim() -> None:
+    """It was sent before the release, because a batch was due already; then the release freed the retry's claim."""
+    async with gate("raise") as (dedup, store, _):
+
+        async def another() -> None:
+            with pytest.raises(ShortfallError):
+                await dedup.claim("another")
+            store.unconfirmed.clear()
+            await dedup.claim("a third")
+
+        async def retries() -> Claim:
+            with pytest.raises(ShortfallError):
+                await dedup.claim("k", owner="me")
+            return await dedup.claim("k", owner="me")
+
+        _, claim = await asyncio.gather(another(), retries())
+        assert (claim.acquired, claim.attempt) == (True, 2)
+        assert (await dedup.claim("k")).outcome is Outcome.IN_PROGRESS
+
+
+async def test_a_release_that_falls_short_too_is_done() -> None:
+    """Looking for its record again would delay the release of the next claim."""
+    async with gate("raise") as (dedup, _, _):
+        with pytest.raises(ShortfallError):
+            await dedup.claim("k")
+        connection = dedup.gate.connection
+        await wait_until(lambda: not connection.unfinished, description="the release is answered")
+        assert not connection.orphans.kept
 
 
 async def test_a_completion_is_tried_until_enough_replicas_have_it() -> None:
