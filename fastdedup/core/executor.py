@@ -20,7 +20,7 @@ from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPol
 from ..fallback.reject import Reject
 from ..kernel.answers import copy_of
 from ..kernel.codes import Code
-from ..kernel.granted import GRANTED, LOOKS
+from ..kernel.granted import GRANTED, LOOKS, may_be_undone
 from ..kernel.keyspace import names_of
 from ..kernel.operations import ClaimOp, Op, ReleaseOp, Reply, SettleOp, Verdict, was_accepted
 from ..kernel.owners import owner_text
@@ -237,7 +237,7 @@ class Executor:
     def _unsettled_seconds(self, op: ClaimOp, verdict: Verdict) -> float:
         """Return the seconds for which the use in a verdict may still be undone; 0 if it stays."""
         connection = self.connection
-        if verdict.outcome != "succeeded" or verdict.payload or verdict.degraded or op.wire in GRANTED:
+        if verdict.outcome != "succeeded" or verdict.degraded or not may_be_undone(op.wire, verdict.payload):
             return 0.0
         # A use's fence is its time. If the fence is ahead of the store's clock, the use counts as new.
         age = max(connection.store_time_us - verdict.fence, 0) / 1_000_000

@@ -11,7 +11,7 @@ from ..kernel.keyspace import names_of
 from ..ledger.forms import LedgerForm
 from ..ledger.ids import places_of
 from ..ledger.operations import IdOp, LedgerTerms
-from ..stores.entry import LIVE, SETTLED
+from ..stores.entry import SETTLED, is_held
 from ..stores.memory import MemoryStore
 from .adoption import text_of
 from .journal import Journal, JournalLine
@@ -158,7 +158,7 @@ class IdLine(JournalLine):
             self._store.drop(wire)
             if entry is None:
                 continue
-            if entry.state in SETTLED or (entry.state in LIVE and entry.until > now):
+            if entry.state in SETTLED or is_held(entry, now):
                 event = Conflict(names_of(wire)[0], key, text_of(entry.owner), "", "theirs")
         return event
 

@@ -13,14 +13,14 @@ from typing import Any, Final, assert_never, cast
 
 from ..errors import UnavailableError
 from ..kernel.codes import Code
-from ..kernel.granted import GRANTED
+from ..kernel.granted import may_be_undone
 from ..kernel.operations import ClaimOp, ForgetOp, Op, OwnerOp, ReadOp, Reply, SettleOp, TransitionOp, Verdict
 from ..kernel.records import Stored
 from ..kernel.replies import TransitionReply
 from ..kernel.verbs import Effect, Verb
 from ..ledger.operations import SeenOp, without_ledger
 from ..model import Outcome
-from ..stores.entry import Entry
+from ..stores.entry import Entry, is_held, is_of
 from ..stores.memory import MemoryStore
 
 NOBODY = b""
@@ -164,7 +164,7 @@ class LastSeen:
             if known is not None and known.fence == verdict.fence and same(known.state, state):
                 self.used(wire)  # the known record says more: its owner, and its fingerprint
                 return
-            if token and may_be_undone(wire, state, verdict.payload):
+            if token and state == "S" and may_be_undone(wire, verdict.payload):
                 self.drop(wire)
                 return
         kind = SeenEntry if terms.remembered else Entry
@@ -193,7 +193,7 @@ class LastSeen:
         now, known = self._store.now(), self._store.entry(wire)
         if known is not None and not is_news(record, known, now):
             self.used(wire)
-        elif record.token and may_be_undone(wire, record.state, record.payload):
+        elif record.token and record.state == "S" and may_be_undone(wire, record.payload):
             self.drop(wire)
         elif record.state in "PWSFM":
             self._put(wire, *read_entry(record, known, now), known)
@@ -227,7 +227,7 @@ class LastSeen:
 
     def _forget(self, op: ForgetOp, entry: Entry, now: int) -> None:
         # A claim's reply takes a shorter path than a removal's: a live claim may be the later of the two.
-        if not (entry.state in "PW" and entry.owner != NOBODY and entry.until > now):
+        if entry.owner == NOBODY or not is_held(entry, now):
             self.drop(op.wire)
 
     def _release(self, op: OwnerOp, entry: Entry, now: int) -> None:
@@ -279,22 +279,9 @@ class LastSeen:
 _CHANGES: Final = {verb: LastSeen.change_of(verb) for verb in Verb}
 
 
-def may_be_undone(wire: bytes, state: str, payload: bytes) -> bool:
-    """True for the use of a token that the store has not confirmed to this process, in a record of that state.
-
-    A use whose caller got no reply is undone. So only the store can say that the token is used.
-    """
-    return state == "S" and not payload and wire not in GRANTED
-
-
 def same(known: str, told: str) -> bool:
     """True if two states mean the same to a claimant: P, and W with a waiter."""
     return known == told or (known == "W" and told == "P")
-
-
-def is_of(entry: Entry, op: OwnerOp) -> bool:
-    """True if the operation was for this record, and not for an earlier one of its owner."""
-    return entry.owner == op.owner and op.fence in (0, entry.fence)
 
 
 def is_news(record: Stored, known: Entry, now: int) -> bool:

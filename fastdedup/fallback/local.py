@@ -20,7 +20,7 @@ from ..kernel.terms import Mode
 from ..kernel.verbs import Effect, Verb
 from ..ledger.operations import IdOp, LedgerOp, LedgerPlace
 from ..model import Outcome
-from ..stores.entry import Entry, stored
+from ..stores.entry import Entry, is_held, stored
 from ..stores.memory import MemoryStore
 from .adoption import Former, holding_of, mark, removal, report, text_of
 from .base import JournalOp, OneLoopPolicy
@@ -255,7 +255,7 @@ class LocalLRU(OneLoopPolicy):
         if type(reply) is not Verdict or reply.outcome is not Outcome.ACQUIRED:
             return False
         now, entry, line = self.records.now(), self.records.entry(op.wire), self._journal.lines[op.wire]
-        live = entry is not None and entry.state in "PW" and entry.until > now
+        live = entry is not None and is_held(entry, now)
         if entry is not None and (live or entry.state in "SFM"):
             if isinstance(op, ClaimOp) and op.owner != entry.owner:
                 # Its caller gets the record from here, so no owner holds the key there.

@@ -20,7 +20,7 @@ from ..events import Conflict, Unreplayed
 from ..kernel.codes import Code
 from ..kernel.granted import GRANTED
 from ..kernel.keyspace import names_of
-from ..kernel.operations import Reply
+from ..kernel.operations import Reply, was_accepted
 from ..kernel.replies import StoredForm
 from ..ledger.forms import SLOTS, LedgerForm
 from ..ledger.ids import NONCE_BYTES, ledger_of, same_call, without_patience
@@ -136,8 +136,8 @@ class LocalIds:
         if held is not None:
             self._used(place)
             first = same_call(held[1], op.entry[len(digest) :])
-            if not first and isinstance(line, IdLine) and hasattr(op, "at"):
-                line.has_other(op.entry)  # it was sent before, so the store may have it
+            if not first and isinstance(line, IdLine) and was_accepted(op):
+                line.has_other(op.entry)
             return Code.OK if first else Code.ALREADY
         line, is_new = self._line(op, ledger)
         if is_new:

@@ -13,10 +13,9 @@ from ..kernel.records import Holding
 from ..ledger.ids import NONCE_BYTES, without_patience
 from ..ledger.operations import ECHO_MS, FirstOp, LedgerPlace, without_ledger
 from ..model import Outcome
-from ..stores.entry import LIVE, SETTLED, is_free
+from ..stores.entry import LIVE, SETTLED, is_free, is_of
 from ..stores.memory import MemoryStore
 from .journal import Journal
-from .last_seen import is_of
 from .local_ids import LocalIds
 
 ClaimOrSettleOp = ClaimOp | SettleOp

@@ -60,6 +60,14 @@ GRANTED: Final = Granted()
 """The entries of all gates of this process."""
 
 
+def may_be_undone(wire: bytes, payload: bytes) -> bool:
+    """True for the use of a token, a success with this payload, that the store has not confirmed to this process.
+
+    A use whose caller got no reply is undone. So only the store can say that the token is used.
+    """
+    return not payload and wire not in GRANTED
+
+
 def note_use(op: SettleOp) -> None:
     """Remember a token that its owner has completed without a result: its record looks like that of a `consume`."""
     if op.succeeded and not op.payload:

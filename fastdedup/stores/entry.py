@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..kernel.codes import Code
-from ..kernel.operations import Verdict
+from ..kernel.operations import OwnerOp, Verdict
 from ..kernel.records import Holding, Stored
 from ..model import Outcome
 
@@ -33,6 +33,11 @@ class Entry:
 def is_held(entry: Entry, now: int) -> bool:
     """True if an owner holds the key, and its lease is not over at `now`."""
     return entry.state in LIVE and entry.until > now
+
+
+def is_of(entry: Entry, op: OwnerOp) -> bool:
+    """True if the operation is for this acquisition, and not for an earlier one of its owner."""
+    return entry.owner == op.owner and op.fence in (0, entry.fence)
 
 
 def differs(entry: Entry, fingerprint: bytes | None) -> bool:

@@ -33,7 +33,7 @@ from ..ledger.operations import FirstOp, ForgetIdOp, LedgerPlace
 from ..model import Outcome
 from .base import Page, Query, without_result
 from .bounded import FAR_US, BoundedRecords
-from .entry import LIVE, SETTLED, Entry, differs, is_free, is_held, judge, says, stored, verdict_on
+from .entry import LIVE, SETTLED, Entry, differs, is_free, is_held, is_of, judge, says, stored, verdict_on
 
 _STATES = ("I", "P", "W", "S", "F", "R", "M")
 _MAX_ATTEMPT = 65_535
@@ -268,9 +268,7 @@ class MemoryStore(BoundedRecords):
 
     def _held(self, op: OwnerOp) -> Entry | None:
         entry = self._entries.get(op.wire)
-        if entry is None or entry.owner != op.owner or op.fence not in (0, entry.fence):
-            return None
-        return entry
+        return entry if entry is not None and is_of(entry, op) else None
 
     def _free(self, wire: bytes, entry: Entry, state: str) -> None:
         watched = entry.state == "W"

@@ -17,16 +17,6 @@ MEMORY = {
             "            if held:\n",
             "            if False:\n",
         ),
-        Mutant(
-            "A claim is settled by a fence that is over.",
-            " or op.fence not in (0, entry.fence):",
-            ":",
-        ),
-        Mutant(
-            "A claim is settled by any owner.",
-            "if entry is None or entry.owner != op.owner or op.fence",
-            "if entry is None or op.fence",
-        ),
         Mutant("Another owner gets a claim that is held.", "if not held:", "if not held or not own:"),
         Mutant(
             "The next owner's fence is not higher.",
@@ -117,6 +107,8 @@ MEMORY = {
         ),
     ],
     "fastdedup/stores/entry.py": [
+        Mutant("A claim is settled by a fence that is over.", " and op.fence in (0, entry.fence)\n", "\n"),
+        Mutant("A claim is settled by any owner.", "entry.owner == op.owner and op.fence", "op.fence"),
         Mutant(
             "A result is replayed to a claim with another fingerprint.",
             "return bool(fingerprint and entry.fingerprint and fingerprint != entry.fingerprint)",
