@@ -15,7 +15,7 @@ from typing import Any, Final
 from ..admin.resolving import check_resolve
 from ..admin.takeover import Resolved
 from ..backoff import Backoff
-from ..checks import named
+from ..checks import check_takes, named
 from ..claim import Claim as AsyncClaim
 from ..codec import UNSTORABLE
 from ..core.options import ClaimOptions
@@ -191,7 +191,7 @@ class BlockingWay:
         resolve: asked before the work runs again, whether it was done; see `fastdedup.sync.Dedup.claim`.
 
     Raises:
-        ConfigError: `remember` is not a ledger of this gate; `resolve` is not a function, or is async.
+        ConfigError: `remember` is not a ledger of this gate; `resolve` is not a function of a Takeover, or is async.
     """
 
     def __init__(
@@ -209,7 +209,9 @@ class BlockingWay:
         self._record = record
         check_ledger(remember, Ledger, dedup.per_process, dedup.settings.namespace)
         self._options = ClaimOptions(lease=rules.lease, wait=rules.wait, renew=True, remember=remember)
-        self._resolve = None if resolve is None else check_resolve(resolve, asynchronous=False)
+        if resolve is not None:
+            check_takes(check_resolve(resolve, asynchronous=False), "resolve", "a Takeover")
+        self._resolve = resolve
         self._refusals, self._faults = LogThrottle(), LogThrottle()
         self.failed_attempts = FailedAttempts(rules)  # errors of the work itself are logged by its framework
 

@@ -86,6 +86,7 @@ def begun(options: dict[str, Any], **settings: Any) -> Any:
         ({"max_retries": None}, "max_retries=None retries without end: set attempts="),
         ({"wait": -1}, "wait must be between 0 s"),
         ({"resolve": "done"}, "resolve must be a function that takes a Takeover, got str"),
+        ({"resolve": lambda: True}, "resolve must be a function that takes a Takeover alone, got <lambda>()"),
         ({"resolve": awaited}, "resolve is an async function: in synchronous code give one that is not"),
         ({"remember": "done"}, "remember must be a ledger of the gate's, made by its ledger(), got 'done'"),
     ],

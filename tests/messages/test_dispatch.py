@@ -260,6 +260,13 @@ async def test_a_handler_of_other_arguments_is_refused_at_once(dedup: Dedup) -> 
             SyncDispatcher("orders", blocking, key=key).dispatch("a", wrong)
 
 
+async def test_a_check_of_other_arguments_is_refused_at_once(dedup: Dedup) -> None:
+    """It would raise at each attempt after a crash, and so make a dead letter of work that may be done."""
+    wrong: Any = lambda: None  # noqa: E731 -- a function that takes nothing
+    with pytest.raises(ConfigError, match="resolve must be a function that takes a Takeover alone"):
+        Dispatcher("orders", dedup, key=key, resolve=wrong)
+
+
 class Desk:
     async def __call__(self, message: Any) -> None:
         await ends(message)

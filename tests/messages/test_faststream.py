@@ -586,6 +586,7 @@ def test_an_inbox_serves_one_subscriber(redis_url: str) -> None:
         ({"retry_delay": -1}, "retry_delay must be"),
         ({"dead_letter": ""}, "dead_letter must be the name"),
         ({"dedup": None}, "a gate, an inbox, or both"),
+        ({"resolve": lambda: True}, "resolve must be a function that takes a Takeover alone"),
         ({"dedup": "redis://"}, "dedup must be a fastdedup.Dedup"),
     ],
 )
