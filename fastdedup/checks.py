@@ -142,23 +142,23 @@ def check_takes_one(function: Any, name: str, given: str, *, may_await: bool = F
 
 
 def check_dedup(given: Any, kind: type[T], name: str) -> T:
-    """Return a gate, if it is a `Dedup` of this kind; see `not_a_gate`.
+    """Return a gate, if it is a `Dedup` of this kind; see `wrong_type`.
 
     Raises:
         ConfigError: it is not.
     """
     if not isinstance(given, kind):
-        raise not_a_gate(given, name, f"{kind.__module__.removesuffix('.gateway')}.{kind.__name__}")
+        raise wrong_type(given, name, f"{kind.__module__.removesuffix('.gateway')}.{kind.__name__}")
     return given
 
 
-def not_a_gate(given: object, name: str, wanted: str) -> ConfigError:
-    """Return the error for a value that is not a gate.
+def wrong_type(given: object, name: str, wanted: str) -> ConfigError:
+    """Return the error for a value of a wrong type.
 
     Args:
         given: the value; the message shows only its type, because it may be a URL with a password.
         name: the argument, and the call that takes it.
-        wanted: the gate's class.
+        wanted: the class.
     """
     return ConfigError(f"{name} must be a {wanted}, got {type(given).__module__}.{named(given)}")
 

@@ -27,7 +27,7 @@ from ..extras import needs
 with needs(__name__, "anyio", "'fastdedup[redis-streams]'"):
     import anyio
 
-from ..checks import Seconds, check_place, milliseconds
+from ..checks import Seconds, check_place, milliseconds, wrong_type
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..messages.consumer import MessageJob
@@ -309,8 +309,7 @@ def _entries(reply: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
 
 def _check_client(redis: Any) -> None:
     if not isinstance(redis, Redis | RedisCluster):
-        kind = f"{type(redis).__module__}.{type(redis).__name__}"
-        raise ConfigError(f"redis must be a redis.asyncio.Redis or RedisCluster, got {kind}")
+        raise wrong_type(redis, "redis", "redis.asyncio.Redis or RedisCluster")
     pool = getattr(redis, "connection_pool", None)
     timeout = None if pool is None else pool.connection_kwargs.get("socket_timeout")
     if timeout is not None and timeout <= _BLOCK:

@@ -8,7 +8,7 @@ from wsgiref.types import WSGIApplication
 
 import flask
 
-from ...checks import named
+from ...checks import named, wrong_type
 from ...errors import ConfigError
 from ...sync import Dedup
 from ...web.forms import FIELD, FormRefused
@@ -69,9 +69,7 @@ class FastDedup:
     def init_app(self, app: flask.Flask, dedup: Dedup | None = None) -> None:
         """Set an application up. Raises ConfigError as the class does."""
         if not isinstance(app, flask.Flask):
-            raise ConfigError(
-                f"app in FastDedup(app, dedup) must be a flask.Flask, got {type(app).__module__}.{named(app)}"
-            )
+            raise wrong_type(app, "app in FastDedup(app, dedup)", "flask.Flask")
         if NAME in app.extensions:
             raise ConfigError(f"the application {app.name!r} has a FastDedup already")
         gate = _dedup_of(app.config.get("FASTDEDUP") if dedup is None else dedup)

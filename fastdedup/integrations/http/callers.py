@@ -10,7 +10,7 @@ from contextlib import suppress
 from inspect import Parameter, signature
 from typing import Any, Final, NoReturn
 
-from ...checks import check_dedup, is_async, not_a_gate, takes
+from ...checks import check_dedup, is_async, takes, wrong_type
 from ...errors import ConfigError
 from ...extras import needs
 from ...gateway import Dedup
@@ -94,7 +94,7 @@ def check_chooser(dedup: Any) -> None:
     if dedup is None or isinstance(dedup, Dedup):
         return
     if not callable(dedup) or is_async(dedup) or not takes(dedup, 1):
-        raise not_a_gate(
+        raise wrong_type(
             dedup, "dedup=", "fastdedup.Dedup, or a plain function of the request that returns one"
         )
 
