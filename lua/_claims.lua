@@ -110,9 +110,7 @@ local function conflicts()
     elseif record == nil then
       answer(i, fault, '')
     elseif terms.mode == 'claim' and not terms.known then
-      local set = redis.pcall('SET', key, terms.head .. tail, 'PX', terms.keep)
-      local code = set.err and set_refused(key, terms.head .. tail, terms.keep)
-      if code then answer(i, code, '') end
+      if put('SET', key, terms.head .. tail, 'PX', terms.keep) then answer(i, REFUSED, '') end
     else
       answer(i, UNKNOWN, '')
     end

@@ -323,16 +323,14 @@ local function dense(slot)
     return fault or same_call(stored, nonce) and OK or ALREADY, bucket, at
   end
 
-  local function remove(key, digest, nonce)
-    local code, bucket, at = look(key, digest, nonce)
-    if code == ALREADY and nonce ~= '' then return ABSENT end
-    if code ~= OK and code ~= ALREADY then return code end
+  -- Removes an id that lies at `at`; returns as `put`.
+  local function remove(bucket, at, digest)
     if at > 0 then
-      return put('SET', key, sub(bucket.text, 1, at - 1) .. sub(bucket.text, at + STRAY), 'KEEPTTL') or OK
+      return put('SET', bucket.key, sub(bucket.text, 1, at - 1) .. sub(bucket.text, at + STRAY), 'KEEPTTL')
     end
     local _, place = split(digest)
     local number = floor(place / 64)
-    return put('SETRANGE', key, D_HEAD + number * CELL, changed(cell_of(bucket, number), place, -1)) or OK
+    return put('SETRANGE', bucket.key, D_HEAD + number * CELL, changed(cell_of(bucket, number), place, -1))
   end
 
   local function weigh(key)

@@ -117,15 +117,12 @@ local function adopt(key, keep, left, base, ours)
   elseif code == OK then
     refusal = write_again(key)
   end
-  if refusal then return refusal, '' end
-  return code, former or ''
+  return refusal or code, not refusal and former or ''
 end
 
 for i = 1, count do
   local key = keys[before + i]
   local a = 4 * (i - 1) + 2
-  local code, former = adopt(key, ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4])
-  reply[#reply + 1] = code
-  reply[#reply + 1] = former
+  reply[2 * i], reply[2 * i + 1] = adopt(key, ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4])
 end
 return reply

@@ -5,7 +5,7 @@
 --          entry per key: the digest, and the nonce of the call whose entry is to go, or nothing for any entry.
 -- returns  {now_us, code, ...}: a code for each key: OK, ABSENT, STALE, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
--- Here stands _dense.lua.
+-- Here stands _look.lua.
 
 -- Returns the bucket without the entry at `place`; `tag` is nil for a young entry.
 local function without(bucket, tags, old, place, tag, width)
@@ -18,17 +18,12 @@ local function without(bucket, tags, old, place, tag, width)
   return sub(bucket, 1, place - 1) .. sub(bucket, place + step, tags - 1) .. string.rep('\0', step) .. sub(bucket, tags)
 end
 
-local function remove(key, entry, slot, width)
-  if width == DENSE_WIDTH then return dense(slot).remove(key, sub(entry, 1, width), sub(entry, width + 1)) end
-  local bucket, tags, old = fetch_bucket(key, width)
-  if bucket == nil then return tags end
-  if not bucket then return ABSENT end
-  local nonce = sub(entry, width + 1)
-  local place, tag = place_of(bucket, tags, old, sub(entry, 1, width), slot)
-  if not place then return ABSENT end
-  if nonce ~= '' and (tag or not same_call(sub(bucket, place + width + 1, place + width + NONCE), nonce)) then
-    return ABSENT
-  end
+local function remove(key, entry, width, slot, bits)
+  local digest, nonce = sub(entry, 1, width), sub(entry, width + 1)
+  local code, bucket, tags, old, place, tag = (bits and bits.look or look)(key, digest, nonce, slot)
+  if code == ALREADY and nonce ~= '' then return ABSENT end
+  if code ~= OK and code ~= ALREADY then return code end
+  if bits then return bits.remove(bucket, tags, digest) or OK end -- there the place stands behind the bucket
   return put('SET', key, without(bucket, tags, old, place, tag, width), 'KEEPTTL') or OK
 end
 
@@ -36,10 +31,10 @@ local a, i = 3, 1
 while i <= count and ARGV[a] do
   local last = i + tonumber(ARGV[a]) - 1
   local slot, width = slot_of(tonumber(ARGV[a + 1])), tonumber(ARGV[a + 2])
-  local stale = now_ms > tonumber(ARGV[a + 3])
+  local stale, bits = now_ms > tonumber(ARGV[a + 3]), width == DENSE_WIDTH and dense(slot)
   a = a + 4
   for k = i, last do
-    reply[k + 1] = stale and STALE or remove(keys[before + k], ARGV[a], slot, width)
+    reply[k + 1] = stale and STALE or remove(keys[before + k], ARGV[a], width, slot, bits)
     a = a + 1
   end
   i = last + 1

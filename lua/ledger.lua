@@ -29,9 +29,7 @@ end
 local a = 3
 for i = 1, count do
   local key = keys[before + i]
-  local code, form = found(key, ARGV[a], ARGV[a + 1], ARGV[a + 2], tonumber(ARGV[a + 3]))
-  local n = #reply
-  reply[n + 1], reply[n + 2] = code, form
+  reply[2 * i], reply[2 * i + 1] = found(key, ARGV[a], ARGV[a + 1], ARGV[a + 2], tonumber(ARGV[a + 3]))
   a = a + 4
 end
 return reply

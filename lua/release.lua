@@ -13,11 +13,6 @@ local function freed(record)
   return VERSION .. 'R' .. sub(record, 3, 9) .. pack(0, 6) .. sub(record, 16, 17) .. char(code) .. sub(record, 19, last)
 end
 
-local function was_consumed(record)
-  local _, head, token = shape(record)
-  return token and #record == head -- a token with a payload was redeemed and completed
-end
-
 local function release(key, proof, consumed)
   local record, fault = owned(key, proof)
   if not record then return fault end
@@ -25,8 +20,11 @@ local function release(key, proof, consumed)
   if state == 'R' or state == 'I' then -- the reply to the first try was lost
     return write_again(key) or OK
   end
-  local undone = consumed and state == 'S' and was_consumed(record)
-  if state ~= 'P' and state ~= 'W' and not undone then return LOST end
+  if state ~= 'P' and state ~= 'W' then
+    local _, head, token = shape(record)
+    -- A token with a payload was redeemed and completed.
+    if not (consumed and state == 'S' and token and #record == head) then return LOST end
+  end
   local refusal = put('SET', key, freed(record), 'KEEPTTL')
   if refusal then return refusal end
   wake(record, key)

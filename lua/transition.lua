@@ -37,9 +37,7 @@ end
 for i = 1, count do
   local key = keys[before + i]
   local a = 7 * (i - 1) + 2
-  local code, version, state =
+  reply[3 * i - 1], reply[3 * i], reply[3 * i + 1] =
     transition(key, ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5], ARGV[a + 6], ARGV[a + 7])
-  local n = #reply
-  reply[n + 1], reply[n + 2], reply[n + 3] = code, version, state
 end
 return reply

@@ -141,8 +141,8 @@ CLAIMS = {
         ),
         Mutant(
             "A token that was redeemed and completed is issued again by the release of a use.",
-            "return token and #record == head",
-            "return token",
+            "token and #record == head)",
+            "token)",
         ),
         Mutant(
             "The repetition of a release is told that the claim is lost.", "write_again(key) or OK", "LOST"
@@ -289,19 +289,14 @@ LEDGERS = {
     "lua/forget_id.lua": [
         Mutant(
             "What one call has remembered is removed for another call.",
-            "if nonce ~= '' and (tag or",
-            "if false and (tag or",
+            "if code == ALREADY and nonce ~= '' then return ABSENT end",
+            "",
         ),
     ],
     "lua/_dense.lua": [
         Mutant(
             "In a dense ledger the repetition of a first call is a duplicate of itself.",
             "if same_call(stored, nonce) then return write_again(bucket.key) end",
-            "",
-        ),
-        Mutant(
-            "In a dense ledger what one call has remembered is removed for another call.",
-            "if code == ALREADY and nonce ~= '' then return ABSENT end",
             "",
         ),
     ],
