@@ -124,7 +124,7 @@ class Attempt:
 
     def fail(self, error: BaseException) -> Decision:
         """Free the key for the next attempt; after the last one record the failure, for duplicates."""
-        return self._undone(self._rules.of_error(self.key, self.number, error))
+        return self._lost() or self._undone(self._rules.of_error(self.key, self.number, error))
 
     def exhaust(self) -> Decision | None:
         """Record a failure if earlier deliveries have spent all attempts; return None if an attempt is left."""
@@ -140,7 +140,7 @@ class Attempt:
             answer = asked(self.claim, check, self.number)
         except Exception as error:  # noqa: BLE001 -- an attempt that failed, whatever it is
             failed_attempts.tell(self.key, self.number, error)
-            return self._lost() or self.fail(error)
+            return self.fail(error)
         except BaseException:
             self.free()
             raise
@@ -155,7 +155,7 @@ class Attempt:
         return None
 
     def _lost(self) -> Decision | None:
-        """Decide on a message that lost its lease while the check ran: another worker may have it now."""
+        """Decide on a message that lost its lease: another worker may have it now, so it is no dead letter yet."""
         return self._rules.of_lost_lease(self.key, self.number) if self.claim.lost else None
 
     def free(self, *, after: float = 0.0) -> None:

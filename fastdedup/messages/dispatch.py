@@ -205,8 +205,6 @@ class SyncDispatcher:
             result = attempt.result_of(lambda: handler(message))
         except Exception as error:  # noqa: BLE001 -- an attempt that failed, whatever it is
             self._way.failed_attempts.tell(attempt.key, attempt.number, error)
-            if attempt.claim.lost:  # another poller may be at work by now, so this is no dead letter yet
-                return self._rules.of_lost_lease(attempt.key, attempt.number)
             return attempt.fail(error)
         except BaseException:
             attempt.free()

@@ -13,6 +13,7 @@ import dramatiq
 import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
+from dramatiq.brokers.stub import StubBroker
 from dramatiq.encoder import PickleEncoder
 from dramatiq.middleware import Middleware, Pipelines, Retries, SkipMessage
 from dramatiq.results import ResultFailure, Results
@@ -20,8 +21,10 @@ from dramatiq.results.backends import RedisBackend
 
 import fastdedup
 from fastdedup import ConfigError, Resolution
+from fastdedup.events import LeaseLost
 from fastdedup.integrations.dramatiq import ActorOptionError, DedupMiddleware, message_id
 from fastdedup.messages import DeadLetterError, blocking
+from fastdedup.messages.keys import gate_key
 from fastdedup.sync import Dedup
 
 from ..fixtures import fixture_with
@@ -188,6 +191,36 @@ def test_the_last_attempt_ends_in_the_dead_letters(
     until(lambda: queue.dead() == dead + 1, "it is a dead letter")
     queue.broker.join("default")
     assert queue.runs[name] == runs
+
+
+def test_work_that_lost_its_lease_is_no_dead_letter(name: str) -> None:
+    """Another worker may have the message by then, and its work may succeed."""
+    lost = threading.Event()
+
+    def heard(event: object) -> None:
+        if isinstance(event, LeaseLost):
+            lost.set()
+
+    with Dedup("memory://", lease=0.3, on_event=heard) as dedup:
+        gate = DedupMiddleware(dedup)
+        broker = StubBroker(middleware=[Retries(min_backoff=1, max_backoff=2), gate])
+        runs: list[str] = []
+
+        def charge(name: str) -> None:
+            runs.append(name)
+            if len(runs) == 1:
+                dedup.forget(gate_key("charge", by_name(name)))
+                lost.wait()
+                raise DeadLetterError("no such customer")
+
+        actor = dramatiq.actor(charge, actor_name="charge", broker=broker, dedup_key=by_name)
+        actor.send(name)
+        worker = dramatiq.Worker(broker, worker_timeout=10, worker_threads=1)
+        worker.start()
+        broker.join(actor.queue_name)
+        worker.join()
+        worker.stop()
+        assert (runs, broker.dead_letters) == ([name, name], [])
 
 
 def test_a_twin_at_work_delays_a_message_and_spends_no_retry(
