@@ -74,8 +74,9 @@ async def test_a_primary_that_comes_back_gets_no_writes(group: SentinelGroup) ->
             raw.set("t:=key", "x")
 
 
-async def test_a_primary_that_became_a_replica_is_left(own_redis: RedisServer) -> None:
-    """READONLY: the connection is dropped, so that the next attempt asks the sentinels."""
+@pytest.mark.parametrize("serves_stale", ["yes", "no"], ids=["READONLY", "MASTERDOWN"])
+async def test_a_primary_that_became_a_replica_is_left(own_redis: RedisServer, serves_stale: str) -> None:
+    """The connection is dropped, so that the next attempt asks the sentinels."""
     store = RedisStore(own_redis.url, timeout=5.0)
     try:
         await store.open()
@@ -86,6 +87,7 @@ async def test_a_primary_that_became_a_replica_is_left(own_redis: RedisServer) -
             await wait_until(
                 lambda: raw.keys("*") == [b"key"], description="what a probe claims is free again"
             )
+            raw.config_set("replica-serve-stale-data", serves_stale)
             raw.replicaof("127.0.0.1", 1)
             for attempt in (store.probe(b"probe"), store.execute(Verb.CLAIM, [op])):
                 connections = raw.info("stats")["total_connections_received"]

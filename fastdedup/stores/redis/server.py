@@ -317,7 +317,7 @@ class RedisServer:
     def _mind(self, reply: Any) -> None:
         """Leave the server if it has become a replica: a new connection may find the new primary."""
         connection = self._reconnector.connection
-        if connection is not None and starts(reply, "READONLY"):
+        if connection is not None and (starts(reply, "READONLY") or starts(reply, "MASTERDOWN")):
             # Later, because further replies that came together with this one are still to be read.
             asyncio.get_running_loop().call_soon(connection.abort, "Redis has become a replica")
 
