@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from redis.asyncio.connection import SSLConnection
+from redis.asyncio.connection import Connection, SSLConnection
 
 from fastdedup import ConfigError, Dedup
 from fastdedup.stores import make_store
@@ -46,6 +46,17 @@ def test_a_connection_gives_up_within_the_deadline_and_once() -> None:
     assert (connection.socket_timeout, connection.socket_connect_timeout) == (0.25, 0.25)
     assert connection.retry._retries == 0  # redis-py 5.3 has no get_retries()
     assert ServerURL.of("redis://host?socket_timeout=2").unconnected(0.25).socket_timeout == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [("redis://host", True), ("rediss://host", True), ("redis://h?socket_keepalive=no", False)],
+)
+def test_a_connection_by_tcp_is_kept_alive_unless_its_url_says_no(url: str, kept: bool) -> None:
+    connection = ServerURL.of(url).unconnected(0.25)
+    assert isinstance(connection, Connection)
+    assert connection.socket_keepalive is kept
+    assert ServerURL.of("unix:///run/redis.sock").unconnected(0.25), "it takes no such option"
 
 
 @pytest.mark.parametrize(

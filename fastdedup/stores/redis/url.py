@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
@@ -23,6 +24,15 @@ from .tls import check_host_name, has_other_protocol, may_be_other_protocol, sha
 
 Address = tuple[str, int]
 """Host and port."""
+
+_PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+_KEEP_ALIVE: Mapping[str, Any] = {
+    "socket_keepalive": True,
+    "socket_keepalive_options": {
+        getattr(socket, name): value for name, value in _PROBES.items() if hasattr(socket, name)
+    },
+}
+"""For TCP: a firewall forgets no idle connection, and a dead one is noticed in a minute. A system may lack some."""
 
 
 class Target(Protocol):
@@ -122,6 +132,7 @@ class ServerURL:
             "socket_connect_timeout": timeout,
             "socket_timeout": timeout,
             "client_name": "fastdedup",
+            **(_KEEP_ALIVE if issubclass(self._connection_class, Connection) else {}),
             **self._options,
             "protocol": 2,
             "retry": Retry(NoBackoff(), 0),
