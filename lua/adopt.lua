@@ -7,7 +7,7 @@
 -- ARGV     after floor_us and limit, four per key: keep_ms, left_ms (until the record's deadline), base (7 bytes
 --          of fence and the owner field that this store is last known to have held; of a machine its version and
 --          its change; '' where nothing is known), record
--- returns  {now_us, code, former, ...}: a pair for each key, `former` the record that the key held before, or '':
+-- returns  {now_us, code, former, ...}: a pair for each key, `former` the key's record before (128 bytes at most), or '':
 --          OK (adopted, no claim is lost), THEIRS_STANDS (the new record is lost), OURS_STANDS (the former record is
 --          lost), TOO_LARGE, ELSEWHERE, REFUSED, FOREIGN (also for a new record that fastdedup cannot have made)
 
@@ -117,7 +117,8 @@ local function adopt(key, keep, left, base, ours)
   elseif code == OK then
     refusal = write_again(key)
   end
-  return refusal or code, not refusal and former or ''
+  if refusal then return refusal, '' end
+  return code, sub(former or '', 1, 128) -- a record's head has at most 97 bytes, a machine's record 83
 end
 
 for i = 1, count do

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from fakeredis import FakeRedis
+from redis import Redis
 
 from fastdedup import Claim, Dedup, ForeignRecordError, Outcome
 from fastdedup.kernel.codes import Code
@@ -53,6 +55,24 @@ async def test_the_record_that_the_store_was_known_to_hold_gives_way(dedup: Dedu
     found = await dedup.get("k")
     assert found is not None
     assert (found.owner, found.fence, found.attempt) == ("ours", theirs.fence + 1, 3)
+
+
+async def test_an_adoption_does_not_bring_the_former_result(dedup: Dedup, backend: Backend) -> None:
+    """Only who had the key: the reply to a batch of large results would have hundreds of megabytes."""
+    theirs = await dedup.claim("k", owner="theirs")
+    await theirs.complete("x" * 200_000)
+    before = sent_by(backend)
+    adopted = await adopt(dedup, done_elsewhere(theirs))
+    assert sent_by(backend) - before < 100_000
+    assert (adopted.code, adopted.settled) == (Code.THEIRS_STANDS, True)
+    assert (adopted.owner, adopted.fence) == (owner_field("theirs"), theirs.fence)
+
+
+def sent_by(backend: Backend) -> int:
+    """Return the bytes that the server has sent; 0 for a Cluster, and if there is no server."""
+    if isinstance(backend.raw, FakeRedis) or not isinstance(backend.raw, Redis):
+        return 0
+    return int(backend.raw.info("stats")["total_net_output_bytes"])
 
 
 async def test_a_waiting_claimant_is_told_of_an_adopted_result(dedup: Dedup) -> None:
