@@ -36,6 +36,11 @@ class BackgroundDedup:
         """False in a process that was forked later, and if the thread has died."""
         return self._thread.alive
 
+    @property
+    def forked(self) -> bool:
+        """See `LoopThread.forked`."""
+        return self._thread.forked
+
     def run(
         self,
         make: Callable[[], Awaitable[T]],

@@ -155,8 +155,12 @@ class Claim:
         downstream.leave(work)
 
     def leave(self, error: BaseException | None, *, release: bool = False) -> None:
-        """Settle on the way out of `with`. A child that was forked inside does nothing: its parent has the claim."""
-        if not self._background.here:
+        """Settle on the way out of `with`. A child that was forked inside does nothing: its parent has the claim.
+
+        If the background thread has died, a body that ended without an error gets one, because nothing is recorded.
+        """
+        idle = error is not None or not self.acquired or self._claim.settlement.settled is not None
+        if self._background.forked or (idle and not self._background.here):
             return
 
         left = False

@@ -67,7 +67,12 @@ class LoopThread:
     def alive(self) -> bool:
         """False once the thread has ended, or in a child that did not inherit it."""
         # Not the thread's is_alive(): if a signal interrupts it, it reports a dead thread (Python's bpo-45274).
-        return self._forks == forking.forks and not self._ending
+        return not self.forked and not self._ending
+
+    @property
+    def forked(self) -> bool:
+        """True in a child that was forked since: its parent has the thread."""
+        return self._forks != forking.forks
 
     def run(
         self,

@@ -228,14 +228,33 @@ def test_a_store_object_lives_in_one_process() -> None:
     dedup.close()
 
 
-def test_a_dead_thread_is_noticed_and_replaced(dedup: Dedup) -> None:
-    claim = dedup.claim("key")
+def kill_thread() -> None:
     thread = background.current()
     thread.tell(thread.loop.stop)
     thread._thread.join(10)
+
+
+def test_a_dead_thread_is_noticed_and_replaced(dedup: Dedup) -> None:
+    claim = dedup.claim("key")
+    kill_thread()
     with pytest.raises(UsageError, match="died"):
         claim.complete()
     assert dedup.claim("another").acquired
+
+
+def test_a_block_that_cannot_be_recorded_is_an_error(dedup: Dedup) -> None:
+    """It ended like one that was recorded; the next caller did the work again when the lease was over."""
+    unsettled, settled, lock = dedup.claim("key"), dedup.claim("another"), dedup.lock("key")
+    for held in (unsettled, settled, lock):
+        held.__enter__()
+    settled.complete()
+    kill_thread()
+    for unrecorded in (unsettled, lock):
+        with pytest.raises(UsageError, match="died"):
+            unrecorded.__exit__(None, None, None)
+    settled.__exit__(None, None, None)
+    fault = ValueError("the body's own")
+    unsettled.__exit__(ValueError, fault, None)
 
 
 def test_who_waits_when_the_thread_dies_is_told(dedup: Dedup) -> None:
