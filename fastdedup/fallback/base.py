@@ -30,12 +30,12 @@ class FallbackPolicy(Protocol):
     True.
 
     The store never learns a policy's answers, unless the policy is a `JournalledPolicy`, such as `LocalLRU`.
-    So the simplest policy of your own refuses the operations that `LocalLRU` must not answer. This one serves premium
-    customers only::
+    So the simplest policy of your own refuses the operations that `LocalLRU` must not answer. This one takes claims
+    of premium customers only::
 
         class PremiumOnly(LocalLRU):
             def answer(self, op: Op, error: UnavailableError) -> Reply:
-                if b"premium" not in op.wire:      # the store's key: namespace, kind, the user's key
+                if isinstance(op, ClaimOp) and "premium" not in op.key:  # `op.wire` may be a digest
                     raise UnavailableError("only premium orders for now", retry_after=5.0)
                 return super().answer(op, error)
 

@@ -42,8 +42,8 @@ class Dedup(Inspected):
     """The gate in front of a side effect, for synchronous code. Arguments and settings: see `fastdedup.Dedup`.
 
     Make it once, at module level, and share it among threads. It opens when first used. A forked process opens a
-    connection of its own; the records that `LocalLRU` had before the fork are then in both processes. Call `close`,
-    or use `with`; it also closes when it is collected, and at the interpreter's end, which takes a second at most.
+    connection of its own, and its `LocalLRU` begins without records. Call `close`, or use `with`; it also closes when
+    it is collected, and at the interpreter's end, which takes a second at most.
 
     `on_event`, the codec's `dumps` and a policy of your own are called in a background thread: they must neither
     block nor call this `Dedup`.

@@ -16,7 +16,7 @@ import pytest
 import fastdedup
 from fastdedup import BreakerState, Dedup, FallbackPolicy, LocalLRU, Outcome, Reject, UnavailableError
 from fastdedup.events import BreakerClosed, Degraded, Event
-from fastdedup.kernel.operations import Op, Reply
+from fastdedup.kernel.operations import ClaimOp, Op, Reply
 
 from ..servers import RedisServer
 from ..waiting import wait_until
@@ -176,13 +176,14 @@ async def test_the_documented_policy_does_what_its_text_says(own_redis: RedisSer
     """Copied verbatim, with no more than the imports that it names, and pointed at this server."""
     source = documented()
     assert "class PremiumOnly" in source
-    names: dict[str, Any] = {**vars(fastdedup), "Op": Op, "Reply": Reply}
+    names: dict[str, Any] = {**vars(fastdedup), "ClaimOp": ClaimOp, "Op": Op, "Reply": Reply}
     exec(source.replace("redis://localhost:6379/0", own_redis.url), names)
     async with names["dedup"] as dedup:
         assert isinstance(dedup, Dedup)
         own_redis.kill()
         claim = await dedup.claim("premium:7")
         assert (claim.acquired, claim.degraded) == (True, True)
+        assert (await dedup.claim("premium:" + "8" * 50)).degraded, "the store's key is a digest"
         with pytest.raises(UnavailableError, match="only premium orders for now") as caught:
             await dedup.claim("standard:8")
         assert caught.value.retry_after == 5.0
