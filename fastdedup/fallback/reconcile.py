@@ -135,7 +135,7 @@ class Reconciler:
         """Send the oldest operations of a lane; False if the lane must pause.
 
         A refused line goes to the end, so the lines behind a full batch need no pause, unless all of it was refused.
-        If the store says that a batch is a mistake, its operations are sent one by one: one may spoil all others.
+        If the store says that a batch is a mistake, as many operations are sent one by one: one may spoil all others.
         """
         alone = self._alone.pop(lane, 0)
         ops = self.policy.next_operations(1 if alone else _BATCH, lane)
