@@ -128,6 +128,8 @@ class Claim:
 
     def __enter__(self) -> Self:
         if self.acquired:
+            if (settled := self._claim.settlement.settled) is not None:
+                raise UsageError(f"this claim was {settled} already, so its block must not run: claim again")
             try:
                 self._work = downstream.enter(self._claim.settlement.store_key, self)
                 if self._renews is None and self._background.here:

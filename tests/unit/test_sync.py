@@ -197,6 +197,14 @@ def test_a_lock_entered_twice_is_an_error_and_stays_held(dedup: Dedup) -> None:
         lock.__enter__()
 
 
+def test_the_block_of_a_settled_claim_does_not_run(dedup: Dedup) -> None:
+    """An asyncio claim is made anew by each `async with`; here one object can be entered again."""
+    with dedup.claim("key") as claim:
+        claim.complete("done")
+    with pytest.raises(UsageError, match="was completed already, so its block must not run: claim again"):
+        claim.__enter__()
+
+
 def test_a_fork_while_other_threads_are_at_work_does_not_hang_the_child(dedup: Dedup) -> None:
     stopping = threading.Event()
 
