@@ -213,6 +213,12 @@ async def test_the_rights_of_the_page_are_enough(own_redis: RedisServer) -> None
     page = (Path(__file__).parents[2] / "docs" / "redis.md").read_text(encoding="utf-8")
     found = RIGHTS.search(page)
     assert found, "the page has another wording"
+    called = {
+        command
+        for script in (Path(__file__).parents[2] / "lua").glob("*.lua")
+        for command in re.findall(r"\b(?:call|put)\('([A-Z]+)'", script.read_text(encoding="utf-8"))
+    }
+    assert called - {"MEMORY"} <= set(found[1].split()), "a script calls more; MEMORY is optional"
     commands = [f"+{name.lower()}" for name in found[1].split()]
     site = Site(own_redis.url, [own_redis])
     site.set("on", ">pw", "~shop:*", "resetchannels", f"&{found[2]}", "-@all", *commands, "+select")

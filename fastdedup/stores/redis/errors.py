@@ -31,7 +31,7 @@ class WrongPortError(MistakeError):
 
 
 _NEEDED = (
-    "EVALSHA, EVAL, GETRANGE, SET, SETRANGE, PEXPIRE, PTTL, DEL and TIME on its keys, "
+    "EVALSHA, EVAL, GETRANGE, SET, SETRANGE, PEXPIRE, PTTL, STRLEN, DEL and TIME on its keys, "
     "PUBLISH and SUBSCRIBE on the channel fastdedup:settled, CLIENT and SELECT; SCAN to list records"
 )
 FORBIDDEN = f"the Redis user may not do this: it needs {_NEEDED}"
