@@ -15,21 +15,24 @@ final class Once implements AutoCloseable {
     public void close() throws IOException { channel.close(); }
 
     static String once(String key, Work work) throws Exception {
-        try (var sidecar = new Once()) {
-            var claim = (Object[]) sidecar.ask("FD.CLAIM", key, "WAIT", "5000");
-            if (claim[0].equals("succeeded")) return (String) claim[5];
-            if (!claim[0].equals("acquired")) throw new IOException("not run: " + claim[0]);
-            var owner = (String) claim[1];
-            String result;
-            try {
-                result = work.run((Long) claim[2]);
-            } catch (Exception error) {
-                try { sidecar.ask("FD.RELEASE", key, owner); } catch (IOException e) { error.addSuppressed(e); }
-                throw error;
-            }
-            sidecar.ask("FD.COMPLETE", key, owner, result);
-            return result;
+        var claim = (Object[]) asked("FD.CLAIM", key, "WAIT", "5000");
+        if (claim[0].equals("succeeded")) return (String) claim[5];
+        if (!claim[0].equals("acquired")) throw new IOException("not run: " + claim[0]);
+        var owner = (String) claim[1];
+        String result;
+        try {
+            result = work.run((Long) claim[2]);
+        } catch (Exception error) {
+            try { asked("FD.RELEASE", key, owner); } catch (IOException e) { error.addSuppressed(e); }
+            throw error;
         }
+        asked("FD.COMPLETE", key, owner, result);
+        return result;
+    }
+
+    /** Each command has a connection of its own: the sidecar hangs up on one that is idle while the work goes on. */
+    private static Object asked(String... words) throws IOException {
+        try (var sidecar = new Once()) { return sidecar.ask(words); }
     }
 
     private Object ask(String... words) throws IOException {
