@@ -21,7 +21,7 @@ lacks .ci/mariadb.sh && unpacked+=(MariaDB)
 lacks .ci/rabbitmq.sh && unpacked+=("RabbitMQ with Erlang")
 lacks .ci/nginx.sh && unpacked+=(nginx)
 if ! command -v apt-get >/dev/null; then # only Debian's packages can be unpacked
-  installed+=("${unpacked[@]}")
+  installed+=(${unpacked[@]+"${unpacked[@]}"}) # the bash of macOS takes an empty array for an unset one
   unpacked=()
 fi
 

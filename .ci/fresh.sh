@@ -30,6 +30,9 @@ serve() {
   until grep -q "http://" "$2" || [ $((tries += 1)) -gt 1200 ] || ! kill -0 "$shop" 2>/dev/null; do sleep 0.5; done
   grep -q "http://" "$2" && served=0
   kill -s INT -- "-$shop" 2>/dev/null
+  tries=0
+  while kill -0 "$shop" 2>/dev/null && [ $((tries += 1)) -le 60 ]; do sleep 0.5; done
+  kill -s KILL -- "-$shop" 2>/dev/null # what has not ended within 30 s: pip ignores an interrupt here
   wait "$shop"
   return "$served"
 }

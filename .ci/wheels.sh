@@ -24,7 +24,7 @@ found() {
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 pythons=("$@")
-[ $# -gt 0 ] || mapfile -t pythons < <(found)
+[ $# -gt 0 ] || while read -r each; do pythons+=("$each"); done < <(found)
 [ ${#pythons[@]} -gt 0 ] || { say "no Python 3.11 to 3.14 is on the PATH or with pyenv"; exit 1; }
 
 for python in "${pythons[@]}"; do
