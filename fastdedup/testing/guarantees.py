@@ -71,7 +71,7 @@ async def conformance(
         store: a URL, or your own store object. The run opens the object and closes it.
         namespace: the beginning of the namespace; a random part is added for each run, so that no other record is
             touched. The records of the run are forgotten at its end. Its ledgers, which no call removes, expire
-            within two minutes.
+            within about a day.
         timeout: seconds, the deadline of one operation.
         only: the numbers of the guarantees to run; all of them by default.
 

@@ -23,7 +23,7 @@ PATIENCE: Final = 4.0
 KEEP: Final = 60.0
 """Seconds after which a record of a check expires if the check could not forget it."""
 WINDOW: Final = 1.0
-"""Seconds for which a ledger of a check remembers an id: no call removes a whole ledger, it expires by itself."""
+"""Seconds for which a ledger of a check remembers an id. No call removes a ledger: it expires within a day or so."""
 
 
 class BrokenError(Exception):
