@@ -159,6 +159,7 @@ class InboxWay:
             AWAITING, self._inbox.receive, self._once, self._begin, work, delivery.mark
         )
         refused: Exception | None = None
+        was_lost = False
         with HeldMessage(self._pauses) as hold:
             while True:
                 try:
@@ -180,7 +181,9 @@ class InboxWay:
                         return Decision(Action.ACK, Reason.DUPLICATE, delivery.key, attempt, error=why)
                     if self._once.refuted:
                         raise
-                    if transactions.has_begun and is_failure(fault) and not transactions.is_lost:
+                    # A handler that loses its connection each time, by a timeout, must not hold its message for ever.
+                    holds = transactions.is_lost and not was_lost
+                    if transactions.has_begun and is_failure(fault) and not holds:
                         self._failed_attempts.tell(delivery.key, attempt, fault)
                         # If the lease is lost, another consumer waits for this row, or is at work.
                         if claim is not None and claim.lost:
@@ -188,7 +191,8 @@ class InboxWay:
                         return self._rules.of_error(delivery.key, attempt, fault)
                     if not isinstance(fault, Exception):
                         raise
-                    is_mistake = isinstance(fault, (*_MISTAKES, InvalidKeyError)) and not transactions.is_lost
+                    was_lost = was_lost or holds
+                    is_mistake = isinstance(fault, (*_MISTAKES, InvalidKeyError)) and not holds
                     if is_mistake and not isinstance(fault, ClosedConnectionError):
                         raise
                     error = fault

@@ -328,9 +328,14 @@ REFUSE_COMMITS = (
 """Have PostgreSQL end each transaction with work by 40001 at its COMMIT."""
 
 
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [(1, (Action.ACK, Reason.FIRST, 2, 1)), (2, (Action.DEAD_LETTER, Reason.FAILED, 2, 0))],
+    ids=["once", "twice"],
+)
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
-async def test_a_database_that_is_lost_under_a_handler_spends_no_attempt(
-    driver: str, mortal_postgres: Place, key: str
+async def test_a_database_that_is_lost_once_under_a_handler_spends_no_attempt(
+    driver: str, losses: int, expected: object, mortal_postgres: Place, key: str
 ) -> None:
     """Otherwise a restart of the database makes a dead letter of each message at its last attempt."""
     runs = 0
@@ -339,7 +344,7 @@ async def test_a_database_that_is_lost_under_a_handler_spends_no_attempt(
     async def pays(session: AsyncSession, message: str) -> None:
         nonlocal runs
         runs += 1
-        if runs == 1:
+        if runs <= losses:
             mortal_postgres.sql(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'idle in transaction'"
             )
@@ -355,5 +360,4 @@ async def test_a_database_that_is_lost_under_a_handler_spends_no_attempt(
     )
     found = await orders.dispatch(key, pays)
     await engine.dispose()
-    assert (found.action, found.reason, runs) == (Action.ACK, Reason.FIRST, 2)
-    assert mortal_postgres.effects(key) == 1
+    assert (found.action, found.reason, runs, mortal_postgres.effects(key)) == expected
