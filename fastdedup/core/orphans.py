@@ -251,12 +251,15 @@ class Orphans:
             send: sends the release before the operations that wait behind the claim.
         """
         release = ReleaseOp(op.wire, op.owner, fence, consumed=op.terms.consumes)
-        send(release).add_done_callback(partial(self._note_released, op))
+        send(release).add_done_callback(partial(self._note_released, op, fence))
 
-    def _note_released(self, op: ClaimOp, future: asyncio.Future[Reply]) -> None:
+    def _note_released(self, op: ClaimOp, fence: int, future: asyncio.Future[Reply]) -> None:
         fault = None if future.cancelled() else future.exception()
         is_unanswered = isinstance(fault, UnavailableError) and not isinstance(fault, ShortfallError)
-        if future.cancelled() or is_unanswered or hasattr(op, "resent"):
+        is_unanswered = is_unanswered or future.cancelled()
+        if op.named and is_unanswered:
+            self.add(op, fence, asked=True)
+        elif is_unanswered or hasattr(op, "resent"):
             self.add(op)
 
     def put(self, held_key: HeldKey, orphan: Orphan) -> None:

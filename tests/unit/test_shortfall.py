@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import Claim, Dedup, LocalLRU, Outcome, ShortfallError
+from fastdedup import Claim, Dedup, LocalLRU, Outcome, ShortfallError, UnavailableError
 from fastdedup.events import BreakerOpened, Event, Shortfall
 from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import Op, Reply, Verdict
@@ -28,10 +28,15 @@ class LoneStore(MemoryStore):
         self.unconfirmed = set(Verb)
         self.resends = False
         """Execute each claim twice, as if the first reply was lost."""
+        self.drops: set[Verb] = set()
+        """Do not execute the next batch of such a verb."""
         self.confirms_repeats = False
         """Say that the replicas confirmed the claims of an owner that held the key before."""
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        if verb in self.drops:
+            self.drops.remove(verb)
+            raise UnavailableError("the network has dropped it")
         replies = await super().execute(verb, ops)
         if self.resends and verb is Verb.CLAIM:
             replies = await super().execute(verb, ops)
@@ -171,6 +176,18 @@ async def test_a_release_that_falls_short_too_is_done() -> None:
         connection = dedup.gate.connection
         await wait_until(lambda: not connection.unfinished, description="the release is answered")
         assert not connection.orphans.kept
+
+
+async def test_a_release_without_an_answer_is_repeated_for_a_named_owner_too() -> None:
+    async with gate("raise") as (dedup, store, _):
+        store.drops = {Verb.RELEASE}
+        with pytest.raises(ShortfallError):
+            await dedup.claim("k", owner="me")
+        store.unconfirmed.clear()
+        assert (await dedup.claim("k")).outcome is Outcome.IN_PROGRESS
+        await wait_until(lambda: not store.drops, description="the release was sent")
+        claim = await dedup.claim("k", wait=5.0)
+        assert (claim.acquired, claim.attempt) == (True, 2)
 
 
 async def test_a_completion_is_tried_until_enough_replicas_have_it() -> None:
