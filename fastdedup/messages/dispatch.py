@@ -172,6 +172,8 @@ class SyncDispatcher:
         self._way = BlockingWay(self._rules, check_gate(dedup), remember=remember, resolve=resolve)
         self.name = name
         self.counts = Counts()
+        # Mutable: the handler that was checked last.
+        self._handler: Callable[[Any], Any] | None = None
 
     def dispatch(
         self, message: Any, handler: Callable[[Any], Any], *, failed: int = 0, again: bool = False
@@ -191,7 +193,9 @@ class SyncDispatcher:
         """
         if not callable(handler) or is_async(handler):
             raise ConfigError(f"the handler must be a plain function, not async, got {handler!r}")
-        check_takes(handler, "the handler", "the message")
+        if handler != self._handler:  # to read a signature is slow
+            check_takes(handler, "the handler", "the message")
+            self._handler = handler
         check_count(failed, "failed", least=0)  # after the claim, an error would leave it held and renewed
         check_flag(again, "again")
         self.counts.delivered += 1

@@ -302,9 +302,8 @@ class Consumer(ConsumerLife):
             self._idle.set()
 
     async def _decide(self, message: AbstractIncomingMessage, handler: Handler) -> None:
-        _ = (
-            message.channel
-        )  # raises if it is lost: then no ack can be sent, and the broker delivers the message again
+        # It raises if it is lost: then no ack can be sent, and the broker delivers the message again.
+        _ = message.channel
 
         async def lay(decision: Decision) -> None:
             await self._places.bury(message, decision, self.name)

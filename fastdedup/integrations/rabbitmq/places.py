@@ -93,9 +93,8 @@ class Places:
         declare: bool,
         attempts: int,
     ) -> None:
-        if (
-            dead_letter is not None
-        ):  # the default exchange, "", would give a dead letter back to its own queue
+        # The default exchange, "", would give a dead letter back to its own queue.
+        if dead_letter is not None:
             what = f"the name of an exchange (without it dead letters go to the queue {queue.name}.dead)"
             check_place(dead_letter, "dead_letter", what)
         self._arguments: Mapping[str, Any] = queue.arguments or {}
