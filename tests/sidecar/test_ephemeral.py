@@ -119,7 +119,7 @@ async def test_a_claim_under_way_elsewhere_outlives_the_first_connection(
         return connection.running_engine().in_flight
 
     async def ends() -> tuple[int, int]:
-        return len(sidecar.server.connections), connection.orphans.kept + len(releases)
+        return len(sidecar.server.connections), len(connection.orphans.held_keys()) + len(releases)
 
     with ThreadPoolExecutor(1) as threads, connect(sidecar) as probe:
         with ExitStack() as frozen:
